@@ -1,0 +1,88 @@
+//! Space inside a segment: the [`SegmentAllocator`] interface and its implementations.
+
+use std::fmt::Debug;
+
+/// A range of bytes inside a segment, as offsets from its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Extent {
+    /// First byte, counted from the start of the segment.
+    pub offset: u64,
+    /// Length in bytes, exactly as it was asked for.
+    pub len: u64,
+}
+
+impl Extent {
+    /// One past the last byte, or `None` when the sum does not fit in 64 bits.
+    pub fn end(&self) -> Option<u64> {
+        self.offset.checked_add(self.len)
+    }
+
+    /// Whether the two ranges share a byte.
+    pub fn overlaps(&self, other: &Extent) -> bool {
+        self.len != 0
+            && other.len != 0
+            && self.offset < other.offset.saturating_add(other.len)
+            && other.offset < self.offset.saturating_add(self.len)
+    }
+}
+
+/// Why an allocator refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AllocError {
+    /// A length of zero, or an alignment that is not a power of two.
+    Invalid,
+    /// No free range is long enough now; releasing something may help.
+    Full,
+    /// Longer than the whole segment: nothing will ever help.
+    TooLarge,
+    /// [`SegmentAllocator::reserve`] named a range that is not wholly free, or lies outside.
+    Occupied,
+}
+
+impl std::fmt::Display for AllocError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            AllocError::Invalid => "length is zero or alignment is not a power of two",
+            AllocError::Full => "no free range is long enough",
+            AllocError::TooLarge => "longer than the whole segment",
+            AllocError::Occupied => "the range is taken or outside the segment",
+        })
+    }
+}
+
+impl std::error::Error for AllocError {}
+
+/// Hands out ranges of one segment. Plain data in and out; the caller holds the lock.
+///
+/// Contract (the conformance suite has one case per sentence):
+/// live extents never overlap and lie inside `0..capacity`; an extent has exactly the length asked for and
+/// an offset that is a multiple of `align`; `release` of every extent makes the whole capacity one
+/// free range again; `used` is the sum of the live lengths; the same calls give the same offsets.
+pub trait SegmentAllocator: Sized + Send + 'static {
+    /// What the implementation can be told.
+    type Config: Clone + Default + Debug + Send + Sync;
+
+    /// An allocator over `capacity` bytes, all free.
+    fn new(capacity: u64, config: &Self::Config) -> Self;
+
+    /// Takes `len` bytes at a multiple of `align` (a power of two; 1 for none).
+    fn allocate(&mut self, len: u64, align: u64) -> Result<Extent, AllocError>;
+
+    /// Gives back an extent that `allocate` or `reserve` handed out.
+    ///
+    /// # Panics
+    /// May panic when the extent is not live: that is a bug of the caller, and ignoring it would hand out bytes twice.
+    fn release(&mut self, extent: Extent);
+
+    /// Takes exactly this range, to rebuild state after a restart.
+    fn reserve(&mut self, extent: Extent) -> Result<(), AllocError>;
+
+    /// Bytes managed in all.
+    fn capacity(&self) -> u64;
+
+    /// Sum of the lengths of live extents.
+    fn used(&self) -> u64;
+
+    /// Length of the longest `allocate(len, 1)` that would succeed now (a lower bound is allowed, never more).
+    fn largest_free(&self) -> u64;
+}

@@ -1,0 +1,39 @@
+//! What to drop when memory runs out: the [`EvictionPolicy`] interface and its implementations.
+
+use std::fmt::Debug;
+
+use crate::ids::SlotId;
+
+/// Orders slots by how soon they should go. Lives under a shard lock and sees slots, never keys or bytes.
+///
+/// Contract (the conformance suite has one case per sentence): `evict` returns only slots that were inserted,
+/// not removed since, and for which `allowed` said yes; a slot it returns is gone from the policy; a slot that
+/// `allowed` refused stays; `None` means that every slot was refused or there is none; `insert` of a known slot is a `touch`;
+/// `touch` and `remove` of an unknown slot do nothing; `len` counts the slots held; the same calls give the same victims.
+pub trait EvictionPolicy: Sized + Send + 'static {
+    /// What the implementation can be told.
+    type Config: Clone + Default + Debug + Send + Sync;
+
+    /// A policy that expects about `slots` slots (a hint, not a limit).
+    fn new(slots: usize, config: &Self::Config) -> Self;
+
+    /// A slot came to hold an object of `bytes` bytes.
+    fn insert(&mut self, slot: SlotId, bytes: u64);
+
+    /// The object in `slot` was used.
+    fn touch(&mut self, slot: SlotId);
+
+    /// The object in `slot` left by another way than `evict`.
+    fn remove(&mut self, slot: SlotId);
+
+    /// Takes out the best victim that `allowed` agrees to (leases and pins are its business).
+    fn evict(&mut self, allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId>;
+
+    /// Slots held.
+    fn len(&self) -> usize;
+
+    /// Whether no slot is held.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

@@ -1,0 +1,2 @@
+//! The task runner: `cargo xtask help`.
+fn main() {}
