@@ -2,5 +2,16 @@
 #![deny(unsafe_code)]
 
 pub mod alloc;
+pub mod clock;
+mod code;
+pub mod error;
 pub mod evict;
 pub mod ids;
+pub mod memory;
+pub mod meta;
+pub mod replica;
+#[cfg(feature = "testkit")]
+pub mod testkit;
+
+pub use clock::{Clock, SharedClock};
+pub use error::{Error, ErrorCode, ErrorKind, Result};

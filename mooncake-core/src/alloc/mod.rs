@@ -1,5 +1,13 @@
 //! Space inside a segment: the [`SegmentAllocator`] interface and its implementations.
 
+mod best_fit;
+mod builtin;
+mod tlsf;
+
+pub use self::best_fit::BestFit;
+pub use self::builtin::{AllocatorKind, BuiltinAllocator, BuiltinAllocatorConfig, ParseAllocatorError};
+pub use self::tlsf::{Tlsf, TlsfConfig};
+
 use std::fmt::Debug;
 
 /// A range of bytes inside a segment, as offsets from its start.
@@ -85,4 +93,23 @@ pub trait SegmentAllocator: Sized + Send + 'static {
 
     /// Length of the longest `allocate(len, 1)` that would succeed now (a lower bound is allowed, never more).
     fn largest_free(&self) -> u64;
+}
+
+/// What every implementation refuses without a look at its state.
+fn check_request(len: u64, align: u64, capacity: u64) -> Result<(), AllocError> {
+    if len == 0 || !align.is_power_of_two() {
+        return Err(AllocError::Invalid);
+    }
+    if len > capacity { Err(AllocError::TooLarge) } else { Ok(()) }
+}
+
+/// Bytes from `start` to the next multiple of `align`, a power of two.
+fn padding(start: u64, align: u64) -> u64 {
+    start.wrapping_neg() & (align - 1)
+}
+
+#[cold]
+#[track_caller]
+fn not_live(extent: Extent) -> ! {
+    panic!("released {} bytes at {}, which no live extent covers exactly", extent.len, extent.offset)
 }

@@ -1,0 +1,208 @@
+//! The only door to time and chance, so that a failing run can be replayed.
+
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// A point on a clock that never goes back, in nanoseconds since an origin of the clock's choosing.
+/// Meaningful only against other points of the same clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Moment(pub u64);
+
+impl Moment {
+    /// The moment `span` later, at most the end of time.
+    #[must_use]
+    pub fn after(self, span: Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
+    /// Time from `earlier` to here, zero if `earlier` is later.
+    pub fn since(self, earlier: Moment) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// A source of monotonic time, and of wall-clock time for what people read.
+pub trait Clock: Debug + Send + Sync + 'static {
+    /// Now, never earlier than before. Leases and timeouts use this one.
+    fn now(&self) -> Moment;
+
+    /// Milliseconds since 1970 UTC. For logs and fields that carry a date; never for a decision.
+    fn wall_ms(&self) -> u64;
+}
+
+/// A clock shared by the parts of one node.
+pub type SharedClock = Arc<dyn Clock>;
+
+/// The machine's clock.
+#[derive(Clone, Copy, Debug)]
+pub struct SystemClock {
+    origin: std::time::Instant,
+}
+
+impl SystemClock {
+    /// A clock whose origin is now.
+    #[allow(clippy::disallowed_methods, reason = "this is the door")]
+    pub fn new() -> Self {
+        Self { origin: std::time::Instant::now() }
+    }
+
+    /// The same, ready to be shared.
+    pub fn shared() -> SharedClock {
+        Arc::new(Self::new())
+    }
+}
+
+impl Default for SystemClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for SystemClock {
+    #[allow(clippy::disallowed_methods, reason = "this is the door")]
+    fn now(&self) -> Moment {
+        // One second ahead of the origin, so that zero can stand for "long ago".
+        Moment(1_000_000_000).after(std::time::Instant::now().duration_since(self.origin))
+    }
+
+    #[allow(clippy::disallowed_methods, reason = "this is the door")]
+    fn wall_ms(&self) -> u64 {
+        std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
+    }
+}
+
+/// A clock that moves only when told to.
+#[derive(Debug)]
+pub struct ManualClock {
+    nanos: AtomicU64,
+}
+
+impl ManualClock {
+    /// A clock that stands at one second.
+    pub fn new() -> Self {
+        Self { nanos: AtomicU64::new(1_000_000_000) }
+    }
+
+    /// Moves the clock forward.
+    pub fn advance(&self, span: Duration) {
+        self.nanos.fetch_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX / 2), Ordering::SeqCst);
+    }
+}
+
+impl Default for ManualClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Moment {
+        Moment(self.nanos.load(Ordering::SeqCst))
+    }
+
+    fn wall_ms(&self) -> u64 {
+        self.now().0 / 1_000_000
+    }
+}
+
+/// Small fast generator of numbers that look random (xoshiro256++). Not for secrets.
+#[derive(Clone, Debug)]
+pub struct Rng {
+    state: [u64; 4],
+}
+
+impl Rng {
+    /// The generator of this seed; the same seed gives the same numbers on every machine.
+    pub fn seeded(seed: u64) -> Self {
+        // splitmix64 spreads the seed, as the generator's authors advise.
+        let mut x = seed;
+        let state = std::array::from_fn(|_| {
+            x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = x;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            z ^ (z >> 31)
+        });
+        Self { state }
+    }
+
+    /// A generator seeded by the operating system.
+    pub fn from_os() -> Self {
+        use std::hash::{BuildHasher, Hasher};
+        // The standard library's hasher keys are the one source of OS randomness that needs no dependency.
+        let mut hasher = std::collections::hash_map::RandomState::new().build_hasher();
+        hasher.write_u32(std::process::id());
+        Self::seeded(hasher.finish())
+    }
+
+    /// Any 64-bit number.
+    pub fn next_u64(&mut self) -> u64 {
+        let [s0, s1, s2, s3] = &mut self.state;
+        let result = s0.wrapping_add(*s3).rotate_left(23).wrapping_add(*s0);
+        let t = *s1 << 17;
+        *s2 ^= *s0;
+        *s3 ^= *s1;
+        *s1 ^= *s2;
+        *s0 ^= *s3;
+        *s2 ^= t;
+        *s3 = s3.rotate_left(45);
+        result
+    }
+
+    /// A number in `0..bound`; 0 when `bound` is 0.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        // Multiply-shift: the bias is below 2^-32 for every bound used here.
+        ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
+    }
+
+    /// A number in `range`; its start when the range is empty.
+    pub fn range(&mut self, range: Range<u64>) -> u64 {
+        range.start + self.below(range.end.saturating_sub(range.start))
+    }
+
+    /// Fills a buffer.
+    pub fn fill(&mut self, bytes: &mut [u8]) {
+        for chunk in bytes.chunks_mut(8) {
+            let word = self.next_u64().to_le_bytes();
+            chunk.copy_from_slice(&word[..chunk.len()]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_saturate() {
+        assert_eq!(Moment(5).since(Moment(9)), Duration::ZERO);
+        assert_eq!(Moment(5).after(Duration::MAX), Moment(u64::MAX));
+    }
+
+    #[test]
+    fn manual_clock_stands_still() {
+        let clock = ManualClock::new();
+        let before = clock.now();
+        assert_eq!(clock.now(), before);
+        clock.advance(Duration::from_secs(3));
+        assert_eq!(clock.now().since(before), Duration::from_secs(3));
+    }
+
+    #[test]
+    fn rng_repeats_and_stays_in_range() {
+        let (mut a, mut b) = (Rng::seeded(7), Rng::seeded(7));
+        for bound in [1, 2, 3, 1000, u64::MAX] {
+            let x = a.below(bound);
+            assert_eq!(x, b.below(bound));
+            assert!(x < bound);
+        }
+        assert_eq!(a.below(0), 0);
+        assert!((10..20).contains(&a.range(10..20)));
+        assert_ne!(Rng::from_os().next_u64(), Rng::from_os().next_u64());
+    }
+}

@@ -1,0 +1,195 @@
+//! One error type for every crate. Its [`ErrorCode`] is the number the existing system uses on the wire and in Python;
+//! its [`ErrorKind`] says what the caller should do next.
+
+use std::borrow::Cow;
+use std::error::Error as StdError;
+use std::fmt;
+
+pub use crate::code::ErrorCode;
+
+/// Result with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What the caller does next. Coarse on purpose: match on this, log the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// It is not there: treat as a miss.
+    NotFound,
+    /// It is there already: for a cache, as good as done.
+    AlreadyExists,
+    /// No room now: write less, or later.
+    NoSpace,
+    /// Somebody holds it (a lease, a task, a write in progress): try again later.
+    Busy,
+    /// The answer came too late to be trusted (a lease ran out): ask again.
+    Expired,
+    /// The call itself is wrong and will never succeed as it is.
+    Invalid,
+    /// The other side cannot be reached or is going away: try another, or later.
+    Unavailable,
+    /// No answer in time; it may or may not have happened. Every call of this project may be repeated.
+    Timeout,
+    /// Bytes arrived that are not the ones written.
+    Corrupt,
+    /// Both sides work, but not with each other.
+    VersionMismatch,
+    /// Not built, not switched on, or not possible here.
+    Unsupported,
+    /// A bug or a broken machine: report it.
+    Internal,
+}
+
+/// An error with its code, a sentence, and the path it took.
+///
+/// One pointer wide, so that results stay small on the data path.
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    code: ErrorCode,
+    message: Cow<'static, str>,
+    context: Vec<Cow<'static, str>>,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    /// An error with a code and a sentence that says what was wrong and, where it can, what to do.
+    pub fn new(code: ErrorCode, message: impl Into<Cow<'static, str>>) -> Self {
+        Self(Box::new(Inner { code, message: message.into(), context: Vec::new(), source: None }))
+    }
+
+    /// Shorthand for [`ErrorCode::InvalidParams`].
+    pub fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(ErrorCode::InvalidParams, message)
+    }
+
+    /// Shorthand for [`ErrorCode::InternalError`].
+    pub fn internal(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(ErrorCode::InternalError, message)
+    }
+
+    /// Keeps the error that caused this one.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    /// Adds where it happened (innermost first); shown in front of the message.
+    #[must_use]
+    pub fn context(mut self, context: impl Into<Cow<'static, str>>) -> Self {
+        self.0.context.push(context.into());
+        self
+    }
+
+    /// The existing system's number for it.
+    pub fn code(&self) -> ErrorCode {
+        self.0.code
+    }
+
+    /// What to do next.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.code.kind()
+    }
+
+    /// The sentence, without context and source.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+}
+
+impl From<ErrorCode> for Error {
+    fn from(code: ErrorCode) -> Self {
+        Self::new(code, code.meaning())
+    }
+}
+
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Self {
+        use std::io::ErrorKind as Io;
+        let code = match error.kind() {
+            Io::TimedOut => ErrorCode::RpcTimeout,
+            Io::OutOfMemory => ErrorCode::BufferOverflow,
+            Io::InvalidInput => ErrorCode::InvalidParams,
+            _ => ErrorCode::RpcFail,
+        };
+        Self::new(code, error.to_string()).with_source(error)
+    }
+}
+
+impl From<crate::ids::KeyError> for Error {
+    fn from(error: crate::ids::KeyError) -> Self {
+        // The existing master answers -600 for an empty key.
+        Self::new(ErrorCode::InvalidParams, error.to_string())
+    }
+}
+
+impl From<crate::alloc::AllocError> for Error {
+    fn from(error: crate::alloc::AllocError) -> Self {
+        let code = match error {
+            crate::alloc::AllocError::Invalid => ErrorCode::InvalidParams,
+            _ => ErrorCode::NoAvailableHandle,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for context in self.0.context.iter().rev() {
+            write!(f, "{context}: ")?;
+        }
+        write!(f, "{} ({} {})", self.0.message, self.0.code.name(), self.0.code.number())
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)?;
+        if let Some(source) = &self.0.source {
+            write!(f, ", caused by: {source}")?;
+        }
+        Ok(())
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source.as_deref().map(|s| s as &(dyn StdError + 'static))
+    }
+}
+
+/// Adds context to an error on its way up.
+pub trait ResultExt<T> {
+    /// Adds a fixed or formatted context, computed only on failure.
+    fn context<C: Into<Cow<'static, str>>>(self, context: impl FnOnce() -> C) -> Result<T>;
+}
+
+impl<T, E: Into<Error>> ResultExt<T> for Result<T, E> {
+    fn context<C: Into<Cow<'static, str>>>(self, context: impl FnOnce() -> C) -> Result<T> {
+        self.map_err(|e| e.into().context(context()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn display_goes_outside_in_and_ends_with_the_code() {
+        let error = Error::new(ErrorCode::LeaseExpired, "the lease ran out")
+            .context("replica 3")
+            .context("get \"k\"");
+        assert_eq!(error.to_string(), "get \"k\": replica 3: the lease ran out (LEASE_EXPIRED -707)");
+        assert_eq!(error.kind(), ErrorKind::Expired);
+        assert_eq!(size_of::<Error>(), size_of::<usize>());
+    }
+
+    #[test]
+    fn source_is_kept() {
+        let io = std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "refused");
+        let error = Error::from(io);
+        assert_eq!(error.code(), ErrorCode::RpcFail);
+        assert!(StdError::source(&error).is_some());
+    }
+}

@@ -1,0 +1,296 @@
+//! Host memory straight from the kernel: private or shared (memfd), of ordinary or huge pages, zero-filled.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+use super::{Location, MemorySource, MemorySpan};
+use crate::error::{Error, ErrorCode, Result};
+
+/// Size of the pages to ask the kernel for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum HugePages {
+    /// The kernel's choice: ordinary pages, merged to huge ones where it can.
+    #[default]
+    Off,
+    /// 2 MiB pages from the kernel's reserved pool; an error when it has too few.
+    Size2M,
+    /// 1 GiB pages from the kernel's reserved pool; an error when it has too few.
+    Size1G,
+}
+
+impl HugePages {
+    fn page(self) -> usize {
+        match self {
+            HugePages::Off => page_size(),
+            HugePages::Size2M => 2 << 20,
+            HugePages::Size1G => 1 << 30,
+        }
+    }
+
+    fn log2(self) -> i32 {
+        self.page().trailing_zeros().cast_signed()
+    }
+}
+
+/// How [`HostMemory`] is made.
+#[derive(Clone, Debug, Default)]
+pub struct HostMemoryOptions {
+    /// Page size.
+    pub huge_pages: HugePages,
+    /// Bind the pages to this NUMA node.
+    pub numa_node: Option<u32>,
+    /// Back it by a memfd of this name, so that the file descriptor can be given to another process.
+    pub shared: Option<String>,
+}
+
+/// A mapping of the kernel's, zero-filled, given back on drop.
+#[derive(Debug)]
+pub struct HostMemory {
+    ptr: NonNull<u8>,
+    len: usize,
+    mapped: usize,
+    location: Location,
+    file: Option<OwnedFd>,
+}
+
+// SAFETY: the mapping belongs to this value alone and has no thread affinity.
+unsafe impl Send for HostMemory {}
+// SAFETY: shared use hands out the address only; whoever dereferences it answers for that.
+unsafe impl Sync for HostMemory {}
+
+// SAFETY: the mapping stays where it is until `drop` unmaps it; no reference to its bytes is ever made here.
+unsafe impl MemorySource for HostMemory {
+    fn span(&self) -> MemorySpan {
+        MemorySpan { ptr: self.ptr, len: self.len, location: self.location }
+    }
+}
+
+impl HostMemory {
+    /// `len` bytes of private memory with ordinary pages.
+    pub fn new(len: usize) -> Result<Self> {
+        Self::with(len, &HostMemoryOptions::default())
+    }
+
+    /// `len` bytes as the options say. Fails by name: too little memory, no huge pages reserved, no such NUMA node.
+    pub fn with(len: usize, options: &HostMemoryOptions) -> Result<Self> {
+        let mapped = round_up(len, options.huge_pages.page())?;
+        let file =
+            options.shared.as_deref().map(|name| memfd(name, mapped, options.huge_pages)).transpose()?;
+        let mut flags = match &file {
+            Some(_) => libc::MAP_SHARED,
+            None => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+        };
+        if options.huge_pages != HugePages::Off && file.is_none() {
+            flags |= libc::MAP_HUGETLB | (options.huge_pages.log2() << libc::MAP_HUGE_SHIFT);
+        }
+        let ptr = map(mapped, flags, file.as_ref().map(|f| f.as_fd()), 0)
+            .map_err(|e| cannot_map(len, options.huge_pages, e))?;
+        let mut memory = Self { ptr, len, mapped, location: Location::Any, file };
+        if options.huge_pages == HugePages::Off && memory.file.is_none() && !cfg!(miri) {
+            // SAFETY: the range is the mapping just made; advice changes no contents. Failure costs only speed.
+            unsafe { libc::madvise(ptr.as_ptr().cast(), mapped, libc::MADV_HUGEPAGE) };
+        }
+        if let Some(node) = options.numa_node {
+            memory.bind(node)?;
+        }
+        Ok(memory)
+    }
+
+    /// Maps `len` bytes of an open file (tmpfs, DAX, a memfd received from another process) from `offset`, shared.
+    pub fn map_file(file: &File, offset: u64, len: usize) -> Result<Self> {
+        let size = file.metadata().map_err(Error::from)?.len();
+        if !offset.is_multiple_of(page_size() as u64) {
+            return Err(Error::invalid(format!(
+                "offset {offset} is not a multiple of the page size {}",
+                page_size()
+            )));
+        }
+        if len == 0 || offset.checked_add(len as u64).is_none_or(|end| end > size) {
+            return Err(Error::invalid(format!(
+                "{len} bytes from {offset} do not lie in a file of {size} bytes"
+            )));
+        }
+        let start = libc::off_t::try_from(offset)
+            .map_err(|_| Error::invalid(format!("offset {offset} is too large")))?;
+        let mapped = round_up(len, page_size())?;
+        let ptr = map(mapped, libc::MAP_SHARED, Some(file.as_fd()), start)
+            .map_err(|e| cannot_map(len, HugePages::Off, e))?;
+        Ok(Self { ptr, len, mapped, location: Location::Any, file: None })
+    }
+
+    /// The memfd behind shared memory, to pass to another process.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(|f| f.as_fd())
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes (it never does).
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn bind(&mut self, node: u32) -> Result<()> {
+        const MPOL_BIND: libc::c_int = 2;
+        let mut mask = [0u64; 16];
+        let Some(word) = mask.get_mut(node as usize / 64) else {
+            return Err(Error::invalid(format!("NUMA node {node} is out of range")));
+        };
+        *word = 1 << (node % 64);
+        // SAFETY: the range is our own mapping, the mask outlives the call and is as long as the call is told.
+        let rc = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.ptr.as_ptr(),
+                self.mapped,
+                MPOL_BIND,
+                mask.as_ptr(),
+                mask.len() * 64,
+                0,
+            )
+        };
+        if rc != 0 {
+            let error = io::Error::last_os_error();
+            return Err(Error::new(
+                ErrorCode::InvalidParams,
+                format!("cannot bind memory to NUMA node {node}: {error}"),
+            )
+            .with_source(error));
+        }
+        self.location = Location::Cpu(node);
+        Ok(())
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and the contract of `MemorySource` ends here.
+        unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.mapped) };
+    }
+}
+
+fn map(
+    len: usize,
+    flags: libc::c_int,
+    fd: Option<BorrowedFd<'_>>,
+    offset: libc::off_t,
+) -> io::Result<NonNull<u8>> {
+    let fd = fd.map_or(-1, |f| f.as_raw_fd());
+    // SAFETY: a new mapping at an address of the kernel's choosing touches no memory of ours.
+    let ptr = unsafe {
+        libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, offset)
+    };
+    if ptr == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    NonNull::new(ptr.cast()).ok_or_else(|| io::Error::other("the kernel mapped at address zero"))
+}
+
+fn memfd(name: &str, len: usize, huge: HugePages) -> Result<OwnedFd> {
+    let c_name = CString::new(name).map_err(|_| Error::invalid("a memfd name has no NUL"))?;
+    let mut flags = libc::MFD_CLOEXEC;
+    if huge != HugePages::Off {
+        flags |= libc::MFD_HUGETLB | (huge.log2().cast_unsigned() << libc::MFD_HUGE_SHIFT);
+    }
+    // SAFETY: the name is a C string that outlives the call.
+    let fd = unsafe { libc::memfd_create(c_name.as_ptr(), flags) };
+    if fd < 0 {
+        return Err(cannot_map(len, huge, io::Error::last_os_error()));
+    }
+    // SAFETY: the descriptor was just made and nobody else has it.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    File::from(fd.try_clone()?).set_len(len as u64)?;
+    Ok(fd)
+}
+
+fn cannot_map(len: usize, huge: HugePages, error: io::Error) -> Error {
+    let hint = match huge {
+        HugePages::Off => "",
+        _ => " (are enough huge pages reserved? see /proc/meminfo, HugePages_Free)",
+    };
+    Error::new(ErrorCode::BufferOverflow, format!("cannot map {len} bytes of memory: {error}{hint}"))
+        .with_source(error)
+}
+
+fn round_up(len: usize, page: usize) -> Result<usize> {
+    if len == 0 {
+        return Err(Error::invalid("memory of zero bytes was asked for"));
+    }
+    len.checked_next_multiple_of(page)
+        .filter(|&n| isize::try_from(n).is_ok())
+        .ok_or_else(|| Error::invalid(format!("{len} bytes do not fit in the address space")))
+}
+
+fn page_size() -> usize {
+    // SAFETY: a query without arguments that point anywhere.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).unwrap_or(4096)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn poke(span: MemorySpan, at: usize, byte: u8) {
+        assert!(at < span.len);
+        // SAFETY: in bounds, and the test is the only user of the memory.
+        unsafe { span.ptr.add(at).write(byte) }
+    }
+
+    fn peek(span: MemorySpan, at: usize) -> u8 {
+        assert!(at < span.len);
+        // SAFETY: as above.
+        unsafe { span.ptr.add(at).read() }
+    }
+
+    #[test]
+    fn private_memory_is_zero_and_writable_to_its_last_byte() {
+        let memory = HostMemory::new(5000).unwrap();
+        let span = memory.span();
+        assert_eq!((span.len, peek(span, 0), peek(span, 4999)), (5000, 0, 0));
+        poke(span, 4999, 7);
+        let moved = Box::new(memory);
+        assert_eq!((moved.span(), peek(moved.span(), 4999)), (span, 7));
+    }
+
+    #[test]
+    fn nonsense_is_refused_by_name() {
+        for (len, word) in
+            [(0, "zero bytes"), (usize::MAX, "address space"), (isize::MAX as usize, "address space")]
+        {
+            let error = HostMemory::new(len).unwrap_err();
+            assert!(error.to_string().contains(word), "{error}");
+        }
+        let options = HostMemoryOptions { numa_node: Some(4000), ..Default::default() };
+        assert!(HostMemory::with(4096, &options).unwrap_err().to_string().contains("NUMA node 4000"));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "no memfd there")]
+    fn shared_memory_is_seen_through_its_descriptor() {
+        let options = HostMemoryOptions { shared: Some("test".into()), ..Default::default() };
+        let memory = HostMemory::with(8192, &options).unwrap();
+        poke(memory.span(), 4096, 9);
+        let file = File::from(memory.fd().unwrap().try_clone_to_owned().unwrap());
+        let other = HostMemory::map_file(&file, 4096, 4096).unwrap();
+        assert_eq!(peek(other.span(), 0), 9);
+        assert!(HostMemory::map_file(&file, 1, 100).is_err());
+        assert!(HostMemory::map_file(&file, 4096, 4097).is_err());
+        assert!(HostMemory::map_file(&file, u64::MAX - 4095, 8192).is_err());
+    }
+
+    #[test]
+    fn span_bounds() {
+        let memory = HostMemory::new(100).unwrap();
+        let span = memory.span();
+        assert!(span.contains(span.addr(), 100) && span.contains(span.addr() + 99, 1));
+        assert!(!span.contains(span.addr(), 0) && !span.contains(span.addr(), 101));
+        assert!(!span.contains(span.addr() - 1, 2) && !span.contains(u64::MAX, 2));
+    }
+}

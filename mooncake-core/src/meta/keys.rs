@@ -1,0 +1,51 @@
+//! Where the existing system keeps things in a metadata directory.
+
+/// Builds keys: `mooncake/[<cluster>/]ram/<segment>` and `mooncake/[<cluster>/]rpc_meta/<segment>`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetaKeys {
+    prefix: String,
+}
+
+impl MetaKeys {
+    /// Keys of a cluster; an empty id (the default of the existing system) adds no level.
+    pub fn new(cluster_id: &str) -> Self {
+        let prefix =
+            if cluster_id.is_empty() { "mooncake/".into() } else { format!("mooncake/{cluster_id}/") };
+        Self { prefix }
+    }
+
+    /// The segment descriptor of a segment. A name with a slash is already a path of its own.
+    pub fn segment(&self, name: &str) -> String {
+        if name.contains('/') {
+            format!("{}{name}", self.prefix)
+        } else {
+            format!("{}ram/{name}", self.prefix)
+        }
+    }
+
+    /// Where a segment's handshake port is.
+    pub fn rpc_meta(&self, name: &str) -> String {
+        format!("{}rpc_meta/{name}", self.prefix)
+    }
+}
+
+impl Default for MetaKeys {
+    fn default() -> Self {
+        Self::new("")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layout_of_the_existing_system() {
+        let keys = MetaKeys::default();
+        assert_eq!(keys.segment("node:1"), "mooncake/ram/node:1");
+        assert_eq!(keys.segment("a/b"), "mooncake/a/b");
+        assert_eq!(keys.rpc_meta("a/b"), "mooncake/rpc_meta/a/b");
+        assert_eq!(MetaKeys::new("c").segment("n"), "mooncake/c/ram/n");
+        assert_eq!(MetaKeys::new("c").rpc_meta("n"), "mooncake/c/rpc_meta/n");
+    }
+}

@@ -1,0 +1,3 @@
+//! Conformance suites and oracles, for tests of your own implementations (feature `testkit`).
+
+pub mod meta;
