@@ -1,2 +1,5 @@
+#![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
-//! placeholder
+
+pub mod api;
+pub mod protocol;

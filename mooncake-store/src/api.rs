@@ -1,0 +1,132 @@
+//! What a client asks of a master: the calls, whoever answers them.
+//!
+//! The master answers them itself (embedded, no sockets) and so does the RPC client that stands for a remote one.
+//! Every call takes a batch; on the wire a batch of one travels as the existing system's single call.
+//! The RPC server does not come through here: it calls the master's own synchronous methods.
+
+use std::fmt::Debug;
+
+use async_trait::async_trait;
+use mooncake_core::Result;
+use mooncake_core::ids::{ClientId, SegmentId};
+use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
+
+/// Tenant of every call when the cluster has none.
+pub const DEFAULT_TENANT: &str = "default";
+
+/// One object of a put or upsert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PutItem<'a> {
+    /// Its key.
+    pub key: &'a [u8],
+    /// Its length in bytes.
+    pub len: u64,
+}
+
+/// One object whose bytes have landed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndItem<'a> {
+    /// Its key.
+    pub key: &'a [u8],
+    /// CRC-64 of its value, when the writer computed one.
+    pub checksum: Option<u64>,
+}
+
+/// Whether a write may replace an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WriteMode {
+    /// Refused with `OBJECT_ALREADY_EXISTS` when the key is there.
+    Put,
+    /// Replaces it.
+    Upsert,
+}
+
+/// Who asks, for whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller<'a> {
+    /// The client.
+    pub client: ClientId,
+    /// The tenant; [`DEFAULT_TENANT`] when the cluster has none.
+    pub tenant: &'a str,
+}
+
+/// What the master thinks of a client that pinged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PingReply {
+    /// Changes when the leader changes.
+    pub view: i64,
+    /// The master does not know this client (it was silent too long, or the master is a new one): it must mount again.
+    pub need_remount: bool,
+}
+
+/// Calls about objects. Each may be repeated when its answer was lost; the outcome is the same.
+///
+/// Batches answer item by item, in order; the outer error means that nothing is known (no answer, or none that counts).
+#[async_trait]
+pub trait ObjectService: Debug + Send + Sync + 'static {
+    /// Whether each key can be read now. Grants a lease on those that can.
+    async fn exist(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<bool>>>;
+
+    /// Where each object lies, and a lease on it. `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY`.
+    async fn locate(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<ReplicaList>>>;
+
+    /// Grants space to write each object to.
+    async fn put_start(
+        &self,
+        caller: Caller<'_>,
+        mode: WriteMode,
+        items: &[PutItem<'_>],
+        config: &ReplicateConfig,
+    ) -> Result<Vec<Result<Vec<Replica>>>>;
+
+    /// The bytes of each object have landed: readable from now on.
+    async fn put_end(
+        &self,
+        caller: Caller<'_>,
+        mode: WriteMode,
+        items: &[EndItem<'_>],
+        replicas: ReplicaType,
+    ) -> Result<Vec<Result<()>>>;
+
+    /// The write of each object failed; a failed upsert keeps the old value.
+    async fn put_revoke(
+        &self,
+        caller: Caller<'_>,
+        mode: WriteMode,
+        keys: &[&[u8]],
+        replicas: ReplicaType,
+    ) -> Result<Vec<Result<()>>>;
+
+    /// Drops each object; `force` overrides leases (readers that hold one still never see other bytes).
+    async fn remove(&self, tenant: &str, keys: &[&[u8]], force: bool) -> Result<Vec<Result<()>>>;
+
+    /// Drops every object whose key the pattern finds a match in; how many. Those in use are skipped.
+    async fn remove_matching(&self, tenant: &str, pattern: &str, force: bool) -> Result<u64>;
+
+    /// Drops every object; how many. Those in use are skipped.
+    async fn remove_all(&self, tenant: &str, force: bool) -> Result<u64>;
+}
+
+/// Calls about clients and their segments. Each may be repeated when its answer was lost.
+#[async_trait]
+pub trait SegmentService: Debug + Send + Sync + 'static {
+    /// Version of the master; a client compares it before anything else.
+    async fn version(&self) -> Result<String>;
+
+    /// The client lives.
+    async fn ping(&self, client: ClientId) -> Result<PingReply>;
+
+    /// Offers memory for objects.
+    async fn mount(&self, client: ClientId, segment: &Segment) -> Result<()>;
+
+    /// Offers it again after the master forgot the client.
+    async fn remount(&self, client: ClientId, segments: &[Segment]) -> Result<()>;
+
+    /// Takes memory back: objects in it are gone at once, and its wire refuses whoever still comes.
+    async fn unmount(&self, client: ClientId, segment: SegmentId) -> Result<()>;
+}
+
+/// Everything a client asks of a master.
+pub trait MasterApi: ObjectService + SegmentService {}
+
+impl<T: ObjectService + SegmentService> MasterApi for T {}
