@@ -1,0 +1,278 @@
+//! The one table of calls and their shapes, as version 0.3.13.post1 of the existing system has them.
+//!
+//! A call is a line: its name, its arguments in order, what it answers. From the line come the function's number, the
+//! hash and spelling of both bodies, reading and writing. A shape that changes in another version is a change here.
+
+use std::borrow::Cow;
+
+use mooncake_core::ids::{ClientId, SegmentId, Uuid};
+use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
+
+use super::literal::function_id;
+use super::pack::{Answer, List, Pack, Pairs, Unpack, wire_fields};
+use super::wire::{CopyPlan, MovePlan, StorageConfig, Task, TaskInfo, TaskReport};
+use crate::api::{EndItem, PingReply};
+
+/// Version of the master that speaks this table, as it introduces itself. The existing client insists on equality.
+pub const MASTER_VERSION: &str = "2.0.0";
+
+/// Version of the existing package the table was taken from.
+pub const TABLE_VERSION: &str = "0.3.13.post1";
+
+/// The arguments of a call, and with them the call.
+pub trait Request: Pack {
+    /// What it is called.
+    const NAME: &'static str;
+    /// What it is called on the wire.
+    const FUNCTION: u32;
+    /// Whether it has arguments; a call without any has an empty body.
+    const HAS_ARGUMENTS: bool;
+    /// What it answers.
+    type Reply: Pack + for<'a> Unpack<'a>;
+}
+
+/// One call of the table, for whoever wants to look at all of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// What the call is called.
+    pub name: &'static str,
+    /// What it is called on the wire.
+    pub function: u32,
+    /// How its arguments are spelled; empty for none.
+    pub arguments: &'static [u8],
+    /// How its answer is spelled.
+    pub reply: &'static [u8],
+}
+
+/// One line for each member, so that an argument says the same wherever it stands.
+macro_rules! meaning {
+    (key) => {
+        "Name of the object."
+    };
+    (keys) => {
+        "Names of the objects."
+    };
+    (tenant) => {
+        "Whose objects; `default` when the cluster has no tenants."
+    };
+    (client) => {
+        "Who asks."
+    };
+    (clients) => {
+        "The clients asked about."
+    };
+    (pattern) => {
+        "Regular expression, found anywhere in a key."
+    };
+    (force) => {
+        "Whether leases are ignored."
+    };
+    (size) => {
+        "Length of the object in bytes."
+    };
+    (sizes) => {
+        "Length of each object in bytes."
+    };
+    (config) => {
+        "How the objects are to be kept."
+    };
+    (item) => {
+        "The object, and its checksum."
+    };
+    (items) => {
+        "The objects, and their checksums."
+    };
+    (replicas) => {
+        "Which replicas it is about."
+    };
+    (segment) => {
+        "The segment."
+    };
+    (segments) => {
+        "The segments."
+    };
+    (segment_name) => {
+        "Name of a segment; empty for all."
+    };
+    (grace_ms) => {
+        "How long its objects stay readable, in milliseconds."
+    };
+    (limit) => {
+        "Most tasks to hand out."
+    };
+    (source) => {
+        "Name of the segment to read from."
+    };
+    (target) => {
+        "Name of the segment to write to."
+    };
+    (targets) => {
+        "Names of the segments to write to."
+    };
+    (task) => {
+        "The task."
+    };
+    (report) => {
+        "How the task ended."
+    };
+}
+
+/// Declares the calls, and [`TABLE`] with all of them.
+macro_rules! calls {
+    ($(
+        $(#[$meta:meta])*
+        $name:ident $(<$life:lifetime>)? ($($argument:ident: $type:ty),* $(,)?) -> $reply:ty;
+    )*) => {
+        $(
+            $(#[$meta])*
+            #[derive(Clone, Debug, PartialEq, Eq)]
+            pub struct $name $(<$life>)? {
+                $(#[doc = meaning!($argument)] pub $argument: $type,)*
+            }
+
+            wire_fields!(arguments $name $(<$life>)? { $($argument: $type),* });
+
+            #[allow(unused_lifetimes)]
+            impl<'a> Request for $name $(<$life>)? {
+                const NAME: &'static str = stringify!($name);
+                const FUNCTION: u32 =
+                    function_id(concat!("mooncake::WrappedMasterService::", stringify!($name)));
+                const HAS_ARGUMENTS: bool =
+                    !<Self as super::pack::Wire>::LITERAL.as_bytes().is_empty();
+                type Reply = $reply;
+            }
+        )*
+
+        /// All calls, in the order of the table.
+        pub static TABLE: &[Shape] = &[$(
+            Shape {
+                name: stringify!($name),
+                function: <$name as Request>::FUNCTION,
+                arguments: <$name as super::pack::Wire>::LITERAL.as_bytes(),
+                reply: <$reply as super::pack::Wire>::LITERAL.as_bytes(),
+            },
+        )*];
+    };
+}
+
+calls! {
+    /// Which version the master is.
+    ServiceReady() -> Answer<String>;
+    /// Where objects lie on a shared file system.
+    GetStorageConfig() -> Answer<StorageConfig>;
+    /// The directory alone, as older clients ask.
+    GetFsdir() -> Answer<String>;
+    /// The client lives.
+    Ping(client: ClientId) -> Answer<PingReply>;
+
+    /// Whether the object can be read; grants a lease if so.
+    ExistKey<'a>(key: &'a [u8], tenant: &'a str) -> Answer<bool>;
+    /// [`ExistKey`] for many.
+    BatchExistKey<'a>(keys: List<'a, &'a [u8]>, tenant: &'a str) -> Vec<Answer<bool>>;
+    /// Where the object lies; grants a lease.
+    GetReplicaList<'a>(key: &'a [u8], tenant: &'a str) -> Answer<ReplicaList>;
+    /// [`GetReplicaList`] for many.
+    BatchGetReplicaList<'a>(keys: List<'a, &'a [u8]>, tenant: &'a str) -> Vec<Answer<ReplicaList>>;
+    /// Where each object whose key matches lies.
+    GetReplicaListByRegex<'a>(pattern: &'a str, tenant: &'a str) -> Answer<Pairs<Vec<u8>, Vec<Replica>>>;
+    /// Addresses of clients, from their segments.
+    BatchQueryIp<'a>(clients: List<'a, ClientId>) -> Answer<Pairs<ClientId, Vec<String>>>;
+    /// Drops unleased objects this client wrote; answers which.
+    BatchReplicaClear<'a>(keys: List<'a, &'a [u8]>, client: ClientId, segment_name: &'a str)
+        -> Answer<Vec<Vec<u8>>>;
+
+    /// Space for a new object.
+    PutStart<'a>(client: ClientId, key: &'a [u8], size: u64, config: Cow<'a, ReplicateConfig>, tenant: &'a str)
+        -> Answer<Vec<Replica>>;
+    /// The bytes have landed.
+    PutEnd<'a>(client: ClientId, item: EndItem<'a>, replicas: ReplicaType, tenant: &'a str) -> Answer<()>;
+    /// The write failed.
+    PutRevoke<'a>(client: ClientId, key: &'a [u8], replicas: ReplicaType, tenant: &'a str) -> Answer<()>;
+    /// [`PutStart`] for many.
+    BatchPutStart<'a>(
+        client: ClientId,
+        keys: List<'a, &'a [u8]>,
+        sizes: List<'a, u64>,
+        config: Cow<'a, ReplicateConfig>,
+        tenant: &'a str,
+    ) -> Vec<Answer<Vec<Replica>>>;
+    /// [`PutEnd`] for many.
+    BatchPutEnd<'a>(client: ClientId, items: List<'a, EndItem<'a>>, replicas: ReplicaType, tenant: &'a str)
+        -> Vec<Answer<()>>;
+    /// [`PutRevoke`] for many.
+    BatchPutRevoke<'a>(client: ClientId, keys: List<'a, &'a [u8]>, replicas: ReplicaType, tenant: &'a str)
+        -> Vec<Answer<()>>;
+
+    /// Space for a new value of an object that may exist.
+    UpsertStart<'a>(client: ClientId, key: &'a [u8], size: u64, config: Cow<'a, ReplicateConfig>, tenant: &'a str)
+        -> Answer<Vec<Replica>>;
+    /// The bytes have landed.
+    UpsertEnd<'a>(client: ClientId, item: EndItem<'a>, replicas: ReplicaType, tenant: &'a str) -> Answer<()>;
+    /// The write failed.
+    UpsertRevoke<'a>(client: ClientId, key: &'a [u8], replicas: ReplicaType, tenant: &'a str) -> Answer<()>;
+    /// [`UpsertStart`] for many.
+    BatchUpsertStart<'a>(
+        client: ClientId,
+        keys: List<'a, &'a [u8]>,
+        sizes: List<'a, u64>,
+        config: Cow<'a, ReplicateConfig>,
+        tenant: &'a str,
+    ) -> Vec<Answer<Vec<Replica>>>;
+    /// [`UpsertEnd`] for many, of all replicas.
+    BatchUpsertEnd<'a>(client: ClientId, items: List<'a, EndItem<'a>>, tenant: &'a str) -> Vec<Answer<()>>;
+    /// [`UpsertRevoke`] for many, of all replicas.
+    BatchUpsertRevoke<'a>(client: ClientId, keys: List<'a, &'a [u8]>, tenant: &'a str) -> Vec<Answer<()>>;
+
+    /// Drops the object.
+    Remove<'a>(key: &'a [u8], force: bool, tenant: &'a str) -> Answer<()>;
+    /// [`Remove`] for many.
+    BatchRemove<'a>(keys: List<'a, &'a [u8]>, force: bool, tenant: &'a str) -> Vec<Answer<()>>;
+    /// Drops every object whose key matches; how many.
+    RemoveByRegex<'a>(pattern: &'a str, force: bool, tenant: &'a str) -> Answer<i64>;
+    /// Drops every object; how many. It has no way to say that it failed.
+    RemoveAll<'a>(force: bool, tenant: &'a str) -> i64;
+
+    /// Offers memory.
+    MountSegment<'a>(segment: Cow<'a, Segment>, client: ClientId) -> Answer<()>;
+    /// Offers it again.
+    ReMountSegment<'a>(segments: List<'a, Segment>, client: ClientId) -> Answer<()>;
+    /// Takes it back.
+    UnmountSegment(segment: SegmentId, client: ClientId) -> Answer<()>;
+    /// Takes it back after a while.
+    GracefulUnmountSegment(segment: SegmentId, client: ClientId, grace_ms: u64) -> Answer<()>;
+    /// State of a segment, by name.
+    QuerySegmentStatus<'a>(segment_name: &'a str) -> Answer<SegmentStatus>;
+    /// State of a segment.
+    QuerySegmentStatusById(segment: SegmentId) -> Answer<SegmentStatus>;
+
+    /// Work for this client.
+    FetchTasks(client: ClientId, limit: u64) -> Answer<Vec<Task>>;
+    /// Asks for more copies.
+    CreateCopyTask<'a>(key: &'a [u8], tenant: &'a str, targets: List<'a, &'a str>) -> Answer<Uuid>;
+    /// Asks for a copy to be moved.
+    CreateMoveTask<'a>(key: &'a [u8], tenant: &'a str, source: &'a str, target: &'a str) -> Answer<Uuid>;
+    /// Where a task stands.
+    QueryTask(task: Uuid) -> Answer<TaskInfo>;
+    /// The task is over.
+    MarkTaskToComplete(client: ClientId, report: TaskReport) -> Answer<()>;
+
+    /// Space for copies.
+    CopyStart<'a>(
+        client: ClientId,
+        key: &'a [u8],
+        tenant: &'a str,
+        source: &'a str,
+        targets: List<'a, &'a str>,
+    ) -> Answer<CopyPlan>;
+    /// The copies have landed.
+    CopyEnd<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
+    /// The copies failed.
+    CopyRevoke<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
+    /// Space for a copy elsewhere.
+    MoveStart<'a>(client: ClientId, key: &'a [u8], tenant: &'a str, source: &'a str, target: &'a str)
+        -> Answer<MovePlan>;
+    /// The copy has landed; the source may go.
+    MoveEnd<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
+    /// The copy failed.
+    MoveRevoke<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
+}

@@ -1,0 +1,332 @@
+//! How the values of `mooncake-core` and of the store's API lie on the wire, and the few structs only messages have.
+//!
+//! The core's types are written and read as they are: no second set of structs, no conversion on the way.
+
+use std::time::Duration;
+
+use mooncake_core::ids::{ClientId, ReplicaId, SegmentId, Uuid};
+use mooncake_core::replica::{
+    DataType, MemoryLocation, Replica, ReplicaList, ReplicaLocation, ReplicaStatus, ReplicaType,
+    ReplicateConfig, Segment, SegmentStatus, SoftPin,
+};
+
+use super::literal::{Literal, symbol};
+use super::pack::{Byte, Pack, PackError, Reader, Unpack, Wire, Writer, wire_fields, written_as};
+use crate::api::{EndItem, PingReply};
+
+/// Declares a struct of its own that goes on the wire as it is declared.
+macro_rules! wire_struct {
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident { $($(#[$field_meta:meta])* pub $field:ident: $type:ty,)* }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct $name { $($(#[$field_meta])* pub $field: $type,)* }
+
+        wire_fields!(structure $name { $($field: $type),* });
+    };
+}
+
+wire_struct! {
+    /// Where the master wants objects on a shared file system; an empty directory means not at all.
+    pub struct StorageConfig {
+        /// Directory.
+        pub fs_dir: String,
+        /// Whether files may be evicted.
+        pub evict: bool,
+        /// Bytes the files may take in all, 0 for no limit.
+        pub quota: u64,
+    }
+}
+
+wire_struct! {
+    /// Work a client is asked to do.
+    pub struct Task {
+        /// Its number.
+        pub id: Uuid,
+        /// What it is.
+        pub kind: TaskKind,
+        /// Its particulars, as JSON.
+        pub payload: String,
+        /// When it was made, in milliseconds since 1970.
+        pub created_ms: i64,
+        /// How often it may be tried again.
+        pub max_retries: u32,
+    }
+}
+
+wire_struct! {
+    /// How a task ended.
+    pub struct TaskReport {
+        /// Its number.
+        pub id: Uuid,
+        /// Whether it succeeded.
+        pub status: TaskStatus,
+        /// A sentence about it.
+        pub message: String,
+    }
+}
+
+wire_struct! {
+    /// Where a task stands.
+    pub struct TaskInfo {
+        /// Its number.
+        pub id: Uuid,
+        /// What it is.
+        pub kind: TaskKind,
+        /// Where it stands.
+        pub status: TaskStatus,
+        /// When it was made, in milliseconds since 1970.
+        pub created_ms: i64,
+        /// When it last changed, in milliseconds since 1970.
+        pub updated_ms: i64,
+        /// Who does it.
+        pub client: ClientId,
+        /// A sentence about it.
+        pub message: String,
+    }
+}
+
+wire_struct! {
+    /// A granted copy: what to read and where to write it.
+    pub struct CopyPlan {
+        /// The copy that is there.
+        pub source: Replica,
+        /// The copies to be made; those that were there already are left out.
+        pub targets: Vec<Replica>,
+    }
+}
+
+wire_struct! {
+    /// A granted move: what to read and where to write it.
+    pub struct MovePlan {
+        /// The copy that is there.
+        pub source: Replica,
+        /// The copy to be made; none if it is there already.
+        pub target: Option<Replica>,
+    }
+}
+
+/// What a task is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum TaskKind {
+    /// Make another copy.
+    Copy = 0,
+    /// Make a copy elsewhere and drop this one.
+    Move = 1,
+}
+
+/// Where a task stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum TaskStatus {
+    /// Nobody has it yet.
+    Pending = 0,
+    /// Somebody does it.
+    Processing = 1,
+    /// It failed.
+    Failed = 2,
+    /// It is done.
+    Success = 3,
+}
+
+fn known<T>(value: Option<T>, name: &'static str, number: impl Into<i64>) -> Result<T, PackError> {
+    value.ok_or_else(|| PackError::Enum { name, value: number.into() })
+}
+
+impl TaskKind {
+    fn from_number(number: i32) -> Option<Self> {
+        [Self::Copy, Self::Move].into_iter().find(|kind| *kind as i32 == number)
+    }
+}
+
+impl TaskStatus {
+    fn from_number(number: i32) -> Option<Self> {
+        let all = [Self::Pending, Self::Processing, Self::Failed, Self::Success];
+        all.into_iter().find(|status| *status as i32 == number)
+    }
+}
+
+fn segment_status(number: i32) -> Option<SegmentStatus> {
+    use SegmentStatus::*;
+    let all = [Undefined, Ok, Draining, Drained, GracefullyUnmounting, Unmounting];
+    all.into_iter().find(|status| *status as i32 == number)
+}
+
+/// A lease travels in milliseconds; what does not fit is as good as for ever.
+fn milliseconds(span: &Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
+written_as! {
+    Duration as u64: span => milliseconds(span), |ms| Ok(Duration::from_millis(ms));
+    DataType as Byte: kind => Byte(kind.0), |byte| Ok(DataType(byte.0));
+    SoftPin as Byte: pin => Byte(*pin as u8), |byte| known(SoftPin::from_number(byte.0), "soft pin action", byte.0);
+    ReplicaType as i32: kind => *kind as i32, |n| known(ReplicaType::from_number(n), "replica type", n);
+    ReplicaStatus as i32: status => *status as i32, |n| known(ReplicaStatus::from_number(n), "replica status", n);
+    SegmentStatus as i32: status => *status as i32, |n| known(segment_status(n), "segment status", n);
+    TaskKind as i32: kind => *kind as i32, |n| known(TaskKind::from_number(n), "task type", n);
+    TaskStatus as i32: status => *status as i32, |n| known(TaskStatus::from_number(n), "task status", n);
+}
+
+wire_fields!(structure Segment {
+    id: SegmentId,
+    name: String,
+    base: u64,
+    size: u64,
+    endpoint: String,
+    protocol: String,
+    host_id: String,
+});
+
+wire_fields!(structure ReplicateConfig {
+    replicas: u64,
+    nof_replicas: u64,
+    dfs_replicas: u64,
+    soft_pin: SoftPin,
+    soft_pin_ttl_ms: Option<u64>,
+    hard_pin: bool,
+    preferred_segments: Vec<String>,
+    preferred_segment: String,
+    preferred_nof_segments: Vec<String>,
+    same_node: bool,
+    data_type: DataType,
+    host_id: String,
+    group_ids: Option<Vec<String>>,
+});
+
+wire_fields!(structure EndItem<'a> {
+    key: &'a [u8],
+    checksum: Option<u64>,
+});
+
+wire_fields!(structure MemoryLocation {
+    size: u64,
+    address: u64,
+    protocol: String,
+    endpoint: String,
+});
+
+wire_fields!(structure Replica {
+    id: ReplicaId,
+    location: ReplicaLocation,
+    status: ReplicaStatus,
+});
+
+wire_fields!(structure ReplicaList {
+    replicas: Vec<Replica>,
+    lease: Duration,
+    checksum: Option<u64>,
+});
+
+/// A variant of five structs. The two kinds of memory are structs around a struct.
+impl Wire for ReplicaLocation {
+    const LITERAL: Literal = Literal::new(&[symbol::VARIANT])
+        .then(Literal::structure(&[MemoryLocation::LITERAL]))
+        .then(Literal::structure(&[MemoryLocation::LITERAL]))
+        .then(Literal::structure(&[String::LITERAL, u64::LITERAL]))
+        .then(Literal::structure(&[ClientId::LITERAL, u64::LITERAL, String::LITERAL]))
+        .then(Literal::structure(&[String::LITERAL, u64::LITERAL, u64::LITERAL, u64::LITERAL, i32::LITERAL]))
+        .push(symbol::END);
+    const MIN_LEN: usize = 1 + String::MIN_LEN + u64::MIN_LEN;
+}
+
+impl Pack for ReplicaLocation {
+    fn widest(&self) -> usize {
+        match self {
+            Self::Memory(at) | Self::NofSsd(at) => at.widest(),
+            Self::Disk { path, .. } | Self::Dfs { path, .. } => path.len(),
+            Self::LocalDisk { endpoint, .. } => endpoint.len(),
+        }
+    }
+
+    fn pack(&self, out: &mut Writer<'_>) {
+        match self {
+            Self::Memory(at) => {
+                out.byte(0);
+                at.pack(out);
+            }
+            Self::NofSsd(at) => {
+                out.byte(1);
+                at.pack(out);
+            }
+            Self::Disk { path, size } => {
+                out.byte(2);
+                path.pack(out);
+                size.pack(out);
+            }
+            Self::LocalDisk { client, size, endpoint } => {
+                out.byte(3);
+                client.pack(out);
+                size.pack(out);
+                endpoint.pack(out);
+            }
+            Self::Dfs { path, offset, size, aligned_size, shard } => {
+                out.byte(4);
+                path.pack(out);
+                offset.pack(out);
+                size.pack(out);
+                aligned_size.pack(out);
+                shard.pack(out);
+            }
+        }
+    }
+}
+
+impl<'a> Unpack<'a> for ReplicaLocation {
+    fn unpack(body: &mut Reader<'a>) -> Result<Self, PackError> {
+        // Members are read in the order written here.
+        Ok(match body.array()? {
+            [0] => Self::Memory(Unpack::unpack(body)?),
+            [1] => Self::NofSsd(Unpack::unpack(body)?),
+            [2] => Self::Disk { path: Unpack::unpack(body)?, size: Unpack::unpack(body)? },
+            [3] => Self::LocalDisk {
+                client: Unpack::unpack(body)?,
+                size: Unpack::unpack(body)?,
+                endpoint: Unpack::unpack(body)?,
+            },
+            [4] => Self::Dfs {
+                path: Unpack::unpack(body)?,
+                offset: Unpack::unpack(body)?,
+                size: Unpack::unpack(body)?,
+                aligned_size: Unpack::unpack(body)?,
+                shard: Unpack::unpack(body)?,
+            },
+            [other] => return Err(PackError::Variant(other)),
+        })
+    }
+}
+
+/// What the master says of a client, with the existing system's numbers.
+const CLIENT_OK: i32 = 1;
+const CLIENT_MUST_REMOUNT: i32 = 2;
+
+impl Wire for PingReply {
+    const LITERAL: Literal = Literal::structure(&[i64::LITERAL, i32::LITERAL]);
+    const MIN_LEN: usize = i64::MIN_LEN + i32::MIN_LEN;
+}
+
+impl Pack for PingReply {
+    fn widest(&self) -> usize {
+        0
+    }
+
+    fn pack(&self, out: &mut Writer<'_>) {
+        self.view.pack(out);
+        if self.need_remount { CLIENT_MUST_REMOUNT } else { CLIENT_OK }.pack(out);
+    }
+}
+
+impl<'a> Unpack<'a> for PingReply {
+    fn unpack(body: &mut Reader<'a>) -> Result<Self, PackError> {
+        let view = i64::unpack(body)?;
+        let need_remount = match i32::unpack(body)? {
+            CLIENT_OK => false,
+            CLIENT_MUST_REMOUNT => true,
+            other => return Err(PackError::Enum { name: "client status", value: other.into() }),
+        };
+        Ok(Self { view, need_remount })
+    }
+}
