@@ -1,2 +1,123 @@
 //! The task runner: `cargo xtask help`.
-fn main() {}
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
+
+mod features;
+mod fuzz;
+mod peer;
+mod run;
+
+use std::process::ExitCode;
+
+use run::{Result, cargo, step};
+
+const HELP: &str = "\
+cargo xtask <task>
+
+  test          unit, conformance, property, end-to-end and documentation tests (what the README says)
+  lint          rustfmt and clippy, warnings are errors; rustdoc, warnings are errors
+  features      each crate with each of its features alone
+  examples      builds and runs every example, the trace replay with kill -9 included
+  miri          core and transport under Miri (needs a nightly toolchain with the miri component)
+  fuzz [secs]   every fuzz target over its corpus and mutations of it, on stable (default 20 s each)
+  bench [name]  the measurements; --peer measures the reference peer in the same run
+  interop       our nodes and the reference peer's in one cluster (Linux; installs the peer with pip)
+  ci            everything above but bench, as .ci/run does
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let outcome = match words.as_slice() {
+        ["test", rest @ ..] => test(rest),
+        ["lint"] => lint(),
+        ["features"] => features::each_alone(),
+        ["examples"] => examples(),
+        ["miri"] => miri(),
+        ["fuzz"] => fuzz::run(20),
+        ["fuzz", seconds] => match seconds.parse() {
+            Ok(seconds) => fuzz::run(seconds),
+            Err(_) => Err(format!("`{seconds}` is not a number of seconds")),
+        },
+        ["bench", rest @ ..] => peer::bench(rest),
+        ["interop"] => peer::interop(),
+        ["ci"] => ci(),
+        [] | ["help" | "--help" | "-h"] => {
+            print!("{HELP}");
+            Ok(())
+        }
+        other => Err(format!("no such task: {}\n\n{HELP}", other.join(" "))),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn test(rest: &[&str]) -> Result {
+    cargo(&["test", "--workspace", "--all-features"]).args(rest).run()
+}
+
+fn lint() -> Result {
+    step("format");
+    cargo(&["fmt", "--all", "--check"]).run()?;
+    step("clippy");
+    cargo(&["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"]).run()?;
+    step("documentation");
+    cargo(&["doc", "--workspace", "--all-features", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings").run()
+}
+
+fn examples() -> Result {
+    for name in [
+        "quickstart",
+        "embedded_master",
+        "custom_allocator",
+        "custom_eviction",
+        "custom_metadata",
+        "custom_transport",
+    ] {
+        step(&format!("example {name}"));
+        cargo(&["run", "--release", "--example", name]).run()?;
+    }
+    // A trace of the real shape from a seed, once plainly and once with a client killed in the middle.
+    let replay =
+        ["run", "--release", "--example", "replay", "--", "--requests", "1500", "--block-bytes", "65536"];
+    step("example replay");
+    cargo(&replay).args(&["--capacity", "128MiB", "--processes", "3"]).run()?;
+    step("example replay, one client killed");
+    cargo(&replay)
+        .args(&["--capacity", "256MiB", "--processes", "3", "--replicas", "2", "--kill-one-after", "20%"])
+        .run()
+}
+
+fn miri() -> Result {
+    // Isolation off: host memory asks the kernel for its page size.
+    let flags = "-Zmiri-disable-isolation -Zmiri-ignore-leaks";
+    for (package, tests) in
+        [("mooncake-core", &["--lib"][..]), ("mooncake-transport", &["--lib", "--test", "conformance"][..])]
+    {
+        step(&format!("miri {package}"));
+        run::command("cargo", &["+nightly", "miri", "test", "-p", package, "--features", "testkit"])
+            .args(tests)
+            .env("MIRIFLAGS", flags)
+            .env("PROPTEST_CASES", "4")
+            .run()?;
+    }
+    Ok(())
+}
+
+fn ci() -> Result {
+    lint()?;
+    step("test");
+    test(&[])?;
+    step("features");
+    features::each_alone()?;
+    examples()?;
+    miri()?;
+    step("fuzz");
+    fuzz::run(20)?;
+    step("interop");
+    peer::interop()
+}

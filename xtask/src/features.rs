@@ -1,0 +1,37 @@
+//! Each crate with each of its features alone: a feature must not lean on another by accident.
+
+use crate::run::{Result, cargo, root, step};
+
+const CRATES: &[&str] = &["mooncake-core", "mooncake-transport", "mooncake-tcp", "mooncake-store"];
+
+pub(crate) fn each_alone() -> Result {
+    for name in CRATES {
+        check(name, None)?;
+        for feature in features_of(name)? {
+            check(name, Some(&feature))?;
+        }
+    }
+    Ok(())
+}
+
+fn check(package: &str, feature: Option<&str>) -> Result {
+    step(&format!("{package} with {}", feature.unwrap_or("no feature")));
+    let mut args = vec!["check", "--quiet", "-p", package, "--no-default-features"];
+    if let Some(feature) = feature {
+        args.extend(["--features", feature]);
+    }
+    cargo(&args).env("RUSTFLAGS", "-D warnings").run()
+}
+
+/// Names under `[features]` of a crate's manifest; our own manifests are plain enough to read line by line.
+fn features_of(package: &str) -> Result<Vec<String>> {
+    let path = root().join(package).join("Cargo.toml");
+    let text = std::fs::read_to_string(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+    let section = text.lines().skip_while(|line| line.trim() != "[features]").skip(1);
+    Ok(section
+        .take_while(|line| !line.starts_with('['))
+        .filter_map(|line| line.split_once('='))
+        .map(|(name, _)| name.trim().to_owned())
+        .filter(|name| !name.starts_with('#') && name != "default")
+        .collect())
+}

@@ -1,0 +1,102 @@
+//! Runs beside the existing C++ system, which installs from PyPI into a virtual environment of its own.
+
+use std::path::{Path, PathBuf};
+
+use crate::run::{Result, cargo, command, step, target_dir};
+
+/// The release whose message shapes the store speaks.
+const WHEEL: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
+/// Shared libraries the wheel needs, as Debian packages.
+const LIBRARIES: &[(&str, &str)] =
+    &[("libibverbs.so.1", "libibverbs1"), ("librdmacm.so.1", "librdmacm1"), ("libnuma.so.1", "libnuma1")];
+
+/// `cargo xtask interop`.
+pub(crate) fn interop() -> Result {
+    let python = install()?;
+    step("build");
+    cargo(&["build", "--release", "-p", "mooncake-benches", "--bin", "interop"]).run()?;
+    cargo(&["build", "--release", "-p", "mooncake-store", "--features", "cli", "--bin", "mooncake_master"])
+        .run()?;
+    step("mixed clusters");
+    let binary = target_dir().join("release/interop");
+    let master = target_dir().join("release/mooncake_master");
+    let words = [path(&binary), "--python".into(), path(&python), "--master".into(), path(&master)];
+    in_own_network(&words)
+}
+
+/// `cargo xtask bench [name] [--peer]`.
+pub(crate) fn bench(words: &[&str]) -> Result {
+    let peer = words.contains(&"--peer");
+    let names: Vec<&str> = words.iter().copied().filter(|w| !w.starts_with("--")).collect();
+    if let Some(unknown) = words.iter().find(|w| w.starts_with("--") && **w != "--peer") {
+        return Err(format!("bench knows --peer, not {unknown}"));
+    }
+    if peer {
+        let python = install()?;
+        cargo(&["build", "--release", "-p", "mooncake-benches", "--bin", "store_bench"]).run()?;
+        let binary = target_dir().join("release/store_bench");
+        return in_own_network(&[path(&binary), "--peer".into(), path(&python)]);
+    }
+    let all = ["allocator", "eviction", "struct_pack", "tcp", "store"];
+    if let Some(unknown) = names.iter().find(|n| !all.contains(n)) {
+        return Err(format!("no bench `{unknown}`; there are {}", all.join(", ")));
+    }
+    for name in all.iter().filter(|n| names.is_empty() || names.contains(n)) {
+        step(&format!("bench {name}"));
+        match *name {
+            "store" => {
+                cargo(&["run", "--release", "-p", "mooncake-benches", "--bin", "store_bench"]).run()?
+            }
+            name => cargo(&["bench", "-p", "mooncake-benches", "--bench", name]).run()?,
+        }
+    }
+    Ok(())
+}
+
+/// Makes the virtual environment if it is not there; returns its python.
+fn install() -> Result<PathBuf> {
+    step("reference peer");
+    libraries()?;
+    let venv = target_dir().join("peer");
+    let python = venv.join("bin/python");
+    let probe = ["-c", "import mooncake.store, mooncake.engine"];
+    if python.exists() && command(&path(&python), &probe).output().is_ok() {
+        println!("{WHEEL} is installed in {}", venv.display());
+        return Ok(python);
+    }
+    command("python3", &["-m", "venv", &path(&venv)]).run()?;
+    command(&path(&python), &["-m", "pip", "install", "--quiet", WHEEL]).run()?;
+    command(&path(&python), &probe).output()?;
+    Ok(python)
+}
+
+fn libraries() -> Result {
+    let known = command("/sbin/ldconfig", &["-p"]).output()?;
+    let missing: Vec<&str> =
+        LIBRARIES.iter().filter(|(file, _)| !known.contains(file)).map(|(_, package)| *package).collect();
+    if missing.is_empty() && command("ip", &["-V"]).output().is_ok() {
+        return Ok(());
+    }
+    let mut packages = missing;
+    packages.push("iproute2");
+    println!("installing {}", packages.join(" "));
+    command("apt-get", &["update", "-qq"]).run()?;
+    command("apt-get", &["install", "-y", "-qq"])
+        .args(&packages)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .run()
+        .map_err(|e| format!("{e}\nthe reference peer needs {}; install them by hand", packages.join(" ")))
+}
+
+/// Runs a program in a network namespace that goes with it. The peer wants an interface besides `lo`.
+fn in_own_network(words: &[String]) -> Result {
+    let script = "ip link set lo up && ip link add mc0 type veth peer name mc1 && \
+                  ip addr add 10.213.0.1/24 dev mc0 && ip link set mc0 up && ip link set mc1 up && exec \"$@\"";
+    let mut args = vec!["--net", "--map-root-user", "sh", "-c", script, "sh"];
+    args.extend(words.iter().map(String::as_str));
+    command("unshare", &args).run()
+}
+
+fn path(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}

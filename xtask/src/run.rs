@@ -1,0 +1,91 @@
+//! Starting other programs, with words for what went wrong.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+pub(crate) type Result<T = ()> = std::result::Result<T, String>;
+
+/// A program about to be started.
+pub(crate) struct Run {
+    command: Command,
+    shown: String,
+}
+
+/// `cargo` with these arguments, from the workspace root.
+pub(crate) fn cargo(args: &[&str]) -> Run {
+    // The cargo that started us, which may be another than the first in the path.
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    command(&cargo.to_string_lossy(), args).shown_as("cargo")
+}
+
+/// Any program with these arguments, from the workspace root.
+pub(crate) fn command(program: &str, args: &[&str]) -> Run {
+    let mut command = Command::new(program);
+    // `cargo run` tells xtask about itself; a cargo started from here must not inherit that.
+    for name in ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME", "RUSTUP_TOOLCHAIN"] {
+        command.env_remove(name);
+    }
+    command.current_dir(root()).args(args);
+    Run { command, shown: format!("{program} {}", args.join(" ")) }
+}
+
+impl Run {
+    pub(crate) fn args(mut self, args: &[&str]) -> Self {
+        self.command.args(args);
+        self.shown = format!("{} {}", self.shown, args.join(" "));
+        self
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    pub(crate) fn dir(mut self, dir: &str) -> Self {
+        self.command.current_dir(root().join(dir));
+        self
+    }
+
+    fn shown_as(mut self, name: &str) -> Self {
+        if let Some((_, rest)) = self.shown.split_once(' ') {
+            self.shown = format!("{name} {rest}");
+        }
+        self
+    }
+
+    /// Runs it to its end; an exit status other than zero is an error.
+    pub(crate) fn run(mut self) -> Result {
+        let status = self.command.status().map_err(|e| format!("cannot start `{}`: {e}", self.shown))?;
+        if status.success() { Ok(()) } else { Err(format!("`{}` failed: {status}", self.shown)) }
+    }
+
+    /// Runs it and returns what it printed.
+    pub(crate) fn output(mut self) -> Result<String> {
+        let output = self.command.output().map_err(|e| format!("cannot start `{}`: {e}", self.shown))?;
+        if !output.status.success() {
+            let errors = String::from_utf8_lossy(&output.stderr);
+            return Err(format!("`{}` failed: {}\n{errors}", self.shown, output.status));
+        }
+        String::from_utf8(output.stdout)
+            .map_err(|_| format!("`{}` printed something that is not text", self.shown))
+    }
+}
+
+/// The folder of the workspace.
+pub(crate) fn root() -> PathBuf {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    here.parent().map(PathBuf::from).unwrap_or(here)
+}
+
+/// Where cargo builds, which may be outside the workspace.
+pub(crate) fn target_dir() -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(dir) => root().join(dir),
+        None => root().join("target"),
+    }
+}
+
+/// A heading in the output.
+pub(crate) fn step(name: &str) {
+    println!("\n== {name}");
+}
