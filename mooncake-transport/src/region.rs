@@ -1,0 +1,389 @@
+//! Registered memory and ranges of it. Nothing here shows `&[u8]`: a wire may write behind the compiler's back, so bytes
+//! are copied in and out, or looked at through a [`PoolBuf`](crate::pool::PoolBuf).
+
+use std::fmt;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use mooncake_core::memory::{Location, MemorySource, MemorySpan};
+use mooncake_core::{Error, Result};
+
+use crate::transport::{Access, Transport};
+
+/// Memory registered with a wire. A handle: clones are the same region; the last one deregisters, then frees.
+pub struct Region<T: Transport> {
+    inner: Arc<Inner<T>>,
+}
+
+struct Inner<T: Transport> {
+    // Drop order: withdraw from the directory, deregister, free.
+    published: Option<Box<dyn Send + Sync>>,
+    registration: Option<T::Registration>,
+    span: MemorySpan,
+    access: Access,
+    memory: Arc<dyn MemorySource>,
+}
+
+impl<T: Transport> Region<T> {
+    /// Registers memory. `Invalid` for a length of zero.
+    pub fn register(transport: &T, memory: Arc<dyn MemorySource>, access: Access) -> Result<Self> {
+        let span = usable(memory.span())?;
+        // SAFETY: `inner` keeps the memory until the registration, declared before it, has been dropped.
+        let registration = unsafe { transport.register(span, access) }?;
+        Ok(Self::from_parts(Some(registration), memory, span, access))
+    }
+
+    /// Memory for wires that do not ask for registration, closed to peers.
+    pub fn unregistered(memory: Arc<dyn MemorySource>) -> Result<Self> {
+        let span = usable(memory.span())?;
+        Ok(Self::from_parts(None, memory, span, Access::Local))
+    }
+
+    fn from_parts(
+        registration: Option<T::Registration>,
+        memory: Arc<dyn MemorySource>,
+        span: MemorySpan,
+        access: Access,
+    ) -> Self {
+        Self { inner: Arc::new(Inner { published: None, registration, span, access, memory }) }
+    }
+
+    /// Ties something to the region that is dropped before it is deregistered. Only while this is the one handle.
+    pub(crate) fn publish(&mut self, entry: Box<dyn Send + Sync>) {
+        if let Some(inner) = Arc::get_mut(&mut self.inner) {
+            inner.published = Some(entry);
+        }
+    }
+
+    /// Where it is.
+    pub fn span(&self) -> MemorySpan {
+        self.inner.span
+    }
+
+    /// First address, as peers see it.
+    pub fn addr(&self) -> u64 {
+        self.inner.span.addr()
+    }
+
+    /// Length in bytes, never zero.
+    pub fn len(&self) -> usize {
+        self.inner.span.len
+    }
+
+    /// Who may touch it.
+    pub fn access(&self) -> Access {
+        self.inner.access
+    }
+
+    /// The wire's registration, `None` for [`Region::unregistered`].
+    pub fn registration(&self) -> Option<&T::Registration> {
+        self.inner.registration.as_ref()
+    }
+
+    /// The memory under it.
+    pub fn memory(&self) -> &Arc<dyn MemorySource> {
+        &self.inner.memory
+    }
+
+    /// A range to write from. `Invalid` when it is empty or not inside.
+    pub fn slice(&self, range: Range<usize>) -> Result<Slice<T>> {
+        let span = sub_span(self.inner.span, range)?;
+        Ok(Slice { inner: self.inner.clone(), span })
+    }
+
+    /// The whole region as the one exclusive range of it; the handle comes back when there are others, or slices.
+    pub fn exclusive(mut self) -> std::result::Result<SliceMut<T>, Self> {
+        match Arc::get_mut(&mut self.inner) {
+            Some(inner) => {
+                let span = inner.span;
+                Ok(SliceMut { inner: self.inner, span })
+            }
+            None => Err(self),
+        }
+    }
+
+    /// An exclusive range beside other users of the region, for callers who divide it up themselves (an allocator does).
+    /// `Invalid` when it is empty or not inside.
+    ///
+    /// # Safety
+    /// While the result lives, no other exclusive range and no slice that is used shares a byte with it.
+    #[allow(unsafe_code)]
+    pub unsafe fn slice_mut_unchecked(&self, range: Range<usize>) -> Result<SliceMut<T>> {
+        let span = sub_span(self.inner.span, range)?;
+        Ok(SliceMut { inner: self.inner.clone(), span })
+    }
+}
+
+impl<T: Transport> Clone for Region<T> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone() }
+    }
+}
+
+impl<T: Transport> fmt::Debug for Region<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        debug_span(f, "Region", self.inner.span)
+    }
+}
+
+/// A shared range of a region: what writes send. Clones are the same range.
+pub struct Slice<T: Transport> {
+    inner: Arc<Inner<T>>,
+    span: MemorySpan,
+}
+
+impl<T: Transport> Slice<T> {
+    /// First address.
+    pub fn addr(&self) -> u64 {
+        self.span.addr()
+    }
+
+    /// Length in bytes, never zero.
+    pub fn len(&self) -> usize {
+        self.span.len
+    }
+
+    /// A range of this range. `Invalid` when it is empty or not inside.
+    pub fn slice(&self, range: Range<usize>) -> Result<Self> {
+        Ok(Self { inner: self.inner.clone(), span: sub_span(self.span, range)? })
+    }
+
+    /// Copies bytes out, from `offset`. `Invalid` when they do not lie inside, or are not in host memory.
+    ///
+    /// A peer that writes them at the same time, where the region is open to peers, may leave some old and some new.
+    pub fn copy_to(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        copy_out(self.span, offset, bytes)
+    }
+
+    /// The exclusive form of the same range; the slice comes back when the region has other handles or slices.
+    pub fn exclusive(mut self) -> std::result::Result<SliceMut<T>, Self> {
+        match Arc::get_mut(&mut self.inner) {
+            Some(_) => Ok(SliceMut { inner: self.inner, span: self.span }),
+            None => Err(self),
+        }
+    }
+}
+
+impl<T: Transport> Clone for Slice<T> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), span: self.span }
+    }
+}
+
+impl<T: Transport> fmt::Debug for Slice<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        debug_span(f, "Slice", self.span)
+    }
+}
+
+/// An exclusive range of a region: what reads fill. No clone, no overlap: two reads into one range would be a race.
+///
+/// ```compile_fail,E0382
+/// # use mooncake_transport::{SliceMut, Transport};
+/// fn twice<T: Transport>(slice: SliceMut<T>, read: impl Fn(SliceMut<T>)) {
+///     read(slice);
+///     read(slice); // moved into the first read, and back only when that is over
+/// }
+/// ```
+///
+/// ```compile_fail,E0599
+/// # use mooncake_transport::{SliceMut, Transport};
+/// fn copy<T: Transport>(slice: &SliceMut<T>) -> SliceMut<T> {
+///     slice.clone() // `&SliceMut` clones the reference at most
+/// }
+/// ```
+pub struct SliceMut<T: Transport> {
+    inner: Arc<Inner<T>>,
+    span: MemorySpan,
+}
+
+impl<T: Transport> SliceMut<T> {
+    /// First address.
+    pub fn addr(&self) -> u64 {
+        self.span.addr()
+    }
+
+    /// Length in bytes, never zero.
+    pub fn len(&self) -> usize {
+        self.span.len
+    }
+
+    /// Cuts it into two that do not overlap. The slice comes back when one would be empty.
+    pub fn split_at(self, mid: usize) -> std::result::Result<(Self, Self), Self> {
+        match (sub_span(self.span, 0..mid), sub_span(self.span, mid..self.span.len)) {
+            (Ok(left), Ok(right)) => {
+                Ok((Self { inner: self.inner.clone(), span: left }, Self { inner: self.inner, span: right }))
+            }
+            _ => Err(self),
+        }
+    }
+
+    /// Gives up exclusivity, so that it can be written from and copied.
+    pub fn into_shared(self) -> Slice<T> {
+        Slice { inner: self.inner, span: self.span }
+    }
+
+    /// Copies bytes in, at `offset`. `Invalid` when they do not fit, or the memory is not the host's.
+    pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
+        copy_in(self.span, offset, bytes)
+    }
+
+    /// Copies bytes out, from `offset`. `Invalid` when they do not lie inside, or are not in host memory.
+    pub fn copy_to(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        copy_out(self.span, offset, bytes)
+    }
+}
+
+impl<T: Transport> fmt::Debug for SliceMut<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        debug_span(f, "SliceMut", self.span)
+    }
+}
+
+/// Local memory as an operation needs it.
+#[derive(Debug)]
+pub struct Local<'a, R> {
+    /// Covers `span`, when the memory is registered.
+    pub registration: Option<&'a R>,
+    /// The bytes.
+    pub span: MemorySpan,
+}
+
+/// Something a wire may write from: handed over for the transfer, given back after it.
+///
+/// # Safety
+/// `local` gives the same bytes every time, they stay allocated until the value is dropped, even when it is moved, and while
+/// somebody else holds the value nobody writes them. The registration is one of the same `T` that lives as long as the value.
+#[allow(unsafe_code)]
+pub unsafe trait Source<T: Transport>: Send + 'static {
+    /// Where the bytes are.
+    fn local(&self) -> Local<'_, T::Registration>;
+}
+
+/// A [`Source`] that a wire may read into.
+///
+/// # Safety
+/// Whoever holds the value is the only one to touch the bytes, and may write them.
+#[allow(unsafe_code)]
+pub unsafe trait Sink<T: Transport>: Source<T> {}
+
+// SAFETY: the handle keeps memory and registration; the holders of exclusive ranges over the same bytes do not exist
+// (`exclusive` needs the only handle) or vouched for it (`slice_mut_unchecked`).
+unsafe impl<T: Transport> Source<T> for Slice<T> {
+    fn local(&self) -> Local<'_, T::Registration> {
+        Local { registration: self.inner.registration.as_ref(), span: self.span }
+    }
+}
+
+// SAFETY: as above, and the range is the only one over its bytes.
+unsafe impl<T: Transport> Source<T> for SliceMut<T> {
+    fn local(&self) -> Local<'_, T::Registration> {
+        Local { registration: self.inner.registration.as_ref(), span: self.span }
+    }
+}
+
+// SAFETY: an exclusive range is made from the only handle, by cutting another up, or by a caller who vouches for it.
+unsafe impl<T: Transport> Sink<T> for SliceMut<T> {}
+
+// SAFETY: immutable, and on the heap or static: moving the handle moves no byte.
+unsafe impl<T: Transport> Source<T> for Bytes {
+    fn local(&self) -> Local<'_, T::Registration> {
+        unregistered(NonNull::from(&**self))
+    }
+}
+
+// SAFETY: the bytes are on the heap, owned by the vector; whoever holds it is alone with them.
+unsafe impl<T: Transport> Source<T> for Vec<u8> {
+    fn local(&self) -> Local<'_, T::Registration> {
+        // Through `as_ptr`, not through a reference to the bytes: the pointer may be written through.
+        let ptr = NonNull::new(self.as_ptr().cast_mut()).unwrap_or(NonNull::dangling());
+        Local { registration: None, span: MemorySpan::new(ptr, self.len()) }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl<T: Transport> Sink<T> for Vec<u8> {}
+
+fn unregistered<'a, R>(bytes: NonNull<[u8]>) -> Local<'a, R> {
+    Local { registration: None, span: MemorySpan::new(bytes.cast(), bytes.len()) }
+}
+
+/// Memory of somebody else's, for registering it where it is.
+#[derive(Debug)]
+pub struct BorrowedMemory {
+    span: MemorySpan,
+}
+
+impl BorrowedMemory {
+    /// Memory at `span`.
+    ///
+    /// # Safety
+    /// Until the value (and every region over it) is dropped, the bytes stay allocated, readable and writable, and the owner
+    /// touches them only as other holders of a region's ranges may: not while a read into them is under way, not
+    /// writing while they are written from.
+    #[allow(unsafe_code)]
+    pub unsafe fn new(span: MemorySpan) -> Self {
+        Self { span }
+    }
+}
+
+// SAFETY: promised by whoever called `new`.
+unsafe impl MemorySource for BorrowedMemory {
+    fn span(&self) -> MemorySpan {
+        self.span
+    }
+}
+
+fn usable(span: MemorySpan) -> Result<MemorySpan> {
+    if span.len == 0 {
+        return Err(Error::invalid("memory of zero bytes cannot be registered"));
+    }
+    Ok(span)
+}
+
+fn sub_span(span: MemorySpan, range: Range<usize>) -> Result<MemorySpan> {
+    if range.start >= range.end || range.end > span.len {
+        return Err(Error::invalid(format!(
+            "bytes {}..{} are not a part of the {} there are",
+            range.start, range.end, span.len
+        )));
+    }
+    // SAFETY: `start < end <= len`, so the result is inside the same allocation.
+    let ptr = unsafe { span.ptr.add(range.start) };
+    Ok(MemorySpan { ptr, len: range.end - range.start, location: span.location })
+}
+
+fn host_part(span: MemorySpan, offset: usize, len: usize) -> Result<Option<NonNull<u8>>> {
+    if let Location::Cuda(_) = span.location {
+        return Err(Error::invalid(format!("{} is not host memory", span.location)));
+    }
+    if len == 0 {
+        return Ok(None);
+    }
+    let end = offset
+        .checked_add(len)
+        .ok_or_else(|| Error::invalid(format!("{len} bytes from {offset} overflow")))?;
+    sub_span(span, offset..end).map(|part| Some(part.ptr))
+}
+
+fn copy_out(span: MemorySpan, offset: usize, bytes: &mut [u8]) -> Result<()> {
+    if let Some(from) = host_part(span, offset, bytes.len())? {
+        // SAFETY: `from` has that many bytes, kept by the caller's handle; `bytes` is a reference, so it is other memory.
+        unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut *bytes).cast(), bytes.len()) };
+    }
+    Ok(())
+}
+
+fn copy_in(span: MemorySpan, offset: usize, bytes: &[u8]) -> Result<()> {
+    if let Some(to) = host_part(span, offset, bytes.len())? {
+        // SAFETY: `to` has room for that many bytes and the caller holds the range exclusively.
+        unsafe { to.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+    }
+    Ok(())
+}
+
+fn debug_span(f: &mut fmt::Formatter<'_>, name: &str, span: MemorySpan) -> fmt::Result {
+    write!(f, "{name}({:#x}+{} {})", span.addr(), span.len, span.location)
+}

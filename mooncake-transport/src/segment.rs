@@ -1,0 +1,380 @@
+//! The segment descriptor: what a node publishes so that others can reach its memory. JSON, as the existing system writes it.
+//!
+//! Complete for `tcp`; what other wires add is kept as it came and written back, so that their descriptors survive a round trip.
+
+use std::collections::BTreeMap;
+
+use mooncake_core::{Error, ErrorCode, Result};
+use serde_json::{Map, Value};
+
+use crate::transport::Protocol;
+
+/// Longest descriptor that is decoded, in bytes.
+pub const MAX_DESC_BYTES: usize = 16 << 20;
+
+/// One node's memory and how to reach it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SegmentDesc {
+    /// The segment's name.
+    pub name: String,
+    /// Wires that lead to it; usually one.
+    pub protocols: Vec<Protocol>,
+    /// Host of the TCP data port; empty when it is the host of the handshake port. The engine fills that in before
+    /// it asks a wire to [`connect`](crate::Transport::connect).
+    pub tcp_data_host: String,
+    /// TCP data port, 0 when there is none.
+    pub tcp_data_port: u16,
+    /// Framing of the TCP data port; an absent number means 1.
+    pub tcp_proto_version: u32,
+    /// Host and port that RDMA names are made of; empty when they are the segment's name.
+    pub rdma_server_name: String,
+    /// When it was published. For people.
+    pub timestamp: String,
+    /// Memory open to peers.
+    pub buffers: Vec<BufferDesc>,
+    /// Every key not named above, as it came.
+    pub extra: Map<String, Value>,
+}
+
+/// One registered range of a segment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BufferDesc {
+    /// The segment's name on TCP, a memory location (`cpu:0`) on RDMA. Not empty.
+    pub name: String,
+    /// First address in the owner's process. Not zero.
+    pub addr: u64,
+    /// Length in bytes. Not zero.
+    pub length: u64,
+    /// The wire's opaque access key ([`Transport::export`](crate::Transport::export)); mostly empty.
+    pub key: Vec<u8>,
+    /// Every key not named above, as it came (`rkey`, `lkey`, `shm_name`, ..).
+    pub extra: Map<String, Value>,
+}
+
+impl BufferDesc {
+    /// Whether `[addr, addr + len)` lies wholly inside; false on overflow and for a length of zero.
+    pub fn contains(&self, addr: u64, len: u64) -> bool {
+        match (addr.checked_add(len), self.addr.checked_add(self.length)) {
+            (Some(end), Some(own_end)) => len != 0 && addr >= self.addr && end <= own_end,
+            _ => false,
+        }
+    }
+}
+
+// Wires whose buffers are not ranges of addresses; theirs stay in `extra`.
+const WITHOUT_ADDRESSES: [&str; 2] = ["cxl", "nvmeof"];
+const ACCESS_KEY: &str = "access_key";
+
+impl SegmentDesc {
+    /// An empty segment.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), tcp_proto_version: 1, ..Self::default() }
+    }
+
+    /// Whether it can be reached by that wire.
+    pub fn speaks(&self, protocol: &Protocol) -> bool {
+        self.protocols.contains(protocol)
+    }
+
+    /// The buffer that holds all of `[addr, addr + len)`.
+    pub fn buffer(&self, addr: u64, len: u64) -> Option<&BufferDesc> {
+        self.buffers.iter().find(|b| b.contains(addr, len))
+    }
+
+    /// Whether it says the same as another, apart from when.
+    pub fn same_but_for_time(&self, other: &SegmentDesc) -> bool {
+        self.name == other.name
+            && self.protocols == other.protocols
+            && (&self.tcp_data_host, self.tcp_data_port) == (&other.tcp_data_host, other.tcp_data_port)
+            && self.tcp_proto_version == other.tcp_proto_version
+            && self.rdma_server_name == other.rdma_server_name
+            && self.buffers == other.buffers
+            && self.extra == other.extra
+    }
+
+    /// Compact JSON with sorted keys.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out: BTreeMap<&str, Value> = self.extra.iter().map(|(k, v)| (&**k, v.clone())).collect();
+        out.insert("name", self.name.as_str().into());
+        out.insert(
+            "protocol",
+            match self.protocols.as_slice() {
+                [one] => one.as_str().into(),
+                many => many.iter().map(|p| Value::from(p.as_str())).collect(),
+            },
+        );
+        out.insert("tcp_data_host", self.tcp_data_host.as_str().into());
+        out.insert("tcp_data_port", self.tcp_data_port.into());
+        out.insert("tcp_proto_version", self.tcp_proto_version.into());
+        out.insert("rdma_server_name", self.rdma_server_name.as_str().into());
+        out.insert("timestamp", self.timestamp.as_str().into());
+        if !self.without_addresses() {
+            out.insert("buffers", self.buffers.iter().map(BufferDesc::to_value).collect());
+        }
+        // A map with text keys always has a JSON form.
+        serde_json::to_vec(&out).unwrap_or_default()
+    }
+
+    /// Parses what [`encode`](Self::encode) or a node of the existing system wrote. Unknown keys are kept, missing ones are empty; an
+    /// error says what is wrong and where.
+    pub fn decode(text: &[u8]) -> Result<Self> {
+        if text.len() > MAX_DESC_BYTES {
+            return Err(bad(format!("{} bytes, at most {MAX_DESC_BYTES} are read", text.len())));
+        }
+        let value: Value = serde_json::from_slice(text).map_err(|e| bad(format!("not JSON: {e}")))?;
+        let Value::Object(map) = value else { return Err(bad("not a JSON object")) };
+        let mut map = Fields(map);
+        let mut desc = Self {
+            name: map.text("name")?,
+            protocols: map.protocols()?,
+            tcp_data_host: map.text("tcp_data_host")?,
+            tcp_data_port: map.number("tcp_data_port", 0)?,
+            tcp_proto_version: map.number("tcp_proto_version", 1)?,
+            rdma_server_name: map.text("rdma_server_name")?,
+            timestamp: map.text("timestamp")?,
+            buffers: Vec::new(),
+            extra: Map::new(),
+        };
+        if !desc.without_addresses() {
+            desc.buffers = match map.0.remove("buffers") {
+                None | Some(Value::Null) => Vec::new(),
+                Some(Value::Array(items)) => items
+                    .into_iter()
+                    .enumerate()
+                    .map(|(i, item)| {
+                        BufferDesc::from_value(item).map_err(|e| e.context(format!("buffer {i}")))
+                    })
+                    .collect::<Result<_>>()?,
+                Some(_) => return Err(bad("\"buffers\" is not an array")),
+            };
+        }
+        desc.extra = map.0;
+        Ok(desc)
+    }
+
+    fn without_addresses(&self) -> bool {
+        matches!(self.protocols.as_slice(), [p] if WITHOUT_ADDRESSES.contains(&p.as_str()))
+    }
+}
+
+impl BufferDesc {
+    fn to_value(&self) -> Value {
+        let mut map = self.extra.clone();
+        map.insert("name".into(), self.name.as_str().into());
+        map.insert("addr".into(), self.addr.into());
+        map.insert("length".into(), self.length.into());
+        if !self.key.is_empty() {
+            map.insert(ACCESS_KEY.into(), hex(&self.key).into());
+        }
+        Value::Object(map)
+    }
+
+    fn from_value(value: Value) -> Result<Self> {
+        let Value::Object(map) = value else { return Err(bad("not a JSON object")) };
+        let mut map = Fields(map);
+        let buffer = Self {
+            name: map.text("name")?,
+            addr: map.number("addr", 0)?,
+            length: map.number("length", 0)?,
+            key: unhex(&map.text(ACCESS_KEY)?)?,
+            extra: map.0,
+        };
+        if buffer.name.is_empty() {
+            return Err(bad("\"name\" is empty"));
+        }
+        if buffer.addr == 0 || buffer.length == 0 {
+            return Err(bad(format!(
+                "\"addr\" is {} and \"length\" {}, zero is neither",
+                buffer.addr, buffer.length
+            )));
+        }
+        if buffer.addr.checked_add(buffer.length).is_none() {
+            return Err(bad(format!("{} bytes from {} overflow", buffer.length, buffer.addr)));
+        }
+        Ok(buffer)
+    }
+}
+
+struct Fields(Map<String, Value>);
+
+impl Fields {
+    fn text(&mut self, key: &str) -> Result<String> {
+        match self.0.remove(key) {
+            None | Some(Value::Null) => Ok(String::new()),
+            Some(Value::String(text)) => Ok(text),
+            Some(other) => Err(bad(format!("{key:?} is {}, not a text", shape(&other)))),
+        }
+    }
+
+    fn number<N: TryFrom<u64>>(&mut self, key: &str, absent: N) -> Result<N> {
+        let Some(value) = self.0.remove(key) else { return Ok(absent) };
+        let number =
+            value.as_u64().ok_or_else(|| bad(format!("{key:?} is {}, not a whole number", shape(&value))))?;
+        N::try_from(number).map_err(|_| bad(format!("{key:?} is {number}, out of range")))
+    }
+
+    fn protocols(&mut self) -> Result<Vec<Protocol>> {
+        let one = |value: Value| match value {
+            Value::String(name) if !name.is_empty() => Ok(Protocol::new(name)),
+            other => Err(bad(format!("\"protocol\" is {}, not a name", shape(&other)))),
+        };
+        match self.0.remove("protocol") {
+            None => Err(bad("\"protocol\" is missing")),
+            Some(Value::Array(names)) => names.into_iter().map(one).collect(),
+            Some(name) => Ok(vec![one(name)?]),
+        }
+    }
+}
+
+fn shape(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+fn unhex(text: &str) -> Result<Vec<u8>> {
+    let digit = |c: u8| char::from(c).to_digit(16).and_then(|d| u8::try_from(d).ok());
+    let odd = || bad(format!("{ACCESS_KEY:?} is not hexadecimal"));
+    text.as_bytes()
+        .chunks(2)
+        .map(|pair| match *pair {
+            [high, low] => Some(digit(high)? << 4 | digit(low)?),
+            _ => None,
+        })
+        .collect::<Option<_>>()
+        .ok_or_else(odd)
+}
+
+fn bad(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+    Error::new(ErrorCode::InvalidParams, what).context("segment descriptor")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PEER: &str = r#"{"buffers":[{"addr":139868396052496,"length":1048576,"name":"nodeA:12345"}],"name":"nodeA:12345","protocol":"tcp","rdma_server_name":"","tcp_data_host":"127.0.0.1","tcp_data_port":15145,"tcp_proto_version":2,"timestamp":"2026-11-20 18:22:15.141581"}"#;
+
+    fn refused(text: &str) -> String {
+        SegmentDesc::decode(text.as_bytes()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_peers_descriptor_comes_back_byte_for_byte() {
+        let desc = SegmentDesc::decode(PEER.as_bytes()).unwrap();
+        assert!(desc.speaks(&Protocol::TCP));
+        assert_eq!(
+            (desc.tcp_data_host.as_str(), desc.tcp_data_port, desc.tcp_proto_version),
+            ("127.0.0.1", 15145, 2)
+        );
+        assert_eq!(desc.buffers[0].addr, 139868396052496);
+        assert_eq!(String::from_utf8(desc.encode()).unwrap(), PEER);
+    }
+
+    #[test]
+    fn an_rdma_descriptor_survives() {
+        let text = r#"{"buffers":[{"addr":4096,"length":8192,"lkey":[7],"name":"cpu:0","rkey":[4294967295]}],"devices":[{"gid":"00:ff","lid":0,"name":"mlx5_0"}],"name":"n","priority_matrix":{"cpu:0":[["mlx5_0"],[]]},"protocol":"rdma","rdma_server_name":"h:1","tcp_data_host":"","tcp_data_port":0,"tcp_proto_version":1,"timestamp":""}"#;
+        let desc = SegmentDesc::decode(text.as_bytes()).unwrap();
+        assert_eq!(desc.buffers[0].extra["rkey"], serde_json::json!([4294967295u32]));
+        assert_eq!(String::from_utf8(desc.encode()).unwrap(), text);
+    }
+
+    #[test]
+    fn buffers_without_addresses_and_several_wires_survive() {
+        for text in [
+            r#"{"buffers":[{"file_path":"/f","length":1,"local_path_map":{"h":"/p"}}],"name":"n","protocol":"nvmeof","rdma_server_name":"","tcp_data_host":"","tcp_data_port":0,"tcp_proto_version":1,"timestamp":""}"#,
+            r#"{"buffers":[{"addr":1,"length":1,"name":"a","protocol":"tcp"}],"name":"n","protocol":["tcp","rdma"],"rdma_server_name":"","tcp_data_host":"","tcp_data_port":0,"tcp_proto_version":1,"timestamp":""}"#,
+        ] {
+            let desc = SegmentDesc::decode(text.as_bytes()).unwrap();
+            assert_eq!(String::from_utf8(desc.encode()).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn missing_and_unknown_keys_are_fine() {
+        let desc = SegmentDesc::decode(br#"{"protocol":"tcp","tcp_data_port":1,"later":{"x":[1]}}"#).unwrap();
+        assert_eq!((desc.tcp_proto_version, desc.buffers.len()), (1, 0));
+        assert_eq!(desc.extra["later"], serde_json::json!({"x": [1]}));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, word) in [
+            ("", "not JSON"),
+            ("[]", "not a JSON object"),
+            ("{}", "\"protocol\" is missing"),
+            (r#"{"protocol":1}"#, "protocol"),
+            (r#"{"protocol":"tcp","tcp_data_port":"x"}"#, "tcp_data_port"),
+            (r#"{"protocol":"tcp","tcp_data_port":-1}"#, "tcp_data_port"),
+            (r#"{"protocol":"tcp","tcp_data_port":65536}"#, "out of range"),
+            (r#"{"protocol":"tcp","buffers":{}}"#, "buffers"),
+            (r#"{"protocol":"tcp","buffers":[{"name":"","addr":1,"length":1}]}"#, "\"name\" is empty"),
+            (r#"{"protocol":"tcp","buffers":[{"name":"a","addr":0,"length":1}]}"#, "buffer 0"),
+            (r#"{"protocol":"tcp","buffers":[{"name":"a","addr":1,"length":0}]}"#, "zero"),
+            (
+                r#"{"protocol":"tcp","buffers":[{"name":"a","addr":18446744073709551615,"length":1}]}"#,
+                "overflow",
+            ),
+            (
+                r#"{"protocol":"tcp","buffers":[{"name":"a","addr":1,"length":1,"access_key":"0g"}]}"#,
+                "hexadecimal",
+            ),
+        ] {
+            let error = refused(text);
+            assert!(error.contains(word) && error.contains("segment descriptor"), "{text}: {error}");
+        }
+        assert!(refused(&"[".repeat(100_000)).contains("not JSON"));
+        assert!(refused(&" ".repeat(MAX_DESC_BYTES + 1)).contains("at most"));
+    }
+
+    #[test]
+    fn buffers_are_found_by_whole_ranges() {
+        let desc = SegmentDesc::decode(br#"{"protocol":"tcp","buffers":[{"name":"a","addr":100,"length":50},{"name":"b","addr":150,"length":50}]}"#).unwrap();
+        assert_eq!(desc.buffer(100, 50).unwrap().name, "a");
+        assert_eq!(desc.buffer(199, 1).unwrap().name, "b");
+        assert!(
+            desc.buffer(149, 2).is_none()
+                && desc.buffer(100, 0).is_none()
+                && desc.buffer(u64::MAX, 2).is_none()
+        );
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 128 }, failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn any_descriptor_round_trips(
+            name in "\\PC*", host in "[a-z0-9.:]*", port: u16, version: u32, wires in prop::collection::vec("[a-z]{1,8}", 0..3),
+            buffers in prop::collection::vec(("\\PC{1,8}", 1u64..1 << 60, 1u64..1 << 60, prop::collection::vec(any::<u8>(), 0..8)), 0..5),
+        ) {
+            let mut desc = SegmentDesc::new(name);
+            desc.tcp_data_host = host;
+            desc.tcp_data_port = port;
+            desc.tcp_proto_version = version;
+            desc.protocols = wires.into_iter().map(Protocol::new).collect();
+            if !desc.without_addresses() {
+                desc.buffers = buffers.into_iter().map(|(name, addr, length, key)| BufferDesc { name, addr, length, key, extra: Map::new() }).collect();
+            }
+            prop_assert_eq!(SegmentDesc::decode(&desc.encode()).unwrap(), desc);
+        }
+
+        #[test]
+        fn noise_is_refused_without_a_panic(text in prop::collection::vec(any::<u8>(), 0..64)) {
+            let _ = SegmentDesc::decode(&text);
+        }
+    }
+}

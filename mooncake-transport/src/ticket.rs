@@ -1,0 +1,482 @@
+//! How a transfer ends: a wire finishes shares of a [`Completion`], the caller waits on the [`Ticket`].
+//!
+//! One allocation per batch, one wake-up per batch. The buffer lives in that allocation until the last share is finished, so
+//! dropping the ticket neither cancels the transfer nor frees memory the wire still uses.
+
+use std::future::Future;
+use std::ops::{Deref, Range};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::Duration;
+
+use futures::task::AtomicWaker;
+use mooncake_core::clock::Moment;
+use mooncake_core::{Error, ErrorCode, Result};
+use parking_lot::Mutex;
+
+/// A ticket for `ops` operations on `buffer`, and the completion to submit with them.
+///
+/// `deadline`, on the transport's clock, is when the wire gives up; see [`Completion::deadline`].
+pub fn ticket<B: Send + 'static>(buffer: B, ops: usize, deadline: Option<Moment>) -> (Completion, Ticket<B>) {
+    let shared = Arc::new(Shared {
+        progress: Progress {
+            unfinished: AtomicUsize::new(1),
+            waker: AtomicWaker::new(),
+            failures: Mutex::new(Vec::new()),
+            ops,
+            deadline,
+        },
+        buffer: Mutex::new(Some(buffer)),
+    });
+    let completion = Completion { core: Some(shared.clone() as Arc<dyn Core>), ops: 0..ops };
+    (completion, Ticket { shared })
+}
+
+struct Shared<B> {
+    progress: Progress,
+    // Locked by the ticket's holder only; completions never look at it.
+    buffer: Mutex<Option<B>>,
+}
+
+struct Progress {
+    unfinished: AtomicUsize,
+    waker: AtomicWaker,
+    failures: Mutex<Vec<(Range<usize>, Error)>>,
+    ops: usize,
+    deadline: Option<Moment>,
+}
+
+trait Core: Send + Sync {
+    fn progress(&self) -> &Progress;
+}
+
+impl<B: Send> Core for Shared<B> {
+    fn progress(&self) -> &Progress {
+        &self.progress
+    }
+}
+
+impl Progress {
+    fn is_done(&self) -> bool {
+        self.unfinished.load(Ordering::Acquire) == 0
+    }
+}
+
+/// A share of a submission's completion, standing for a range of its operations. The ticket is ready when all shares are finished.
+///
+/// A share dropped without [`finish`](Completion::finish) counts as failed, so a wire that forgets one causes an error and not a hang.
+/// Finishing the last share wakes the waiter and may drop the buffer, registrations and all: a wire holds no lock of its own then.
+#[must_use = "dropping a share fails its operations"]
+pub struct Completion {
+    core: Option<Arc<dyn Core>>,
+    ops: Range<usize>,
+}
+
+impl Completion {
+    /// How many operations it stands for.
+    pub fn ops(&self) -> usize {
+        self.ops.len()
+    }
+
+    /// When to give up, on the transport's clock: finish with an error of kind `Timeout` by then, and begin nothing afterwards.
+    pub fn deadline(&self) -> Option<Moment> {
+        self.core.as_ref().and_then(|core| core.progress().deadline)
+    }
+
+    /// Reports the outcome of all its operations. An error counts for each of them.
+    pub fn finish(mut self, result: Result<()>) {
+        self.end(result);
+    }
+
+    /// Cuts it in two: the first `n` operations and the rest.
+    ///
+    /// # Panics
+    /// When it stands for fewer than `n`.
+    pub fn split_at(mut self, n: usize) -> (Completion, Completion) {
+        assert!(n <= self.ops.len(), "split at {n} of {} operations", self.ops.len());
+        let mut first = self.share();
+        first.ops.end = self.ops.start + n;
+        self.ops.start = first.ops.end;
+        (first, self)
+    }
+
+    /// Another share of the same operations, for a wire that moves one operation in pieces. Both must be finished.
+    pub fn share(&mut self) -> Completion {
+        let core = self.core.clone();
+        if let Some(core) = &core {
+            // Relaxed: this share is unfinished, so the count cannot reach zero meanwhile.
+            core.progress().unfinished.fetch_add(1, Ordering::Relaxed);
+        }
+        Completion { core, ops: self.ops.clone() }
+    }
+
+    /// One share per operation, in order. Shares not taken from the iterator count as failed.
+    pub fn each(self) -> Each {
+        if self.ops.is_empty() {
+            self.finish(Ok(()));
+            return Each { rest: None };
+        }
+        Each { rest: Some(self) }
+    }
+
+    fn end(&mut self, result: Result<()>) {
+        let Some(core) = self.core.take() else { return };
+        let progress = core.progress();
+        if let Err(error) = result {
+            progress.failures.lock().push((self.ops.clone(), error));
+        }
+        if progress.unfinished.fetch_sub(1, Ordering::AcqRel) == 1 {
+            progress.waker.wake();
+        }
+    }
+}
+
+impl Drop for Completion {
+    fn drop(&mut self) {
+        if self.core.is_some() {
+            self.end(Err(Error::new(ErrorCode::TransferFail, "the transport dropped the transfer")));
+        }
+    }
+}
+
+impl std::fmt::Debug for Completion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Completion").field("ops", &self.ops).field("deadline", &self.deadline()).finish()
+    }
+}
+
+/// Shares of a completion, one per operation.
+#[derive(Debug)]
+pub struct Each {
+    rest: Option<Completion>,
+}
+
+impl Iterator for Each {
+    type Item = Completion;
+
+    fn next(&mut self) -> Option<Completion> {
+        let rest = self.rest.take()?;
+        if rest.ops() == 1 {
+            return Some(rest);
+        }
+        let (first, rest) = rest.split_at(1);
+        self.rest = Some(rest);
+        Some(first)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let n = self.rest.as_ref().map_or(0, Completion::ops);
+        (n, Some(n))
+    }
+}
+
+impl ExactSizeIterator for Each {}
+
+/// What a submission comes to: ready when every operation is finished, and gives the buffer back whatever the outcome.
+///
+/// As a future it yields the first failure. [`Ticket::results`] tells the operations apart, [`Ticket::wait`] needs no runtime.
+/// Dropping it does not cancel anything and frees nothing early: the wire's shares keep the buffer.
+#[must_use = "the outcome of the transfer is in it"]
+pub struct Ticket<B> {
+    shared: Arc<Shared<B>>,
+}
+
+impl<B: Send + 'static> Ticket<B> {
+    /// A ticket that is ready at once.
+    pub fn ready(buffer: B, result: Result<()>) -> Self {
+        let (done, ticket) = ticket(buffer, 1, None);
+        done.finish(result);
+        ticket
+    }
+
+    /// Whether every operation is finished.
+    pub fn is_done(&self) -> bool {
+        self.shared.progress.is_done()
+    }
+
+    /// The buffer, to look at before the outcome is taken: where its memory is, not what is in it.
+    ///
+    /// # Panics
+    /// After the future has yielded.
+    pub fn buffer(&self) -> impl Deref<Target = B> {
+        parking_lot::MutexGuard::map(self.shared.buffer.lock(), |b| {
+            b.as_mut().expect("polled after it was ready")
+        })
+    }
+
+    /// Parks the thread until it is ready. Needs no runtime; do not call it where one must not be blocked.
+    pub fn wait(mut self) -> (Result<()>, B) {
+        block_on(|cx| Pin::new(&mut self).poll(cx))
+    }
+
+    /// Parks the thread for at most `span`; gives the ticket back when it is not ready by then.
+    pub fn wait_timeout(mut self, span: Duration) -> std::result::Result<(Result<()>, B), Self> {
+        match block_on_for(span, |cx| Pin::new(&mut self).poll(cx)) {
+            Some(outcome) => Ok(outcome),
+            None => Err(self),
+        }
+    }
+
+    /// The same, with one result per operation.
+    pub fn results(self) -> Results<B> {
+        Results { shared: self.shared }
+    }
+}
+
+impl<B: Send + 'static> Future for Ticket<B> {
+    type Output = (Result<()>, B);
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.shared.poll(cx).map(|(failures, buffer)| {
+            // Lowest operation first, so that the same failures give the same error however they raced.
+            let first = failures.into_iter().min_by_key(|(ops, _)| ops.start);
+            (first.map_or(Ok(()), |(_, error)| Err(error)), buffer)
+        })
+    }
+}
+
+impl<B> std::fmt::Debug for Ticket<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ticket").field("done", &self.shared.progress.is_done()).finish()
+    }
+}
+
+/// A [`Ticket`] that yields one result per operation, in order.
+#[must_use = "the outcome of the transfer is in it"]
+pub struct Results<B> {
+    shared: Arc<Shared<B>>,
+}
+
+impl<B: Send + 'static> Results<B> {
+    /// Parks the thread until it is ready.
+    pub fn wait(mut self) -> (Vec<Result<()>>, B) {
+        block_on(|cx| Pin::new(&mut self).poll(cx))
+    }
+}
+
+impl<B: Send + 'static> Future for Results<B> {
+    type Output = (Vec<Result<()>>, B);
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.shared.poll(cx).map(|(failures, buffer)| {
+            let mut results: Vec<Result<()>> = (0..self.shared.progress.ops).map(|_| Ok(())).collect();
+            for (ops, error) in failures {
+                for result in results[ops].iter_mut().filter(|r| r.is_ok()) {
+                    *result = Err(copy_of(&error));
+                }
+            }
+            (results, buffer)
+        })
+    }
+}
+
+impl<B> std::fmt::Debug for Results<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Results").field("done", &self.shared.progress.is_done()).finish()
+    }
+}
+
+type Failures = Vec<(Range<usize>, Error)>;
+
+impl<B> Shared<B> {
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<(Failures, B)> {
+        if !self.progress.is_done() {
+            self.progress.waker.register(cx.waker());
+            // Again: the last share may have been finished before the waker was there.
+            if !self.progress.is_done() {
+                return Poll::Pending;
+            }
+        }
+        let buffer = self.buffer.lock().take().expect("a ticket is not polled after it was ready");
+        Poll::Ready((std::mem::take(&mut *self.progress.failures.lock()), buffer))
+    }
+}
+
+/// The same error for another operation that it hit. The source stays with the first.
+pub(crate) fn copy_of(error: &Error) -> Error {
+    Error::new(error.code(), error.message().to_owned())
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+thread_local! {
+    // One waker per thread, so that waiting allocates nothing.
+    static UNPARK: Waker = Arc::new(Unpark(std::thread::current())).into();
+}
+
+fn block_on<R>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<R>) -> R {
+    UNPARK.with(|waker| {
+        let mut cx = Context::from_waker(waker);
+        loop {
+            if let Poll::Ready(value) = poll(&mut cx) {
+                return value;
+            }
+            std::thread::park();
+        }
+    })
+}
+
+fn block_on_for<R>(span: Duration, mut poll: impl FnMut(&mut Context<'_>) -> Poll<R>) -> Option<R> {
+    use mooncake_core::clock::{Clock, SystemClock};
+    let clock = SystemClock::new();
+    let until = clock.now().after(span);
+    UNPARK.with(|waker| {
+        let mut cx = Context::from_waker(waker);
+        loop {
+            if let Poll::Ready(value) = poll(&mut cx) {
+                return Some(value);
+            }
+            let left = until.since(clock.now());
+            if left.is_zero() {
+                return None;
+            }
+            std::thread::park_timeout(left);
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mooncake_core::ErrorKind;
+    use std::sync::atomic::AtomicUsize;
+
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    struct Dropped(Arc<AtomicUsize>);
+
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn fail(text: &'static str) -> Result<()> {
+        Err(Error::new(ErrorCode::TransferFail, text))
+    }
+
+    #[test]
+    fn a_batch_wakes_once_and_gives_the_buffer_back() {
+        let count = Arc::new(Count(AtomicUsize::new(0)));
+        let waker = Waker::from(count.clone());
+        let mut cx = Context::from_waker(&waker);
+        let (done, mut ticket) = ticket(vec![1u8, 2, 3], 100, None);
+        assert!(Pin::new(&mut ticket).poll(&mut cx).is_pending());
+        let shares: Vec<Completion> = done.each().collect();
+        assert_eq!(shares.len(), 100);
+        for share in shares {
+            assert_eq!(count.0.load(Ordering::SeqCst), 0);
+            share.finish(Ok(()));
+        }
+        assert_eq!(count.0.load(Ordering::SeqCst), 1);
+        match Pin::new(&mut ticket).poll(&mut cx) {
+            Poll::Ready((Ok(()), buffer)) => assert_eq!(buffer, [1, 2, 3]),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn each_operation_has_its_own_result() {
+        let (done, ticket) = ticket((), 5, None);
+        let (first, rest) = done.split_at(2);
+        first.finish(fail("both"));
+        let mut shares: Vec<Completion> = rest.each().collect();
+        let mut last = shares.pop().unwrap();
+        let piece = last.share();
+        for share in shares {
+            share.finish(Ok(()));
+        }
+        last.finish(Ok(()));
+        assert!(!ticket.is_done());
+        piece.finish(fail("a piece"));
+        let (results, ()) = ticket.results().wait();
+        let texts: Vec<_> =
+            results.iter().map(|r| r.as_ref().map_err(|e| e.message().to_owned()).err()).collect();
+        assert_eq!(texts, [Some("both".into()), Some("both".into()), None, None, Some("a piece".into())]);
+    }
+
+    #[test]
+    fn the_first_failure_is_that_of_the_lowest_operation() {
+        let (done, ticket) = ticket((), 3, None);
+        let mut shares: Vec<Completion> = done.each().collect();
+        shares.pop().unwrap().finish(fail("last"));
+        shares.remove(0).finish(fail("first"));
+        drop(shares);
+        assert_eq!(ticket.wait().0.unwrap_err().message(), "first");
+    }
+
+    #[test]
+    fn a_forgotten_share_is_an_error() {
+        let (done, ticket) = ticket(7, 1, None);
+        drop(done);
+        let (result, buffer) = ticket.wait();
+        assert_eq!((result.unwrap_err().kind(), buffer), (ErrorKind::Unavailable, 7));
+        let (done, ticket) = super::ticket((), 3, None);
+        done.each().next().unwrap().finish(Ok(()));
+        let (results, ()) = ticket.results().wait();
+        assert_eq!(results.iter().map(|r| r.is_ok()).collect::<Vec<_>>(), [true, false, false]);
+    }
+
+    #[test]
+    fn no_operations_are_done_at_once() {
+        let (done, ticket) = ticket((), 0, None);
+        assert_eq!(done.each().count(), 0);
+        assert!(ticket.is_done());
+        ticket.wait().0.unwrap();
+    }
+
+    #[test]
+    fn a_dropped_ticket_frees_nothing_early() {
+        let drops = Arc::new(AtomicUsize::new(0));
+        let (done, ticket) = ticket(Dropped(drops.clone()), 2, None);
+        let mut shares = done.each();
+        let (one, two) = (shares.next().unwrap(), shares.next().unwrap());
+        drop(ticket);
+        one.finish(Ok(()));
+        assert_eq!(drops.load(Ordering::SeqCst), 0);
+        two.finish(Ok(()));
+        assert_eq!(drops.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn threads_finish_while_another_waits() {
+        for round in 0..if cfg!(miri) { 4 } else { 200 } {
+            let (done, ticket) = ticket(vec![0u8; 8], 4, Some(Moment(round)));
+            assert_eq!(done.deadline(), Some(Moment(round)));
+            let threads: Vec<_> =
+                done.each().map(|share| std::thread::spawn(move || share.finish(Ok(())))).collect();
+            ticket.wait().0.unwrap();
+            for thread in threads {
+                thread.join().unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn waiting_for_a_while_gives_the_ticket_back() {
+        let (done, ticket) = ticket((), 1, None);
+        let ticket = ticket.wait_timeout(Duration::from_millis(5)).unwrap_err();
+        done.finish(Ok(()));
+        ticket.wait_timeout(Duration::ZERO).unwrap().0.unwrap();
+        Ticket::ready((), Ok(())).wait().0.unwrap();
+    }
+}
