@@ -54,7 +54,9 @@ impl SegmentAllocator for BestFit {
         self.live.remove(&extent.offset);
         self.used -= extent.len;
         let (mut start, mut end) = (extent.offset, extent.offset + extent.len);
-        if let Some((&offset, &len)) = self.by_offset.range(..start).next_back().filter(|&(o, l)| o + l == start) {
+        if let Some((&offset, &len)) =
+            self.by_offset.range(..start).next_back().filter(|&(o, l)| o + l == start)
+        {
             self.remove_free(offset, len);
             start = offset;
         }

@@ -1,6 +1,4 @@
-//! Size classes: which list a free block is filed in, and which lists are not empty.
-
-use super::blocks::NIL;
+//! Size classes, and which of them have free blocks.
 
 /// Classes per power of two, as a power of two: neighbouring classes differ by at most 1/64 in size.
 const CLASS_BITS: u32 = 6;
@@ -15,77 +13,73 @@ pub(super) fn class_of(len: u64) -> Class {
     (shift << CLASS_BITS) + (len >> shift) as u32
 }
 
-/// Shortest length of a class.
-#[cfg(test)]
-pub(super) fn class_floor(class: Class) -> u64 {
-    if class < 2 * CLASSES {
-        return u64::from(class);
-    }
-    let shift = (class >> CLASS_BITS) - 1;
-    u64::from((class & (CLASSES - 1)) | CLASSES) << shift
-}
-
-/// List heads of all classes that can occur, with one bit for each list that is not empty.
+/// One bit for each class that has a block, one for each 64 classes that have one.
 pub(super) struct Bins {
-    /// Bit r: row r has a list that is not empty.
-    rows_used: u64,
-    rows: Vec<Row>,
-}
-
-struct Row {
-    used: u64,
-    heads: [u32; CLASSES as usize],
+    rows: u64,
+    classes: [u64; 64],
 }
 
 impl Bins {
-    /// Lists for blocks up to `longest` bytes.
-    pub(super) fn new(longest: u64) -> Self {
-        let rows = (class_of(longest) >> CLASS_BITS) + 1;
-        let empty = || Row { used: 0, heads: [NIL; CLASSES as usize] };
-        Self { rows_used: 0, rows: (0..rows).map(|_| empty()).collect() }
+    pub(super) fn new() -> Self {
+        Self { rows: 0, classes: [0; 64] }
     }
 
-    /// First block filed in `class`, or `NIL`.
-    pub(super) fn head(&self, class: Class) -> u32 {
-        self.rows[(class >> CLASS_BITS) as usize].heads[(class & (CLASSES - 1)) as usize]
+    pub(super) fn mark_filled(&mut self, class: Class) {
+        let (row, column) = split(class);
+        self.rows |= 1 << row;
+        self.classes[row] |= 1 << column;
     }
 
-    /// Makes `block` the first of `class`; `NIL` empties the list.
-    pub(super) fn set_head(&mut self, class: Class, block: u32) {
-        let (row_index, column) = (class >> CLASS_BITS, class & (CLASSES - 1));
-        let row = &mut self.rows[row_index as usize];
-        row.heads[column as usize] = block;
-        let filled = u64::from(block != NIL);
-        row.used = row.used & !(1 << column) | filled << column;
-        let filled = u64::from(row.used != 0);
-        self.rows_used = self.rows_used & !(1 << row_index) | filled << row_index;
+    /// Marks `class` empty when `emptied`. Whether it is can hardly be predicted, so there is no branch.
+    pub(super) fn mark_emptied(&mut self, class: Class, emptied: bool) {
+        let (row, column) = split(class);
+        self.classes[row] &= !(u64::from(emptied) << column);
+        self.rows &= !(u64::from(self.classes[row] == 0) << row);
     }
 
     /// The smallest class from `class` upwards with a block in it.
     pub(super) fn first_from(&self, class: Class) -> Option<Class> {
-        let (row, column) = (class >> CLASS_BITS, class & (CLASSES - 1));
-        let here = self.rows.get(row as usize)?.used & (u64::MAX << column);
+        let (row, column) = split(class);
+        let here = self.classes[row] & (u64::MAX << column);
         if here != 0 {
-            return Some((row << CLASS_BITS) + here.trailing_zeros());
+            return Some(join(row, here.trailing_zeros()));
         }
-        let above = self.rows_used & (u64::MAX << row) & !(1 << row);
+        let above = self.rows & (u64::MAX << row) & !(1 << row);
         if above == 0 {
             return None;
         }
-        let row = above.trailing_zeros();
-        Some((row << CLASS_BITS) + self.rows[row as usize].used.trailing_zeros())
+        let row = above.trailing_zeros() as usize;
+        Some(join(row, self.classes[row].trailing_zeros()))
     }
 
     /// The largest class with a block in it.
     pub(super) fn last(&self) -> Option<Class> {
-        let row = self.rows_used.checked_ilog2()?;
-        Some((row << CLASS_BITS) + self.rows[row as usize].used.ilog2())
+        let row = self.rows.checked_ilog2()? as usize;
+        Some(join(row, self.classes[row].ilog2()))
     }
+}
+
+/// The largest class is in row 58, so the mask only tells the compiler what is so.
+fn split(class: Class) -> (usize, u32) {
+    ((class >> CLASS_BITS) as usize & 63, class & (CLASSES - 1))
+}
+
+fn join(row: usize, column: u32) -> Class {
+    ((row as u32) << CLASS_BITS) + column
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Shortest length of a class.
+    fn class_floor(class: Class) -> u64 {
+        if class < 2 * CLASSES {
+            return u64::from(class);
+        }
+        let shift = (class >> CLASS_BITS) - 1;
+        u64::from((class & (CLASSES - 1)) | CLASSES) << shift
+    }
 
     #[test]
     fn classes_are_ordered_and_tight() {
@@ -96,25 +90,25 @@ mod tests {
             assert_eq!(class_of(class_floor(class)), class, "{len}");
             assert!(len - class_floor(class) <= len / 64, "{len}");
         }
-        assert!(class_of(u64::MAX) >> CLASS_BITS < 64);
+        assert!(class_of(u64::MAX) + 1 < 64 * CLASSES);
     }
 
     #[test]
     fn finds_neighbours() {
-        let mut bins = Bins::new(u64::MAX);
+        let mut bins = Bins::new();
         assert_eq!((bins.first_from(0), bins.last()), (None, None));
         let top = class_of(u64::MAX);
         for class in [3, 64, 200, top] {
-            bins.set_head(class, class);
+            bins.mark_filled(class);
         }
         assert_eq!(bins.first_from(0), Some(3));
         assert_eq!(bins.first_from(4), Some(64));
         assert_eq!(bins.first_from(65), Some(200));
         assert_eq!(bins.first_from(201), Some(top));
-        assert_eq!(bins.last(), Some(top));
-        bins.set_head(top, NIL);
-        bins.set_head(64, NIL);
+        assert_eq!((bins.last(), bins.first_from(top + 1)), (Some(top), None));
+        bins.mark_emptied(top, true);
+        bins.mark_emptied(64, true);
+        bins.mark_emptied(200, false);
         assert_eq!((bins.first_from(4), bins.first_from(201), bins.last()), (Some(200), None, Some(200)));
-        assert_eq!(bins.head(200), 200);
     }
 }

@@ -1,50 +1,216 @@
 //! The blocks a segment is divided into, in a table beside it: the memory itself may be on another machine.
+//!
+//! Every link leads to an entry of the table, real or not, so that none needs a test for "no such block": entry 0
+//! stands for what lies outside the segment, the next ones for the ends of the ring of each size class.
 
-/// No block.
-pub(super) const NIL: u32 = u32::MAX;
-/// In `older`: the block is live, so it is in no list.
-const LIVE: u32 = u32::MAX - 1;
+use super::bins::{Bins, Class, class_of};
+
+/// Outside the segment; never free.
+const EDGE: u32 = 0;
+/// In `older`: the block is live.
+const LIVE: u32 = u32::MAX;
+/// In `chain` and as a list head: nothing.
+const NIL: u32 = u32::MAX;
 
 /// One contiguous range, free or live. Two free blocks never touch.
+///
+/// Aligned so that none lies across two cache lines.
 #[derive(Clone, Copy)]
+#[repr(align(32))]
 pub(super) struct Block {
     pub(super) offset: u64,
     pub(super) len: u64,
     /// The block that ends where this one starts.
     pub(super) before: u32,
-    /// The block that starts where this one ends; links unused entries.
+    /// The block that starts where this one ends. In an unused entry, the next unused one.
     pub(super) after: u32,
-    /// Neighbours in the list of its size class. `newer` is nearer to the head.
-    pub(super) newer: u32,
-    pub(super) older: u32,
-}
-
-impl Block {
-    pub(super) fn is_free(&self) -> bool {
-        self.older != LIVE
-    }
+    /// Of a free block: the next in the ring of its size class, towards the one filed last.
+    /// Of a live block: the next in its chain of the index.
+    newer: u32,
+    /// The next in the ring, towards the one filed first, or `LIVE`.
+    older: u32,
 }
 
 /// All blocks; an index stays valid until the block is merged away.
 pub(super) struct Blocks {
     table: Vec<Block>,
+    bins: Bins,
+    index: Index,
     /// First unused entry of the table.
     spare: u32,
 }
 
+/// Chains of live blocks by a hash of their offset.
+struct Index {
+    heads: Vec<u32>,
+    /// `64 - log2(heads.len())`.
+    shift: u32,
+    len: usize,
+}
+
 impl Blocks {
-    pub(super) fn new() -> Self {
-        Self { table: Vec::new(), spare: NIL }
+    /// One free block of `capacity` bytes, if any.
+    pub(super) fn new(capacity: u64) -> Self {
+        let mut table: Vec<_> = (0..=class_of(capacity) + 1)
+            .map(|end| Block { offset: 0, len: u64::MAX, before: EDGE, after: EDGE, newer: end, older: end })
+            .collect();
+        table[EDGE as usize].older = LIVE;
+        let index = Index { heads: vec![NIL; 64], shift: 64 - 6, len: 0 };
+        let mut blocks = Self { table, bins: Bins::new(), index, spare: NIL };
+        if capacity != 0 {
+            let whole = blocks.entry(Block {
+                offset: 0,
+                len: capacity,
+                before: EDGE,
+                after: EDGE,
+                newer: NIL,
+                older: NIL,
+            });
+            blocks.file(whole);
+        }
+        blocks
     }
 
     /// Whether two more blocks can be numbered.
     pub(super) fn has_room(&self) -> bool {
-        self.table.len() < (LIVE - 2) as usize
+        self.table.len() < (u32::MAX - 2) as usize
     }
 
-    /// A live block without neighbours.
-    pub(super) fn add(&mut self, offset: u64, len: u64) -> u32 {
-        let block = Block { offset, len, before: NIL, after: NIL, newer: NIL, older: LIVE };
+    pub(super) fn is_free(&self, block: u32) -> bool {
+        self[block].older != LIVE
+    }
+
+    /// Number of live blocks.
+    pub(super) fn live(&self) -> usize {
+        self.index.len
+    }
+
+    /// The smallest class from `class` upwards with a block in it.
+    pub(super) fn first_from(&self, class: Class) -> Option<Class> {
+        self.bins.first_from(class)
+    }
+
+    /// The largest class with a block in it.
+    pub(super) fn last_class(&self) -> Option<Class> {
+        self.bins.last()
+    }
+
+    /// The block filed last in a class that is not empty.
+    pub(super) fn newest(&self, class: Class) -> u32 {
+        self[ring_end(class)].older
+    }
+
+    /// The blocks filed in `class`, newest first.
+    pub(super) fn list(&self, class: Class) -> impl Iterator<Item = u32> {
+        let end = ring_end(class);
+        let real = move |block: u32| (block != end).then_some(block);
+        std::iter::successors(real(self[end].older), move |&block| real(self[block].older))
+    }
+
+    /// The first block of at least `len` bytes among the `scan` newest of `class`.
+    pub(super) fn first_fit(&self, class: Class, len: u64, scan: u32) -> Option<u32> {
+        let end = ring_end(class);
+        let mut at = self[end].older;
+        for _ in 0..scan {
+            let block = &self[at];
+            // The ring's end counts as a block that fits everything.
+            if block.len >= len {
+                return (at != end).then_some(at);
+            }
+            at = block.older;
+        }
+        None
+    }
+
+    /// Puts a block that is in no ring at the head of its class.
+    pub(super) fn file(&mut self, block: u32) {
+        let class = class_of(self[block].len);
+        let end = ring_end(class);
+        let second = std::mem::replace(&mut self[end].older, block);
+        self[second].newer = block;
+        self[block].newer = end;
+        self[block].older = second;
+        self.bins.mark_filled(class);
+    }
+
+    pub(super) fn unfile(&mut self, block: u32) {
+        let Block { newer, older, len, .. } = self[block];
+        self[newer].older = older;
+        self[older].newer = newer;
+        self.bins.mark_emptied(class_of(len), newer == older);
+    }
+
+    /// Changes the length of a free block, which may move it to another class.
+    pub(super) fn resize(&mut self, block: u32, len: u64) {
+        if class_of(self[block].len) == class_of(len) {
+            self[block].len = len;
+            return;
+        }
+        self.unfile(block);
+        self[block].len = len;
+        self.file(block);
+    }
+
+    /// A new block between `at` and the block before it, in no ring.
+    pub(super) fn insert_before(&mut self, at: u32, offset: u64, len: u64) -> u32 {
+        let before = self[at].before;
+        let new = self.entry(Block { offset, len, before, after: at, newer: NIL, older: LIVE });
+        self[at].before = new;
+        self[before].after = new;
+        new
+    }
+
+    /// A new block between `at` and the block after it, in no ring.
+    pub(super) fn insert_after(&mut self, at: u32, offset: u64, len: u64) -> u32 {
+        let after = self[at].after;
+        let new = self.entry(Block { offset, len, before: at, after, newer: NIL, older: LIVE });
+        self[at].after = new;
+        self[after].before = new;
+        new
+    }
+
+    /// Takes a block that is in no ring out of the chain of neighbours and frees its entry.
+    pub(super) fn dissolve(&mut self, block: u32) {
+        let Block { before, after, .. } = self[block];
+        self[before].after = after;
+        self[after].before = before;
+        self[block].after = self.spare;
+        self.spare = block;
+    }
+
+    /// Makes a block that is in no ring live.
+    pub(super) fn enter_live(&mut self, block: u32) {
+        if self.index.len >= self.index.heads.len() {
+            self.grow_index();
+        }
+        self.index.len += 1;
+        self.chain(block);
+        self[block].older = LIVE;
+    }
+
+    /// The live block of exactly this range, no longer indexed.
+    pub(super) fn leave_live(&mut self, offset: u64, len: u64) -> Option<u32> {
+        let home = self.index.home(offset);
+        let (mut previous, mut at) = (NIL, self.index.heads[home]);
+        while at != NIL {
+            let block = self[at];
+            if block.offset == offset {
+                if block.len != len {
+                    return None;
+                }
+                match previous {
+                    NIL => self.index.heads[home] = block.newer,
+                    _ => self[previous].newer = block.newer,
+                }
+                self.index.len -= 1;
+                return Some(at);
+            }
+            (previous, at) = (at, block.newer);
+        }
+        None
+    }
+
+    fn entry(&mut self, block: Block) -> u32 {
         if self.spare == NIL {
             self.table.push(block);
             return (self.table.len() - 1) as u32;
@@ -55,46 +221,36 @@ impl Blocks {
         index
     }
 
-    /// A live block put between `at` and the block before it.
-    pub(super) fn add_before(&mut self, at: u32, offset: u64, len: u64) -> u32 {
-        let new = self.add(offset, len);
-        let before = std::mem::replace(&mut self[at].before, new);
-        self[new].before = before;
-        self[new].after = at;
-        if before != NIL {
-            self[before].after = new;
-        }
-        new
+    fn chain(&mut self, block: u32) {
+        let home = self.index.home(self[block].offset);
+        self[block].newer = std::mem::replace(&mut self.index.heads[home], block);
     }
 
-    /// A live block put between `at` and the block after it.
-    pub(super) fn add_after(&mut self, at: u32, offset: u64, len: u64) -> u32 {
-        let new = self.add(offset, len);
-        let after = std::mem::replace(&mut self[at].after, new);
-        self[new].before = at;
-        self[new].after = after;
-        if after != NIL {
-            self[after].before = new;
+    #[cold]
+    fn grow_index(&mut self) {
+        let heads = vec![NIL; self.index.heads.len() * 2];
+        let old = std::mem::replace(&mut self.index.heads, heads);
+        self.index.shift -= 1;
+        for head in old {
+            let mut at = head;
+            while at != NIL {
+                let next = self[at].newer;
+                self.chain(at);
+                at = next;
+            }
         }
-        new
     }
+}
 
-    /// Takes a block out of the chain of neighbours and frees its entry.
-    pub(super) fn drop_block(&mut self, index: u32) {
-        let Block { before, after, .. } = self[index];
-        if before != NIL {
-            self[before].after = after;
-        }
-        if after != NIL {
-            self[after].before = before;
-        }
-        self[index].after = self.spare;
-        self.spare = index;
+impl Index {
+    /// Multiplying by the golden ratio spreads offsets, mostly multiples of something, evenly over the top bits.
+    fn home(&self, offset: u64) -> usize {
+        (offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
     }
+}
 
-    pub(super) fn mark_live(&mut self, index: u32) {
-        self[index].older = LIVE;
-    }
+fn ring_end(class: Class) -> u32 {
+    class + 1
 }
 
 impl std::ops::Index<u32> for Blocks {
