@@ -1,6 +1,11 @@
 //! The existing system's RPC wire: coro_rpc frames around struct_pack bodies.
 
+pub mod client;
+pub mod frame;
 pub mod literal;
 pub mod message;
 pub mod pack;
+pub mod remote;
+pub mod server;
+pub mod service;
 pub mod wire;

@@ -155,6 +155,12 @@ pub fn decode<'a, T: Unpack<'a>>(body: &'a [u8]) -> Result<T, PackError> {
     Ok(value)
 }
 
+/// Reads the body of a call without arguments, which has none.
+pub(super) fn decode_nothing<'a, T: Unpack<'a>>(body: &'a [u8]) -> Result<T, PackError> {
+    let mut reader = Reader { rest: &[], width: Width::One };
+    if body.is_empty() { T::unpack(&mut reader) } else { Err(PackError::Trailing(body.len())) }
+}
+
 /// How many bytes a length takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Width {
@@ -645,12 +651,30 @@ impl<'a, T: Unpack<'a>> Unpack<'a> for Option<T> {
 /// What a call answers: a value, or the number of an error.
 pub type Answer<T> = Result<T, ErrorCode>;
 
-impl<T: Wire> Wire for Answer<T> {
+/// An error that travels as its number.
+pub trait Numbered: From<ErrorCode> {
+    /// The number.
+    fn code(&self) -> ErrorCode;
+}
+
+impl Numbered for ErrorCode {
+    fn code(&self) -> ErrorCode {
+        *self
+    }
+}
+
+impl Numbered for Error {
+    fn code(&self) -> ErrorCode {
+        Error::code(self)
+    }
+}
+
+impl<T: Wire, E: Numbered> Wire for Result<T, E> {
     const LITERAL: Literal = Literal::new(&[symbol::EXPECTED]).then(T::LITERAL).then(ErrorCode::LITERAL);
     const MIN_LEN: usize = 1 + if T::MIN_LEN < ErrorCode::MIN_LEN { T::MIN_LEN } else { ErrorCode::MIN_LEN };
 }
 
-impl<T: Pack> Pack for Answer<T> {
+impl<T: Pack, E: Numbered> Pack for Result<T, E> {
     fn widest(&self) -> usize {
         self.as_ref().map_or(0, T::widest)
     }
@@ -659,14 +683,14 @@ impl<T: Pack> Pack for Answer<T> {
         self.is_ok().pack(out);
         match self {
             Ok(value) => value.pack(out),
-            Err(code) => code.pack(out),
+            Err(error) => error.code().pack(out),
         }
     }
 }
 
-impl<'a, T: Unpack<'a>> Unpack<'a> for Answer<T> {
+impl<'a, T: Unpack<'a>, E: Numbered> Unpack<'a> for Result<T, E> {
     fn unpack(body: &mut Reader<'a>) -> Result<Self, PackError> {
-        Ok(if bool::unpack(body)? { Ok(T::unpack(body)?) } else { Err(ErrorCode::unpack(body)?) })
+        Ok(if bool::unpack(body)? { Ok(T::unpack(body)?) } else { Err(ErrorCode::unpack(body)?.into()) })
     }
 }
 

@@ -1,0 +1,307 @@
+//! The calling side: a pool of connections, each lent to one call at a time.
+//!
+//! A call writes its request in one piece and reads the answer in the caller's own task: no task of ours stands in
+//! between. A call that is dropped half-way takes its connection with it. A connection that turns out to have been
+//! closed while it lay idle costs one retry on a new one; that is safe because every call of the table may be repeated.
+
+use std::io;
+use std::time::Duration;
+
+use mooncake_core::error::{Error, ErrorCode, Result};
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::timeout;
+
+use super::frame::{self, DEFAULT_MAX_BODY, FrameError, Parsed, Status};
+use super::message::{MASTER_VERSION, Request, TABLE_VERSION};
+use super::pack;
+
+/// How an [`RpcClient`] behaves.
+#[derive(Clone, Debug)]
+pub struct RpcOptions {
+    /// Most connections at a time; a call that finds all of them busy waits.
+    pub max_connections: usize,
+    /// How long a connection may take to open.
+    pub connect_timeout: Duration,
+    /// How long a call may take in all: waiting for a connection, opening it, the retry and the answer.
+    pub call_timeout: Duration,
+    /// Longest answer that is taken, in bytes.
+    pub max_body: usize,
+}
+
+impl Default for RpcOptions {
+    fn default() -> Self {
+        Self {
+            max_connections: 32,
+            connect_timeout: Duration::from_secs(3),
+            call_timeout: Duration::from_secs(10),
+            max_body: DEFAULT_MAX_BODY,
+        }
+    }
+}
+
+/// Calls one server. Opens no connection before the first call.
+#[derive(Debug)]
+pub struct RpcClient {
+    address: String,
+    options: RpcOptions,
+    idle: Mutex<Vec<Connection>>,
+    slots: Semaphore,
+}
+
+impl RpcClient {
+    /// A client of the server at `host:port`.
+    pub fn new(address: impl Into<String>, options: RpcOptions) -> Self {
+        let slots = Semaphore::new(options.max_connections.max(1));
+        Self { address: address.into(), options, idle: Mutex::new(Vec::new()), slots }
+    }
+
+    /// The server's `host:port`.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Makes a call.
+    ///
+    /// # Errors
+    /// The server's own refusals are inside the reply. The error outside it means there is none: `RPC_FAIL` when the
+    /// server cannot be reached or breaks the protocol, `RPC_TIMEOUT` when it does not answer, `NOT_SUPPORTED` when it
+    /// does not know the call (so that the caller can do without), `INVALID_VERSION` when it knows it in another shape.
+    pub async fn call<R: Request + Sync>(&self, request: &R) -> Result<R::Reply> {
+        let body = |out: &mut Vec<u8>| {
+            if R::HAS_ARGUMENTS {
+                pack::encode(request, out);
+            }
+        };
+        let round = self.round_trip(R::FUNCTION, &body);
+        let lent = match timeout(self.options.call_timeout, round).await {
+            Ok(outcome) => outcome.map_err(|error| error.context(R::NAME))?,
+            Err(_) => return Err(self.timed_out(R::NAME)),
+        };
+        let decoded = lent.reply(R::NAME).and_then(|body| {
+            pack::decode::<R::Reply>(body).map_err(|error| self.misread(R::NAME, error.into()))
+        });
+        lent.give_back();
+        decoded
+    }
+
+    /// Sends one request and reads its reply, which stays in the connection's buffer.
+    async fn round_trip(&self, function: u32, body: &(dyn Fn(&mut Vec<u8>) + Sync)) -> Result<Lent<'_>> {
+        let slot =
+            self.slots.acquire().await.map_err(|_| Error::internal("the connection pool is closed"))?;
+        let mut slot = Some(slot);
+        let mut idle = self.take_idle();
+        loop {
+            let (mut connection, reused) = match idle.take() {
+                Some(connection) => (connection, true),
+                None => (self.connect().await?, false),
+            };
+            match connection.exchange(function, body, self.options.max_body).await {
+                Ok(()) => return Ok(Lent { pool: self, connection, _slot: slot.take() }),
+                Err(broken) if reused && broken.closed_while_idle() => {
+                    // Its neighbours most likely met the same end.
+                    self.idle.lock().clear();
+                    tracing::debug!(address = %self.address, "an idle connection was closed; trying a new one");
+                }
+                Err(broken) => return Err(self.broken(broken)),
+            }
+        }
+    }
+
+    /// The connection used last: the others get the chance to grow old.
+    fn take_idle(&self) -> Option<Connection> {
+        loop {
+            let connection = self.idle.lock().pop()?;
+            if connection.is_quiet() {
+                return Some(connection);
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<Connection> {
+        let failed = |error: &io::Error| {
+            let hint = match error.kind() {
+                io::ErrorKind::ConnectionRefused => ": is mooncake_master running there?",
+                _ => "",
+            };
+            Error::new(ErrorCode::RpcFail, format!("cannot connect to {}: {error}{hint}", self.address))
+        };
+        let connecting = TcpStream::connect(&self.address);
+        let stream = match timeout(self.options.connect_timeout, connecting).await {
+            Ok(outcome) => outcome.map_err(|error| failed(&error).with_source(error))?,
+            Err(_) => {
+                let waited = self.options.connect_timeout;
+                let text = format!("cannot connect to {}: no answer within {waited:?}", self.address);
+                return Err(Error::new(ErrorCode::RpcTimeout, text));
+            }
+        };
+        stream.set_nodelay(true)?;
+        Ok(Connection { stream, outbox: Vec::new(), inbox: Vec::new(), seq: 0 })
+    }
+
+    fn timed_out(&self, name: &'static str) -> Error {
+        let text = format!("{} did not answer within {:?}", self.address, self.options.call_timeout);
+        Error::new(ErrorCode::RpcTimeout, text).context(name)
+    }
+
+    fn broken(&self, broken: Broken) -> Error {
+        let text =
+            |cause: &dyn std::fmt::Display| format!("the connection to {} broke: {cause}", self.address);
+        match broken.cause {
+            Cause::Closed => Error::new(ErrorCode::RpcFail, text(&"closed by the other side")),
+            Cause::Io(error) => Error::new(ErrorCode::RpcFail, text(&error)).with_source(error),
+            Cause::Frame(error) => Error::new(ErrorCode::RpcFail, text(&error)).with_source(error),
+            Cause::Seq { sent, got } => {
+                Error::new(ErrorCode::RpcFail, text(&format!("asked {sent}, answered {got}")))
+            }
+        }
+    }
+
+    fn misread(&self, name: &'static str, error: Error) -> Error {
+        error
+            .context(format!(
+                "the answer of {} is not the one of version {TABLE_VERSION} (master {MASTER_VERSION})",
+                self.address
+            ))
+            .context(name)
+    }
+
+    /// What a reply that is no answer means to the caller.
+    fn refused(&self, name: &'static str, status: Status, body: &[u8]) -> Error {
+        let said = pack::decode::<&[u8]>(body).unwrap_or_default();
+        let said = String::from_utf8_lossy(&said[..said.len().min(512)]).into_owned();
+        let code = match status {
+            Status::NotRegistered => ErrorCode::NotSupported,
+            Status::InvalidArguments | Status::UnknownVersion => ErrorCode::InvalidVersion,
+            Status::Timeout => ErrorCode::RpcTimeout,
+            _ => ErrorCode::RpcFail,
+        };
+        let ours = match code {
+            ErrorCode::InvalidVersion => format!(" (this side speaks version {TABLE_VERSION})"),
+            _ => String::new(),
+        };
+        let status = format!("{} ({})", status.text(), status.number());
+        Error::new(code, format!("{} refused the call: {status}: {said}{ours}", self.address)).context(name)
+    }
+}
+
+/// Bytes of buffer an idle connection may keep.
+const KEPT_BUFFER: usize = 256 << 10;
+/// Bytes asked of the socket at a time, at least.
+const READ_CHUNK: usize = 16 << 10;
+
+/// A connection lent to a call. Dropped, it is closed; only [`Lent::give_back`] keeps it.
+#[derive(Debug)]
+struct Lent<'p> {
+    pool: &'p RpcClient,
+    connection: Connection,
+    _slot: Option<SemaphorePermit<'p>>,
+}
+
+impl Lent<'_> {
+    /// Body of the answer, or why there is none.
+    fn reply(&self, name: &'static str) -> Result<&[u8]> {
+        match frame::parse_reply(&self.connection.inbox, self.pool.options.max_body) {
+            Ok(Parsed::Whole(reply, _)) if reply.status == Status::Ok => Ok(reply.body),
+            Ok(Parsed::Whole(reply, _)) => Err(self.pool.refused(name, reply.status, reply.body)),
+            _ => Err(Error::internal("a reply that was whole is not any more")),
+        }
+    }
+
+    fn give_back(mut self) {
+        for buffer in [&mut self.connection.inbox, &mut self.connection.outbox] {
+            buffer.clear();
+            buffer.shrink_to(KEPT_BUFFER);
+        }
+        self.pool.idle.lock().push(self.connection);
+    }
+}
+
+/// One connection with its buffers, which live as long as it does.
+#[derive(Debug)]
+struct Connection {
+    stream: TcpStream,
+    outbox: Vec<u8>,
+    inbox: Vec<u8>,
+    seq: u32,
+}
+
+/// A connection is over, and why.
+#[derive(Debug)]
+struct Broken {
+    cause: Cause,
+    /// Whether any byte of the reply had come.
+    answered: bool,
+}
+
+#[derive(Debug)]
+enum Cause {
+    Closed,
+    Io(io::Error),
+    Frame(FrameError),
+    Seq { sent: u32, got: u32 },
+}
+
+impl Broken {
+    fn closed_while_idle(&self) -> bool {
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
+        !self.answered
+            && match &self.cause {
+                Cause::Closed => true,
+                Cause::Io(error) => {
+                    matches!(error.kind(), BrokenPipe | ConnectionReset | ConnectionAborted | NotConnected)
+                }
+                Cause::Frame(_) | Cause::Seq { .. } => false,
+            }
+    }
+}
+
+impl Connection {
+    /// Nothing has come in since the last answer, not even an end. Costs no system call unless something has.
+    fn is_quiet(&self) -> bool {
+        let mut byte = [0];
+        matches!(self.stream.try_read(&mut byte), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+    }
+
+    /// One request, one whole reply, which is then in `inbox`.
+    async fn exchange(
+        &mut self,
+        function: u32,
+        body: &(dyn Fn(&mut Vec<u8>) + Sync),
+        max_body: usize,
+    ) -> Result<(), Broken> {
+        self.seq = self.seq.wrapping_add(1);
+        self.outbox.clear();
+        self.inbox.clear();
+        frame::write_request(&mut self.outbox, self.seq, function, body);
+        let sent = self.stream.write_all(&self.outbox).await;
+        sent.map_err(|error| Broken { cause: Cause::Io(error), answered: false })?;
+        loop {
+            let answered = !self.inbox.is_empty();
+            let broken = |cause| Broken { cause, answered };
+            let missing = match frame::parse_reply(&self.inbox, max_body) {
+                Ok(Parsed::Whole(reply, used)) if reply.seq == self.seq && used == self.inbox.len() => {
+                    return Ok(());
+                }
+                Ok(Parsed::Whole(reply, _)) => {
+                    return Err(broken(Cause::Seq { sent: self.seq, got: reply.seq }));
+                }
+                Ok(Parsed::Partial(missing)) => missing,
+                Err(error) => return Err(broken(Cause::Frame(error))),
+            };
+            reserve(&mut self.inbox, missing);
+            match self.stream.read_buf(&mut self.inbox).await {
+                Ok(0) => return Err(broken(Cause::Closed)),
+                Ok(_) => {}
+                Err(error) => return Err(broken(Cause::Io(error))),
+            }
+        }
+    }
+}
+
+/// Makes room for what is missing, but no more at a time than has come already: a length is only a claim.
+pub(super) fn reserve(buffer: &mut Vec<u8>, missing: usize) {
+    buffer.reserve(missing.min(buffer.len()).max(READ_CHUNK));
+}

@@ -1,0 +1,213 @@
+//! A master at the other end of a wire.
+
+use std::borrow::Cow;
+
+use async_trait::async_trait;
+use mooncake_core::error::{Error, ErrorCode, Result};
+use mooncake_core::ids::{ClientId, SegmentId};
+use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
+
+use super::client::{RpcClient, RpcOptions};
+use super::message::*;
+use super::pack::Answer;
+use crate::api::{Caller, EndItem, ObjectService, PingReply, PutItem, SegmentService, WriteMode};
+
+/// A master reached over RPC. A batch of one travels as the single call.
+#[derive(Debug)]
+pub struct RemoteMaster {
+    rpc: RpcClient,
+}
+
+impl RemoteMaster {
+    /// The master at `host:port`. Nothing is sent before the first call.
+    pub fn new(address: impl Into<String>, options: RpcOptions) -> Self {
+        Self { rpc: RpcClient::new(address, options) }
+    }
+
+    /// For calls of the table that [`ObjectService`] and [`SegmentService`] do not have.
+    pub fn rpc(&self) -> &RpcClient {
+        &self.rpc
+    }
+
+    /// Makes a batch call and checks that it answers item by item.
+    async fn batch<R, T>(&self, request: R, items: usize) -> Result<Vec<Result<T>>>
+    where
+        R: Request<Reply = Vec<Answer<T>>> + Sync,
+    {
+        if items == 0 {
+            return Ok(Vec::new());
+        }
+        let answers = self.rpc.call(&request).await?;
+        if answers.len() != items {
+            let text = format!("{} answers to {items} questions in one {}", answers.len(), R::NAME);
+            return Err(Error::new(ErrorCode::RpcFail, text));
+        }
+        Ok(answers.into_iter().map(|answer| answer.map_err(Error::from)).collect())
+    }
+
+    /// Makes a single call as a batch of one.
+    async fn single<R, T>(&self, request: R) -> Result<Vec<Result<T>>>
+    where
+        R: Request<Reply = Answer<T>> + Sync,
+    {
+        Ok(vec![self.rpc.call(&request).await?.map_err(Error::from)])
+    }
+
+    /// Makes a call whose own refusal is as good as none.
+    async fn plain<R, T>(&self, request: R) -> Result<T>
+    where
+        R: Request<Reply = Answer<T>> + Sync,
+    {
+        self.rpc.call(&request).await?.map_err(|code| Error::from(code).context(R::NAME))
+    }
+}
+
+#[async_trait]
+impl ObjectService for RemoteMaster {
+    async fn exist(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<bool>>> {
+        match keys {
+            [key] => self.single(ExistKey { key, tenant }).await,
+            keys => self.batch(BatchExistKey { keys: keys.into(), tenant }, keys.len()).await,
+        }
+    }
+
+    async fn locate(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<ReplicaList>>> {
+        match keys {
+            [key] => self.single(GetReplicaList { key, tenant }).await,
+            keys => self.batch(BatchGetReplicaList { keys: keys.into(), tenant }, keys.len()).await,
+        }
+    }
+
+    async fn put_start(
+        &self,
+        caller: Caller<'_>,
+        mode: WriteMode,
+        items: &[PutItem<'_>],
+        config: &ReplicateConfig,
+    ) -> Result<Vec<Result<Vec<Replica>>>> {
+        let Caller { client, tenant } = caller;
+        let config = Cow::Borrowed(config);
+        if let [PutItem { key, len: size }] = *items {
+            return match mode {
+                WriteMode::Put => self.single(PutStart { client, key, size, config, tenant }).await,
+                WriteMode::Upsert => self.single(UpsertStart { client, key, size, config, tenant }).await,
+            };
+        }
+        let keys = items.iter().map(|item| item.key).collect();
+        let sizes = items.iter().map(|item| item.len).collect();
+        match mode {
+            WriteMode::Put => {
+                self.batch(BatchPutStart { client, keys, sizes, config, tenant }, items.len()).await
+            }
+            WriteMode::Upsert => {
+                self.batch(BatchUpsertStart { client, keys, sizes, config, tenant }, items.len()).await
+            }
+        }
+    }
+
+    async fn put_end(
+        &self,
+        caller: Caller<'_>,
+        mode: WriteMode,
+        items: &[EndItem<'_>],
+        replicas: ReplicaType,
+    ) -> Result<Vec<Result<()>>> {
+        let Caller { client, tenant } = caller;
+        match (mode, items) {
+            (WriteMode::Put, &[item]) => self.single(PutEnd { client, item, replicas, tenant }).await,
+            (WriteMode::Upsert, &[item]) => self.single(UpsertEnd { client, item, replicas, tenant }).await,
+            (WriteMode::Put, items) => {
+                let request = BatchPutEnd { client, items: items.into(), replicas, tenant };
+                self.batch(request, items.len()).await
+            }
+            (WriteMode::Upsert, items) if replicas == ReplicaType::All => {
+                let request = BatchUpsertEnd { client, items: items.into(), tenant };
+                self.batch(request, items.len()).await
+            }
+            // The batch call has no room for the kind of replicas.
+            (WriteMode::Upsert, items) => {
+                let mut answers = Vec::with_capacity(items.len());
+                for &item in items {
+                    answers.extend(self.single(UpsertEnd { client, item, replicas, tenant }).await?);
+                }
+                Ok(answers)
+            }
+        }
+    }
+
+    async fn put_revoke(
+        &self,
+        caller: Caller<'_>,
+        mode: WriteMode,
+        keys: &[&[u8]],
+        replicas: ReplicaType,
+    ) -> Result<Vec<Result<()>>> {
+        let Caller { client, tenant } = caller;
+        match (mode, keys) {
+            (WriteMode::Put, &[key]) => self.single(PutRevoke { client, key, replicas, tenant }).await,
+            (WriteMode::Upsert, &[key]) => self.single(UpsertRevoke { client, key, replicas, tenant }).await,
+            (WriteMode::Put, keys) => {
+                let request = BatchPutRevoke { client, keys: keys.into(), replicas, tenant };
+                self.batch(request, keys.len()).await
+            }
+            (WriteMode::Upsert, keys) if replicas == ReplicaType::All => {
+                self.batch(BatchUpsertRevoke { client, keys: keys.into(), tenant }, keys.len()).await
+            }
+            (WriteMode::Upsert, keys) => {
+                let mut answers = Vec::with_capacity(keys.len());
+                for &key in keys {
+                    answers.extend(self.single(UpsertRevoke { client, key, replicas, tenant }).await?);
+                }
+                Ok(answers)
+            }
+        }
+    }
+
+    async fn remove(&self, tenant: &str, keys: &[&[u8]], force: bool) -> Result<Vec<Result<()>>> {
+        match keys {
+            [key] => self.single(Remove { key, force, tenant }).await,
+            keys => self.batch(BatchRemove { keys: keys.into(), force, tenant }, keys.len()).await,
+        }
+    }
+
+    async fn remove_matching(&self, tenant: &str, pattern: &str, force: bool) -> Result<u64> {
+        let removed = self.plain(RemoveByRegex { pattern, force, tenant }).await?;
+        u64::try_from(removed).map_err(|_| negative_count(removed))
+    }
+
+    async fn remove_all(&self, tenant: &str, force: bool) -> Result<u64> {
+        let removed = self.rpc.call(&RemoveAll { force, tenant }).await?;
+        u64::try_from(removed).map_err(|_| negative_count(removed))
+    }
+}
+
+/// A count has no room for an error, so a negative one can only be the number of one.
+fn negative_count(count: i64) -> Error {
+    i32::try_from(count).map_or_else(
+        |_| Error::internal(format!("the master counted {count} objects")),
+        |number| ErrorCode::from_number(number).into(),
+    )
+}
+
+#[async_trait]
+impl SegmentService for RemoteMaster {
+    async fn version(&self) -> Result<String> {
+        self.plain(ServiceReady {}).await
+    }
+
+    async fn ping(&self, client: ClientId) -> Result<PingReply> {
+        self.plain(Ping { client }).await
+    }
+
+    async fn mount(&self, client: ClientId, segment: &Segment) -> Result<()> {
+        self.plain(MountSegment { segment: Cow::Borrowed(segment), client }).await
+    }
+
+    async fn remount(&self, client: ClientId, segments: &[Segment]) -> Result<()> {
+        self.plain(ReMountSegment { segments: segments.into(), client }).await
+    }
+
+    async fn unmount(&self, client: ClientId, segment: SegmentId) -> Result<()> {
+        self.plain(UnmountSegment { segment, client }).await
+    }
+}

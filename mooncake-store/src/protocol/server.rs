@@ -1,0 +1,268 @@
+//! The answering side: one task per connection, which reads, answers and writes by itself.
+//!
+//! All requests that have come are answered before anything is written, and their answers leave in one write. While an
+//! answer waits for a slow reader nothing more is read from it, so a connection holds at most one request that is not
+//! whole, and the answers of those that were.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::error::{Error, ErrorCode, Result};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+
+use super::client::reserve;
+use super::frame::{self, DEFAULT_MAX_BODY, FrameError, Parsed, Status};
+
+/// Answers calls. It runs on the connection's task, so it must not block.
+pub trait Service: Send + Sync + 'static {
+    /// Appends the body of the answer to `out`, or says why there is none; what it had appended is then dropped.
+    fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal>;
+}
+
+/// Why a call was not made: what the RPC layer answers, and a sentence.
+pub type Refusal = (Status, String);
+
+/// How a [`Server`] behaves.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Most connections at a time; one too many is closed at once.
+    pub max_connections: usize,
+    /// Longest request that is taken, in bytes.
+    pub max_body: usize,
+    /// A connection is closed when nothing has moved on it for this long. Never, if absent.
+    pub idle_timeout: Option<Duration>,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self { max_connections: 16 << 10, max_body: DEFAULT_MAX_BODY, idle_timeout: None }
+    }
+}
+
+/// A server that has its port and does not answer yet.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    address: SocketAddr,
+    options: ServerOptions,
+}
+
+/// A server at work. Dropped, it stops without waiting.
+#[derive(Debug)]
+pub struct RunningServer {
+    address: SocketAddr,
+    stop: watch::Sender<bool>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Server {
+    /// Takes the port of `host:port`; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// `RPC_FAIL` with the address and what to do about it.
+    pub async fn bind(address: &str, options: ServerOptions) -> Result<Self> {
+        let listener = TcpListener::bind(address).await.map_err(|error| bind_failed(address, error))?;
+        let address = listener.local_addr()?;
+        Ok(Self { listener, address, options })
+    }
+
+    /// The address it has.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Answers from now on, on the current tokio runtime.
+    pub fn start(self, service: Arc<impl Service>) -> RunningServer {
+        let (stop, stopped) = watch::channel(false);
+        let address = self.address;
+        let task = tokio::spawn(self.serve(service, stopped));
+        RunningServer { address, stop, task }
+    }
+
+    async fn serve(self, service: Arc<impl Service>, mut stop: watch::Receiver<bool>) {
+        let slots = Arc::new(Semaphore::new(self.options.max_connections));
+        let options = Arc::new(self.options);
+        let mut connections = JoinSet::new();
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => break,
+                Some(_) = connections.join_next() => continue,
+                accepted = self.listener.accept() => accepted,
+            };
+            let (stream, peer) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // Out of descriptors, most likely: wait for some to come back instead of spinning.
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
+            };
+            let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else {
+                tracing::warn!(%peer, max = options.max_connections, "too many connections; this one is closed");
+                continue;
+            };
+            let (service, options, stop) = (Arc::clone(&service), Arc::clone(&options), stop.clone());
+            connections.spawn(async move {
+                let _slot = slot;
+                let connection = Connection { stream, inbox: Vec::new(), done: 0, outbox: Vec::new() };
+                match connection.run(&*service, &options, stop).await {
+                    Ok(()) => tracing::debug!(%peer, "connection closed"),
+                    Err(end) => tracing::debug!(%peer, %end, "connection ended"),
+                }
+            });
+        }
+        drop(self.listener);
+        let finishing = async { while connections.join_next().await.is_some() {} };
+        if tokio::time::timeout(STOP_PATIENCE, finishing).await.is_err() {
+            tracing::warn!(
+                open = connections.len(),
+                "connections that do not read their answers are cut off"
+            );
+        }
+    }
+}
+
+impl RunningServer {
+    /// The address it answers at.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Stops taking connections and requests, and waits until those at work are answered.
+    pub async fn stop(mut self) {
+        let _ = self.stop.send(true);
+        let _ = (&mut self.task).await;
+    }
+}
+
+impl Drop for RunningServer {
+    fn drop(&mut self) {
+        // Ends the accepting task and with it, through its JoinSet, every connection.
+        self.task.abort();
+    }
+}
+
+fn bind_failed(address: &str, error: io::Error) -> Error {
+    let text = match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            let port = address.rsplit(':').next().unwrap_or(address);
+            format!("port {port} is in use ({address}): choose another with --rpc_port, or stop who has it")
+        }
+        io::ErrorKind::AddrNotAvailable => format!("{address} is no address of this machine"),
+        io::ErrorKind::PermissionDenied => format!("no permission to listen at {address}"),
+        _ => format!("cannot listen at {address}: {error}"),
+    };
+    Error::new(ErrorCode::RpcFail, text).with_source(error)
+}
+
+/// How long a stopping server waits for readers to take the answers they are owed.
+const STOP_PATIENCE: Duration = Duration::from_secs(2);
+/// Answers are sent when they take this many bytes, even if more requests have come.
+const FLUSH_AT: usize = 256 << 10;
+/// Bytes of buffer a connection keeps between requests.
+const KEPT_BUFFER: usize = 256 << 10;
+
+struct Connection {
+    stream: TcpStream,
+    inbox: Vec<u8>,
+    /// Bytes of `inbox` that are answered.
+    done: usize,
+    outbox: Vec<u8>,
+}
+
+/// Why a connection ended, when the other side did not just close it.
+#[derive(Debug)]
+enum End {
+    Io(io::Error),
+    Frame(FrameError),
+    Idle,
+    /// Closed with this many bytes of a request missing.
+    Torn(usize),
+}
+
+impl std::fmt::Display for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            End::Io(error) => error.fmt(f),
+            End::Frame(error) => error.fmt(f),
+            End::Idle => f.write_str("nothing moved for too long"),
+            End::Torn(missing) => write!(f, "closed with {missing} bytes of a request missing"),
+        }
+    }
+}
+
+impl Connection {
+    async fn run(
+        mut self,
+        service: &impl Service,
+        options: &ServerOptions,
+        mut stop: watch::Receiver<bool>,
+    ) -> Result<(), End> {
+        self.stream.set_nodelay(true).map_err(End::Io)?;
+        loop {
+            let answered = self.answer(service, options.max_body);
+            if !self.outbox.is_empty() {
+                within(options.idle_timeout, self.stream.write_all(&self.outbox)).await?;
+                self.outbox.clear();
+                self.outbox.shrink_to(KEPT_BUFFER);
+            }
+            let missing = match answered {
+                Ok(Some(missing)) => missing,
+                Ok(None) => continue,
+                Err(error) => return Err(End::Frame(error)),
+            };
+            self.make_room(missing);
+            let read = within(options.idle_timeout, self.stream.read_buf(&mut self.inbox));
+            let count = tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => return Ok(()),
+                count = read => count?,
+            };
+            if count == 0 {
+                return if self.inbox.is_empty() { Ok(()) } else { Err(End::Torn(missing)) };
+            }
+        }
+    }
+
+    /// Answers the whole requests that are there: how many bytes the next one lacks, none if it stopped to flush.
+    fn answer(&mut self, service: &impl Service, max_body: usize) -> Result<Option<usize>, FrameError> {
+        while self.outbox.len() < FLUSH_AT {
+            match frame::parse_request(&self.inbox[self.done..], max_body)? {
+                Parsed::Partial(missing) => return Ok(Some(missing)),
+                Parsed::Whole(request, used) => {
+                    frame::write_reply(&mut self.outbox, request.seq, |out| {
+                        service.call(request.function, request.body, out)
+                    });
+                    self.done += used;
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Forgets what is answered and makes room for what is missing.
+    fn make_room(&mut self, missing: usize) {
+        self.inbox.drain(..self.done);
+        self.done = 0;
+        if self.inbox.is_empty() {
+            self.inbox.shrink_to(KEPT_BUFFER);
+        }
+        reserve(&mut self.inbox, missing);
+    }
+}
+
+/// Waits for input or output, at most so long.
+async fn within<T>(limit: Option<Duration>, moving: impl Future<Output = io::Result<T>>) -> Result<T, End> {
+    let outcome = match limit {
+        None => moving.await,
+        Some(limit) => tokio::time::timeout(limit, moving).await.map_err(|_| End::Idle)?,
+    };
+    outcome.map_err(End::Io)
+}
