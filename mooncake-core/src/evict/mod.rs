@@ -1,5 +1,16 @@
 //! What to drop when memory runs out: the [`EvictionPolicy`] interface and its implementations.
 
+mod builtin;
+mod fifo;
+mod lru;
+mod rings;
+mod s3fifo;
+
+pub use self::builtin::{BuiltinPolicy, BuiltinPolicyConfig, ParsePolicyError, PolicyKind};
+pub use self::fifo::Fifo;
+pub use self::lru::Lru;
+pub use self::s3fifo::{S3Fifo, S3FifoConfig};
+
 use std::fmt::Debug;
 
 use crate::ids::SlotId;
@@ -19,6 +30,13 @@ pub trait EvictionPolicy: Sized + Send + 'static {
 
     /// A slot came to hold an object of `bytes` bytes.
     fn insert(&mut self, slot: SlotId, bytes: u64);
+
+    /// As [`insert`](Self::insert), with a hash of the object's key, by which a policy with a memory can know an object again that it
+    /// evicted before. Ignored unless a policy makes use of it.
+    fn insert_hashed(&mut self, slot: SlotId, bytes: u64, key_hash: u64) {
+        let _ = key_hash;
+        self.insert(slot, bytes);
+    }
 
     /// The object in `slot` was used.
     fn touch(&mut self, slot: SlotId);

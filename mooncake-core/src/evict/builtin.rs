@@ -1,0 +1,156 @@
+//! [`BuiltinPolicy`]: the policies of this crate behind one type, chosen by configuration.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{EvictionPolicy, Fifo, Lru, S3Fifo, S3FifoConfig};
+use crate::ids::SlotId;
+
+/// Names a policy in configuration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PolicyKind {
+    /// [`Fifo`]: `fifo`.
+    Fifo,
+    /// [`Lru`]: `lru`.
+    #[default]
+    Lru,
+    /// [`S3Fifo`]: `s3fifo`.
+    S3Fifo,
+}
+
+impl PolicyKind {
+    /// Every name that parses.
+    pub const NAMES: &'static [&'static str] = &["fifo", "lru", "s3fifo"];
+}
+
+impl fmt::Display for PolicyKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PolicyKind::Fifo => "fifo",
+            PolicyKind::Lru => "lru",
+            PolicyKind::S3Fifo => "s3fifo",
+        })
+    }
+}
+
+impl FromStr for PolicyKind {
+    type Err = ParsePolicyError;
+
+    fn from_str(text: &str) -> Result<Self, ParsePolicyError> {
+        match text {
+            "fifo" => Ok(PolicyKind::Fifo),
+            "lru" => Ok(PolicyKind::Lru),
+            "s3fifo" => Ok(PolicyKind::S3Fifo),
+            _ => Err(ParsePolicyError(text.into())),
+        }
+    }
+}
+
+/// The text names no policy; it is kept for the message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParsePolicyError(pub String);
+
+impl fmt::Display for ParsePolicyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unknown eviction policy {:?}; known are {}", self.0, PolicyKind::NAMES.join(", "))
+    }
+}
+
+impl std::error::Error for ParsePolicyError {}
+
+/// What [`BuiltinPolicy`] can be told.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BuiltinPolicyConfig {
+    /// Which one to use.
+    pub kind: PolicyKind,
+    /// For [`S3Fifo`] only.
+    pub s3fifo: S3FifoConfig,
+}
+
+impl From<PolicyKind> for BuiltinPolicyConfig {
+    fn from(kind: PolicyKind) -> Self {
+        Self { kind, ..Self::default() }
+    }
+}
+
+/// One of the policies of this crate.
+#[derive(Debug)]
+pub enum BuiltinPolicy {
+    /// First in, first out.
+    Fifo(Fifo),
+    /// Least recently used.
+    Lru(Lru),
+    /// Small, main and ghost queue.
+    S3Fifo(S3Fifo),
+}
+
+macro_rules! each {
+    ($self:expr, $inner:ident => $call:expr) => {
+        match $self {
+            BuiltinPolicy::Fifo($inner) => $call,
+            BuiltinPolicy::Lru($inner) => $call,
+            BuiltinPolicy::S3Fifo($inner) => $call,
+        }
+    };
+}
+
+impl EvictionPolicy for BuiltinPolicy {
+    type Config = BuiltinPolicyConfig;
+
+    fn new(slots: usize, config: &BuiltinPolicyConfig) -> Self {
+        match config.kind {
+            PolicyKind::Fifo => Self::Fifo(Fifo::new(slots, &())),
+            PolicyKind::Lru => Self::Lru(Lru::new(slots, &())),
+            PolicyKind::S3Fifo => Self::S3Fifo(S3Fifo::new(slots, &config.s3fifo)),
+        }
+    }
+
+    fn insert(&mut self, slot: SlotId, bytes: u64) {
+        each!(self, inner => inner.insert(slot, bytes))
+    }
+
+    fn insert_hashed(&mut self, slot: SlotId, bytes: u64, key_hash: u64) {
+        each!(self, inner => inner.insert_hashed(slot, bytes, key_hash))
+    }
+
+    fn touch(&mut self, slot: SlotId) {
+        each!(self, inner => inner.touch(slot))
+    }
+
+    fn remove(&mut self, slot: SlotId) {
+        each!(self, inner => inner.remove(slot))
+    }
+
+    fn evict(&mut self, allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
+        each!(self, inner => inner.evict(allowed))
+    }
+
+    fn len(&self) -> usize {
+        each!(self, inner => inner.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_by_name() {
+        for (name, kind) in
+            PolicyKind::NAMES.iter().zip([PolicyKind::Fifo, PolicyKind::Lru, PolicyKind::S3Fifo])
+        {
+            assert_eq!(name.parse(), Ok(kind));
+            assert_eq!(kind.to_string(), *name);
+        }
+        let error = "LRU".parse::<PolicyKind>().unwrap_err();
+        assert_eq!(error.to_string(), "unknown eviction policy \"LRU\"; known are fifo, lru, s3fifo");
+    }
+
+    #[test]
+    fn config_selects() {
+        let of = |kind: PolicyKind| BuiltinPolicy::new(4, &kind.into());
+        assert!(matches!(of(PolicyKind::Fifo), BuiltinPolicy::Fifo(_)));
+        assert!(matches!(of(PolicyKind::default()), BuiltinPolicy::Lru(_)));
+        assert!(matches!(of(PolicyKind::S3Fifo), BuiltinPolicy::S3Fifo(_)));
+    }
+}

@@ -1,0 +1,44 @@
+//! [`Fifo`]: first in, first out.
+
+use super::EvictionPolicy;
+use super::rings::Rings;
+use crate::ids::SlotId;
+
+/// Evicts the slot inserted first of those allowed. Use makes no difference.
+///
+/// Slots that `allowed` refuses keep their place, so each call passes over the refused slots older than its victim. Slots
+/// that will be refused for long (hard pins) are better taken out with `remove` meanwhile.
+#[derive(Debug)]
+pub struct Fifo {
+    rings: Rings<1>,
+}
+
+impl EvictionPolicy for Fifo {
+    type Config = ();
+
+    fn new(slots: usize, (): &()) -> Self {
+        Self { rings: Rings::new(slots) }
+    }
+
+    fn insert(&mut self, slot: SlotId, _bytes: u64) {
+        if !self.rings.contains(slot) {
+            self.rings.push(0, slot);
+        }
+    }
+
+    fn touch(&mut self, _slot: SlotId) {}
+
+    fn remove(&mut self, slot: SlotId) {
+        if self.rings.contains(slot) {
+            self.rings.unlink(0, slot);
+        }
+    }
+
+    fn evict(&mut self, allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
+        self.rings.take_oldest(0, allowed)
+    }
+
+    fn len(&self) -> usize {
+        self.rings.len(0)
+    }
+}

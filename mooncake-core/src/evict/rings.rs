@@ -1,0 +1,95 @@
+//! Slots in rings, linked by index: no operation allocates once the table has grown to the highest slot.
+
+use crate::ids::SlotId;
+
+/// In `newer`: the slot is in no ring.
+const ABSENT: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    newer: u32,
+    older: u32,
+}
+
+/// `N` rings over one table of slots; a slot is in one of them at most. The first `N` entries are the rings'
+/// ends, so that no link needs a test for "none".
+#[derive(Debug)]
+pub(super) struct Rings<const N: usize> {
+    links: Vec<Link>,
+    lens: [usize; N],
+}
+
+/// Beyond this a hint is not worth memory up front.
+const MAX_HINT: usize = 1 << 16;
+
+impl<const N: usize> Rings<N> {
+    pub(super) fn new(slots: usize) -> Self {
+        let mut links = Vec::with_capacity(slots.min(MAX_HINT) + N);
+        links.extend((0..N as u32).map(|end| Link { newer: end, older: end }));
+        Self { links, lens: [0; N] }
+    }
+
+    /// Slots in a ring.
+    pub(super) fn len(&self, ring: usize) -> usize {
+        self.lens[ring]
+    }
+
+    pub(super) fn contains(&self, slot: SlotId) -> bool {
+        self.links.get(slot.index() + N).is_some_and(|link| link.newer != ABSENT)
+    }
+
+    /// Puts a slot that is in no ring at the new end of one.
+    pub(super) fn push(&mut self, ring: usize, slot: SlotId) {
+        let at = slot.index() + N;
+        assert!(at < ABSENT as usize, "{slot:?} is beyond the number of slots a policy can hold");
+        if at >= self.links.len() {
+            self.links.resize(at + 1, Link { newer: ABSENT, older: ABSENT });
+        }
+        let second = std::mem::replace(&mut self.links[ring].older, at as u32);
+        self.links[second as usize].newer = at as u32;
+        self.links[at] = Link { newer: ring as u32, older: second };
+        self.lens[ring] += 1;
+    }
+
+    /// Takes a slot out of `ring`, which it is in.
+    pub(super) fn unlink(&mut self, ring: usize, slot: SlotId) {
+        let Link { newer, older } = self.links[slot.index() + N];
+        self.links[newer as usize].older = older;
+        self.links[older as usize].newer = newer;
+        self.links[slot.index() + N].newer = ABSENT;
+        self.lens[ring] -= 1;
+    }
+
+    /// The slot that has been in `ring` for longest.
+    pub(super) fn oldest(&self, ring: usize) -> Option<SlotId> {
+        self.slot(self.links[ring].newer)
+    }
+
+    /// The next younger slot in the same ring.
+    pub(super) fn next(&self, slot: SlotId) -> Option<SlotId> {
+        self.slot(self.links[slot.index() + N].newer)
+    }
+
+    /// Moves a slot to the new end of its ring.
+    pub(super) fn renew(&mut self, ring: usize, slot: SlotId) {
+        self.unlink(ring, slot);
+        self.push(ring, slot);
+    }
+
+    /// Takes out the oldest slot of `ring` that `allowed` agrees to.
+    pub(super) fn take_oldest(
+        &mut self,
+        ring: usize,
+        allowed: &mut dyn FnMut(SlotId) -> bool,
+    ) -> Option<SlotId> {
+        let first = self.oldest(ring)?;
+        let victim =
+            std::iter::successors(Some(first), |&slot| self.next(slot)).find(|&slot| allowed(slot))?;
+        self.unlink(ring, victim);
+        Some(victim)
+    }
+
+    fn slot(&self, link: u32) -> Option<SlotId> {
+        (link >= N as u32).then(|| SlotId(link - N as u32))
+    }
+}

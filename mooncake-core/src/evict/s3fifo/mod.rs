@@ -1,0 +1,190 @@
+//! [`S3Fifo`]: three queues, of which one remembers what has gone.
+
+mod ghost;
+
+use self::ghost::{Ghost, fingerprint};
+use super::EvictionPolicy;
+use super::rings::Rings;
+use crate::ids::SlotId;
+
+/// What [`S3Fifo`] can be told. The defaults are those of its authors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct S3FifoConfig {
+    /// Percentage of the bytes held that new objects may take before one of them is the next to go.
+    pub small_percent: u8,
+    /// How many evicted objects are remembered, as a percentage of the slots held.
+    pub ghost_percent: u8,
+    /// Touches (1 to 3) that take a new object over into the main queue.
+    pub promote_after: u8,
+}
+
+impl Default for S3FifoConfig {
+    fn default() -> Self {
+        Self { small_percent: 10, ghost_percent: 90, promote_after: 2 }
+    }
+}
+
+/// S3-FIFO (Yang and others, SOSP 2023): what is used once goes soon, what comes back stays.
+///
+/// A new object enters a small queue. At its end it is dropped, or moves to the main queue when it was touched
+/// enough; at the end of the main queue it goes round again once for each of up to three touches. What is dropped from the small
+/// queue is remembered for a while, and enters the main queue at once when it comes back. As slots are
+/// reused for other objects, only [`insert_hashed`](EvictionPolicy::insert_hashed) can tell that it comes back; with plain `insert` the
+/// policy works without that memory, and is worse for it.
+///
+/// A slot that `allowed` refuses goes round its queue once more, so that objects refused for long are not in the way of
+/// every call: all operations take amortised constant time unless nearly everything is refused.
+#[derive(Debug)]
+pub struct S3Fifo {
+    config: S3FifoConfig,
+    rings: Rings<2>,
+    /// By slot; meaningful while the slot is in a ring.
+    slots: Vec<Slot>,
+    bytes: [u128; 2],
+    ghost: Ghost,
+    /// Calls of `evict` so far.
+    round: u64,
+}
+
+const SMALL: usize = 0;
+const MAIN: usize = 1;
+const MAX_TOUCHES: u8 = 3;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    bytes: u64,
+    /// The last `round` in which it was refused.
+    refused: u64,
+    /// 0 for an object of unknown key.
+    print: u32,
+    touches: u8,
+    ring: u8,
+}
+
+impl EvictionPolicy for S3Fifo {
+    type Config = S3FifoConfig;
+
+    fn new(slots: usize, config: &S3FifoConfig) -> Self {
+        Self {
+            config: config.clone(),
+            rings: Rings::new(slots),
+            slots: Vec::new(),
+            bytes: [0; 2],
+            ghost: Ghost::new(),
+            round: 0,
+        }
+    }
+
+    fn insert(&mut self, slot: SlotId, bytes: u64) {
+        self.enter(slot, bytes, 0);
+    }
+
+    fn insert_hashed(&mut self, slot: SlotId, bytes: u64, key_hash: u64) {
+        self.enter(slot, bytes, fingerprint(key_hash));
+    }
+
+    fn touch(&mut self, slot: SlotId) {
+        if self.rings.contains(slot) {
+            let touches = &mut self.slots[slot.index()].touches;
+            *touches = (*touches + 1).min(MAX_TOUCHES);
+        }
+    }
+
+    fn remove(&mut self, slot: SlotId) {
+        if self.rings.contains(slot) {
+            self.leave(slot);
+        }
+    }
+
+    fn evict(&mut self, allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
+        self.round += 1;
+        // Slots of each queue that were not refused in this call.
+        let mut left = [self.rings.len(SMALL), self.rings.len(MAIN)];
+        while left != [0, 0] {
+            let ring =
+                if left[MAIN] == 0 || (left[SMALL] != 0 && self.small_is_full()) { SMALL } else { MAIN };
+            let Some(oldest) = self.rings.oldest(ring) else { break };
+            if self.slots[oldest.index()].refused == self.round {
+                self.rings.renew(ring, oldest);
+            } else if self.moves_on(ring, oldest) {
+                left[ring] -= 1;
+                left[MAIN] += 1;
+            } else if allowed(oldest) {
+                self.leave(oldest);
+                self.remember(ring, oldest);
+                return Some(oldest);
+            } else {
+                self.slots[oldest.index()].refused = self.round;
+                self.rings.renew(ring, oldest);
+                left[ring] -= 1;
+            }
+        }
+        None
+    }
+
+    fn len(&self) -> usize {
+        self.rings.len(SMALL) + self.rings.len(MAIN)
+    }
+}
+
+impl S3Fifo {
+    fn enter(&mut self, slot: SlotId, bytes: u64, print: u32) {
+        if self.rings.contains(slot) {
+            return self.touch(slot);
+        }
+        let known = print != 0 && self.ghost.recall(print, self.ghost_limit());
+        let ring = if known { MAIN } else { SMALL };
+        self.rings.push(ring, slot);
+        self.bytes[ring] += u128::from(bytes);
+        if slot.index() >= self.slots.len() {
+            self.slots.resize(slot.index() + 1, Slot::default());
+        }
+        self.slots[slot.index()] = Slot { bytes, print, ring: ring as u8, ..Slot::default() };
+    }
+
+    fn leave(&mut self, slot: SlotId) {
+        let Slot { bytes, ring, .. } = self.slots[slot.index()];
+        self.rings.unlink(ring.into(), slot);
+        self.bytes[usize::from(ring)] -= u128::from(bytes);
+    }
+
+    /// Spares the oldest slot of a queue for its touches, if there are enough: it is then the youngest of the main queue.
+    fn moves_on(&mut self, ring: usize, slot: SlotId) -> bool {
+        let state = &mut self.slots[slot.index()];
+        if ring == MAIN {
+            let spared = state.touches != 0;
+            if spared {
+                state.touches -= 1;
+                self.rings.renew(MAIN, slot);
+            }
+            return spared;
+        }
+        if state.touches < self.config.promote_after.clamp(1, MAX_TOUCHES) {
+            return false;
+        }
+        (state.touches, state.ring) = (0, MAIN as u8);
+        let bytes = u128::from(state.bytes);
+        self.rings.unlink(SMALL, slot);
+        self.rings.push(MAIN, slot);
+        self.bytes[SMALL] -= bytes;
+        self.bytes[MAIN] += bytes;
+        true
+    }
+
+    fn remember(&mut self, ring: usize, slot: SlotId) {
+        let print = self.slots[slot.index()].print;
+        let limit = self.ghost_limit();
+        if ring == SMALL && print != 0 && limit != 0 {
+            self.ghost.remember(print, limit);
+        }
+    }
+
+    fn ghost_limit(&self) -> usize {
+        (self.len() + 1) * usize::from(self.config.ghost_percent) / 100
+    }
+
+    fn small_is_full(&self) -> bool {
+        self.bytes[SMALL] * 100
+            >= (self.bytes[SMALL] + self.bytes[MAIN]) * u128::from(self.config.small_percent)
+    }
+}
