@@ -83,3 +83,27 @@ fn no_function_number_is_taken_twice() {
     let numbers: std::collections::BTreeSet<u32> = TABLE.iter().map(|shape| shape.function).collect();
     assert_eq!(numbers.len(), TABLE.len());
 }
+
+/// Bodies that went between an existing client and master, one a line: call, side, bytes in hex.
+const BODIES: &str = include_str!("protocol_recorded.txt");
+
+fn unhex(text: &str) -> Vec<u8> {
+    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
+}
+
+#[test]
+fn recorded_bodies_are_read_and_written_to_the_same_bytes() {
+    let mut checked = 0;
+    for line in BODIES.lines() {
+        let [name, side, body] = line.split(' ').collect::<Vec<_>>().try_into().unwrap();
+        let shape = TABLE.iter().find(|shape| shape.name == name).unwrap();
+        let body = unhex(body);
+        let again = match side {
+            "arguments" => shape.rewrite_arguments(&body, true),
+            _ => shape.rewrite_reply(&body, true),
+        };
+        assert_eq!(again.as_deref(), Ok(&*body), "{side} of {name}");
+        checked += 1;
+    }
+    assert!(checked > 100, "{checked}");
+}

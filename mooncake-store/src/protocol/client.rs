@@ -150,6 +150,10 @@ impl RpcClient {
         let text =
             |cause: &dyn std::fmt::Display| format!("the connection to {} broke: {cause}", self.address);
         match broken.cause {
+            Cause::Oversized(len) => Error::invalid(format!(
+                "a request of {len} bytes; at most {} are sent",
+                self.options.max_body
+            )),
             Cause::Closed => Error::new(ErrorCode::RpcFail, text(&"closed by the other side")),
             Cause::Io(error) => Error::new(ErrorCode::RpcFail, text(&error)).with_source(error),
             Cause::Frame(error) => Error::new(ErrorCode::RpcFail, text(&error)).with_source(error),
@@ -241,7 +245,12 @@ enum Cause {
     Closed,
     Io(io::Error),
     Frame(FrameError),
-    Seq { sent: u32, got: u32 },
+    Seq {
+        sent: u32,
+        got: u32,
+    },
+    /// The request is longer than what is taken; nothing was sent.
+    Oversized(usize),
 }
 
 impl Broken {
@@ -253,7 +262,7 @@ impl Broken {
                 Cause::Io(error) => {
                     matches!(error.kind(), BrokenPipe | ConnectionReset | ConnectionAborted | NotConnected)
                 }
-                Cause::Frame(_) | Cause::Seq { .. } => false,
+                Cause::Frame(_) | Cause::Seq { .. } | Cause::Oversized(_) => false,
             }
     }
 }
@@ -276,6 +285,9 @@ impl Connection {
         self.outbox.clear();
         self.inbox.clear();
         frame::write_request(&mut self.outbox, self.seq, function, body);
+        if self.outbox.len() - frame::REQUEST_HEAD > max_body {
+            return Err(Broken { cause: Cause::Oversized(self.outbox.len()), answered: false });
+        }
         let sent = self.stream.write_all(&self.outbox).await;
         sent.map_err(|error| Broken { cause: Cause::Io(error), answered: false })?;
         loop {

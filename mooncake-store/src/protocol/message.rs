@@ -9,7 +9,7 @@ use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
 
 use super::literal::function_id;
-use super::pack::{Answer, List, Pack, Pairs, Unpack, wire_fields};
+use super::pack::{self, Answer, List, Pack, PackError, Pairs, Unpack, wire_fields};
 use super::wire::{CopyPlan, MovePlan, StorageConfig, Task, TaskInfo, TaskReport};
 use crate::api::{EndItem, PingReply};
 
@@ -42,6 +42,33 @@ pub struct Shape {
     pub arguments: &'static [u8],
     /// How its answer is spelled.
     pub reply: &'static [u8],
+    rewrite_arguments: Rewrite,
+    rewrite_reply: Rewrite,
+}
+
+type Rewrite = fn(&[u8], bool) -> Result<Vec<u8>, PackError>;
+
+impl Shape {
+    /// Reads a body as the arguments and writes them again, spelled out or not: for tests and fuzzing.
+    pub fn rewrite_arguments(&self, body: &[u8], spelled: bool) -> Result<Vec<u8>, PackError> {
+        (self.rewrite_arguments)(body, spelled)
+    }
+
+    /// Reads a body as the answer and writes it again, spelled out or not: for tests and fuzzing.
+    pub fn rewrite_reply(&self, body: &[u8], spelled: bool) -> Result<Vec<u8>, PackError> {
+        (self.rewrite_reply)(body, spelled)
+    }
+}
+
+fn rewritten<'a, T: Pack + Unpack<'a>>(body: &'a [u8], spelled: bool) -> Result<Vec<u8>, PackError> {
+    let value = pack::decode::<T>(body)?;
+    let mut out = Vec::new();
+    if spelled {
+        pack::encode_spelled(&value, &mut out);
+    } else {
+        pack::encode(&value, &mut out);
+    }
+    Ok(out)
 }
 
 /// One line for each member, so that an argument says the same wherever it stands.
@@ -150,6 +177,8 @@ macro_rules! calls {
                 function: <$name as Request>::FUNCTION,
                 arguments: <$name as super::pack::Wire>::LITERAL.as_bytes(),
                 reply: <$reply as super::pack::Wire>::LITERAL.as_bytes(),
+                rewrite_arguments: |body, spelled| rewritten::<$name>(body, spelled),
+                rewrite_reply: |body, spelled| rewritten::<$reply>(body, spelled),
             },
         )*];
     };

@@ -727,3 +727,6 @@ macro_rules! wire_fields {
     };
 }
 pub(super) use wire_fields;
+
+#[cfg(test)]
+mod tests;
