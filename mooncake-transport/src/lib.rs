@@ -2,22 +2,29 @@
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]
+pub mod exposed;
+#[allow(unsafe_code)]
+pub mod loopback;
+#[allow(unsafe_code)]
+pub mod pool;
+#[allow(unsafe_code)]
 pub mod region;
 pub mod segment;
+#[allow(unsafe_code)]
+pub mod staged;
+#[cfg(feature = "testkit")]
+pub mod testkit;
 pub mod ticket;
+#[allow(unsafe_code)]
+pub mod transfer;
 pub mod transport;
 
+pub use exposed::ExposedMemory;
+pub use loopback::{Loopback, LoopbackNet};
+pub use pool::{BufferPool, PoolBuf, PoolConfig};
 pub use region::{BorrowedMemory, Region, Sink, Slice, SliceMut, Source};
 pub use segment::{BufferDesc, SegmentDesc};
+pub use staged::{CopyTransport, Staged};
 pub use ticket::{Completion, Ticket, ticket};
+pub use transfer::Transfer;
 pub use transport::{Access, Capabilities, Op, Opcode, Protocol, Transport};
-
-/// In-process reference transport.
-pub mod loopback {
-    #[doc(hidden)]
-    pub struct Loopback;
-}
-pub mod pool {
-    #[doc(hidden)]
-    pub struct PoolBuf;
-}

@@ -210,6 +210,11 @@ impl<T: Transport> SliceMut<T> {
         self.span.len
     }
 
+    /// Who may touch its region.
+    pub fn access(&self) -> Access {
+        self.inner.access
+    }
+
     /// Cuts it into two that do not overlap. The slice comes back when one would be empty.
     pub fn split_at(self, mid: usize) -> std::result::Result<(Self, Self), Self> {
         match (sub_span(self.span, 0..mid), sub_span(self.span, mid..self.span.len)) {
@@ -223,6 +228,11 @@ impl<T: Transport> SliceMut<T> {
     /// Gives up exclusivity, so that it can be written from and copied.
     pub fn into_shared(self) -> Slice<T> {
         Slice { inner: self.inner, span: self.span }
+    }
+
+    /// Gives up the range and turns its hold on the region back into a handle.
+    pub fn into_region(self) -> Region<T> {
+        Region { inner: self.inner }
     }
 
     /// Copies bytes in, at `offset`. `Invalid` when they do not fit, or the memory is not the host's.

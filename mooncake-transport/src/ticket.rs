@@ -13,7 +13,7 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use futures::task::AtomicWaker;
-use mooncake_core::clock::Moment;
+use mooncake_core::clock::{Clock, Moment, SystemClock};
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 
@@ -214,7 +214,7 @@ impl<B: Send + 'static> Ticket<B> {
 
     /// Parks the thread for at most `span`; gives the ticket back when it is not ready by then.
     pub fn wait_timeout(mut self, span: Duration) -> std::result::Result<(Result<()>, B), Self> {
-        match block_on_for(span, |cx| Pin::new(&mut self).poll(cx)) {
+        match block_on_for(Some(span), |cx| Pin::new(&mut self).poll(cx)) {
             Some(outcome) => Ok(outcome),
             None => Err(self),
         }
@@ -329,8 +329,12 @@ fn block_on<R>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<R>) -> R {
     })
 }
 
-fn block_on_for<R>(span: Duration, mut poll: impl FnMut(&mut Context<'_>) -> Poll<R>) -> Option<R> {
-    use mooncake_core::clock::{Clock, SystemClock};
+/// Polls on this thread for at most `span`, or until it is ready.
+pub(crate) fn block_on_for<R>(
+    span: Option<Duration>,
+    mut poll: impl FnMut(&mut Context<'_>) -> Poll<R>,
+) -> Option<R> {
+    let Some(span) = span else { return Some(block_on(poll)) };
     let clock = SystemClock::new();
     let until = clock.now().after(span);
     UNPARK.with(|waker| {

@@ -1,0 +1,401 @@
+//! Buffers cut from one registered region by an allocator. [`PoolBuf`] is the one view of bytes in this crate: it can give
+//! `&[u8]` because nobody else can reach them.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures::channel::oneshot;
+use mooncake_core::alloc::{AllocError, BuiltinAllocator, BuiltinAllocatorConfig, Extent, SegmentAllocator};
+use mooncake_core::memory::{Location, MemorySpan};
+use mooncake_core::{Error, ErrorCode, Result};
+use parking_lot::Mutex;
+
+use crate::region::{Local, Sink, SliceMut, Source};
+use crate::transport::{Access, Transport};
+
+/// How a [`BufferPool`] behaves.
+#[derive(Clone, Debug)]
+pub struct PoolConfig {
+    /// Every buffer begins at a multiple of this, in bytes from the pool's start. A power of two.
+    pub align: u64,
+    /// How many callers of [`BufferPool::take`] may wait at once; the next one fails instead.
+    pub max_waiters: usize,
+    /// For the allocator.
+    pub allocator: BuiltinAllocatorConfig,
+}
+
+impl Default for PoolConfig {
+    fn default() -> Self {
+        Self { align: 64, max_waiters: 1024, allocator: BuiltinAllocatorConfig::default() }
+    }
+}
+
+/// Buffers of one region. Clones are the same pool.
+pub struct BufferPool<T: Transport> {
+    inner: Arc<Inner<T>>,
+}
+
+struct Inner<T: Transport> {
+    state: Mutex<State<T>>,
+    memory: SliceMut<T>,
+    align: u64,
+    max_waiters: usize,
+}
+
+struct State<T: Transport> {
+    // Not a generic one: that live extents never overlap is what makes `PoolBuf` sound.
+    allocator: BuiltinAllocator,
+    waiters: VecDeque<Waiter<T>>,
+}
+
+struct Waiter<T: Transport> {
+    len: u64,
+    sender: oneshot::Sender<PoolBuf<T>>,
+}
+
+impl<T: Transport> BufferPool<T> {
+    /// A pool over a range of host memory that is not open to peers (`Access::Local`): bytes that a peer may write cannot be shown.
+    pub fn new(memory: SliceMut<T>, config: &PoolConfig) -> Result<Self> {
+        if memory.access() != Access::Local {
+            return Err(Error::invalid("a buffer pool shows bytes, so its memory must not be open to peers"));
+        }
+        let span = memory.local().span;
+        if let Location::Cuda(_) = span.location {
+            return Err(Error::invalid(format!("{} is not host memory", span.location)));
+        }
+        if !config.align.is_power_of_two() {
+            return Err(Error::invalid(format!("alignment {} is not a power of two", config.align)));
+        }
+        let allocator = BuiltinAllocator::new(span.len as u64, &config.allocator);
+        let state = Mutex::new(State { allocator, waiters: VecDeque::new() });
+        let inner = Inner { state, memory, align: config.align, max_waiters: config.max_waiters };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// A buffer of exactly `len` bytes, or `NoSpace` when none is free now (or others wait already); `Invalid` for one that never will be.
+    pub fn try_take(&self, len: usize) -> Result<PoolBuf<T>> {
+        self.inner.allocate(len as u64, false).map(|extent| self.buffer(extent))
+    }
+
+    /// Waits for a buffer of exactly `len` bytes, first come, first served. Fails at once when it can never be had
+    /// (`Invalid`), or too many wait already (`NoSpace`).
+    pub async fn take(&self, len: usize) -> Result<PoolBuf<T>> {
+        let receiver = {
+            let mut state = self.inner.state.lock();
+            match self.inner.allocate_in(&mut state, len as u64, false) {
+                Ok(extent) => {
+                    drop(state);
+                    return Ok(self.buffer(extent));
+                }
+                Err(error) if error.code() != ErrorCode::NoAvailableHandle => return Err(error),
+                Err(_) if state.waiters.len() >= self.inner.max_waiters => {
+                    let waiting = state.waiters.len();
+                    return Err(Error::new(
+                        ErrorCode::NoAvailableHandle,
+                        format!("no buffer of {len} bytes is free, and {waiting} callers wait already"),
+                    ));
+                }
+                Err(_) => {
+                    let (sender, receiver) = oneshot::channel();
+                    state.waiters.push_back(Waiter { len: len as u64, sender });
+                    receiver
+                }
+            }
+        };
+        Waiting { receiver, inner: &self.inner, over: false }.await
+    }
+
+    /// Bytes in buffers now.
+    pub fn used(&self) -> u64 {
+        self.inner.state.lock().allocator.used()
+    }
+
+    /// Bytes in all.
+    pub fn capacity(&self) -> u64 {
+        self.inner.memory.len() as u64
+    }
+
+    fn buffer(&self, extent: Extent) -> PoolBuf<T> {
+        PoolBuf { inner: self.inner.clone(), extent }
+    }
+}
+
+impl<T: Transport> Clone for BufferPool<T> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone() }
+    }
+}
+
+impl<T: Transport> fmt::Debug for BufferPool<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BufferPool").field("capacity", &self.capacity()).field("used", &self.used()).finish()
+    }
+}
+
+impl<T: Transport> Inner<T> {
+    fn allocate(&self, len: u64, ahead: bool) -> Result<Extent> {
+        self.allocate_in(&mut self.state.lock(), len, ahead)
+    }
+
+    /// `ahead` for the one whose turn it is.
+    fn allocate_in(&self, state: &mut State<T>, len: u64, ahead: bool) -> Result<Extent> {
+        if !ahead && len != 0 && len <= state.allocator.capacity() && !state.waiters.is_empty() {
+            return Err(Error::from(AllocError::Full));
+        }
+        state.allocator.allocate(len, self.align).map_err(|error| match error {
+            AllocError::Full => Error::from(AllocError::Full),
+            _ => Error::invalid(format!(
+                "a buffer of {len} bytes from a pool of {}: {error}",
+                state.allocator.capacity()
+            )),
+        })
+    }
+
+    /// Hands free space to those who wait, in order.
+    fn serve(self: &Arc<Self>) {
+        loop {
+            let (waiter, extent) = {
+                let mut state = self.state.lock();
+                let Some(waiter) = state.waiters.front() else { return };
+                if waiter.sender.is_canceled() {
+                    state.waiters.pop_front();
+                    continue;
+                }
+                let len = waiter.len;
+                let Ok(extent) = self.allocate_in(&mut state, len, true) else { return };
+                (state.waiters.pop_front(), extent)
+            };
+            let buffer = PoolBuf { inner: self.clone(), extent };
+            if let Some(waiter) = waiter
+                && let Err(mut unwanted) = waiter.sender.send(buffer)
+            {
+                // Given back here and not by its drop, which would come back to this loop from inside.
+                unwanted.give_back();
+            }
+        }
+    }
+}
+
+/// Until a buffer is there; when dropped before, the next in the queue gets its turn.
+struct Waiting<'a, T: Transport> {
+    receiver: oneshot::Receiver<PoolBuf<T>>,
+    inner: &'a Arc<Inner<T>>,
+    over: bool,
+}
+
+impl<T: Transport> Future for Waiting<'_, T> {
+    type Output = Result<PoolBuf<T>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.receiver).poll(cx).map(|buffer| {
+            self.over = true;
+            buffer.map_err(|_| Error::internal("the pool forgot a waiter"))
+        })
+    }
+}
+
+impl<T: Transport> Drop for Waiting<'_, T> {
+    fn drop(&mut self) {
+        if !self.over {
+            // A buffer that was sent meanwhile comes out here and is given back by its drop.
+            self.receiver.close();
+            drop(self.receiver.try_recv());
+            self.inner.serve();
+        }
+    }
+}
+
+/// A buffer of a [`BufferPool`]: its holder alone reaches the bytes, and gives them back by dropping it.
+///
+/// Goes into transfers by value, as source or sink. What is in it at first is whatever the last user left.
+pub struct PoolBuf<T: Transport> {
+    inner: Arc<Inner<T>>,
+    // Empty once given back.
+    extent: Extent,
+}
+
+impl<T: Transport> PoolBuf<T> {
+    /// The bytes for good, without a copy. They go back to the pool with the last clone.
+    pub fn freeze(self) -> Bytes {
+        Bytes::from_owner(Frozen(self))
+    }
+
+    fn span(&self) -> MemorySpan {
+        let span = self.inner.memory.local().span;
+        // Both fit, as the extent lies inside the span.
+        let (offset, len) = (self.extent.offset as usize, self.extent.len as usize);
+        // SAFETY: the allocator manages exactly the span, and live extents lie inside.
+        MemorySpan { ptr: unsafe { span.ptr.add(offset) }, len, location: span.location }
+    }
+
+    fn give_back(&mut self) -> bool {
+        let extent = std::mem::replace(&mut self.extent, Extent { offset: 0, len: 0 });
+        if extent.len == 0 {
+            return false;
+        }
+        let mut state = self.inner.state.lock();
+        state.allocator.release(extent);
+        !state.waiters.is_empty()
+    }
+}
+
+impl<T: Transport> Deref for PoolBuf<T> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let span = self.span();
+        // SAFETY: live extents do not overlap, the pool holds the only door to the region, peers are kept out
+        // (`Access::Local`), and a transfer takes the buffer by value. The source's bytes are readable.
+        unsafe { std::slice::from_raw_parts(span.ptr.as_ptr(), span.len) }
+    }
+}
+
+impl<T: Transport> DerefMut for PoolBuf<T> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let span = self.span();
+        // SAFETY: as in `deref`, and `self` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(span.ptr.as_ptr(), span.len) }
+    }
+}
+
+impl<T: Transport> fmt::Debug for PoolBuf<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PoolBuf({}+{})", self.extent.offset, self.extent.len)
+    }
+}
+
+impl<T: Transport> Drop for PoolBuf<T> {
+    fn drop(&mut self) {
+        if self.give_back() {
+            self.inner.serve();
+        }
+    }
+}
+
+// SAFETY: the extent is this value's alone until its drop, the pool keeps memory and registration.
+unsafe impl<T: Transport> Source<T> for PoolBuf<T> {
+    fn local(&self) -> Local<'_, T::Registration> {
+        Local { registration: self.inner.memory.local().registration, span: self.span() }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl<T: Transport> Sink<T> for PoolBuf<T> {}
+
+struct Frozen<T: Transport>(PoolBuf<T>);
+
+impl<T: Transport> AsRef<[u8]> for Frozen<T> {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::loopback::{Loopback, LoopbackNet};
+    use crate::region::Region;
+    use crate::transfer::{Transfer, read, write};
+    use futures::FutureExt;
+    use mooncake_core::ErrorKind;
+    use mooncake_core::memory::HostMemory;
+
+    fn region(node: &Loopback, len: usize, access: Access) -> Region<Loopback> {
+        Region::register(node, Arc::new(HostMemory::new(len).unwrap()), access).unwrap()
+    }
+
+    fn pool(len: usize, max_waiters: usize) -> BufferPool<Loopback> {
+        let memory = region(&LoopbackNet::new().node(), len, Access::Local).exclusive().unwrap();
+        BufferPool::new(memory, &PoolConfig { max_waiters, ..PoolConfig::default() }).unwrap()
+    }
+
+    #[test]
+    fn buffers_are_separate_and_come_back() {
+        let pool = pool(4096, 0);
+        let (mut a, mut b) = (pool.try_take(100).unwrap(), pool.try_take(1).unwrap());
+        a.fill(1);
+        b.fill(2);
+        assert!(a.iter().all(|x| *x == 1) && *b == [2]);
+        assert_eq!((a.len(), pool.used()), (100, 101));
+        assert_eq!(a.as_ptr().addr() % 64, b.as_ptr().addr() % 64);
+        assert_eq!(pool.try_take(4096).unwrap_err().kind(), ErrorKind::NoSpace);
+        assert_eq!(pool.try_take(4097).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(pool.try_take(0).unwrap_err().kind(), ErrorKind::Invalid);
+        let bytes = a.freeze();
+        drop(b);
+        let part = bytes.slice(10..20);
+        drop(bytes);
+        assert_eq!((part.as_ref(), pool.used()), (&[1u8; 10][..], 100));
+        drop(part);
+        assert_eq!(pool.used(), 0);
+        pool.try_take(4096).unwrap();
+    }
+
+    #[test]
+    fn waiting_is_first_come_first_served_and_bounded() {
+        let pool = pool(4096, 2);
+        let all = pool.try_take(4096).unwrap();
+        let mut large = Box::pin(pool.take(4000));
+        let mut small = Box::pin(pool.take(10));
+        assert!(large.as_mut().now_or_never().is_none() && small.as_mut().now_or_never().is_none());
+        assert_eq!(pool.take(10).now_or_never().unwrap().unwrap_err().kind(), ErrorKind::NoSpace);
+        assert_eq!(pool.take(5000).now_or_never().unwrap().unwrap_err().kind(), ErrorKind::Invalid);
+        drop(all);
+        assert_eq!(pool.try_take(4090).unwrap_err().kind(), ErrorKind::NoSpace);
+        let large = large.now_or_never().unwrap().unwrap();
+        let small = small.now_or_never().unwrap().unwrap();
+        assert_eq!(pool.used(), 4010);
+        drop((large, small));
+        assert_eq!(pool.used(), 0);
+    }
+
+    #[test]
+    fn a_waiter_that_gives_up_blocks_nobody_and_leaks_nothing() {
+        let pool = pool(4096, 8);
+        let some = pool.try_take(2048).unwrap();
+        let mut large = Box::pin(pool.take(4096));
+        let mut small = Box::pin(pool.take(100));
+        assert!(large.as_mut().now_or_never().is_none() && small.as_mut().now_or_never().is_none());
+        drop(large);
+        let small = small.now_or_never().expect("its turn came").unwrap();
+        // Granted, but given up before it was looked at.
+        let mut again = Box::pin(pool.take(4096));
+        assert!(again.as_mut().now_or_never().is_none());
+        drop((some, small));
+        assert_eq!(pool.used(), 4096);
+        drop(again);
+        assert_eq!(pool.used(), 0);
+    }
+
+    #[test]
+    fn memory_open_to_peers_is_refused() {
+        let node = LoopbackNet::new().node();
+        let open = region(&node, 4096, Access::Remote).exclusive().unwrap();
+        assert_eq!(BufferPool::new(open, &PoolConfig::default()).unwrap_err().kind(), ErrorKind::Invalid);
+    }
+
+    #[test]
+    fn buffers_travel() {
+        let node = LoopbackNet::new().node();
+        let remote = region(&node, 4096, Access::Remote);
+        let mut desc = crate::SegmentDesc::new("n");
+        node.describe(&mut desc);
+        let peer = node.connect(&desc).now_or_never().unwrap().unwrap();
+        let memory = region(&node, 4096, Access::Local).exclusive().unwrap();
+        let pool: BufferPool<Loopback> = BufferPool::new(memory, &PoolConfig::default()).unwrap();
+        let mut buffer = pool.try_take(10).unwrap();
+        buffer.copy_from_slice(b"0123456789");
+        let (result, _) = write(&node, &peer, [Transfer::new(remote.addr(), buffer)], None).wait();
+        result.unwrap();
+        assert_eq!(pool.used(), 0);
+        let into = pool.try_take(4).unwrap();
+        let (result, [into]) = read(&node, &peer, [Transfer::new(remote.addr() + 3, into)], None).wait();
+        result.unwrap();
+        assert_eq!(&*into.buffer.freeze(), b"3456");
+    }
+}

@@ -1,0 +1,257 @@
+//! A wire in safe Rust: implement [`CopyTransport`] on plain byte slices, and [`Staged`] makes a [`Transport`] of it.
+//!
+//! The price is one copy through a bounce buffer per operation.
+
+use std::fmt;
+use std::future::Future;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::clock::{Moment, SharedClock};
+use mooncake_core::memory::{Location, MemorySpan};
+use mooncake_core::{Error, ErrorCode, Result};
+use parking_lot::Mutex;
+
+use crate::exposed::{ExposedMemory, Exposure};
+use crate::segment::SegmentDesc;
+use crate::ticket::{Completion, block_on_for};
+use crate::transport::{Access, Capabilities, Op, Opcode, Protocol, Transport};
+
+/// A wire that copies slices. Requests of peers are served from the [`ExposedMemory`] it is given.
+pub trait CopyTransport: fmt::Debug + Send + Sync + 'static {
+    /// A way to one peer.
+    type Peer: Clone + fmt::Debug + Send + Sync + 'static;
+
+    /// The wire's name.
+    fn protocol(&self) -> Protocol;
+
+    /// Called once, before anything else: the memory that peers may read and write from now on. Its methods check
+    /// every address.
+    fn serve(&self, memory: Arc<ExposedMemory>);
+
+    /// Writes into our descriptor how peers reach us; sets the protocol.
+    fn describe(&self, desc: &mut SegmentDesc);
+
+    /// A way to that segment's owner.
+    fn connect(&self, desc: &SegmentDesc) -> impl Future<Output = Result<Self::Peer>> + Send;
+
+    /// Fills `into` from the peer's address. The peer must check the whole range before it answers. May be dropped half-way.
+    fn read_into(
+        &self,
+        peer: &Self::Peer,
+        addr: u64,
+        into: &mut [u8],
+    ) -> impl Future<Output = Result<()>> + Send;
+
+    /// Sends `from` to the peer's address, and returns when it is applied there. The peer must check the whole range before it
+    /// writes any of it. May be dropped half-way.
+    fn write_from(
+        &self,
+        peer: &Self::Peer,
+        addr: u64,
+        from: &[u8],
+    ) -> impl Future<Output = Result<()>> + Send;
+}
+
+/// Where a [`Staged`] wire's futures run.
+#[derive(Clone, Debug)]
+pub enum Executor {
+    /// A task per submission.
+    Tokio(tokio::runtime::Handle),
+    /// On the submitting thread, before `submit` returns: for wires whose futures wait for nothing that needs a runtime.
+    Inline,
+}
+
+/// Bytes of bounce buffers kept for reuse.
+const KEPT: usize = 16 << 20;
+
+/// A [`CopyTransport`] as a [`Transport`].
+pub struct Staged<C> {
+    inner: Arc<Inner<C>>,
+    executor: Executor,
+    memory: Arc<ExposedMemory>,
+}
+
+struct Inner<C> {
+    wire: C,
+    clock: SharedClock,
+    bounce: Mutex<Bounce>,
+}
+
+#[derive(Default)]
+struct Bounce {
+    free: Vec<Vec<u8>>,
+    bytes: usize,
+}
+
+impl<C: CopyTransport> Staged<C> {
+    /// Puts a wire to work. Deadlines are moments of `clock`.
+    pub fn new(wire: C, executor: Executor, clock: SharedClock) -> Self {
+        let memory = ExposedMemory::new();
+        wire.serve(memory.clone());
+        Self { inner: Arc::new(Inner { wire, clock, bounce: Mutex::default() }), executor, memory }
+    }
+
+    /// The wire.
+    pub fn wire(&self) -> &C {
+        &self.inner.wire
+    }
+}
+
+impl<C: fmt::Debug> fmt::Debug for Staged<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Staged").field("wire", &self.inner.wire).field("executor", &self.executor).finish()
+    }
+}
+
+/// Memory a [`Staged`] wire may use.
+#[derive(Debug)]
+pub struct StagedRegistration {
+    _exposure: Option<Exposure>,
+}
+
+// SAFETY: local bytes are copied between the finish of the wire's own future and the finish of the share, on the same task; a
+// share that is given up drops the future first. Remote bytes are touched through `ExposedMemory` only.
+unsafe impl<C: CopyTransport> Transport for Staged<C> {
+    type Registration = StagedRegistration;
+    type Peer = C::Peer;
+
+    fn protocol(&self) -> Protocol {
+        self.inner.wire.protocol()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { max_op_bytes: isize::MAX as u64, ..Capabilities::default() }
+    }
+
+    unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<StagedRegistration> {
+        if let Location::Cuda(_) = span.location {
+            return Err(Error::invalid(format!("{} is not host memory", span.location)));
+        }
+        let exposure = match access {
+            Access::Local => None,
+            // SAFETY: the caller keeps the bytes until the registration, and the exposure in it, is dropped.
+            Access::Remote => Some(unsafe { self.memory.expose(span) }?),
+        };
+        Ok(StagedRegistration { _exposure: exposure })
+    }
+
+    fn describe(&self, desc: &mut SegmentDesc) {
+        self.inner.wire.describe(desc);
+    }
+
+    fn connect(&self, desc: &SegmentDesc) -> impl Future<Output = Result<C::Peer>> + Send {
+        self.inner.wire.connect(desc)
+    }
+
+    fn submit<'a, I>(&self, peer: &C::Peer, ops: I, done: Completion)
+    where
+        I: ExactSizeIterator<Item = Op<'a, StagedRegistration>>,
+    {
+        let ops = ops.zip(done.each()).map(|(op, done)| Posted {
+            opcode: op.opcode(),
+            local: op.local(),
+            remote: op.remote(),
+            done,
+        });
+        match &self.executor {
+            Executor::Inline => ops.for_each(|op| self.inner.run_inline(peer, op)),
+            Executor::Tokio(handle) => {
+                let (inner, peer, ops) = (self.inner.clone(), peer.clone(), ops.collect::<Vec<_>>());
+                handle.spawn(async move {
+                    for op in ops {
+                        inner.run(&peer, op).await;
+                    }
+                });
+            }
+        }
+    }
+}
+
+struct Posted {
+    opcode: Opcode,
+    local: MemorySpan,
+    remote: u64,
+    done: Completion,
+}
+
+impl<C: CopyTransport> Inner<C> {
+    async fn run(&self, peer: &C::Peer, op: Posted) {
+        let result = match self.left(op.done.deadline()) {
+            Some(Duration::ZERO) => Err(late()),
+            None => self.copy(peer, &op).await,
+            Some(left) => {
+                tokio::time::timeout(left, self.copy(peer, &op)).await.unwrap_or_else(|_| Err(late()))
+            }
+        };
+        op.done.finish(result);
+    }
+
+    fn run_inline(&self, peer: &C::Peer, op: Posted) {
+        let result = match self.left(op.done.deadline()) {
+            Some(Duration::ZERO) => Err(late()),
+            left => {
+                let mut copy = std::pin::pin!(self.copy(peer, &op));
+                block_on_for(left, |cx| copy.as_mut().poll(cx)).unwrap_or_else(|| Err(late()))
+            }
+        };
+        op.done.finish(result);
+    }
+
+    fn left(&self, deadline: Option<Moment>) -> Option<Duration> {
+        deadline.map(|deadline| deadline.since(self.clock.now()))
+    }
+
+    async fn copy(&self, peer: &C::Peer, op: &Posted) -> Result<()> {
+        let len = op.local.len;
+        if len == 0 {
+            return Err(Error::invalid(format!("a transfer of zero bytes at {:#x}", op.remote)));
+        }
+        let mut bounce = self.take(len)?;
+        let result = match op.opcode {
+            Opcode::Read => {
+                let result = self.wire.read_into(peer, op.remote, &mut bounce).await;
+                if result.is_ok() {
+                    // SAFETY: the op's bytes are ours alone until its share is finished, which comes after this.
+                    unsafe { op.local.ptr.copy_from_nonoverlapping(NonNull::from(&bounce[..]).cast(), len) };
+                }
+                result
+            }
+            Opcode::Write => {
+                // SAFETY: nobody writes the op's bytes until its share is finished.
+                unsafe { op.local.ptr.copy_to_nonoverlapping(NonNull::from(&mut bounce[..]).cast(), len) };
+                self.wire.write_from(peer, op.remote, &bounce).await
+            }
+        };
+        self.put_back(bounce);
+        result
+    }
+
+    fn take(&self, len: usize) -> Result<Vec<u8>> {
+        let mut buffer = {
+            let mut bounce = self.bounce.lock();
+            let buffer = bounce.free.pop().unwrap_or_default();
+            bounce.bytes -= buffer.capacity();
+            buffer
+        };
+        buffer.clear();
+        buffer.try_reserve_exact(len).map_err(|e| {
+            Error::new(ErrorCode::BufferOverflow, format!("no bounce buffer of {len} bytes: {e}"))
+        })?;
+        buffer.resize(len, 0);
+        Ok(buffer)
+    }
+
+    fn put_back(&self, buffer: Vec<u8>) {
+        let mut bounce = self.bounce.lock();
+        if bounce.bytes + buffer.capacity() <= KEPT {
+            bounce.bytes += buffer.capacity();
+            bounce.free.push(buffer);
+        }
+    }
+}
+
+fn late() -> Error {
+    Error::new(ErrorCode::RpcTimeout, "the deadline passed before the transfer was over")
+}

@@ -1,0 +1,424 @@
+//! The cases, one per sentence of the contract of [`Transport`](crate::Transport). Each makes its own nodes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use mooncake_core::ErrorKind;
+
+use super::Fixture;
+use super::world::{World, bytes_of, describe, kind, pattern, patterned, region};
+use crate::region::{Local, Region, Slice, SliceMut, Source};
+use crate::transfer::{self, Transfer};
+use crate::transport::{Access, Transport};
+
+/// "A completed read has put exactly the remote bytes into the local range, and nothing outside it."
+pub fn read_brings_exactly_the_remote_bytes<F: Fixture>(fixture: &mut F) {
+    let world = World::new(fixture);
+    let remote = world.open(4096, 1);
+    let peer = world.connect(&[&remote]);
+    for (at, len) in [(0, 1), (1, 1), (4095, 1), (0, 4096), (7, 1000), (2048, 2048)] {
+        let (left, rest) = world.local(len + 64, 2).split_at(32).expect("two parts");
+        let (middle, right) = rest.split_at(len).expect("two parts");
+        let (result, middle) = world.read(&peer, remote.addr() + at as u64, middle);
+        result.unwrap_or_else(|e| panic!("read of {len} bytes at {at}: {e}"));
+        assert!((0..len).all(|i| byte(&middle, i) == pattern(1, at + i)), "{len} bytes at {at}");
+        assert!((0..32).all(|i| byte(&left, i) == pattern(2, i)), "bytes in front are as they were");
+        let behind = 32 + len;
+        assert!((0..32).all(|i| byte(&right, i) == pattern(2, behind + i)), "bytes behind are as they were");
+    }
+    assert_eq!(bytes_of(&remote), patterned(1, 4096), "a read changes nothing on the other side");
+}
+
+/// "Completed means applied: a completed write can be read back by anybody at once."
+pub fn completed_write_is_applied<F: Fixture>(fixture: &mut F) {
+    let world = World::new(fixture);
+    let remote = world.open(4096, 1);
+    let peer = world.connect(&[&remote]);
+    let third = world.fixture.node();
+    let desc = describe(&*world.owner, &[&remote]);
+    let other = world.fixture.block_on(third.connect(&desc)).expect("a third node connects");
+    for (round, (at, len)) in [(0, 1), (4095, 1), (7, 1000), (0, 4096)].into_iter().enumerate() {
+        let mut expected = bytes_of(&remote);
+        let sent: Vec<u8> = patterned(round as u8 + 50, len);
+        expected[at..at + len].copy_from_slice(&sent);
+        let mut source = world.local(len, 0);
+        source.copy_from(0, &sent).expect("in range");
+        let (result, source) = world.write(&peer, remote.addr() + at as u64, source.into_shared());
+        result.unwrap_or_else(|e| panic!("write of {len} bytes at {at}: {e}"));
+        assert_eq!(bytes_of(&remote), expected, "exactly the bytes written, and no others");
+        let mut kept = vec![0; len];
+        source.copy_to(0, &mut kept).expect("in range");
+        assert_eq!(kept, sent, "a write changes nothing on this side");
+        let into = region(&third, len, Access::Local, 9).exclusive().expect("the one handle");
+        let deadline = world.patience();
+        let read = world.fixture.block_on(async {
+            transfer::read(&*third, &other, [Transfer::new(remote.addr() + at as u64, into)], deadline)
+        });
+        let (result, into) = world.finish(read);
+        result.expect("a read by a third node");
+        assert!((0..len).all(|i| byte(&into, i) == sent[i]), "another node reads what was written");
+    }
+}
+
+/// "A remote range must be non-empty and lie in one registration with `Access::Remote`; one that is empty, overflows, lies outside
+/// .. fails with kind `Invalid`, and no byte changes on either side."
+pub fn refused_ranges_change_nothing<F: Fixture>(fixture: &mut F) {
+    let world = World::new(fixture);
+    let remote = world.open(4096, 1);
+    let (start, end) = (remote.addr(), remote.addr() + 4096);
+    for at in [start - 1, start - 64, end - 63, end, end + 4096, 0, 1, u64::MAX, u64::MAX - 63] {
+        // A fresh way each time: a wire may close a connection that misbehaved.
+        let peer = world.connect(&[&remote]);
+        let (result, into) = world.read(&peer, at, world.local(64, 2));
+        assert_eq!(
+            kind(result),
+            ErrorKind::Invalid,
+            "read of 64 bytes at {at:#x}, memory is {start:#x}..{end:#x}"
+        );
+        assert!((0..64).all(|i| byte(&into, i) == pattern(2, i)), "a refused read leaves local bytes alone");
+        let peer = world.connect(&[&remote]);
+        let (result, _) = world.write(&peer, at, world.local(64, 3));
+        assert_eq!(
+            kind(result),
+            ErrorKind::Invalid,
+            "write of 64 bytes at {at:#x}, memory is {start:#x}..{end:#x}"
+        );
+    }
+    let peer = world.connect(&[&remote]);
+    let (result, _) = world.read(&peer, start, Vec::new());
+    assert_eq!(kind(result), ErrorKind::Invalid, "a read of nothing");
+    let (result, _) = world.write(&peer, start, Vec::new());
+    assert_eq!(kind(result), ErrorKind::Invalid, "a write of nothing");
+    assert_eq!(bytes_of(&remote), patterned(1, 4096), "refused writes change nothing");
+    let (result, _) = world.read(&peer, start, world.local(64, 2));
+    result.expect("the peer still serves what is right");
+}
+
+/// ".. or crosses two registrations fails with kind `Invalid`": even when they are neighbours.
+pub fn ranges_across_registrations_are_refused<F: Fixture>(fixture: &mut F) {
+    let world = World::new(fixture);
+    let memory = Arc::new(mooncake_core::memory::HostMemory::new(8192).expect("host memory"));
+    let part = |from| -> Region<F::T> {
+        let half = super::world::Part::new(memory.clone(), from, 4096);
+        Region::register(&*world.owner, Arc::new(half), Access::Remote).expect("neighbours do not overlap")
+    };
+    let (left, right) = (part(0), part(4096));
+    assert_eq!(left.addr() + 4096, right.addr());
+    let peer = world.connect(&[&left, &right]);
+    let (result, _) = world.write(&peer, right.addr() - 32, world.local(64, 3));
+    assert_eq!(kind(result), ErrorKind::Invalid, "a write across two registrations");
+    assert!(bytes_of(&left).iter().chain(&bytes_of(&right)).all(|b| *b == 0), "and neither is touched");
+    let peer = world.connect(&[&left, &right]);
+    for at in [right.addr() - 64, right.addr()] {
+        let (result, _) = world.write(&peer, at, world.local(64, 3));
+        result.expect("each half alone");
+    }
+}
+
+/// "A remote range must .. lie in one registration with `Access::Remote`": memory registered for local use is not.
+pub fn local_memory_is_closed_to_peers<F: Fixture>(fixture: &mut F) {
+    let world = World::new(fixture);
+    let open = world.open(64, 1);
+    let closed = region(&world.owner, 4096, Access::Local, 5);
+    let peer = world.connect(&[&open, &closed]);
+    let (result, into) = world.read(&peer, closed.addr(), world.local(64, 2));
+    assert_eq!(kind(result), ErrorKind::Invalid, "a read of memory that is not open to peers");
+    assert!((0..64).all(|i| byte(&into, i) == pattern(2, i)));
+    let peer = world.connect(&[&open, &closed]);
+    let (result, _) = world.write(&peer, closed.addr(), world.local(64, 2));
+    assert_eq!(kind(result), ErrorKind::Invalid, "a write to memory that is not open to peers");
+    assert_eq!(bytes_of(&closed), patterned(5, 4096));
+}
+
+/// "Addresses are checked at each operation: once the registration is dropped, they are refused." A way that was used before
+/// is no exception, and registering again opens the memory again.
+pub fn dropped_registration_is_refused<F: Fixture>(fixture: &mut F) {
+    let world = World::new(fixture);
+    let keeper = world.open(64, 9);
+    let remote = world.open(4096, 1);
+    let (at, memory) = (remote.addr(), remote.memory().clone());
+    let peer = world.connect(&[&keeper, &remote]);
+    world.read(&peer, at, world.local(64, 2)).0.expect("while it is registered");
+    drop(remote);
+    assert_eq!(kind(world.read(&peer, at, world.local(64, 2)).0), ErrorKind::Invalid, "after it was dropped");
+    let peer = world.connect(&[&keeper]);
+    assert_eq!(
+        kind(world.write(&peer, at, world.local(64, 2)).0),
+        ErrorKind::Invalid,
+        "after it was dropped"
+    );
+    let again = Region::register(&*world.owner, memory, Access::Remote).expect("registered again");
+    assert_eq!(bytes_of(&again), patterned(1, 4096), "nothing was written meanwhile");
+    let peer = world.connect(&[&keeper, &again]);
+    world.read(&peer, at, world.local(64, 2)).0.expect("registered again");
+}
+
+/// One submission, many operations, one ticket.
+pub fn one_completion_for_many_operations<F: Fixture>(fixture: &mut F) {
+    let world = World::new(fixture);
+    let n = if cfg!(miri) { 10 } else { 300 };
+    let remote = world.open(n * 100, 1);
+    let peer = world.connect(&[&remote]);
+    let deadline = world.patience();
+    let at = |i: usize| remote.addr() + (i * 100) as u64;
+    let writes: Vec<_> =
+        (0..n).map(|i| Transfer::new(at(i), world.local(1 + i % 100, i as u8).into_shared())).collect();
+    let ticket = world.run(|user| transfer::write(user, &peer, writes, deadline));
+    world.fixture.block_on(ticket).0.expect("all writes");
+    let mut expected = patterned(1, n * 100);
+    for i in 0..n {
+        let len = 1 + i % 100;
+        expected[i * 100..i * 100 + len].copy_from_slice(&patterned(i as u8, len));
+    }
+    assert_eq!(bytes_of(&remote), expected);
+    let reads: Vec<_> = (0..n).map(|i| Transfer::new(at(i), vec![0u8; 100])).collect();
+    let ticket = world.run(|user| transfer::read(user, &peer, reads, deadline));
+    let (result, reads) = world.fixture.block_on(ticket);
+    result.expect("all reads");
+    for (i, read) in reads.iter().enumerate() {
+        assert_eq!(read.buffer, expected[i * 100..(i + 1) * 100], "operation {i}");
+    }
+}
+
+/// "Operations of one submission may fail one by one": good ones beside a refused one are either done or failed, and say which.
+pub fn operations_fail_one_by_one<F: Fixture>(fixture: &mut F) {
+    let world = World::new(fixture);
+    let remote = world.open(4096, 1);
+    let peer = world.connect(&[&remote]);
+    let at = |i: usize| if i == 2 { remote.addr() + 4096 } else { remote.addr() + (i * 64) as u64 };
+    let reads: Vec<_> = (0..5).map(|i| Transfer::new(at(i), vec![0u8; 64])).collect();
+    let deadline = world.patience();
+    let ticket = world.run(|user| transfer::read(user, &peer, reads, deadline));
+    let (results, reads) = world.fixture.block_on(ticket.results());
+    assert_eq!(results.len(), 5);
+    assert_eq!(results[2].as_ref().map_err(|e| e.kind()), Err(ErrorKind::Invalid), "the refused one says so");
+    for (i, (result, read)) in results.iter().zip(&reads).enumerate() {
+        if result.is_ok() {
+            let expected: Vec<u8> = (0..64).map(|j| pattern(1, i * 64 + j)).collect();
+            assert_eq!(read.buffer, expected, "operation {i} is reported done");
+        }
+    }
+    assert!(results[0].is_ok(), "what went before the refused one is not harmed");
+}
+
+/// A submission of nothing is over at once.
+pub fn no_operations_finish_at_once<F: Fixture>(fixture: &mut F) {
+    let world = World::new(fixture);
+    let remote = world.open(64, 1);
+    let peer = world.connect(&[&remote]);
+    let deadline = world.patience();
+    let ticket = world.run(|user| transfer::read(user, &peer, Vec::<Transfer<Vec<u8>>>::new(), deadline));
+    world.fixture.block_on(ticket).0.expect("nothing to fail");
+}
+
+/// Long operations arrive whole, both ways.
+pub fn large_transfers_arrive_whole<F: Fixture>(fixture: &mut F) {
+    let len = fixture.large();
+    let world = World::new(fixture);
+    let remote = world.open(len, 1);
+    let peer = world.connect(&[&remote]);
+    let (result, into) = world.read(&peer, remote.addr(), vec![0u8; len]);
+    result.expect("a long read");
+    assert!(into == patterned(1, len), "a long read arrives whole");
+    let (result, _) = world.write(&peer, remote.addr(), world.local(len, 7).into_shared());
+    result.expect("a long write");
+    assert!(bytes_of(&remote) == patterned(7, len), "a long write arrives whole");
+}
+
+/// "Once an operation's share of the completion is finished, its local bytes are never touched again": also not by one that was cut short.
+pub fn finished_means_untouched<F: Fixture>(fixture: &mut F) {
+    let len = fixture.large();
+    let world = World::new(fixture);
+    let remote = world.open(len, 1);
+    let peer = world.connect(&[&remote]);
+    let ticket = world.post_read(&peer, remote.addr(), vec![0u8; len]);
+    world.fixture.kill(&world.owner);
+    let (result, mut into) = world.finish(ticket);
+    if result.is_ok() {
+        assert!(into == patterned(1, len), "done is done, even if the peer dies after");
+    }
+    let mark = patterned(3, len);
+    into.copy_from_slice(&mark);
+    // Whatever the wire still had in hand gets every chance to do harm.
+    for _ in 0..3 {
+        let (result, _) = world.read(&peer, remote.addr(), vec![0u8; 64]);
+        assert!(result.is_err(), "the peer is dead");
+    }
+    assert!(into == mark, "bytes of a finished operation belong to the caller");
+}
+
+/// A dropped ticket neither cancels nor frees: the write lands, and then the buffer goes.
+pub fn dropped_ticket_goes_on_and_frees_later<F: Fixture>(fixture: &mut F) {
+    struct Counted<T: Transport>(Slice<T>, Arc<AtomicUsize>);
+    impl<T: Transport> Drop for Counted<T> {
+        fn drop(&mut self) {
+            self.1.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    // SAFETY: as the slice inside.
+    #[allow(unsafe_code)]
+    unsafe impl<T: Transport> Source<T> for Counted<T> {
+        fn local(&self) -> Local<'_, T::Registration> {
+            self.0.local()
+        }
+    }
+    let world = World::new(fixture);
+    let remote = world.open(4096, 1);
+    let peer = world.connect(&[&remote]);
+    let drops = Arc::new(AtomicUsize::new(0));
+    let source = Counted(world.local(4096, 7).into_shared(), drops.clone());
+    let deadline = world.patience();
+    drop(world.run(|user| transfer::write(user, &peer, [Transfer::new(remote.addr(), source)], deadline)));
+    let clock = world.fixture.clock();
+    let (start, mut turns) = (clock.now(), 0);
+    while drops.load(Ordering::SeqCst) == 0 {
+        // A read makes the wire's tasks run; no sleep stands in for the event.
+        let _ = world.read(&peer, remote.addr(), vec![0u8; 64]);
+        turns += 1;
+        assert!(
+            turns < 10 || clock.now().since(start) < Duration::from_secs(20),
+            "the buffer was never freed"
+        );
+    }
+    assert!(bytes_of(&remote) == patterned(7, 4096), "the write went on without its ticket");
+}
+
+/// Many submissions under way at once, from several threads, to several peers.
+pub fn concurrent_submissions<F: Fixture>(fixture: &mut F) {
+    let world = World::new(fixture);
+    let second = world.fixture.node();
+    let (threads, rounds) = if cfg!(miri) { (2, 2) } else { (4, 40) };
+    let remotes: Vec<_> = (0..threads)
+        .map(|i| region(if i % 2 == 0 { &world.owner } else { &second }, 4096, Access::Remote, 1))
+        .collect();
+    let mut tickets = Vec::new();
+    let peers: Vec<_> = (0..threads)
+        .map(|i| {
+            let owner = if i % 2 == 0 { &world.owner } else { &second };
+            let desc = describe(&**owner, &[&remotes[i]]);
+            world.fixture.block_on(world.user.connect(&desc)).expect("a live node can be reached")
+        })
+        .collect();
+    let deadline = world.patience();
+    for round in 0..rounds {
+        for i in 0..threads {
+            let at = remotes[i].addr() + (round * 64 % 4096) as u64;
+            let source = Bytes::from(patterned((round + i) as u8, 64));
+            let write =
+                world.run(|user| transfer::write(user, &peers[i], [Transfer::new(at, source)], deadline));
+            tickets.push(write);
+        }
+    }
+    for ticket in tickets {
+        world.finish(ticket).0.expect("a write among many");
+    }
+    std::thread::scope(|scope| {
+        for (i, peer) in peers.iter().enumerate() {
+            let (user, remote, peer) = (&world.user, &remotes[i], peer.clone());
+            scope.spawn(move || {
+                for round in 0..rounds.min(64) {
+                    let at = remote.addr() + (round * 64) as u64;
+                    let read = transfer::read(&**user, &peer, [Transfer::new(at, vec![0u8; 64])], deadline);
+                    let (result, [read]) = read.wait();
+                    result.expect("a read from a thread of its own");
+                    assert_eq!(read.buffer, patterned((round + i) as u8, 64), "round {round} to peer {i}");
+                }
+            });
+        }
+    });
+}
+
+/// "Every share finishes: a peer that is dead, silent or slow is an error of kind `Unavailable` or `Timeout` when the completion's
+/// deadline comes, never a hang."
+pub fn dead_peer_is_an_error_by_the_deadline<F: Fixture>(fixture: &mut F) {
+    let world = World::new(fixture);
+    let remote = world.open(4096, 1);
+    let peer = world.connect(&[&remote]);
+    world.read(&peer, remote.addr(), vec![0u8; 64]).0.expect("alive");
+    world.fixture.kill(&world.owner);
+    let clock = world.fixture.clock();
+    for _ in 0..3 {
+        let start = clock.now();
+        let deadline = Some(start.after(Duration::from_millis(1500)));
+        let read = [Transfer::new(remote.addr(), vec![0u8; 64])];
+        let ticket = world.run(|user| transfer::read(user, &peer, read, deadline));
+        let kind = kind(world.finish(ticket).0);
+        assert!(matches!(kind, ErrorKind::Unavailable | ErrorKind::Timeout), "{kind:?}");
+        assert!(clock.now().since(start) < Duration::from_secs(4), "long after the deadline");
+    }
+    let desc = describe(&*world.owner, &[]);
+    if let Ok(peer) = world.fixture.block_on(world.user.connect(&desc)) {
+        let deadline = Some(clock.now().after(Duration::from_millis(1500)));
+        let read = [Transfer::new(remote.addr(), vec![0u8; 64])];
+        let ticket = world.run(|user| transfer::read(user, &peer, read, deadline));
+        assert!(world.finish(ticket).0.is_err(), "a new way to a dead peer leads nowhere either");
+    }
+}
+
+/// ".. what was not begun by then is not sent afterwards."
+pub fn passed_deadline_sends_nothing<F: Fixture>(fixture: &mut F) {
+    let world = World::new(fixture);
+    let remote = world.open(4096, 1);
+    let peer = world.connect(&[&remote]);
+    let now = world.fixture.clock().now();
+    let write = [Transfer::new(remote.addr(), world.local(64, 7).into_shared())];
+    let ticket = world.run(|user| transfer::write(user, &peer, write, Some(now)));
+    assert_eq!(kind(world.finish(ticket).0), ErrorKind::Timeout);
+    let (result, _) = world.read(&peer, remote.addr() + 64, vec![0u8; 64]);
+    result.expect("the way is still good");
+    assert_eq!(bytes_of(&remote), patterned(1, 4096), "a write after its deadline");
+}
+
+/// Local memory that is not registered works, or is refused by name, as the capabilities say.
+pub fn unregistered_local_memory_as_capabilities_say<F: Fixture>(fixture: &mut F) {
+    let world = World::new(fixture);
+    let remote = world.open(64, 1);
+    let peer = world.connect(&[&remote]);
+    let needs = world.user.capabilities().needs_registration;
+    let (read, into) = world.read(&peer, remote.addr(), vec![0u8; 64]);
+    let (write, _) = world.write(&peer, remote.addr(), Bytes::from(patterned(7, 64)));
+    if needs {
+        assert_eq!((kind(read), kind(write)), (ErrorKind::Invalid, ErrorKind::Invalid));
+        assert_eq!(bytes_of(&remote), patterned(1, 64));
+    } else {
+        read.expect("a read into a plain vector");
+        assert_eq!(into, patterned(1, 64));
+        write.expect("a write from plain bytes");
+        assert_eq!(bytes_of(&remote), patterned(7, 64));
+    }
+}
+
+/// `describe` names the wire, and what it wrote comes back from JSON with nothing missing.
+pub fn descriptor_survives_its_json<F: Fixture>(fixture: &mut F) {
+    let world = World::new(fixture);
+    let remote = world.open(64, 1);
+    let desc = describe(&*world.owner, &[&remote]);
+    assert!(desc.speaks(&world.owner.protocol()), "{desc:?} names {}", world.owner.protocol());
+    assert_eq!(desc.buffers.len(), 1);
+    let again = crate::segment::SegmentDesc::decode(&desc.encode()).expect("it can be read");
+    assert_eq!(again, desc);
+    let foreign = crate::segment::SegmentDesc::new("elsewhere");
+    assert!(!world.user.reaches(&foreign), "a descriptor of no wire is out of reach");
+}
+
+/// A node can reach its own memory.
+pub fn own_node_is_a_peer_too<F: Fixture>(fixture: &mut F) {
+    let mut world = World::new(fixture);
+    world.user = world.owner.clone();
+    let remote = world.open(4096, 1);
+    let peer = world.connect(&[&remote]);
+    let (result, _) = world.write(&peer, remote.addr(), world.local(64, 7).into_shared());
+    result.expect("a write to one's own memory");
+    let (result, into) = world.read(&peer, remote.addr() + 64, world.local(64, 2));
+    result.expect("a read of one's own memory");
+    assert!((0..64).all(|i| byte(&into, i) == pattern(1, 64 + i)));
+    assert_eq!(bytes_of(&remote)[..64], patterned(7, 64));
+}
+
+fn byte<T: Transport>(slice: &SliceMut<T>, i: usize) -> u8 {
+    let mut byte = [0];
+    slice.copy_to(i, &mut byte).expect("in range");
+    byte[0]
+}

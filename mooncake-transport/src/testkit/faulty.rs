@@ -1,0 +1,220 @@
+//! A wire that fails on purpose, the same way for the same seed.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+
+use mooncake_core::clock::Rng;
+use mooncake_core::memory::MemorySpan;
+use mooncake_core::{Error, ErrorCode, Result};
+use parking_lot::Mutex;
+
+use crate::segment::SegmentDesc;
+use crate::ticket::Completion;
+use crate::transport::{Access, Capabilities, Op, Protocol, Transport};
+
+/// What can go wrong with one operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fault {
+    /// It fails before a byte moves.
+    Fail,
+    /// Its share of the completion is dropped.
+    Drop,
+    /// Half of its bytes move, then it fails.
+    Cut,
+    /// All its bytes move, and yet it is reported as timed out.
+    LoseAnswer,
+    /// It is held until [`Faulty::release`], and then runs as if nothing had happened.
+    Delay,
+}
+
+/// How often each fault happens, in operations per thousand.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    rates: Vec<(Fault, u16)>,
+}
+
+impl Faults {
+    /// Nothing goes wrong.
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// Adds a fault.
+    #[must_use]
+    pub fn with(mut self, fault: Fault, per_thousand: u16) -> Self {
+        self.rates.push((fault, per_thousand));
+        self
+    }
+
+    fn pick(&self, rng: &mut Rng) -> Option<Fault> {
+        let mut roll = rng.below(1000);
+        for (fault, rate) in &self.rates {
+            match roll.checked_sub(u64::from(*rate)) {
+                None => return Some(*fault),
+                Some(left) => roll = left,
+            }
+        }
+        None
+    }
+}
+
+/// A wire with faults injected into its operations.
+pub struct Faulty<T: Transport> {
+    inner: Arc<T>,
+    state: Mutex<State<T>>,
+}
+
+struct State<T: Transport> {
+    rng: Rng,
+    faults: Faults,
+    held: VecDeque<Held<T>>,
+    injected: u64,
+}
+
+struct Held<T: Transport> {
+    peer: T::Peer,
+    op: Op<'static, T::Registration>,
+    // What the op borrows beside the registration.
+    _key: Box<[u8]>,
+    done: Completion,
+}
+
+impl<T: Transport> Faulty<T> {
+    /// Wraps a wire.
+    pub fn new(inner: Arc<T>, seed: u64, faults: Faults) -> Self {
+        let state = State { rng: Rng::seeded(seed), faults, held: VecDeque::new(), injected: 0 };
+        Self { inner, state: Mutex::new(state) }
+    }
+
+    /// Replaces the rates.
+    pub fn set(&self, faults: Faults) {
+        self.state.lock().faults = faults;
+    }
+
+    /// Lets the oldest `n` held operations go; how many there were.
+    pub fn release(&self, n: usize) -> usize {
+        let held: Vec<_> = {
+            let mut state = self.state.lock();
+            let n = n.min(state.held.len());
+            state.held.drain(..n).collect()
+        };
+        let n = held.len();
+        for Held { peer, op, _key, done } in held {
+            self.inner.submit(&peer, std::iter::once(op), done);
+        }
+        n
+    }
+
+    /// Operations held now.
+    pub fn held(&self) -> usize {
+        self.state.lock().held.len()
+    }
+
+    /// Faults injected so far.
+    pub fn injected(&self) -> u64 {
+        self.state.lock().injected
+    }
+
+    /// The wire inside.
+    pub fn inner(&self) -> &Arc<T> {
+        &self.inner
+    }
+
+    fn pick(&self) -> Option<Fault> {
+        let state = &mut *self.state.lock();
+        let fault = state.faults.pick(&mut state.rng);
+        state.injected += u64::from(fault.is_some());
+        fault
+    }
+
+    fn hold(&self, peer: &T::Peer, op: &Op<'_, T::Registration>, done: Completion) {
+        let key: Box<[u8]> = op.key().into();
+        // SAFETY: the box's bytes stay where they are, and it is kept beside the op.
+        let key_ref: &'static [u8] = unsafe { &*std::ptr::from_ref(&*key) };
+        // SAFETY: the registration outlives the op's completion, as `Op::new` was promised, and so outlives this.
+        let registration = op.registration().map(|r| unsafe { &*std::ptr::from_ref(r) });
+        // SAFETY: the same promise; the op runs, or is dropped, before `done`.
+        let op = unsafe { Op::new(op.opcode(), registration, op.local(), op.remote(), key_ref) };
+        self.state.lock().held.push_back(Held { peer: peer.clone(), op, _key: key, done });
+    }
+
+    fn one(&self, peer: &T::Peer, op: Op<'_, T::Registration>, mut done: Completion) {
+        let pass = |op, done| self.inner.submit(peer, std::iter::once(op), done);
+        match self.pick() {
+            None => pass(op, done),
+            Some(Fault::Fail) => done.finish(Err(injected(ErrorCode::TransferFail, "failed"))),
+            Some(Fault::Drop) => drop(done),
+            Some(Fault::Delay) => self.hold(peer, &op, done),
+            Some(Fault::Cut) => {
+                let half = MemorySpan { len: op.len() / 2, ..op.local() };
+                if half.len != 0 {
+                    // SAFETY: a part of an op that may be made may be made.
+                    let part =
+                        unsafe { Op::new(op.opcode(), op.registration(), half, op.remote(), op.key()) };
+                    pass(part, done.share());
+                }
+                done.finish(Err(injected(ErrorCode::TransferFail, "cut in the middle")));
+            }
+            Some(Fault::LoseAnswer) => {
+                pass(op, done.share());
+                done.finish(Err(injected(ErrorCode::RpcTimeout, "answer lost")));
+            }
+        }
+    }
+}
+
+fn injected(code: ErrorCode, what: &str) -> Error {
+    Error::new(code, format!("injected fault: {what}"))
+}
+
+impl<T: Transport> fmt::Debug for Faulty<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Faulty").field("inner", &self.inner).field("held", &self.held()).finish()
+    }
+}
+
+// SAFETY: every byte is moved by the wire inside, in operations it could have been given directly.
+unsafe impl<T: Transport> Transport for Faulty<T> {
+    type Registration = T::Registration;
+    type Peer = T::Peer;
+
+    fn protocol(&self) -> Protocol {
+        self.inner.protocol()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<T::Registration> {
+        // SAFETY: passed on.
+        unsafe { self.inner.register(span, access) }
+    }
+
+    fn export(&self, registration: &T::Registration) -> Vec<u8> {
+        self.inner.export(registration)
+    }
+
+    fn describe(&self, desc: &mut SegmentDesc) {
+        self.inner.describe(desc);
+    }
+
+    fn reaches(&self, desc: &SegmentDesc) -> bool {
+        self.inner.reaches(desc)
+    }
+
+    fn connect(&self, desc: &SegmentDesc) -> impl Future<Output = Result<T::Peer>> + Send {
+        self.inner.connect(desc)
+    }
+
+    fn submit<'a, I>(&self, peer: &T::Peer, ops: I, done: Completion)
+    where
+        I: ExactSizeIterator<Item = Op<'a, T::Registration>>,
+    {
+        for (op, share) in ops.zip(done.each()) {
+            self.one(peer, op, share);
+        }
+    }
+}

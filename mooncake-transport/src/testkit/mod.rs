@@ -1,0 +1,78 @@
+//! For tests of your own wires (feature `testkit`): the conformance suite of [`Transport`] and a fault injector.
+//!
+//! ```ignore
+//! mod my_wire {
+//!     mooncake_transport::transport_conformance!(MyFixture::new());
+//! }
+//! ```
+
+pub mod cases;
+#[allow(unsafe_code)]
+mod faulty;
+mod world;
+
+use std::future::Future;
+use std::sync::Arc;
+
+use mooncake_core::clock::SharedClock;
+
+use crate::transport::Transport;
+
+pub use faulty::{Fault, Faults, Faulty};
+
+/// How the conformance suite makes nodes of a wire.
+pub trait Fixture {
+    /// The wire.
+    type T: Transport;
+
+    /// A new node that the other nodes of this fixture can reach once they have its descriptor.
+    fn node(&mut self) -> Arc<Self::T>;
+
+    /// Makes a node die as by `kill -9`: it answers nobody any more, now or later.
+    fn kill(&mut self, node: &Arc<Self::T>);
+
+    /// Runs a future where the wire's own tasks get on.
+    fn block_on<F: Future>(&self, future: F) -> F::Output;
+
+    /// The clock that deadlines are moments of.
+    fn clock(&self) -> SharedClock;
+
+    /// Size of the large transfers, in bytes.
+    fn large(&self) -> usize {
+        if cfg!(miri) { 5000 } else { (8 << 20) + 13 }
+    }
+}
+
+/// One `#[test]` per sentence of the [`Transport`] contract, on the fixture this expression makes.
+/// Put it into a module of its own.
+#[macro_export]
+macro_rules! transport_conformance {
+    ($fixture:expr) => {
+        $crate::transport_conformance! { @cases $fixture;
+            read_brings_exactly_the_remote_bytes
+            completed_write_is_applied
+            refused_ranges_change_nothing
+            ranges_across_registrations_are_refused
+            local_memory_is_closed_to_peers
+            dropped_registration_is_refused
+            one_completion_for_many_operations
+            operations_fail_one_by_one
+            no_operations_finish_at_once
+            large_transfers_arrive_whole
+            finished_means_untouched
+            dropped_ticket_goes_on_and_frees_later
+            concurrent_submissions
+            dead_peer_is_an_error_by_the_deadline
+            passed_deadline_sends_nothing
+            unregistered_local_memory_as_capabilities_say
+            descriptor_survives_its_json
+            own_node_is_a_peer_too
+        }
+    };
+    (@cases $fixture:expr; $($case:ident)*) => {
+        $(#[test]
+        fn $case() {
+            $crate::testkit::cases::$case(&mut $fixture);
+        })*
+    };
+}

@@ -1,0 +1,156 @@
+//! Two nodes of a fixture, with helpers that keep the cases short.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::clock::Moment;
+use mooncake_core::memory::{HostMemory, MemorySource, MemorySpan};
+use mooncake_core::{Error, Result};
+
+use super::Fixture;
+use crate::region::{Region, Sink, SliceMut, Source};
+use crate::segment::{BufferDesc, SegmentDesc};
+use crate::ticket::Ticket;
+use crate::transfer::{self, Transfer};
+use crate::transport::{Access, Transport};
+
+/// Longer than any healthy transfer of the suite takes.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A node that owns memory and one that transfers.
+pub(super) struct World<'f, F: Fixture> {
+    pub(super) fixture: &'f mut F,
+    pub(super) owner: Arc<F::T>,
+    pub(super) user: Arc<F::T>,
+}
+
+pub(super) type PeerOf<F> = <<F as Fixture>::T as Transport>::Peer;
+
+impl<'f, F: Fixture> World<'f, F> {
+    pub(super) fn new(fixture: &'f mut F) -> Self {
+        let (owner, user) = (fixture.node(), fixture.node());
+        Self { fixture, owner, user }
+    }
+
+    /// Memory of the owner, open to peers, filled with a pattern.
+    pub(super) fn open(&self, len: usize, seed: u8) -> Region<F::T> {
+        region(&self.owner, len, Access::Remote, seed)
+    }
+
+    /// Memory of the user, filled with a pattern.
+    pub(super) fn local(&self, len: usize, seed: u8) -> SliceMut<F::T> {
+        region(&self.user, len, Access::Local, seed).exclusive().expect("the one handle")
+    }
+
+    /// The way to the owner, from a descriptor that names these regions and has been through JSON.
+    pub(super) fn connect(&self, regions: &[&Region<F::T>]) -> PeerOf<F> {
+        let desc = describe(&*self.owner, regions);
+        assert!(self.user.reaches(&desc), "a wire reaches what a node of its own described");
+        self.fixture.block_on(self.user.connect(&desc)).expect("a live node can be reached")
+    }
+
+    /// A deadline that a healthy transfer does not meet.
+    pub(super) fn patience(&self) -> Option<Moment> {
+        Some(self.fixture.clock().now().after(PATIENCE))
+    }
+
+    pub(super) fn post_read<B: Sink<F::T>>(
+        &self,
+        peer: &PeerOf<F>,
+        at: u64,
+        into: B,
+    ) -> Ticket<[Transfer<B>; 1]> {
+        let deadline = self.patience();
+        self.run(|user| transfer::read(user, peer, [Transfer::new(at, into)], deadline))
+    }
+
+    pub(super) fn read<B: Sink<F::T>>(&self, peer: &PeerOf<F>, at: u64, into: B) -> (Result<()>, B) {
+        self.finish(self.post_read(peer, at, into))
+    }
+
+    pub(super) fn write<B: Source<F::T>>(&self, peer: &PeerOf<F>, at: u64, from: B) -> (Result<()>, B) {
+        let deadline = self.patience();
+        self.finish(self.run(|user| transfer::write(user, peer, [Transfer::new(at, from)], deadline)))
+    }
+
+    pub(super) fn finish<B: Send + 'static>(&self, ticket: Ticket<[Transfer<B>; 1]>) -> (Result<()>, B) {
+        let (result, [transfer]) = self.fixture.block_on(ticket);
+        (result, transfer.buffer)
+    }
+
+    /// Calls into the user's node from inside the fixture's runtime.
+    pub(super) fn run<R>(&self, f: impl FnOnce(&F::T) -> R) -> R {
+        self.fixture.block_on(async { f(&self.user) })
+    }
+}
+
+/// Registered memory filled with the pattern of `seed`.
+pub(super) fn region<T: Transport>(node: &Arc<T>, len: usize, access: Access, seed: u8) -> Region<T> {
+    let memory = HostMemory::new(len).expect("host memory");
+    let region = Region::register(&**node, Arc::new(memory), access).expect("host memory can be registered");
+    let mut all = region.exclusive().expect("the one handle");
+    all.copy_from(0, &patterned(seed, len)).expect("in range");
+    all.into_region()
+}
+
+/// The bytes of a region.
+pub(super) fn bytes_of<T: Transport>(region: &Region<T>) -> Vec<u8> {
+    let mut bytes = vec![0; region.len()];
+    let slice = region.slice(0..region.len()).expect("all of it");
+    slice.copy_to(0, &mut bytes).expect("in range");
+    bytes
+}
+
+/// What a node with these regions publishes, after a trip through JSON.
+pub(super) fn describe<T: Transport>(node: &T, regions: &[&Region<T>]) -> SegmentDesc {
+    let mut desc = SegmentDesc::new("conformance");
+    desc.buffers = regions
+        .iter()
+        .map(|region| BufferDesc {
+            name: "conformance".into(),
+            addr: region.addr(),
+            length: region.len() as u64,
+            key: region.registration().map(|r| node.export(r)).unwrap_or_default(),
+            ..BufferDesc::default()
+        })
+        .collect();
+    node.describe(&mut desc);
+    SegmentDesc::decode(&desc.encode()).expect("a published descriptor can be read")
+}
+
+/// Byte `i` of the pattern of a seed.
+pub(super) fn pattern(seed: u8, i: usize) -> u8 {
+    // Not a multiple of a power of two anywhere, so that bytes moved by a page or a chunk are noticed.
+    ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8 ^ seed
+}
+
+pub(super) fn patterned(seed: u8, len: usize) -> Vec<u8> {
+    (0..len).map(|i| pattern(seed, i)).collect()
+}
+
+pub(super) fn kind<T>(result: Result<T>) -> mooncake_core::ErrorKind {
+    result.err().as_ref().map(Error::kind).expect("this must fail")
+}
+
+/// A part of some memory as a source of its own.
+pub(super) struct Part {
+    memory: Arc<HostMemory>,
+    from: usize,
+    len: usize,
+}
+
+impl Part {
+    pub(super) fn new(memory: Arc<HostMemory>, from: usize, len: usize) -> Self {
+        assert!(len != 0 && from + len <= memory.len());
+        Self { memory, from, len }
+    }
+}
+
+// SAFETY: the memory is kept, never moves, and `new` checked the range.
+#[allow(unsafe_code)]
+unsafe impl MemorySource for Part {
+    fn span(&self) -> MemorySpan {
+        // SAFETY: in range, as `new` checked.
+        MemorySpan::new(unsafe { self.memory.span().ptr.add(self.from) }, self.len)
+    }
+}
