@@ -1,0 +1,437 @@
+//! Client and server of the RPC wire against each other, and each against a peer that misbehaves.
+
+mod protocol_support;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::error::ErrorCode;
+use mooncake_core::ids::{ClientId, SegmentId, Uuid};
+use mooncake_core::replica::{ReplicaType, ReplicateConfig, Segment};
+use mooncake_store::api::{Caller, EndItem, ObjectService, PutItem, SegmentService, WriteMode};
+use mooncake_store::protocol::client::{RpcClient, RpcOptions};
+use mooncake_store::protocol::frame::{self, Parsed, Status};
+use mooncake_store::protocol::message::*;
+use mooncake_store::protocol::pack;
+use mooncake_store::protocol::remote::RemoteMaster;
+use mooncake_store::protocol::server::{Refusal, RunningServer, Server, ServerOptions, Service};
+use mooncake_store::protocol::service::MasterService;
+use protocol_support::TableMaster;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::time::timeout;
+
+const TENANT: &str = "default";
+const SECOND: Duration = Duration::from_secs(1);
+
+async fn start(address: &str, options: ServerOptions) -> RunningServer {
+    let server = Server::bind(address, options).await.unwrap();
+    server.start(Arc::new(MasterService(Arc::new(TableMaster::default()))))
+}
+
+async fn master() -> (RunningServer, RemoteMaster) {
+    let running = start("127.0.0.1:0", ServerOptions::default()).await;
+    let remote = RemoteMaster::new(running.local_addr().to_string(), RpcOptions::default());
+    (running, remote)
+}
+
+fn segment() -> Segment {
+    Segment {
+        id: SegmentId(Uuid::new(3, 4)),
+        name: "host:1".into(),
+        base: 0x1000,
+        size: 1 << 20,
+        endpoint: "host:2".into(),
+        protocol: "tcp".into(),
+        host_id: "host".into(),
+    }
+}
+
+fn exist(seq: u32, key: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    frame::write_request(&mut out, seq, ExistKey::FUNCTION, |out| {
+        pack::encode(&ExistKey { key, tenant: TENANT }, out)
+    });
+    out
+}
+
+/// The next reply of a raw connection: number, status, body.
+async fn next_reply(stream: &mut TcpStream, inbox: &mut Vec<u8>) -> Option<(u32, Status, Vec<u8>)> {
+    loop {
+        if let Parsed::Whole(reply, used) = frame::parse_reply(inbox, 1 << 20).unwrap() {
+            let reply = (reply.seq, reply.status, reply.body.to_vec());
+            inbox.drain(..used);
+            return Some(reply);
+        }
+        if timeout(10 * SECOND, stream.read_buf(inbox)).await.unwrap().unwrap_or(0) == 0 {
+            return None;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_remote_master_is_a_master() {
+    let (running, master) = master().await;
+    let client = ClientId(Uuid::new(1, 2));
+    let caller = Caller { client, tenant: TENANT };
+    assert_eq!(master.version().await.unwrap(), MASTER_VERSION);
+    assert!(master.ping(client).await.unwrap().need_remount);
+    master.mount(client, &segment()).await.unwrap();
+    assert!(!master.ping(client).await.unwrap().need_remount);
+    master.remount(client, &[segment()]).await.unwrap();
+
+    let config = ReplicateConfig::default();
+    for mode in [WriteMode::Put, WriteMode::Upsert] {
+        for keys in [vec![b"one".as_slice()], vec![b"\0", b"\n\xff", b"long".repeat(100).as_slice()], vec![]]
+        {
+            let items: Vec<_> = keys.iter().map(|key| PutItem { key, len: 7 }).collect();
+            let ends: Vec<_> = keys.iter().map(|key| EndItem { key, checksum: None }).collect();
+            let count = keys.len();
+            let started = master.put_start(caller, mode, &items, &config).await.unwrap();
+            assert_eq!(
+                started.iter().filter(|replicas| replicas.as_ref().unwrap().len() == 1).count(),
+                count
+            );
+            for replicas in [ReplicaType::All, ReplicaType::Memory] {
+                let ended = master.put_end(caller, mode, &ends, replicas).await.unwrap();
+                assert_eq!(ended.iter().filter(|end| end.is_ok()).count(), count);
+            }
+            let exist = master.exist(TENANT, &keys).await.unwrap();
+            assert_eq!(exist.into_iter().filter(|exist| *exist.as_ref().unwrap()).count(), count);
+            let located = master.locate(TENANT, &keys).await.unwrap();
+            assert!(located.iter().all(|list| list.as_ref().unwrap().lease == 10 * SECOND));
+            let removed = master.remove(TENANT, &keys, false).await.unwrap();
+            assert_eq!(removed.iter().filter(|removed| removed.is_ok()).count(), count);
+            for replicas in [ReplicaType::All, ReplicaType::Memory] {
+                let revoked = master.put_revoke(caller, mode, &keys, replicas).await.unwrap();
+                let gone = |outcome: &&mooncake_core::Result<()>| {
+                    outcome.as_ref().is_err_and(|error| error.code() == ErrorCode::ObjectNotFound)
+                };
+                assert_eq!(revoked.iter().filter(gone).count(), count);
+            }
+        }
+    }
+    assert_eq!(master.remove_matching(TENANT, "x", false).await.unwrap(), 0);
+    assert_eq!(master.remove_all(TENANT, false).await.unwrap(), 0);
+    master.unmount(client, segment().id).await.unwrap();
+    let items = [PutItem { key: b"none", len: 1 }];
+    let full = master.put_start(caller, WriteMode::Put, &items, &config).await.unwrap();
+    assert_eq!(full[0].as_ref().unwrap_err().code(), ErrorCode::NoAvailableHandle);
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn every_call_of_the_table_is_answered_by_a_master() {
+    let (running, _) = master().await;
+    let mut stream = TcpStream::connect(running.local_addr()).await.unwrap();
+    let mut inbox = Vec::new();
+    for shape in TABLE {
+        let mut request = Vec::new();
+        // Nobody's arguments: the answer shows that the function is known and its arguments are looked at.
+        frame::write_request(&mut request, 9, shape.function, |out| out.extend_from_slice(&[0; 64]));
+        stream.write_all(&request).await.unwrap();
+        let (seq, status, body) = next_reply(&mut stream, &mut inbox).await.unwrap();
+        assert_eq!((seq, status), (9, Status::InvalidArguments), "{}", shape.name);
+        let text = pack::decode::<String>(&body).unwrap();
+        assert!(text.starts_with(shape.name) && text.contains(TABLE_VERSION), "{text}");
+    }
+}
+
+/// Knows nothing, or not in this shape.
+struct Older(Status);
+
+impl Service for Older {
+    fn call(&self, _: u32, _: &[u8], _: &mut Vec<u8>) -> Result<(), Refusal> {
+        Err((self.0, "of another time".to_owned()))
+    }
+}
+
+#[tokio::test]
+async fn a_peer_of_another_version_is_told_apart() {
+    for (status, code) in [
+        (Status::NotRegistered, ErrorCode::NotSupported),
+        (Status::InvalidArguments, ErrorCode::InvalidVersion),
+        (Status::HandlerFailed, ErrorCode::RpcFail),
+    ] {
+        let server = Server::bind("127.0.0.1:0", ServerOptions::default()).await.unwrap();
+        let running = server.start(Arc::new(Older(status)));
+        let address = running.local_addr().to_string();
+        let client = RpcClient::new(&address, RpcOptions::default());
+        let error = client.call(&GetFsdir {}).await.unwrap_err();
+        assert_eq!(error.code(), code);
+        let text = error.to_string();
+        assert!(
+            text.contains("GetFsdir") && text.contains(&address) && text.contains("of another time"),
+            "{text}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn pipelined_requests_are_answered_in_order() {
+    let (running, _) = master().await;
+    let mut stream = TcpStream::connect(running.local_addr()).await.unwrap();
+    let requests: Vec<u8> = (0..1000).flat_map(|seq| exist(seq, b"key")).collect();
+    // Torn at an odd place.
+    let (head, tail) = requests.split_at(requests.len() - 7);
+    stream.write_all(head).await.unwrap();
+    let mut inbox = Vec::new();
+    for seq in 0..999 {
+        let (answered, status, body) = next_reply(&mut stream, &mut inbox).await.unwrap();
+        assert_eq!((answered, status), (seq, Status::Ok));
+        assert_eq!(pack::decode::<pack::Answer<bool>>(&body), Ok(Ok(false)));
+    }
+    stream.write_all(tail).await.unwrap();
+    assert_eq!(next_reply(&mut stream, &mut inbox).await.unwrap().0, 999);
+}
+
+#[tokio::test]
+async fn garbage_closes_its_connection_and_no_other() {
+    let (running, master) = master().await;
+    master.version().await.unwrap();
+    let mut huge = exist(1, b"key");
+    huge[12..20].fill(0xff);
+    let garbage: [&[u8]; 5] =
+        [b"GET /metrics HTTP/1.1\r\n\r\n", &[0; 64], &[21, 7, 0, 0], &[0xff; 4096], &huge];
+    for bytes in garbage {
+        let mut stream = TcpStream::connect(running.local_addr()).await.unwrap();
+        let mut sent = exist(7, b"key");
+        sent.extend_from_slice(bytes);
+        stream.write_all(&sent).await.unwrap();
+        let mut inbox = Vec::new();
+        // What came before the garbage is answered; then the connection ends.
+        assert_eq!(next_reply(&mut stream, &mut inbox).await.unwrap().0, 7);
+        assert_eq!(next_reply(&mut stream, &mut inbox).await, None);
+    }
+    master.version().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_reader_that_does_not_read_stops_being_read_from() {
+    let (running, _) = master().await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let stream = socket.connect(running.local_addr()).await.unwrap();
+    let (mut reader, mut writer) = stream.into_split();
+    let count = 600_000;
+    let requests: Vec<u8> = (0..count).flat_map(|seq| exist(seq, b"k")).collect();
+    let total = requests.len();
+    let mut sent = 0;
+    // More than every buffer on the way can hold: it gets stuck, because the server holds on to no more.
+    while let Ok(wrote) = timeout(SECOND / 2, writer.write(&requests[sent..])).await {
+        sent += wrote.unwrap();
+        assert!(sent < total, "the server took {total} bytes without being read from");
+    }
+    let rest = tokio::spawn(async move { writer.write_all(&requests[sent..]).await.map(|()| writer) });
+    let (mut inbox, mut next) = (Vec::with_capacity(1 << 20), 0);
+    while next < count {
+        assert_ne!(timeout(10 * SECOND, reader.read_buf(&mut inbox)).await.unwrap().unwrap(), 0);
+        let mut done = 0;
+        while let Parsed::Whole(reply, used) = frame::parse_reply(&inbox[done..], 100).unwrap() {
+            assert_eq!(reply.seq, next);
+            next += 1;
+            done += used;
+        }
+        inbox.drain(..done);
+    }
+    rest.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_connection_closed_while_idle_costs_one_retry() {
+    let running = start("127.0.0.1:0", ServerOptions::default()).await;
+    let address = running.local_addr().to_string();
+    let master = RemoteMaster::new(&address, RpcOptions::default());
+    for _ in 0..3 {
+        master.version().await.unwrap();
+    }
+    running.stop().await;
+    let error = master.version().await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::RpcFail);
+    let text = error.to_string();
+    assert!(text.contains(&address) && text.contains("is mooncake_master running there?"), "{text}");
+    let running = start(&address, ServerOptions::default()).await;
+    master.version().await.unwrap();
+    // Closed by the server's own limit this time.
+    running.stop().await;
+    let _running = start(&address, ServerOptions::default()).await;
+    master.version().await.unwrap();
+}
+
+/// A server that sends what it is told to, one script per connection, and then closes.
+async fn scripted(scripts: Vec<Vec<u8>>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        for script in scripts {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = [0; 20];
+            stream.read_exact(&mut request).await.unwrap();
+            stream.write_all(&script).await.unwrap();
+        }
+    });
+    address
+}
+
+fn version_reply(seq: u32) -> Vec<u8> {
+    let mut out = Vec::new();
+    let answer: pack::Answer<String> = Ok("2.0.0".to_owned());
+    frame::write_reply(&mut out, seq, |out| {
+        pack::encode_spelled(&answer, out);
+        Ok(())
+    });
+    out
+}
+
+#[tokio::test]
+async fn answers_that_are_none_are_refused_by_name() {
+    let mut claims = version_reply(1);
+    claims[8..12].fill(0xff);
+    let mut wrong_type = Vec::new();
+    frame::write_reply(&mut wrong_type, 1, |out| {
+        pack::encode_spelled(&true, out);
+        Ok(())
+    });
+    let twice = [version_reply(1), version_reply(1)].concat();
+    for (script, code, says) in [
+        (claims, ErrorCode::RpcFail, "4294967295 bytes; at most"),
+        (version_reply(5), ErrorCode::RpcFail, "asked 1, answered 5"),
+        (version_reply(1)[..20].to_vec(), ErrorCode::RpcFail, "closed by the other side"),
+        (Vec::new(), ErrorCode::RpcFail, "closed by the other side"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), ErrorCode::RpcFail, "no RPC frame"),
+        (wrong_type, ErrorCode::InvalidVersion, "type hash"),
+        (twice, ErrorCode::RpcFail, "asked 1, answered 1"),
+    ] {
+        let address = scripted(vec![script]).await;
+        let error = RpcClient::new(&address, RpcOptions::default()).call(&ServiceReady {}).await.unwrap_err();
+        let text = error.to_string();
+        assert_eq!(error.code(), code, "{text}");
+        assert!(text.contains(says) && text.contains(&address) && text.contains("ServiceReady"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn half_an_answer_is_not_asked_for_again() {
+    // The first connection serves one call and is then idle; the second call gets half an answer on it.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = RpcClient::new(listener.local_addr().unwrap().to_string(), RpcOptions::default());
+    let server = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut request = [0; 20];
+        stream.read_exact(&mut request).await.unwrap();
+        stream.write_all(&version_reply(1)).await.unwrap();
+        stream.read_exact(&mut request).await.unwrap();
+        stream.write_all(&version_reply(2)[..9]).await.unwrap();
+        drop(stream);
+        // No third request comes.
+        timeout(SECOND / 5, listener.accept()).await.is_err()
+    });
+    client.call(&ServiceReady {}).await.unwrap().unwrap();
+    assert_eq!(client.call(&ServiceReady {}).await.unwrap_err().code(), ErrorCode::RpcFail);
+    assert!(server.await.unwrap(), "the call was repeated");
+}
+
+#[tokio::test]
+async fn a_call_that_is_given_up_takes_its_connection_along() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let options = RpcOptions { max_connections: 1, ..RpcOptions::default() };
+    let client = RpcClient::new(listener.local_addr().unwrap().to_string(), options);
+    let (asked, was_asked) = tokio::sync::oneshot::channel();
+    let server = tokio::spawn(async move {
+        let (mut first, _) = listener.accept().await.unwrap();
+        let mut request = [0; 20];
+        first.read_exact(&mut request).await.unwrap();
+        // Half an answer, and the caller loses interest.
+        first.write_all(&version_reply(1)[..25]).await.unwrap();
+        asked.send(()).unwrap();
+        let (mut second, _) = listener.accept().await.unwrap();
+        second.read_exact(&mut request).await.unwrap();
+        second.write_all(&version_reply(1)).await.unwrap();
+        assert!(matches!(first.read(&mut request).await, Ok(0) | Err(_)), "the first connection is closed");
+    });
+    tokio::select! {
+        answer = client.call(&ServiceReady {}) => panic!("{answer:?}"),
+        asked = was_asked => asked.unwrap(),
+    }
+    assert_eq!(client.call(&ServiceReady {}).await.unwrap(), Ok("2.0.0".to_owned()));
+    server.await.unwrap();
+}
+
+#[tokio::test]
+async fn deadlines_hold_and_say_who_was_late() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let options = RpcOptions { call_timeout: SECOND / 10, max_connections: 1, ..RpcOptions::default() };
+    let client = RpcClient::new(&address, options);
+    // Nobody accepts, nobody answers; the second call waits for the first one's connection as well.
+    let (one, two) = tokio::join!(client.call(&ServiceReady {}), client.call(&ServiceReady {}));
+    for error in [one.unwrap_err(), two.unwrap_err()] {
+        assert_eq!(error.code(), ErrorCode::RpcTimeout);
+        assert!(error.to_string().contains(&address), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn calls_share_a_bounded_number_of_connections() {
+    let running =
+        start("127.0.0.1:0", ServerOptions { max_connections: 3, ..ServerOptions::default() }).await;
+    let address = running.local_addr().to_string();
+    let options = RpcOptions { max_connections: 3, ..RpcOptions::default() };
+    let client = Arc::new(RpcClient::new(&address, options));
+    let calls: Vec<_> = (0..200)
+        .map(|i| {
+            let client = Arc::clone(&client);
+            tokio::spawn(async move {
+                let keys = vec![format!("key {i}").into_bytes(); 50];
+                let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+                client.call(&BatchExistKey { keys: Cow::Owned(keys), tenant: TENANT }).await
+            })
+        })
+        .collect();
+    for call in calls {
+        // The server takes three; a fourth connection would have been closed and the call have failed.
+        assert_eq!(call.await.unwrap().unwrap(), vec![Ok(false); 50]);
+    }
+    let one_more = RpcClient::new(&address, RpcOptions::default());
+    assert_eq!(one_more.call(&ServiceReady {}).await.unwrap_err().code(), ErrorCode::RpcFail);
+}
+
+#[tokio::test]
+async fn requests_and_answers_of_megabytes() {
+    let (running, master) = master().await;
+    let keys: Vec<Vec<u8>> = (0..2000u32).map(|i| i.to_string().repeat(2000).into_bytes()).collect();
+    let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    let exist = master.exist(TENANT, &keys).await.unwrap();
+    assert!(exist.len() == 2000 && exist.iter().all(|exist| !exist.as_ref().unwrap()));
+
+    let options = RpcOptions { max_body: 1 << 20, ..RpcOptions::default() };
+    let small = RemoteMaster::new(running.local_addr().to_string(), options);
+    let error = small.exist(TENANT, &keys).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::InvalidParams, "{error}");
+
+    let options = ServerOptions { max_body: 1 << 20, ..ServerOptions::default() };
+    let strict = start("127.0.0.1:0", options).await;
+    let remote = RemoteMaster::new(strict.local_addr().to_string(), RpcOptions::default());
+    assert_eq!(remote.exist(TENANT, &keys).await.unwrap_err().code(), ErrorCode::RpcFail);
+    assert!(remote.exist(TENANT, &keys[..10]).await.is_ok());
+}
+
+#[tokio::test]
+async fn silent_connections_are_closed_when_asked_to() {
+    let options = ServerOptions { idle_timeout: Some(SECOND / 20), ..ServerOptions::default() };
+    let running = start("127.0.0.1:0", options).await;
+    let mut stream = TcpStream::connect(running.local_addr()).await.unwrap();
+    stream.write_all(&exist(1, b"key")[..10]).await.unwrap();
+    assert_eq!(timeout(10 * SECOND, stream.read(&mut [0; 10])).await.unwrap().unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_named() {
+    let (running, _) = master().await;
+    let address = running.local_addr().to_string();
+    let error = Server::bind(&address, ServerOptions::default()).await.unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains(&format!("port {} is in use", running.local_addr().port())), "{text}");
+    assert!(text.contains("--rpc_port"), "{text}");
+}
