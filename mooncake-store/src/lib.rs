@@ -2,4 +2,5 @@
 #![deny(unsafe_code)]
 
 pub mod api;
+pub mod master;
 pub mod protocol;

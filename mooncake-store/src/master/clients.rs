@@ -1,0 +1,304 @@
+//! Clients and their segments: mount, unmount, ping, expiry.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::{ClientId, SegmentId};
+use mooncake_core::replica::{Segment, SegmentStatus};
+use mooncake_core::{Error, ErrorCode, Result};
+
+use super::Master;
+use super::graves::Graves;
+use super::segments::Mounted;
+use crate::api::PingReply;
+
+/// When each client was last heard of.
+#[derive(Default)]
+pub(super) struct Clients {
+    seen: HashMap<ClientId, Moment>,
+}
+
+impl Clients {
+    pub(super) fn len(&self) -> usize {
+        self.seen.len()
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mount {
+    New,
+    Again,
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// The client lives. One that is not known is told to mount again.
+    pub fn ping(&self, client: ClientId) -> PingReply {
+        let now = self.clock.now();
+        let mut clients = self.clients.lock();
+        let need_remount = match clients.seen.get_mut(&client) {
+            Some(seen) => {
+                *seen = now;
+                false
+            }
+            None => true,
+        };
+        PingReply { view: 0, need_remount }
+    }
+
+    /// Opens a client's memory for objects. Repeated, it is fine.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` (base or size 0, or beyond 64 bits); `SEGMENT_ALREADY_EXISTS` (the id is mounted with other data, or the memory
+    /// under another id); `ILLEGAL_CLIENT` (another client's); `UNAVAILABLE_IN_CURRENT_STATUS` (it is being unmounted).
+    pub fn mount(&self, client: ClientId, segment: &Segment) -> Result<()> {
+        check_segment(segment)?;
+        let mut graves = self.membership.lock();
+        self.mount_one(&mut graves, client, segment, Mount::New)?;
+        self.hear(client);
+        Ok(())
+    }
+
+    /// Makes a client known (again), with the segments it has. What this master still knows of promises in them is kept. Segments
+    /// it has never seen take no objects until [`MasterOptions::remount_rest`](super::MasterOptions::remount_rest) after its own start.
+    ///
+    /// # Errors
+    /// As [`Master::mount`], for the first segment that fails; those before it are mounted.
+    pub fn remount(&self, client: ClientId, segments: &[Segment]) -> Result<()> {
+        segments.iter().try_for_each(check_segment)?;
+        let mut graves = self.membership.lock();
+        for segment in segments {
+            self.mount_one(&mut graves, client, segment, Mount::Again)?;
+        }
+        self.hear(client);
+        Ok(())
+    }
+
+    /// Takes a segment out: its objects are gone at once. An unknown id is fine.
+    ///
+    /// # Errors
+    /// `ILLEGAL_CLIENT` when another client mounted it.
+    pub fn unmount(&self, client: ClientId, segment: SegmentId) -> Result<()> {
+        let mut graves = self.membership.lock();
+        if let Some(mounted) = self.own_segment(client, segment)? {
+            self.bury(&mut graves, &mounted);
+        }
+        Ok(())
+    }
+
+    /// Takes a segment out after `grace`: until then its objects are readable, and none are added. Repeated, the first grace
+    /// counts.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`; `ILLEGAL_CLIENT` when another client mounted it.
+    pub fn unmount_after(&self, client: ClientId, segment: SegmentId, grace: Duration) -> Result<()> {
+        let _graves = self.membership.lock();
+        let mounted = self.own_segment(client, segment)?.ok_or_else(|| unknown(&segment))?;
+        if mounted.leaves().is_none() {
+            let at = self.clock.now().after(grace);
+            mounted.leave_at(at);
+            self.timers.at(at);
+        }
+        Ok(())
+    }
+
+    /// State of a segment.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`.
+    pub fn segment_status(&self, segment: SegmentId) -> Result<SegmentStatus> {
+        let registry = self.segments.read();
+        registry.get(segment).map(|mounted| mounted.status()).ok_or_else(|| unknown(&segment))
+    }
+
+    /// State of the first segment of a name.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`.
+    pub fn segment_status_named(&self, name: &str) -> Result<SegmentStatus> {
+        let registry = self.segments.read();
+        registry.named(name).first().map(|mounted| mounted.status()).ok_or_else(|| unknown(&name))
+    }
+
+    /// Addresses of clients, from their segments' endpoints, without ports and each once. Clients without segments are left out.
+    pub fn addresses(&self, clients: &[ClientId]) -> Vec<(ClientId, Vec<String>)> {
+        let registry = self.segments.read();
+        let mut found = Vec::new();
+        for &client in clients {
+            let mut addresses: Vec<String> = Vec::new();
+            for mounted in registry.list.iter().filter(|mounted| mounted.client == client) {
+                let host = host_of(&mounted.info.endpoint);
+                if !addresses.iter().any(|known| known == host) {
+                    addresses.push(host.to_owned());
+                }
+            }
+            if !addresses.is_empty() {
+                found.push((client, addresses));
+            }
+        }
+        found
+    }
+
+    /// Buries the segments of clients that were silent too long, and of those whose grace is over.
+    pub(super) fn expire(&self, graves: &mut Graves<A>, now: Moment) -> Vec<Segment> {
+        let mut clients = self.clients.lock();
+        let gone: Vec<_> = clients
+            .seen
+            .extract_if(|_, seen| seen.after(self.options.client_ttl) <= now)
+            .map(|(client, _)| client)
+            .collect();
+        for seen in clients.seen.values() {
+            self.timers.at(seen.after(self.options.client_ttl));
+        }
+        drop(clients);
+        for client in &gone {
+            tracing::warn!(%client, "client was silent too long; its segments are gone");
+        }
+        let due: Vec<_> = {
+            let registry = self.segments.read();
+            let due = |mounted: &&Arc<Mounted<A>>| {
+                gone.contains(&mounted.client) || mounted.leaves().is_some_and(|at| at <= now)
+            };
+            registry.list.iter().filter(due).cloned().collect()
+        };
+        for mounted in &due {
+            self.bury(graves, mounted);
+        }
+        for mounted in self.segments.read().list.iter() {
+            mounted.leaves().into_iter().for_each(|at| self.timers.at(at));
+        }
+        due.iter().map(|mounted| mounted.info.clone()).collect()
+    }
+
+    fn mount_one(
+        &self,
+        graves: &mut Graves<A>,
+        client: ClientId,
+        segment: &Segment,
+        mount: Mount,
+    ) -> Result<()> {
+        if let Some(mounted) = self.segments.read().get(segment.id) {
+            return same_mount(mounted, client, segment);
+        }
+        self.displace(graves, client, segment)?;
+        self.sweep(graves);
+        let now = self.clock.now();
+        let known = graves.knows(segment.id);
+        let resting = graves.inherit(segment);
+        let opens = match mount {
+            Mount::Again if !known => self.started.after(self.options.remount_rest()),
+            _ => now,
+        };
+        let mounted = Mounted::new(segment.clone(), client, opens, &self.allocator, &resting);
+        self.timers.at(mounted.next_release());
+        self.segments.write().insert(Arc::new(mounted));
+        self.eviction.something_changed();
+        tracing::info!(segment = %segment.id, name = segment.name, size = segment.size, %client, "segment mounted");
+        Ok(())
+    }
+
+    /// The same memory cannot belong to two: a client that mounts what another one had has taken its place
+    /// (a process restarted on the same address before its predecessor expired).
+    fn displace(&self, graves: &mut Graves<A>, client: ClientId, segment: &Segment) -> Result<()> {
+        let others: Vec<_> = {
+            let registry = self.segments.read();
+            registry.list.iter().filter(|mounted| mounted.overlaps(segment)).cloned().collect()
+        };
+        if let Some(own) = others.iter().find(|mounted| mounted.client == client) {
+            return Err(Error::new(
+                ErrorCode::SegmentAlreadyExists,
+                format!("segment {} overlaps segment {} of the same client", segment.id, own.info.id),
+            ));
+        }
+        for mounted in others {
+            tracing::warn!(segment = %mounted.info.id, by = %segment.id, "segment displaced: its memory was mounted by another client");
+            self.bury(graves, &mounted);
+        }
+        Ok(())
+    }
+
+    fn bury(&self, graves: &mut Graves<A>, mounted: &Arc<Mounted<A>>) {
+        self.segments.write().remove(mounted.info.id);
+        mounted.bury();
+        graves.add(mounted.clone());
+        self.timers.at(self.clock.now());
+        self.eviction.something_changed();
+        tracing::info!(segment = %mounted.info.id, name = mounted.info.name, "segment unmounted");
+    }
+
+    fn own_segment(&self, client: ClientId, segment: SegmentId) -> Result<Option<Arc<Mounted<A>>>> {
+        match self.segments.read().get(segment) {
+            Some(mounted) if mounted.client != client => Err(Error::new(
+                ErrorCode::IllegalClient,
+                format!("segment {segment} was mounted by another client"),
+            )),
+            mounted => Ok(mounted.cloned()),
+        }
+    }
+
+    fn hear(&self, client: ClientId) {
+        let now = self.clock.now();
+        self.clients.lock().seen.insert(client, now);
+        self.timers.at(now.after(self.options.client_ttl));
+    }
+}
+
+fn same_mount<A: SegmentAllocator>(mounted: &Mounted<A>, client: ClientId, segment: &Segment) -> Result<()> {
+    let refuse = |code, why: &str| Err(Error::new(code, format!("segment {}: {why}", segment.id)));
+    if mounted.client != client {
+        return refuse(ErrorCode::IllegalClient, "mounted by another client");
+    }
+    if mounted.info != *segment {
+        return refuse(ErrorCode::SegmentAlreadyExists, "mounted with another address, size or name");
+    }
+    if mounted.leaves().is_some() {
+        return refuse(ErrorCode::UnavailableInCurrentStatus, "being unmounted");
+    }
+    Ok(())
+}
+
+fn check_segment(segment: &Segment) -> Result<()> {
+    if segment.base == 0 || segment.size == 0 {
+        return Err(Error::invalid(format!("segment {}: base and size must not be 0", segment.id)));
+    }
+    if segment.base.checked_add(segment.size).is_none() {
+        return Err(Error::invalid(format!("segment {}: base and size go beyond 64 bits", segment.id)));
+    }
+    Ok(())
+}
+
+fn unknown(segment: &dyn std::fmt::Display) -> Error {
+    Error::new(ErrorCode::SegmentNotFound, format!("no segment {segment}"))
+}
+
+/// `host:port` and `[v6]:port` without the port.
+fn host_of(endpoint: &str) -> &str {
+    if let Some((host, _)) = endpoint.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        return host;
+    }
+    match endpoint.rsplit_once(':') {
+        Some((host, _)) if !host.contains(':') => host,
+        _ => endpoint,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::host_of;
+
+    #[test]
+    fn hosts_of_endpoints() {
+        for (endpoint, host) in [
+            ("10.0.0.1:5", "10.0.0.1"),
+            ("[::1]:5", "::1"),
+            ("node", "node"),
+            ("fe80::1", "fe80::1"),
+            ("", ""),
+        ] {
+            assert_eq!(host_of(endpoint), host);
+        }
+    }
+}

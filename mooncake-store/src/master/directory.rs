@@ -1,0 +1,330 @@
+//! Which objects there are: a table sharded by key.
+
+use std::sync::Arc;
+
+use foldhash::quality::FixedState;
+use hashbrown::HashTable;
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::{ObjectKey, SlotId};
+use mooncake_core::replica::{Replica, ReplicaStatus, SoftPin};
+use parking_lot::{Mutex, MutexGuard};
+use slab::Slab;
+use smallvec::SmallVec;
+
+use super::put::Writer;
+use super::segments::Held;
+
+/// Most objects have one replica; those need no allocation of their own.
+pub(super) type Replicas<A> = SmallVec<[Held<A>; 1]>;
+
+/// Everything known of one key.
+pub(super) struct Object<A> {
+    pub(super) key: ObjectKey,
+    hash: u64,
+    /// Readers of the present value may rely on it until here.
+    pub(super) lease: Moment,
+    /// Until when it is soft-pinned; the past for not at all.
+    pub(super) soft_pin: Moment,
+    pub(super) hard_pin: bool,
+    pub(super) group: Option<Arc<str>>,
+    value: Option<Value<A>>,
+    write: Option<Box<Write<A>>>,
+}
+
+/// What can be read.
+pub(super) struct Value<A> {
+    pub(super) len: u64,
+    pub(super) checksum: Option<u64>,
+    pub(super) writer: Writer,
+    pub(super) replicas: Replicas<A>,
+}
+
+/// A write in progress: a put's, or an upsert's beside the value it will replace.
+pub(super) struct Write<A> {
+    pub(super) writer: Writer,
+    pub(super) started: Moment,
+    pub(super) len: u64,
+    pub(super) replicas: Replicas<A>,
+    pub(super) soft_pin: SoftPin,
+    pub(super) soft_pin_ttl_ms: Option<u64>,
+    pub(super) hard_pin: bool,
+    /// Its place in [`Shard::writing`].
+    seat: usize,
+}
+
+impl<A: SegmentAllocator> Object<A> {
+    pub(super) fn value(&self) -> Option<&Value<A>> {
+        self.value.as_ref()
+    }
+
+    pub(super) fn write(&self) -> Option<&Write<A>> {
+        self.write.as_deref()
+    }
+}
+
+impl<A: SegmentAllocator> Value<A> {
+    /// Gives its space back once `lease` has run out.
+    pub(super) fn retire(self, lease: Moment, now: Moment) {
+        self.replicas.into_iter().for_each(|held| held.retire(lease, now));
+    }
+
+    /// Replicas in segments that are still there.
+    pub(super) fn live(&self) -> impl Iterator<Item = &Held<A>> {
+        self.replicas.iter().filter(|held| held.segment.is_alive())
+    }
+
+    pub(super) fn describe(&self) -> Vec<Replica> {
+        self.live().map(|held| held.describe(self.len, ReplicaStatus::Complete)).collect()
+    }
+}
+
+impl<A: SegmentAllocator> Write<A> {
+    pub(super) fn new(writer: Writer, started: Moment, len: u64, replicas: Replicas<A>) -> Self {
+        Self {
+            writer,
+            started,
+            len,
+            replicas,
+            soft_pin: SoftPin::Preserve,
+            soft_pin_ttl_ms: None,
+            hard_pin: false,
+            seat: 0,
+        }
+    }
+
+    pub(super) fn retire(self, until: Moment, now: Moment) {
+        self.replicas.into_iter().for_each(|held| held.retire(until, now));
+    }
+
+    pub(super) fn describe(&self) -> Vec<Replica> {
+        self.replicas.iter().map(|held| held.describe(self.len, ReplicaStatus::Processing)).collect()
+    }
+}
+
+/// One lock's worth of the directory.
+///
+/// A slot is known to the policy exactly while its object has a value, and listed in `writing` exactly while it has a write.
+pub(super) struct Shard<A, E> {
+    table: HashTable<SlotId>,
+    objects: Slab<Object<A>>,
+    policy: E,
+    writing: Vec<SlotId>,
+    pub(super) reads: Reads,
+}
+
+/// Counted under the shard's lock, so that readers share no counter.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reads {
+    pub(super) asked: u64,
+    pub(super) hits: u64,
+    pub(super) hit_bytes: u64,
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
+    fn new(config: &E::Config) -> Self {
+        Self {
+            table: HashTable::new(),
+            objects: Slab::new(),
+            policy: E::new(0, config),
+            writing: Vec::new(),
+            reads: Reads::default(),
+        }
+    }
+
+    pub(super) fn find(&self, hash: u64, key: &[u8]) -> Option<SlotId> {
+        self.table.find(hash, |slot| self[*slot].key.as_bytes() == key).copied()
+    }
+
+    /// An object without value or write, to be given one before the lock is left.
+    pub(super) fn add(&mut self, hash: u64, key: ObjectKey) -> SlotId {
+        let object = Object {
+            key,
+            hash,
+            lease: Moment(0),
+            soft_pin: Moment(0),
+            hard_pin: false,
+            group: None,
+            value: None,
+            write: None,
+        };
+        // 2^32 objects in one shard are far beyond what memory holds.
+        let slot = SlotId(self.objects.insert(object) as u32);
+        let objects = &self.objects;
+        self.table.insert_unique(hash, slot, |slot| objects[slot.index()].hash);
+        slot
+    }
+
+    pub(super) fn touch(&mut self, slot: SlotId) {
+        self.policy.touch(slot);
+    }
+
+    /// Sets what can be read and returns what could be before.
+    pub(super) fn put_value(&mut self, slot: SlotId, value: Value<A>) -> Option<Value<A>> {
+        let before = self.take_value(slot);
+        let object = &mut self.objects[slot.index()];
+        self.policy.insert_hashed(slot, value.len, object.hash);
+        object.value = Some(value);
+        before
+    }
+
+    pub(super) fn take_value(&mut self, slot: SlotId) -> Option<Value<A>> {
+        let value = self.objects[slot.index()].value.take()?;
+        self.policy.remove(slot);
+        Some(value)
+    }
+
+    /// Keeps only replicas in live segments; what is dropped rests in its dead segment.
+    pub(super) fn prune(&mut self, slot: SlotId, now: Moment, put_release: std::time::Duration) {
+        let object = &mut self.objects[slot.index()];
+        let lease = object.lease;
+        if let Some(value) = &mut object.value {
+            drop_dead(&mut value.replicas, lease, now);
+            if value.replicas.is_empty() {
+                object.value = None;
+                self.policy.remove(slot);
+            }
+        }
+        let object = &mut self.objects[slot.index()];
+        if let Some(write) = &mut object.write {
+            drop_dead(&mut write.replicas, write.started.after(put_release), now);
+            if write.replicas.is_empty() {
+                self.take_write(slot);
+            }
+        }
+    }
+
+    pub(super) fn put_write(&mut self, slot: SlotId, mut write: Write<A>) {
+        debug_assert!(self[slot].write.is_none());
+        write.seat = self.writing.len();
+        self.writing.push(slot);
+        self.objects[slot.index()].write = Some(Box::new(write));
+    }
+
+    pub(super) fn take_write(&mut self, slot: SlotId) -> Option<Write<A>> {
+        let write = self.objects[slot.index()].write.take()?;
+        self.writing.swap_remove(write.seat);
+        if let Some(moved) = self.writing.get(write.seat)
+            && let Some(other) = &mut self.objects[moved.index()].write
+        {
+            other.seat = write.seat;
+        }
+        Some(*write)
+    }
+
+    /// Forgets the object if nothing is left of it.
+    pub(super) fn settle(&mut self, slot: SlotId) {
+        let object = &self[slot];
+        if object.value.is_none() && object.write.is_none() {
+            let hash = object.hash;
+            if let Ok(entry) = self.table.find_entry(hash, |other| *other == slot) {
+                entry.remove();
+            }
+            self.objects.remove(slot.index());
+        }
+    }
+
+    /// Takes the policy's next victim out of the policy and hands out its value.
+    pub(super) fn evict(
+        &mut self,
+        mut allowed: impl FnMut(&Object<A>) -> bool,
+    ) -> Option<(SlotId, Value<A>)> {
+        let objects = &mut self.objects;
+        let slot = self.policy.evict(&mut |slot| objects.get(slot.index()).is_some_and(&mut allowed))?;
+        let value = objects.get_mut(slot.index())?.value.take()?;
+        Some((slot, value))
+    }
+
+    /// Slots with a write in progress.
+    pub(super) fn writing(&self) -> &[SlotId] {
+        &self.writing
+    }
+
+    pub(super) fn slots(&self) -> Vec<SlotId> {
+        self.objects.iter().map(|(index, _)| SlotId(index as u32)).collect()
+    }
+
+    pub(super) fn objects(&self) -> impl Iterator<Item = (SlotId, &Object<A>)> {
+        self.objects.iter().map(|(index, object)| (SlotId(index as u32), object))
+    }
+
+    /// Objects that have a value.
+    pub(super) fn values(&self) -> usize {
+        self.policy.len()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.objects.len()
+    }
+}
+
+impl<A, E> std::ops::Index<SlotId> for Shard<A, E> {
+    type Output = Object<A>;
+
+    fn index(&self, slot: SlotId) -> &Object<A> {
+        &self.objects[slot.index()]
+    }
+}
+
+impl<A, E> std::ops::IndexMut<SlotId> for Shard<A, E> {
+    fn index_mut(&mut self, slot: SlotId) -> &mut Object<A> {
+        &mut self.objects[slot.index()]
+    }
+}
+
+fn drop_dead<A: SegmentAllocator>(replicas: &mut Replicas<A>, until: Moment, now: Moment) {
+    let mut at = 0;
+    while at < replicas.len() {
+        if replicas[at].segment.is_alive() {
+            at += 1;
+        } else {
+            replicas.remove(at).retire(until, now);
+        }
+    }
+}
+
+/// All shards.
+pub(super) struct Directory<A, E> {
+    hasher: FixedState,
+    shards: Box<[Padded<Mutex<Shard<A, E>>>]>,
+}
+
+/// Neighbouring locks must not share a cache line.
+#[repr(align(128))]
+struct Padded<T>(T);
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
+    pub(super) fn new(shards: usize, seed: u64, config: &E::Config) -> Self {
+        Self {
+            hasher: FixedState::with_seed(seed),
+            shards: (0..shards).map(|_| Padded(Mutex::new(Shard::new(config)))).collect(),
+        }
+    }
+
+    pub(super) fn hash(&self, key: &[u8]) -> u64 {
+        use std::hash::{BuildHasher, Hasher};
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write(key);
+        hasher.finish()
+    }
+
+    pub(super) fn lock(&self, hash: u64) -> MutexGuard<'_, Shard<A, E>> {
+        // The table inside uses the low bits for buckets and the top seven for tags; these are between.
+        let index = (hash >> 40) as usize & (self.shards.len() - 1);
+        self.shards[index].0.lock()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.shards.len()
+    }
+
+    pub(super) fn lock_at(&self, index: usize) -> MutexGuard<'_, Shard<A, E>> {
+        self.shards[index % self.shards.len()].0.lock()
+    }
+
+    /// Each shard in turn, locked while it is looked at.
+    pub(super) fn each(&self) -> impl Iterator<Item = MutexGuard<'_, Shard<A, E>>> {
+        self.shards.iter().map(|shard| shard.0.lock())
+    }
+}

@@ -1,0 +1,157 @@
+//! Making room: above the watermark in the background, and for a put that finds none.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::EvictionPolicy;
+use smallvec::SmallVec;
+
+use super::Master;
+use super::directory::Object;
+use super::segments::Mounted;
+
+/// How far below the watermark the background goes at most, as a part of the capacity.
+const HYSTERESIS: f64 = 0.01;
+
+/// After every object was refused, nobody looks again for this long, or until something changes.
+const FUTILE: Duration = Duration::from_millis(10);
+
+#[derive(Default)]
+pub(super) struct EvictionState {
+    /// Shard to look at next.
+    cursor: AtomicUsize,
+    futile_until: AtomicU64,
+    /// The same for [`Master::clear_window`], whose search is dearer.
+    pub(super) window_until: AtomicU64,
+}
+
+impl EvictionState {
+    /// An object became readable, or space came free: looking again may help.
+    pub(super) fn something_changed(&self) {
+        if self.futile_until.load(Relaxed) != 0 {
+            self.futile_until.store(0, Relaxed);
+        }
+    }
+}
+
+/// What may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pass {
+    /// Objects that nobody pinned.
+    Ordinary,
+    /// Soft-pinned ones too.
+    SoftPinned,
+}
+
+/// What an eviction freed, and where.
+pub(super) struct Victim<A> {
+    pub(super) bytes: u64,
+    pub(super) segments: SmallVec<[Arc<Mounted<A>>; 1]>,
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// Frees what a put of `len` bytes needs, and hardly more; whether it may look again.
+    pub(super) fn make_room(&self, len: u64, now: Moment) -> bool {
+        if !self.could_hold(len) {
+            return false;
+        }
+        if self.reclaim(now) > 0 && self.has_room(len, now) {
+            return true;
+        }
+        if self.eviction.futile_until.load(Relaxed) > now.0 {
+            return false;
+        }
+        self.counters.eviction_attempted();
+        for pass in self.passes() {
+            let mut freed = 0;
+            // Victims in the policy's order, as long as chance may open a gap; then the cheapest gap there is.
+            while freed < len.max(1) {
+                let Some(victim) = self.evict_one(pass, now) else { break };
+                freed += victim.bytes;
+                let opened = |segment: &Arc<Mounted<A>>| segment.is_open(now) && segment.fits(len);
+                if victim.segments.iter().any(opened) {
+                    return true;
+                }
+            }
+            if self.clear_window(len, pass, now) {
+                return true;
+            }
+        }
+        self.eviction.futile_until.store(now.after(FUTILE).0, Relaxed);
+        false
+    }
+
+    /// Evicts down to just below the high watermark, if usage is above.
+    pub(super) fn evict_to_watermark(&self, now: Moment) {
+        let (used, capacity) = self.occupancy();
+        let watermark = (self.options.high_watermark * capacity as f64) as u64;
+        if used <= watermark || self.eviction.futile_until.load(Relaxed) > now.0 {
+            return;
+        }
+        self.counters.eviction_attempted();
+        let below = (self.options.eviction_ratio.min(HYSTERESIS) * capacity as f64) as u64;
+        let mut left = used;
+        for pass in self.passes() {
+            let target = if pass == Pass::Ordinary { watermark - below.min(watermark) } else { watermark };
+            while left > target {
+                let Some(victim) = self.evict_one(pass, now) else { break };
+                left = left.saturating_sub(victim.bytes);
+            }
+        }
+        if left > watermark {
+            self.eviction.futile_until.store(now.after(FUTILE).0, Relaxed);
+        }
+    }
+
+    /// Evicts one object, from the next shard that has one to spare.
+    pub(super) fn evict_one(&self, pass: Pass, now: Moment) -> Option<Victim<A>> {
+        for _ in 0..self.directory.len() {
+            let mut shard = self.directory.lock_at(self.eviction.cursor.fetch_add(1, Relaxed));
+            if let Some((slot, value)) = shard.evict(|object| self.evictable(object, pass, now)) {
+                let segments = value.replicas.iter().map(|held| held.segment.clone()).collect();
+                let bytes = value.replicas.iter().map(|held| held.extent.len).sum();
+                let lease = shard[slot].lease;
+                value.retire(self.rest_until(lease), now);
+                shard.settle(slot);
+                self.counters.evicted(1, bytes);
+                return Some(Victim { bytes, segments });
+            }
+        }
+        None
+    }
+
+    pub(super) fn evictable(&self, object: &Object<A>, pass: Pass, now: Moment) -> bool {
+        object.value().is_some()
+            && object.write().is_none()
+            && !object.hard_pin
+            && (pass == Pass::SoftPinned || object.soft_pin <= now)
+            && !self.lease_holds(object, now)
+    }
+
+    /// Frees what has rested long enough, everywhere; how many bytes.
+    pub(super) fn reclaim(&self, now: Moment) -> u64 {
+        let registry = self.segments.read();
+        registry.list.iter().map(|segment| segment.reclaim(now)).sum()
+    }
+
+    fn passes(&self) -> impl Iterator<Item = Pass> + use<A, E> {
+        let soft = self.options.evict_soft_pinned.then_some(Pass::SoftPinned);
+        [Some(Pass::Ordinary), soft].into_iter().flatten()
+    }
+
+    fn has_room(&self, len: u64, now: Moment) -> bool {
+        self.segments.read().list.iter().any(|segment| segment.is_open(now) && segment.fits(len))
+    }
+
+    /// Bytes in use that eviction could free sooner or later, and capacity.
+    fn occupancy(&self) -> (u64, u64) {
+        let registry = self.segments.read();
+        registry.list.iter().fold((0, 0), |(used, capacity), segment| {
+            // What rests is free soon without evicting anything for it.
+            (used + segment.used().saturating_sub(segment.resting()), capacity + segment.info.size)
+        })
+    }
+}

@@ -1,0 +1,122 @@
+//! Segments that are gone, for as long as somebody may still use their memory.
+//!
+//! A reader with a lease or a writer with a grant does not learn that a segment was unmounted or its client expired. If the same
+//! memory is mounted again, what they were promised must not be handed out before its time.
+
+use std::sync::Arc;
+
+use mooncake_core::alloc::{Extent, SegmentAllocator};
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::SegmentId;
+use mooncake_core::replica::Segment;
+
+use super::Master;
+use super::segments::Mounted;
+
+/// Dead mounts.
+pub(super) struct Graves<A> {
+    list: Vec<Grave<A>>,
+}
+
+struct Grave<A> {
+    mounted: Arc<Mounted<A>>,
+    /// Every replica in it has been dropped, so that what it holds is exactly what must rest.
+    swept: bool,
+}
+
+impl<A> Default for Graves<A> {
+    fn default() -> Self {
+        Self { list: Vec::new() }
+    }
+}
+
+impl<A: SegmentAllocator> Graves<A> {
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    pub(super) fn add(&mut self, mounted: Arc<Mounted<A>>) {
+        self.list.push(Grave { mounted, swept: false });
+    }
+
+    /// Whether this master has seen the segment before.
+    pub(super) fn knows(&self, id: SegmentId) -> bool {
+        self.list.iter().any(|grave| grave.mounted.info.id == id)
+    }
+
+    /// What must rest in a segment that is about to be mounted: extents in it, none overlapping. Call after a sweep.
+    pub(super) fn inherit(&mut self, segment: &Segment) -> Vec<(Moment, Extent)> {
+        let end = segment.base.saturating_add(segment.size);
+        let mut inherited = Vec::new();
+        self.list.retain(|grave| {
+            let dead = &grave.mounted;
+            if dead.info.id != segment.id && !dead.overlaps(segment) {
+                return true;
+            }
+            for (until, at) in dead.resting_addresses() {
+                let (from, to) = (at.offset.max(segment.base), (at.offset + at.len).min(end));
+                if from < to {
+                    inherited.push((until, Extent { offset: from - segment.base, len: to - from }));
+                }
+            }
+            // What lies outside of the new segment still needs its grave.
+            dead.info.base < segment.base || dead.info.base.saturating_add(dead.info.size) > end
+        });
+        merge(inherited)
+    }
+}
+
+/// Joins what overlaps; the later time counts for both.
+fn merge(mut extents: Vec<(Moment, Extent)>) -> Vec<(Moment, Extent)> {
+    extents.sort_unstable_by_key(|(_, extent)| extent.offset);
+    let mut merged: Vec<(Moment, Extent)> = Vec::with_capacity(extents.len());
+    for (until, extent) in extents {
+        match merged.last_mut() {
+            Some((last_until, last)) if extent.offset < last.offset + last.len => {
+                last.len = last.len.max(extent.offset + extent.len - last.offset);
+                *last_until = (*last_until).max(until);
+            }
+            _ => merged.push((until, extent)),
+        }
+    }
+    merged
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// Drops every replica in a dead segment. Slow (it sees every object), so only `tick` and mounts do it.
+    pub(super) fn sweep(&self, graves: &mut Graves<A>) {
+        if graves.list.iter().all(|grave| grave.swept) {
+            return;
+        }
+        let now = self.clock.now();
+        for mut shard in self.directory.each() {
+            for slot in shard.slots() {
+                shard.prune(slot, now, self.options.put_release);
+                shard.settle(slot);
+            }
+        }
+        // A replica placed before the burial was in its shard before the sweep came by: puts hold the shard's lock throughout.
+        graves.list.iter_mut().for_each(|grave| grave.swept = true);
+    }
+
+    /// Forgets the dead whose space nobody may use any more.
+    pub(super) fn forget_graves(&self, graves: &mut Graves<A>, now: Moment) {
+        graves.list.retain(|grave| {
+            grave.mounted.reclaim(now);
+            !grave.swept || grave.mounted.resting() > 0
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merging_joins_overlaps_and_keeps_the_later_time() {
+        let at = |until, offset, len| (Moment(until), Extent { offset, len });
+        let merged = merge(vec![at(1, 10, 5), at(9, 0, 4), at(5, 12, 10), at(2, 4, 2), at(3, 13, 1)]);
+        assert_eq!(merged, [at(9, 0, 4), at(2, 4, 2), at(5, 10, 12)]);
+    }
+}

@@ -1,0 +1,157 @@
+//! Reads: is it there, and where.
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::ObjectKey;
+use mooncake_core::replica::{Replica, ReplicaList};
+use mooncake_core::{Error, ErrorCode, Result};
+
+use super::Master;
+use super::directory::{Object, Value};
+use super::put::absent;
+
+/// Longest pattern accepted, in bytes.
+const MAX_PATTERN: usize = 4096;
+/// Most memory a compiled pattern may take.
+const MAX_PROGRAM: usize = 1 << 20;
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// Whether an object can be read now; grants a lease on it if so.
+    pub fn exists(&self, key: &[u8]) -> bool {
+        let now = self.clock.now();
+        let hash = self.directory.hash(key);
+        let mut shard = self.directory.lock(hash);
+        let Some(slot) = shard.find(hash, key) else { return false };
+        let object = &mut shard[slot];
+        if object.value().and_then(|value| value.live().next()).is_none() {
+            return false;
+        }
+        object.lease = object.lease.max(self.lease_from(now));
+        shard.touch(slot);
+        true
+    }
+
+    /// Where an object lies, and a lease on it.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY` while its first write is in progress.
+    pub fn locate(&self, key: &[u8]) -> Result<ReplicaList> {
+        self.read(key, |value| ReplicaList {
+            replicas: value.describe(),
+            lease: self.options.lease_ttl,
+            checksum: value.checksum,
+        })
+    }
+
+    /// Where each object lies whose key the pattern finds a match in, with a lease on each.
+    ///
+    /// Patterns are of linear time: no back references, no look-around. They see bytes, so `.` is any byte but a newline.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for a pattern that is no pattern, or too large.
+    pub fn locate_matching(&self, pattern: &str) -> Result<Vec<(ObjectKey, Vec<Replica>)>> {
+        let pattern = compile(pattern)?;
+        let now = self.clock.now();
+        let lease = self.lease_from(now);
+        let mut found = Vec::new();
+        for mut shard in self.directory.each() {
+            for slot in shard.slots() {
+                let object = &mut shard[slot];
+                if !pattern.is_match(object.key.as_bytes()) {
+                    continue;
+                }
+                let Some(value) = object.value() else { continue };
+                let replicas = value.describe();
+                if !replicas.is_empty() {
+                    found.push((object.key.clone(), replicas));
+                    object.lease = object.lease.max(lease);
+                    shard.touch(slot);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Where an object lies, for people: no lease, no count, no effect on what is evicted.
+    ///
+    /// # Errors
+    /// As for [`Master::locate`].
+    pub fn peek(&self, key: &[u8]) -> Result<Vec<Replica>> {
+        let hash = self.directory.hash(key);
+        let shard = self.directory.lock(hash);
+        let object = shard.find(hash, key).map(|slot| &shard[slot]).ok_or_else(|| absent(key))?;
+        let replicas = object.value().map(Value::describe).unwrap_or_default();
+        if replicas.is_empty() { Err(unreadable(object)) } else { Ok(replicas) }
+    }
+
+    /// Every key with a readable value, in no order.
+    pub fn keys(&self) -> Vec<ObjectKey> {
+        let mut keys = Vec::new();
+        for shard in self.directory.each() {
+            let readable = shard.objects().filter(|(_, object)| object.value().is_some());
+            keys.extend(readable.map(|(_, object)| object.key.clone()));
+        }
+        keys
+    }
+
+    /// Grants a lease and shows the value.
+    fn read<R>(&self, key: &[u8], show: impl FnOnce(&Value<A>) -> R) -> Result<R> {
+        let now = self.clock.now();
+        let hash = self.directory.hash(key);
+        let mut shard = self.directory.lock(hash);
+        shard.reads.asked += 1;
+        let slot = shard.find(hash, key).ok_or_else(|| absent(key))?;
+        let object = &mut shard[slot];
+        let lease = object.lease.max(self.lease_from(now));
+        let Some(value) = object.value().filter(|value| value.live().next().is_some()) else {
+            return Err(unreadable(object));
+        };
+        let (shown, len) = (show(value), value.len);
+        object.lease = lease;
+        shard.touch(slot);
+        shard.reads.hits += 1;
+        shard.reads.hit_bytes += len;
+        Ok(shown)
+    }
+
+    /// Whether a reader may still rely on the present value.
+    pub(super) fn lease_holds(&self, object: &Object<A>, now: Moment) -> bool {
+        object.lease > now
+    }
+
+    /// When space that must rest until `until` is free.
+    pub(super) fn rest_until(&self, until: Moment) -> Moment {
+        #[cfg(feature = "testkit")]
+        if self.planted.is(super::Bug::ReuseEarly) {
+            return Moment(0);
+        }
+        until
+    }
+}
+
+/// Why an object without a live replica cannot be read.
+fn unreadable<A: SegmentAllocator>(object: &Object<A>) -> Error {
+    let key = object.key.as_bytes();
+    match object.write() {
+        Some(_) => Error::new(
+            ErrorCode::ReplicaIsNotReady,
+            format!("object {} is still being written", key.escape_ascii()),
+        ),
+        None => absent(key),
+    }
+}
+
+/// A pattern over bytes; text beyond ASCII matches as it is encoded.
+pub(super) fn compile(pattern: &str) -> Result<regex::bytes::Regex> {
+    if pattern.len() > MAX_PATTERN {
+        return Err(Error::invalid(format!(
+            "a pattern has at most {MAX_PATTERN} bytes, this one has {}",
+            pattern.len()
+        )));
+    }
+    let build =
+        |unicode| regex::bytes::RegexBuilder::new(pattern).unicode(unicode).size_limit(MAX_PROGRAM).build();
+    // Classes of characters beyond ASCII exist only in Unicode mode.
+    build(false).or_else(|_| build(true)).map_err(|error| Error::invalid(format!("pattern: {error}")))
+}

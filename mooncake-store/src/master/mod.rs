@@ -1,0 +1,148 @@
+//! The master: who holds which object where. It places, grants, leases and evicts; it never touches an object's bytes.
+//!
+//! Locks, outermost first; nobody holds two of one kind, and nothing is locked while another party is called:
+//! membership (mounts, unmounts, expiry) -> a shard of the directory -> the list of segments -> one segment's space.
+//! The table of clients is locked alone. Every method is synchronous and short; `tick` does what takes longer.
+
+mod clients;
+mod directory;
+mod evict;
+mod graves;
+mod lookup;
+mod options;
+mod placement;
+mod put;
+mod remove;
+mod segments;
+mod service;
+mod stats;
+mod tick;
+mod window;
+
+#[cfg(feature = "testkit")]
+mod planted;
+
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+
+use mooncake_core::alloc::{BuiltinAllocator, SegmentAllocator};
+use mooncake_core::clock::{Moment, Rng, SharedClock, SystemClock};
+use mooncake_core::evict::{BuiltinPolicy, EvictionPolicy};
+use parking_lot::{Mutex, RwLock};
+
+use self::clients::Clients;
+use self::directory::Directory;
+use self::evict::EvictionState;
+use self::graves::Graves;
+use self::placement::Dice;
+use self::segments::Registry;
+use self::stats::Counters;
+
+pub use self::options::{MasterOptions, ParsePlacementError, Placement};
+#[cfg(feature = "testkit")]
+pub use self::planted::Bug;
+pub use self::put::{Put, Writer};
+pub use self::stats::{SegmentStats, Stats};
+pub use self::tick::TickReport;
+
+/// Holds all metadata of a cluster.
+///
+/// Generic over how space inside a segment is found and over what goes first when memory runs out; the defaults choose
+/// both by configuration. Share it by `Arc`; every method takes `&self`.
+///
+/// Somebody has to call [`Master::tick`] now and then (the server does, every 10 ms): it expires silent clients, frees
+/// what waited for its time, and evicts above the high watermark. Without it nothing wrong is ever read; space just
+/// comes back later.
+pub struct Master<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = BuiltinPolicy> {
+    options: MasterOptions,
+    allocator: A::Config,
+    clock: SharedClock,
+    started: Moment,
+    dice: Dice,
+    next_replica: AtomicU64,
+    directory: Directory<A, E>,
+    segments: RwLock<Registry<A>>,
+    clients: Mutex<Clients>,
+    membership: Mutex<Graves<A>>,
+    eviction: EvictionState,
+    timers: tick::Timers,
+    counters: Counters,
+    #[cfg(feature = "testkit")]
+    planted: planted::Planted,
+}
+
+impl Master {
+    /// A master with the built-in allocator and policy as they come, on the machine's clock.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` when the options contradict each other.
+    pub fn new(options: MasterOptions) -> mooncake_core::Result<Self> {
+        Self::with_parts(
+            options,
+            &Default::default(),
+            &Default::default(),
+            SystemClock::shared(),
+            Rng::from_os().next_u64(),
+        )
+    }
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// A master with every part chosen: allocator and policy by the type, their settings, the clock, and the seed of all
+    /// chance. The same calls at the same times with the same seed give the same answers.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` when the options contradict each other.
+    pub fn with_parts(
+        options: MasterOptions,
+        allocator: &A::Config,
+        eviction: &E::Config,
+        clock: SharedClock,
+        seed: u64,
+    ) -> mooncake_core::Result<Self> {
+        options.check()?;
+        let mut rng = Rng::seeded(seed);
+        Ok(Self {
+            started: clock.now(),
+            dice: Dice::new(rng.next_u64()),
+            next_replica: AtomicU64::new(1),
+            directory: Directory::new(options.shards, rng.next_u64(), eviction),
+            segments: RwLock::default(),
+            clients: Mutex::default(),
+            membership: Mutex::default(),
+            eviction: EvictionState::default(),
+            timers: tick::Timers::default(),
+            counters: Counters::default(),
+            #[cfg(feature = "testkit")]
+            planted: planted::Planted::default(),
+            allocator: allocator.clone(),
+            clock,
+            options,
+        })
+    }
+
+    /// What it was told.
+    pub fn options(&self) -> &MasterOptions {
+        &self.options
+    }
+
+    /// Its clock.
+    pub fn clock(&self) -> &SharedClock {
+        &self.clock
+    }
+
+    /// Until when a lease granted now holds.
+    fn lease_from(&self, now: Moment) -> Moment {
+        #[cfg(feature = "testkit")]
+        if self.planted.is(Bug::SkipLease) {
+            return Moment(0);
+        }
+        now.after(self.options.lease_ttl)
+    }
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> fmt::Debug for Master<A, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Master").field("options", &self.options).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,187 @@
+//! What a master can be told: lifetimes, watermarks, placement.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use mooncake_core::{Error, Result};
+
+/// How segments are chosen for a new object. The names are the existing system's and case matters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Placement {
+    /// `random`: each segment alike, then whichever comes next.
+    #[default]
+    Random,
+    /// `free_ratio_first`: of a few segments drawn at random, those with more room are likelier. Likelier, not first: a segment
+    /// that has just joined must not take every write of the cluster.
+    FreeRatioFirst,
+}
+
+impl Placement {
+    /// Every name that parses.
+    pub const NAMES: &'static [&'static str] = &["random", "free_ratio_first"];
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Placement::Random => "random",
+            Placement::FreeRatioFirst => "free_ratio_first",
+        })
+    }
+}
+
+impl FromStr for Placement {
+    type Err = ParsePlacementError;
+
+    fn from_str(text: &str) -> Result<Self, ParsePlacementError> {
+        match text {
+            "random" => Ok(Self::Random),
+            "free_ratio_first" => Ok(Self::FreeRatioFirst),
+            _ => Err(ParsePlacementError(text.into())),
+        }
+    }
+}
+
+/// The text names no placement; it is kept for the message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParsePlacementError(pub String);
+
+impl fmt::Display for ParsePlacementError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unknown placement {:?}; known are {}", self.0, Placement::NAMES.join(", "))
+    }
+}
+
+impl std::error::Error for ParsePlacementError {}
+
+/// How a [`Master`](super::Master) behaves. The defaults are the existing system's where it has them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MasterOptions {
+    /// How long a reader may rely on what it was told (10 s).
+    pub lease_ttl: Duration,
+    /// How long a soft pin lasts when the put does not say (30 min).
+    pub soft_pin_ttl: Duration,
+    /// Longest soft pin a put may ask for (24 h).
+    pub max_soft_pin_ttl: Duration,
+    /// Whether soft-pinned objects go when nothing else is left (true).
+    pub evict_soft_pinned: bool,
+    /// Above this part of the capacity, `tick` evicts (0.90).
+    pub high_watermark: f64,
+    /// How far below the watermark `tick` evicts, at most and as a part of the capacity (0.05). It never goes further than a
+    /// hundredth: what was evicted early would have been hits, and a put that finds no room makes its own.
+    pub eviction_ratio: f64,
+    /// A client silent for this long is gone, and its segments with it (10 s).
+    pub client_ttl: Duration,
+    /// A write in progress for this long may be taken over by another writer (30 s).
+    pub put_discard: Duration,
+    /// How long a write grant is valid. A writer that has not ended its put by then must not touch the space any more: it
+    /// is handed out again (600 s). Must exceed `put_discard`.
+    pub put_release: Duration,
+    /// How long the space of a revoked write rests before it is handed out again: bytes that the writer gave up on may still
+    /// be on their way. Never longer than the grant was valid (10 s).
+    pub revoke_rest: Duration,
+    /// How long after its own start a master places nothing in segments that are mounted *again* and that it has never seen:
+    /// readers may hold leases of the master before it. `None` is `lease_ttl`.
+    pub remount_rest: Option<Duration>,
+    /// How segments are chosen.
+    pub placement: Placement,
+    /// Shards of the directory, a power of two up to 4096 (64).
+    pub shards: usize,
+}
+
+impl Default for MasterOptions {
+    fn default() -> Self {
+        Self {
+            lease_ttl: Duration::from_secs(10),
+            soft_pin_ttl: Duration::from_secs(30 * 60),
+            max_soft_pin_ttl: Duration::from_secs(24 * 60 * 60),
+            evict_soft_pinned: true,
+            high_watermark: 0.90,
+            eviction_ratio: 0.05,
+            client_ttl: Duration::from_secs(10),
+            put_discard: Duration::from_secs(30),
+            put_release: Duration::from_secs(600),
+            revoke_rest: Duration::from_secs(10),
+            remount_rest: None,
+            placement: Placement::default(),
+            shards: 64,
+        }
+    }
+}
+
+impl MasterOptions {
+    /// Refuses what contradicts itself.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS`, naming the option by its flag.
+    pub fn check(&self) -> Result<()> {
+        let ratio = |name: &str, value: f64| {
+            if (0.0..=1.0).contains(&value) {
+                Ok(())
+            } else {
+                Err(Error::invalid(format!("{name} must be between 0 and 1, not {value}")))
+            }
+        };
+        ratio("eviction_high_watermark_ratio", self.high_watermark)?;
+        ratio("eviction_ratio", self.eviction_ratio)?;
+        if self.put_release <= self.put_discard {
+            return Err(Error::invalid(format!(
+                "put_start_release_timeout_sec ({:?}) must be longer than put_start_discard_timeout_sec ({:?})",
+                self.put_release, self.put_discard
+            )));
+        }
+        if self.soft_pin_ttl > self.max_soft_pin_ttl {
+            return Err(Error::invalid(format!(
+                "default_kv_soft_pin_ttl ({:?}) must not exceed max_kv_soft_pin_ttl ({:?})",
+                self.soft_pin_ttl, self.max_soft_pin_ttl
+            )));
+        }
+        if self.client_ttl.is_zero() {
+            return Err(Error::invalid("client_ttl must not be 0: every client would be gone at once"));
+        }
+        if !self.shards.is_power_of_two() || self.shards > 4096 {
+            return Err(Error::invalid(format!(
+                "shards must be a power of two up to 4096, not {}",
+                self.shards
+            )));
+        }
+        Ok(())
+    }
+
+    /// [`MasterOptions::remount_rest`] with its default filled in.
+    pub(super) fn remount_rest(&self) -> Duration {
+        self.remount_rest.unwrap_or(self.lease_ttl)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn placement_names_are_case_sensitive() {
+        for name in Placement::NAMES {
+            assert_eq!(name.parse::<Placement>().map(|p| p.to_string()).as_deref(), Ok(*name));
+        }
+        let error = "Random".parse::<Placement>().unwrap_err();
+        assert_eq!(error.to_string(), "unknown placement \"Random\"; known are random, free_ratio_first");
+    }
+
+    #[test]
+    fn contradictions_are_named_by_flag() {
+        let ok = MasterOptions::default();
+        ok.check().unwrap();
+        for (name, bad) in [
+            ("eviction_high_watermark_ratio", MasterOptions { high_watermark: 1.01, ..ok.clone() }),
+            ("eviction_high_watermark_ratio", MasterOptions { high_watermark: f64::NAN, ..ok.clone() }),
+            ("eviction_ratio", MasterOptions { eviction_ratio: -0.1, ..ok.clone() }),
+            ("put_start_release_timeout_sec", MasterOptions { put_release: ok.put_discard, ..ok.clone() }),
+            ("default_kv_soft_pin_ttl", MasterOptions { max_soft_pin_ttl: Duration::ZERO, ..ok.clone() }),
+            ("client_ttl", MasterOptions { client_ttl: Duration::ZERO, ..ok.clone() }),
+            ("shards", MasterOptions { shards: 3, ..ok.clone() }),
+        ] {
+            assert!(bad.check().unwrap_err().message().contains(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Which segments a new object goes to.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::{Moment, Rng};
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::ReplicaId;
+use mooncake_core::replica::ReplicateConfig;
+
+use super::Master;
+use super::directory::Replicas;
+use super::options::Placement;
+use super::segments::{Held, Mounted, Registry};
+
+/// A window of this many segments for each replica wanted is looked at by `free_ratio_first`.
+const WINDOW: usize = 6;
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// Space for as many of the replicas asked for as there is room for, each in another segment; `None` if for none.
+    pub(super) fn place(&self, len: u64, config: &ReplicateConfig, now: Moment) -> Option<Replicas<A>> {
+        let registry = self.segments.read();
+        // The list stays locked until the space is taken, so that nothing is placed in a segment after its unmount.
+        let wanted = usize::try_from(config.replicas).unwrap_or(usize::MAX).min(registry.list.len());
+        let mut search = Search {
+            registry: &registry,
+            dice: &self.dice,
+            next_replica: &self.next_replica,
+            len,
+            now,
+            wanted,
+            found: Replicas::new(),
+        };
+        search.preferred(config);
+        search.spread(self.options.placement, true);
+        if search.found.len() < wanted {
+            search.spread(self.options.placement, false);
+        }
+        (!search.found.is_empty()).then_some(search.found)
+    }
+
+    /// Whether some open segment could ever hold `len` bytes.
+    pub(super) fn could_hold(&self, len: u64) -> bool {
+        self.segments.read().list.iter().any(|segment| len <= segment.info.size)
+    }
+}
+
+struct Search<'a, A> {
+    registry: &'a Registry<A>,
+    dice: &'a Dice,
+    next_replica: &'a AtomicU64,
+    len: u64,
+    now: Moment,
+    wanted: usize,
+    found: Replicas<A>,
+}
+
+impl<A: SegmentAllocator> Search<'_, A> {
+    fn preferred(&mut self, config: &ReplicateConfig) {
+        for name in config.preferred() {
+            self.scan(self.registry.named(name), usize::MAX, |_| true);
+        }
+        if config.same_node && !config.host_id.is_empty() {
+            self.scan(&self.registry.list, usize::MAX, |segment| segment.info.host_id == config.host_id);
+        }
+    }
+
+    /// The rest anywhere; with `hosts`, only on hosts that hold no replica yet.
+    fn spread(&mut self, placement: Placement, hosts: bool) {
+        if placement == Placement::FreeRatioFirst {
+            self.roomiest(hosts);
+        }
+        while self.found.len() < self.wanted {
+            let before = self.found.len();
+            let taken: Vec<_> =
+                if hosts { self.found.iter().map(|held| held.segment.clone()).collect() } else { Vec::new() };
+            self.scan(&self.registry.list, before + 1, |segment| {
+                taken.iter().all(|other| host(other) != host(segment))
+            });
+            if self.found.len() == before {
+                return;
+            }
+        }
+    }
+
+    /// From a random start on, each in turn, until `limit` replicas are placed in all.
+    fn scan(&mut self, segments: &[Arc<Mounted<A>>], limit: usize, wanted: impl Fn(&Mounted<A>) -> bool) {
+        if segments.is_empty() {
+            return;
+        }
+        let start = self.dice.below(segments.len());
+        for segment in segments[start..].iter().chain(&segments[..start]) {
+            if self.found.len() >= self.wanted.min(limit) {
+                return;
+            }
+            if wanted(segment) {
+                self.take(segment);
+            }
+        }
+    }
+
+    /// A window from a random start on, in an order drawn with free ratios as weights.
+    fn roomiest(&mut self, hosts: bool) {
+        let list = &self.registry.list;
+        if list.is_empty() {
+            return;
+        }
+        let missing = self.wanted.saturating_sub(self.found.len());
+        let start = self.dice.below(list.len());
+        let window = list[start..].iter().chain(&list[..start]).take(missing.saturating_mul(WINDOW));
+        let mut drawn: Vec<_> = window
+            .map(|segment| (self.dice.unit().powf(1.0 / segment.free_ratio().max(1e-9)), segment))
+            .collect();
+        drawn.sort_by(|a, b| b.0.total_cmp(&a.0));
+        for (_, segment) in drawn {
+            if self.found.len() >= self.wanted {
+                return;
+            }
+            if !hosts || self.found.iter().all(|held| host(&held.segment) != host(segment)) {
+                self.take(segment);
+            }
+        }
+    }
+
+    fn take(&mut self, segment: &Arc<Mounted<A>>) {
+        let usable = segment.is_open(self.now)
+            && segment.fits(self.len)
+            && self.found.iter().all(|held| !Arc::ptr_eq(&held.segment, segment));
+        if usable && let Some(extent) = segment.allocate(self.len) {
+            let id = ReplicaId(self.next_replica.fetch_add(1, Relaxed));
+            self.found.push(Held { id, segment: segment.clone(), extent });
+        }
+    }
+}
+
+/// What fails together: the host, or the owner where the host is not known.
+fn host<A: SegmentAllocator>(segment: &Mounted<A>) -> (&str, Option<mooncake_core::ids::ClientId>) {
+    match segment.info.host_id.as_str() {
+        "" => ("", Some(segment.client)),
+        host => (host, None),
+    }
+}
+
+/// Random numbers without a lock.
+pub(super) struct Dice(AtomicU64);
+
+impl Dice {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(AtomicU64::new(seed))
+    }
+
+    fn next(&self) -> Rng {
+        // Each draw is the first number of the next seed; seeding spreads the bits.
+        Rng::seeded(self.0.fetch_add(1, Relaxed))
+    }
+
+    /// A number in `0..bound`; `bound` must not be 0.
+    fn below(&self, bound: usize) -> usize {
+        if bound == 1 { 0 } else { self.next().below(bound as u64) as usize }
+    }
+
+    /// A number in (0, 1).
+    fn unit(&self) -> f64 {
+        (self.next().below(1 << 52) as f64 + 0.5) / (1u64 << 52) as f64
+    }
+}

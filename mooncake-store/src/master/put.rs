@@ -1,0 +1,381 @@
+//! Writes: grants space, makes values readable, takes failed writes back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::{ClientId, ObjectKey, SlotId};
+use mooncake_core::replica::{Replica, ReplicaType, ReplicateConfig, SoftPin};
+use mooncake_core::{Error, ErrorCode, Result};
+
+use super::Master;
+use super::directory::{Object, Replicas, Shard, Value, Write};
+use crate::api::WriteMode;
+
+/// How often a put looks for room again when others took what it had freed.
+const ROUNDS: usize = 8;
+
+/// Who writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Writer {
+    /// The client.
+    pub client: ClientId,
+    /// A number the client draws for each put of a key, 0 for none. It tells a repeated call from another one: a start
+    /// repeated with the same number gets the same grant, and an end or revoke with another number than the start's is
+    /// refused. The existing system has no such number; without it, a second start of a key is answered
+    /// `OBJECT_ALREADY_EXISTS` even to the same client, because two of its threads may not share one grant.
+    pub attempt: u64,
+}
+
+impl From<ClientId> for Writer {
+    fn from(client: ClientId) -> Self {
+        Self { client, attempt: 0 }
+    }
+}
+
+impl Writer {
+    /// Whether this caller is the one that `self` was recorded for.
+    fn is(self, caller: Writer) -> bool {
+        self.client == caller.client
+            && (self.attempt == caller.attempt || self.attempt == 0 || caller.attempt == 0)
+    }
+
+    /// Whether this caller repeats a call of `self`, beyond doubt.
+    fn repeats(self, caller: Writer) -> bool {
+        self == caller && self.attempt != 0
+    }
+}
+
+/// One object to write.
+#[derive(Clone, Copy, Debug)]
+pub struct Put<'a> {
+    /// Who writes.
+    pub writer: Writer,
+    /// Whether an object that is there is replaced or refused.
+    pub mode: WriteMode,
+    /// Its key.
+    pub key: &'a [u8],
+    /// Its length in bytes.
+    pub len: u64,
+    /// How it is to be kept.
+    pub config: &'a ReplicateConfig,
+    /// Its group, empty for none. (The config's list is for batches; see [`group_of`](super::Master::group_of).)
+    pub group: &'a str,
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// Grants space for an object; the caller writes every replica it gets and then ends the put, or revokes it.
+    ///
+    /// Between one and `config.replicas` replicas are granted, in distinct segments (on distinct hosts while
+    /// there are any). When there is no room, others are evicted first. The grant is valid for
+    /// [`MasterOptions::put_release`](super::MasterOptions::put_release); an object is readable only after its end.
+    ///
+    /// An upsert is written beside the old value, which stays readable until the end and after a revoke. Only when memory
+    /// does not hold both, the lengths are equal and no reader holds a lease is the old space written over.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS`; `OBJECT_ALREADY_EXISTS` (put only; a write in progress counts until it is
+    /// [`MasterOptions::put_discard`](super::MasterOptions::put_discard) old); `OBJECT_REPLICA_BUSY` (upsert only:
+    /// another write of the same client is in progress); `NO_AVAILABLE_HANDLE`.
+    pub fn put_start(&self, put: &Put<'_>) -> Result<Vec<Replica>> {
+        self.check_put(put)?;
+        let hash = self.directory.hash(put.key);
+        for _ in 0..ROUNDS {
+            let now = self.clock.now();
+            let mut shard = self.directory.lock(hash);
+            if let Some(same) = self.admit(&mut shard, hash, put, now)? {
+                return Ok(same);
+            }
+            if let Some(space) = self.place(put.len, put.config, now) {
+                self.counters.placed(put.config.replicas, space.len());
+                return Ok(self.grant(&mut shard, hash, put, space, now));
+            }
+            drop(shard);
+            if !self.make_room(put.len, now) {
+                break;
+            }
+        }
+        if let Some(replicas) = self.reuse(hash, put)? {
+            return Ok(replicas);
+        }
+        self.counters.no_room();
+        Err(Error::new(
+            ErrorCode::NoAvailableHandle,
+            format!("no segment has room for {} bytes, and nothing more may be evicted", put.len),
+        ))
+    }
+
+    /// The bytes of a write have landed: its value is readable from now on, instead of the one before.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`; `ILLEGAL_CLIENT` (another's write); `INVALID_WRITE` (nothing in progress, or the grant
+    /// ran out). Repeated by the writer of the present value, it is fine.
+    pub fn put_end(
+        &self,
+        writer: Writer,
+        key: &[u8],
+        checksum: Option<u64>,
+        replicas: ReplicaType,
+    ) -> Result<()> {
+        let now = self.clock.now();
+        let hash = self.directory.hash(key);
+        let mut shard = self.directory.lock(hash);
+        let slot = shard.find(hash, key).ok_or_else(|| absent(key))?;
+        match owner(&shard[slot], writer) {
+            Owner::OfWrite if in_memory(replicas) => {}
+            Owner::OfValue if in_memory(replicas) => return Ok(()),
+            Owner::OfWrite | Owner::OfValue => return Err(nothing_in_progress(key)),
+            Owner::Nobody => return Err(foreign(key)),
+        }
+        shard.prune(slot, now, self.options.put_release);
+        let Some(write) = shard.take_write(slot) else {
+            shard.settle(slot);
+            return Err(absent(key).context("every segment it was written to is gone"));
+        };
+        let deadline = write.started.after(self.options.put_release);
+        if deadline <= now {
+            self.retire_write(write, now);
+            shard.settle(slot);
+            return Err(Error::new(
+                ErrorCode::InvalidWrite,
+                format!("the write of {} took longer than its grant was valid", key.escape_ascii()),
+            ));
+        }
+        self.complete(&mut shard, slot, write, checksum, now);
+        drop(shard);
+        self.eviction.something_changed();
+        Ok(())
+    }
+
+    /// The write failed: its space is taken back, and what was readable before stays so.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`, `ILLEGAL_CLIENT`, `INVALID_WRITE` (nothing in progress); each means that there is nothing left to revoke.
+    pub fn put_revoke(&self, writer: Writer, key: &[u8], replicas: ReplicaType) -> Result<()> {
+        let now = self.clock.now();
+        let hash = self.directory.hash(key);
+        let mut shard = self.directory.lock(hash);
+        let slot = shard.find(hash, key).ok_or_else(|| absent(key))?;
+        match owner(&shard[slot], writer) {
+            Owner::OfWrite if in_memory(replicas) => {}
+            Owner::OfWrite | Owner::OfValue => return Err(nothing_in_progress(key)),
+            Owner::Nobody => return Err(foreign(key)),
+        }
+        if let Some(write) = shard.take_write(slot) {
+            // Bytes the writer gave up on may still be on their way.
+            let rest = now.after(self.options.revoke_rest).min(write.started.after(self.options.put_release));
+            write.retire(self.rest_until(rest), now);
+        }
+        shard.settle(slot);
+        Ok(())
+    }
+
+    /// Group of item `index` of a batch of `items`.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` when the list is there but not as long as the batch.
+    pub fn group_of(config: &ReplicateConfig, index: usize, items: usize) -> Result<&str> {
+        match &config.group_ids {
+            None => Ok(""),
+            Some(groups) if groups.len() == items => Ok(&groups[index]),
+            Some(groups) => Err(Error::invalid(format!("{} group_ids for {items} keys", groups.len()))),
+        }
+    }
+
+    fn check_put(&self, put: &Put<'_>) -> Result<()> {
+        let config = put.config;
+        ObjectKey::check(put.key)?;
+        let refuse = |why: &'static str| Err(Error::invalid(why));
+        if put.len == 0 {
+            return refuse("an object must have at least one byte");
+        }
+        if config.nof_replicas > 0 || config.dfs_replicas > 0 {
+            return refuse("replicas on NVMe-oF targets or in a distributed file system are not supported");
+        }
+        if config.replicas == 0 {
+            return refuse("at least one replica must be asked for");
+        }
+        if config.same_node && config.replicas != 1 {
+            return refuse("prefer_alloc_in_same_node goes with exactly one replica");
+        }
+        if let Some(ttl) = config.soft_pin_ttl_ms {
+            if config.soft_pin != SoftPin::Enable {
+                return refuse("soft_pin_ttl_ms goes only with soft_pin_action ENABLE");
+            }
+            if Duration::from_millis(ttl) > self.options.max_soft_pin_ttl {
+                return Err(Error::invalid(format!(
+                    "soft_pin_ttl_ms {ttl} is above max_kv_soft_pin_ttl ({:?})",
+                    self.options.max_soft_pin_ttl
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the write may start; `Some` when it has, and this is the answer to the same call repeated.
+    fn admit(
+        &self,
+        shard: &mut Shard<A, E>,
+        hash: u64,
+        put: &Put<'_>,
+        now: Moment,
+    ) -> Result<Option<Vec<Replica>>> {
+        let Some(slot) = shard.find(hash, put.key) else { return Ok(None) };
+        shard.prune(slot, now, self.options.put_release);
+        let object = &shard[slot];
+        if let Some(write) = object.write() {
+            if write.writer.repeats(put.writer) && write.len == put.len {
+                return Ok(Some(write.describe()));
+            }
+            self.admit_beside(write, put, now)?;
+        }
+        if put.mode == WriteMode::Put && object.value().is_some() {
+            return Err(exists(put.key));
+        }
+        if object.value().is_some() && object.group.as_deref().unwrap_or("") != put.group {
+            return Err(Error::invalid("the group of an existing object cannot change"));
+        }
+        // What is about to be replaced should not be what makes room for its successor.
+        shard.touch(slot);
+        shard.settle(slot);
+        Ok(None)
+    }
+
+    /// Whether a write may take the place of one in progress.
+    fn admit_beside(&self, write: &Write<A>, put: &Put<'_>, now: Moment) -> Result<()> {
+        if write.started.after(self.options.put_discard) <= now {
+            return Ok(());
+        }
+        match put.mode {
+            WriteMode::Put => Err(exists(put.key)),
+            // Its end would be taken for the end of this one.
+            WriteMode::Upsert if write.writer.is(put.writer) => Err(Error::new(
+                ErrorCode::ObjectReplicaBusy,
+                format!("the same client is already writing {}", put.key.escape_ascii()),
+            )),
+            WriteMode::Upsert => Ok(()),
+        }
+    }
+
+    fn grant(
+        &self,
+        shard: &mut Shard<A, E>,
+        hash: u64,
+        put: &Put<'_>,
+        space: Replicas<A>,
+        now: Moment,
+    ) -> Vec<Replica> {
+        let slot = match shard.find(hash, put.key) {
+            Some(slot) => slot,
+            // `check_put` has looked at the key's length.
+            None => match ObjectKey::new(put.key) {
+                Ok(key) => shard.add(hash, key),
+                Err(_) => return Vec::new(),
+            },
+        };
+        if let Some(abandoned) = shard.take_write(slot) {
+            self.retire_write(abandoned, now);
+        }
+        let mut write = Write::new(put.writer, now, put.len, space);
+        write.soft_pin = put.config.soft_pin;
+        write.soft_pin_ttl_ms = put.config.soft_pin_ttl_ms;
+        write.hard_pin = put.config.hard_pin;
+        let replicas = write.describe();
+        shard.put_write(slot, write);
+        if !put.group.is_empty() {
+            shard[slot].group = Some(Arc::from(put.group));
+        }
+        replicas
+    }
+
+    /// Last resort of an upsert that finds no room: the old value's own space, if nobody reads it.
+    fn reuse(&self, hash: u64, put: &Put<'_>) -> Result<Option<Vec<Replica>>> {
+        if put.mode != WriteMode::Upsert {
+            return Ok(None);
+        }
+        let now = self.clock.now();
+        let mut shard = self.directory.lock(hash);
+        if let Some(same) = self.admit(&mut shard, hash, put, now)? {
+            return Ok(Some(same));
+        }
+        let Some(slot) = shard.find(hash, put.key) else { return Ok(None) };
+        let object = &shard[slot];
+        let fits = object.value().is_some_and(|value| value.len == put.len);
+        if !fits || self.lease_holds(object, now) {
+            return Ok(None);
+        }
+        let Some(old) = shard.take_value(slot) else { return Ok(None) };
+        Ok(Some(self.grant(&mut shard, hash, put, old.replicas, now)))
+    }
+
+    fn complete(
+        &self,
+        shard: &mut Shard<A, E>,
+        slot: SlotId,
+        write: Write<A>,
+        checksum: Option<u64>,
+        now: Moment,
+    ) {
+        let (action, ttl, hard_pin) = (write.soft_pin, write.soft_pin_ttl_ms, write.hard_pin);
+        let value = Value { len: write.len, checksum, writer: write.writer, replicas: write.replicas };
+        self.counters.value_size(value.len);
+        let old = shard.put_value(slot, value);
+        let object = &mut shard[slot];
+        let lease = std::mem::replace(&mut object.lease, Moment(0));
+        object.hard_pin |= hard_pin;
+        object.soft_pin = match action {
+            SoftPin::Preserve => object.soft_pin,
+            SoftPin::Disable => Moment(0),
+            SoftPin::Enable => now.after(ttl.map_or(self.options.soft_pin_ttl, Duration::from_millis)),
+        };
+        if let Some(old) = old {
+            old.retire(self.rest_until(lease), now);
+        }
+    }
+
+    /// Takes back a write whose writer may still be at it.
+    pub(super) fn retire_write(&self, write: Write<A>, now: Moment) {
+        self.counters.discarded();
+        let until = write.started.after(self.options.put_release);
+        write.retire(self.rest_until(until), now);
+    }
+}
+
+enum Owner {
+    OfWrite,
+    OfValue,
+    Nobody,
+}
+
+fn owner<A: SegmentAllocator>(object: &Object<A>, caller: Writer) -> Owner {
+    if object.write().is_some_and(|write| write.writer.is(caller)) {
+        Owner::OfWrite
+    } else if object.value().is_some_and(|value| value.writer.is(caller)) {
+        Owner::OfValue
+    } else {
+        Owner::Nobody
+    }
+}
+
+/// All replicas here are in memory.
+fn in_memory(replicas: ReplicaType) -> bool {
+    matches!(replicas, ReplicaType::All | ReplicaType::Memory)
+}
+
+pub(super) fn absent(key: &[u8]) -> Error {
+    Error::new(ErrorCode::ObjectNotFound, format!("no object {}", key.escape_ascii()))
+}
+
+fn exists(key: &[u8]) -> Error {
+    Error::new(ErrorCode::ObjectAlreadyExists, format!("object {} exists", key.escape_ascii()))
+}
+
+fn foreign(key: &[u8]) -> Error {
+    Error::new(ErrorCode::IllegalClient, format!("{} is not written by this client", key.escape_ascii()))
+}
+
+fn nothing_in_progress(key: &[u8]) -> Error {
+    Error::new(ErrorCode::InvalidWrite, format!("no write of {} is in progress", key.escape_ascii()))
+}

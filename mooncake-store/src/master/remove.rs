@@ -1,0 +1,135 @@
+//! Explicit removal: one, by pattern, all.
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::{ClientId, ObjectKey, SlotId};
+use mooncake_core::{Error, ErrorCode, Result};
+
+use super::Master;
+use super::directory::{Object, Shard};
+use super::lookup::compile;
+use super::put::absent;
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// Drops an object. With `force` even while readers hold leases on it: they go on reading what they were promised,
+    /// because its space rests until the last lease has run out.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`; `OBJECT_HAS_LEASE` (not with `force`); `REPLICA_IS_NOT_READY` while a write is in progress.
+    pub fn remove(&self, key: &[u8], force: bool) -> Result<()> {
+        let now = self.clock.now();
+        let hash = self.directory.hash(key);
+        let mut shard = self.directory.lock(hash);
+        let slot = shard.find(hash, key).ok_or_else(|| absent(key))?;
+        shard.prune(slot, now, self.options.put_release);
+        let object = &shard[slot];
+        if object.value().is_none() && object.write().is_none() {
+            shard.settle(slot);
+            return Err(absent(key));
+        }
+        if let Some(code) = self.blocked(object, force, now) {
+            return Err(Error::new(code, format!("{}: {}", key.escape_ascii(), code.meaning())));
+        }
+        self.drop_object(&mut shard, slot, now);
+        drop(shard);
+        self.eviction.something_changed();
+        Ok(())
+    }
+
+    /// Drops every object whose key the pattern finds a match in, except those [`Master::remove`] would refuse; how many.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for a pattern that is no pattern, or too large.
+    pub fn remove_matching(&self, pattern: &str, force: bool) -> Result<u64> {
+        let pattern = compile(pattern)?;
+        Ok(self.remove_where(force, |object| pattern.is_match(object.key.as_bytes())))
+    }
+
+    /// Drops every object except those [`Master::remove`] would refuse; how many.
+    pub fn remove_all(&self, force: bool) -> u64 {
+        self.remove_where(force, |_| true)
+    }
+
+    /// Drops those of the named objects that this client wrote and nobody holds a lease on, or only their replicas in
+    /// segments of one name; which ones. The others are passed over in silence, as the existing system does.
+    pub fn clear_replicas(&self, keys: &[&[u8]], client: ClientId, segment_name: &str) -> Vec<ObjectKey> {
+        let now = self.clock.now();
+        let mut cleared = Vec::new();
+        for key in keys {
+            let hash = self.directory.hash(key);
+            let mut shard = self.directory.lock(hash);
+            let Some(slot) = shard.find(hash, key) else { continue };
+            let object = &shard[slot];
+            let own = object.value().is_some_and(|value| value.writer.client == client);
+            if !own || self.blocked(object, false, now).is_some() {
+                continue;
+            }
+            let name = object.key.clone();
+            if segment_name.is_empty() {
+                self.drop_object(&mut shard, slot, now);
+                cleared.push(name);
+            } else if self.drop_replicas(&mut shard, slot, segment_name, now) {
+                cleared.push(name);
+            }
+        }
+        self.eviction.something_changed();
+        cleared
+    }
+
+    fn remove_where(&self, force: bool, wanted: impl Fn(&Object<A>) -> bool) -> u64 {
+        let now = self.clock.now();
+        let mut removed = 0;
+        for mut shard in self.directory.each() {
+            for slot in shard.slots() {
+                let object = &shard[slot];
+                if wanted(object) && self.blocked(object, force, now).is_none() {
+                    removed += u64::from(object.value().is_some());
+                    self.drop_object(&mut shard, slot, now);
+                }
+            }
+        }
+        self.eviction.something_changed();
+        removed
+    }
+
+    /// Why an object may not be removed now.
+    fn blocked(&self, object: &Object<A>, force: bool, now: Moment) -> Option<ErrorCode> {
+        if object.write().is_some_and(|write| now < write.started.after(self.options.put_discard)) {
+            Some(ErrorCode::ReplicaIsNotReady)
+        } else if !force && object.value().is_some() && self.lease_holds(object, now) {
+            Some(ErrorCode::ObjectHasLease)
+        } else {
+            None
+        }
+    }
+
+    fn drop_object(&self, shard: &mut Shard<A, E>, slot: SlotId, now: Moment) {
+        let lease = shard[slot].lease;
+        if let Some(value) = shard.take_value(slot) {
+            value.retire(self.rest_until(lease), now);
+        }
+        if let Some(abandoned) = shard.take_write(slot) {
+            self.retire_write(abandoned, now);
+        }
+        shard.settle(slot);
+    }
+
+    /// Drops the replicas in segments of a name; whether there were any.
+    fn drop_replicas(&self, shard: &mut Shard<A, E>, slot: SlotId, segment_name: &str, now: Moment) -> bool {
+        let lease = self.rest_until(shard[slot].lease);
+        let Some(mut value) = shard.take_value(slot) else { return false };
+        let before = value.replicas.len();
+        let (gone, kept) =
+            value.replicas.into_iter().partition(|held| held.segment.info.name == segment_name);
+        let gone: super::directory::Replicas<A> = gone;
+        gone.into_iter().for_each(|held| held.retire(lease, now));
+        value.replicas = kept;
+        let dropped = value.replicas.len() < before;
+        if !value.replicas.is_empty() {
+            shard.put_value(slot, value);
+        }
+        shard.settle(slot);
+        dropped
+    }
+}

@@ -1,0 +1,266 @@
+//! Mounted segments: the space in each, and what of it must rest before it is handed out again.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+
+use mooncake_core::alloc::{Extent, SegmentAllocator};
+use mooncake_core::clock::Moment;
+use mooncake_core::ids::{ClientId, ReplicaId, SegmentId};
+use mooncake_core::replica::{
+    MemoryLocation, Replica, ReplicaLocation, ReplicaStatus, Segment, SegmentStatus,
+};
+use parking_lot::Mutex;
+
+/// Objects start on cache lines, so that copies run at full speed.
+pub(super) const GRAIN: u64 = 64;
+
+/// One mount of one segment. Mounting the same segment again makes another of these.
+pub(super) struct Mounted<A> {
+    pub(super) info: Segment,
+    pub(super) client: ClientId,
+    /// Nothing is placed here before.
+    opens: Moment,
+    alive: AtomicBool,
+    /// End of the grace period of a graceful unmount, 0 for none.
+    leaves: AtomicU64,
+    space: Mutex<Space<A>>,
+    // Copies of what the space says, to look at without its lock.
+    used: AtomicU64,
+    largest: AtomicU64,
+    resting: AtomicU64,
+    next_release: AtomicU64,
+}
+
+struct Space<A> {
+    allocator: A,
+    /// Taken, but nobody's any more: free from the moment given.
+    resting: BinaryHeap<Reverse<(Moment, Extent)>>,
+    resting_bytes: u64,
+}
+
+impl<A: SegmentAllocator> Mounted<A> {
+    /// `resting` must not overlap and lie inside the segment.
+    pub(super) fn new(
+        info: Segment,
+        client: ClientId,
+        opens: Moment,
+        config: &A::Config,
+        resting: &[(Moment, Extent)],
+    ) -> Self {
+        let mut allocator = A::new(info.size, config);
+        let mut heap = BinaryHeap::new();
+        let mut resting_bytes = 0;
+        for &(until, extent) in resting {
+            if allocator.reserve(extent).is_ok() {
+                resting_bytes += extent.len;
+                heap.push(Reverse((until, extent)));
+            }
+        }
+        let mounted = Self {
+            info,
+            client,
+            opens,
+            alive: AtomicBool::new(true),
+            leaves: AtomicU64::new(0),
+            used: AtomicU64::new(0),
+            largest: AtomicU64::new(0),
+            resting: AtomicU64::new(0),
+            next_release: AtomicU64::new(u64::MAX),
+            space: Mutex::new(Space { allocator, resting: heap, resting_bytes }),
+        };
+        mounted.publish(&mounted.space.lock());
+        mounted
+    }
+
+    /// Room for `len` bytes, if there is any.
+    pub(super) fn allocate(&self, len: u64) -> Option<Extent> {
+        let mut space = self.space.lock();
+        let extent = space.allocator.allocate(len.checked_next_multiple_of(GRAIN)?, 1).ok();
+        self.publish(&space);
+        extent
+    }
+
+    /// Gives an extent back from `until` on. The past means now.
+    pub(super) fn retire(&self, extent: Extent, until: Moment, now: Moment) {
+        let mut space = self.space.lock();
+        if until <= now {
+            space.allocator.release(extent);
+        } else {
+            space.resting_bytes += extent.len;
+            space.resting.push(Reverse((until, extent)));
+        }
+        self.publish(&space);
+    }
+
+    /// Frees what has rested long enough; how many bytes.
+    pub(super) fn reclaim(&self, now: Moment) -> u64 {
+        if self.next_release.load(Relaxed) > now.0 {
+            return 0;
+        }
+        let mut space = self.space.lock();
+        let before = space.resting_bytes;
+        while let Some(&Reverse((until, extent))) = space.resting.peek() {
+            if until > now {
+                break;
+            }
+            space.resting.pop();
+            space.resting_bytes -= extent.len;
+            space.allocator.release(extent);
+        }
+        self.publish(&space);
+        before - space.resting_bytes
+    }
+
+    /// What rests, as absolute addresses.
+    pub(super) fn resting_addresses(&self) -> Vec<(Moment, Extent)> {
+        let space = self.space.lock();
+        let absolute = |extent: Extent| Extent { offset: self.info.base + extent.offset, len: extent.len };
+        space.resting.iter().map(|Reverse((until, extent))| (*until, absolute(*extent))).collect()
+    }
+
+    fn publish(&self, space: &Space<A>) {
+        self.used.store(space.allocator.used(), Relaxed);
+        self.largest.store(space.allocator.largest_free(), Relaxed);
+        self.resting.store(space.resting_bytes, Relaxed);
+        self.next_release
+            .store(space.resting.peek().map_or(u64::MAX, |Reverse((until, _))| until.0), Relaxed);
+    }
+
+    /// Bytes taken, those that rest included.
+    pub(super) fn used(&self) -> u64 {
+        self.used.load(Relaxed)
+    }
+
+    /// Bytes that rest.
+    pub(super) fn resting(&self) -> u64 {
+        self.resting.load(Relaxed)
+    }
+
+    /// When the next of them is free, the end of time for never.
+    pub(super) fn next_release(&self) -> Moment {
+        Moment(self.next_release.load(Relaxed))
+    }
+
+    pub(super) fn free_ratio(&self) -> f64 {
+        1.0 - self.used() as f64 / self.info.size as f64
+    }
+
+    /// Whether an object of `len` bytes would fit, as far as can be seen without a lock.
+    pub(super) fn fits(&self, len: u64) -> bool {
+        len.checked_next_multiple_of(GRAIN).is_some_and(|len| len <= self.largest.load(Relaxed))
+    }
+
+    /// Whether new objects may go here.
+    pub(super) fn is_open(&self, now: Moment) -> bool {
+        self.is_alive() && self.leaves.load(Relaxed) == 0 && self.opens <= now
+    }
+
+    /// Whether its objects can be read.
+    pub(super) fn is_alive(&self) -> bool {
+        self.alive.load(SeqCst)
+    }
+
+    pub(super) fn bury(&self) {
+        self.alive.store(false, SeqCst);
+    }
+
+    /// Begins a graceful unmount that ends at `at`.
+    pub(super) fn leave_at(&self, at: Moment) {
+        self.leaves.store(at.0.max(1), Relaxed);
+    }
+
+    /// When a graceful unmount ends, if one has begun.
+    pub(super) fn leaves(&self) -> Option<Moment> {
+        match self.leaves.load(Relaxed) {
+            0 => None,
+            at => Some(Moment(at)),
+        }
+    }
+
+    pub(super) fn status(&self) -> SegmentStatus {
+        match (self.is_alive(), self.leaves()) {
+            (false, _) => SegmentStatus::Unmounting,
+            (true, Some(_)) => SegmentStatus::GracefullyUnmounting,
+            (true, None) => SegmentStatus::Ok,
+        }
+    }
+
+    /// Whether two mounts mean the same memory: addresses count only where both are reached alike.
+    pub(super) fn overlaps(&self, other: &Segment) -> bool {
+        self.info.endpoint == other.endpoint
+            && self.info.base < other.base.saturating_add(other.size)
+            && other.base < self.info.base.saturating_add(self.info.size)
+    }
+}
+
+/// Space held for a replica. Not `Clone`: it must be retired exactly once.
+pub(super) struct Held<A> {
+    pub(super) id: ReplicaId,
+    pub(super) segment: Arc<Mounted<A>>,
+    pub(super) extent: Extent,
+}
+
+impl<A: SegmentAllocator> Held<A> {
+    pub(super) fn retire(self, until: Moment, now: Moment) {
+        self.segment.retire(self.extent, until, now);
+    }
+
+    pub(super) fn describe(&self, len: u64, status: ReplicaStatus) -> Replica {
+        let segment = &self.segment.info;
+        Replica {
+            id: self.id,
+            location: ReplicaLocation::Memory(MemoryLocation {
+                size: len,
+                address: segment.base + self.extent.offset,
+                protocol: segment.protocol.clone(),
+                endpoint: segment.endpoint.clone(),
+            }),
+            status,
+        }
+    }
+}
+
+/// All live mounts.
+pub(super) struct Registry<A> {
+    /// In the order they came, for placement.
+    pub(super) list: Vec<Arc<Mounted<A>>>,
+    by_id: HashMap<SegmentId, Arc<Mounted<A>>>,
+    by_name: HashMap<String, Vec<Arc<Mounted<A>>>>,
+}
+
+impl<A> Default for Registry<A> {
+    fn default() -> Self {
+        Self { list: Vec::new(), by_id: HashMap::new(), by_name: HashMap::new() }
+    }
+}
+
+impl<A: SegmentAllocator> Registry<A> {
+    pub(super) fn get(&self, id: SegmentId) -> Option<&Arc<Mounted<A>>> {
+        self.by_id.get(&id)
+    }
+
+    /// Those of a name, in the order they came.
+    pub(super) fn named(&self, name: &str) -> &[Arc<Mounted<A>>] {
+        self.by_name.get(name).map_or(&[], Vec::as_slice)
+    }
+
+    pub(super) fn insert(&mut self, mounted: Arc<Mounted<A>>) {
+        self.by_name.entry(mounted.info.name.clone()).or_default().push(mounted.clone());
+        self.by_id.insert(mounted.info.id, mounted.clone());
+        self.list.push(mounted);
+    }
+
+    pub(super) fn remove(&mut self, id: SegmentId) -> Option<Arc<Mounted<A>>> {
+        let mounted = self.by_id.remove(&id)?;
+        self.list.retain(|other| !Arc::ptr_eq(other, &mounted));
+        if let Some(same_name) = self.by_name.get_mut(&mounted.info.name) {
+            same_name.retain(|other| !Arc::ptr_eq(other, &mounted));
+            if same_name.is_empty() {
+                self.by_name.remove(&mounted.info.name);
+            }
+        }
+        Some(mounted)
+    }
+}

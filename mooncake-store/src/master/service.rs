@@ -1,0 +1,97 @@
+//! The master as a client in the same process calls it.
+
+use async_trait::async_trait;
+use mooncake_core::Result;
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::{ClientId, SegmentId};
+use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
+
+use super::{Master, Put, Writer};
+use crate::api::{Caller, EndItem, ObjectService, PingReply, PutItem, SegmentService, WriteMode};
+use crate::protocol::message::MASTER_VERSION;
+
+/// There are no tenants yet: as in the existing system with `enable_multi_tenants` off, every one is the same.
+#[async_trait]
+impl<A: SegmentAllocator, E: EvictionPolicy> ObjectService for Master<A, E> {
+    async fn exist(&self, _tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<bool>>> {
+        Ok(keys.iter().map(|key| Ok(self.exists(key))).collect())
+    }
+
+    async fn locate(&self, _tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<ReplicaList>>> {
+        Ok(keys.iter().map(|key| Master::locate(self, key)).collect())
+    }
+
+    async fn put_start(
+        &self,
+        caller: Caller<'_>,
+        mode: WriteMode,
+        items: &[PutItem<'_>],
+        config: &ReplicateConfig,
+    ) -> Result<Vec<Result<Vec<Replica>>>> {
+        let writer = Writer::from(caller.client);
+        let start = |(index, item): (usize, &PutItem<'_>)| {
+            let group = Self::group_of(config, index, items.len())?;
+            Master::put_start(self, &Put { writer, mode, key: item.key, len: item.len, config, group })
+        };
+        Ok(items.iter().enumerate().map(start).collect())
+    }
+
+    async fn put_end(
+        &self,
+        caller: Caller<'_>,
+        _mode: WriteMode,
+        items: &[EndItem<'_>],
+        replicas: ReplicaType,
+    ) -> Result<Vec<Result<()>>> {
+        let writer = Writer::from(caller.client);
+        let end = |item: &EndItem<'_>| Master::put_end(self, writer, item.key, item.checksum, replicas);
+        Ok(items.iter().map(end).collect())
+    }
+
+    async fn put_revoke(
+        &self,
+        caller: Caller<'_>,
+        _mode: WriteMode,
+        keys: &[&[u8]],
+        replicas: ReplicaType,
+    ) -> Result<Vec<Result<()>>> {
+        let writer = Writer::from(caller.client);
+        Ok(keys.iter().map(|key| Master::put_revoke(self, writer, key, replicas)).collect())
+    }
+
+    async fn remove(&self, _tenant: &str, keys: &[&[u8]], force: bool) -> Result<Vec<Result<()>>> {
+        Ok(keys.iter().map(|key| Master::remove(self, key, force)).collect())
+    }
+
+    async fn remove_matching(&self, _tenant: &str, pattern: &str, force: bool) -> Result<u64> {
+        Master::remove_matching(self, pattern, force)
+    }
+
+    async fn remove_all(&self, _tenant: &str, force: bool) -> Result<u64> {
+        Ok(Master::remove_all(self, force))
+    }
+}
+
+#[async_trait]
+impl<A: SegmentAllocator, E: EvictionPolicy> SegmentService for Master<A, E> {
+    async fn version(&self) -> Result<String> {
+        Ok(MASTER_VERSION.to_owned())
+    }
+
+    async fn ping(&self, client: ClientId) -> Result<PingReply> {
+        Ok(Master::ping(self, client))
+    }
+
+    async fn mount(&self, client: ClientId, segment: &Segment) -> Result<()> {
+        Master::mount(self, client, segment)
+    }
+
+    async fn remount(&self, client: ClientId, segments: &[Segment]) -> Result<()> {
+        Master::remount(self, client, segments)
+    }
+
+    async fn unmount(&self, client: ClientId, segment: SegmentId) -> Result<()> {
+        Master::unmount(self, client, segment)
+    }
+}
