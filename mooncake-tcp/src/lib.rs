@@ -1,2 +1,25 @@
+#![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
-//! placeholder
+
+mod config;
+#[allow(unsafe_code)]
+mod driver;
+pub mod frame;
+#[allow(unsafe_code)]
+mod lane;
+#[allow(unsafe_code)]
+mod piece;
+#[allow(unsafe_code)]
+mod pool;
+#[allow(unsafe_code)]
+mod server;
+#[allow(unsafe_code)]
+mod socket;
+mod table;
+#[allow(unsafe_code)]
+mod transport;
+
+pub use config::TcpConfig;
+pub use frame::Framing;
+pub use table::Registration;
+pub use transport::{TcpPeer, TcpTransport};

@@ -1,0 +1,440 @@
+//! The task of a lane: connects, sends what submitters could not, receives answers, watches the clock, and decides what
+//! becomes of the queue when a connection dies.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use mooncake_core::clock::Moment;
+use mooncake_core::{Error, ErrorCode};
+use tokio::net::TcpStream;
+use tokio::time::Sleep;
+
+use crate::frame::{ADDRESS_REFUSED, STATUS_LEN, Status};
+use crate::lane::{Fault, Flushed, Lane, NEVER, State};
+use crate::piece::Piece;
+use crate::pool::Pool;
+use crate::socket::{self, Buffers, IoList};
+
+/// Answers gathered into one receive.
+const GATHER: usize = 16;
+/// How often a request may lose its connection before a byte of its answer has come.
+const ATTEMPTS: u8 = 2;
+/// How long a lane is left alone whose connection came to nothing, while others stand.
+const REST: Duration = Duration::from_secs(1);
+
+type Dial = Pin<Box<dyn Future<Output = io::Result<TcpStream>> + Send>>;
+
+pub(crate) struct Driver {
+    pool: Arc<Pool>,
+    index: usize,
+    dial: Option<Dial>,
+    timer: Option<Pin<Box<Sleep>>>,
+    /// What is no payload in the answers asked for by the last receive, in the order of the pieces.
+    asides: [[u8; STATUS_LEN]; GATHER + 1],
+    /// So many pieces had a place in that receive,
+    listed: usize,
+    /// so many of them are taken out of the queue,
+    settled: usize,
+    /// and so many of its bytes are not looked at yet, for somebody was still sending.
+    undigested: usize,
+    /// One byte more is received than is expected. It belongs to a piece sent meanwhile, or to nobody.
+    surplus: u8,
+    /// Answers that came over the present connection.
+    answers: u64,
+    /// Taken out of the queue, to be finished once the lock is open.
+    answered: Vec<Piece>,
+    over: bool,
+}
+
+enum Turn {
+    Again,
+    Wait,
+    Over,
+}
+
+impl Future for Driver {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            match self.turn(cx) {
+                Turn::Again => {}
+                Turn::Wait => return Poll::Pending,
+                Turn::Over => return Poll::Ready(()),
+            }
+        }
+    }
+}
+
+impl Driver {
+    pub(crate) fn new(pool: Arc<Pool>, index: usize) -> Self {
+        Self {
+            pool,
+            index,
+            dial: None,
+            timer: None,
+            asides: [[0; STATUS_LEN]; GATHER + 1],
+            listed: 0,
+            settled: 0,
+            undigested: 0,
+            surplus: 0,
+            answers: 0,
+            answered: Vec::new(),
+            over: false,
+        }
+    }
+
+    fn turn(&mut self, cx: &mut Context<'_>) -> Turn {
+        let pool = self.pool.clone();
+        let lane = pool.lane(self.index);
+        let mut state = lane.lock();
+        if !state.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            state.waker = Some(cx.waker().clone());
+        }
+        if state.closed || state.fault.is_some() {
+            if state.sending {
+                state.awaited = true;
+                return Turn::Wait;
+            }
+            if state.closed {
+                drop(state);
+                self.end("the transport is closed");
+                return Turn::Over;
+            }
+            self.bury(lane, state);
+            return Turn::Again;
+        }
+        let stream = state.stream.clone();
+        let now = pool.clock.now();
+        match self.watch(lane, &mut state, now, cx) {
+            Watch::Changed => return Turn::Again,
+            Watch::Quiet => {}
+        }
+        drop(state);
+        match stream {
+            None => self.dial(lane, cx),
+            Some(stream) => self.exchange(lane, &stream, cx),
+        }
+    }
+
+    fn dial(&mut self, lane: &Lane, cx: &mut Context<'_>) -> Turn {
+        let dial = match &mut self.dial {
+            Some(dial) => dial,
+            none => {
+                let mut state = lane.lock();
+                if state.pieces.is_empty() {
+                    state.driven = false;
+                    self.over = true;
+                    return Turn::Over;
+                }
+                none.insert(Box::pin(connect(self.pool.clone())))
+            }
+        };
+        let Poll::Ready(result) = dial.as_mut().poll(cx) else { return Turn::Wait };
+        self.dial = None;
+        match result {
+            Ok(stream) => {
+                let mut state = lane.lock();
+                state.stream = Some(Arc::new(stream));
+                state.moved = self.pool.clock.now();
+                lane.set_open(true);
+                self.answers = 0;
+            }
+            Err(error) => {
+                tracing::debug!(peer = %self.pool, %error, "cannot connect");
+                let mut pieces = Vec::new();
+                lane.take_if(&mut lane.lock(), 0, |_| true, &mut pieces);
+                self.rest(lane);
+                self.pool.unreachable(self.index, pieces, &error);
+            }
+        }
+        Turn::Again
+    }
+
+    fn exchange(&mut self, lane: &Lane, stream: &TcpStream, cx: &mut Context<'_>) -> Turn {
+        let flushed = lane.flush(&*self.pool.clock, &self.pool.config);
+        let writable = match flushed {
+            Flushed::All => false,
+            Flushed::More => true,
+            Flushed::Blocked => stream.poll_write_ready(cx).is_ready(),
+        };
+        if self.undigested > 0 || lane.lock().answered_early() {
+            self.digest(lane);
+        }
+        // What is received next must find its place behind what came before.
+        let readable = self.undigested == 0 && stream.poll_read_ready(cx).is_ready();
+        if readable {
+            match self.receive(lane, stream) {
+                Ok(n) => {
+                    self.undigested = n;
+                    self.digest(lane);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => {
+                    lane.lock().fault.get_or_insert(Fault::Io(error));
+                }
+            }
+        }
+        // A fault found by the flush above has woken us.
+        if readable || writable { Turn::Again } else { Turn::Wait }
+    }
+
+    /// One receive into the memory of the pieces whose answers are due.
+    fn receive(&mut self, lane: &Lane, stream: &TcpStream) -> io::Result<usize> {
+        let mut list = IoList::<{ 2 * GATHER + 1 }>::new();
+        (self.listed, self.settled) = (0, 0);
+        {
+            let state = lane.lock();
+            let mut skip = state.received;
+            for (piece, aside) in state.pieces.iter().take(state.expected().min(GATHER)).zip(&mut self.asides) {
+                piece.incoming(skip, aside, &mut list);
+                skip = 0;
+                self.listed += 1;
+            }
+        }
+        // A list that is not filled has emptied the socket, so always ask for more than can come.
+        list.push(&mut self.surplus, 1);
+        // SAFETY: the places are this task's own, and memory of pieces that only this task takes out of the queue.
+        let received = unsafe { socket::receive(stream, &mut list) };
+        if received.is_ok() {
+            lane.lock().moved = self.pool.clock.now();
+        }
+        received
+    }
+
+    /// Gives the bytes received to the pieces, in order, and finishes those whose answer is complete.
+    fn digest(&mut self, lane: &Lane) {
+        let mut state = lane.lock();
+        while state.expected() > 0 {
+            let Some(piece) = state.pieces.front() else { break };
+            let (status_len, answer_len) = (piece.status_len(), piece.answer_len());
+            if self.settled == self.listed && self.undigested == 1 && state.received == 0 {
+                piece.incoming_first(self.surplus, &mut self.asides[self.settled]);
+            }
+            let before = state.received;
+            let part = self.undigested.min(answer_len - before);
+            self.undigested -= part;
+            state.received += part;
+            if before < status_len && state.received >= status_len {
+                state.fault = match Status::decode(self.asides[self.settled]) {
+                    Ok(Status::Ok) => None,
+                    Ok(Status::Refused(code)) => Some(Fault::Refused(code)),
+                    Err(error) => Some(Fault::Garbage(error.to_string())),
+                };
+            }
+            if state.fault.is_some() || state.received < answer_len {
+                break;
+            }
+            if state.next == 0 {
+                if state.sending {
+                    // Its memory is still in use.
+                    state.awaited = true;
+                    break;
+                }
+                self.undigested_is_garbage(&mut state);
+                break;
+            }
+            self.settled += 1;
+            self.answered.extend(lane.pop(&mut state));
+        }
+        if !state.awaited {
+            self.undigested_is_garbage(&mut state);
+        }
+        drop(state);
+        if self.undigested == 0 {
+            // A status frame of which a part is here moves up along with its piece.
+            if self.settled <= GATHER {
+                self.asides.swap(0, self.settled);
+            }
+            (self.listed, self.settled) = (0, 0);
+        }
+        self.answers += self.answered.len() as u64;
+        for piece in self.answered.drain(..) {
+            piece.finish(Ok(()));
+        }
+    }
+
+    fn undigested_is_garbage(&mut self, state: &mut State) {
+        if self.undigested > 0 && state.fault.is_none() {
+            state.fault = Some(Fault::Garbage("more bytes came than were asked for".into()));
+        }
+        self.undigested = 0;
+    }
+
+    /// Sets the timer for the next deadline, and acts when one has passed.
+    fn watch(&mut self, lane: &Lane, state: &mut State, now: Moment, cx: &mut Context<'_>) -> Watch {
+        if !state.pieces.is_empty() {
+            let due = state.earliest.min(state.moved.after(self.pool.config.answer_timeout));
+            if due < state.armed {
+                // A timer may be up to a millisecond early by its own clock.
+                let span = due.since(now) + Duration::from_millis(1);
+                self.timer = Some(Box::pin(tokio::time::sleep(span)));
+                state.armed = due;
+            }
+        }
+        let Some(timer) = &mut self.timer else { return Watch::Quiet };
+        if timer.as_mut().poll(cx).is_pending() {
+            return Watch::Quiet;
+        }
+        self.timer = None;
+        state.armed = NEVER;
+        if state.sending {
+            // Pieces must not be moved about now; come back when the sender is out.
+            state.awaited = true;
+            return Watch::Quiet;
+        }
+        self.expire(lane, state, now);
+        Watch::Changed
+    }
+
+    fn expire(&mut self, lane: &Lane, state: &mut State, now: Moment) {
+        let mut late = Vec::new();
+        let begun = state.begun();
+        lane.take_if(state, begun, |piece| piece.deadline <= now, &mut late);
+        if state.pieces.iter().take(begun).any(|piece| piece.deadline <= now) {
+            state.fault = Some(Fault::Expired);
+        } else if begun > 0 && state.moved.after(self.pool.config.answer_timeout) <= now {
+            state.fault = Some(Fault::Stalled);
+        }
+        for piece in late {
+            // Finishing may wake a task, which takes no lock of ours.
+            piece.finish(Err(self.pool.late()));
+        }
+    }
+
+    /// Closes a broken connection and sorts its queue: who has failed, and who may be asked again.
+    fn bury(&mut self, lane: &Lane, mut state: parking_lot::MutexGuard<'_, State>) {
+        let Some(fault) = state.fault.take() else { return };
+        let (begun, answering) = (state.begun(), state.received > 0);
+        (state.next, state.sent, state.received) = (0, 0, 0);
+        (self.listed, self.settled, self.undigested) = (0, 0, 0);
+        let stream = state.stream.take();
+        lane.set_open(false);
+        let fresh = self.answers == 0;
+        let mut failed = Vec::new();
+        let now = self.pool.clock.now();
+        let first_fails = match fault {
+            Fault::Refused(_) | Fault::Garbage(_) => true,
+            Fault::Io(_) => answering,
+            Fault::Expired | Fault::Stalled => false,
+        };
+        // A connection that never answered speaks for all it carried, else only for the request it died under.
+        let charged = match fault {
+            Fault::Io(_) | Fault::Garbage(_) if fresh => begun,
+            Fault::Io(_) => begun.min(1),
+            _ => 0,
+        };
+        for piece in state.pieces.iter_mut().take(charged) {
+            piece.attempts += 1;
+        }
+        let mut first = true;
+        lane.take_if(
+            &mut state,
+            0,
+            |piece| {
+                let head = std::mem::replace(&mut first, false);
+                match fault {
+                    Fault::Stalled => true,
+                    Fault::Expired => piece.deadline <= now,
+                    _ => (head && first_fails && begun > 0) || piece.attempts >= ATTEMPTS,
+                }
+            },
+            &mut failed,
+        );
+        let mut moved = Vec::new();
+        if fresh && begun > 0 && matches!(fault, Fault::Io(_)) && self.pool.another_is_open(self.index) {
+            lane.take_if(&mut state, 0, |_| true, &mut moved);
+        }
+        drop(state);
+        drop(stream);
+        tracing::debug!(peer = %self.pool, ?fault, failed = failed.len(), "data connection closed");
+        for piece in failed {
+            let error = self.verdict(&fault, &piece);
+            piece.finish(Err(error));
+        }
+        if !moved.is_empty() {
+            self.rest(lane);
+            let lost = io::Error::from(io::ErrorKind::ConnectionReset);
+            self.pool.unreachable(self.index, moved, &lost);
+        }
+    }
+
+    fn rest(&self, lane: &Lane) {
+        lane.rest(self.pool.clock.now().after(REST));
+    }
+
+    fn verdict(&self, fault: &Fault, piece: &Piece) -> Error {
+        let pool = &self.pool;
+        match fault {
+            Fault::Refused(ADDRESS_REFUSED) => Error::invalid(format!(
+                "{pool} has no registered memory that holds {} bytes at {:#x}",
+                piece.len, piece.remote
+            )),
+            Fault::Refused(code) => {
+                Error::new(ErrorCode::TransferFail, format!("{pool} refused a transfer with code {code}"))
+            }
+            Fault::Garbage(text) => Error::new(ErrorCode::TransferFail, format!("{pool}: {text}")),
+            Fault::Io(error) => {
+                Error::new(ErrorCode::TransferFail, format!("lost the connection to {pool}: {error}"))
+            }
+            Fault::Expired => pool.late(),
+            Fault::Stalled => Error::new(
+                ErrorCode::RpcTimeout,
+                format!("{pool} has not moved a byte for {:?}", pool.config.answer_timeout),
+            ),
+        }
+    }
+
+    /// Fails all that is left and leaves the lane as it was before the first request.
+    fn end(&mut self, why: &'static str) {
+        self.over = true;
+        let pool = self.pool.clone();
+        let lane = pool.lane(self.index);
+        let mut state = lane.lock();
+        while state.sending {
+            // One send that does not block, on another thread.
+            drop(state);
+            std::thread::yield_now();
+            state = lane.lock();
+        }
+        let mut left = Vec::new();
+        (state.next, state.sent, state.received) = (0, 0, 0);
+        lane.take_if(&mut state, 0, |_| true, &mut left);
+        let stream = state.stream.take();
+        state.fault = None;
+        state.waker = None;
+        state.armed = NEVER;
+        state.driven = false;
+        lane.set_open(false);
+        drop(state);
+        drop(stream);
+        for piece in left {
+            piece.finish(Err(Error::new(ErrorCode::TransferFail, why)));
+        }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if !self.over {
+            self.end("the runtime is shutting down");
+        }
+    }
+}
+
+enum Watch {
+    Changed,
+    Quiet,
+}
+
+async fn connect(pool: Arc<Pool>) -> io::Result<TcpStream> {
+    let config = &pool.config;
+    let dial = TcpStream::connect((pool.host(), pool.port()));
+    let stream = tokio::time::timeout(config.connect_timeout, dial).await??;
+    socket::tune(&stream, Buffers { send: config.send_buffer, receive: config.receive_buffer })?;
+    Ok(stream)
+}

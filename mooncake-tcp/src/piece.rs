@@ -1,0 +1,136 @@
+//! One request on its way: which bytes are to be sent for it, where its answer goes.
+
+use std::ptr::NonNull;
+
+use mooncake_core::Result;
+use mooncake_core::clock::Moment;
+use mooncake_transport::Completion;
+
+use crate::frame::{Direction, Framing, HEADER_LEN, Request, STATUS_LEN};
+use crate::socket::IoList;
+
+/// A transfer, or a stripe of one, as it waits in a lane.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    pub(crate) local: NonNull<u8>,
+    pub(crate) len: usize,
+    pub(crate) remote: u64,
+    pub(crate) direction: Direction,
+    pub(crate) framing: Framing,
+    /// The end of time when there is none.
+    pub(crate) deadline: Moment,
+    /// Connections that died under it before a byte of its answer had come.
+    pub(crate) attempts: u8,
+    pub(crate) done: Completion,
+}
+
+// SAFETY: the memory at `local` is the operation's until `done` is finished (contract of `Op::new`), on any thread.
+unsafe impl Send for Piece {}
+
+/// The headers of one piece, outside the queue, so that the queue may grow while they are being sent.
+#[derive(Clone, Copy)]
+pub(crate) struct Headers {
+    request: [u8; HEADER_LEN],
+    confirm: [u8; HEADER_LEN],
+}
+
+impl Headers {
+    pub(crate) const NONE: Self = Self { request: [0; HEADER_LEN], confirm: [0; HEADER_LEN] };
+}
+
+impl Piece {
+    /// A plain write has no answer of its own. Requests of a connection are served in order, so the answer to a read
+    /// of its last byte, sent right after it, says that it has been applied.
+    fn confirms(&self) -> bool {
+        self.direction == Direction::Write && self.framing == Framing::Plain
+    }
+
+    pub(crate) fn headers(&self) -> Headers {
+        let request =
+            Request { direction: self.direction, framing: self.framing, addr: self.remote, len: self.len as u64 };
+        let last = self.remote.wrapping_add(self.len as u64 - 1);
+        let confirm = Request { direction: Direction::Read, addr: last, len: 1, ..request };
+        Headers { request: request.encode(), confirm: confirm.encode() }
+    }
+
+    /// Bytes to send for it, all told.
+    pub(crate) fn request_len(&self) -> usize {
+        let body = if self.direction == Direction::Write { self.len } else { 0 };
+        HEADER_LEN + body + if self.confirms() { HEADER_LEN } else { 0 }
+    }
+
+    /// Appends what is to be sent, without its first `skip` bytes and with at most `limit` bytes of memory. False when
+    /// not everything found room.
+    pub(crate) fn outgoing<const N: usize>(
+        &self,
+        headers: &Headers,
+        mut skip: usize,
+        limit: usize,
+        list: &mut IoList<N>,
+    ) -> bool {
+        if !push_rest(&headers.request, &mut skip, list) {
+            return false;
+        }
+        if self.direction == Direction::Write {
+            let from = skip.min(self.len);
+            let part = (self.len - from).min(limit);
+            if !list.push(self.local.as_ptr().wrapping_add(from), part) || part < self.len - from {
+                return false;
+            }
+            skip -= from;
+        }
+        !self.confirms() || push_rest(&headers.confirm, &mut skip, list)
+    }
+
+    /// Length of the status frame its answer opens with.
+    pub(crate) fn status_len(&self) -> usize {
+        if self.framing == Framing::Acknowledged { STATUS_LEN } else { 0 }
+    }
+
+    /// Length of its answer.
+    pub(crate) fn answer_len(&self) -> usize {
+        let bytes = match self.direction {
+            Direction::Read => self.len,
+            Direction::Write => usize::from(self.confirms()),
+        };
+        self.status_len() + bytes
+    }
+
+    /// Appends where the answer goes, without its first `skip` bytes. `aside` takes what is no payload.
+    pub(crate) fn incoming<const N: usize>(
+        &self,
+        skip: usize,
+        aside: &mut [u8; STATUS_LEN],
+        list: &mut IoList<N>,
+    ) -> bool {
+        let status = self.status_len();
+        let from = skip.min(status);
+        let room = list.push(aside[from..].as_mut_ptr(), status - from);
+        let skip = skip - from;
+        room && match self.direction {
+            Direction::Read => list.push(self.local.as_ptr().wrapping_add(skip), self.len - skip),
+            Direction::Write if self.confirms() && skip == 0 => list.push(aside.as_mut_ptr(), 1),
+            Direction::Write => true,
+        }
+    }
+
+    /// Puts the first byte of the answer where it goes.
+    pub(crate) fn incoming_first(&self, byte: u8, aside: &mut [u8; STATUS_LEN]) {
+        if self.status_len() > 0 || self.direction == Direction::Write {
+            aside[0] = byte;
+        } else {
+            // SAFETY: a read has at least one byte of memory, its own until it is finished.
+            unsafe { self.local.write(byte) };
+        }
+    }
+
+    pub(crate) fn finish(self, result: Result<()>) {
+        self.done.finish(result);
+    }
+}
+
+fn push_rest<const N: usize>(header: &[u8; HEADER_LEN], skip: &mut usize, list: &mut IoList<N>) -> bool {
+    let from = (*skip).min(HEADER_LEN);
+    *skip -= from;
+    list.push(header[from..].as_ptr().cast_mut(), HEADER_LEN - from)
+}

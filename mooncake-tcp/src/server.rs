@@ -1,0 +1,404 @@
+//! The passive side: serves peers' reads and writes of registered memory, one task per connection.
+//!
+//! Requests of a connection are served strictly in order. They may be pipelined: whatever was received in one read is
+//! served before the answers leave together in one write. Bytes go straight between the socket and registered memory;
+//! only what came along with a header passes through the connection's inbox of fixed size.
+
+use std::future::poll_fn;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use mooncake_core::clock::Rng;
+use mooncake_core::{Error, ErrorCode, Result};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::timeout;
+
+use crate::config::TcpConfig;
+use crate::frame::{ADDRESS_REFUSED, Direction, Framing, Inbox, Request, STATUS_LEN, Status};
+use crate::socket::{self, Buffers, IoList};
+use crate::table::{MemoryTable, Range, View};
+
+/// Answers gathered into one write.
+const GATHER: usize = 16;
+/// Most bytes moved inside a region's gate at once: a fraction of a millisecond for whoever shuts it.
+const GATE_BYTES: usize = 1 << 20;
+/// How long the last bytes to a peer that was refused may take, before the connection is closed for good.
+const FAREWELL: Duration = Duration::from_secs(1);
+const BIND_ATTEMPTS: usize = 500;
+
+/// The listening side; dropping it closes the port and every connection.
+#[derive(Debug)]
+pub(crate) struct Server {
+    local: SocketAddr,
+    accepting: AbortHandle,
+}
+
+impl Server {
+    /// Binds a data port and serves it on `runtime`.
+    pub(crate) fn start(config: &TcpConfig, table: Arc<MemoryTable>, runtime: &Handle) -> Result<Self> {
+        let listener = bind(config)?;
+        let local = listener.local_addr().map_err(Error::from)?;
+        let _inside = runtime.enter();
+        let listener = TcpListener::from_std(listener).map_err(Error::from)?;
+        let settings = Settings {
+            progress: config.progress_timeout,
+            buffers: Buffers { send: config.send_buffer, receive: config.receive_buffer },
+            most: config.max_served,
+        };
+        let accepting = runtime.spawn(accept(listener, table, settings)).abort_handle();
+        Ok(Self { local, accepting })
+    }
+
+    pub(crate) fn local(&self) -> SocketAddr {
+        self.local
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Settings {
+    progress: Duration,
+    buffers: Buffers,
+    most: usize,
+}
+
+fn bind(config: &TcpConfig) -> Result<std::net::TcpListener> {
+    let (first, last) = (*config.ports.start(), *config.ports.end());
+    let mut rng = Rng::from_os();
+    let attempts = if first == last { 1 } else { BIND_ATTEMPTS };
+    let mut failure = io::Error::from(io::ErrorKind::AddrInUse);
+    for _ in 0..attempts {
+        let port = rng.range(u64::from(first)..u64::from(last) + 1);
+        match socket::listen(config.bind, u16::try_from(port).unwrap_or(first)) {
+            Ok(listener) => return Ok(listener),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => failure = error,
+            Err(error) => {
+                failure = error;
+                break;
+            }
+        }
+    }
+    let host = config.bind.map_or("every address".into(), |addr| addr.to_string());
+    let ports = if first == last { first.to_string() } else { format!("{first}-{last}") };
+    let advice = match failure.kind() {
+        io::ErrorKind::AddrInUse => "it is in use: stop its owner or choose other data ports",
+        io::ErrorKind::AddrNotAvailable => "this machine has no such address",
+        io::ErrorKind::PermissionDenied => "not permitted: ports below 1024 need a privilege",
+        _ => "the system refused",
+    };
+    let message = format!("cannot listen for data on {host}, port {ports}: {advice}");
+    Err(Error::new(ErrorCode::InvalidParams, message).with_source(failure))
+}
+
+async fn accept(listener: TcpListener, table: Arc<MemoryTable>, settings: Settings) {
+    let mut connections = JoinSet::new();
+    loop {
+        let accepted = poll_fn(|cx| {
+            while let Poll::Ready(Some(_)) = connections.poll_join_next(cx) {}
+            listener.poll_accept(cx)
+        });
+        match accepted.await {
+            Ok((_, peer)) if connections.len() >= settings.most => {
+                tracing::warn!(%peer, most = settings.most, "data connection closed: too many are open");
+            }
+            Ok((stream, peer)) => {
+                let session = Session::new(stream, View::new(table.clone()), settings);
+                connections.spawn(async move {
+                    let end = session.run().await;
+                    tracing::debug!(%peer, ?end, "data connection closed");
+                });
+            }
+            Err(error) => {
+                // Mostly too many open files. The listener stays readable, so without a pause this would spin.
+                tracing::warn!(%error, "cannot accept a data connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// Why a connection ended.
+#[derive(Debug)]
+#[allow(dead_code, reason = "the fields are for the log")]
+enum End {
+    /// The peer closed it, or the network did.
+    Peer(io::Error),
+    /// The peer stopped half-way.
+    Stalled,
+    /// A range that is not registered, or not any more.
+    Refused(Request),
+}
+
+impl From<io::Error> for End {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::TimedOut => End::Stalled,
+            _ => End::Peer(error),
+        }
+    }
+}
+
+/// An answer on its way: a status frame in acknowledged framing, then the bytes that were asked for.
+struct Reply {
+    status: Option<[u8; STATUS_LEN]>,
+    payload: Option<Range>,
+    request: Request,
+}
+
+impl Reply {
+    fn len(&self) -> usize {
+        self.status.map_or(0, |s| s.len()) + self.payload.as_ref().map_or(0, Range::len)
+    }
+}
+
+struct Session {
+    stream: TcpStream,
+    settings: Settings,
+    view: View,
+    inbox: Inbox,
+    replies: Vec<Reply>,
+    /// Bytes of the first reply that are sent.
+    sent: usize,
+}
+
+impl Session {
+    fn new(stream: TcpStream, view: View, settings: Settings) -> Self {
+        Self { stream, settings, view, inbox: Inbox::new(), replies: Vec::new(), sent: 0 }
+    }
+
+    async fn run(mut self) -> End {
+        if let Err(error) = socket::tune(&self.stream, self.settings.buffers) {
+            return End::Peer(error);
+        }
+        loop {
+            if let Err(end) = self.serve_waiting().await {
+                if let End::Refused(Request { framing: Framing::Acknowledged, .. }) = end {
+                    // Nothing is lost when it does not arrive: the peer then sees a closed connection.
+                    let _ = timeout(FAREWELL, self.say_refused()).await;
+                }
+                return end;
+            }
+            if let Err(error) = self.fill().await {
+                return error.into();
+            }
+            // A peer that always has more must not keep the thread to itself.
+            tokio::task::coop::consume_budget().await;
+        }
+    }
+
+    /// Serves every request whose header is here; when it returns, every answer is sent.
+    async fn serve_waiting(&mut self) -> Result<(), End> {
+        while let Some(request) = self.inbox.next_request() {
+            let Some(range) = self.view.find(request.addr, request.len) else {
+                self.flush().await?;
+                return Err(End::Refused(request));
+            };
+            match request.direction {
+                Direction::Read => {
+                    let status =
+                        (request.framing == Framing::Acknowledged).then_some(Status::Ok.encode());
+                    self.replies.push(Reply { status, payload: Some(range), request });
+                }
+                Direction::Write => {
+                    if self.replies.iter().any(|reply| reply.payload.is_some()) {
+                        // An earlier read must not see a later write.
+                        self.flush().await?;
+                    }
+                    self.take_body(request, &range).await?;
+                    if request.framing == Framing::Acknowledged {
+                        let status = Some(Status::Ok.encode());
+                        self.replies.push(Reply { status, payload: None, request });
+                    }
+                }
+            }
+            if self.replies.len() >= GATHER {
+                self.flush().await?;
+            }
+        }
+        self.flush().await
+    }
+
+    /// Receives the body of a write into registered memory.
+    async fn take_body(&mut self, request: Request, range: &Range) -> Result<(), End> {
+        let len = range.len();
+        let early = self.inbox.payload(request.len);
+        let mut done = early.len();
+        let open = range.enter().is_some_and(|inside| {
+            // SAFETY: the place is inside the gate, and `early` is no longer than the range.
+            unsafe { socket::place(early, inside.at(0)) };
+            true
+        });
+        if !open {
+            self.flush().await?;
+            return Err(End::Refused(request));
+        }
+        if done < len {
+            // The peer may wait for earlier answers before it sends on.
+            self.flush().await?;
+        }
+        while done < len {
+            let received = {
+                let Some(inside) = range.enter() else { return Err(End::Refused(request)) };
+                let mut list = IoList::<2>::new();
+                let part = (len - done).min(GATE_BYTES);
+                list.push(inside.at(done), part);
+                if part == len - done {
+                    let space = self.inbox.space();
+                    list.push(space.as_mut_ptr(), space.len());
+                }
+                // SAFETY: the first place is inside the gate and within the range, the second is our own inbox.
+                unsafe { socket::receive(&self.stream, &mut list) }
+            };
+            match received {
+                Ok(n) => {
+                    let body = n.min(len - done);
+                    done += body;
+                    self.inbox.received(n - body);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    readable(&self.stream, Some(self.settings.progress)).await?;
+                },
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends every answer.
+    async fn flush(&mut self) -> Result<(), End> {
+        while !self.replies.is_empty() {
+            match self.send_some() {
+                Some(Ok(n)) => self.advance(n),
+                Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {
+                    timeout(self.settings.progress, self.stream.writable()).await.map_err(io::Error::from)??;
+                },
+                Some(Err(error)) => return Err(error.into()),
+                None => {
+                    let mut request = self.replies[0].request;
+                    if self.sent > 0 {
+                        // Half an answer is out: a status frame now would be taken for its bytes.
+                        request.framing = Framing::Plain;
+                    }
+                    return Err(End::Refused(request));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One send of as many answers as fit; `None` when the first one's memory is gone.
+    fn send_some(&mut self) -> Option<io::Result<usize>> {
+        let mut list = IoList::<{ 2 * GATHER }>::new();
+        let mut gates = [const { None }; GATHER];
+        let mut skip = self.sent;
+        for (reply, gate) in self.replies.iter().take(GATHER).zip(&mut gates) {
+            let inside = match &reply.payload {
+                None => None,
+                Some(range) => match range.enter() {
+                    None => break,
+                    inside => inside,
+                },
+            };
+            if let Some(status) = &reply.status {
+                let from = skip.min(status.len());
+                list.push(status[from..].as_ptr().cast_mut(), status.len() - from);
+                skip -= from;
+            }
+            if let (Some(inside), Some(range)) = (inside, &reply.payload) {
+                let part = (range.len() - skip).min(GATE_BYTES.saturating_sub(list.bytes()));
+                list.push(inside.at(skip), part);
+                *gate = Some(inside);
+                if part < range.len() - skip {
+                    break;
+                }
+                skip = 0;
+            }
+        }
+        if list.bytes() == 0 {
+            return None;
+        }
+        // SAFETY: the places are status frames in `self.replies`, and memory whose gates are held.
+        Some(unsafe { socket::send(&self.stream, &mut list) })
+    }
+
+    fn advance(&mut self, n: usize) {
+        self.sent += n;
+        let mut whole = 0;
+        for reply in &self.replies {
+            let len = reply.len();
+            if self.sent < len {
+                break;
+            }
+            self.sent -= len;
+            whole += 1;
+        }
+        self.replies.drain(..whole);
+    }
+
+    /// Receives at least one more byte into the inbox.
+    async fn fill(&mut self) -> io::Result<()> {
+        loop {
+            let received = {
+                let mut list = IoList::<1>::new();
+                let space = self.inbox.space();
+                list.push(space.as_mut_ptr(), space.len());
+                // SAFETY: the place is our own inbox.
+                unsafe { socket::receive(&self.stream, &mut list) }
+            };
+            match received {
+                Ok(n) => {
+                    self.inbox.received(n);
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    // Between requests a peer may be silent for ever, inside one it may not.
+                    let limit = (!self.inbox.is_empty()).then_some(self.settings.progress);
+                    readable(&self.stream, limit).await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Says no, then reads what the peer is still sending: closing over unread bytes would destroy the answer.
+    async fn say_refused(&mut self) -> io::Result<()> {
+        let frame = Status::Refused(ADDRESS_REFUSED).encode();
+        let mut left = &frame[..];
+        while !left.is_empty() {
+            self.stream.writable().await?;
+            match self.stream.try_write(left) {
+                Ok(n) => left = &left[n..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        socket2::SockRef::from(&self.stream).shutdown(std::net::Shutdown::Write)?;
+        let mut waste = [0; 4096];
+        loop {
+            self.stream.readable().await?;
+            match self.stream.try_read(&mut waste) {
+                Ok(0) => return Ok(()),
+                Ok(_) => tokio::task::coop::consume_budget().await,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+async fn readable(stream: &TcpStream, limit: Option<Duration>) -> io::Result<()> {
+    match limit {
+        Some(limit) => timeout(limit, stream.readable()).await?,
+        None => stream.readable().await,
+    }
+}

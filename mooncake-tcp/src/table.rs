@@ -1,0 +1,284 @@
+//! Which memory peers may touch, looked up at each request.
+//!
+//! Registering and deregistering replace the whole sorted list; every connection keeps the last one it saw and
+//! compares a number to know that it is still current, so that requests share no lock. What may be stale is only the
+//! list: each region has a gate of its own, and dropping the [`Registration`] shuts it. Memory is touched only inside
+//! the gate, for the length of one system call that does not block. So the drop waits for microseconds, never for a
+//! peer, also on the only thread of a runtime; a request that was under way finds the gate shut and is cut off.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use mooncake_core::memory::MemorySpan;
+use mooncake_core::{Error, Result};
+use parking_lot::{RwLock, RwLockReadGuard};
+
+/// Memory that one [`TcpTransport`](crate::TcpTransport) may use; peers too if it was registered so. Dropping it
+/// takes the right away at once and returns when no peer's request touches the memory any more.
+pub struct Registration {
+    span: MemorySpan,
+    served: Option<(Arc<MemoryTable>, Arc<Region>)>,
+}
+
+impl Registration {
+    /// Memory for local use; peers are refused.
+    pub(crate) fn local(span: MemorySpan) -> Self {
+        Self { span, served: None }
+    }
+
+    /// Where the memory is.
+    pub fn span(&self) -> MemorySpan {
+        self.span
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if let Some((table, region)) = self.served.take() {
+            table.remove(&region);
+            region.shut();
+        }
+    }
+}
+
+impl fmt::Debug for Registration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registration")
+            .field("span", &self.span)
+            .field("remote", &self.served.is_some())
+            .finish()
+    }
+}
+
+/// One registered range.
+#[derive(Debug)]
+pub(crate) struct Region {
+    span: MemorySpan,
+    shut: AtomicBool,
+    gate: RwLock<()>,
+}
+
+impl Region {
+    fn shut(&self) {
+        self.shut.store(true, Ordering::Release);
+        drop(self.gate.write());
+    }
+
+    fn end(&self) -> u64 {
+        self.span.addr() + self.span.len as u64
+    }
+}
+
+/// A range inside one region that a peer has asked for. It says where, and opens the gate; it keeps nobody waiting.
+#[derive(Clone, Debug)]
+pub(crate) struct Range {
+    region: Arc<Region>,
+    offset: usize,
+    len: usize,
+}
+
+impl Range {
+    /// Length in bytes, never zero.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The right to touch the memory, to be held for one call that does not block; `None` once deregistered.
+    pub(crate) fn enter(&self) -> Option<Inside<'_>> {
+        // Recursive: one gathered send may enter a region several times. That such readers overtake a waiting writer
+        // starves nobody, for the writer has set `shut` first.
+        let gate = self.region.gate.read_recursive();
+        (!self.region.shut.load(Ordering::Acquire)).then_some(Inside { range: self, _gate: gate })
+    }
+}
+
+/// Inside a region's gate.
+pub(crate) struct Inside<'a> {
+    range: &'a Range,
+    _gate: RwLockReadGuard<'a, ()>,
+}
+
+impl Inside<'_> {
+    /// Address of the range's byte `skip`, of which there are `len() - skip`.
+    pub(crate) fn at(&self, skip: usize) -> *mut u8 {
+        debug_assert!(skip <= self.range.len);
+        self.range.region.span.ptr.as_ptr().wrapping_add(self.range.offset + skip)
+    }
+}
+
+/// Everything peers may touch, sorted by address and without overlaps.
+#[derive(Debug, Default)]
+pub(crate) struct MemoryTable {
+    epoch: AtomicU64,
+    regions: RwLock<Arc<Vec<Arc<Region>>>>,
+}
+
+impl MemoryTable {
+    /// Lets peers at `span`. It must not overlap what they have already, for that is what the existing system refuses.
+    pub(crate) fn insert(self: &Arc<Self>, span: MemorySpan) -> Result<Registration> {
+        let region = Arc::new(Region { span, shut: AtomicBool::new(false), gate: RwLock::new(()) });
+        let mut regions = self.regions.write();
+        let at = regions.partition_point(|r| r.span.addr() < span.addr());
+        let overlaps = |other: &Arc<Region>| other.span.addr() < region.end() && span.addr() < other.end();
+        if let Some(other) = regions[at.saturating_sub(1)..].iter().take(2).find(|r| overlaps(r)) {
+            return Err(Error::invalid(format!(
+                "{:#x}+{} overlaps {:#x}+{}, which is registered already",
+                span.addr(),
+                span.len,
+                other.span.addr(),
+                other.span.len
+            )));
+        }
+        let mut next = Vec::with_capacity(regions.len() + 1);
+        next.extend_from_slice(&regions[..at]);
+        next.push(region.clone());
+        next.extend_from_slice(&regions[at..]);
+        *regions = Arc::new(next);
+        self.epoch.fetch_add(1, Ordering::Release);
+        Ok(Registration { span, served: Some((self.clone(), region)) })
+    }
+
+    fn remove(&self, region: &Arc<Region>) {
+        let mut regions = self.regions.write();
+        let rest = regions.iter().filter(|r| !Arc::ptr_eq(r, region)).cloned().collect();
+        *regions = Arc::new(rest);
+        self.epoch.fetch_add(1, Ordering::Release);
+    }
+
+    /// How many ranges are registered.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.regions.read().len()
+    }
+}
+
+/// One connection's view of the table.
+#[derive(Debug)]
+pub(crate) struct View {
+    table: Arc<MemoryTable>,
+    epoch: u64,
+    regions: Arc<Vec<Arc<Region>>>,
+}
+
+impl View {
+    pub(crate) fn new(table: Arc<MemoryTable>) -> Self {
+        Self { table, epoch: u64::MAX, regions: Arc::default() }
+    }
+
+    /// The range, if one region holds all of it; none for an empty or overflowing one.
+    pub(crate) fn find(&mut self, addr: u64, len: u64) -> Option<Range> {
+        let epoch = self.table.epoch.load(Ordering::Acquire);
+        if epoch != self.epoch {
+            // The list may be newer than the number: then it is read once more next time.
+            self.regions = self.table.regions.read().clone();
+            self.epoch = epoch;
+        }
+        let after = self.regions.partition_point(|r| r.span.addr() <= addr);
+        let region = self.regions.get(after.checked_sub(1)?).filter(|r| r.span.contains(addr, len))?;
+        // Both fit, for the region is in this address space.
+        let offset = usize::try_from(addr - region.span.addr()).ok()?;
+        Some(Range { region: region.clone(), offset, len: usize::try_from(len).ok()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::NonNull;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn span(addr: u64, len: usize) -> MemorySpan {
+        let ptr = std::ptr::without_provenance_mut(usize::try_from(addr).unwrap());
+        MemorySpan::new(NonNull::new(ptr).unwrap(), len)
+    }
+
+    #[test]
+    fn a_range_lies_in_one_region_or_nowhere() {
+        let table = Arc::new(MemoryTable::default());
+        let mut view = View::new(table.clone());
+        assert!(view.find(4096, 1).is_none());
+        let low = table.insert(span(4096, 100)).unwrap();
+        let high = table.insert(span(4196, 100)).unwrap();
+        for (addr, len, inside) in [
+            (4096, 100, true),
+            (4195, 1, true),
+            (4196, 100, true),
+            (4195, 2, false),
+            (4096, 0, false),
+            (4095, 2, false),
+            (4296, 1, false),
+            (4096, u64::MAX, false),
+            (u64::MAX, 1, false),
+            (0, 1, false),
+        ] {
+            assert_eq!(view.find(addr, len).is_some(), inside, "{addr}+{len}");
+        }
+        let stale = view.find(4096, 100).unwrap();
+        drop(low);
+        assert!(stale.enter().is_none());
+        assert!(view.find(4096, 1).is_none() && view.find(4196, 1).is_some());
+        drop(high);
+        assert_eq!(table.len(), 0);
+    }
+
+    #[test]
+    fn overlaps_are_refused() {
+        let table = Arc::new(MemoryTable::default());
+        let _kept = table.insert(span(1000, 100)).unwrap();
+        for (addr, len) in [(1000, 100), (950, 51), (1099, 1), (1010, 10), (900, 1000)] {
+            assert!(table.insert(span(addr, len)).is_err(), "{addr}+{len}");
+        }
+        let _before = table.insert(span(950, 50)).unwrap();
+        let _after = table.insert(span(1100, 10)).unwrap();
+        assert_eq!(table.len(), 3);
+    }
+
+    #[test]
+    fn dropping_waits_for_who_is_inside() {
+        let table = Arc::new(MemoryTable::default());
+        let registration = table.insert(span(4096, 4096)).unwrap();
+        let region = View::new(table).find(4096, 1).unwrap();
+        let inside = region.enter().unwrap();
+        let again = region.enter().unwrap();
+        let dropping = std::thread::spawn(move || drop(registration));
+        while region.enter().is_some() {
+            std::thread::yield_now();
+        }
+        drop(inside);
+        assert!(!dropping.is_finished());
+        drop(again);
+        dropping.join().unwrap();
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_list(
+            steps in proptest::collection::vec((any::<bool>(), 1..200u64, 1..40usize), 1..60),
+            asks in proptest::collection::vec((1..240u64, 0..50u64), 40),
+        ) {
+            let table = Arc::new(MemoryTable::default());
+            let mut view = View::new(table.clone());
+            let mut held: Vec<Registration> = Vec::new();
+            for (add, addr, len) in steps {
+                if add || held.is_empty() {
+                    let free = held.iter().all(|r| {
+                        r.span.addr() + r.span.len as u64 <= addr || addr + len as u64 <= r.span.addr()
+                    });
+                    let got = table.insert(span(addr, len));
+                    prop_assert_eq!(got.is_ok(), free);
+                    held.extend(got.ok());
+                } else {
+                    held.swap_remove(addr as usize % held.len());
+                }
+                prop_assert_eq!(table.len(), held.len());
+                for &(addr, len) in &asks {
+                    let expected = held.iter().any(|r| r.span.contains(addr, len));
+                    prop_assert_eq!(view.find(addr, len).is_some(), expected);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! [`Transport`] over TCP.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use mooncake_core::clock::SystemClock;
+use mooncake_core::memory::MemorySpan;
+use mooncake_core::{Error, Result, SharedClock};
+use mooncake_transport::{Access, Completion, Op, Protocol, SegmentDesc, Transport};
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+
+use crate::config::TcpConfig;
+use crate::frame::Framing;
+use crate::pool::{self, Pool, Transfer};
+use crate::server::Server;
+use crate::table::{MemoryTable, Registration};
+
+/// A node's data port, and its connections to those of others.
+///
+/// Its tasks run on the runtime given to [`TcpTransport::start`]; calls may come from any thread. Dropping it closes the
+/// port and all connections, and fails what is under way.
+pub struct TcpTransport {
+    config: Arc<TcpConfig>,
+    clock: SharedClock,
+    runtime: Handle,
+    table: Arc<MemoryTable>,
+    server: Server,
+    pools: Mutex<HashMap<(String, u16), Arc<Pool>>>,
+}
+
+/// A way to one peer. Clones share its connections.
+#[derive(Clone, Debug)]
+pub struct TcpPeer {
+    pool: Arc<Pool>,
+    framing: Framing,
+    /// First and last address of each of its regions when it was looked up, sorted.
+    regions: Arc<[(u64, u64)]>,
+}
+
+impl TcpTransport {
+    /// Opens the data port and serves it on `runtime`. `Invalid`, with what to do about it, when the configuration cannot
+    /// work or no port is free.
+    pub fn start(config: TcpConfig, runtime: &Handle) -> Result<Self> {
+        Self::start_with_clock(config, runtime, SystemClock::shared())
+    }
+
+    /// The same with a clock, on which the deadlines of completions are understood. Waiting is done by the runtime's
+    /// timers, so it has to run at their speed.
+    pub fn start_with_clock(config: TcpConfig, runtime: &Handle, clock: SharedClock) -> Result<Self> {
+        config.check()?;
+        let table = Arc::new(MemoryTable::default());
+        let server = Server::start(&config, table.clone(), runtime)?;
+        Ok(Self {
+            config: Arc::new(config),
+            clock,
+            runtime: runtime.clone(),
+            table,
+            server,
+            pools: Mutex::default(),
+        })
+    }
+
+    /// Where the data port listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.server.local()
+    }
+
+    /// The clock of [`Completion::deadline`].
+    pub fn clock(&self) -> &SharedClock {
+        &self.clock
+    }
+
+    fn pool(&self, host: &str, port: u16) -> Arc<Pool> {
+        let mut pools = self.pools.lock();
+        if let Some(pool) = pools.get(&(host.to_owned(), port)) {
+            return pool.clone();
+        }
+        // Nobody holds a peer for the others, and no connection stands: they were for nodes that are gone.
+        pools.retain(|_, pool| Arc::strong_count(pool) > 1);
+        let pool = Arc::new(Pool::new(
+            host.to_owned(),
+            port,
+            self.config.clone(),
+            self.clock.clone(),
+            self.runtime.clone(),
+        ));
+        pools.insert((host.to_owned(), port), pool.clone());
+        pool
+    }
+}
+
+// SAFETY: remote ranges are checked at each request and touched only inside their region's gate (`table`, `server`); local
+// bytes are used only by pieces in a lane, and those are finished by the lane's task when nobody is inside a system
+// call with them (`lane`, `driver`).
+unsafe impl Transport for TcpTransport {
+    type Registration = Registration;
+    type Peer = TcpPeer;
+
+    fn protocol(&self) -> Protocol {
+        Protocol::TCP
+    }
+
+    unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Registration> {
+        if span.len == 0 || span.addr().checked_add(span.len as u64).is_none() {
+            return Err(Error::invalid(format!("cannot register {} bytes at {:#x}", span.len, span.addr())));
+        }
+        match access {
+            Access::Local => Ok(Registration::local(span)),
+            Access::Remote => self.table.insert(span),
+        }
+    }
+
+    fn describe(&self, desc: &mut SegmentDesc) {
+        if !desc.speaks(&Protocol::TCP) {
+            desc.protocols.push(Protocol::TCP);
+        }
+        desc.tcp_data_host.clone_from(&self.config.data_host);
+        desc.tcp_data_port = self.server.local().port();
+        desc.tcp_proto_version = 2;
+    }
+
+    fn reaches(&self, desc: &SegmentDesc) -> bool {
+        desc.speaks(&Protocol::TCP) && desc.tcp_data_port != 0
+    }
+
+    async fn connect(&self, desc: &SegmentDesc) -> Result<TcpPeer> {
+        if !self.reaches(desc) {
+            return Err(Error::invalid(format!("segment {:?} has no TCP data port", desc.name)));
+        }
+        let host = data_host(desc);
+        if host.is_empty() {
+            return Err(Error::invalid(format!("segment {:?} names no host for its data port", desc.name)));
+        }
+        let spoken = if desc.tcp_proto_version >= 2 { Framing::Acknowledged } else { Framing::Plain };
+        let mut regions: Vec<_> =
+            desc.buffers.iter().filter_map(|b| Some((b.addr, b.addr.checked_add(b.length)?))).collect();
+        regions.sort_unstable();
+        Ok(TcpPeer {
+            pool: self.pool(host, desc.tcp_data_port),
+            framing: spoken.min(self.config.framing),
+            regions: regions.into(),
+        })
+    }
+
+    fn submit<'a, I>(&self, peer: &TcpPeer, ops: I, done: Completion)
+    where
+        I: ExactSizeIterator<Item = Op<'a, Registration>>,
+    {
+        let now = self.clock.now();
+        let deadline = pool::deadline(&done);
+        let mut touched = 0;
+        for (op, done) in ops.zip(done.each()) {
+            let transfer = Transfer {
+                op,
+                framing: peer.framing,
+                may_cut: op.len() >= self.config.stripe_threshold && peer.holds(op.remote(), op.len()),
+                deadline,
+                now,
+                touched: &mut touched,
+            };
+            peer.pool.queue(transfer, done);
+        }
+        peer.pool.flush(touched);
+    }
+}
+
+impl TcpPeer {
+    /// Whether the range lies in one region, as far as we know. The peer decides at each request; this only says whether
+    /// pieces of the range may be asked for one by one.
+    fn holds(&self, addr: u64, len: usize) -> bool {
+        let after = self.regions.partition_point(|&(first, _)| first <= addr);
+        let Some(&(_, end)) = after.checked_sub(1).and_then(|i| self.regions.get(i)) else { return false };
+        addr.checked_add(len as u64).is_some_and(|last| last <= end)
+    }
+}
+
+/// The data host, else the host part of the segment's name, which is an address where nothing else publishes one.
+fn data_host(desc: &SegmentDesc) -> &str {
+    let host = if desc.tcp_data_host.is_empty() { host_of(&desc.name) } else { &desc.tcp_data_host };
+    host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host)
+}
+
+/// `host:port`, `[v6]:port`, a bare host or a bare v6 address, to its host.
+fn host_of(name: &str) -> &str {
+    if let Some((host, _)) = name.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        return host;
+    }
+    match name.rsplit_once(':') {
+        Some(_) if name.parse::<std::net::Ipv6Addr>().is_ok() => name,
+        Some((host, _)) => host,
+        None => name,
+    }
+}
+
+impl Drop for TcpTransport {
+    fn drop(&mut self) {
+        for pool in self.pools.lock().values() {
+            pool.close();
+        }
+    }
+}
+
+impl fmt::Debug for TcpTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TcpTransport").field("local", &self.server.local()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_data_host_comes_first() {
+        for (name, data_host, expected) in [
+            ("10.0.0.1:12345", "", "10.0.0.1"),
+            ("10.0.0.1:12345", "10.0.0.2", "10.0.0.2"),
+            ("[::1]:15918", "", "::1"),
+            ("x:1", "[fe80::1]", "fe80::1"),
+            ("::1", "", "::1"),
+            ("node", "", "node"),
+            ("fe80::1%eth0:77", "", "fe80::1%eth0"),
+        ] {
+            let mut desc = SegmentDesc::new(name);
+            desc.tcp_data_host = data_host.into();
+            assert_eq!(super::data_host(&desc), expected);
+        }
+    }
+}
