@@ -5,8 +5,6 @@
 //!   command, which runs an existing client, runs; it must succeed.
 #![allow(clippy::disallowed_methods, reason = "the addresses come from the environment")]
 
-mod protocol_support;
-
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -14,13 +12,13 @@ use mooncake_core::error::ErrorCode;
 use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::{ReplicaStatus, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
 use mooncake_store::api::{Caller, EndItem, ObjectService, PutItem, SegmentService, WriteMode};
+use mooncake_store::master::{Master, MasterOptions};
 use mooncake_store::protocol::client::RpcOptions;
 use mooncake_store::protocol::message::*;
 use mooncake_store::protocol::remote::RemoteMaster;
 use mooncake_store::protocol::server::{Server, ServerOptions};
 use mooncake_store::protocol::service::MasterService;
 use mooncake_store::protocol::wire::{TaskReport, TaskStatus};
-use protocol_support::TableMaster;
 
 /// One client per run, so that a run leaves nothing for the next to find.
 fn client() -> ClientId {
@@ -251,7 +249,8 @@ async fn an_existing_client_works_on_this_wire() {
     let address = std::env::var("MOONCAKE_SERVE_AT").expect("MOONCAKE_SERVE_AT=host:port to listen at");
     let command = std::env::var("MOONCAKE_SERVE_UNTIL").expect("MOONCAKE_SERVE_UNTIL=command to wait for");
     let server = Server::bind(&address, ServerOptions::default()).await.unwrap();
-    let running = server.start(Arc::new(MasterService(Arc::new(TableMaster::default()))));
+    let master = Master::new(MasterOptions::default()).unwrap();
+    let running = server.start(Arc::new(MasterService(Arc::new(master))));
     let status = tokio::process::Command::new("sh").arg("-c").arg(&command).status().await.unwrap();
     running.stop().await;
     assert!(status.success(), "{command}: {status}");

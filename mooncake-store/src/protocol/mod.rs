@@ -1,5 +1,6 @@
 //! The existing system's RPC wire: coro_rpc frames around struct_pack bodies.
 
+mod calls;
 pub mod client;
 pub mod frame;
 pub mod literal;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::error::{Error, ErrorCode, Result};
-use mooncake_core::ids::{ClientId, SegmentId, Uuid};
+use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
 
 use super::frame::Status;
@@ -23,7 +23,7 @@ pub trait ObjectCalls: Send + Sync + 'static {
     fn locate(&self, tenant: &str, key: &[u8]) -> Result<ReplicaList>;
 
     /// Where each object lies whose key the pattern finds a match in; grants leases. `INVALID_PARAMS` for a bad pattern.
-    fn locate_matching(&self, tenant: &str, pattern: &str) -> Result<Vec<(Vec<u8>, Vec<Replica>)>>;
+    fn locate_matching(&self, tenant: &str, pattern: &str) -> Result<Vec<(ObjectKey, Vec<Replica>)>>;
 
     /// Space for an object; `group` is empty for none.
     fn put_start(
@@ -152,7 +152,7 @@ pub trait OwnerCalls: Send + Sync + 'static {
     fn client_addresses(&self, clients: &[ClientId]) -> Result<Vec<(ClientId, Vec<String>)>>;
 
     /// Drops unleased objects that the client wrote, or only their replicas in one segment; answers which.
-    fn clear_replicas(&self, client: ClientId, keys: &[&[u8]], segment: &str) -> Result<Vec<Vec<u8>>>;
+    fn clear_replicas(&self, client: ClientId, keys: &[&[u8]], segment: &str) -> Result<Vec<ObjectKey>>;
 }
 
 /// Everything a master answers over RPC.

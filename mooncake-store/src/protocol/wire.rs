@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use mooncake_core::ids::{ClientId, ReplicaId, SegmentId, Uuid};
+use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SegmentId, Uuid};
 use mooncake_core::replica::{
     DataType, MemoryLocation, Replica, ReplicaList, ReplicaLocation, ReplicaStatus, ReplicaType,
     ReplicateConfig, Segment, SegmentStatus, SoftPin,
@@ -220,6 +220,22 @@ wire_fields!(structure ReplicaList {
     lease: Duration,
     checksum: Option<u64>,
 });
+
+/// A key is written as the string it is. One that is read has no limits to keep: it is a `Vec<u8>` or a slice.
+impl Wire for ObjectKey {
+    const LITERAL: Literal = String::LITERAL;
+    const MIN_LEN: usize = String::MIN_LEN;
+}
+
+impl Pack for ObjectKey {
+    fn widest(&self) -> usize {
+        self.as_bytes().len()
+    }
+
+    fn pack(&self, out: &mut Writer<'_>) {
+        self.as_bytes().pack(out);
+    }
+}
 
 /// A variant of five structs. The two kinds of memory are structs around a struct.
 impl Wire for ReplicaLocation {

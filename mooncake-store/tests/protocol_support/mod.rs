@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use mooncake_core::error::{ErrorCode, Result};
-use mooncake_core::ids::{ClientId, ReplicaId, SegmentId};
+use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SegmentId};
 use mooncake_core::replica::{
     MemoryLocation, Replica, ReplicaList, ReplicaLocation, ReplicaStatus, ReplicaType, ReplicateConfig,
     Segment, SegmentStatus,
@@ -42,10 +42,10 @@ impl ObjectCalls for TableMaster {
         Ok(ReplicaList { replicas: vec![replica], lease: Duration::from_secs(10), checksum: None })
     }
 
-    fn locate_matching(&self, _: &str, pattern: &str) -> Result<Vec<(Vec<u8>, Vec<Replica>)>> {
+    fn locate_matching(&self, _: &str, pattern: &str) -> Result<Vec<(ObjectKey, Vec<Replica>)>> {
         let state = self.state();
         let found = state.objects.iter().filter(|(key, _)| key.starts_with(pattern.as_bytes()));
-        Ok(found.map(|(key, replica)| (key.clone(), vec![replica.clone()])).collect())
+        found.map(|(key, replica)| Ok((ObjectKey::new(key)?, vec![replica.clone()]))).collect()
     }
 
     fn put_start(
@@ -155,10 +155,10 @@ impl OwnerCalls for TableMaster {
         Ok(found.map(|(owner, segment, _)| (*owner, vec![segment.host_id.clone()])).collect())
     }
 
-    fn clear_replicas(&self, _: ClientId, keys: &[&[u8]], _: &str) -> Result<Vec<Vec<u8>>> {
+    fn clear_replicas(&self, _: ClientId, keys: &[&[u8]], _: &str) -> Result<Vec<ObjectKey>> {
         let mut state = self.state();
         let mut cleared = keys.to_vec();
         cleared.retain(|key| state.objects.remove(*key).is_some());
-        Ok(cleared.into_iter().map(<[u8]>::to_vec).collect())
+        cleared.into_iter().map(|key| Ok(ObjectKey::new(key)?)).collect()
     }
 }

@@ -1,0 +1,110 @@
+//! The master of this crate, as its RPC service asks it.
+//!
+//! There are no tenants yet: as in the existing system with `enable_multi_tenants` off, every one is the same.
+
+use std::time::Duration;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::error::Result;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::{ClientId, ObjectKey, SegmentId};
+use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
+
+use super::service::{ObjectCalls, OwnerCalls, SegmentCalls, TaskCalls};
+use crate::api::{Caller, EndItem, PingReply, PutItem, WriteMode};
+use crate::master::{Master, Put, Writer};
+
+impl<A: SegmentAllocator, E: EvictionPolicy> ObjectCalls for Master<A, E> {
+    fn exist(&self, _: &str, key: &[u8]) -> Result<bool> {
+        Ok(self.exists(key))
+    }
+
+    fn locate(&self, _: &str, key: &[u8]) -> Result<ReplicaList> {
+        self.locate(key)
+    }
+
+    fn locate_matching(&self, _: &str, pattern: &str) -> Result<Vec<(ObjectKey, Vec<Replica>)>> {
+        self.locate_matching(pattern)
+    }
+
+    fn put_start(
+        &self,
+        caller: Caller<'_>,
+        mode: WriteMode,
+        item: PutItem<'_>,
+        config: &ReplicateConfig,
+        group: &str,
+    ) -> Result<Vec<Replica>> {
+        let writer = Writer::from(caller.client);
+        self.put_start(&Put { writer, mode, key: item.key, len: item.len, config, group })
+    }
+
+    fn put_end(
+        &self,
+        caller: Caller<'_>,
+        _: WriteMode,
+        item: EndItem<'_>,
+        replicas: ReplicaType,
+    ) -> Result<()> {
+        self.put_end(Writer::from(caller.client), item.key, item.checksum, replicas)
+    }
+
+    fn put_revoke(&self, caller: Caller<'_>, _: WriteMode, key: &[u8], replicas: ReplicaType) -> Result<()> {
+        self.put_revoke(Writer::from(caller.client), key, replicas)
+    }
+
+    fn remove(&self, _: &str, key: &[u8], force: bool) -> Result<()> {
+        self.remove(key, force)
+    }
+
+    fn remove_matching(&self, _: &str, pattern: &str, force: bool) -> Result<u64> {
+        self.remove_matching(pattern, force)
+    }
+
+    fn remove_all(&self, _: &str, force: bool) -> Result<u64> {
+        Ok(self.remove_all(force))
+    }
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> SegmentCalls for Master<A, E> {
+    fn ping(&self, client: ClientId) -> Result<PingReply> {
+        Ok(self.ping(client))
+    }
+
+    fn mount(&self, client: ClientId, segment: &Segment) -> Result<()> {
+        self.mount(client, segment)
+    }
+
+    fn remount(&self, client: ClientId, segments: &[Segment]) -> Result<()> {
+        self.remount(client, segments)
+    }
+
+    fn unmount(&self, client: ClientId, segment: SegmentId) -> Result<()> {
+        self.unmount(client, segment)
+    }
+
+    fn unmount_later(&self, client: ClientId, segment: SegmentId, grace: Duration) -> Result<()> {
+        self.unmount_after(client, segment, grace)
+    }
+
+    fn segment_status_by_name(&self, name: &str) -> Result<SegmentStatus> {
+        self.segment_status_named(name)
+    }
+
+    fn segment_status(&self, segment: SegmentId) -> Result<SegmentStatus> {
+        self.segment_status(segment)
+    }
+}
+
+/// Copies and moves are not made yet.
+impl<A: SegmentAllocator, E: EvictionPolicy> TaskCalls for Master<A, E> {}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> OwnerCalls for Master<A, E> {
+    fn client_addresses(&self, clients: &[ClientId]) -> Result<Vec<(ClientId, Vec<String>)>> {
+        Ok(self.addresses(clients))
+    }
+
+    fn clear_replicas(&self, client: ClientId, keys: &[&[u8]], segment: &str) -> Result<Vec<ObjectKey>> {
+        Ok(self.clear_replicas(keys, client, segment))
+    }
+}
