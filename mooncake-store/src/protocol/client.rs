@@ -192,7 +192,7 @@ impl RpcClient {
 }
 
 /// Bytes of buffer an idle connection may keep.
-const KEPT_BUFFER: usize = 256 << 10;
+const KEPT_BUFFER: usize = 64 << 10;
 /// Bytes asked of the socket at a time, at least.
 const READ_CHUNK: usize = 16 << 10;
 

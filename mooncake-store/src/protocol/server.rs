@@ -206,6 +206,7 @@ impl Connection {
         mut stop: watch::Receiver<bool>,
     ) -> Result<(), End> {
         self.stream.set_nodelay(true).map_err(End::Io)?;
+        let mut stopped = std::pin::pin!(stop.wait_for(|stop| *stop));
         loop {
             let answered = self.answer(service, options.max_body);
             if !self.outbox.is_empty() {
@@ -222,8 +223,8 @@ impl Connection {
             let read = within(options.idle_timeout, self.stream.read_buf(&mut self.inbox));
             let count = tokio::select! {
                 biased;
-                _ = stop.wait_for(|stop| *stop) => return Ok(()),
                 count = read => count?,
+                _ = &mut stopped => return Ok(()),
             };
             if count == 0 {
                 return if self.inbox.is_empty() { Ok(()) } else { Err(End::Torn(missing)) };
