@@ -1,10 +1,16 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
+pub mod directory;
+pub mod engine;
 #[allow(unsafe_code)]
 pub mod exposed;
+pub mod handshake;
+#[cfg(feature = "http")]
+pub mod http;
 #[allow(unsafe_code)]
 pub mod loopback;
+pub mod net;
 #[allow(unsafe_code)]
 pub mod pool;
 #[allow(unsafe_code)]
@@ -19,6 +25,8 @@ pub mod ticket;
 pub mod transfer;
 pub mod transport;
 
+pub use directory::Directory;
+pub use engine::{Engine, Request, Target};
 pub use exposed::ExposedMemory;
 pub use loopback::{Loopback, LoopbackNet};
 pub use pool::{BufferPool, PoolBuf, PoolConfig};

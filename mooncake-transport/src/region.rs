@@ -18,9 +18,10 @@ pub struct Region<T: Transport> {
 }
 
 struct Inner<T: Transport> {
-    // Drop order: withdraw from the directory, deregister, free.
-    published: Option<Box<dyn Send + Sync>>,
+    // Drop order: withdraw from the directory, deregister, give up the range, free.
+    _published: Option<Box<dyn Send + Sync>>,
     registration: Option<T::Registration>,
+    _claim: Option<Box<dyn Send + Sync>>,
     span: MemorySpan,
     access: Access,
     memory: Arc<dyn MemorySource>,
@@ -47,13 +48,14 @@ impl<T: Transport> Region<T> {
         span: MemorySpan,
         access: Access,
     ) -> Self {
-        Self { inner: Arc::new(Inner { published: None, registration, span, access, memory }) }
+        Self { inner: Arc::new(Inner { _published: None, registration, _claim: None, span, access, memory }) }
     }
 
-    /// Ties something to the region that is dropped before it is deregistered. Only while this is the one handle.
-    pub(crate) fn publish(&mut self, entry: Box<dyn Send + Sync>) {
+    /// Ties things to the region: one that is dropped before it is deregistered, one after. Only while this is the one handle.
+    pub(crate) fn tie(&mut self, before: Option<Box<dyn Send + Sync>>, after: Box<dyn Send + Sync>) {
         if let Some(inner) = Arc::get_mut(&mut self.inner) {
-            inner.published = Some(entry);
+            inner._published = before;
+            inner._claim = Some(after);
         }
     }
 

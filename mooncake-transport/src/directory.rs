@@ -1,0 +1,228 @@
+//! Where segments are published and looked up: at their own handshake port, or in a metadata directory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::meta::{Expect, MetaKeys, MetadataBackend};
+use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use serde_json::{Value, json};
+use tracing::{info, warn};
+
+use crate::handshake::{self, HandshakeConfig};
+use crate::net::{DEFAULT_PORT, HostPort};
+use crate::segment::SegmentDesc;
+
+/// The connection string that stands for [`Directory::P2p`].
+pub const P2P: &str = "P2PHANDSHAKE";
+/// How long the owner of a name we want has to answer before it counts as gone.
+const PROBE: Duration = Duration::from_millis(1500);
+
+/// How engines find each other.
+#[derive(Clone, Debug)]
+pub enum Directory {
+    /// A segment's name is the address of its handshake port, where its descriptor is asked for.
+    P2p,
+    /// A directory that holds handshake addresses and descriptors.
+    Metadata {
+        /// The directory.
+        backend: Arc<dyn MetadataBackend>,
+        /// How its keys are made.
+        keys: MetaKeys,
+    },
+}
+
+impl Directory {
+    /// A directory in a backend, with the existing system's default keys.
+    pub fn new(backend: Arc<dyn MetadataBackend>) -> Self {
+        Self::Metadata { backend, keys: MetaKeys::default() }
+    }
+
+    /// Reads a connection string: `P2PHANDSHAKE`, or `http://host:port/path`. `Unsupported` names what is not built in.
+    pub fn connect(text: &str, cluster_id: &str) -> Result<Self> {
+        if text == P2P {
+            return Ok(Self::P2p);
+        }
+        // The existing system takes a string without a scheme for etcd.
+        let scheme = text.split_once("://").map_or("etcd", |(scheme, _)| scheme);
+        match scheme {
+            #[cfg(feature = "http")]
+            "http" => {
+                let backend = Arc::new(crate::http::HttpMetadata::new(text)?);
+                Ok(Self::Metadata { backend, keys: MetaKeys::new(cluster_id) })
+            }
+            _ => {
+                let _ = cluster_id;
+                Err(Error::new(
+                    ErrorCode::NotSupported,
+                    format!(
+                        "metadata directory {text:?}: {scheme:?} is not built in; use {P2P} or http://host:port/metadata"
+                    ),
+                ))
+            }
+        }
+    }
+
+    /// Whether names are addresses.
+    pub fn is_p2p(&self) -> bool {
+        matches!(self, Directory::P2p)
+    }
+
+    /// Takes `name` for the engine whose handshake port is at `at`. A name left behind by an engine that answers no more is taken
+    /// over; one that is in use is refused with `AlreadyExists`.
+    pub async fn announce(&self, name: &str, at: &HostPort, config: &HandshakeConfig) -> Result<()> {
+        let Directory::Metadata { backend, keys } = self else { return Ok(()) };
+        let key = keys.rpc_meta(name);
+        let value = json!({"ip_or_host_name": at.host, "rpc_port": at.port}).to_string();
+        let refused = match backend.put(&key, value.clone().into(), Expect::Absent).await {
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => error,
+            Err(error) => return Err(error.context(format!("announcing segment {name:?}"))),
+        };
+        if let Some(owner) = self.locate(name).await?
+            && owner != *at
+            && handshake::probe(&owner, PROBE, config).await
+        {
+            return Err(Error::new(
+                ErrorCode::SegmentAlreadyExists,
+                format!("the segment name {name:?} is in use by an engine that answers at {owner}; choose another name, or stop that one"),
+            )
+            .with_source(refused));
+        }
+        warn!(name, "taking over a segment name whose last owner does not answer");
+        // Two steps: the existing servers refuse to overwrite these keys.
+        backend.delete(&key).await?;
+        backend.put(&key, value.into(), Expect::Absent).await.map(|_| ()).map_err(|error| {
+            error
+                .context(format!("taking over the stale segment name {name:?} (another engine was quicker?)"))
+        })
+    }
+
+    /// Publishes a descriptor, in place of whatever was there; `fresh` refuses one that is there instead.
+    pub async fn publish(&self, desc: &SegmentDesc, fresh: bool) -> Result<()> {
+        let Directory::Metadata { backend, keys } = self else { return Ok(()) };
+        let expect = if fresh { Expect::Absent } else { Expect::Any };
+        match backend.put(&keys.segment(&desc.name), desc.encode().into(), expect).await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(error.context(format!("publishing segment {:?}", desc.name))),
+        }
+    }
+
+    /// Takes descriptor and address out again. Leaves alone an address that is not `at` any more: then the name has a new owner.
+    pub async fn withdraw(&self, name: &str, at: Option<&HostPort>) -> Result<()> {
+        let Directory::Metadata { backend, keys } = self else { return Ok(()) };
+        if let Some(at) = at {
+            if self.locate(name).await?.as_ref() != Some(at) {
+                info!(name, "the segment name has a new owner: nothing to withdraw");
+                return Ok(());
+            }
+            backend.delete(&keys.rpc_meta(name)).await?;
+        }
+        backend.delete(&keys.segment(name)).await?;
+        Ok(())
+    }
+
+    /// Where a segment's handshake port is; `None` when it has none.
+    pub async fn locate(&self, name: &str) -> Result<Option<HostPort>> {
+        let Directory::Metadata { backend, keys } = self else {
+            return Ok(Some(HostPort::parse(name, DEFAULT_PORT)));
+        };
+        let Some(entry) = backend.get(&keys.rpc_meta(name)).await? else { return Ok(None) };
+        let bad =
+            |what: &str| Error::invalid(format!("address of segment {name:?} in the directory: {what}"));
+        let value: Value = serde_json::from_slice(&entry.value).map_err(|e| bad(&e.to_string()))?;
+        let host = value["ip_or_host_name"].as_str().ok_or_else(|| bad("no \"ip_or_host_name\""))?;
+        let port = value["rpc_port"].as_u64().and_then(|port| u16::try_from(port).ok());
+        Ok(Some(HostPort::new(host, port.ok_or_else(|| bad("no usable \"rpc_port\""))?)))
+    }
+
+    /// A segment's descriptor, with the host of its data port filled in. `own` is what a peer that is asked directly is told about us.
+    pub async fn descriptor(&self, name: &str, own: &[u8], config: &HandshakeConfig) -> Result<SegmentDesc> {
+        let mut desc = match self {
+            Directory::P2p => {
+                let at = HostPort::parse(name, DEFAULT_PORT);
+                handshake::fetch_descriptor(&at, own, config).await?
+            }
+            Directory::Metadata { backend, keys } => {
+                let entry = backend.get(&keys.segment(name)).await?.ok_or_else(|| {
+                    Error::new(
+                        ErrorCode::SegmentNotFound,
+                        format!("segment {name:?} is not in the metadata directory"),
+                    )
+                })?;
+                SegmentDesc::decode(&entry.value).map_err(|e| e.context(format!("segment {name:?}")))?
+            }
+        };
+        if desc.tcp_data_host.is_empty()
+            && let Some(at) = self.locate(name).await?
+        {
+            desc.tcp_data_host = at.host;
+        }
+        Ok(desc)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use futures::FutureExt;
+    use mooncake_core::meta::MemoryMetadata;
+
+    fn now<F: Future>(future: F) -> F::Output {
+        future.now_or_never().expect("nothing to wait for")
+    }
+
+    #[test]
+    fn connection_strings() {
+        assert!(Directory::connect(P2P, "").unwrap().is_p2p());
+        for (text, word) in
+            [("127.0.0.1:2379", "etcd"), ("redis://h:1", "redis"), ("https://h/metadata", "https")]
+        {
+            let error = Directory::connect(text, "").unwrap_err();
+            assert!(error.kind() == ErrorKind::Unsupported && error.message().contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_published_is_found_and_withdrawn() {
+        let backend = Arc::new(MemoryMetadata::new());
+        let directory = Directory::new(backend.clone());
+        let (config, at) = (HandshakeConfig::default(), HostPort::new("10.0.0.1", 15000));
+        now(directory.announce("n", &at, &config)).unwrap();
+        let stored = now(backend.get("mooncake/rpc_meta/n")).unwrap().unwrap();
+        assert_eq!(stored.value, r#"{"ip_or_host_name":"10.0.0.1","rpc_port":15000}"#);
+        let mut desc = SegmentDesc::new("n");
+        desc.protocols.push(crate::Protocol::TCP);
+        now(directory.publish(&desc, true)).unwrap();
+        assert_eq!(now(directory.publish(&desc, true)).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        now(directory.publish(&desc, false)).unwrap();
+        let found = now(directory.descriptor("n", b"{}", &config)).unwrap();
+        assert_eq!(found.tcp_data_host, "10.0.0.1", "the handshake host stands in for a missing data host");
+        now(directory.withdraw("n", Some(&HostPort::new("10.0.0.2", 15000)))).unwrap();
+        assert!(now(directory.locate("n")).unwrap().is_some(), "somebody else's name is left alone");
+        now(directory.withdraw("n", Some(&at))).unwrap();
+        assert_eq!(now(directory.locate("n")).unwrap(), None);
+        let missing = now(directory.descriptor("n", b"{}", &config)).unwrap_err();
+        assert_eq!(missing.kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn an_own_stale_name_is_taken_over() {
+        let directory = Directory::new(Arc::new(MemoryMetadata::new()));
+        let (config, at) = (HandshakeConfig::default(), HostPort::new("10.0.0.1", 15000));
+        for _ in 0..2 {
+            now(directory.announce("n", &at, &config)).unwrap();
+        }
+    }
+
+    #[test]
+    fn nonsense_in_the_directory_is_named() {
+        let backend = Arc::new(MemoryMetadata::new());
+        let directory = Directory::new(backend.clone());
+        for text in ["", "[]", r#"{"ip_or_host_name":"h"}"#, r#"{"ip_or_host_name":"h","rpc_port":70000}"#] {
+            now(backend.put("mooncake/rpc_meta/n", Bytes::from_static(text.as_bytes()), Expect::Any))
+                .unwrap();
+            assert!(now(directory.locate("n")).unwrap_err().message().contains("\"n\""), "{text}");
+        }
+    }
+}

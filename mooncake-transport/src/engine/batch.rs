@@ -1,0 +1,275 @@
+//! Transfers through an engine: grouped by target, copied where the memory is in this process, repeated once where
+//! the target has moved.
+
+use std::sync::Arc;
+
+use mooncake_core::clock::Moment;
+use mooncake_core::memory::Location;
+use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+
+use super::target::{Route, Target};
+use super::{Engine, Inner};
+use crate::exposed::ExposedMemory;
+use crate::region::{Sink, Source};
+use crate::ticket::{Completion, Ticket, ticket};
+use crate::transfer::{Transfer, post_some};
+use crate::transport::{Opcode, Transport};
+
+/// One transfer to or from an opened segment.
+#[derive(Debug)]
+pub struct Request<T: Transport, B> {
+    /// The other side.
+    pub target: Target<T>,
+    /// What to move.
+    pub transfer: Transfer<B>,
+    /// Its place in the caller's batch.
+    index: usize,
+}
+
+impl<T: Transport, B> Request<T, B> {
+    /// All of `buffer` against as many bytes at a remote address.
+    pub fn new(target: &Target<T>, remote: u64, buffer: B) -> Self {
+        Self { target: target.clone(), transfer: Transfer::new(remote, buffer), index: 0 }
+    }
+}
+
+/// Several requests in one value: an array or a `Vec`.
+pub trait Requests<T: Transport, B>: AsRef<[Request<T, B>]> + Send + sealed::Sealed + 'static {}
+
+impl<T: Transport, B: Send + 'static, const N: usize> Requests<T, B> for [Request<T, B>; N] {}
+impl<T: Transport, B: Send + 'static> Requests<T, B> for Vec<Request<T, B>> {}
+
+mod sealed {
+    pub trait Sealed {}
+    impl<T: crate::Transport, B, const N: usize> Sealed for [super::Request<T, B>; N] {}
+    impl<T: crate::Transport, B> Sealed for Vec<super::Request<T, B>> {}
+}
+
+/// Results of a batch in the caller's order, and the requests with their buffers.
+pub type Outcome<T, B> = (Vec<Result<()>>, Vec<Request<T, B>>);
+
+impl<T: Transport> Engine<T> {
+    /// Reads from an absolute remote address until `into` is full. Repeated once when the target turns out to have moved.
+    pub async fn read<B: Sink<T>>(
+        &self,
+        target: &Target<T>,
+        remote: u64,
+        into: B,
+        deadline: Option<Moment>,
+    ) -> (Result<()>, B) {
+        self.inner.one(Opcode::Read, Request::new(target, remote, into), deadline).await
+    }
+
+    /// Writes all of `from` to an absolute remote address. Repeated once when the target turns out to have moved, never after the deadline.
+    pub async fn write<B: Source<T>>(
+        &self,
+        target: &Target<T>,
+        remote: u64,
+        from: B,
+        deadline: Option<Moment>,
+    ) -> (Result<()>, B) {
+        self.inner.one(Opcode::Write, Request::new(target, remote, from), deadline).await
+    }
+
+    /// Reads from any number of targets at once: one posting per target, one wake-up, one result per request.
+    pub async fn read_batch<B: Sink<T>>(
+        &self,
+        requests: Vec<Request<T, B>>,
+        deadline: Option<Moment>,
+    ) -> Outcome<T, B> {
+        self.inner.many(Opcode::Read, requests, deadline).await
+    }
+
+    /// Writes to any number of targets at once.
+    pub async fn write_batch<B: Source<T>>(
+        &self,
+        requests: Vec<Request<T, B>>,
+        deadline: Option<Moment>,
+    ) -> Outcome<T, B> {
+        self.inner.many(Opcode::Write, requests, deadline).await
+    }
+
+    /// Posts reads and returns at once; nothing is repeated. For callers without a runtime, and for those who overlap
+    /// other work with the transfer. One posting per run of requests with the same target.
+    pub fn post_read<B, C>(&self, requests: C, deadline: Option<Moment>) -> Ticket<C>
+    where
+        B: Sink<T>,
+        C: Requests<T, B>,
+    {
+        self.inner.post(Opcode::Read, requests, deadline)
+    }
+
+    /// Posts writes and returns at once; nothing is repeated.
+    pub fn post_write<B, C>(&self, requests: C, deadline: Option<Moment>) -> Ticket<C>
+    where
+        B: Source<T>,
+        C: Requests<T, B>,
+    {
+        self.inner.post(Opcode::Write, requests, deadline)
+    }
+}
+
+impl<T: Transport> Inner<T> {
+    /// Reads come with sinks: the callers, all in this file, see to that.
+    fn post<B, C>(&self, opcode: Opcode, requests: C, deadline: Option<Moment>) -> Ticket<C>
+    where
+        B: Source<T>,
+        C: Requests<T, B>,
+    {
+        let count = requests.as_ref().len();
+        let (done, ticket) = ticket(requests, count, deadline);
+        self.post_runs(opcode, (*ticket.buffer()).as_ref(), done);
+        ticket
+    }
+
+    fn post_runs<B: Source<T>>(&self, opcode: Opcode, requests: &[Request<T, B>], done: Completion) {
+        let mut rest = done;
+        for run in requests.chunk_by(|a, b| a.target.id() == b.target.id()) {
+            if run.len() == rest.ops() {
+                return self.post_run(opcode, run, rest);
+            }
+            let (share, others) = rest.split_at(run.len());
+            self.post_run(opcode, run, share);
+            rest = others;
+        }
+        rest.finish(Ok(()));
+    }
+
+    /// Posts requests that have one target.
+    fn post_run<B: Source<T>>(&self, opcode: Opcode, run: &[Request<T, B>], share: Completion) {
+        let Some(first) = run.first() else { return share.finish(Ok(())) };
+        let route = first.target.route();
+        if let Some(memory) = &route.local
+            && run.iter().all(|request| request.is_inside(memory))
+        {
+            let now = self.clock.now();
+            for (request, share) in run.iter().zip(share.each()) {
+                let late = share.deadline().is_some_and(|at| now >= at);
+                share.finish(if late { Err(too_late()) } else { request.copy(opcode, memory) });
+            }
+            return;
+        }
+        let transfers = run.iter().map(|request| &request.transfer);
+        // SAFETY: the requests sit in a ticket, which keeps them where they are until the share is finished; reads come with sinks
+        // that were handed over.
+        unsafe { post_some(&*self.transport, &route.peer, opcode, transfers, share) };
+    }
+
+    async fn one<B: Source<T>>(
+        &self,
+        opcode: Opcode,
+        request: Request<T, B>,
+        deadline: Option<Moment>,
+    ) -> (Result<()>, B) {
+        let stale = request.target.route();
+        let (result, [request]) = self.post(opcode, [request], deadline).await;
+        match result {
+            Err(error) if self.may_repeat(&request, &error, &stale, deadline).await => {
+                let (result, [request]) = self.post(opcode, [request], deadline).await;
+                (result, request.transfer.buffer)
+            }
+            result => (result, request.transfer.buffer),
+        }
+    }
+
+    async fn many<B: Source<T>>(
+        &self,
+        opcode: Opcode,
+        mut requests: Vec<Request<T, B>>,
+        deadline: Option<Moment>,
+    ) -> Outcome<T, B> {
+        for (index, request) in requests.iter_mut().enumerate() {
+            request.index = index;
+        }
+        let grouped = requests.is_sorted_by_key(|request| request.target.id());
+        if !grouped {
+            requests.sort_by_key(|request| request.target.id());
+        }
+        let routes = routes(&requests);
+        let (results, mut requests) = self.post(opcode, requests, deadline).results().await;
+        if results.iter().all(Result::is_ok) {
+            if !grouped {
+                requests.sort_unstable_by_key(|request| request.index);
+            }
+            return (results, requests);
+        }
+        self.again(opcode, results, requests, &routes, deadline).await
+    }
+
+    /// Repeats those of a batch that may be repeated, and puts everything back in the caller's order.
+    async fn again<B: Source<T>>(
+        &self,
+        opcode: Opcode,
+        results: Vec<Result<()>>,
+        requests: Vec<Request<T, B>>,
+        routes: &[(usize, Arc<Route<T>>)],
+        deadline: Option<Moment>,
+    ) -> Outcome<T, B> {
+        let mut over = Vec::with_capacity(requests.len());
+        let mut again = Vec::new();
+        for (result, request) in results.into_iter().zip(requests) {
+            let stale = routes.iter().find(|(id, _)| *id == request.target.id());
+            match (&result, stale) {
+                (Err(error), Some((_, stale))) if self.may_repeat(&request, error, stale, deadline).await => {
+                    again.push(request);
+                }
+                _ => over.push((result, request)),
+            }
+        }
+        if !again.is_empty() {
+            let (results, requests) = self.post(opcode, again, deadline).results().await;
+            over.extend(results.into_iter().zip(requests));
+        }
+        over.sort_unstable_by_key(|(_, request)| request.index);
+        over.into_iter().unzip()
+    }
+
+    /// Whether a failed request is to be posted once more: its target has moved, the range is the same memory, and there is time.
+    async fn may_repeat<B: Source<T>>(
+        &self,
+        request: &Request<T, B>,
+        error: &Error,
+        stale: &Arc<Route<T>>,
+        deadline: Option<Moment>,
+    ) -> bool {
+        // `Invalid` may be the answer of a stranger who has the old port now.
+        let len = request.transfer.buffer.local().span.len as u64;
+        if len == 0 || !matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Invalid) {
+            return false;
+        }
+        let Some(route) = self.refresh(&request.target, stale, deadline).await else { return false };
+        route.may_repeat(stale, request.transfer.remote, len)
+            && deadline.is_none_or(|at| self.clock.now() < at)
+    }
+}
+
+/// The route of each target of a batch grouped by target.
+fn routes<T: Transport, B>(requests: &[Request<T, B>]) -> Vec<(usize, Arc<Route<T>>)> {
+    requests
+        .chunk_by(|a, b| a.target.id() == b.target.id())
+        .map(|run| (run[0].target.id(), run[0].target.route()))
+        .collect()
+}
+
+impl<T: Transport, B: Source<T>> Request<T, B> {
+    fn is_inside(&self, memory: &ExposedMemory) -> bool {
+        let span = self.transfer.buffer.local().span;
+        !matches!(span.location, Location::Cuda(_))
+            && memory.check(self.transfer.remote, span.len as u64).is_ok()
+    }
+
+    fn copy(&self, opcode: Opcode, memory: &ExposedMemory) -> Result<()> {
+        let span = self.transfer.buffer.local().span;
+        memory.with(self.transfer.remote, span.len as u64, |remote| match opcode {
+            // SAFETY: `with` gives as many bytes; the buffer is a sink that was handed over. They may overlap, if somebody
+            // transfers from memory to itself.
+            Opcode::Read => unsafe { span.ptr.copy_from(remote, span.len) },
+            // SAFETY: as above, and nobody writes the buffer.
+            Opcode::Write => unsafe { span.ptr.copy_to(remote, span.len) },
+        })
+    }
+}
+
+fn too_late() -> Error {
+    Error::new(ErrorCode::RpcTimeout, "the deadline passed before the transfer began")
+}

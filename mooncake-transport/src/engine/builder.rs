@@ -1,0 +1,232 @@
+//! Settings of an engine, and its start.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::RangeInclusive;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
+
+use async_trait::async_trait;
+use mooncake_core::clock::{Rng, SharedClock, SystemClock};
+use mooncake_core::meta::MemoryMetadata;
+use mooncake_core::{Error, Result};
+use parking_lot::Mutex;
+
+use super::regions::Regions;
+use super::{Engine, Inner};
+use crate::directory::Directory;
+use crate::handshake::{HandshakeConfig, HandshakeServer, HandshakeService, Notification};
+use crate::net::{self, DEFAULT_PORT, DEFAULT_PORTS, HostPort};
+use crate::transport::{Protocol, Transport};
+
+/// Our handshake port.
+#[derive(Clone, Debug)]
+pub struct HandshakePort {
+    /// Host that others are told; by default the first IPv4 address of an interface that is up, or 127.0.0.1.
+    pub host: Option<String>,
+    /// Address to listen on; by default any, of the family of `host`.
+    pub bind: Option<IpAddr>,
+    /// Ports to pick from; a range of one for a fixed port.
+    pub ports: RangeInclusive<u16>,
+    /// Limits and patience.
+    pub limits: HandshakeConfig,
+}
+
+impl Default for HandshakePort {
+    fn default() -> Self {
+        Self { host: None, bind: None, ports: DEFAULT_PORTS, limits: HandshakeConfig::default() }
+    }
+}
+
+/// Which transfers are plain copies instead of going over the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LocalCopies {
+    /// None.
+    Never,
+    /// Those to memory of an engine in this process.
+    Process,
+}
+
+/// Settings of an [`Engine`].
+#[derive(Debug)]
+pub struct EngineBuilder<T: Transport> {
+    transport: Arc<T>,
+    name: String,
+    directory: Option<Directory>,
+    handshake: Option<HandshakePort>,
+    clock: SharedClock,
+    rng: Rng,
+    local_copies: LocalCopies,
+}
+
+impl<T: Transport> EngineBuilder<T> {
+    pub(super) fn new(transport: Arc<T>) -> Self {
+        // The loopback wire is a copy already, and tests put faults into it.
+        let local_copies = if transport.protocol() == Protocol::LOOPBACK {
+            LocalCopies::Never
+        } else {
+            LocalCopies::Process
+        };
+        Self {
+            transport,
+            name: String::new(),
+            directory: None,
+            handshake: None,
+            clock: SystemClock::shared(),
+            rng: Rng::from_os(),
+            local_copies,
+        }
+    }
+
+    /// The segment's name. With `P2PHANDSHAKE` only its host counts, and the handshake port is added.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Where segments are found; by default a directory of this engine's own, in which only it is.
+    #[must_use]
+    pub fn directory(mut self, directory: Directory) -> Self {
+        self.directory = Some(directory);
+        self
+    }
+
+    /// Opens a handshake port. Needed for `P2PHANDSHAKE`, notifications, and by peers of the existing system.
+    #[must_use]
+    pub fn handshake(mut self, port: HandshakePort) -> Self {
+        self.handshake = Some(port);
+        self
+    }
+
+    /// The clock of deadlines: the same as the wire's.
+    #[must_use]
+    pub fn clock(mut self, clock: SharedClock) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Randomness for ports and the like, so that a run can be repeated.
+    #[must_use]
+    pub fn rng(mut self, rng: Rng) -> Self {
+        self.rng = rng;
+        self
+    }
+
+    /// Which transfers are plain copies; by default those inside the process, except on the loopback wire.
+    #[must_use]
+    pub fn local_copies(mut self, which: LocalCopies) -> Self {
+        self.local_copies = which;
+        self
+    }
+
+    /// Opens the handshake port, takes the name and publishes an empty segment. With a handshake port it runs on the
+    /// current tokio runtime; without one it needs none (an HTTP directory does).
+    pub async fn start(mut self) -> Result<Engine<T>> {
+        let directory =
+            self.directory.take().unwrap_or_else(|| Directory::new(Arc::new(MemoryMetadata::new())));
+        let (at, listener) = match &self.handshake {
+            None => (None, None),
+            Some(port) => {
+                let host = self.advertised(port, directory.is_p2p());
+                let listener = net::listen(bind_ip(port, &host), port.ports.clone(), &mut self.rng)
+                    .map_err(|e| e.context("handshake port"))?;
+                let at = HostPort::new(host, listener.local_addr()?.port());
+                (Some(at), Some(listener))
+            }
+        };
+        let name = match (&directory, &at) {
+            (Directory::P2p, Some(at)) => at.to_string(),
+            (Directory::P2p, None) => {
+                return Err(Error::invalid(
+                    "P2PHANDSHAKE needs a handshake port: call `handshake` on the builder",
+                ));
+            }
+            (Directory::Metadata { .. }, _) if self.name.is_empty() => {
+                return Err(Error::invalid("an engine in a metadata directory needs a name"));
+            }
+            (Directory::Metadata { .. }, _) => self.name,
+        };
+        let limits = self.handshake.map(|port| port.limits).unwrap_or_default();
+        let inner = Arc::new(Inner {
+            regions: Regions::new(&mut self.rng),
+            transport: self.transport,
+            name,
+            directory,
+            at,
+            limits,
+            clock: self.clock,
+            local_copies: self.local_copies,
+            targets: Mutex::new(HashMap::new()),
+            notifications: Mutex::new(VecDeque::new()),
+            server: Mutex::new(None),
+            publishing: tokio::sync::Mutex::new(()),
+            runtime: tokio::runtime::Handle::try_current().ok(),
+            // Nothing to withdraw until the name is ours.
+            closed: AtomicBool::new(true),
+        });
+        if let Some(listener) = listener {
+            let service = Arc::new(Service(Arc::downgrade(&inner)));
+            let server = HandshakeServer::serve(listener, service, inner.limits.clone())?;
+            // Before the name is taken: whoever wonders whether its owner lives asks here.
+            *inner.server.lock() = Some(server);
+        }
+        inner.begin().await?;
+        Ok(Engine { inner })
+    }
+
+    fn advertised(&self, port: &HandshakePort, p2p: bool) -> String {
+        if let Some(host) = &port.host {
+            return host.clone();
+        }
+        if p2p && !self.name.is_empty() {
+            return HostPort::parse(&self.name, DEFAULT_PORT).host;
+        }
+        net::default_host().to_string()
+    }
+}
+
+fn bind_ip(port: &HandshakePort, host: &str) -> IpAddr {
+    port.bind.unwrap_or(match host.parse() {
+        Ok(IpAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
+        _ => Ipv4Addr::UNSPECIFIED.into(),
+    })
+}
+
+impl<T: Transport> Inner<T> {
+    async fn begin(&self) -> Result<()> {
+        use std::sync::atomic::Ordering;
+        if let Some(at) = &self.at {
+            self.directory.announce(&self.name, at, &self.limits).await?;
+        }
+        self.closed.store(false, Ordering::SeqCst);
+        // With a handshake port the name is ours for sure; without one, only if nobody else published under it.
+        let published = self.publish(self.at.is_none()).await;
+        if published.is_err() && self.at.is_none() {
+            self.closed.store(true, Ordering::SeqCst);
+        }
+        published
+    }
+}
+
+struct Service<T: Transport>(Weak<Inner<T>>);
+
+#[async_trait]
+impl<T: Transport> HandshakeService for Service<T> {
+    async fn descriptor(&self) -> Vec<u8> {
+        match self.0.upgrade() {
+            Some(engine) if engine.directory.is_p2p() => engine.descriptor().encode(),
+            _ => b"null".to_vec(),
+        }
+    }
+
+    async fn notified(&self, notification: Notification) -> bool {
+        let Some(engine) = self.0.upgrade() else { return false };
+        let mut queue = engine.notifications.lock();
+        let room = queue.len() < engine.limits.max_notifications;
+        if room {
+            queue.push_back(notification);
+        }
+        room
+    }
+}

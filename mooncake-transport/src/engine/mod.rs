@@ -1,0 +1,281 @@
+//! The transfer engine: registers and publishes memory, finds other engines, moves bytes, tries again where that is right.
+
+#[allow(unsafe_code)]
+mod batch;
+mod builder;
+#[allow(unsafe_code)]
+mod regions;
+mod target;
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures::FutureExt;
+use mooncake_core::clock::SharedClock;
+use mooncake_core::memory::MemorySource;
+use mooncake_core::{Error, ErrorCode, Result};
+use parking_lot::Mutex;
+use tracing::warn;
+
+use crate::directory::Directory;
+use crate::handshake::{self, HandshakeConfig, HandshakeServer, Notification};
+use crate::net::HostPort;
+use crate::region::Region;
+use crate::segment::SegmentDesc;
+use crate::transport::{Access, Transport};
+
+pub use batch::{Outcome, Request, Requests};
+pub use builder::{EngineBuilder, HandshakePort, LocalCopies};
+pub use target::Target;
+
+use regions::{Entry, Regions};
+
+/// One node's end of all transfers. A handle: clones are the same engine; the last one withdraws its segment.
+pub struct Engine<T: Transport> {
+    inner: Arc<Inner<T>>,
+}
+
+struct Inner<T: Transport> {
+    transport: Arc<T>,
+    name: String,
+    directory: Directory,
+    /// Our handshake port, as others reach it.
+    at: Option<HostPort>,
+    limits: HandshakeConfig,
+    clock: SharedClock,
+    local_copies: LocalCopies,
+    regions: Arc<Regions>,
+    targets: Mutex<HashMap<String, Target<T>>>,
+    notifications: Mutex<VecDeque<Notification>>,
+    server: Mutex<Option<HandshakeServer>>,
+    publishing: tokio::sync::Mutex<()>,
+    runtime: Option<tokio::runtime::Handle>,
+    closed: AtomicBool,
+}
+
+impl<T: Transport> Engine<T> {
+    /// Settings for an engine on this wire; [`EngineBuilder::start`] starts it.
+    pub fn builder(transport: Arc<T>) -> EngineBuilder<T> {
+        EngineBuilder::new(transport)
+    }
+
+    /// The name others open to reach us. With `P2PHANDSHAKE` it is our handshake address.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Our handshake port, as others reach it; `None` without one.
+    pub fn handshake_addr(&self) -> Option<&HostPort> {
+        self.inner.at.as_ref()
+    }
+
+    /// The wire.
+    pub fn transport(&self) -> &Arc<T> {
+        &self.inner.transport
+    }
+
+    /// The clock that deadlines are moments of.
+    pub fn clock(&self) -> &SharedClock {
+        &self.inner.clock
+    }
+
+    /// Opens memory to peers and publishes it. `Invalid` for a length of zero and for an overlap with other memory of this engine.
+    /// Peers are refused again, and the descriptor published anew, when the last handle and slice of the region is dropped.
+    pub async fn register(&self, memory: Arc<dyn MemorySource>) -> Result<Region<T>> {
+        let place = self.inner.regions.claim(memory.span())?;
+        let mut region = Region::register(&*self.inner.transport, memory, Access::Remote)?;
+        let key = region.registration().map(|r| self.inner.transport.export(r)).unwrap_or_default();
+        let entry = self.inner.regions.open(&place, region.span(), key)?;
+        let published = Published { entry: Some(entry), engine: Arc::downgrade(&self.inner) };
+        region.tie(Some(Box::new(published)), Box::new(place));
+        self.inner.publish(false).await?;
+        Ok(region)
+    }
+
+    /// Registers memory for the local side of transfers only; peers are refused.
+    pub fn register_local(&self, memory: Arc<dyn MemorySource>) -> Result<Region<T>> {
+        let place = self.inner.regions.claim(memory.span())?;
+        let mut region = Region::register(&*self.inner.transport, memory, Access::Local)?;
+        region.tie(None, Box::new(place));
+        Ok(region)
+    }
+
+    /// Closes a region and waits until the directory says so too. `Busy` when others still hold it or slices of it: then it is closed
+    /// when the last of them goes.
+    pub async fn unregister(&self, region: Region<T>) -> Result<()> {
+        let addr = region.addr();
+        let shared = region.exclusive().map(drop).is_err();
+        if shared {
+            return Err(Error::new(
+                ErrorCode::ObjectReplicaBusy,
+                format!("the region at {addr:#x} is in use; it is closed when its last slice is dropped"),
+            ));
+        }
+        self.inner.publish(false).await
+    }
+
+    /// Our descriptor as it is now.
+    pub fn descriptor(&self) -> SegmentDesc {
+        self.inner.descriptor()
+    }
+
+    /// A way to another engine's memory (or our own), from the cache when it was opened before. `NotFound` when nobody published it,
+    /// `Unavailable` or `Timeout` when its owner does not answer.
+    pub async fn open(&self, name: &str) -> Result<Target<T>> {
+        let name = name.trim_start_matches('/');
+        if let Some(target) = self.inner.targets.lock().get(name) {
+            return Ok(target.clone());
+        }
+        let route = self.inner.route(name).await?;
+        let mut targets = self.inner.targets.lock();
+        Ok(targets.entry(name.to_owned()).or_insert_with(|| Target::new(name, route)).clone())
+    }
+
+    /// Forgets an opened segment, so that the next [`open`](Self::open) looks it up again.
+    pub fn forget(&self, name: &str) {
+        self.inner.targets.lock().remove(name.trim_start_matches('/'));
+    }
+
+    /// Sends a notification to another engine's handshake port.
+    pub async fn notify(&self, segment: &str, notification: &Notification) -> Result<()> {
+        let at = self.inner.directory.locate(segment.trim_start_matches('/')).await?.ok_or_else(|| {
+            Error::new(ErrorCode::SegmentNotFound, format!("segment {segment:?} has no handshake port"))
+        })?;
+        handshake::notify(&at, notification, &self.inner.limits).await
+    }
+
+    /// Notifications that arrived since the last call, in order.
+    pub fn notifications(&self) -> Vec<Notification> {
+        self.inner.notifications.lock().drain(..).collect()
+    }
+
+    /// Withdraws the segment and stops answering. Memory stays registered until its regions are dropped.
+    pub async fn close(&self) -> Result<()> {
+        if self.inner.closed.swap(true, Ordering::SeqCst) {
+            return Ok(());
+        }
+        let result = self.inner.directory.withdraw(&self.inner.name, self.inner.at.as_ref()).await;
+        self.inner.server.lock().take();
+        result
+    }
+}
+
+impl<T: Transport> Clone for Engine<T> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone() }
+    }
+}
+
+impl<T: Transport> fmt::Debug for Engine<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("name", &self.inner.name).field("at", &self.inner.at).finish()
+    }
+}
+
+impl<T: Transport> Inner<T> {
+    fn descriptor(&self) -> SegmentDesc {
+        let mut desc = SegmentDesc::new(&self.name);
+        desc.timestamp = timestamp(self.clock.wall_ms());
+        desc.buffers = self.regions.buffers(&self.name);
+        desc.extra.insert(target::INSTANCE.into(), self.regions.instance().into());
+        self.transport.describe(&mut desc);
+        if desc.tcp_data_host.is_empty()
+            && let Some(at) = &self.at
+        {
+            desc.tcp_data_host.clone_from(&at.host);
+        }
+        desc
+    }
+
+    /// Publishes what is registered by the time it is our turn, so that the last one to finish leaves the newest.
+    async fn publish(&self, fresh: bool) -> Result<()> {
+        if self.closed.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let _turn = self.publishing.lock().await;
+        self.directory.publish(&self.descriptor(), fresh).await
+    }
+
+    /// Runs something that nobody waits for. Without a runtime it must finish at once, as in-process directories do.
+    fn detach(&self, what: &'static str, work: impl Future<Output = Result<()>> + Send + 'static) {
+        let work = async move {
+            if let Err(error) = work.await {
+                warn!(%error, "{what}");
+            }
+        };
+        match &self.runtime {
+            Some(runtime) => drop(runtime.spawn(work)),
+            None if work.now_or_never().is_none() => warn!("{what}: it needs a tokio runtime"),
+            None => {}
+        }
+    }
+}
+
+impl<T: Transport> Drop for Inner<T> {
+    fn drop(&mut self) {
+        if !self.closed.swap(true, Ordering::SeqCst) {
+            let (directory, name, at) = (self.directory.clone(), self.name.clone(), self.at.clone());
+            self.detach("the segment could not be withdrawn", async move {
+                directory.withdraw(&name, at.as_ref()).await
+            });
+        }
+    }
+}
+
+/// Lives in a published region and is dropped before it is deregistered.
+struct Published<T: Transport> {
+    entry: Option<Entry>,
+    engine: std::sync::Weak<Inner<T>>,
+}
+
+impl<T: Transport> Drop for Published<T> {
+    fn drop(&mut self) {
+        drop(self.entry.take());
+        let Some(engine) = self.engine.upgrade() else { return };
+        if !engine.directory.is_p2p() && !engine.closed.load(Ordering::SeqCst) {
+            let weak = self.engine.clone();
+            engine.detach("the descriptor could not be published without a region", async move {
+                match weak.upgrade() {
+                    Some(engine) => engine.publish(false).await,
+                    None => Ok(()),
+                }
+            });
+        }
+    }
+}
+
+/// `YYYY-MM-DD HH:MM:SS.uuuuuu`, in UTC.
+fn timestamp(wall_ms: u64) -> String {
+    let (days, ms) = (wall_ms / 86_400_000, wall_ms % 86_400_000);
+    // Days to a civil date, counting in eras of 400 years that begin on 1 March.
+    let z = days + 719_468;
+    let (era, day_of_era) = (z / 146_097, z % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute, second, micro) = (ms / 3_600_000, ms / 60_000 % 60, ms / 1000 % 60, ms % 1000 * 1000);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{micro:06}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::timestamp;
+
+    #[test]
+    fn timestamps_are_dates() {
+        for (ms, text) in [
+            (0, "1970-01-01 00:00:00.000000"),
+            (951_782_400_000, "2000-02-29 00:00:00.000000"),
+            (1_763_662_935_141, "2025-11-20 18:22:15.141000"),
+            (4_107_542_399_999, "2100-02-28 23:59:59.999000"),
+            (4_107_542_400_000, "2100-03-01 00:00:00.000000"),
+        ] {
+            assert_eq!(timestamp(ms), text);
+        }
+    }
+}

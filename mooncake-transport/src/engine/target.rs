@@ -1,0 +1,182 @@
+//! Other engines as we know them: their descriptor, a way to them, and when to look again.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::clock::Moment;
+use mooncake_core::{Error, ErrorCode, Result};
+use parking_lot::RwLock;
+use tracing::debug;
+
+use super::Inner;
+use super::builder::LocalCopies;
+use super::regions::Regions;
+use crate::exposed::ExposedMemory;
+use crate::segment::SegmentDesc;
+use crate::transport::Transport;
+
+/// Key of our own in descriptors: tells one run of an engine from the next. Others ignore it.
+pub(super) const INSTANCE: &str = "instance";
+/// How long a look-up that changed nothing keeps further ones away, so that a dead peer is not looked up per operation.
+const COOL_DOWN: Duration = Duration::from_millis(500);
+/// How long a look-up takes at most, when the transfer has no deadline.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// An opened segment. A handle: clones share what is learned about it.
+pub struct Target<T: Transport> {
+    inner: Arc<Shared<T>>,
+}
+
+struct Shared<T: Transport> {
+    name: String,
+    route: RwLock<Arc<Route<T>>>,
+    /// When a look-up last changed nothing.
+    refreshing: tokio::sync::Mutex<Option<Moment>>,
+}
+
+/// What leads to a segment now.
+pub(super) struct Route<T: Transport> {
+    pub(super) desc: SegmentDesc,
+    pub(super) peer: T::Peer,
+    /// Its memory, when it is in this process.
+    pub(super) local: Option<Arc<ExposedMemory>>,
+}
+
+impl<T: Transport> Target<T> {
+    pub(super) fn new(name: &str, route: Route<T>) -> Self {
+        let route = RwLock::new(Arc::new(route));
+        Self {
+            inner: Arc::new(Shared { name: name.into(), route, refreshing: tokio::sync::Mutex::new(None) }),
+        }
+    }
+
+    /// The segment's name.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Its descriptor, as of the last look-up.
+    pub fn descriptor(&self) -> SegmentDesc {
+        self.route().desc.clone()
+    }
+
+    pub(super) fn route(&self) -> Arc<Route<T>> {
+        self.inner.route.read().clone()
+    }
+
+    /// Something to sort by, equal for handles of the same target.
+    pub(super) fn id(&self) -> usize {
+        Arc::as_ptr(&self.inner).addr()
+    }
+}
+
+impl<T: Transport> Clone for Target<T> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone() }
+    }
+}
+
+impl<T: Transport> fmt::Debug for Target<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Target({:?})", self.inner.name)
+    }
+}
+
+impl<T: Transport> Route<T> {
+    fn instance(&self) -> Option<&str> {
+        self.desc.extra.get(INSTANCE).and_then(|i| i.as_str())
+    }
+
+    /// Whether a transfer that failed on `old` may run here: the range is (still, or by now) registered, and it is not memory of an
+    /// earlier run, whose addresses mean something else today.
+    pub(super) fn may_repeat(&self, old: &Route<T>, addr: u64, len: u64) -> bool {
+        let listed = self.desc.buffers.is_empty() || self.desc.buffer(addr, len).is_some();
+        let same_run = self.instance() == old.instance();
+        listed && (same_run || old.desc.buffer(addr, len).is_none())
+    }
+}
+
+impl<T: Transport> Inner<T> {
+    /// Looks a segment up and finds a way to it.
+    pub(super) async fn route(&self, name: &str) -> Result<Route<T>> {
+        let desc = if name == self.name {
+            self.descriptor()
+        } else {
+            let own = self.descriptor().encode();
+            self.directory.descriptor(name, &own, &self.limits).await?
+        };
+        self.connect(name, desc).await
+    }
+
+    async fn connect(&self, name: &str, desc: SegmentDesc) -> Result<Route<T>> {
+        if !self.transport.reaches(&desc) {
+            let wires: Vec<_> = desc.protocols.iter().map(|p| p.as_str()).collect();
+            return Err(Error::new(
+                ErrorCode::NotSupported,
+                format!(
+                    "segment {name:?} is reached by {}, not by {}",
+                    wires.join(", "),
+                    self.transport.protocol()
+                ),
+            ));
+        }
+        let peer = self.transport.connect(&desc).await.map_err(|e| e.context(format!("segment {name:?}")))?;
+        let instance = desc.extra.get(INSTANCE).and_then(|i| i.as_str());
+        let local = match self.local_copies {
+            LocalCopies::Never => None,
+            LocalCopies::Process => instance.and_then(Regions::in_process),
+        };
+        Ok(Route { desc, peer, local })
+    }
+
+    /// Looks a target up again after a transfer failed on `stale`. The route to use now, or `None` when nothing has changed.
+    pub(super) async fn refresh(
+        &self,
+        target: &Target<T>,
+        stale: &Arc<Route<T>>,
+        deadline: Option<Moment>,
+    ) -> Option<Arc<Route<T>>> {
+        let mut in_vain = target.inner.refreshing.lock().await;
+        let current = target.route();
+        if !Arc::ptr_eq(&current, stale) {
+            return Some(current);
+        }
+        let now = self.clock.now();
+        if in_vain.is_some_and(|last| now.since(last) < COOL_DOWN) || deadline.is_some_and(|at| now >= at) {
+            return None;
+        }
+        let left = deadline.map_or(PATIENCE, |at| at.since(now).min(PATIENCE));
+        let look = async {
+            let own = self.descriptor().encode();
+            let desc = self.directory.descriptor(&target.inner.name, &own, &self.limits).await?;
+            if desc.same_but_for_time(&stale.desc) {
+                return Ok(None);
+            }
+            self.connect(&target.inner.name, desc).await.map(Some)
+        };
+        let found = match &self.runtime {
+            // In-process directories answer at once, with no runtime to time them.
+            None => look.await,
+            Some(_) => tokio::time::timeout(left, look).await.unwrap_or(Ok(None)),
+        };
+        match found {
+            Ok(Some(route)) => {
+                let route = Arc::new(route);
+                debug!(segment = target.name(), "the descriptor has changed");
+                *target.inner.route.write() = route.clone();
+                *in_vain = None;
+                Some(route)
+            }
+            Ok(None) => {
+                *in_vain = Some(self.clock.now());
+                None
+            }
+            Err(error) => {
+                debug!(segment = target.name(), %error, "looked up in vain");
+                *in_vain = Some(self.clock.now());
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The handshake port: one request and one reply per connection, JSON in small frames. Serves descriptors, notifications,
+//! probes and the connection set-up of wires that need one.
+
+mod client;
+mod frame;
+mod server;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+
+pub use client::{exchange, fetch_descriptor, notify, probe};
+pub use frame::{Frame, Kind, encode, parse, parse_payload, payload_len};
+pub use server::HandshakeServer;
+
+/// Limits and patience of the handshake port, both sides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HandshakeConfig {
+    /// Longest frame that is read, in bytes.
+    pub max_len: usize,
+    /// How long a server waits for a request, and for the client to close after the reply.
+    pub receive_timeout: Duration,
+    /// How long a client waits for the connection.
+    pub connect_timeout: Duration,
+    /// How long a client waits for the reply.
+    pub reply_timeout: Duration,
+    /// Connections served at once; further ones are closed.
+    pub max_connections: usize,
+    /// Notifications kept until somebody takes them; further ones are rejected.
+    pub max_notifications: usize,
+}
+
+impl Default for HandshakeConfig {
+    fn default() -> Self {
+        Self {
+            max_len: 1 << 20,
+            receive_timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(5),
+            reply_timeout: Duration::from_secs(10),
+            max_connections: 1024,
+            max_notifications: 1024,
+        }
+    }
+}
+
+/// A message of one engine to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notification {
+    /// What it is about.
+    pub name: String,
+    /// The message. Not empty: an empty one is how a rejection looks.
+    pub message: String,
+}
+
+/// What a [`HandshakeServer`] answers.
+#[async_trait]
+pub trait HandshakeService: Send + Sync + 'static {
+    /// Our descriptor, as JSON; `null` where it is published elsewhere.
+    async fn descriptor(&self) -> Vec<u8>;
+
+    /// Takes a notification, or rejects it.
+    async fn notified(&self, notification: Notification) -> bool;
+
+    /// Sets up a connection of a wire; the default is the answer of an engine that has none to set up.
+    async fn connection(&self, request: Value) -> Value {
+        let _ = request;
+        json!({
+            "local_gid": "", "local_lid": 0, "local_nic_path": "", "payload": "",
+            "peer_nic_path": "", "qp_num": [], "reply_msg": "",
+        })
+    }
+}

@@ -1,0 +1,196 @@
+//! Names of hosts and ports, and listening on a port of a range, by the existing system's rules.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::ops::RangeInclusive;
+
+use mooncake_core::clock::Rng;
+use mooncake_core::{Error, ErrorCode, Result};
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// Port of a name that has none.
+pub const DEFAULT_PORT: u16 = 12001;
+/// Ports that handshake and data listeners are picked from.
+pub const DEFAULT_PORTS: RangeInclusive<u16> = 15000..=17000;
+/// Connections the kernel queues for a listener.
+const BACKLOG: i32 = 1024;
+const ATTEMPTS: usize = 500;
+
+/// A host, by name or address, and a port. Prints IPv6 addresses in brackets.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HostPort {
+    /// Name or address, IPv6 without brackets.
+    pub host: String,
+    /// Port.
+    pub port: u16,
+}
+
+impl HostPort {
+    /// A host and a port.
+    pub fn new(host: impl Into<String>, port: u16) -> Self {
+        Self { host: host.into(), port }
+    }
+
+    /// Reads `host:port`, `[v6]:port`, a bare IPv6 address or `v6%scope:port`; a missing or unusable port is `default`.
+    pub fn parse(text: &str, default: u16) -> Self {
+        let port = |text: &str| text.parse().ok().filter(|p| *p != 0).unwrap_or(default);
+        if let Some((host, rest)) = text.strip_prefix('[').and_then(|t| t.split_once(']')) {
+            return Self::new(host, rest.strip_prefix(':').map_or(default, port));
+        }
+        if text.parse::<Ipv6Addr>().is_ok() {
+            return Self::new(text, default);
+        }
+        if let Some((address, scope)) = text.split_once('%')
+            && address.parse::<Ipv6Addr>().is_ok()
+        {
+            let (scope, rest) = scope.rsplit_once(':').map_or((scope, default), |(s, p)| (s, port(p)));
+            return Self::new(format!("{address}%{scope}"), rest);
+        }
+        match text.rsplit_once(':') {
+            Some((host, rest)) => Self::new(host, port(rest)),
+            None => Self::new(text, default),
+        }
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// Listens on `ip` at a random free port of the range; on exactly one port when the range has one.
+///
+/// An error says which ports were tried and what to do. The socket is non-blocking, ready for
+/// `tokio::net::TcpListener::from_std`.
+pub fn listen(ip: IpAddr, ports: RangeInclusive<u16>, rng: &mut Rng) -> Result<TcpListener> {
+    if ports.is_empty() {
+        return Err(Error::invalid(format!("port range {}-{} is empty", ports.start(), ports.end())));
+    }
+    if ports.start() == ports.end() {
+        let addr = SocketAddr::new(ip, *ports.start());
+        return listen_at(addr).map_err(|e| taken(&format!("port {} of {ip}", addr.port()), e));
+    }
+    let mut last = None;
+    for _ in 0..ATTEMPTS {
+        let port = rng.range(u64::from(*ports.start())..u64::from(*ports.end()) + 1);
+        match listen_at(SocketAddr::new(ip, u16::try_from(port).unwrap_or(*ports.end()))) {
+            Ok(listener) => return Ok(listener),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => last = Some(error),
+            Err(error) => return Err(taken(&format!("a port of {ip}"), error)),
+        }
+    }
+    let error = last.unwrap_or_else(|| io::ErrorKind::AddrInUse.into());
+    Err(taken(&format!("any of {ATTEMPTS} ports in {}-{} of {ip}", ports.start(), ports.end()), error))
+}
+
+fn listen_at(addr: SocketAddr) -> io::Result<TcpListener> {
+    // Not `std`'s `bind`: that sets SO_REUSEADDR, with which a port somebody else is about to use looks free.
+    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
+    if addr.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.bind(&addr.into())?;
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+fn taken(what: &str, error: io::Error) -> Error {
+    let advice = match error.kind() {
+        io::ErrorKind::AddrInUse => "it is in use; stop what listens there, or choose another port",
+        io::ErrorKind::PermissionDenied => "not permitted; ports below 1024 need privileges",
+        io::ErrorKind::AddrNotAvailable => "no interface has that address",
+        _ => "the system refused",
+    };
+    Error::new(ErrorCode::RpcFail, format!("cannot listen on {what}: {advice}")).with_source(error)
+}
+
+/// The address to advertise when none is configured: the first IPv4 address of an interface that is up and not loopback, or 127.0.0.1
+/// when there is none.
+pub fn default_host() -> IpAddr {
+    IpAddr::V4(interface_addresses().into_iter().find(|ip| !ip.is_loopback()).unwrap_or(Ipv4Addr::LOCALHOST))
+}
+
+/// IPv4 addresses of interfaces that are up and running, loopback last.
+#[allow(unsafe_code)]
+fn interface_addresses() -> Vec<Ipv4Addr> {
+    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: the call stores a list's head, or fails.
+    if unsafe { libc::getifaddrs(&mut list) } != 0 {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    let mut next = list;
+    // SAFETY: entries of the list, which lives until it is freed below; the last one's `ifa_next` is null.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        next = entry.ifa_next;
+        let wanted = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
+        // SAFETY: null, or the entry's own address; its family says which type it has.
+        let family = unsafe { entry.ifa_addr.as_ref() }.map(|a| i32::from(a.sa_family));
+        if entry.ifa_flags & wanted == wanted && family == Some(libc::AF_INET) {
+            // SAFETY: AF_INET says that it is a `sockaddr_in`; read unaligned, as nothing promises alignment.
+            let addr = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
+            found.push(Ipv4Addr::from(u32::from_be(addr.sin_addr.s_addr)));
+        }
+    }
+    // SAFETY: the list came from `getifaddrs`, and no entry is used any more.
+    unsafe { libc::freeifaddrs(list) };
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_the_existing_system_reads_them() {
+        for (text, host, port) in [
+            ("node", "node", DEFAULT_PORT),
+            ("node:7", "node", 7),
+            ("node:x", "node", DEFAULT_PORT),
+            ("node:", "node", DEFAULT_PORT),
+            ("node:0", "node", DEFAULT_PORT),
+            ("node:65536", "node", DEFAULT_PORT),
+            ("10.0.0.1:16000", "10.0.0.1", 16000),
+            ("::1", "::1", DEFAULT_PORT),
+            ("[::1]", "::1", DEFAULT_PORT),
+            ("[::1]:15918", "::1", 15918),
+            ("fe80::1%eth0:9", "fe80::1%eth0", 9),
+            ("fe80::1%eth0", "fe80::1%eth0", DEFAULT_PORT),
+            ("", "", DEFAULT_PORT),
+            ("[", "[", DEFAULT_PORT),
+        ] {
+            assert_eq!(HostPort::parse(text, DEFAULT_PORT), HostPort::new(host, port), "{text:?}");
+        }
+        assert_eq!(HostPort::new("::1", 5).to_string(), "[::1]:5");
+        assert_eq!(HostPort::new("h", 5).to_string(), "h:5");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "sockets")]
+    fn a_taken_port_is_named() {
+        let mut rng = Rng::seeded(1);
+        let ip = IpAddr::from(Ipv4Addr::LOCALHOST);
+        let first = listen(ip, 15000..=17000, &mut rng).unwrap();
+        let port = first.local_addr().unwrap().port();
+        assert!((15000..=17000).contains(&port));
+        let error = listen(ip, port..=port, &mut rng).unwrap_err();
+        assert!(error.message().contains(&format!("port {port} of 127.0.0.1")), "{error}");
+        assert!(error.message().contains("in use"), "{error}");
+        #[allow(clippy::reversed_empty_ranges)]
+        let empty = listen(ip, 5..=4, &mut rng).unwrap_err();
+        assert!(empty.message().contains("5-4"), "{empty}");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "getifaddrs")]
+    fn there_is_always_an_address_to_advertise() {
+        assert!(!default_host().is_unspecified());
+    }
+}
