@@ -1,0 +1,157 @@
+//! The HTTP metadata client against a small server that behaves like the existing ones, and against a real one when asked.
+#![cfg(all(feature = "http", not(miri)))]
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use mooncake_core::ErrorKind;
+use mooncake_core::meta::{Expect, MetadataBackend};
+use mooncake_transport::engine::HandshakePort;
+use mooncake_transport::http::HttpMetadata;
+use mooncake_transport::{Directory, Engine, LoopbackNet};
+use parking_lot::Mutex;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+
+type Store = Arc<Mutex<HashMap<String, Vec<u8>>>>;
+
+/// Serves until the runtime ends. Like the server inside a master, it does not decode keys.
+async fn server() -> (String, Store) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/metadata", listener.local_addr().unwrap());
+    let store = Store::default();
+    let served = store.clone();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(serve(stream, served.clone()));
+        }
+    });
+    (url, store)
+}
+
+async fn serve(stream: TcpStream, store: Store) -> std::io::Result<()> {
+    let mut stream = BufReader::new(stream);
+    loop {
+        let mut request = String::new();
+        if stream.read_line(&mut request).await? == 0 {
+            return Ok(());
+        }
+        let mut len = 0;
+        loop {
+            let mut header = String::new();
+            stream.read_line(&mut header).await?;
+            if header == "\r\n" {
+                break;
+            }
+            if let Some(value) = header.to_ascii_lowercase().strip_prefix("content-length:") {
+                len = value.trim().parse().expect("a length");
+            }
+        }
+        let mut body = vec![0; len];
+        stream.read_exact(&mut body).await?;
+        let (status, body) = answer(&request, body, &store);
+        let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n\r\n", body.len());
+        stream.write_all(&[head.as_bytes(), &body].concat()).await?;
+    }
+}
+
+fn answer(request: &str, body: Vec<u8>, store: &Store) -> (u16, Vec<u8>) {
+    let (verb, rest) = request.split_once(' ').expect("a verb");
+    let path = rest.split(' ').next().expect("a path");
+    let Some(key) = path.strip_prefix("/metadata?key=") else {
+        return (400, b"Missing key parameter".into());
+    };
+    assert!(!key.contains('/') && !key.contains(':'), "keys are escaped whole: {key}");
+    let mut store = store.lock();
+    match verb {
+        "GET" => store.get(key).map_or((404, b"metadata not found".into()), |v| (200, v.clone())),
+        "PUT" if key.contains("rpc_meta") && store.contains_key(key) => {
+            (400, b"Duplicate rpc_meta key not allowed".into())
+        }
+        "PUT" => {
+            store.insert(key.into(), body);
+            (200, b"metadata updated".into())
+        }
+        "DELETE" if store.remove(key).is_some() => (200, b"metadata deleted".into()),
+        "DELETE" => (404, b"metadata not found".into()),
+        _ => (405, Vec::new()),
+    }
+}
+
+#[tokio::test]
+async fn the_client_conforms() {
+    let (url, _) = server().await;
+    mooncake_core::testkit::meta::check(Arc::new(HttpMetadata::new(&url).unwrap())).await;
+}
+
+#[tokio::test]
+async fn handshake_addresses_are_never_overwritten() {
+    let (url, store) = server().await;
+    let backend = HttpMetadata::new(&url).unwrap();
+    backend.put("mooncake/rpc_meta/n", "{}".into(), Expect::Any).await.unwrap();
+    let refused = backend.put("mooncake/rpc_meta/n", "{ }".into(), Expect::Any).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::AlreadyExists);
+    assert_eq!(store.lock()["mooncake%2Frpc_meta%2Fn"], b"{}");
+    assert_eq!(backend.list("mooncake/").await.unwrap_err().kind(), ErrorKind::Unsupported);
+}
+
+#[tokio::test]
+async fn an_absent_or_broken_server_is_an_error_with_its_address() {
+    let gone = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = gone.local_addr().unwrap();
+    drop(gone);
+    let backend = HttpMetadata::new(&format!("http://{at}/metadata")).unwrap();
+    let error = backend.get("k").await.unwrap_err();
+    assert!(error.kind() == ErrorKind::Unavailable && error.to_string().contains(&at.to_string()), "{error}");
+    let (url, _) = server().await;
+    let wrong = HttpMetadata::new(&url.replace("metadata", "elsewhere")).unwrap();
+    let error = wrong.get("k").await.unwrap_err().to_string();
+    assert!(error.contains("400") && error.contains("Missing key"), "{error}");
+}
+
+#[tokio::test]
+async fn engines_publish_in_the_existing_layout_and_leave_nothing() {
+    let (url, store) = server().await;
+    let net = LoopbackNet::new();
+    let handshake = || HandshakePort {
+        host: Some("127.0.0.1".into()),
+        bind: Some([127, 0, 0, 1].into()),
+        ..HandshakePort::default()
+    };
+    let start = |name: &'static str| {
+        let directory = Directory::connect(&url, "").unwrap();
+        Engine::builder(Arc::new(net.node())).name(name).directory(directory).handshake(handshake()).start()
+    };
+    let (a, b) = (start("a:1").await.unwrap(), start("b").await.unwrap());
+    let memory = Arc::new(mooncake_core::memory::HostMemory::new(4096).unwrap());
+    let region = a.register(memory).await.unwrap();
+    let target = b.open("a:1").await.unwrap();
+    b.write(&target, region.addr(), vec![1, 2, 3], None).await.0.unwrap();
+    let keys: Vec<String> = {
+        let mut keys: Vec<_> = store.lock().keys().cloned().collect();
+        keys.sort();
+        keys
+    };
+    assert_eq!(
+        keys,
+        [
+            "mooncake%2Fram%2Fa%3A1",
+            "mooncake%2Fram%2Fb",
+            "mooncake%2Frpc_meta%2Fa%3A1",
+            "mooncake%2Frpc_meta%2Fb"
+        ]
+    );
+    a.unregister(region).await.unwrap();
+    a.close().await.unwrap();
+    b.close().await.unwrap();
+    assert!(store.lock().is_empty());
+}
+
+/// Against a server of the existing system: `METADATA_URL=http://host:8080/metadata cargo test -- --ignored`.
+#[tokio::test]
+#[ignore = "needs a metadata server of the existing system"]
+async fn the_client_conforms_on_a_real_server() {
+    #[allow(clippy::disallowed_methods, reason = "a test's own argument")]
+    let url = std::env::var("METADATA_URL").expect("METADATA_URL names the server");
+    mooncake_core::testkit::meta::check(Arc::new(HttpMetadata::new(&url).unwrap())).await;
+}
