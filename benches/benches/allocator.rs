@@ -1,7 +1,9 @@
 //! Time and utilisation of the allocators beside the existing system's bin scheme, all in one run.
 //!
 //! Work: fill the segment to the first refusal, then 400 times release a random tenth and fill up again.
-//! Only the calls are timed. Each allocator takes turns; the median of the turns counts.
+//! Only the calls are timed. The allocators take turns; the quickest turn counts, as other work on the
+//! machine only adds. "bins" is the scheme behind the same interface as ours; "bare bins" spares the look-up by offset, which its
+//! caller would have to make.
 
 #![allow(clippy::print_stdout)]
 
@@ -24,7 +26,7 @@ fn main() {
         ("KV pair, 64 GiB", 64 * GIB, |_, turn| [3_120_000, 643_000][turn % 2]),
     ];
     println!(
-        "ns of one allocate and its release (each), time against the bin scheme, utilisation at refusal: mean (worst)"
+        "ns of one allocate and its release (each), time against the bin scheme, utilisation at refusal: mean (worst), of the worst turn"
     );
     println!("{:<22} {:<10} {:>14} {:>8} {:>18}", "work", "allocator", "ns", "ratio", "utilisation");
     for (name, capacity, size) in works {
@@ -37,11 +39,11 @@ fn main() {
             runs[2].push(work.run(&mut Ours(Tlsf::new(capacity, &Default::default()))));
             runs[3].push(work.run(&mut Ours(BestFit::new(capacity, &()))));
         }
-        let base = median(&runs[0], |run| run.allocate + run.release);
+        let base = least(&runs[0], |run| run.allocate + run.release);
         for (allocator, runs) in ["bins", "bare bins", "tlsf", "best fit"].iter().zip(&runs) {
-            let (allocate, release) = (median(runs, |run| run.allocate), median(runs, |run| run.release));
-            let ratio = median(runs, |run| run.allocate + run.release) / base;
-            let (mean, worst) = (median(runs, |run| run.mean), median(runs, |run| run.worst));
+            let (allocate, release) = (least(runs, |run| run.allocate), least(runs, |run| run.release));
+            let ratio = least(runs, |run| run.allocate + run.release) / base;
+            let (mean, worst) = (least(runs, |run| run.mean), least(runs, |run| run.worst));
             println!(
                 "{name:<22} {allocator:<10} {allocate:>6.1} + {release:>5.1} {ratio:>8.2} {mean:>9.4} ({worst:.4})"
             );
@@ -49,10 +51,8 @@ fn main() {
     }
 }
 
-fn median<T>(runs: &[T], value: impl Fn(&T) -> f64) -> f64 {
-    let mut values: Vec<f64> = runs.iter().map(value).collect();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+fn least<T>(runs: &[T], value: impl Fn(&T) -> f64) -> f64 {
+    runs.iter().map(value).fold(f64::INFINITY, f64::min)
 }
 
 /// What is common to our allocators and the bin scheme.

@@ -22,7 +22,7 @@ impl AllocatorKind {
 
 impl fmt::Display for AllocatorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        f.pad(match self {
             AllocatorKind::Tlsf => "tlsf",
             AllocatorKind::BestFit => "best_fit",
         })
@@ -70,6 +70,10 @@ impl From<AllocatorKind> for BuiltinAllocatorConfig {
 
 /// One of the allocators of this crate.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one per segment, and a box would cost every call a look-up"
+)]
 pub enum BuiltinAllocator {
     /// Constant time.
     Tlsf(Tlsf),

@@ -25,7 +25,7 @@ impl PolicyKind {
 
 impl fmt::Display for PolicyKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        f.pad(match self {
             PolicyKind::Fifo => "fifo",
             PolicyKind::Lru => "lru",
             PolicyKind::S3Fifo => "s3fifo",

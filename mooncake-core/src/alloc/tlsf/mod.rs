@@ -73,13 +73,14 @@ impl SegmentAllocator for Tlsf {
         };
         self.used -= extent.len;
         let (before, after) = (self.blocks[block].before, self.blocks[block].after);
+        let (free_before, free_after) = (self.blocks.is_free(before), self.blocks.is_free(after));
         let mut len = extent.len;
-        if self.blocks.is_free(after) {
+        if free_after {
             self.blocks.unfile(after);
             len += self.blocks[after].len;
             self.blocks.dissolve(after);
         }
-        if self.blocks.is_free(before) {
+        if free_before {
             self.blocks.unfile(before);
             len += self.blocks[before].len;
             self.blocks.dissolve(block);

@@ -1,0 +1,364 @@
+//! The policies of this crate pass the public suite, keep their order exactly, and the suite finds planted bugs.
+
+// Miri would take hours, and there is no unsafe code here for it to check.
+#![cfg(not(miri))]
+
+use std::collections::{BTreeSet, VecDeque};
+use std::panic::catch_unwind;
+
+use mooncake_core::clock::Rng;
+use mooncake_core::evict::{BuiltinPolicy, EvictionPolicy, Fifo, Lru, PolicyKind, S3Fifo, S3FifoConfig};
+use mooncake_core::ids::SlotId;
+use mooncake_core::testkit::evict::{Checked, EvictStep, evict_steps};
+use mooncake_core::{eviction_conformance, testkit};
+use proptest::prelude::*;
+
+eviction_conformance!(fifo, Fifo, ());
+eviction_conformance!(lru, Lru, ());
+eviction_conformance!(s3fifo, S3Fifo, S3FifoConfig::default());
+eviction_conformance!(
+    s3fifo_without_queues,
+    S3Fifo,
+    S3FifoConfig { small_percent: 0, ghost_percent: 0, promote_after: 0 }
+);
+eviction_conformance!(
+    s3fifo_all_small,
+    S3Fifo,
+    S3FifoConfig { small_percent: 255, ghost_percent: 255, promote_after: 255 }
+);
+eviction_conformance!(builtin_fifo, BuiltinPolicy, PolicyKind::Fifo.into());
+eviction_conformance!(builtin_lru, BuiltinPolicy, PolicyKind::Lru.into());
+eviction_conformance!(builtin_s3fifo, BuiltinPolicy, PolicyKind::S3Fifo.into());
+
+/// The order that a policy's description asks for, written down as simply as possible.
+trait Model: Default {
+    type Policy: EvictionPolicy;
+    fn insert(&mut self, slot: SlotId, bytes: u64);
+    fn touch(&mut self, slot: SlotId);
+    fn remove(&mut self, slot: SlotId);
+    fn evict(&mut self, refused: &BTreeSet<SlotId>) -> Option<SlotId>;
+}
+
+fn agrees<M: Model>(steps: &[EvictStep]) -> Result<(), TestCaseError> {
+    let config = <M::Policy as EvictionPolicy>::Config::default();
+    let (mut model, mut policy) = (M::default(), Checked::<M::Policy>::new(0, &config));
+    for step in steps {
+        let expected = match step {
+            EvictStep::Evict { refused } => model.evict(refused),
+            &EvictStep::Insert { slot, .. } if policy.held().contains(&slot) => {
+                model.touch(slot);
+                None
+            }
+            &EvictStep::Insert { slot, bytes, .. } => {
+                model.insert(slot, bytes);
+                None
+            }
+            &EvictStep::Touch(slot) => {
+                model.touch(slot);
+                None
+            }
+            &EvictStep::Remove(slot) => {
+                model.remove(slot);
+                None
+            }
+        };
+        // The models have no ghosts, so hashes are left out.
+        let victim = match *step {
+            EvictStep::Insert { slot, bytes, .. } => {
+                policy.step(&EvictStep::Insert { slot, bytes, hash: None })
+            }
+            ref step => policy.step(step),
+        };
+        prop_assert_eq!(victim, expected, "after {:?}", step);
+    }
+    Ok(())
+}
+
+/// Oldest first.
+#[derive(Default)]
+struct InOrder<const BY_USE: bool>(Vec<SlotId>);
+
+impl<const BY_USE: bool> InOrder<BY_USE> {
+    fn take(&mut self, slot: SlotId) -> bool {
+        let at = self.0.iter().position(|&other| other == slot);
+        at.map(|at| self.0.remove(at)).is_some()
+    }
+}
+
+struct FifoModel(InOrder<false>);
+struct LruModel(InOrder<true>);
+
+macro_rules! in_order {
+    ($model:ident, $policy:ty, $by_use:expr) => {
+        impl Default for $model {
+            fn default() -> Self {
+                Self(InOrder(Vec::new()))
+            }
+        }
+
+        impl Model for $model {
+            type Policy = $policy;
+
+            fn insert(&mut self, slot: SlotId, _: u64) {
+                self.0.0.push(slot);
+            }
+
+            fn touch(&mut self, slot: SlotId) {
+                if $by_use && self.0.take(slot) {
+                    self.0.0.push(slot);
+                }
+            }
+
+            fn remove(&mut self, slot: SlotId) {
+                self.0.take(slot);
+            }
+
+            fn evict(&mut self, refused: &BTreeSet<SlotId>) -> Option<SlotId> {
+                let victim = self.0.0.iter().copied().find(|slot| !refused.contains(slot))?;
+                self.0.take(victim);
+                Some(victim)
+            }
+        }
+    };
+}
+
+in_order!(FifoModel, Fifo, false);
+in_order!(LruModel, Lru, true);
+
+/// S3-FIFO without its ghost queue; (slot, bytes, touches), oldest at the front.
+#[derive(Default)]
+struct S3Model {
+    small: VecDeque<(SlotId, u64, u32)>,
+    main: VecDeque<(SlotId, u64, u32)>,
+}
+
+impl Model for S3Model {
+    type Policy = S3Fifo;
+
+    fn insert(&mut self, slot: SlotId, bytes: u64) {
+        self.small.push_back((slot, bytes, 0));
+    }
+
+    fn touch(&mut self, slot: SlotId) {
+        let held = self.small.iter_mut().chain(&mut self.main);
+        held.filter(|entry| entry.0 == slot).for_each(|entry| entry.2 = 3.min(entry.2 + 1));
+    }
+
+    fn remove(&mut self, slot: SlotId) {
+        self.small.retain(|entry| entry.0 != slot);
+        self.main.retain(|entry| entry.0 != slot);
+    }
+
+    fn evict(&mut self, refused: &BTreeSet<SlotId>) -> Option<SlotId> {
+        let mut asked = BTreeSet::new();
+        let bytes =
+            |queue: &VecDeque<(SlotId, u64, u32)>| queue.iter().map(|e| u128::from(e.1)).sum::<u128>();
+        loop {
+            let open = |queue: &VecDeque<(SlotId, u64, u32)>| queue.iter().any(|e| !asked.contains(&e.0));
+            let small_is_full = bytes(&self.small) * 10 >= bytes(&self.small) + bytes(&self.main);
+            let (queue, small) = match (open(&self.small), open(&self.main)) {
+                (false, false) => return None,
+                (true, true) if small_is_full => (&mut self.small, true),
+                (true, false) => (&mut self.small, true),
+                _ => (&mut self.main, false),
+            };
+            let entry = queue.pop_front()?;
+            let (slot, bytes, touches) = entry;
+            if asked.contains(&slot) {
+                queue.push_back(entry);
+            } else if small && touches >= 2 {
+                self.main.push_back((slot, bytes, 0));
+            } else if !small && touches > 0 {
+                queue.push_back((slot, bytes, touches - 1));
+            } else if refused.contains(&slot) {
+                asked.insert(slot);
+                queue.push_back(entry);
+            } else {
+                return Some(slot);
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn fifo_order_is_exact(steps in evict_steps(12, 150)) {
+        agrees::<FifoModel>(&steps)?;
+    }
+
+    #[test]
+    fn lru_order_is_exact(steps in evict_steps(12, 150)) {
+        agrees::<LruModel>(&steps)?;
+    }
+
+    #[test]
+    fn s3fifo_order_is_exact(steps in evict_steps(12, 150)) {
+        agrees::<S3Model>(&steps)?;
+    }
+}
+
+/// Refused slots keep their place in a strict order: they go first once they are allowed.
+#[test]
+fn refusal_does_not_reorder() {
+    fn order<P: EvictionPolicy>(config: P::Config) -> Vec<u32> {
+        let mut policy = P::new(8, &config);
+        (0..8).for_each(|slot| policy.insert(SlotId(slot), 1));
+        assert_eq!(policy.evict(&mut |slot| slot.0 >= 5), Some(SlotId(5)));
+        std::iter::from_fn(|| policy.evict(&mut |_| true)).map(|slot| slot.0).collect()
+    }
+    assert_eq!(order::<Fifo>(()), [0, 1, 2, 3, 4, 6, 7]);
+    assert_eq!(order::<Lru>(()), [0, 1, 2, 3, 4, 6, 7]);
+}
+
+/// What was evicted and comes back under the same key enters the main queue; under another key it does not.
+#[test]
+fn s3fifo_knows_who_comes_back() {
+    let survives = |hash_again: Option<u64>| {
+        let mut policy = S3Fifo::new(100, &S3FifoConfig::default());
+        (0..100).for_each(|slot| policy.insert_hashed(SlotId(slot), 1, slot.into()));
+        let slot = policy.evict(&mut |_| true).expect("a slot is there");
+        assert_eq!(slot, SlotId(0));
+        match hash_again {
+            Some(hash) => policy.insert_hashed(slot, 1, hash),
+            None => policy.insert(slot, 1),
+        }
+        // As many new objects pass through as the small queue can hold, and then some.
+        (1000..1150u64).all(|hash| {
+            let victim = policy.evict(&mut |_| true).expect("a slot is there");
+            policy.insert_hashed(victim, 1, hash);
+            victim != slot
+        })
+    };
+    assert!(survives(Some(0)), "the key is known");
+    assert!(!survives(Some(1000)), "another key in the same slot is not");
+    assert!(!survives(None), "nor is an unknown key");
+}
+
+/// A slot that is refused for long costs about nothing: it is asked about once in a round of its queue.
+#[test]
+fn s3fifo_does_not_ask_about_pins_all_the_time() {
+    let (mut policy, mut asked) = (S3Fifo::new(2000, &S3FifoConfig::default()), 0);
+    (0..2000).for_each(|slot| policy.insert(SlotId(slot), 1));
+    for _ in 0..10_000 {
+        let victim = policy.evict(&mut |slot| {
+            asked += 1;
+            slot.0 >= 1000
+        });
+        policy.insert(victim.expect("half of the slots are allowed"), 1);
+    }
+    assert!(asked < 25_000, "{asked} questions for 10000 victims");
+}
+
+/// Share of hits when objects are asked for as often as Zipf's law says, among a stream of objects used once.
+fn hit_rate<P: EvictionPolicy>(config: &P::Config, slots: u32) -> f64 {
+    let (mut policy, mut rng) = (P::new(slots as usize, config), Rng::seeded(11));
+    let mut held = std::collections::HashMap::new();
+    let mut keys = vec![0u64; slots as usize];
+    let mut free: Vec<SlotId> = (0..slots).map(SlotId).collect();
+    let (mut hits, asks) = (0, 100_000);
+    for ask in 0..asks {
+        let zipf = (10_000f64.powf(rng.below(1 << 30) as f64 / (1u64 << 30) as f64)) as u64;
+        let key = if rng.below(2) == 0 { 1_000_000 + ask } else { zipf };
+        if let Some(&slot) = held.get(&key) {
+            hits += 1;
+            policy.touch(slot);
+            continue;
+        }
+        let slot = free.pop().unwrap_or_else(|| {
+            let victim = policy.evict(&mut |_| true).expect("all slots are held");
+            held.remove(&keys[victim.index()]);
+            victim
+        });
+        policy.insert_hashed(slot, 1, key);
+        held.insert(key, slot);
+        keys[slot.index()] = key;
+    }
+    hits as f64 / asks as f64
+}
+
+#[test]
+fn s3fifo_resists_a_stream_of_objects_used_once() {
+    let (fifo, lru) = (hit_rate::<Fifo>(&(), 500), hit_rate::<Lru>(&(), 500));
+    let s3fifo = hit_rate::<S3Fifo>(&S3FifoConfig::default(), 500);
+    assert!(lru > fifo && s3fifo > lru + 0.02, "fifo {fifo}, lru {lru}, s3fifo {s3fifo}");
+}
+
+/// LRU with one thing wrong.
+struct Buggy<const BUG: u8> {
+    inner: Lru,
+    calls: u32,
+}
+
+const BUGS: [(&str, fn()); 6] = [
+    ("takes without asking", || testkit::evict::random_steps_agree_with_the_oracle::<Buggy<0>>(&())),
+    ("takes what was refused", || testkit::evict::random_steps_agree_with_the_oracle::<Buggy<1>>(&())),
+    ("forgets what was refused", || testkit::evict::random_steps_agree_with_the_oracle::<Buggy<2>>(&())),
+    ("ignores remove", || testkit::evict::random_steps_agree_with_the_oracle::<Buggy<3>>(&())),
+    ("gives up early", || testkit::evict::random_steps_agree_with_the_oracle::<Buggy<4>>(&())),
+    ("inserts what is touched", || testkit::evict::random_steps_agree_with_the_oracle::<Buggy<5>>(&())),
+];
+
+impl<const BUG: u8> EvictionPolicy for Buggy<BUG> {
+    type Config = ();
+
+    fn new(slots: usize, (): &()) -> Self {
+        Self { inner: Lru::new(slots, &()), calls: 0 }
+    }
+
+    fn insert(&mut self, slot: SlotId, bytes: u64) {
+        self.inner.insert(slot, bytes);
+    }
+
+    fn touch(&mut self, slot: SlotId) {
+        if BUG == 5 {
+            self.inner.insert(slot, 1);
+        }
+        self.inner.touch(slot);
+    }
+
+    fn remove(&mut self, slot: SlotId) {
+        if BUG != 3 {
+            self.inner.remove(slot);
+        }
+    }
+
+    fn evict(&mut self, allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
+        self.calls += 1;
+        match BUG {
+            0 if self.calls.is_multiple_of(4) => self.inner.evict(&mut |_| true),
+            1 => self.inner.evict(&mut |slot| allowed(slot) || slot.0 == 3),
+            2 => {
+                let mut refused = Vec::new();
+                let victim = self.inner.evict(&mut |slot| {
+                    let yes = allowed(slot);
+                    if !yes {
+                        refused.push(slot);
+                    }
+                    yes
+                });
+                refused.into_iter().for_each(|slot| self.inner.remove(slot));
+                victim
+            }
+            4 => {
+                let mut tries = 0;
+                self.inner.evict(&mut |slot| {
+                    tries += 1;
+                    tries < 4 && allowed(slot)
+                })
+            }
+            _ => self.inner.evict(allowed),
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.inner.len()
+    }
+}
+
+#[test]
+fn the_suite_finds_planted_bugs() {
+    testkit::evict::random_steps_agree_with_the_oracle::<Buggy<255>>(&());
+    for (bug, suite) in BUGS {
+        assert!(catch_unwind(suite).is_err(), "the suite does not notice a policy that {bug}");
+    }
+}
