@@ -251,13 +251,16 @@ fn word(head: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]])
 }
 
-/// Body and attachment after a head, once they are all there.
+/// Body and attachment.
+type Payload<'a> = (&'a [u8], &'a [u8]);
+
+/// What follows a head, once it is all there.
 fn payload(
     bytes: &[u8],
     head: usize,
     (body, attachment): (u32, u32),
     max: usize,
-) -> Result<Parsed<(&[u8], &[u8])>, FrameError> {
+) -> Result<Parsed<Payload<'_>>, FrameError> {
     let len = u64::from(body) + u64::from(attachment);
     if len > max as u64 {
         return Err(FrameError::TooLong { len, max });
@@ -269,7 +272,7 @@ fn payload(
     Ok(Parsed::Whole(frame[head..].split_at(body as usize), total))
 }
 
-impl<'a> Parsed<(&'a [u8], &'a [u8])> {
+impl<'a> Parsed<Payload<'a>> {
     fn map<T>(self, frame: impl FnOnce(&'a [u8], &'a [u8]) -> T) -> Parsed<T> {
         match self {
             Parsed::Whole((body, attachment), used) => Parsed::Whole(frame(body, attachment), used),

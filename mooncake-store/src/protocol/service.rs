@@ -171,8 +171,7 @@ pub struct MasterService<M>(pub Arc<M>);
 impl<M: MasterCalls> Service for MasterService<M> {
     fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {
         let mut call = Call { body, out };
-        let groups: [fn(&M, u32, &mut Call<'_>) -> Option<Outcome>; 5] =
-            [read_calls, write_calls, remove_calls, segment_calls, task_calls];
+        let groups: [Group<M>; 5] = [read_calls, write_calls, remove_calls, segment_calls, task_calls];
         groups.iter().find_map(|group| group(&self.0, function, &mut call)).unwrap_or_else(|| {
             Err((Status::NotRegistered, format!("no function has the number {function:#010x}")))
         })
@@ -180,6 +179,9 @@ impl<M: MasterCalls> Service for MasterService<M> {
 }
 
 type Outcome = Result<(), Refusal>;
+
+/// Answers a call if it is one of its own.
+type Group<M> = fn(&M, u32, &mut Call<'_>) -> Option<Outcome>;
 
 /// A call being answered.
 struct Call<'c> {
