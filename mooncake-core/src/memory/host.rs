@@ -81,6 +81,8 @@ impl HostMemory {
             options.shared.as_deref().map(|name| memfd(name, mapped, options.huge_pages)).transpose()?;
         let mut flags = match &file {
             Some(_) => libc::MAP_SHARED,
+            // Miri knows mappings without further flags only.
+            None if cfg!(miri) => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
             None => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
         };
         if options.huge_pages != HugePages::Off && file.is_none() {
