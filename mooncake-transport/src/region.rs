@@ -1,6 +1,8 @@
 //! Registered memory and ranges of it. Nothing here shows `&[u8]`: a wire may write behind the compiler's back, so bytes
 //! are copied in and out, or looked at through a [`PoolBuf`](crate::pool::PoolBuf).
 
+#![allow(clippy::len_without_is_empty, reason = "regions and their ranges never are")]
+
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;

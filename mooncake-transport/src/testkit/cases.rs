@@ -1,4 +1,4 @@
-//! The cases, one per sentence of the contract of [`Transport`](crate::Transport). Each makes its own nodes.
+//! The cases, one per sentence of the contract of [`Transport`]. Each makes its own nodes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -53,9 +53,8 @@ pub fn completed_write_is_applied<F: Fixture>(fixture: &mut F) {
         assert_eq!(kept, sent, "a write changes nothing on this side");
         let into = region(&third, len, Access::Local, 9).exclusive().expect("the one handle");
         let deadline = world.patience();
-        let read = world.fixture.block_on(async {
-            transfer::read(&*third, &other, [Transfer::new(remote.addr() + at as u64, into)], deadline)
-        });
+        let read = [Transfer::new(remote.addr() + at as u64, into)];
+        let read = world.run_on(&third, |third| transfer::read(third, &other, read, deadline));
         let (result, into) = world.finish(read);
         result.expect("a read by a third node");
         assert!((0..len).all(|i| byte(&into, i) == sent[i]), "another node reads what was written");

@@ -80,7 +80,14 @@ impl<'f, F: Fixture> World<'f, F> {
 
     /// Calls into the user's node from inside the fixture's runtime.
     pub(super) fn run<R>(&self, f: impl FnOnce(&F::T) -> R) -> R {
-        self.fixture.block_on(async { f(&self.user) })
+        self.run_on(&self.user, f)
+    }
+
+    /// Calls into any node from inside the fixture's runtime.
+    pub(super) fn run_on<R>(&self, node: &F::T, f: impl FnOnce(&F::T) -> R) -> R {
+        let mut f = Some(f);
+        let call = std::future::poll_fn(|_| std::task::Poll::Ready(f.take().map(|f| f(node))));
+        self.fixture.block_on(call).expect("polled once")
     }
 }
 
