@@ -2,5 +2,7 @@
 #![deny(unsafe_code)]
 
 pub mod api;
+pub mod config;
 pub mod master;
 pub mod protocol;
+pub mod server;

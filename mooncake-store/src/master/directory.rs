@@ -1,6 +1,7 @@
 //! Which objects there are: a table sharded by key.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use foldhash::quality::FixedState;
 use hashbrown::HashTable;
@@ -29,6 +30,8 @@ pub(super) struct Object<A> {
     pub(super) soft_pin: Moment,
     pub(super) hard_pin: bool,
     pub(super) group: Option<Arc<str>>,
+    /// When it was last used, counted in uses of all objects.
+    used: u64,
     value: Option<Value<A>>,
     write: Option<Box<Write<A>>>,
 }
@@ -105,11 +108,14 @@ impl<A: SegmentAllocator> Write<A> {
 
 /// One lock's worth of the directory.
 ///
-/// A slot is known to the policy exactly while its object has a value, and listed in `writing` exactly while it has a write.
+/// A slot is known to the policy, or is `next`, exactly while its object has a value; it is listed in `writing` exactly
+/// while its object has a write.
 pub(super) struct Shard<A, E> {
     table: HashTable<SlotId>,
     objects: Slab<Object<A>>,
     policy: E,
+    /// What the policy would evict next, taken out of it so that it can be compared with what other shards would.
+    next: Option<SlotId>,
     writing: Vec<SlotId>,
     pub(super) reads: Reads,
 }
@@ -128,6 +134,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
             table: HashTable::new(),
             objects: Slab::new(),
             policy: E::new(0, config),
+            next: None,
             writing: Vec::new(),
             reads: Reads::default(),
         }
@@ -146,6 +153,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
             soft_pin: Moment(0),
             hard_pin: false,
             group: None,
+            used: 0,
             value: None,
             write: None,
         };
@@ -156,14 +164,22 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         slot
     }
 
-    pub(super) fn touch(&mut self, slot: SlotId) {
-        self.policy.touch(slot);
+    /// The object was used, as number `use_number` of all uses.
+    pub(super) fn touch(&mut self, slot: SlotId, use_number: u64) {
+        let object = &mut self.objects[slot.index()];
+        object.used = use_number;
+        if self.next == Some(slot) {
+            self.put_back();
+        } else {
+            self.policy.touch(slot);
+        }
     }
 
     /// Sets what can be read and returns what could be before.
-    pub(super) fn put_value(&mut self, slot: SlotId, value: Value<A>) -> Option<Value<A>> {
+    pub(super) fn put_value(&mut self, slot: SlotId, value: Value<A>, use_number: u64) -> Option<Value<A>> {
         let before = self.take_value(slot);
         let object = &mut self.objects[slot.index()];
+        object.used = use_number;
         self.policy.insert_hashed(slot, value.len, object.hash);
         object.value = Some(value);
         before
@@ -171,8 +187,25 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
 
     pub(super) fn take_value(&mut self, slot: SlotId) -> Option<Value<A>> {
         let value = self.objects[slot.index()].value.take()?;
-        self.policy.remove(slot);
+        self.forget(slot);
         Some(value)
+    }
+
+    fn forget(&mut self, slot: SlotId) {
+        if self.next == Some(slot) {
+            self.next = None;
+        } else {
+            self.policy.remove(slot);
+        }
+    }
+
+    /// Gives what would have gone next back to the policy.
+    fn put_back(&mut self) {
+        let Some(slot) = self.next.take() else { return };
+        let object = &self.objects[slot.index()];
+        if let Some(value) = &object.value {
+            self.policy.insert_hashed(slot, value.len, object.hash);
+        }
     }
 
     /// Keeps only replicas in live segments; what is dropped rests in its dead segment.
@@ -183,7 +216,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
             drop_dead(&mut value.replicas, lease, now);
             if value.replicas.is_empty() {
                 object.value = None;
-                self.policy.remove(slot);
+                self.forget(slot);
             }
         }
         let object = &mut self.objects[slot.index()];
@@ -225,14 +258,22 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         }
     }
 
-    /// Takes the policy's next victim out of the policy and hands out its value.
-    pub(super) fn evict(
-        &mut self,
-        mut allowed: impl FnMut(&Object<A>) -> bool,
-    ) -> Option<(SlotId, Value<A>)> {
-        let objects = &mut self.objects;
-        let slot = self.policy.evict(&mut |slot| objects.get(slot.index()).is_some_and(&mut allowed))?;
-        let value = objects.get_mut(slot.index())?.value.take()?;
+    /// Chooses what to evict next, if anything may go, and says when it was last used.
+    pub(super) fn choose(&mut self, mut allowed: impl FnMut(&Object<A>) -> bool) -> Option<u64> {
+        if self.next.is_some_and(|slot| !allowed(&self.objects[slot.index()])) {
+            self.put_back();
+        }
+        if self.next.is_none() {
+            let objects = &self.objects;
+            self.next = self.policy.evict(&mut |slot| objects.get(slot.index()).is_some_and(&mut allowed));
+        }
+        self.next.map(|slot| self.objects[slot.index()].used)
+    }
+
+    /// Takes the value of what was chosen.
+    pub(super) fn take_chosen(&mut self) -> Option<(SlotId, Value<A>)> {
+        let slot = self.next.take()?;
+        let value = self.objects[slot.index()].value.take()?;
         Some((slot, value))
     }
 
@@ -251,7 +292,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
 
     /// Objects that have a value.
     pub(super) fn values(&self) -> usize {
-        self.policy.len()
+        self.policy.len() + usize::from(self.next.is_some())
     }
 
     pub(super) fn len(&self) -> usize {
@@ -288,6 +329,9 @@ fn drop_dead<A: SegmentAllocator>(replicas: &mut Replicas<A>, until: Moment, now
 pub(super) struct Directory<A, E> {
     hasher: FixedState,
     shards: Box<[Padded<Mutex<Shard<A, E>>>]>,
+    /// For each shard, when what it would evict next was last used, as far as known.
+    ages: Box<[AtomicU64]>,
+    uses: Padded<AtomicU64>,
 }
 
 /// Neighbouring locks must not share a cache line.
@@ -299,7 +343,25 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
         Self {
             hasher: FixedState::with_seed(seed),
             shards: (0..shards).map(|_| Padded(Mutex::new(Shard::new(config)))).collect(),
+            ages: (0..shards).map(|_| AtomicU64::new(0)).collect(),
+            uses: Padded(AtomicU64::new(1)),
         }
+    }
+
+    /// The number of a use that happens now.
+    pub(super) fn use_number(&self) -> u64 {
+        self.uses.0.fetch_add(1, Relaxed)
+    }
+
+    /// The shard whose next victim seems to have been unused for the longest, and since when.
+    pub(super) fn oldest(&self) -> (usize, u64) {
+        let ages = self.ages.iter().map(|age| age.load(Relaxed));
+        ages.enumerate().min_by_key(|(_, age)| *age).unwrap_or((0, 0))
+    }
+
+    /// Notes the age of a shard's next victim. One that has none comes up again when all others have become younger.
+    pub(super) fn note_age(&self, index: usize, age: Option<u64>) {
+        self.ages[index].store(age.unwrap_or_else(|| self.use_number()), Relaxed);
     }
 
     pub(super) fn hash(&self, key: &[u8]) -> u64 {
@@ -320,7 +382,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
     }
 
     pub(super) fn lock_at(&self, index: usize) -> MutexGuard<'_, Shard<A, E>> {
-        self.shards[index % self.shards.len()].0.lock()
+        self.shards[index].0.lock()
     }
 
     /// Each shard in turn, locked while it is looked at.

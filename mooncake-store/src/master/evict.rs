@@ -1,7 +1,7 @@
 //! Making room: above the watermark in the background, and for a put that finds none.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
@@ -21,8 +21,6 @@ const FUTILE: Duration = Duration::from_millis(10);
 
 #[derive(Default)]
 pub(super) struct EvictionState {
-    /// Shard to look at next.
-    cursor: AtomicUsize,
     futile_until: AtomicU64,
     /// The same for [`Master::clear_window`], whose search is dearer.
     pub(super) window_until: AtomicU64,
@@ -106,19 +104,29 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
     }
 
-    /// Evicts one object, from the next shard that has one to spare.
+    /// Evicts one object: of what the shards' policies would let go next, what has been unused for the longest. So the
+    /// order is that of one policy over all, without one lock for all. (Blocks of one prefix lie in many shards; were each
+    /// shard emptied by itself, every prefix would soon have a hole.)
     pub(super) fn evict_one(&self, pass: Pass, now: Moment) -> Option<Victim<A>> {
-        for _ in 0..self.directory.len() {
-            let mut shard = self.directory.lock_at(self.eviction.cursor.fetch_add(1, Relaxed));
-            if let Some((slot, value)) = shard.evict(|object| self.evictable(object, pass, now)) {
-                let segments = value.replicas.iter().map(|held| held.segment.clone()).collect();
-                let bytes = value.replicas.iter().map(|held| held.extent.len).sum();
-                let lease = shard[slot].lease;
-                value.retire(self.rest_until(lease), now);
-                shard.settle(slot);
-                self.counters.evicted(1, bytes);
-                return Some(Victim { bytes, segments });
+        // Each round evicts, or learns the age of one shard's next victim.
+        for _ in 0..2 * self.directory.len() {
+            let (index, age) = self.directory.oldest();
+            let mut shard = self.directory.lock_at(index);
+            let found = shard.choose(|object| self.evictable(object, pass, now));
+            if found.is_none_or(|found| found > age) {
+                self.directory.note_age(index, found);
+                continue;
             }
+            let Some((slot, value)) = shard.take_chosen() else { continue };
+            let segments = value.replicas.iter().map(|held| held.segment.clone()).collect();
+            let bytes = value.replicas.iter().map(|held| held.extent.len).sum();
+            let lease = shard[slot].lease;
+            value.retire(self.rest_until(lease), now);
+            shard.settle(slot);
+            self.counters.evicted(1, bytes);
+            let next = shard.choose(|object| self.evictable(object, pass, now));
+            self.directory.note_age(index, next);
+            return Some(Victim { bytes, segments });
         }
         None
     }

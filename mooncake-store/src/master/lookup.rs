@@ -28,7 +28,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             return false;
         }
         object.lease = object.lease.max(self.lease_from(now));
-        shard.touch(slot);
+        shard.touch(slot, self.directory.use_number());
         true
     }
 
@@ -66,7 +66,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 if !replicas.is_empty() {
                     found.push((object.key.clone(), replicas));
                     object.lease = object.lease.max(lease);
-                    shard.touch(slot);
+                    shard.touch(slot, self.directory.use_number());
                 }
             }
         }
@@ -80,7 +80,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     pub fn peek(&self, key: &[u8]) -> Result<Vec<Replica>> {
         let hash = self.directory.hash(key);
         let shard = self.directory.lock(hash);
-        let object = shard.find(hash, key).map(|slot| &shard[slot]).ok_or_else(|| absent(key))?;
+        let object = shard.find(hash, key).map(|slot| &shard[slot]).ok_or_else(absent)?;
         let replicas = object.value().map(Value::describe).unwrap_or_default();
         if replicas.is_empty() { Err(unreadable(object)) } else { Ok(replicas) }
     }
@@ -101,7 +101,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let hash = self.directory.hash(key);
         let mut shard = self.directory.lock(hash);
         shard.reads.asked += 1;
-        let slot = shard.find(hash, key).ok_or_else(|| absent(key))?;
+        let slot = shard.find(hash, key).ok_or_else(absent)?;
         let object = &mut shard[slot];
         let lease = object.lease.max(self.lease_from(now));
         let Some(value) = object.value().filter(|value| value.live().next().is_some()) else {
@@ -109,7 +109,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         };
         let (shown, len) = (show(value), value.len);
         object.lease = lease;
-        shard.touch(slot);
+        shard.touch(slot, self.directory.use_number());
         shard.reads.hits += 1;
         shard.reads.hit_bytes += len;
         Ok(shown)
@@ -138,7 +138,7 @@ fn unreadable<A: SegmentAllocator>(object: &Object<A>) -> Error {
             ErrorCode::ReplicaIsNotReady,
             format!("object {} is still being written", key.escape_ascii()),
         ),
-        None => absent(key),
+        None => absent(),
     }
 }
 

@@ -61,7 +61,7 @@ pub struct Put<'a> {
     pub len: u64,
     /// How it is to be kept.
     pub config: &'a ReplicateConfig,
-    /// Its group, empty for none. (The config's list is for batches; see [`group_of`](super::Master::group_of).)
+    /// Its group, empty for none. The list in `config` is for batches and not looked at.
     pub group: &'a str,
 }
 
@@ -122,7 +122,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let now = self.clock.now();
         let hash = self.directory.hash(key);
         let mut shard = self.directory.lock(hash);
-        let slot = shard.find(hash, key).ok_or_else(|| absent(key))?;
+        let slot = shard.find(hash, key).ok_or_else(absent)?;
         match owner(&shard[slot], writer) {
             Owner::OfWrite if in_memory(replicas) => {}
             Owner::OfValue if in_memory(replicas) => return Ok(()),
@@ -132,7 +132,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         shard.prune(slot, now, self.options.put_release);
         let Some(write) = shard.take_write(slot) else {
             shard.settle(slot);
-            return Err(absent(key).context("every segment it was written to is gone"));
+            return Err(absent().context("every segment it was written to is gone"));
         };
         let deadline = write.started.after(self.options.put_release);
         if deadline <= now {
@@ -157,7 +157,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let now = self.clock.now();
         let hash = self.directory.hash(key);
         let mut shard = self.directory.lock(hash);
-        let slot = shard.find(hash, key).ok_or_else(|| absent(key))?;
+        let slot = shard.find(hash, key).ok_or_else(absent)?;
         match owner(&shard[slot], writer) {
             Owner::OfWrite if in_memory(replicas) => {}
             Owner::OfWrite | Owner::OfValue => return Err(nothing_in_progress(key)),
@@ -170,18 +170,6 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
         shard.settle(slot);
         Ok(())
-    }
-
-    /// Group of item `index` of a batch of `items`.
-    ///
-    /// # Errors
-    /// `INVALID_PARAMS` when the list is there but not as long as the batch.
-    pub fn group_of(config: &ReplicateConfig, index: usize, items: usize) -> Result<&str> {
-        match &config.group_ids {
-            None => Ok(""),
-            Some(groups) if groups.len() == items => Ok(&groups[index]),
-            Some(groups) => Err(Error::invalid(format!("{} group_ids for {items} keys", groups.len()))),
-        }
     }
 
     fn check_put(&self, put: &Put<'_>) -> Result<()> {
@@ -232,13 +220,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             self.admit_beside(write, put, now)?;
         }
         if put.mode == WriteMode::Put && object.value().is_some() {
-            return Err(exists(put.key));
+            return Err(exists());
         }
         if object.value().is_some() && object.group.as_deref().unwrap_or("") != put.group {
             return Err(Error::invalid("the group of an existing object cannot change"));
         }
         // What is about to be replaced should not be what makes room for its successor.
-        shard.touch(slot);
+        shard.touch(slot, self.directory.use_number());
         shard.settle(slot);
         Ok(None)
     }
@@ -249,7 +237,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             return Ok(());
         }
         match put.mode {
-            WriteMode::Put => Err(exists(put.key)),
+            WriteMode::Put => Err(exists()),
             // Its end would be taken for the end of this one.
             WriteMode::Upsert if write.writer.is(put.writer) => Err(Error::new(
                 ErrorCode::ObjectReplicaBusy,
@@ -321,7 +309,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let (action, ttl, hard_pin) = (write.soft_pin, write.soft_pin_ttl_ms, write.hard_pin);
         let value = Value { len: write.len, checksum, writer: write.writer, replicas: write.replicas };
         self.counters.value_size(value.len);
-        let old = shard.put_value(slot, value);
+        let old = shard.put_value(slot, value, self.directory.use_number());
         let object = &mut shard[slot];
         let lease = std::mem::replace(&mut object.lease, Moment(0));
         object.hard_pin |= hard_pin;
@@ -364,18 +352,23 @@ fn in_memory(replicas: ReplicaType) -> bool {
     matches!(replicas, ReplicaType::All | ReplicaType::Memory)
 }
 
-pub(super) fn absent(key: &[u8]) -> Error {
-    Error::new(ErrorCode::ObjectNotFound, format!("no object {}", key.escape_ascii()))
+/// A miss is answered often: its message is not made up anew each time.
+#[cold]
+pub(super) fn absent() -> Error {
+    ErrorCode::ObjectNotFound.into()
 }
 
-fn exists(key: &[u8]) -> Error {
-    Error::new(ErrorCode::ObjectAlreadyExists, format!("object {} exists", key.escape_ascii()))
+#[cold]
+fn exists() -> Error {
+    ErrorCode::ObjectAlreadyExists.into()
 }
 
+#[cold]
 fn foreign(key: &[u8]) -> Error {
     Error::new(ErrorCode::IllegalClient, format!("{} is not written by this client", key.escape_ascii()))
 }
 
+#[cold]
 fn nothing_in_progress(key: &[u8]) -> Error {
     Error::new(ErrorCode::InvalidWrite, format!("no write of {} is in progress", key.escape_ascii()))
 }

@@ -7,9 +7,10 @@ use mooncake_core::ids::{ClientId, ObjectKey, SlotId};
 use mooncake_core::{Error, ErrorCode, Result};
 
 use super::Master;
-use super::directory::{Object, Shard};
+use super::directory::{Object, Replicas, Shard};
 use super::lookup::compile;
 use super::put::absent;
+use super::segments::Held;
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// Drops an object. With `force` even while readers hold leases on it: they go on reading what they were promised,
@@ -21,12 +22,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let now = self.clock.now();
         let hash = self.directory.hash(key);
         let mut shard = self.directory.lock(hash);
-        let slot = shard.find(hash, key).ok_or_else(|| absent(key))?;
+        let slot = shard.find(hash, key).ok_or_else(absent)?;
         shard.prune(slot, now, self.options.put_release);
         let object = &shard[slot];
         if object.value().is_none() && object.write().is_none() {
             shard.settle(slot);
-            return Err(absent(key));
+            return Err(absent());
         }
         if let Some(code) = self.blocked(object, force, now) {
             return Err(Error::new(code, format!("{}: {}", key.escape_ascii(), code.meaning())));
@@ -118,18 +119,18 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// Drops the replicas in segments of a name; whether there were any.
     fn drop_replicas(&self, shard: &mut Shard<A, E>, slot: SlotId, segment_name: &str, now: Moment) -> bool {
         let lease = self.rest_until(shard[slot].lease);
+        let there = |held: &Held<A>| held.segment.info.name == segment_name;
+        if !shard[slot].value().is_some_and(|value| value.replicas.iter().any(there)) {
+            return false;
+        }
         let Some(mut value) = shard.take_value(slot) else { return false };
-        let before = value.replicas.len();
-        let (gone, kept) =
-            value.replicas.into_iter().partition(|held| held.segment.info.name == segment_name);
-        let gone: super::directory::Replicas<A> = gone;
+        let (gone, kept): (Replicas<A>, Replicas<A>) = value.replicas.into_iter().partition(there);
         gone.into_iter().for_each(|held| held.retire(lease, now));
         value.replicas = kept;
-        let dropped = value.replicas.len() < before;
         if !value.replicas.is_empty() {
-            shard.put_value(slot, value);
+            shard.put_value(slot, value, self.directory.use_number());
         }
         shard.settle(slot);
-        dropped
+        true
     }
 }

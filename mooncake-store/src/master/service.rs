@@ -1,11 +1,11 @@
 //! The master as a client in the same process calls it.
 
 use async_trait::async_trait;
-use mooncake_core::Result;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::evict::EvictionPolicy;
 use mooncake_core::ids::{ClientId, SegmentId};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
+use mooncake_core::{Error, Result};
 
 use super::{Master, Put, Writer};
 use crate::api::{Caller, EndItem, ObjectService, PingReply, PutItem, SegmentService, WriteMode};
@@ -31,7 +31,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> ObjectService for Master<A, E> {
     ) -> Result<Vec<Result<Vec<Replica>>>> {
         let writer = Writer::from(caller.client);
         let start = |(index, item): (usize, &PutItem<'_>)| {
-            let group = Self::group_of(config, index, items.len())?;
+            let group = group_of(config, index, items.len())?;
             Master::put_start(self, &Put { writer, mode, key: item.key, len: item.len, config, group })
         };
         Ok(items.iter().enumerate().map(start).collect())
@@ -93,5 +93,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> SegmentService for Master<A, E> {
 
     async fn unmount(&self, client: ClientId, segment: SegmentId) -> Result<()> {
         Master::unmount(self, client, segment)
+    }
+}
+
+/// Group of item `index` of a batch of `items`.
+fn group_of(config: &ReplicateConfig, index: usize, items: usize) -> Result<&str> {
+    match &config.group_ids {
+        None => Ok(""),
+        Some(groups) if groups.len() == items => Ok(&groups[index]),
+        Some(groups) => Err(Error::invalid(format!("{} group_ids for {items} keys", groups.len()))),
     }
 }

@@ -43,6 +43,20 @@ impl Rig {
         self.master.tick();
     }
 
+    /// As `pass`, with the clients of segments 1 to 19 alive.
+    pub fn alive_for(&self, seconds: f64) {
+        let mut left = Duration::from_secs_f64(seconds);
+        while !left.is_zero() {
+            let step = left.min(Duration::from_secs(1));
+            self.clock.advance(step);
+            left -= step;
+            (1..20).for_each(|number| {
+                let _ = self.master.ping(client(number));
+            });
+            self.master.tick();
+        }
+    }
+
     pub fn mount(&self, number: u64, size: u64) -> Segment {
         let segment = segment(number, size);
         self.master.mount(client(number), &segment).unwrap();

@@ -1,0 +1,246 @@
+//! Requests by kind: how many, how many failed.
+
+use std::cell::Cell;
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::protocol::message as call;
+use crate::protocol::message::Request;
+
+use super::State;
+
+thread_local! {
+    /// Items and failures of the call that this thread answers. Calls are answered inline, so one cell is enough.
+    static TALLY: Cell<Tally> = const { Cell::new(Tally { items: 0, failed: 0 }) };
+}
+
+/// What one call did.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Tally {
+    items: u64,
+    failed: u64,
+}
+
+impl Tally {
+    pub(super) fn begin() {
+        TALLY.set(Tally::default());
+    }
+
+    pub(super) fn end() -> Self {
+        TALLY.get()
+    }
+
+    /// Notes how one item of the call at work ended.
+    pub(super) fn item<T, E>(outcome: Result<T, E>) -> Result<T, E> {
+        let Tally { items, failed } = TALLY.get();
+        TALLY.set(Tally { items: items + 1, failed: failed + u64::from(outcome.is_err()) });
+        outcome
+    }
+}
+
+macro_rules! operations {
+    (single { $($single:ident: $($call:ident)|+;)* } batch { $($batch:ident: $batch_call:ident;)* }) => {
+        /// Counters of every operation.
+        #[derive(Debug, Default)]
+        pub(super) struct Requests {
+            $(pub(super) $single: Single,)*
+            $(pub(super) $batch: Batch,)*
+        }
+
+        impl Requests {
+            /// Counts a call that was answered.
+            pub(super) fn count(&self, function: u32, tally: Tally) {
+                match function {
+                    $($(call::$call::FUNCTION)|+ => self.$single.count(tally),)*
+                    $(call::$batch_call::FUNCTION => self.$batch.count(tally),)*
+                    _ => {}
+                }
+            }
+
+            /// Name, and what is counted, of every operation.
+            pub(super) fn all(&self) -> (Vec<(&'static str, &Single)>, Vec<(&'static str, &Batch)>) {
+                (
+                    vec![$((stringify!($single), &self.$single)),*],
+                    vec![$((stringify!($batch), &self.$batch)),*],
+                )
+            }
+        }
+    };
+}
+
+// Existing dashboards know upserts as puts.
+operations! {
+    single {
+        put_start: PutStart | UpsertStart;
+        put_end: PutEnd | UpsertEnd;
+        put_revoke: PutRevoke | UpsertRevoke;
+        get_replica_list: GetReplicaList;
+        get_replica_list_by_regex: GetReplicaListByRegex;
+        exist_key: ExistKey;
+        remove: Remove;
+        remove_by_regex: RemoveByRegex;
+        remove_all: RemoveAll;
+        mount_segment: MountSegment;
+        unmount_segment: UnmountSegment | GracefulUnmountSegment;
+        remount_segment: ReMountSegment;
+        ping: Ping;
+        copy_start: CopyStart;
+        copy_end: CopyEnd;
+        copy_revoke: CopyRevoke;
+        move_start: MoveStart;
+        move_end: MoveEnd;
+        move_revoke: MoveRevoke;
+        create_copy_task: CreateCopyTask;
+        create_move_task: CreateMoveTask;
+        query_task: QueryTask;
+        fetch_tasks: FetchTasks;
+        update_task: MarkTaskToComplete;
+    }
+    batch {
+        batch_exist_key: BatchExistKey;
+        batch_query_ip: BatchQueryIp;
+        batch_replica_clear: BatchReplicaClear;
+        batch_get_replica_list: BatchGetReplicaList;
+        batch_put_start: BatchPutStart;
+        batch_put_end: BatchPutEnd;
+        batch_put_revoke: BatchPutRevoke;
+        batch_upsert_start: BatchUpsertStart;
+        batch_upsert_end: BatchUpsertEnd;
+        batch_upsert_revoke: BatchUpsertRevoke;
+        batch_remove: BatchRemove;
+    }
+}
+
+/// An operation on one thing.
+#[derive(Debug, Default)]
+pub(super) struct Single {
+    requests: AtomicU64,
+    failures: AtomicU64,
+}
+
+/// An operation on many.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    requests: AtomicU64,
+    failures: AtomicU64,
+    partial: AtomicU64,
+    items: AtomicU64,
+    failed_items: AtomicU64,
+}
+
+impl Single {
+    fn count(&self, tally: Tally) {
+        self.requests.fetch_add(1, Relaxed);
+        if tally.failed > 0 {
+            self.failures.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Requests and failures.
+    pub(super) fn read(&self) -> [u64; 2] {
+        [self.requests.load(Relaxed), self.failures.load(Relaxed)]
+    }
+}
+
+impl Batch {
+    fn count(&self, tally: Tally) {
+        self.requests.fetch_add(1, Relaxed);
+        self.items.fetch_add(tally.items, Relaxed);
+        if tally.failed == 0 {
+            return;
+        }
+        self.failed_items.fetch_add(tally.failed, Relaxed);
+        let counter = if tally.failed == tally.items { &self.failures } else { &self.partial };
+        counter.fetch_add(1, Relaxed);
+    }
+
+    /// Requests, failures, partial successes, items, failed items.
+    pub(super) fn read(&self) -> [u64; 5] {
+        [&self.requests, &self.failures, &self.partial, &self.items, &self.failed_items]
+            .map(|c| c.load(Relaxed))
+    }
+}
+
+/// A line of figures for people.
+pub(super) fn summary(state: &State) -> String {
+    let stats = state.master.stats();
+    let (used, capacity) = (stats.used(), stats.capacity());
+    let part = if capacity == 0 { 0.0 } else { used as f64 * 100.0 / capacity as f64 };
+    let mut line = format!(
+        "Mem Storage: {} / {} ({part:.1}%) | Keys: {} (soft-pinned: {}) | Clients: {} | Requests (Success/Total):",
+        human(used),
+        human(capacity),
+        stats.keys,
+        stats.soft_pinned,
+        stats.clients,
+    );
+    let requests = &state.requests;
+    for (name, single) in [
+        ("PutStart", &requests.put_start),
+        ("PutEnd", &requests.put_end),
+        ("PutRevoke", &requests.put_revoke),
+        ("Get", &requests.get_replica_list),
+        ("Exist", &requests.exist_key),
+        ("Del", &requests.remove),
+        ("DelAll", &requests.remove_all),
+        ("Ping", &requests.ping),
+    ] {
+        let [total, failed] = single.read();
+        // Writing to a string cannot fail.
+        let _ = write!(line, " {name}={}/{total},", total - failed.min(total));
+    }
+    line.pop();
+    let _ = write!(
+        line,
+        " | Eviction: Success/Attempts={}/{}, AllocFail={}, PartialAlloc={}, keys={}, size={} | Discard: Released/Total={}/{}, StagingSize={}",
+        stats.evictions_successful,
+        stats.evictions_attempted,
+        stats.no_room,
+        stats.partial,
+        stats.evicted_keys,
+        human(stats.evicted_bytes),
+        stats.released,
+        stats.discarded,
+        human(stats.resting()),
+    );
+    line
+}
+
+fn human(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut size = bytes as f64;
+    let mut unit = 0;
+    while size >= 1024.0 && unit + 1 < UNITS.len() {
+        size /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{size:.2} {}", UNITS[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_tell_partial_success_from_failure() {
+        let requests = Requests::default();
+        let call = |outcomes: &[bool]| {
+            Tally::begin();
+            for ok in outcomes {
+                let _ = Tally::item(if *ok { Ok(()) } else { Err(()) });
+            }
+            requests.count(call::BatchExistKey::FUNCTION, Tally::end());
+        };
+        call(&[true, true]);
+        call(&[true, false]);
+        call(&[false, false, false]);
+        assert_eq!(requests.batch_exist_key.read(), [3, 1, 1, 7, 4]);
+    }
+
+    #[test]
+    fn sizes_for_people() {
+        assert_eq!(human(1023), "1023 B");
+        assert_eq!(human(1536), "1.50 KiB");
+        assert_eq!(human(u64::MAX), "16777216.00 TiB");
+    }
+}

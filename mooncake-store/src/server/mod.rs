@@ -1,0 +1,150 @@
+//! A master that answers on sockets: RPC, admin HTTP, and the transfer engine's metadata over HTTP.
+
+#[cfg(feature = "cli")]
+pub mod cli;
+mod counting;
+#[cfg(feature = "http")]
+mod http;
+#[cfg(feature = "http")]
+mod metadata;
+mod rpc;
+#[cfg(feature = "http")]
+mod scrape;
+mod ticker;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use mooncake_core::Result;
+use mooncake_core::clock::{Rng, SharedClock, SystemClock};
+use mooncake_core::meta::{MemoryMetadata, MetadataBackend};
+
+use self::counting::Requests;
+use self::rpc::Counted;
+use self::ticker::Ticker;
+use crate::config::MasterConfig;
+use crate::master::Master;
+use crate::protocol::server::{RunningServer, Server, ServerOptions};
+
+/// A master at work on its ports. Dropped, it stops without waiting.
+#[derive(Debug)]
+pub struct MasterServer {
+    state: Arc<State>,
+    rpc: RunningServer,
+    #[cfg(feature = "http")]
+    pages: Vec<http::Pages>,
+    ticker: Ticker,
+    addresses: Addresses,
+}
+
+/// Where a [`MasterServer`] answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addresses {
+    /// Calls.
+    pub rpc: SocketAddr,
+    /// Admin pages and metrics; `None` without feature `http`.
+    pub admin: Option<SocketAddr>,
+    /// The transfer engine's metadata, if it is switched on.
+    pub metadata: Option<SocketAddr>,
+}
+
+/// What the servers share.
+#[derive(Debug)]
+struct State {
+    master: Arc<Master>,
+    metadata: Arc<dyn MetadataBackend>,
+    requests: Requests,
+    config: MasterConfig,
+}
+
+impl MasterServer {
+    /// Takes all ports and starts to answer, on the current tokio runtime and the machine's clock.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` when the configuration contradicts itself; `RPC_FAIL` when a port cannot be had, naming it and its flag;
+    /// `NOT_SUPPORTED` when a metadata server is asked for and feature `http` is off.
+    pub async fn start(config: MasterConfig) -> Result<Self> {
+        Self::start_with_clock(config, SystemClock::shared()).await
+    }
+
+    /// As [`MasterServer::start`], by another clock.
+    ///
+    /// # Errors
+    /// As for [`MasterServer::start`].
+    pub async fn start_with_clock(config: MasterConfig, clock: SharedClock) -> Result<Self> {
+        let master = Master::with_parts(
+            config.options.clone(),
+            &config.allocator,
+            &config.eviction,
+            clock,
+            Rng::from_os().next_u64(),
+        )?;
+        let options = ServerOptions { idle_timeout: config.rpc_idle, ..ServerOptions::default() };
+        let address = join(&config.rpc_address, config.rpc_port);
+        let rpc = Server::bind(&address, options).await?;
+        let state = Arc::new(State {
+            master: Arc::new(master),
+            metadata: Arc::new(MemoryMetadata::new()),
+            requests: Requests::default(),
+            config,
+        });
+        #[cfg(feature = "http")]
+        let (pages, admin, metadata) = http::start_all(&state).await?;
+        #[cfg(not(feature = "http"))]
+        let (admin, metadata) = no_pages(&state.config)?;
+        let addresses = Addresses { rpc: rpc.local_addr(), admin, metadata };
+        Ok(Self {
+            rpc: rpc.start(Arc::new(Counted::new(state.clone()))),
+            #[cfg(feature = "http")]
+            pages,
+            ticker: Ticker::start(state.clone())?,
+            addresses,
+            state,
+        })
+    }
+
+    /// Where it answers.
+    pub fn addresses(&self) -> Addresses {
+        self.addresses
+    }
+
+    /// The master behind it.
+    pub fn master(&self) -> &Arc<Master> {
+        &self.state.master
+    }
+
+    /// The metadata it serves.
+    pub fn metadata(&self) -> &Arc<dyn MetadataBackend> {
+        &self.state.metadata
+    }
+
+    /// Stops taking requests and waits until those at work are answered.
+    pub async fn stop(self) {
+        self.ticker.stop();
+        #[cfg(feature = "http")]
+        for pages in self.pages {
+            pages.stop().await;
+        }
+        self.rpc.stop().await;
+    }
+}
+
+#[cfg(not(feature = "http"))]
+fn no_pages(config: &MasterConfig) -> Result<(Option<SocketAddr>, Option<SocketAddr>)> {
+    match config.metadata {
+        None => Ok((None, None)),
+        Some(_) => Err(mooncake_core::Error::new(
+            mooncake_core::ErrorCode::NotSupported,
+            "--enable_http_metadata_server needs a build with feature `http`",
+        )),
+    }
+}
+
+/// `host:port`, with brackets around an IPv6 address.
+fn join(host: &str, port: u16) -> String {
+    if host.contains(':') && !host.starts_with('[') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
+}

@@ -1,0 +1,186 @@
+//! Metrics in Prometheus' text format, under the names existing dashboards know.
+
+use mooncake_core::{Error, Result};
+use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
+use prometheus::{Encoder, TextEncoder};
+
+use super::State;
+use crate::master::{SegmentStats, Stats};
+
+/// All metrics, as text.
+pub(super) fn text(state: &State) -> Result<Vec<u8>> {
+    let mut page = Page::default();
+    let stats = state.master.stats();
+    page.storage(&stats);
+    page.reads(&stats);
+    page.evictions(&stats);
+    page.requests(state);
+    let mut text = Vec::new();
+    TextEncoder::new()
+        .encode(&page.families, &mut text)
+        .map_err(|error| Error::internal("cannot encode metrics").with_source(error))?;
+    Ok(text)
+}
+
+#[derive(Default)]
+struct Page {
+    families: Vec<MetricFamily>,
+}
+
+impl Page {
+    fn storage(&mut self, stats: &Stats) {
+        self.gauge("master_allocated_bytes", "Bytes taken in all segments", stats.used());
+        self.gauge("master_total_capacity_bytes", "Bytes of all segments", stats.capacity());
+        self.segments("segment_allocated_bytes", "Bytes taken in a segment", stats, |at| at.used);
+        self.segments("segment_total_capacity_bytes", "Bytes of a segment", stats, |at| at.segment.size);
+        self.gauge("master_key_count", "Keys", stats.keys);
+        self.gauge("master_soft_pin_key_count", "Soft-pinned objects", stats.soft_pinned);
+        self.gauge("master_active_clients", "Clients heard of in time", stats.clients);
+        self.gauge("mem_cache_nums_", "Objects in memory", stats.objects);
+        self.gauge("file_cache_nums_", "Objects in files", 0);
+        self.gauge(
+            "master_put_start_discarded_staging_size",
+            "Bytes that rest until nobody can still read or write them",
+            stats.resting(),
+        );
+        self.sizes(stats);
+    }
+
+    fn reads(&mut self, stats: &Stats) {
+        self.counter("mem_cache_hit_nums_", "Reads answered from memory", stats.hits);
+        self.counter("file_cache_hit_nums_", "Reads answered from files", 0);
+        self.counter("mem_cache_hit_bytes_total", "Bytes of objects read from memory", stats.hit_bytes);
+        self.counter("file_cache_hit_bytes_total", "Bytes of objects read from files", 0);
+        self.counter("valid_get_nums_", "Reads that found their object", stats.hits);
+        self.counter("total_get_nums_", "Reads", stats.reads);
+    }
+
+    fn evictions(&mut self, stats: &Stats) {
+        for tier in ["", "_mem"] {
+            let mut count = |name: &str, tierless: &str, help, value| {
+                // The names without a tier end in `_total`, those with one do not.
+                let name = if tier.is_empty() { tierless.to_owned() } else { format!("{name}{tier}") };
+                self.counter(&name, help, value);
+            };
+            count(
+                "master_successful_evictions",
+                "master_successful_evictions_total",
+                "Objects evicted, one by one",
+                stats.evictions_successful,
+            );
+            count(
+                "master_attempted_evictions",
+                "master_attempted_evictions_total",
+                "Times room was looked for",
+                stats.evictions_attempted,
+            );
+            count(
+                "master_evicted_key_count",
+                "master_evicted_key_count",
+                "Objects evicted",
+                stats.evicted_keys,
+            );
+            count(
+                "master_evicted_size_bytes",
+                "master_evicted_size_bytes",
+                "Bytes evicted",
+                stats.evicted_bytes,
+            );
+        }
+        self.counter("master_put_start_alloc_failures_total", "Puts refused for want of room", stats.no_room);
+        self.counter("master_put_start_partial_allocations_total", "Puts with fewer replicas", stats.partial);
+        self.counter("master_put_start_discard_cnt", "Abandoned writes taken back", stats.discarded);
+        self.counter("master_put_start_release_cnt", "Of these, those whose grant ran out", stats.released);
+    }
+
+    fn requests(&mut self, state: &State) {
+        let (single, batch) = state.requests.all();
+        for (name, counters) in single {
+            let [requests, failures] = counters.read();
+            self.counter(&format!("master_{name}_requests_total"), "Requests", requests);
+            self.counter(&format!("master_{name}_failures_total"), "Requests that failed", failures);
+        }
+        for (name, counters) in batch {
+            let [requests, failures, partial, items, failed_items] = counters.read();
+            for (what, help, value) in [
+                ("requests", "Requests", requests),
+                ("failures", "Requests of which every item failed", failures),
+                ("partial_successes", "Requests of which some items failed", partial),
+                ("items", "Items", items),
+                ("failed_items", "Items that failed", failed_items),
+            ] {
+                self.counter(&format!("master_{name}_{what}_total"), help, value);
+            }
+        }
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) {
+        let mut counter = Counter::default();
+        counter.set_value(value as f64);
+        let mut metric = Metric::default();
+        metric.set_counter(counter);
+        self.family(name, help, MetricType::COUNTER, vec![metric]);
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: u64) {
+        self.family(name, help, MetricType::GAUGE, vec![gauge(value)]);
+    }
+
+    /// A gauge per segment name; segments that share a name share a gauge.
+    fn segments(&mut self, name: &str, help: &str, stats: &Stats, value: impl Fn(&SegmentStats) -> u64) {
+        let mut by_name = std::collections::BTreeMap::<&str, u64>::new();
+        for at in &stats.segments {
+            *by_name.entry(&at.segment.name).or_default() += value(at);
+        }
+        let metrics: Vec<_> = by_name
+            .into_iter()
+            .map(|(segment, value)| {
+                let mut label = LabelPair::default();
+                label.set_name("segment".into());
+                label.set_value(segment.into());
+                let mut metric = gauge(value);
+                metric.set_label(vec![label]);
+                metric
+            })
+            .collect();
+        // A family without metrics cannot be encoded.
+        if !metrics.is_empty() {
+            self.family(name, help, MetricType::GAUGE, metrics);
+        }
+    }
+
+    fn sizes(&mut self, stats: &Stats) {
+        let count = stats.value_sizes.last().map_or(0, |(_, count)| *count);
+        let bounded = stats.value_sizes.iter().filter(|(bound, _)| *bound != u64::MAX);
+        let buckets = bounded.map(|(bound, count)| {
+            let mut bucket = Bucket::default();
+            bucket.set_upper_bound(*bound as f64);
+            bucket.set_cumulative_count(*count);
+            bucket
+        });
+        let mut histogram = Histogram::default();
+        histogram.set_bucket(buckets.collect());
+        histogram.set_sample_count(count);
+        histogram.set_sample_sum(stats.value_bytes as f64);
+        let mut metric = Metric::default();
+        metric.set_histogram(histogram);
+        self.family("master_value_size_bytes", "Sizes of values", MetricType::HISTOGRAM, vec![metric]);
+    }
+
+    fn family(&mut self, name: &str, help: &str, kind: MetricType, metrics: Vec<Metric>) {
+        let mut family = MetricFamily::default();
+        family.set_name(name.into());
+        family.set_help(help.into());
+        family.set_field_type(kind);
+        family.set_metric(metrics);
+        self.families.push(family);
+    }
+}
+
+fn gauge(value: u64) -> Metric {
+    let mut gauge = Gauge::default();
+    gauge.set_value(value as f64);
+    let mut metric = Metric::default();
+    metric.set_gauge(gauge);
+    metric
+}

@@ -1,0 +1,93 @@
+//! The thread that does what is due.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::meta::MetaKeys;
+use mooncake_core::replica::Segment;
+use mooncake_core::{Error, Result};
+use parking_lot::{Condvar, Mutex};
+use tokio::runtime::Handle;
+
+use super::State;
+
+/// How often the master is asked to do what is due.
+const TICK: Duration = Duration::from_millis(10);
+
+/// How often a line of figures is logged.
+const REPORT: Duration = Duration::from_secs(10);
+
+/// A thread of its own: a sweep over millions of objects must not hold up the connections of a worker.
+#[derive(Debug)]
+pub(super) struct Ticker {
+    stop: Arc<(Mutex<bool>, Condvar)>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Ticker {
+    pub(super) fn start(state: Arc<State>) -> Result<Self> {
+        let stop = Arc::new((Mutex::new(false), Condvar::new()));
+        let stopped = stop.clone();
+        let runtime = Handle::current();
+        let thread = std::thread::Builder::new()
+            .name("mooncake-tick".into())
+            .spawn(move || run(&state, &stopped, &runtime))
+            .map_err(|error| Error::internal("cannot start a thread").with_source(error))?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+
+    /// Ends the thread; a tick at work is finished.
+    pub(super) fn stop(mut self) {
+        self.signal();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+
+    fn signal(&self) {
+        *self.stop.0.lock() = true;
+        self.stop.1.notify_all();
+    }
+}
+
+impl Drop for Ticker {
+    fn drop(&mut self) {
+        self.signal();
+    }
+}
+
+fn run(state: &Arc<State>, (stopped, wake): &(Mutex<bool>, Condvar), runtime: &Handle) {
+    let mut reported = state.master.clock().now();
+    let mut stopped = stopped.lock();
+    while !*stopped {
+        wake.wait_for(&mut stopped, TICK);
+        if *stopped {
+            return;
+        }
+        let report = parking_lot::MutexGuard::unlocked(&mut stopped, || state.master.tick());
+        if let Some(metadata) = &state.config.metadata
+            && metadata.clean_up
+            && !report.expired.is_empty()
+        {
+            runtime.spawn(clean_up(state.clone(), MetaKeys::new(&metadata.cluster_id), report.expired));
+        }
+        let now = state.master.clock().now();
+        if state.config.metric_reporting && now.since(reported) >= REPORT {
+            reported = now;
+            tracing::info!(target: "mooncake_store::figures", "{}", super::counting::summary(state));
+        }
+    }
+}
+
+/// Removes what dead clients published.
+async fn clean_up(state: Arc<State>, keys: MetaKeys, expired: Vec<Segment>) {
+    for segment in expired {
+        for key in [keys.segment(&segment.name), keys.rpc_meta(&segment.name)] {
+            match state.metadata.delete(&key).await {
+                Ok(true) => tracing::info!(key, "metadata of a dead client removed"),
+                Ok(false) => {}
+                Err(error) => tracing::warn!(key, %error, "metadata of a dead client stays"),
+            }
+        }
+    }
+}
