@@ -125,6 +125,10 @@ impl EvictionPolicy for BuiltinPolicy {
         each!(self, inner => inner.evict(allowed))
     }
 
+    fn heeds_use(&self) -> bool {
+        each!(self, inner => inner.heeds_use())
+    }
+
     fn len(&self) -> usize {
         each!(self, inner => inner.len())
     }

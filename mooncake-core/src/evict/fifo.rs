@@ -38,6 +38,10 @@ impl EvictionPolicy for Fifo {
         self.rings.take_oldest(0, allowed)
     }
 
+    fn heeds_use(&self) -> bool {
+        false
+    }
+
     fn len(&self) -> usize {
         self.rings.len(0)
     }

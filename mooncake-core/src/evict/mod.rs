@@ -47,6 +47,12 @@ pub trait EvictionPolicy: Sized + Send + 'static {
     /// Takes out the best victim that `allowed` agrees to (leases and pins are its business).
     fn evict(&mut self, allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId>;
 
+    /// Whether `touch` changes what goes first. Whoever merges the victims of several policies into one order goes by last use if
+    /// so, and by insertion if not.
+    fn heeds_use(&self) -> bool {
+        true
+    }
+
     /// Slots held.
     fn len(&self) -> usize;
 

@@ -108,8 +108,8 @@ impl<A: SegmentAllocator> Write<A> {
 
 /// One lock's worth of the directory.
 ///
-/// A slot is known to the policy, or is `next`, exactly while its object has a value; it is listed in `writing` exactly
-/// while its object has a write.
+/// A slot is known to the policy, or is `next`, exactly while its object has a value that is not hard-pinned; it is listed in
+/// `writing` exactly while its object has a write.
 pub(super) struct Shard<A, E> {
     table: HashTable<SlotId>,
     objects: Slab<Object<A>>,
@@ -117,6 +117,7 @@ pub(super) struct Shard<A, E> {
     /// What the policy would evict next, taken out of it so that it can be compared with what other shards would.
     next: Option<SlotId>,
     writing: Vec<SlotId>,
+    values: usize,
     pub(super) reads: Reads,
 }
 
@@ -136,6 +137,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
             policy: E::new(0, config),
             next: None,
             writing: Vec::new(),
+            values: 0,
             reads: Reads::default(),
         }
     }
@@ -166,8 +168,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
 
     /// The object was used, as number `use_number` of all uses.
     pub(super) fn touch(&mut self, slot: SlotId, use_number: u64) {
-        let object = &mut self.objects[slot.index()];
-        object.used = use_number;
+        if !self.policy.heeds_use() {
+            return;
+        }
+        self.objects[slot.index()].used = use_number;
         if self.next == Some(slot) {
             self.put_back();
         } else {
@@ -175,13 +179,17 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         }
     }
 
-    /// Sets what can be read and returns what could be before.
+    /// Sets what can be read and returns what could be before. The hard pin must be as it shall be.
     pub(super) fn put_value(&mut self, slot: SlotId, value: Value<A>, use_number: u64) -> Option<Value<A>> {
         let before = self.take_value(slot);
         let object = &mut self.objects[slot.index()];
         object.used = use_number;
-        self.policy.insert_hashed(slot, value.len, object.hash);
+        // The policy would pass over what is pinned for ever at every eviction.
+        if !object.hard_pin {
+            self.policy.insert_hashed(slot, value.len, object.hash);
+        }
         object.value = Some(value);
+        self.values += 1;
         before
     }
 
@@ -191,7 +199,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         Some(value)
     }
 
+    /// The slot's value has just gone.
     fn forget(&mut self, slot: SlotId) {
+        self.values -= 1;
         if self.next == Some(slot) {
             self.next = None;
         } else {
@@ -272,9 +282,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
 
     /// Takes the value of what was chosen.
     pub(super) fn take_chosen(&mut self) -> Option<(SlotId, Value<A>)> {
-        let slot = self.next.take()?;
-        let value = self.objects[slot.index()].value.take()?;
-        Some((slot, value))
+        let slot = self.next?;
+        self.take_value(slot).map(|value| (slot, value))
     }
 
     /// Slots with a write in progress.
@@ -292,7 +301,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
 
     /// Objects that have a value.
     pub(super) fn values(&self) -> usize {
-        self.policy.len() + usize::from(self.next.is_some())
+        self.values
     }
 
     pub(super) fn len(&self) -> usize {

@@ -309,7 +309,6 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let (action, ttl, hard_pin) = (write.soft_pin, write.soft_pin_ttl_ms, write.hard_pin);
         let value = Value { len: write.len, checksum, writer: write.writer, replicas: write.replicas };
         self.counters.value_size(value.len);
-        let old = shard.put_value(slot, value, self.directory.use_number());
         let object = &mut shard[slot];
         let lease = std::mem::replace(&mut object.lease, Moment(0));
         object.hard_pin |= hard_pin;
@@ -318,6 +317,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             SoftPin::Disable => Moment(0),
             SoftPin::Enable => now.after(ttl.map_or(self.options.soft_pin_ttl, Duration::from_millis)),
         };
+        let old = shard.put_value(slot, value, self.directory.use_number());
         if let Some(old) = old {
             old.retire(self.rest_until(lease), now);
         }

@@ -1,0 +1,219 @@
+//! A master on real ports: calls over RPC, admin pages, metadata, and what it makes of garbage.
+
+#[path = "master_support/mod.rs"]
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::clock::ManualClock;
+use mooncake_core::meta::Expect;
+use mooncake_core::replica::{ReplicaType, ReplicateConfig};
+use mooncake_core::{ErrorCode, ErrorKind};
+use mooncake_store::api::{
+    Caller, DEFAULT_TENANT, EndItem, ObjectService, PutItem, SegmentService, WriteMode,
+};
+use mooncake_store::config::{MasterConfig, MetadataServerConfig};
+use mooncake_store::protocol::remote::RemoteMaster;
+use mooncake_store::server::MasterServer;
+use support::{MIB, client, segment};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+fn config() -> MasterConfig {
+    MasterConfig {
+        rpc_address: "127.0.0.1".into(),
+        rpc_port: 0,
+        metrics_host: "127.0.0.1".into(),
+        metrics_port: 0,
+        metadata: Some(MetadataServerConfig {
+            host: "127.0.0.1".into(),
+            port: 0,
+            clean_up: true,
+            ..MetadataServerConfig::default()
+        }),
+        ..MasterConfig::default()
+    }
+}
+
+/// Sends bytes as they are and reads until the other side closes.
+async fn raw(at: std::net::SocketAddr, request: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect(at).await.unwrap();
+    stream.write_all(request).await.unwrap();
+    let _ = stream.shutdown().await;
+    let mut answer = Vec::new();
+    let _ =
+        tokio::time::timeout(Duration::from_secs(5), stream.read_to_end(&mut answer)).await.expect("an end");
+    answer
+}
+
+async fn http(at: std::net::SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let answer = String::from_utf8(raw(at, request.as_bytes()).await).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a whole answer");
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+async fn put(master: &RemoteMaster, key: &[u8], len: u64) {
+    let caller = Caller { client: client(1), tenant: DEFAULT_TENANT };
+    let items = [PutItem { key, len }];
+    let config = ReplicateConfig::default();
+    master.put_start(caller, WriteMode::Put, &items, &config).await.unwrap().remove(0).unwrap();
+    let items = [EndItem { key, checksum: None }];
+    master.put_end(caller, WriteMode::Put, &items, ReplicaType::All).await.unwrap().remove(0).unwrap();
+}
+
+#[tokio::test]
+async fn calls_pages_and_metrics() {
+    let server = MasterServer::start(config()).await.unwrap();
+    let at = server.addresses();
+    let admin = at.admin.unwrap();
+    let master = RemoteMaster::new(at.rpc.to_string(), Default::default());
+    master.mount(client(1), &segment(1, MIB)).await.unwrap();
+    put(&master, b"a b", 1000).await;
+    let keys: [&[u8]; 2] = [b"a b", b"none"];
+    let found = master.locate(DEFAULT_TENANT, &keys).await.unwrap();
+    assert!(found[0].is_ok());
+    assert_eq!(found[1].as_ref().unwrap_err().code(), ErrorCode::ObjectNotFound);
+
+    let (status, health) = http(admin, "GET", "/health", "").await;
+    assert_eq!(status, 200);
+    assert!(health.contains("\"status\":\"ok\""), "{health}");
+    assert_eq!(http(admin, "GET", "/role", "").await.1, "leader");
+    assert_eq!(http(admin, "GET", "/get_all_keys", "").await.1, "a b\n");
+    assert_eq!(http(admin, "GET", "/get_all_segments", "").await.1, "node1:1\n");
+    let (_, used) = http(admin, "GET", "/query_segment?segment=node1%3A1", "").await;
+    assert_eq!(used, format!("node1:1\nUsed(bytes): 1024\nCapacity(bytes) : {MIB}\n"));
+    assert_eq!(http(admin, "GET", "/query_segment?segment=x", "").await.0, 500);
+    let (status, key) = http(admin, "GET", "/query_key?key=a%20b", "").await;
+    assert_eq!(status, 200);
+    assert!(
+        key.contains("\"size_\":1000") && key.contains("\"transport_endpoint_\":\"10.0.0.1:1\""),
+        "{key}"
+    );
+    let (status, absent) = http(admin, "GET", "/query_key?key=none", "").await;
+    assert_eq!(status, 404);
+    assert!(absent.contains("\"error_code\":-704") && absent.contains("OBJECT_NOT_FOUND"), "{absent}");
+    let (_, detail) = http(admin, "GET", "/get_segments_detail", "").await;
+    assert!(detail.contains("\"segment_id\":\"2-1\"") && detail.contains("\"status\":\"OK\""), "{detail}");
+
+    let (status, metrics) = http(admin, "GET", "/metrics", "").await;
+    assert_eq!(status, 200);
+    for line in [
+        "master_key_count 1",
+        "master_allocated_bytes 1024",
+        "segment_allocated_bytes{segment=\"node1:1\"} 1024",
+        "master_put_start_requests_total 1",
+        "master_put_start_failures_total 0",
+        "master_batch_get_replica_list_items_total 2",
+        "master_batch_get_replica_list_failed_items_total 1",
+        "master_batch_get_replica_list_partial_successes_total 1",
+        "mem_cache_hit_nums_ 1",
+        "total_get_nums_ 2",
+        "master_value_size_bytes_bucket{le=\"4096\"} 1",
+        "master_value_size_bytes_count 1",
+        "master_successful_evictions_total 0",
+        "master_successful_evictions_mem 0",
+    ] {
+        assert!(metrics.lines().any(|have| have == line), "no {line:?} in\n{metrics}");
+    }
+    assert!(http(admin, "GET", "/metrics/summary", "").await.1.contains("Keys: 1"));
+    server.stop().await;
+    assert!(TcpStream::connect(at.rpc).await.is_err());
+}
+
+#[tokio::test]
+async fn metadata_keys_are_the_same_escaped_and_raw() {
+    let server = MasterServer::start(config()).await.unwrap();
+    let at = server.addresses().metadata.unwrap();
+    let both = ["/metadata?key=mooncake%2Frpc_meta%2Fn%3A1", "/metadata?key=mooncake/rpc_meta/n:1"];
+    assert_eq!(http(at, "GET", both[0], "").await, (404, "metadata not found".into()));
+    assert_eq!(http(at, "PUT", both[0], "{1}").await, (200, "metadata updated".into()));
+    for path in both {
+        assert_eq!(http(at, "GET", path, "").await, (200, "{1}".into()));
+        assert_eq!(http(at, "PUT", path, "{1}").await, (200, "metadata unchanged".into()));
+        assert_eq!(http(at, "PUT", path, "{2}").await, (400, "Duplicate rpc_meta key not allowed".into()));
+    }
+    assert_eq!(http(at, "DELETE", both[1], "").await, (200, "metadata deleted".into()));
+    assert_eq!(http(at, "DELETE", both[0], "").await, (404, "metadata not found".into()));
+    let ram = "/metadata?key=mooncake/ram/n";
+    for value in ["{1}", "{2}"] {
+        assert_eq!(http(at, "PUT", ram, value).await, (200, "metadata updated".into()));
+    }
+    assert_eq!(http(at, "GET", "/metadata", "").await, (400, "Missing key parameter".into()));
+    assert_eq!(http(at, "GET", "/metadata?key=", "").await.0, 400);
+    assert_eq!(http(at, "GET", "/metadata?key=%ff", "").await.0, 400);
+    assert_eq!(http(at, "POST", ram, "").await.0, 404);
+    assert_eq!(http(at, "GET", "/health", "").await, (200, "OK".into()));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_dead_leave_no_metadata() {
+    let clock = Arc::new(ManualClock::new());
+    let server = MasterServer::start_with_clock(config(), clock.clone()).await.unwrap();
+    server.master().mount(client(1), &segment(1, MIB)).unwrap();
+    let metadata = server.metadata().clone();
+    for key in ["mooncake/ram/node1:1", "mooncake/rpc_meta/node1:1", "mooncake/ram/other"] {
+        metadata.put(key, "x".into(), Expect::Any).await.unwrap();
+    }
+    clock.advance(Duration::from_secs(11));
+    let gone = async {
+        while metadata.list("mooncake/").await.unwrap().len() > 1 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), gone).await.expect("the ticker cleans up");
+    assert!(metadata.get("mooncake/ram/other").await.unwrap().is_some());
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_named_with_its_flag() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let with = |change: fn(&mut MasterConfig, u16)| {
+        let mut config = config();
+        change(&mut config, port);
+        config
+    };
+    for (flag, config) in [
+        ("--rpc_port", with(|config, port| config.rpc_port = port)),
+        ("--metrics_port", with(|config, port| config.metrics_port = port)),
+        (
+            "--http_metadata_server_port",
+            with(|config, port| config.metadata.iter_mut().for_each(|server| server.port = port)),
+        ),
+    ] {
+        let error = MasterServer::start(config).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.message().contains(&port.to_string()), "{error}");
+        assert!(error.message().contains(flag), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn garbage_on_any_port_harms_nobody() {
+    let server = MasterServer::start(config()).await.unwrap();
+    let at = server.addresses();
+    let mut huge = vec![21, 0, 0, 0, 1, 0, 0, 0];
+    huge.extend([0x09, 0x5f, 0x38, 0x89, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
+    for port in [at.rpc, at.admin.unwrap(), at.metadata.unwrap()] {
+        for garbage in [
+            &b"\0\0\0\0\0\0\0\0"[..],
+            b"GET / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
+            &huge,
+            &[0xff; 4096],
+        ] {
+            raw(port, garbage).await;
+        }
+    }
+    let master = RemoteMaster::new(at.rpc.to_string(), Default::default());
+    assert!(master.version().await.is_ok(), "it still answers");
+    assert_eq!(http(at.admin.unwrap(), "GET", "/health", "").await.0, 200);
+    assert_eq!(server.master().stats().keys, 0);
+    server.stop().await;
+}
