@@ -2,7 +2,9 @@
 #![deny(unsafe_code)]
 
 pub mod api;
+pub mod client;
 pub mod config;
 pub mod master;
 pub mod protocol;
 pub mod server;
+pub mod transport_set;

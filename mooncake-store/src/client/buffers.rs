@@ -1,0 +1,105 @@
+//! Bytes on their way out or in, whatever memory they are in.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use mooncake_core::memory::MemorySpan;
+use mooncake_transport::pool::PoolBuf;
+use mooncake_transport::region::Local;
+use mooncake_transport::{Sink, Slice, SliceMut, Source, Transport};
+
+/// What one write sends. Clones are the same bytes, so that several replicas are written from one copy.
+pub(crate) enum Outgoing<T: Transport> {
+    /// Registered memory of the caller's.
+    Slice(Slice<T>),
+    /// A part of a staging buffer.
+    Staged(Part<T>),
+}
+
+/// A range inside a staging buffer that others have ranges of, too.
+pub(crate) struct Part<T: Transport> {
+    buffer: Arc<PoolBuf<T>>,
+    range: Range<usize>,
+}
+
+impl<T: Transport> Part<T> {
+    /// A range of the buffer, cut to what lies inside.
+    pub(crate) fn new(buffer: Arc<PoolBuf<T>>, range: Range<usize>) -> Self {
+        let end = range.end.min(buffer.len());
+        Self { range: range.start.min(end)..end, buffer }
+    }
+}
+
+// SAFETY: a slice answers for itself. A part is inside its buffer (`new`), whose bytes stay where they are until the last
+// part is gone, and nobody can write them: that takes the buffer alone, and it is shared.
+unsafe impl<T: Transport> Source<T> for Outgoing<T> {
+    fn local(&self) -> Local<'_, T::Registration> {
+        match self {
+            Self::Slice(slice) => slice.local(),
+            Self::Staged(part) => {
+                let whole = part.buffer.local();
+                // SAFETY: `start <= end <= len` of the buffer.
+                let ptr = unsafe { whole.span.ptr.add(part.range.start) };
+                let span = MemorySpan { ptr, len: part.range.len(), location: whole.span.location };
+                Local { registration: whole.registration, span }
+            }
+        }
+    }
+}
+
+/// Where one read puts its bytes.
+pub(crate) enum Incoming<T: Transport> {
+    /// Registered memory of this client's, as long as the value.
+    Buffer(PoolBuf<T>),
+    /// Ordinary memory, for wires that take it; as long as the value.
+    Heap(Vec<u8>),
+    /// Registered memory of the caller's, of which the value takes the first bytes.
+    Into(Front<T>),
+}
+
+/// The first bytes of a slice.
+pub(crate) struct Front<T: Transport> {
+    slice: SliceMut<T>,
+    len: usize,
+}
+
+impl<T: Transport> Front<T> {
+    /// The first `len` bytes; the slice comes back when it has fewer.
+    pub(crate) fn new(slice: SliceMut<T>, len: usize) -> Result<Self, SliceMut<T>> {
+        if len > slice.len() { Err(slice) } else { Ok(Self { slice, len }) }
+    }
+
+    /// The whole slice.
+    pub(crate) fn into_slice(self) -> SliceMut<T> {
+        self.slice
+    }
+}
+
+impl<T: Transport> Incoming<T> {
+    /// The value, once it is there; `None` when it went into the caller's memory.
+    pub(crate) fn into_bytes(self) -> Option<Bytes> {
+        match self {
+            Self::Buffer(buffer) => Some(buffer.freeze()),
+            Self::Heap(bytes) => Some(bytes.into()),
+            Self::Into(_) => None,
+        }
+    }
+}
+
+// SAFETY: buffers, vectors and slices answer for themselves; a front is inside its slice (`Front::new`).
+unsafe impl<T: Transport> Source<T> for Incoming<T> {
+    fn local(&self) -> Local<'_, T::Registration> {
+        match self {
+            Self::Buffer(buffer) => buffer.local(),
+            Self::Heap(bytes) => <Vec<u8> as Source<T>>::local(bytes),
+            Self::Into(front) => {
+                let whole = front.slice.local();
+                Local { span: MemorySpan { len: front.len, ..whole.span }, ..whole }
+            }
+        }
+    }
+}
+
+// SAFETY: every arm is a sink.
+unsafe impl<T: Transport> Sink<T> for Incoming<T> {}

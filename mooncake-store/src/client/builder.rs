@@ -1,0 +1,431 @@
+//! How a client joins.
+
+use std::net::IpAddr;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::{Rng, SharedClock};
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::{ClientId, Uuid};
+use mooncake_core::memory::{HostMemory, HostMemoryOptions};
+use mooncake_core::meta::MemoryMetadata;
+use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_transport::engine::{Engine, HandshakePort, LocalCopies};
+use mooncake_transport::{Directory, LoopbackNet, Transport};
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use super::config::ClientConfig;
+use super::deadline::Deadline;
+use super::peers::Unreachable;
+use super::staging::Staging;
+use super::{Client, Inner, names, version};
+use crate::api::MasterApi;
+use crate::master::Master;
+use crate::protocol::client::RpcOptions;
+use crate::protocol::remote::RemoteMaster;
+use crate::transport_set::{TransportOptions, TransportSet};
+
+/// Pause between two tries to reach a master that is not there yet.
+const RETRY: Duration = Duration::from_millis(100);
+/// How often an embedded master is given the time to do what is due.
+const TICK: Duration = Duration::from_millis(10);
+
+/// Which master to join.
+#[derive(Clone)]
+pub struct MasterHandle(Kind);
+
+#[derive(Clone)]
+enum Kind {
+    Remote(String),
+    Embedded(Arc<Embedded>),
+    Custom(Arc<dyn MasterApi>),
+}
+
+/// A cluster inside this process.
+struct Embedded {
+    master: Arc<dyn MasterApi>,
+    clock: SharedClock,
+    tick: Box<dyn Fn() + Send + Sync>,
+    net: LoopbackNet,
+    directory: Arc<MemoryMetadata>,
+}
+
+impl MasterHandle {
+    /// The master at `host:port`.
+    pub fn remote(address: impl Into<String>) -> Self {
+        Self(Kind::Remote(address.into()))
+    }
+
+    /// A master in this process, called without sockets. Clients that are given handles of the same master find each
+    /// other, over the loopback network unless they are told to use another wire. While one of them lives, the master's
+    /// [`tick`](Master::tick) is called; its clock becomes theirs.
+    pub fn embedded<A: SegmentAllocator, E: EvictionPolicy>(master: Arc<Master<A, E>>) -> Self {
+        static CLUSTERS: Mutex<Vec<(usize, Weak<Embedded>)>> = Mutex::new(Vec::new());
+        let address = Arc::as_ptr(&master).addr();
+        let mut clusters = CLUSTERS.lock();
+        clusters.retain(|(_, cluster)| cluster.strong_count() > 0);
+        // A cluster that lives keeps its master, so that no other can have the address.
+        if let Some(known) = clusters.iter().find_map(|(at, c)| c.upgrade().filter(|_| *at == address)) {
+            return Self(Kind::Embedded(known));
+        }
+        let clock = master.clock().clone();
+        let ticked = master.clone();
+        let cluster = Arc::new(Embedded {
+            net: LoopbackNet::with_clock(clock.clone()),
+            clock,
+            tick: Box::new(move || drop(ticked.tick())),
+            directory: Arc::default(),
+            master,
+        });
+        clusters.push((address, Arc::downgrade(&cluster)));
+        Self(Kind::Embedded(cluster))
+    }
+
+    /// Anything that answers as a master does.
+    pub fn custom(master: Arc<dyn MasterApi>) -> Self {
+        Self(Kind::Custom(master))
+    }
+}
+
+impl From<&str> for MasterHandle {
+    fn from(address: &str) -> Self {
+        Self::remote(address)
+    }
+}
+
+impl From<String> for MasterHandle {
+    fn from(address: String) -> Self {
+        Self::remote(address)
+    }
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> From<Arc<Master<A, E>>> for MasterHandle {
+    fn from(master: Arc<Master<A, E>>) -> Self {
+        Self::embedded(master)
+    }
+}
+
+impl std::fmt::Debug for MasterHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.0 {
+            Kind::Remote(address) => write!(f, "MasterHandle({address})"),
+            Kind::Embedded(_) => f.write_str("MasterHandle(embedded)"),
+            Kind::Custom(master) => write!(f, "MasterHandle({master:?})"),
+        }
+    }
+}
+
+/// Where a client's wires come from.
+pub trait Wires: Send {
+    /// What they come to.
+    type Transport: Transport;
+
+    /// Opens them.
+    ///
+    /// # Errors
+    /// Whatever keeps them from opening, by name.
+    fn open(self, setting: &Setting<'_>) -> Result<Arc<Self::Transport>>;
+}
+
+/// What wires are opened with.
+#[derive(Debug)]
+pub struct Setting<'a> {
+    config: &'a ClientConfig,
+    near: Option<LoopbackNet>,
+}
+
+/// The wires built in: those given, or the ones the configuration names.
+#[derive(Clone, Debug, Default)]
+pub struct BuiltIn(Option<TransportOptions>);
+
+impl Wires for BuiltIn {
+    type Transport = TransportSet;
+
+    fn open(self, setting: &Setting<'_>) -> Result<Arc<TransportSet>> {
+        let options = match (self.0, setting.config.protocol.as_str(), &setting.near) {
+            (Some(options), _, _) => options,
+            (None, "" | "loopback", Some(net)) => TransportOptions::in_process(net.clone()),
+            (None, protocol, _) => TransportOptions::named(protocol)?,
+        };
+        options.open(&Handle::current(), &setting.config.clock).map(Arc::new)
+    }
+}
+
+/// A wire of the caller's.
+#[derive(Debug)]
+pub struct Given<T>(Arc<T>);
+
+impl<T: Transport> Wires for Given<T> {
+    type Transport = T;
+
+    fn open(self, _: &Setting<'_>) -> Result<Arc<T>> {
+        Ok(self.0)
+    }
+}
+
+/// Describes a client; [`connect`](ClientBuilder::connect) makes it.
+#[derive(Debug)]
+#[must_use = "nothing happens before `connect`"]
+pub struct ClientBuilder<W: Wires = BuiltIn> {
+    config: ClientConfig,
+    master: MasterHandle,
+    directory: Option<Directory>,
+    clock: Option<SharedClock>,
+    wires: W,
+}
+
+impl ClientBuilder {
+    /// A client of a master on this machine, with 16 MiB offered and 16 MiB of local buffer.
+    pub fn new() -> Self {
+        Self {
+            config: ClientConfig::default(),
+            master: MasterHandle::remote("127.0.0.1:50051"),
+            directory: None,
+            clock: None,
+            wires: BuiltIn::default(),
+        }
+    }
+
+    /// Chooses the built-in wires one by one, instead of by [`protocol`](Self::protocol).
+    pub fn wires(mut self, options: TransportOptions) -> Self {
+        self.wires = BuiltIn(Some(options));
+        self
+    }
+
+    /// Uses a wire of the caller's instead of the built-in ones. Its deadlines must be moments of the client's clock.
+    pub fn transport<T: Transport>(self, transport: Arc<T>) -> ClientBuilder<Given<T>> {
+        let Self { config, master, directory, clock, wires: _ } = self;
+        ClientBuilder { config, master, directory, clock, wires: Given(transport) }
+    }
+}
+
+impl Default for ClientBuilder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<W: Wires> ClientBuilder<W> {
+    /// Everything at once. The clock in it counts only for masters outside this process.
+    pub fn config(mut self, config: ClientConfig) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// The master: `host:port`, an embedded one, or whatever else [`MasterHandle`] can be.
+    pub fn master(mut self, master: impl Into<MasterHandle>) -> Self {
+        self.master = master.into();
+        self
+    }
+
+    /// [`ClientConfig::metadata`]. Not needed with an embedded master, which is a directory itself.
+    pub fn metadata(mut self, metadata: impl Into<String>) -> Self {
+        self.config.metadata = metadata.into();
+        self
+    }
+
+    /// A directory of the caller's, in place of [`metadata`](Self::metadata).
+    pub fn directory(mut self, directory: Directory) -> Self {
+        self.directory = Some(directory);
+        self
+    }
+
+    /// [`ClientConfig::local_hostname`].
+    pub fn local_hostname(mut self, name: impl Into<String>) -> Self {
+        self.config.local_hostname = name.into();
+        self
+    }
+
+    /// [`ClientConfig::advertise`].
+    pub fn advertise(mut self, address: IpAddr) -> Self {
+        self.config.advertise = Some(address);
+        self
+    }
+
+    /// [`ClientConfig::segment`].
+    pub fn segment(mut self, bytes: u64) -> Self {
+        self.config.segment = bytes;
+        self
+    }
+
+    /// [`ClientConfig::local_buffer`].
+    pub fn local_buffer(mut self, bytes: u64) -> Self {
+        self.config.local_buffer = bytes;
+        self
+    }
+
+    /// [`ClientConfig::memory`].
+    pub fn memory(mut self, options: HostMemoryOptions) -> Self {
+        self.config.memory = options;
+        self
+    }
+
+    /// [`ClientConfig::protocol`].
+    pub fn protocol(mut self, protocol: impl Into<String>) -> Self {
+        self.config.protocol = protocol.into();
+        self
+    }
+
+    /// [`ClientConfig::copy_in_process`].
+    pub fn copy_in_process(mut self, yes: bool) -> Self {
+        self.config.copy_in_process = yes;
+        self
+    }
+
+    /// [`ClientConfig::tenant`].
+    pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
+        self.config.tenant = tenant.into();
+        self
+    }
+
+    /// [`ClientConfig::timeout`].
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.config.timeout = timeout;
+        self
+    }
+
+    /// [`ClientConfig::connect_timeout`].
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.config.connect_timeout = timeout;
+        self
+    }
+
+    /// [`ClientConfig::clock`].
+    pub fn clock(mut self, clock: SharedClock) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+
+    /// Joins the cluster: finds the master, opens the wires, offers the segment. Runs on the current tokio runtime, and so
+    /// do the client's own tasks.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for what cannot work and for a port in use, `INVALID_VERSION` for a master of another version, kind
+    /// `Unavailable` or `Timeout` when no master answers within [`ClientConfig::connect_timeout`]; each says what to do.
+    pub async fn connect(self) -> Result<Client<W::Transport>> {
+        let Self { mut config, master, directory, clock, wires } = self;
+        let runtime = Handle::try_current().map_err(|_| {
+            Error::invalid("a client is connected on a tokio runtime, and there is none here")
+        })?;
+        let embedded = match &master.0 {
+            Kind::Embedded(cluster) => Some(cluster.clone()),
+            _ => None,
+        };
+        if let Some(clock) = clock.or_else(|| embedded.as_ref().map(|cluster| cluster.clock.clone())) {
+            config.clock = clock;
+        }
+        config.validate()?;
+        let deadline = Deadline::after(&config.clock, config.connect_timeout);
+        let api = master.api(&config);
+        find(&api, &deadline).await.map_err(|error| error.context(format!("{master:?}")))?;
+
+        let mut rng = Rng::from_os();
+        let between = embedded.is_none() || !matches!(config.protocol.as_str(), "" | "loopback");
+        let (name, reserved) = names::choose(&config, between, &mut rng)?;
+        let near = embedded.as_ref().map(|cluster| cluster.net.clone());
+        let transport = wires.open(&Setting { config: &config, near })?;
+        let protocol = transport.protocol().as_str().to_owned();
+        let directory = match (directory, &embedded) {
+            (Some(directory), _) => directory,
+            (None, Some(cluster)) => Directory::new(cluster.directory.clone()),
+            (None, None) => Directory::connect(&config.metadata, "")?,
+        };
+        let p2p = directory.is_p2p();
+        let mut engine =
+            Engine::builder(transport).name(&name).directory(directory.clone()).clock(config.clock.clone());
+        if !config.copy_in_process {
+            engine = engine.local_copies(LocalCopies::Never);
+        }
+        if embedded.is_none() || p2p {
+            let host = config.advertise.map(|ip| ip.to_string());
+            engine = engine.handshake(HandshakePort { host, ..HandshakePort::default() });
+        }
+        let engine = deadline.bound("starting the engine", engine.start()).await?;
+        let staging = match usize::try_from(config.local_buffer) {
+            Ok(len) if len > 0 => {
+                let memory = HostMemory::with(len, &config.memory).map_err(|e| e.context("local buffer"))?;
+                Some(Staging::new(engine.register_local(Arc::new(memory))?)?)
+            }
+            _ => None,
+        };
+        let client = Client {
+            inner: Arc::new(Inner {
+                id: ClientId(Uuid::new(rng.next_u64(), rng.next_u64())),
+                endpoint: if p2p { engine.name().to_owned() } else { name.clone() },
+                name,
+                protocol,
+                master: api,
+                segments: Mutex::default(),
+                staging,
+                engine,
+                directory,
+                unreachable: Unreachable::new(config.clock.clone(), config.peer_cooldown),
+                rng: Mutex::new(rng),
+                turn: AtomicUsize::new(0),
+                runtime,
+                closed: watch::Sender::new(false),
+                heart: Mutex::default(),
+                _reserved: reserved,
+                config,
+            }),
+        };
+        if let Some(cluster) = embedded {
+            client.inner.runtime.spawn(keep_ticking(cluster, client.inner.closed.subscribe()));
+        }
+        if client.inner.config.segment > 0 {
+            client.mount(client.inner.config.segment).await?;
+        }
+        Ok(client)
+    }
+}
+
+impl MasterHandle {
+    fn api(&self, config: &ClientConfig) -> Arc<dyn MasterApi> {
+        match &self.0 {
+            Kind::Remote(address) => {
+                let options = RpcOptions {
+                    connect_timeout: config.timeout,
+                    call_timeout: config.timeout,
+                    ..RpcOptions::default()
+                };
+                Arc::new(RemoteMaster::new(address.clone(), options))
+            }
+            Kind::Embedded(cluster) => cluster.master.clone(),
+            Kind::Custom(master) => master.clone(),
+        }
+    }
+}
+
+/// Waits until a master of a known version answers: it may be starting just now, too.
+async fn find(master: &Arc<dyn MasterApi>, deadline: &Deadline) -> Result<()> {
+    let mut last = None;
+    while !deadline.is_over() {
+        match deadline.bound("the master's version", master.version()).await {
+            Ok(version) => return version::check(&version),
+            Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) => {
+                // The reason it is not there says more than that time is up.
+                if last.is_none() || !deadline.is_over() {
+                    last = Some(error);
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        tokio::time::sleep(RETRY.min(deadline.left())).await;
+    }
+    Err(last.unwrap_or_else(|| Error::from(ErrorCode::RpcTimeout)))
+}
+
+/// An embedded master has nobody else to give it time.
+async fn keep_ticking(cluster: Arc<Embedded>, mut closed: watch::Receiver<bool>) {
+    loop {
+        tokio::select! {
+            // An error means that the client is gone.
+            _ = closed.wait_for(|closed| *closed) => return,
+            () = tokio::time::sleep(TICK) => (cluster.tick)(),
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! What a client is told when it joins a cluster.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use mooncake_core::clock::{SharedClock, SystemClock};
+use mooncake_core::memory::HostMemoryOptions;
+use mooncake_core::{Error, ErrorCode, Result};
+
+use crate::api::DEFAULT_TENANT;
+
+/// Smallest segment or local buffer that makes sense, in bytes; zero is allowed and means none.
+pub(crate) const MIN_BUFFER: u64 = 1024;
+/// Largest local buffer, in bytes.
+pub(crate) const MAX_LOCAL_BUFFER: u64 = 1 << 40;
+/// Bytes of a segment or local buffer when nothing else is said.
+pub(crate) const DEFAULT_BUFFER: u64 = 16 << 20;
+
+/// How a client joins and behaves. Every field has a default that works on one machine.
+#[derive(Clone, Debug)]
+pub struct ClientConfig {
+    /// Name other members know it by, `host` or `host:port`. Without a port one is drawn from
+    /// [`ports`](Self::ports).
+    pub local_hostname: String,
+    /// `P2PHANDSHAKE` (no directory: a member is found at its handshake port) or the URL of a metadata server.
+    pub metadata: String,
+    /// Wire the segment is offered on (`tcp`, ..); the first one built in when empty.
+    pub protocol: String,
+    /// Address other members reach this one at; found by itself when absent.
+    pub advertise: Option<std::net::IpAddr>,
+    /// Bytes offered to the cluster. Zero: a pure requester.
+    pub segment: u64,
+    /// Bytes of registered memory through which values in ordinary memory travel. Zero: only registered memory can be
+    /// put from and read into.
+    pub local_buffer: u64,
+    /// How the segment and the local buffer are allocated.
+    pub memory: HostMemoryOptions,
+    /// Bytes between members in one process are copied and take no wire.
+    pub copy_in_process: bool,
+    /// Tenant of every key.
+    pub tenant: String,
+    /// Longest time any one operation takes, whatever happens to the others; in it fall master calls, connecting,
+    /// transfers and retries.
+    pub timeout: Duration,
+    /// Longest time [`connect`](super::ClientBuilder::connect) takes.
+    pub connect_timeout: Duration,
+    /// A member that could not be reached is not tried again for this long.
+    pub peer_cooldown: Duration,
+    /// Time between two signs of life to the master.
+    pub ping_interval: Duration,
+    /// Ports drawn from when [`local_hostname`](Self::local_hostname) has none.
+    pub ports: RangeInclusive<u16>,
+    /// The clock that leases, deadlines and cool-downs are measured on.
+    pub clock: SharedClock,
+}
+
+impl Default for ClientConfig {
+    fn default() -> Self {
+        Self {
+            local_hostname: "127.0.0.1".into(),
+            metadata: "P2PHANDSHAKE".into(),
+            protocol: String::new(),
+            advertise: None,
+            segment: DEFAULT_BUFFER,
+            local_buffer: DEFAULT_BUFFER,
+            memory: HostMemoryOptions::default(),
+            copy_in_process: true,
+            tenant: DEFAULT_TENANT.into(),
+            timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(10),
+            peer_cooldown: Duration::from_secs(1),
+            ping_interval: Duration::from_secs(1),
+            ports: 12300..=14300,
+            clock: SystemClock::shared(),
+        }
+    }
+}
+
+impl ClientConfig {
+    /// Refuses nonsense by name (`INVALID_PARAMS`).
+    pub fn validate(&self) -> Result<()> {
+        if split_port(&self.local_hostname).0.is_empty() {
+            return Err(Error::invalid(format!(
+                "local_hostname {:?} has no host; give `host` or `host:port`",
+                self.local_hostname
+            )));
+        }
+        buffer_size("segment", self.segment, u64::MAX)?;
+        buffer_size("local_buffer", self.local_buffer, MAX_LOCAL_BUFFER)?;
+        for (name, value) in [
+            ("timeout", self.timeout),
+            ("connect_timeout", self.connect_timeout),
+            ("ping_interval", self.ping_interval),
+        ] {
+            if value.is_zero() {
+                return Err(Error::invalid(format!("{name} must be more than zero")));
+            }
+        }
+        if self.timeout > MAX_TIMEOUT {
+            return Err(Error::invalid(format!(
+                "timeout {:?} is too long: after 30 s the master lets somebody else write a key whose write has not \
+                 ended, so an operation ends within {MAX_TIMEOUT:?}",
+                self.timeout
+            )));
+        }
+        if self.ports.is_empty() || *self.ports.start() == 0 {
+            return Err(Error::invalid(format!("port range {:?} is empty or starts at 0", self.ports)));
+        }
+        if self.tenant.is_empty() {
+            return Err(Error::invalid("tenant must not be empty"));
+        }
+        Ok(())
+    }
+}
+
+/// Longest an operation may take. No write ends, and none is posted, later than this after space for it was asked for:
+/// before the key can be somebody else's (30 s), and well before the space can (600 s).
+pub(crate) const MAX_TIMEOUT: Duration = Duration::from_secs(25);
+
+fn buffer_size(name: &str, bytes: u64, max: u64) -> Result<()> {
+    if bytes != 0 && !(MIN_BUFFER..=max).contains(&bytes) {
+        return Err(Error::invalid(format!(
+            "{name} of {bytes} bytes: give 0 for none, or {MIN_BUFFER} to {max}"
+        )));
+    }
+    if usize::try_from(bytes).is_err() {
+        return Err(Error::new(
+            ErrorCode::InvalidParams,
+            format!("{name} of {bytes} bytes is not addressable"),
+        ));
+    }
+    Ok(())
+}
+
+/// Host and port of `host`, `host:port`, `[v6]`, `[v6]:port` or a bare IPv6 address; the port is absent when it is not
+/// a number.
+pub(crate) fn split_port(name: &str) -> (&str, Option<u16>) {
+    if let Some(rest) = name.strip_prefix('[') {
+        let Some((host, tail)) = rest.split_once(']') else { return (name, None) };
+        return (host, tail.strip_prefix(':').and_then(|p| p.parse().ok()));
+    }
+    match name.rsplit_once(':') {
+        Some((host, _)) if host.contains(':') => (name, None),
+        Some((host, port)) => (host, port.parse().ok()),
+        None => (name, None),
+    }
+}
+
+/// `host:port`, with brackets where an IPv6 address needs them.
+pub(crate) fn join_port(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
+/// What the master knows a host by: the name without its port, empty for names that mean "this machine" anywhere.
+pub(crate) fn host_id(local_hostname: &str) -> &str {
+    match split_port(local_hostname).0 {
+        "localhost" | "127.0.0.1" | "0.0.0.0" | "::1" | "::" => "",
+        host => host,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_split_and_join() {
+        for (name, host, port) in [
+            ("node", "node", None),
+            ("node:12", "node", Some(12)),
+            ("10.0.0.1:65535", "10.0.0.1", Some(65535)),
+            ("[::1]:7", "::1", Some(7)),
+            ("[fe80::1]", "fe80::1", None),
+            ("fe80::1", "fe80::1", None),
+            ("node:x", "node", None),
+        ] {
+            assert_eq!(split_port(name), (host, port), "{name}");
+        }
+        assert_eq!(join_port("::1", 7), "[::1]:7");
+        assert_eq!(join_port("node", 7), "node:7");
+        assert_eq!(host_id("node:7"), "node");
+        for local in ["localhost", "127.0.0.1:5", "[::1]:5", "0.0.0.0:1", "[::]:2"] {
+            assert_eq!(host_id(local), "", "{local}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused_by_name() {
+        let good = ClientConfig::default();
+        good.validate().unwrap();
+        let cases: [(ClientConfig, &str); 8] = [
+            (ClientConfig { segment: 1, ..good.clone() }, "segment"),
+            (ClientConfig { local_buffer: 1023, ..good.clone() }, "local_buffer"),
+            (ClientConfig { local_buffer: MAX_LOCAL_BUFFER + 1, ..good.clone() }, "local_buffer"),
+            (ClientConfig { timeout: Duration::ZERO, ..good.clone() }, "timeout"),
+            (ClientConfig { timeout: Duration::from_secs(30), ..good.clone() }, "too long"),
+            (ClientConfig { local_hostname: ":7".into(), ..good.clone() }, "no host"),
+            (ClientConfig { ports: 0..=9, ..good.clone() }, "port range"),
+            (ClientConfig { tenant: String::new(), ..good.clone() }, "tenant"),
+        ];
+        for (config, word) in cases {
+            let error = config.validate().unwrap_err();
+            assert_eq!(error.code(), ErrorCode::InvalidParams);
+            assert!(error.to_string().contains(word), "{error}");
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! Reading objects: one call for where they lie, one submission per member, straight to where the bytes are wanted.
+//!
+//! A replica that cannot be read is one the next stands in for; when all have failed the master is asked once more,
+//! since it may know better by then. Bytes count only if the lease held until the last of them had arrived.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use mooncake_core::clock::Moment;
+use mooncake_core::memory::HostMemory;
+use mooncake_core::replica::{MemoryLocation, ReplicaList, ReplicaStatus};
+use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_transport::engine::Request;
+use mooncake_transport::{BufferPool, PoolConfig, SliceMut, Source, Transport};
+
+use super::buffers::{Front, Incoming};
+use super::deadline::{Deadline, late};
+use super::{Inner, again, shown};
+
+/// How often the master is asked where an object lies.
+const ROUNDS: usize = 2;
+/// From this length on a value gets pages of its own when the local buffer has no room for it.
+const OWN_PAGES: usize = 64 << 10;
+
+/// Where the caller wants a value.
+pub(super) enum Want<T: Transport> {
+    /// Wherever there is room.
+    Anywhere,
+    /// At the front of this slice.
+    Into(SliceMut<T>),
+}
+
+/// What became of one read.
+pub(super) struct Outcome<T: Transport> {
+    /// Length of the value; `None` is a miss.
+    pub(super) result: Result<Option<usize>>,
+    /// The value, or the caller's slice. Absent only for a miss or failure without one.
+    pub(super) place: Option<Incoming<T>>,
+    /// The caller's slice, when nothing was read into it.
+    pub(super) slice: Option<SliceMut<T>>,
+}
+
+/// Reads every key, each for itself. The outer error means that nothing is known of any; the slices come back in any case.
+pub(super) async fn read<T: Transport>(
+    client: &Arc<Inner<T>>,
+    keys: &[&[u8]],
+    wants: Vec<Want<T>>,
+) -> (Result<()>, Vec<Outcome<T>>) {
+    let deadline = client.deadline();
+    let mut reads: Vec<Read<'_, T>> =
+        keys.iter().zip(wants).map(|(key, want)| Read::new(key, want)).collect();
+    let mut asked = client.usable();
+    for round in 0..ROUNDS {
+        if asked.is_err() || (round > 0 && deadline.is_over()) {
+            break;
+        }
+        let pending: Vec<usize> = (0..reads.len()).filter(|&i| reads[i].pending()).collect();
+        if pending.is_empty() {
+            break;
+        }
+        match locate(client, &mut reads, &pending, &deadline).await {
+            Ok(()) => fetch(client, &mut reads, &deadline).await,
+            // What the first round came to stands.
+            Err(error) if round == 0 => asked = Err(error),
+            Err(_) => break,
+        }
+    }
+    (asked, reads.into_iter().map(Read::outcome).collect())
+}
+
+/// One key's way through a read.
+struct Read<'a, T: Transport> {
+    key: &'a [u8],
+    want: Option<Want<T>>,
+    place: Option<Incoming<T>>,
+    /// The place is the caller's.
+    lent: bool,
+    /// Replicas not tried yet, the best last.
+    replicas: Vec<MemoryLocation>,
+    lease: Moment,
+    state: State,
+}
+
+enum State {
+    /// Not known, or known to have failed in a way that the master may have an answer to.
+    Pending(Option<Error>),
+    Found(usize),
+    Missing,
+    Failed(Error),
+}
+
+impl<'a, T: Transport> Read<'a, T> {
+    fn new(key: &'a [u8], want: Want<T>) -> Self {
+        Self {
+            key,
+            lent: matches!(want, Want::Into(_)),
+            want: Some(want),
+            place: None,
+            replicas: Vec::new(),
+            lease: Moment::default(),
+            state: State::Pending(None),
+        }
+    }
+
+    fn pending(&self) -> bool {
+        matches!(self.state, State::Pending(_))
+    }
+
+    fn outcome(self) -> Outcome<T> {
+        let result = match self.state {
+            State::Found(len) => Ok(Some(len)),
+            State::Missing | State::Pending(None) => Ok(None),
+            // Nobody could give the bytes: the cache has lost them, or as good as.
+            State::Pending(Some(error)) if error.kind() != ErrorKind::Expired => {
+                tracing::debug!(key = %shown(self.key), "no replica could be read: {error}");
+                Ok(None)
+            }
+            State::Pending(Some(error)) | State::Failed(error) => Err(error.context(shown(self.key))),
+        };
+        let slice = match self.want {
+            Some(Want::Into(slice)) => Some(slice),
+            _ => None,
+        };
+        Outcome { result, place: self.place, slice }
+    }
+
+    /// Takes in the master's answer.
+    fn located(&mut self, client: &Inner<T>, answer: Result<ReplicaList>, asked: Moment) {
+        let list = match answer {
+            Ok(list) => list,
+            Err(error) => {
+                self.state = match error.kind() {
+                    ErrorKind::NotFound => State::Missing,
+                    // Being written: it is not there yet.
+                    ErrorKind::Busy if error.code() == ErrorCode::ReplicaIsNotReady => State::Missing,
+                    _ => State::Failed(error),
+                };
+                return;
+            }
+        };
+        self.lease = asked.after(list.lease);
+        self.replicas.clear();
+        let readable = list.replicas.iter().filter(|replica| replica.status == ReplicaStatus::Complete);
+        self.replicas.extend(readable.filter_map(|replica| replica.location.memory()).cloned());
+        let Some(size) = self.replicas.first().map(|at| at.size) else {
+            self.state = State::Missing;
+            return;
+        };
+        self.replicas.retain(|at| at.size == size);
+        client.rank(&mut self.replicas);
+        if let Err(error) = self.make_room(client, size) {
+            self.state = State::Failed(error);
+        }
+    }
+
+    fn make_room(&mut self, client: &Inner<T>, size: u64) -> Result<()> {
+        let len = usize::try_from(size).ok().filter(|&len| len > 0);
+        let len =
+            len.ok_or_else(|| Error::internal(format!("the master speaks of a value of {size} bytes")))?;
+        let place = match (self.want.take(), self.place.take()) {
+            (Some(Want::Into(slice)), _) => self.front(slice, len)?,
+            // Found again: the place of the first try does if the value is still as long.
+            (_, Some(Incoming::Into(front))) => self.front(front.into_slice(), len)?,
+            (_, Some(place)) if Source::<T>::local(&place).span.len == len => place,
+            _ => client.place(len)?,
+        };
+        self.place = Some(place);
+        Ok(())
+    }
+
+    fn front(&mut self, slice: SliceMut<T>, len: usize) -> Result<Incoming<T>> {
+        Front::new(slice, len).map(Incoming::Into).map_err(|slice| {
+            let text = format!("the value has {len} bytes, the memory for it {}", slice.len());
+            self.want = Some(Want::Into(slice));
+            Error::invalid(text)
+        })
+    }
+}
+
+async fn locate<T: Transport>(
+    client: &Inner<T>,
+    reads: &mut [Read<'_, T>],
+    pending: &[usize],
+    deadline: &Deadline,
+) -> Result<()> {
+    let keys: Vec<&[u8]> = pending.iter().map(|&i| reads[i].key).collect();
+    // The lease began when the master answered; counting from before we asked is on the safe side.
+    let asked = client.config.clock.now();
+    let call = client.master.locate(&client.config.tenant, &keys);
+    let answers = deadline.bound("replica list", call).await?;
+    for (&i, answer) in pending.iter().zip(answers) {
+        reads[i].located(client, answer, asked);
+    }
+    Ok(())
+}
+
+/// Reads what has been located, from one replica after the other until one gives the bytes.
+async fn fetch<T: Transport>(client: &Arc<Inner<T>>, reads: &mut [Read<'_, T>], deadline: &Deadline) {
+    loop {
+        let mut endpoints: Vec<String> = Vec::new();
+        let mut wanted: Vec<(usize, usize, MemoryLocation)> = Vec::new();
+        let mut others = false;
+        for (i, read) in reads.iter_mut().enumerate().filter(|(_, read)| read.pending()) {
+            let Some(at) = read.replicas.pop() else { continue };
+            others |= !read.replicas.is_empty();
+            let peer = endpoints.iter().position(|e| *e == at.endpoint).unwrap_or_else(|| {
+                endpoints.push(at.endpoint.clone());
+                endpoints.len() - 1
+            });
+            wanted.push((i, peer, at));
+        }
+        if wanted.is_empty() {
+            return;
+        }
+        let peers = client.reach_all(&endpoints, deadline).await;
+        // A member that keeps us waiting must not use up the time of the one that stands in for it.
+        let landing = if others { deadline.portion(1, 2) } else { deadline.portion(15, 16) };
+        // One ticket per member, so that a slow one does not cost the others their leases.
+        let mut flights = FuturesUnordered::new();
+        for (peer, reached) in peers.iter().enumerate() {
+            let (mut of, mut requests) = (Vec::new(), Vec::new());
+            for (i, _, at) in wanted.iter().filter(|(_, p, _)| *p == peer) {
+                match (reached, reads[*i].place.take()) {
+                    (Ok(reached), Some(place)) => {
+                        // Until it lands.
+                        reads[*i].state = State::Pending(Some(late("a transfer")));
+                        of.push(*i);
+                        requests.push(Request::new(reached, at.address, place));
+                    }
+                    (Ok(_), None) => {}
+                    (Err(error), place) => {
+                        reads[*i].place = place;
+                        reads[*i].state = State::Pending(Some(again(error)));
+                    }
+                }
+            }
+            if !of.is_empty() {
+                let results = client.engine.post_read(requests, Some(landing)).results();
+                flights.push(async move { (peer, of, results.await) });
+            }
+        }
+        // The caller's own memory has to come back, so it is waited for; a wire ends its transfers in time.
+        let ours = reads.iter().all(|read| !read.lent);
+        loop {
+            let landed = if ours {
+                tokio::time::timeout(deadline.left(), flights.next()).await.ok().flatten()
+            } else {
+                flights.next().await
+            };
+            let Some((peer, of, (results, requests))) = landed else { break };
+            let now = client.config.clock.now();
+            for ((i, result), request) in of.into_iter().zip(results).zip(requests) {
+                client.note(&endpoints[peer], &result);
+                reads[i].landed(result, request.transfer.buffer, now);
+            }
+        }
+    }
+}
+
+impl<T: Transport> Read<'_, T> {
+    fn landed(&mut self, result: Result<()>, place: Incoming<T>, now: Moment) {
+        let len = Source::<T>::local(&place).span.len;
+        self.place = Some(place);
+        self.state = match result {
+            // Written over or not, nobody can tell any more: the bytes do not count.
+            Ok(()) if now >= self.lease => {
+                self.replicas.clear();
+                State::Pending(Some(Error::from(ErrorCode::LeaseExpired)))
+            }
+            Ok(()) => State::Found(len),
+            Err(error) => State::Pending(Some(error)),
+        };
+    }
+}
+
+impl<T: Transport> Inner<T> {
+    /// Puts the best replica last: our own memory, then our own host, then the others, taking turns.
+    fn rank(&self, replicas: &mut [MemoryLocation]) {
+        if replicas.len() < 2 {
+            return;
+        }
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % replicas.len();
+        replicas.rotate_left(turn);
+        replicas.sort_by_key(|at| if self.holds(at) { 2 } else { u8::from(self.is_near(&at.endpoint)) });
+    }
+
+    fn holds(&self, at: &MemoryLocation) -> bool {
+        at.endpoint == self.endpoint && self.segments.lock().iter().any(|m| m.holds(at.address, at.size))
+    }
+
+    /// Room for a value of that length.
+    fn place(&self, len: usize) -> Result<Incoming<T>> {
+        if let Some(buffer) = self.staging.as_ref().and_then(|staging| staging.room_for_value(len)) {
+            return Ok(Incoming::Buffer(buffer));
+        }
+        if len < OWN_PAGES && !self.engine.transport().capabilities().needs_registration {
+            return Ok(Incoming::Heap(vec![0; len]));
+        }
+        let region = self.engine.register_local(Arc::new(HostMemory::new(len)?))?;
+        let memory = region.exclusive().map_err(|_| Error::internal("new memory is not ours alone"))?;
+        // A pool of one: it shows bytes, which a slice does not.
+        let pool: BufferPool<T> = BufferPool::new(memory, &PoolConfig::default())?;
+        pool.try_take(len).map(Incoming::Buffer)
+    }
+}

@@ -1,0 +1,99 @@
+//! Signs of life to the master, and mounting again when it has forgotten the client.
+
+use std::sync::Weak;
+use std::time::Duration;
+
+use mooncake_core::{ErrorKind, Result};
+use mooncake_transport::Transport;
+use tokio::sync::watch;
+
+use super::Inner;
+use super::deadline::Deadline;
+use super::version;
+
+/// Pings that fail one after another before the master is looked at afresh.
+const FAILURES_BEFORE_RECONNECT: u32 = 3;
+/// Longest pause between two tries while the master is away.
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
+
+/// Runs until the client is closed or dropped.
+pub(crate) async fn run<T: Transport>(client: Weak<Inner<T>>, mut closed: watch::Receiver<bool>) {
+    let mut beat = Beat::default();
+    loop {
+        let Some(strong) = client.upgrade() else { return };
+        let pause = beat.pause(strong.config.ping_interval);
+        // While the task sleeps, the client can go.
+        drop(strong);
+        tokio::select! {
+            // An error means that the sender is gone, and the client with it.
+            _ = closed.wait_for(|closed| *closed) => return,
+            () = tokio::time::sleep(pause) => {}
+        }
+        let Some(strong) = client.upgrade() else { return };
+        tokio::select! {
+            _ = closed.wait_for(|closed| *closed) => return,
+            () = beat.once(&strong) => {}
+        }
+    }
+}
+
+/// What the last pings came to.
+#[derive(Debug, Default)]
+struct Beat {
+    failures: u32,
+}
+
+impl Beat {
+    /// Until the next ping: the interval, longer with every failure once the connection counts as lost.
+    fn pause(&self, interval: Duration) -> Duration {
+        let doublings = self.failures.saturating_sub(FAILURES_BEFORE_RECONNECT).min(8);
+        interval.saturating_mul(1 << doublings).min(MAX_BACKOFF.max(interval))
+    }
+
+    async fn once<T: Transport>(&mut self, client: &Inner<T>) {
+        match self.ask(client).await {
+            Ok(()) => {
+                if self.failures >= FAILURES_BEFORE_RECONNECT {
+                    tracing::info!(client = %client.id, "the master is back");
+                }
+                self.failures = 0;
+            }
+            Err(error) => {
+                self.failures = self.failures.saturating_add(1);
+                if self.failures == FAILURES_BEFORE_RECONNECT || error.kind() == ErrorKind::VersionMismatch {
+                    tracing::warn!(client = %client.id, failures = self.failures, "no sign of the master: {error}");
+                } else {
+                    tracing::debug!(client = %client.id, failures = self.failures, "ping failed: {error}");
+                }
+            }
+        }
+    }
+
+    async fn ask<T: Transport>(&self, client: &Inner<T>) -> Result<()> {
+        let limit = client.config.timeout;
+        let deadline = Deadline::after(&client.config.clock, limit);
+        if self.failures >= FAILURES_BEFORE_RECONNECT {
+            // Whoever answers now may be another master than the one that went away.
+            let version = deadline.bound("version of the master", client.master.version()).await?;
+            version::check(&version)?;
+        }
+        let reply = deadline.bound("ping", client.master.ping(client.id)).await?;
+        if reply.need_remount {
+            client.remount(&deadline).await?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_after_the_third_failure_and_stop_growing() {
+        let second = Duration::from_secs(1);
+        let pauses: Vec<u64> = (0..9).map(|failures| Beat { failures }.pause(second).as_secs()).collect();
+        assert_eq!(pauses, [1, 1, 1, 1, 2, 4, 5, 5, 5]);
+        assert_eq!(Beat { failures: u32::MAX }.pause(Duration::from_secs(60)).as_secs(), 60);
+    }
+}

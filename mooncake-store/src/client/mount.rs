@@ -1,0 +1,146 @@
+//! Memory offered to the cluster.
+
+use std::sync::Arc;
+
+use mooncake_core::ids::{SegmentId, Uuid};
+use mooncake_core::memory::{HostMemory, MemorySource};
+use mooncake_core::replica::Segment;
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::handshake::HandshakeConfig;
+use mooncake_transport::{Region, Transport};
+
+use super::deadline::Deadline;
+use super::{Client, Inner, config};
+
+/// Memory of this client that the master may place objects in.
+#[derive(Debug)]
+pub(crate) struct Mounted<T: Transport> {
+    segment: Segment,
+    // Dropped when the segment is taken back: from then on the wire refuses whoever still comes.
+    region: Region<T>,
+}
+
+impl<T: Transport> Mounted<T> {
+    /// Its number.
+    pub(crate) fn id(&self) -> SegmentId {
+        self.segment.id
+    }
+
+    /// Whether the bytes lie here.
+    pub(crate) fn holds(&self, address: u64, len: u64) -> bool {
+        self.region.span().contains(address, len)
+    }
+}
+
+impl<T: Transport> Client<T> {
+    /// Offers `bytes` of new host memory to the cluster, besides what it offers already.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for fewer than 1024 bytes, `BUFFER_OVERFLOW` when there is not that much memory, and whatever
+    /// keeps the master from taking it.
+    pub async fn mount(&self, bytes: u64) -> Result<SegmentId> {
+        let len = usize::try_from(bytes).ok().filter(|_| bytes >= config::MIN_BUFFER).ok_or_else(|| {
+            Error::invalid(format!("a segment of {bytes} bytes: it needs {} at least", config::MIN_BUFFER))
+        })?;
+        let memory = HostMemory::with(len, &self.inner.config.memory)?;
+        self.mount_memory(Arc::new(memory)).await
+    }
+
+    /// Offers memory of the caller's to the cluster.
+    ///
+    /// # Errors
+    /// Whatever keeps the wire or the master from taking it; the memory is then free again.
+    pub async fn mount_memory(&self, memory: Arc<dyn MemorySource>) -> Result<SegmentId> {
+        self.inner.usable()?;
+        let deadline = self.inner.deadline();
+        let id = self.inner.mount(memory, &deadline).await?;
+        self.start_heartbeat();
+        Ok(id)
+    }
+
+    /// Takes memory back. Objects in it are gone at once; an unknown id is fine, so the call may be repeated.
+    ///
+    /// # Errors
+    /// The master could not be told. The segment stays as it was.
+    pub async fn unmount(&self, id: SegmentId) -> Result<()> {
+        let deadline = self.inner.deadline();
+        self.inner.unmount(id, &deadline).await
+    }
+
+    /// The segments that are offered now.
+    pub fn segments(&self) -> Vec<SegmentId> {
+        self.inner.segments.lock().iter().map(|m| m.segment.id).collect()
+    }
+}
+
+impl<T: Transport> Inner<T> {
+    pub(crate) async fn mount(
+        &self,
+        memory: Arc<dyn MemorySource>,
+        deadline: &Deadline,
+    ) -> Result<SegmentId> {
+        let region = deadline.bound("registering", self.engine.register(memory)).await?;
+        let id = {
+            let mut rng = self.rng.lock();
+            SegmentId(Uuid::new(rng.next_u64(), rng.next_u64()))
+        };
+        let segment = Segment {
+            id,
+            name: self.name.clone(),
+            base: region.addr(),
+            size: region.len() as u64,
+            endpoint: self.endpoint.clone(),
+            protocol: self.protocol.clone(),
+            host_id: config::host_id(&self.name).to_owned(),
+        };
+        // Listed first: should the answer be lost, the heartbeat and `close` still know of it.
+        self.segments.lock().push(Mounted { segment: segment.clone(), region });
+        match deadline.bound("mounting", self.master.mount(self.id, &segment)).await {
+            Ok(()) => Ok(id),
+            Err(error) => {
+                self.take(id);
+                Err(error.context(format!("mount {} bytes", segment.size)))
+            }
+        }
+    }
+
+    pub(crate) async fn unmount(&self, id: SegmentId, deadline: &Deadline) -> Result<()> {
+        deadline.bound("unmounting", self.master.unmount(self.id, id)).await?;
+        // Only now: while the master knows the segment, writers may come, and completed writes must land.
+        drop_region(self.take(id)).await
+    }
+
+    /// Mounts everything again after the master forgot this client.
+    pub(crate) async fn remount(&self, deadline: &Deadline) -> Result<()> {
+        let segments: Vec<Segment> = self.segments.lock().iter().map(|m| m.segment.clone()).collect();
+        tracing::info!(client = %self.id, segments = segments.len(), "the master does not know us: mounting again");
+        deadline.bound("mounting again", self.master.remount(self.id, &segments)).await?;
+        // The master may have removed our directory entry when it took us for dead.
+        deadline.bound("publishing again", self.republish()).await
+    }
+
+    async fn republish(&self) -> Result<()> {
+        let name = self.engine.name();
+        if let Some(at) = self.engine.handshake_addr()
+            && self.directory.locate(name).await?.as_ref() != Some(at)
+        {
+            self.directory.announce(name, at, &HandshakeConfig::default()).await?;
+        }
+        self.directory.publish(&self.engine.descriptor(), false).await
+    }
+
+    /// Forgets a segment and hands out its memory.
+    pub(super) fn take(&self, id: SegmentId) -> Option<Mounted<T>> {
+        let mut segments = self.segments.lock();
+        let at = segments.iter().position(|m| m.segment.id == id)?;
+        Some(segments.swap_remove(at))
+    }
+}
+
+/// Deregistering waits for transfers of peers that are under way, so it does not belong on a task's thread.
+pub(crate) async fn drop_region<T: Transport>(mounted: Option<Mounted<T>>) -> Result<()> {
+    let Some(mounted) = mounted else { return Ok(()) };
+    tokio::task::spawn_blocking(move || drop(mounted))
+        .await
+        .map_err(|e| Error::new(ErrorCode::InternalError, format!("deregistering failed: {e}")))
+}

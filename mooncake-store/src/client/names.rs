@@ -1,0 +1,85 @@
+//! What a client is called.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use mooncake_core::clock::Rng;
+use mooncake_core::{Error, ErrorCode, Result};
+use socket2::{Domain, Socket, Type};
+
+use super::config::{ClientConfig, join_port, split_port};
+
+/// How many ports are tried at random before giving up.
+const DRAWS: usize = 500;
+
+/// The name, and what keeps its port ours as long as we live. `unique` reserves the port on the machine; a client that
+/// stays inside the process needs no more than a number nobody else in it has.
+pub(super) fn choose(config: &ClientConfig, unique: bool, rng: &mut Rng) -> Result<(String, Option<Socket>)> {
+    let (host, port) = split_port(&config.local_hostname);
+    if let Some(port) = port {
+        return Ok((join_port(host, port), None));
+    }
+    if !unique {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        // Beyond all ports the numbers go on: it is a name, not an address.
+        let port = u64::from(*config.ports.start()) + u64::from(number);
+        return Ok((format!("{}:{port}", join_host(host)), None));
+    }
+    let span = u64::from(*config.ports.start())..u64::from(*config.ports.end()) + 1;
+    for _ in 0..DRAWS {
+        let Ok(port) = u16::try_from(rng.range(span.clone())) else { continue };
+        if let Some(socket) = reserve(port)? {
+            return Ok((join_port(host, port), Some(socket)));
+        }
+    }
+    Err(Error::invalid(format!(
+        "no free port in {:?} for this client's name; free one, or give the name one: local_hostname = \"{host}:<port>\"",
+        config.ports
+    )))
+}
+
+fn join_host(host: &str) -> String {
+    if host.contains(':') { format!("[{host}]") } else { host.to_owned() }
+}
+
+/// Binds the port without listening on it; `None` when it is taken.
+fn reserve(port: u16) -> Result<Option<Socket>> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+    match socket.bind(&address.into()) {
+        Ok(()) => Ok(Some(socket)),
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Ok(None),
+        Err(error) => Err(Error::new(ErrorCode::InvalidParams, format!("cannot bind port {port}: {error}"))
+            .with_source(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(name: &str, ports: std::ops::RangeInclusive<u16>) -> ClientConfig {
+        ClientConfig { local_hostname: name.into(), ports, ..ClientConfig::default() }
+    }
+
+    #[test]
+    fn a_port_that_is_given_stays_and_a_drawn_one_is_kept() {
+        let mut rng = Rng::seeded(1);
+        let (name, kept) = choose(&config("node:7", 12300..=14300), true, &mut rng).unwrap();
+        assert_eq!((name.as_str(), kept.is_none()), ("node:7", true));
+        let (name, kept) = choose(&config("node", 12300..=14300), true, &mut rng).unwrap();
+        let (host, port) = split_port(&name);
+        assert!(host == "node" && (12300..=14300).contains(&port.unwrap()) && kept.is_some());
+        let error = choose(&config("node", port.unwrap()..=port.unwrap()), true, &mut rng).unwrap_err();
+        assert!(error.to_string().contains("no free port"), "{error}");
+    }
+
+    #[test]
+    fn names_inside_a_process_differ() {
+        let mut rng = Rng::seeded(1);
+        let mut name = || choose(&config("::1", 12300..=14300), false, &mut rng).unwrap().0;
+        let (a, b) = (name(), name());
+        assert!(a != b && a.starts_with("[::1]:"), "{a} {b}");
+    }
+}

@@ -1,0 +1,206 @@
+//! The bytes of a put: to every replica at once, as far as the local buffer goes.
+
+use std::sync::Arc;
+
+use mooncake_core::clock::Moment;
+use mooncake_core::{Error, Result};
+use mooncake_transport::engine::{self, Request};
+use mooncake_transport::ticket::Results;
+use mooncake_transport::{PoolBuf, Transport};
+
+use super::again;
+use super::buffers::{Outgoing, Part};
+use super::deadline::late;
+use super::put::{Grant, Item, Payload, Writing};
+use super::staging::{Cutter, Piece, Staging};
+
+/// One replica to write.
+pub(super) struct Target {
+    /// For which grant.
+    pub(super) grant: usize,
+    /// At which member.
+    pub(super) peer: usize,
+    /// Its first address there.
+    pub(super) remote: u64,
+}
+
+/// A submission under way.
+pub(super) struct Flight<T: Transport> {
+    results: Results<Vec<Request<T, Outgoing<T>>>>,
+    /// Grant and member of each transfer.
+    of: Vec<(usize, usize)>,
+}
+
+impl<T: Transport> Flight<T> {
+    /// Outcome of each transfer, with the grant it was for.
+    pub(super) async fn landed(self) -> impl Iterator<Item = (usize, Result<()>)> {
+        let (results, _) = self.results.await;
+        self.of.into_iter().map(|(grant, _)| grant).zip(results)
+    }
+}
+
+/// Ways to the members of a put.
+type Peers<T> = [Result<engine::Target<T>>];
+
+impl<T: Transport> Writing<'_, T> {
+    /// Writes every replica of every grant; failures are noted in the grants.
+    pub(super) async fn transfer(&mut self, items: &[Item<'_, T>]) {
+        let peers = self.client.reach_all(&self.endpoints, self.deadline).await;
+        for target in &self.targets {
+            if let Err(error) = &peers[target.peer] {
+                self.grants[target.grant].fail(again(error));
+            }
+        }
+        // What is left after this is for the call that ends the put.
+        let landing = self.deadline.portion(7, 8);
+        self.send_registered(items, &peers, landing);
+        self.send_staged(items, &peers, landing).await;
+        while !self.flights.is_empty() {
+            self.land_first().await;
+        }
+    }
+
+    /// Posts what lies in registered memory, from where it lies.
+    fn send_registered(&mut self, items: &[Item<'_, T>], peers: &Peers<T>, landing: Moment) {
+        let mut posting = Vec::new();
+        for (index, grant) in self.grants.iter().enumerate() {
+            if let Payload::Slice(slice) = items[grant.item].value {
+                self.add(&mut posting, peers, index, 0, || Outgoing::Slice(slice.clone()));
+            }
+        }
+        self.post(posting, landing);
+    }
+
+    /// Copies the rest through staging buffers: one is filled while others are under way.
+    async fn send_staged(&mut self, items: &[Item<'_, T>], peers: &Peers<T>, landing: Moment) {
+        let client = self.client;
+        let Some(staging) = &client.staging else { return };
+        let staged = |(index, grant): (usize, &Grant<'_>)| match items[grant.item].value {
+            Payload::Bytes(bytes) if grant.failure.is_none() => Some((index, bytes.len())),
+            _ => None,
+        };
+        let values: Vec<(usize, usize)> = self.grants.iter().enumerate().filter_map(staged).collect();
+        let mut cutter = Cutter::new(values.into_iter(), staging.chunk());
+        let mut pieces = Vec::new();
+        while cutter.fill(&mut pieces) {
+            let mut buffer = match self.room(staging, pieces.iter().map(|p| p.len).sum()).await {
+                Ok(buffer) => buffer,
+                Err(error) => return self.give_up(pieces, cutter, &error),
+            };
+            let mut at = 0;
+            for piece in &pieces {
+                if let Payload::Bytes(bytes) = items[self.grants[piece.value].item].value {
+                    buffer[at..at + piece.len]
+                        .copy_from_slice(&bytes[piece.offset..piece.offset + piece.len]);
+                }
+                at += piece.len;
+            }
+            self.send_pieces(&pieces, &Arc::new(buffer), peers, landing);
+        }
+    }
+
+    /// Fails what could not be copied. It was not posted; earlier parts of the same values answer for themselves.
+    fn give_up(
+        &mut self,
+        mut pieces: Vec<Piece>,
+        mut cutter: Cutter<impl Iterator<Item = (usize, usize)>>,
+        error: &Error,
+    ) {
+        loop {
+            for piece in &pieces {
+                self.grants[piece.value].fail(again(error));
+            }
+            if !cutter.fill(&mut pieces) {
+                return;
+            }
+        }
+    }
+
+    /// A staging buffer; waits for our own transfers first, then for those of others.
+    async fn room(&mut self, staging: &Staging<T>, len: usize) -> Result<PoolBuf<T>> {
+        loop {
+            if let Some(buffer) = staging.room(len) {
+                return Ok(buffer);
+            }
+            if self.flights.is_empty() {
+                let wait = staging.wait_for_room(len);
+                return self.deadline.bound("waiting for room in the local buffer", wait).await;
+            }
+            self.land_first().await;
+        }
+    }
+
+    fn send_pieces(&mut self, pieces: &[Piece], buffer: &Arc<PoolBuf<T>>, peers: &Peers<T>, landing: Moment) {
+        let mut posting = Vec::new();
+        let mut at = 0;
+        for piece in pieces {
+            let range = at..at + piece.len;
+            at = range.end;
+            self.add(&mut posting, peers, piece.value, piece.offset, || {
+                Outgoing::Staged(Part::new(buffer.clone(), range.clone()))
+            });
+        }
+        self.post(posting, landing);
+    }
+
+    /// Adds bytes for every replica of a grant, unless a part of it has failed: the rest would be for nothing.
+    fn add(
+        &self,
+        posting: &mut Posting<T>,
+        peers: &Peers<T>,
+        grant: usize,
+        offset: usize,
+        bytes: impl Fn() -> Outgoing<T>,
+    ) {
+        if self.grants[grant].failure.is_some() {
+            return;
+        }
+        // Targets are in the order of their grants.
+        let first = self.targets.partition_point(|target| target.grant < grant);
+        for target in self.targets[first..].iter().take_while(|target| target.grant == grant) {
+            if let Ok(peer) = &peers[target.peer] {
+                let remote = target.remote.saturating_add(offset as u64);
+                posting.push(((grant, target.peer), Request::new(peer, remote, bytes())));
+            }
+        }
+    }
+
+    /// Posts everything at once.
+    fn post(&mut self, mut posting: Posting<T>, landing: Moment) {
+        if posting.is_empty() {
+            return;
+        }
+        // One run per member.
+        posting.sort_by_key(|((_, peer), _)| *peer);
+        let (of, requests): (Vec<_>, Vec<_>) = posting.into_iter().unzip();
+        let ticket = self.client.engine.post_write(requests, Some(landing));
+        self.flights.push_back(Flight { results: ticket.results(), of });
+    }
+
+    /// Waits for the oldest submission. It stays in the guard meanwhile.
+    async fn land_first(&mut self) {
+        let Some(flight) = self.flights.front_mut() else { return };
+        // A wire ends its transfers in time; should one not, the caller is not to pay for it.
+        let landed = tokio::time::timeout(self.deadline.left(), &mut flight.results).await;
+        let Some(flight) = self.flights.pop_front() else { return };
+        let Ok((results, buffers)) = landed else {
+            for (grant, peer) in flight.of {
+                let error = late("a transfer");
+                self.client.failed(&self.endpoints[peer], &error);
+                self.grants[grant].lose(error);
+            }
+            return;
+        };
+        // Room for others as soon as it is not needed.
+        drop(buffers);
+        for ((grant, peer), result) in flight.of.into_iter().zip(results) {
+            self.client.note(&self.endpoints[peer], &result);
+            if let Err(error) = result {
+                self.grants[grant].lose(error);
+            }
+        }
+    }
+}
+
+/// Transfers to post, with grant and member of each.
+type Posting<T> = Vec<((usize, usize), Request<T, Outgoing<T>>)>;

@@ -1,0 +1,6 @@
+//! The client against a real master: embedded over loopback, and remote over RPC and TCP.
+
+mod faults;
+mod restart;
+mod scenarios;
+mod support;

@@ -1,0 +1,96 @@
+//! Masters that are absent, old, or go away and come back.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mooncake_core::{ErrorCode, ErrorKind};
+use mooncake_store::client::{Client, PutOutcome};
+use mooncake_store::master::MasterOptions;
+use mooncake_store::protocol::frame::Status;
+use mooncake_store::protocol::pack;
+use mooncake_store::protocol::server::{Server, ServerOptions, Service};
+use mooncake_store::server::MasterServer;
+
+use crate::support::{eventually, master_config};
+
+fn options() -> MasterOptions {
+    // Nobody holds a lease of the master before.
+    MasterOptions { remount_rest: Some(Duration::ZERO), ..MasterOptions::default() }
+}
+
+#[tokio::test]
+#[allow(clippy::disallowed_methods, reason = "the bound is one of real time")]
+async fn an_absent_master_is_a_clear_error_in_time() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let begun = Instant::now();
+    let connect =
+        Client::builder().master(free.to_string()).connect_timeout(Duration::from_millis(300)).connect();
+    let error = connect.await.unwrap_err();
+    assert!(begun.elapsed() < Duration::from_secs(2));
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains(&free.to_string()), "{error}");
+}
+
+struct Old;
+
+impl Service for Old {
+    fn call(&self, _: u32, _: &[u8], out: &mut Vec<u8>) -> Result<(), (Status, String)> {
+        pack::encode::<Result<String, ErrorCode>>(&Ok("1.9.3".to_owned()), out);
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_master_of_another_version_is_refused_with_both_named() {
+    let server = Server::bind("127.0.0.1:0", ServerOptions::default()).await.unwrap();
+    let address = server.local_addr().to_string();
+    let running = server.start(Arc::new(Old));
+    let error = Client::builder().master(address).connect().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::VersionMismatch);
+    assert!(error.to_string().contains("1.9.3") && error.to_string().contains("2.0.0"), "{error}");
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_comes_first_waits_for_the_master() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let connect = tokio::spawn(Client::builder().master(free.to_string()).segment(1 << 20).connect());
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    let server = MasterServer::start(master_config(free.port(), options())).await.unwrap();
+    let client = connect.await.unwrap().unwrap();
+    assert_eq!(client.put("k", "v").await.unwrap(), PutOutcome::Stored);
+    client.close().await.unwrap();
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_comes_back_gets_the_segments_again() {
+    let server = MasterServer::start(master_config(0, options())).await.unwrap();
+    let address = server.addresses().rpc;
+    let member = || {
+        Client::builder()
+            .master(address.to_string())
+            .copy_in_process(false)
+            .segment(4 << 20)
+            .timeout(Duration::from_secs(1))
+            .connect()
+    };
+    let (a, b) = (member().await.unwrap(), member().await.unwrap());
+    a.put("before", "v").await.unwrap();
+    server.stop().await;
+    for client in [&a, &b] {
+        let (put, get) = (client.put("during", "v").await, client.get("before").await);
+        for error in [put.unwrap_err(), get.unwrap_err()] {
+            assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout), "{error}");
+        }
+    }
+    let server = MasterServer::start(master_config(address.port(), options())).await.unwrap();
+    eventually("both segments are mounted again", async || server.master().stats().segments.len() == 2).await;
+    assert_eq!(b.get("before").await.unwrap(), None);
+    assert_eq!(a.put("after", "w").await.unwrap(), PutOutcome::Stored);
+    assert_eq!(&b.get("after").await.unwrap().unwrap()[..], b"w");
+    a.close().await.unwrap();
+    b.close().await.unwrap();
+    assert_eq!(server.master().stats().segments.len(), 0);
+    server.stop().await;
+}
