@@ -1,5 +1,6 @@
 //! The master of a cluster, as a process.
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use mooncake_core::Result;
@@ -15,6 +16,7 @@ fn main() -> ExitCode {
     };
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(MasterConfig::log_filter()))
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .init();
     match run(config) {
