@@ -24,9 +24,14 @@ impl Installation {
 
     /// Starts its master on this RPC port, with its HTTP metadata server when a port is given, and waits until it listens.
     pub fn master(&self, rpc_port: u16, metadata_port: Option<u16>) -> Result<Process> {
+        self.master_with(rpc_port, metadata_port, &[])
+    }
+
+    /// The same with further flags.
+    pub fn master_with(&self, rpc_port: u16, metadata_port: Option<u16>, flags: &[&str]) -> Result<Process> {
         let binary = self.package()?.join("mooncake_master");
         let mut command = Command::new(binary);
-        command.arg(format!("--rpc_port={rpc_port}")).arg(format!("--metrics_port={}", rpc_port + 1));
+        command.args(flags).arg(format!("--rpc_port={rpc_port}")).arg(format!("--metrics_port={}", rpc_port + 1));
         if let Some(port) = metadata_port {
             command.arg("--enable_http_metadata_server=true").arg(format!("--http_metadata_server_port={port}"));
         }

@@ -1,0 +1,269 @@
+//! Mixed clusters: nodes of the reference system and ours, both ways round. Run by `cargo xtask interop`, in a network
+//! namespace of its own with one interface besides `lo`.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use mooncake_benches::peer::{Installation, Node, Process, Result, hex, unhex, wait_for_port};
+use mooncake_core::clock::Rng;
+use mooncake_core::replica::ReplicateConfig;
+use mooncake_store::client::{Client, PutOutcome};
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+/// Address of the namespace's interface.
+const HOST: &str = "10.213.0.1";
+const SEGMENT: u64 = 64 << 20;
+const BUFFER: u64 = 32 << 20;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().collect();
+    let value = |name: &str| {
+        let at = arguments.iter().position(|a| a == name)?;
+        arguments.get(at + 1).map(PathBuf::from)
+    };
+    let (Some(python), Some(master)) = (value("--python"), value("--master")) else {
+        eprintln!("interop needs --python and --master; `cargo xtask interop` gives them");
+        return ExitCode::FAILURE;
+    };
+    let peer = Installation::new(python);
+    let mut passed = 0;
+    let mut failed = 0;
+    for (index, metadata) in [false, true].into_iter().enumerate() {
+        let base = 51000 + 100 * index as u16;
+        for (name, outcome) in [
+            ("their clients, our master", their_clients_on_our_master(&peer, &master, base, metadata)),
+            ("our clients, their master", our_clients_on_their_master(&peer, base + 50, metadata)),
+        ] {
+            let mode = if metadata { "HTTP metadata" } else { "P2PHANDSHAKE" };
+            match outcome {
+                Ok(checks) => {
+                    println!("ok      {name}, {mode}: {checks} checks");
+                    passed += 1;
+                }
+                Err(error) => {
+                    println!("FAILED  {name}, {mode}: {error}");
+                    failed += 1;
+                }
+            }
+        }
+    }
+    println!("{passed} passed, {failed} failed");
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Where members of one cluster meet.
+struct Meeting {
+    master: String,
+    metadata: String,
+}
+
+impl Meeting {
+    fn new(port: u16, metadata: Option<u16>) -> Self {
+        let metadata = match metadata {
+            Some(port) => format!("http://{HOST}:{port}/metadata"),
+            None => "P2PHANDSHAKE".into(),
+        };
+        Self { master: format!("{HOST}:{port}"), metadata }
+    }
+
+    fn theirs(&self, peer: &Installation, name: &str, segment: u64) -> Result<Node> {
+        let mut node = peer.node()?;
+        node.setup(name, &self.metadata, segment, BUFFER, &self.master)?;
+        Ok(node)
+    }
+
+    async fn ours(&self, name: &str, segment: u64) -> Result<Client> {
+        Client::builder()
+            .master(self.master.as_str())
+            .metadata(self.metadata.as_str())
+            .local_hostname(name)
+            .segment(segment)
+            .local_buffer(BUFFER)
+            .connect()
+            .await
+            .map_err(|e| e.to_string())
+    }
+}
+
+fn their_clients_on_our_master(peer: &Installation, master: &PathBuf, base: u16, http: bool) -> Result<usize> {
+    let metadata = http.then_some(base + 2);
+    let mut command = Command::new(master);
+    command.arg(format!("--rpc_port={base}")).arg(format!("-metrics_port={}", base + 1));
+    command.arg("--default_kv_lease_ttl=1s");
+    if let Some(port) = metadata {
+        command.arg("--enable_http_metadata_server=true").arg(format!("--http_metadata_server_port={port}"));
+    }
+    let _master = Process::start(command, "our master")?;
+    wait_for_port(base)?;
+    let meeting = Meeting::new(base, metadata);
+    let mut alice = meeting.theirs(peer, &format!("{HOST}:{}", 17100 + base % 100), SEGMENT)?;
+    let mut bob = meeting.theirs(peer, &format!("{HOST}:{}", 17200 + base % 100), SEGMENT)?;
+    let mut checks = Checks::default();
+    between_theirs(&mut checks, &mut alice, &mut bob)?;
+    let runtime = runtime()?;
+    let carol = runtime.block_on(meeting.ours(HOST, SEGMENT))?;
+    runtime.block_on(travel(&mut checks, &carol, &mut alice))?;
+    runtime.block_on(carol.close()).map_err(|e| e.to_string())?;
+    checks.that("their client is healthy", alice.call(json!(["health"]))? == json!(0))?;
+    checks.that("everything can be removed", alice.call(json!(["remove_all", true]))?.as_i64() >= Some(0))?;
+    alice.call(json!(["close"]))?;
+    bob.call(json!(["close"]))?;
+    Ok(checks.count)
+}
+
+fn our_clients_on_their_master(peer: &Installation, base: u16, http: bool) -> Result<usize> {
+    let metadata = http.then_some(base + 2);
+    let _master = peer.master(base, metadata)?;
+    let meeting = Meeting::new(base, metadata);
+    let runtime = runtime()?;
+    let mut checks = Checks::default();
+    let (carol, dave) = runtime.block_on(async {
+        let carol = meeting.ours(HOST, SEGMENT).await?;
+        Ok::<_, String>((carol, meeting.ours(HOST, SEGMENT).await?))
+    })?;
+    runtime.block_on(between_ours(&mut checks, &carol, &dave))?;
+    let mut alice = meeting.theirs(peer, &format!("{HOST}:{}", 17300 + base % 100), SEGMENT)?;
+    runtime.block_on(travel(&mut checks, &carol, &mut alice))?;
+    alice.call(json!(["close"]))?;
+    runtime.block_on(async {
+        dave.remove_all(true).await?;
+        carol.close().await?;
+        dave.close().await
+    })
+    .map_err(|e| e.to_string())?;
+    Ok(checks.count)
+}
+
+/// Two of their clients, as their users use them.
+fn between_theirs(checks: &mut Checks, alice: &mut Node, bob: &mut Node) -> Result<()> {
+    let small = bytes(1, 1000);
+    let large = bytes(2, 3_000_001);
+    let one = |node: &mut Node, command: Value| node.call(command);
+    checks.that("put", one(alice, json!(["put", "small", hex(&small)]))? == json!(0))?;
+    checks.that("put of an existing key", one(alice, json!(["put", "small", hex(&large)]))? == json!(0))?;
+    checks.same("get", &one(bob, json!(["get", "small"]))?, &small)?;
+    checks.that("put_from", one(alice, json!(["put_from", "large", hex(&large)]))? == json!(0))?;
+    let got = one(bob, json!(["get_into", "large", large.len()]))?;
+    checks.that("get_into says how much", got[0] == json!(large.len()))?;
+    checks.same("get_into", &got[1], &large)?;
+    checks.that("get_into of a short buffer", one(bob, json!(["get_into", "large", 10]))?[0] == json!(-600))?;
+    checks.that("exist", one(bob, json!(["exist", "small"]))? == json!(1))?;
+    checks.that("exist of nothing", one(bob, json!(["exist", "none"]))? == json!(0))?;
+    checks.that("get of nothing", one(bob, json!(["get", "none"]))? == json!(""))?;
+    checks.that("size", one(bob, json!(["size", "large"]))? == json!(large.len()))?;
+    checks.that("size of nothing", one(bob, json!(["size", "none"]))? == json!(-704))?;
+    checks.that("empty value", one(alice, json!(["put", "empty", ""]))? == json!(-600))?;
+
+    let names: Vec<String> = (0..20).map(|i| format!("batch/{i}")).collect();
+    let values: Vec<Vec<u8>> = (0..20).map(|i| bytes(100 + i, 20_000)).collect();
+    let hexes: Vec<String> = values.iter().map(|v| hex(v)).collect();
+    let all = |code: i64| json!(vec![code; 20]);
+    checks.that("batch_put_from", one(alice, json!(["batch_put_from", names, hexes]))? == all(0))?;
+    let got = one(bob, json!(["batch_get_into", names, 20_000]))?;
+    for (value, got) in values.iter().zip(got.as_array().into_iter().flatten()) {
+        checks.same("batch_get_into", &got[1], value)?;
+    }
+    checks.that("batch_exist", one(bob, json!(["batch_exist", names]))? == all(1))?;
+    let others: Vec<String> = (0..20).map(|i| format!("other/{i}")).collect();
+    checks.that("put_batch", one(bob, json!(["put_batch", others, hexes]))? == json!(0))?;
+    let got = one(alice, json!(["get_batch", others]))?;
+    for (value, got) in values.iter().zip(got.as_array().into_iter().flatten()) {
+        checks.same("get_batch", got, value)?;
+    }
+    checks.that("two replicas", one(alice, json!(["put", "twice", hex(&small), 2]))? == json!(0))?;
+    checks.that("two descriptors", one(bob, json!(["replicas", "twice"]))? == json!(2))?;
+    checks.that("upsert, same size", one(alice, json!(["upsert", "small", hex(&bytes(3, 1000))]))? == json!(0))?;
+    checks.same("the new value", &one(bob, json!(["get", "small"]))?, &bytes(3, 1000))?;
+    checks.that("upsert, other size", one(alice, json!(["upsert", "small", hex(&bytes(4, 1777))]))? == json!(0))?;
+    checks.same("the newer value", &one(bob, json!(["get", "small"]))?, &bytes(4, 1777))?;
+    checks.that("remove under a lease", one(bob, json!(["remove", "small"]))? == json!(-706))?;
+    checks.that("remove by force", one(bob, json!(["remove", "small", true]))? == json!(0))?;
+    checks.that("remove of nothing", one(bob, json!(["remove", "small"]))? == json!(-704))?;
+    checks.that("batch_remove", one(bob, json!(["batch_remove", names, true]))? == all(0))?;
+    let removed = one(bob, json!(["remove_by_regex", "^other/1", true]))?;
+    checks.that("remove_by_regex counts", removed == json!(11))?;
+    checks.that("the rest stays", one(bob, json!(["exist", "other/2"]))? == json!(1))
+}
+
+/// Two of ours on a master of theirs.
+async fn between_ours(checks: &mut Checks, carol: &Client, dave: &Client) -> Result<()> {
+    let text = |e: mooncake_core::Error| e.to_string();
+    for (index, len) in [1, 1000, 70_000, 3_000_001].into_iter().enumerate() {
+        let (key, value) = (format!("ours/{index}"), bytes(200 + index as u64, len));
+        checks.that("put", carol.put(&key, &value).await.map_err(text)? == PutOutcome::Stored)?;
+        checks.that("put again", carol.put(&key, &value).await.map_err(text)? == PutOutcome::Existed)?;
+        checks.that("get", dave.get(&key).await.map_err(text)?.as_deref() == Some(&value[..]))?;
+        checks.that("exist", dave.exist(&key).await.map_err(text)?)?;
+        checks.that("size", dave.size(&key).await.map_err(text)? == Some(len as u64))?;
+    }
+    checks.that("a miss", dave.get("ours/none").await.map_err(text)?.is_none())?;
+    let items: Vec<_> = (0..50).map(|i| (format!("many/{i}"), bytes(300 + i, 30_000))).collect();
+    let puts = carol.batch_put(&items, &ReplicateConfig::default()).await.map_err(text)?;
+    checks.that("batch put", puts.iter().all(|p| matches!(p, Ok(PutOutcome::Stored))))?;
+    let keys: Vec<_> = items.iter().map(|(key, _)| key).collect();
+    for ((_, value), got) in items.iter().zip(dave.batch_get(&keys).await.map_err(text)?) {
+        checks.that("batch get", got.map_err(text)?.as_deref() == Some(&value[..]))?;
+    }
+    let there = dave.batch_exist(&keys).await.map_err(text)?;
+    checks.that("batch exist", there.iter().all(|t| matches!(t, Ok(true))))?;
+    carol.upsert("ours/1", bytes(7, 2000)).await.map_err(text)?;
+    checks.that("upsert", dave.get("ours/1").await.map_err(text)?.as_deref() == Some(&bytes(7, 2000)[..]))?;
+    checks.that("remove", dave.remove("ours/0", true).await.map_err(text)?)?;
+    checks.that("removed", !dave.exist("ours/0").await.map_err(text)?)?;
+    checks.that("remove by pattern", dave.remove_matching("^many/4", true).await.map_err(text)? == 11)
+}
+
+/// Objects travel from ours to theirs and back, until both segments have served.
+async fn travel(checks: &mut Checks, ours: &Client, theirs: &mut Node) -> Result<()> {
+    let text = |e: mooncake_core::Error| e.to_string();
+    let mut endpoints = std::collections::BTreeSet::new();
+    for index in 0..24u64 {
+        let value = bytes(500 + index, 10_000 + 3333 * index as usize);
+        let (there, back) = (format!("there/{index}"), format!("back/{index}"));
+        ours.put(&there, &value).await.map_err(text)?;
+        let read = theirs.call(json!(["get", there]))?;
+        checks.same("ours to theirs", &read, &value)?;
+        let again = read.as_str().map(unhex).transpose()?.unwrap_or_default();
+        checks.that("theirs to ours, put", theirs.call(json!(["put", back, hex(&again)]))? == json!(0))?;
+        checks.that("theirs to ours", ours.get(&back).await.map_err(text)?.as_deref() == Some(&value[..]))?;
+        for key in [&there, &back] {
+            let list = ours.replicas(key).await.map_err(text)?.ok_or("a key that was just read is gone")?;
+            endpoints.extend(list.replicas.iter().filter_map(|r| r.location.memory()).map(|m| m.endpoint.clone()));
+        }
+    }
+    checks.that("several segments served", endpoints.len() > 1)
+}
+
+/// Counts what held and names what did not.
+#[derive(Default)]
+struct Checks {
+    count: usize,
+}
+
+impl Checks {
+    fn that(&mut self, what: &str, holds: bool) -> Result<()> {
+        self.count += 1;
+        if holds { Ok(()) } else { Err(format!("{what} does not hold")) }
+    }
+
+    fn same(&mut self, what: &str, got: &Value, expected: &[u8]) -> Result<()> {
+        self.count += 1;
+        let got = got.as_str().map(unhex).transpose()?.unwrap_or_default();
+        if got == expected {
+            return Ok(());
+        }
+        Err(format!("{what}: {} bytes came, {} were put, or they differ", got.len(), expected.len()))
+    }
+}
+
+fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    Rng::seeded(seed).fill(&mut bytes);
+    bytes
+}
+
+fn runtime() -> Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(|e| e.to_string())
+}

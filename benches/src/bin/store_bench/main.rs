@@ -1,0 +1,134 @@
+//! Put, get and exist between processes, beside raw loopback TCP, memcpy and, with `--peer`, the reference system; all in
+//! one run, cell by cell in turn, medians. Run by `cargo xtask bench`.
+//!
+//! Three processes of ours (master, owner of the segment, this one as the requester) against three of theirs.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
+
+mod ours;
+mod raw;
+mod table;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use mooncake_benches::peer::{Installation, Node, Process, Result};
+use serde_json::{Value, json};
+
+use ours::Ours;
+use raw::Raw;
+use table::{Cell, Table};
+
+/// Sizes of values, and how many of each go in a round.
+const SIZES: [(usize, usize); 5] = [(4 << 10, 300), (64 << 10, 150), (1 << 20, 48), (4 << 20, 16), (16 << 20, 8)];
+const EXISTS: usize = 500;
+const BATCH: usize = 500;
+const BATCHES: usize = 60;
+/// Rounds that count, after one that only warms memory and connections up.
+const ROUNDS: usize = 5;
+/// Both masters get this lease, so that what a round removed can be used again by the next.
+const LEASE_MS: u64 = 300;
+const SEGMENT: u64 = 1 << 30;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().collect();
+    let words: Vec<&str> = arguments.iter().skip(1).map(String::as_str).collect();
+    let outcome = match words.as_slice() {
+        ["--role", "master"] => ours::master(LEASE_MS),
+        ["--role", "owner", master] => ours::owner(master, SEGMENT),
+        ["--role", "raw"] => raw::serve(),
+        [] => run(None),
+        ["--peer", python] => run(Some(Installation::new(*python))),
+        other => Err(format!("unknown arguments {other:?}; `cargo xtask bench [--peer]` gives the right ones")),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("store_bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(peer: Option<Installation>) -> Result<()> {
+    let mut raw = Raw::start()?;
+    let mut ours = Ours::start()?;
+    let mut theirs = peer.as_ref().map(Theirs::start).transpose()?;
+    let mut table = Table::default();
+    for round in 0..=ROUNDS {
+        // The first round touches all memory and opens all connections; it is forgotten.
+        if round == 1 {
+            table = Table::default();
+        }
+        for (size, count) in SIZES {
+            let prefix = format!("{size}/{round}/");
+            for cell in [Cell::Put(size), Cell::Get(size)] {
+                table.raw(cell, raw.times(cell, count)?);
+                table.memcpy(cell, raw.memcpy(size, count));
+                table.ours(cell, ours.times(cell, &prefix, count)?);
+                if let Some(theirs) = &mut theirs {
+                    table.theirs(cell, theirs.median(cell, &prefix, count)?);
+                }
+            }
+            if size == SIZES[0].0 {
+                for (cell, count) in [(Cell::Exist, EXISTS), (Cell::BatchExist(BATCH), BATCHES)] {
+                    table.raw(cell, raw.times(cell, count)?);
+                    table.ours(cell, ours.times(cell, &prefix, count)?);
+                    if let Some(theirs) = &mut theirs {
+                        table.theirs(cell, theirs.median(cell, &prefix, count)?);
+                    }
+                }
+            }
+            ours.clear()?;
+            if let Some(theirs) = &mut theirs {
+                theirs.clear()?;
+            }
+            // What was read a moment ago is still leased; its space comes back after that.
+            std::thread::sleep(Duration::from_millis(LEASE_MS + 100));
+        }
+    }
+    table.print();
+    println!(
+        "\npeak memory of our requester beyond its {} MiB of registered memory: {} MiB",
+        ours.registered() >> 20,
+        ours.peak_beyond_registered()? >> 20
+    );
+    Ok(())
+}
+
+/// The reference system: its master, an owner, and a requester.
+struct Theirs {
+    requester: Node,
+    _owner: Node,
+    _master: Process,
+}
+
+impl Theirs {
+    fn start(peer: &Installation) -> Result<Self> {
+        let host = "10.213.0.1";
+        let master = peer.master_with(52051, None, &[&format!("--default_kv_lease_ttl={LEASE_MS}")])?;
+        let address = format!("{host}:52051");
+        let mut owner = peer.node()?;
+        owner.setup(&format!("{host}:17401"), "P2PHANDSHAKE", SEGMENT, 16 << 20, &address)?;
+        let mut requester = peer.node()?;
+        requester.setup(&format!("{host}:17402"), "P2PHANDSHAKE", 0, 16 << 20, &address)?;
+        Ok(Self { requester, _owner: owner, _master: master })
+    }
+
+    /// Median time of a cell in microseconds.
+    fn median(&mut self, cell: Cell, prefix: &str, count: usize) -> Result<f64> {
+        let answer = self.requester.call(match cell {
+            Cell::Put(size) => json!(["bench_put", prefix, size, count]),
+            Cell::Get(size) => json!(["bench_get", prefix, size, count]),
+            Cell::Exist => json!(["bench_exist", prefix, count]),
+            Cell::BatchExist(keys) => json!(["bench_batch_exist", prefix, keys, count]),
+        })?;
+        if answer[1] != Value::Bool(true) {
+            return Err(format!("a call of the peer failed in {cell:?}"));
+        }
+        answer[0].as_f64().ok_or_else(|| format!("the peer's median is {answer}"))
+    }
+
+    fn clear(&mut self) -> Result<()> {
+        self.requester.call(json!(["remove_all", true])).map(drop)
+    }
+}

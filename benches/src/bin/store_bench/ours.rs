@@ -1,0 +1,198 @@
+//! Our side: a master and an owner in processes of their own, and the requester in this one.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use mooncake_benches::peer::Result;
+use mooncake_core::Clock;
+use mooncake_core::clock::SystemClock;
+use mooncake_core::replica::ReplicateConfig;
+use mooncake_store::client::Client;
+use mooncake_store::config::MasterConfig;
+use mooncake_store::server::MasterServer;
+use mooncake_store::transport_set::TransportSet;
+use mooncake_transport::{Slice, SliceMut};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::table::Cell;
+
+/// Registered memory of the requester; the largest value fits.
+const REGISTERED: usize = 16 << 20;
+
+/// Master process.
+pub(crate) fn master(lease_ms: u64) -> Result<()> {
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(|e| e.to_string())?;
+    runtime.block_on(async {
+        let mut config = MasterConfig {
+            rpc_address: "127.0.0.1".into(),
+            rpc_port: 0,
+            metrics_host: "127.0.0.1".into(),
+            metrics_port: 0,
+            metric_reporting: false,
+            ..MasterConfig::default()
+        };
+        config.options.lease_ttl = Duration::from_millis(lease_ms);
+        let server = MasterServer::start(config).await.map_err(|e| e.to_string())?;
+        println!("{}", server.addresses().rpc);
+        std::future::pending::<Result<()>>().await
+    })
+}
+
+/// Process of a client that only offers memory.
+pub(crate) fn owner(master: &str, segment: u64) -> Result<()> {
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
+    runtime.block_on(async {
+        let client = join(master, segment).await?;
+        println!("{}", client.hostname());
+        std::future::pending::<Result<()>>().await
+    })
+}
+
+async fn join(master: &str, segment: u64) -> Result<Client> {
+    Client::builder()
+        .master(master)
+        .local_hostname("127.0.0.1")
+        .advertise(std::net::Ipv4Addr::LOCALHOST.into())
+        .segment(segment)
+        .local_buffer(0)
+        .connect()
+        .await
+        .map_err(|e| e.to_string())
+}
+
+/// The requester and the processes it talks to.
+pub(crate) struct Ours {
+    client: Client,
+    slice: Option<SliceMut<TransportSet>>,
+    clock: SystemClock,
+    runtime: Runtime,
+    children: [Child; 2],
+}
+
+impl Ours {
+    pub(crate) fn start() -> Result<Self> {
+        let program = std::env::current_exe().map_err(|e| e.to_string())?;
+        let start = |words: &[&str]| {
+            let mut child = Command::new(&program)
+                .args(words)
+                .stdout(Stdio::piped())
+                .spawn()
+                .map_err(|e| format!("cannot start {words:?}: {e}"))?;
+            first_line(&mut child).map(|line| (child, line))
+        };
+        let (master, address) = start(&["--role", "master"])?;
+        let (owner, _) = start(&["--role", "owner", &address])?;
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
+        let client = runtime.block_on(join(&address, 0))?;
+        let region = client.alloc_registered(REGISTERED).map_err(|e| e.to_string())?;
+        let slice = region.exclusive().map_err(|_| "a new region has another handle")?;
+        Ok(Self { client, slice: Some(slice), clock: SystemClock::new(), runtime, children: [master, owner] })
+    }
+
+    /// Times of `count` calls in microseconds.
+    pub(crate) fn times(&mut self, cell: Cell, prefix: &str, count: usize) -> Result<Vec<f64>> {
+        let keys: Vec<String> = (0..count).map(|i| format!("{prefix}{i}")).collect();
+        let whole = self.slice.take().ok_or("the registered memory was lost")?;
+        let (times, whole) = self.runtime.block_on(async {
+            match cell {
+                Cell::Put(size) => self.puts(&keys, whole, size).await,
+                Cell::Get(size) => self.gets(&keys, whole, size).await,
+                Cell::Exist => {
+                    let mut times = Vec::with_capacity(count);
+                    for key in &keys {
+                        let before = self.clock.now();
+                        self.client.exist(key).await.map_err(|e| e.to_string())?;
+                        times.push(self.us_since(before));
+                    }
+                    Ok((times, whole))
+                }
+                Cell::BatchExist(many) => {
+                    let keys: Vec<String> = (0..many).map(|i| format!("{prefix}{i}")).collect();
+                    let mut times = Vec::with_capacity(count);
+                    for _ in 0..count {
+                        let before = self.clock.now();
+                        self.client.batch_exist(&keys).await.map_err(|e| e.to_string())?;
+                        times.push(self.us_since(before));
+                    }
+                    Ok((times, whole))
+                }
+            }
+        })?;
+        self.slice = Some(whole);
+        Ok(times)
+    }
+
+    async fn puts(&self, keys: &[String], whole: SliceMut<TransportSet>, size: usize) -> Result<Timed> {
+        let shared: Slice<TransportSet> = whole.into_shared();
+        let value = shared.slice(0..size).map_err(|e| e.to_string())?;
+        let config = ReplicateConfig::default();
+        let mut times = Vec::with_capacity(keys.len());
+        for key in keys {
+            let before = self.clock.now();
+            self.client.put_from(key, &value, &config).await.map_err(|e| e.to_string())?;
+            times.push(self.us_since(before));
+        }
+        drop(value);
+        shared.exclusive().map(|whole| (times, whole)).map_err(|_| "a put that ended still holds its value".into())
+    }
+
+    async fn gets(&self, keys: &[String], whole: SliceMut<TransportSet>, size: usize) -> Result<Timed> {
+        let mut times = Vec::with_capacity(keys.len());
+        let mut whole = whole;
+        for key in keys {
+            let before = self.clock.now();
+            let (result, back) = self.client.get_into(key, whole).await;
+            times.push(self.us_since(before));
+            whole = back;
+            match result {
+                Ok(Some(len)) if len == size => {}
+                other => return Err(format!("get of {key}: {other:?}")),
+            }
+        }
+        Ok((times, whole))
+    }
+
+    pub(crate) fn clear(&self) -> Result<()> {
+        self.runtime.block_on(self.client.remove_all(true)).map(drop).map_err(|e| e.to_string())
+    }
+
+    /// Bytes of the requester's registered memory.
+    pub(crate) fn registered(&self) -> u64 {
+        REGISTERED as u64
+    }
+
+    /// Peak resident size of this process without its registered memory and the raw client's buffers.
+    pub(crate) fn peak_beyond_registered(&self) -> Result<u64> {
+        let status = std::fs::read_to_string("/proc/self/status").map_err(|e| e.to_string())?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).ok_or("no VmHWM")?;
+        let kib: u64 = line.split_whitespace().next().and_then(|n| n.parse().ok()).ok_or("an odd VmHWM")?;
+        Ok((kib << 10).saturating_sub(self.registered() + crate::raw::FOOTPRINT))
+    }
+
+    fn us_since(&self, before: mooncake_core::clock::Moment) -> f64 {
+        self.clock.now().since(before).as_secs_f64() * 1e6
+    }
+}
+
+type Timed = (Vec<f64>, SliceMut<TransportSet>);
+
+impl Drop for Ours {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// What a child prints first: where it is to be found.
+pub(crate) fn first_line(child: &mut Child) -> Result<String> {
+    let output = child.stdout.take().ok_or("no standard output")?;
+    let mut line = String::new();
+    BufReader::new(output).read_line(&mut line).map_err(|e| e.to_string())?;
+    match line.trim() {
+        "" => Err("a child process did not come up; its messages are above".into()),
+        address => Ok(address.to_owned()),
+    }
+}

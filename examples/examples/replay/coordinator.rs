@@ -1,0 +1,279 @@
+//! Starts the processes, deals the requests out, kills one if asked to, and adds up.
+
+use std::collections::VecDeque;
+use std::io;
+use std::process::Stdio;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use mooncake_core::Clock;
+use mooncake_core::clock::SystemClock;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::sync::mpsc;
+
+use crate::Args;
+use crate::report::{MasterStats, Outcome, Totals};
+use crate::trace::Trace;
+
+/// No operation may take longer, whatever dies.
+const LIMIT: Duration = Duration::from_secs(2);
+/// The lease of a master at its defaults, which the speed-up scales.
+const LEASE: Duration = Duration::from_secs(10);
+
+pub(crate) fn run(args: &Args) -> Result<bool, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| format!("no async runtime: {e}"))?;
+    runtime.block_on(replay(args))
+}
+
+async fn replay(args: &Args) -> Result<bool, String> {
+    let trace = load(args)?;
+    let total = trace.requests.len();
+    let (blocks, distinct) = trace.blocks();
+    let kill_at = args.kill_one_after.as_deref().map(|text| kill_point(text, total)).transpose()?;
+    let expected = expected_s(blocks, args);
+    let lease = match args.lease_ms {
+        Some(ms) => Duration::from_millis(ms),
+        None => scaled_lease(trace.span_s(), expected),
+    };
+    println!("{total} requests, {blocks} blocks, {distinct} distinct; the trace covers {:.0} s", trace.span_s());
+
+    let clock = SystemClock::new();
+    let mut master = Process::start("master", args, &["--lease-ms".into(), lease.as_millis().to_string()])?;
+    let address = master.ready().await?;
+    let mut workers = Workers::start(args, &address).await?;
+    let bar = progress(total);
+    let started = clock.now();
+    let mut totals = Totals::new(args.block_bytes);
+    let mut todo: VecDeque<usize> = (0..total).collect();
+    while (totals.requests as usize) < total {
+        workers.deal(&trace, &mut todo, args.inflight.into()).await;
+        match workers.next().await? {
+            Event::Done(outcome) => {
+                totals.add(&outcome);
+                bar.inc(1);
+                bar.set_message(format!("hit rate {:.3}, {} mismatches", totals.hit_rate(), totals.mismatches()));
+            }
+            Event::Gone(lost) => lost.into_iter().rev().for_each(|index| todo.push_front(index)),
+        }
+        if kill_at.is_some_and(|at| totals.requests as usize >= at) {
+            workers.kill_one(&bar);
+        }
+    }
+    let elapsed = clock.now().since(started);
+    bar.finish_and_clear();
+    let stats = master.stats().await?;
+    workers.stop().await;
+    totals.print(elapsed, &stats);
+    println!(
+        "speed-up               x{:.0} expected, x{:.0} measured; lease {} s -> {} ms",
+        trace.span_s() / expected,
+        trace.span_s() / elapsed.as_secs_f64(),
+        LEASE.as_secs(),
+        lease.as_millis()
+    );
+    let good = totals.good(LIMIT);
+    if !good {
+        println!("NOT GOOD: a mismatch, a failure that is no miss, or a wait over {} s", LIMIT.as_secs());
+    }
+    Ok(good)
+}
+
+fn load(args: &Args) -> Result<Trace, String> {
+    let mut trace = match &args.trace {
+        Some(path) => Trace::read(path)?,
+        None => Trace::generate(args.requests.unwrap_or(2000), args.seed),
+    };
+    trace.requests.truncate(args.requests.unwrap_or(usize::MAX));
+    let longest = trace.requests.iter().map(|r| r.hash_ids.len()).max().unwrap_or(0) as u64;
+    if trace.requests.is_empty() || args.capacity / u64::from(args.processes) < longest * args.block_bytes {
+        return Err(format!("a request has up to {longest} blocks: give each process room for that many (--capacity)"));
+    }
+    Ok(trace)
+}
+
+/// How long the replay should take here: what a block costs beyond its bytes, and its bytes at a modest speed.
+fn expected_s(blocks: u64, args: &Args) -> f64 {
+    blocks as f64 * (25e-6 + args.block_bytes as f64 * args.replicas as f64 / 1.2e9)
+}
+
+/// A lease covers the same share of the replay as 10 s do of the trace, but never less than one request needs.
+fn scaled_lease(span_s: f64, expected_s: f64) -> Duration {
+    let scale = if span_s > expected_s { expected_s / span_s } else { 1.0 };
+    LEASE.mul_f64(scale).max(Duration::from_millis(50))
+}
+
+fn kill_point(text: &str, total: usize) -> Result<usize, String> {
+    let wrong = || format!("--kill-one-after takes a count or a share such as 20%, not `{text}`");
+    match text.strip_suffix('%') {
+        Some(share) => {
+            let share: f64 = share.parse().map_err(|_| wrong())?;
+            if (0.0..=100.0).contains(&share) { Ok((total as f64 * share / 100.0) as usize) } else { Err(wrong()) }
+        }
+        None => text.parse().map_err(|_| wrong()),
+    }
+}
+
+fn progress(total: usize) -> ProgressBar {
+    let bar = ProgressBar::new(total as u64);
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} requests, {per_sec}, {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+enum Event {
+    Done(Box<Outcome>),
+    /// A worker is gone and with it these requests.
+    Gone(Vec<usize>),
+}
+
+/// The client processes and what each is busy with.
+struct Workers {
+    members: Vec<Member>,
+    events: mpsc::UnboundedReceiver<(usize, Option<Outcome>)>,
+    killed: bool,
+}
+
+struct Member {
+    child: Child,
+    input: ChildStdin,
+    busy: Vec<usize>,
+    alive: bool,
+}
+
+impl Workers {
+    async fn start(args: &Args, master: &str) -> Result<Self, String> {
+        let (sender, events) = mpsc::unbounded_channel();
+        let mut members = Vec::new();
+        for number in 0..usize::from(args.processes) {
+            let mut process = Process::start("client", args, &["--master-at".into(), master.into()])?;
+            process.ready().await?;
+            let Process { child, input, lines } = process;
+            tokio::spawn(forward(number, lines, sender.clone()));
+            members.push(Member { child, input, busy: Vec::new(), alive: true });
+        }
+        Ok(Self { members, events, killed: false })
+    }
+
+    /// Hands requests to whoever has a hand free, in the order of the trace.
+    async fn deal(&mut self, trace: &Trace, todo: &mut VecDeque<usize>, inflight: usize) {
+        while let Some(index) = todo.front().copied() {
+            let Some(member) =
+                self.members.iter_mut().filter(|m| m.alive && m.busy.len() < inflight).min_by_key(|m| m.busy.len())
+            else {
+                return;
+            };
+            todo.pop_front();
+            member.busy.push(index);
+            let line = format!("{}\n", json!({"index": index, "ids": trace.requests[index].hash_ids}));
+            // A worker that is gone says so by the end of its output; its requests come back then.
+            let _ = member.input.write_all(line.as_bytes()).await;
+        }
+    }
+
+    async fn next(&mut self) -> Result<Event, String> {
+        let Some((number, outcome)) = self.events.recv().await else {
+            return Err("every client process is gone".into());
+        };
+        let member = &mut self.members[number];
+        match outcome {
+            Some(outcome) => {
+                member.busy.retain(|&index| index != outcome.index);
+                Ok(Event::Done(Box::new(outcome)))
+            }
+            None => {
+                member.alive = false;
+                if !self.killed {
+                    return Err(format!("client process {number} ended by itself"));
+                }
+                Ok(Event::Gone(std::mem::take(&mut self.members[number].busy)))
+            }
+        }
+    }
+
+    fn kill_one(&mut self, bar: &ProgressBar) {
+        if self.killed {
+            return;
+        }
+        self.killed = true;
+        if let Some(member) = self.members.last_mut() {
+            bar.println(format!("kill -9 {}", member.child.id().unwrap_or(0)));
+            let _ = member.child.start_kill();
+        }
+    }
+
+    async fn stop(self) {
+        for Member { mut child, input, alive, .. } in self.members {
+            // The end of its input tells a worker to close.
+            drop(input);
+            if alive {
+                let _ = child.wait().await;
+            }
+        }
+    }
+}
+
+async fn forward(number: usize, mut lines: Lines<BufReader<ChildStdout>>, to: mpsc::UnboundedSender<(usize, Option<Outcome>)>) {
+    while let Ok(Some(line)) = lines.next_line().await {
+        if let Ok(outcome) = serde_json::from_str(&line) {
+            let _ = to.send((number, Some(outcome)));
+        }
+    }
+    let _ = to.send((number, None));
+}
+
+/// This program again, in another role.
+struct Process {
+    child: Child,
+    input: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Process {
+    fn start(role: &str, args: &Args, extra: &[String]) -> Result<Self, String> {
+        let program = std::env::current_exe().map_err(|e| format!("this program has no path: {e}"))?;
+        let mut command = Command::new(program);
+        command
+            .args(["--role", role, "--policy", &args.policy])
+            .args(["--block-bytes", &args.block_bytes.to_string()])
+            .args(["--capacity", &args.capacity.to_string()])
+            .args(["--processes", &args.processes.to_string()])
+            .args(["--inflight", &args.inflight.to_string()])
+            .args(["--replicas", &args.replicas.to_string()])
+            .args(["--watermark", &args.watermark.to_string()])
+            .args(extra)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true);
+        let mut child = command.spawn().map_err(|e| format!("cannot start a {role} process: {e}"))?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err("a child process has no pipes".into());
+        };
+        Ok(Self { child, input, lines: BufReader::new(output).lines() })
+    }
+
+    /// The address it prints once it is up.
+    async fn ready(&mut self) -> Result<String, String> {
+        match self.line().await?.get("ready").and_then(Value::as_str) {
+            Some(address) => Ok(address.to_owned()),
+            None => Err("a child process did not come up; its messages are above".into()),
+        }
+    }
+
+    /// The master's counters.
+    async fn stats(&mut self) -> Result<MasterStats, String> {
+        self.input.write_all(b"stats\n").await.map_err(|e| format!("the master is gone: {e}"))?;
+        serde_json::from_value(self.line().await?).map_err(|e| format!("the master's counters: {e}"))
+    }
+
+    async fn line(&mut self) -> Result<Value, String> {
+        let line = self.lines.next_line().await.and_then(|line| line.ok_or(io::ErrorKind::UnexpectedEof.into()));
+        let line = line.map_err(|_| "a child process ended; its messages are above".to_owned())?;
+        serde_json::from_str(&line).map_err(|e| format!("a child process printed `{line}`: {e}"))
+    }
+}

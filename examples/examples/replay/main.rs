@@ -1,0 +1,101 @@
+//! Replays a trace of LLM requests against a real cluster and checks every byte of every hit.
+//!
+//! ```sh
+//! cargo run --release --example replay -- --trace conversation_trace.jsonl --capacity 640MiB --processes 3
+//! ```
+//!
+//! Starts a master and `--processes` clients, each a process of its own, on loopback. A request of the trace
+//! becomes: match the longest cached prefix, get those blocks, put the rest. A block's bytes follow from its id, so
+//! a wrong byte anywhere is found. Without `--trace` it makes a trace of the same shape from `--seed`.
+//! Exit status: 0 only when nothing was wrong, nothing failed other than as a miss, and nothing took over 2 s.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example talks to its terminal")]
+
+mod coordinator;
+mod report;
+mod roles;
+mod trace;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// Replays a trace against a master and clients in separate processes, checking every byte.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "replay")]
+pub(crate) struct Args {
+    /// Trace in the FAST'25 format, one JSON request a line; made from --seed when absent.
+    #[arg(long)]
+    trace: Option<PathBuf>,
+    /// Requests to replay: all of a trace file, 2000 of a made one.
+    #[arg(long)]
+    requests: Option<usize>,
+    /// Seed of a made trace.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Bytes per block of 512 tokens.
+    #[arg(long, default_value = "64KiB", value_parser = size)]
+    block_bytes: u64,
+    /// Memory of all clients together.
+    #[arg(long, default_value = "640MiB", value_parser = size)]
+    capacity: u64,
+    /// Client processes.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=64))]
+    processes: u16,
+    /// Requests in flight in each client process.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    inflight: u16,
+    /// What the master evicts first: lru, fifo or s3fifo.
+    #[arg(long, default_value = "lru")]
+    policy: String,
+    /// Copies of every block.
+    #[arg(long, default_value_t = 1)]
+    replicas: u64,
+    /// Fill level at which the master starts to evict, 0 to 1.
+    #[arg(long, default_value_t = 1.0)]
+    watermark: f64,
+    /// Lease in milliseconds, instead of 10 s scaled by the expected speed-up.
+    #[arg(long)]
+    lease_ms: Option<u64>,
+    /// Kill -9 one client after this many requests, or this share of them (`20%`).
+    #[arg(long)]
+    kill_one_after: Option<String>,
+    #[command(flatten)]
+    role: roles::RoleArgs,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "error".into()))
+        .with_writer(std::io::stderr)
+        .init();
+    let outcome = match args.role.role() {
+        Some(role) => role.run(&args).map(|()| true),
+        None => coordinator::run(&args),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(2),
+        Err(error) => {
+            eprintln!("replay: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// `65536`, `64KiB`, `640MB`: units are powers of 1024, as in the existing system's settings.
+fn size(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return Err(format!("`{unit}` is no unit of bytes; use KiB, MiB, GiB")),
+    };
+    let number: u64 = number.parse().map_err(|_| format!("`{text}` is not a number of bytes"))?;
+    number.checked_mul(1 << shift).filter(|&n| n > 0).ok_or_else(|| format!("`{text}` is out of range"))
+}

@@ -1,0 +1,138 @@
+//! Counting what happened, and the table at the end.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+/// What one request did, as its worker tells the coordinator.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Outcome {
+    /// Index in the trace.
+    pub(crate) index: usize,
+    /// Blocks in the request.
+    pub(crate) blocks: u64,
+    /// Blocks of its prefix that came back right.
+    pub(crate) hit: u64,
+    /// Blocks whose bytes were wrong.
+    pub(crate) mismatches: u64,
+    /// Blocks put, and how many of them were there already.
+    pub(crate) put: u64,
+    pub(crate) existed: u64,
+    /// Blocks matched that were gone when read: misses.
+    pub(crate) lost: u64,
+    /// Blocks for which there was no room.
+    pub(crate) no_room: u64,
+    /// Failures that are not misses, by what they said.
+    pub(crate) failures: BTreeMap<String, u64>,
+    /// Time of each step in microseconds; absent when it had nothing to do.
+    pub(crate) match_us: Option<u64>,
+    pub(crate) get_us: Option<u64>,
+    pub(crate) put_us: Option<u64>,
+}
+
+/// What the master counted.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct MasterStats {
+    pub(crate) evicted_objects: u64,
+    pub(crate) evicted_bytes: u64,
+    pub(crate) objects: u64,
+    pub(crate) used_bytes: u64,
+    pub(crate) capacity_bytes: u64,
+}
+
+/// The sum of all outcomes.
+pub(crate) struct Totals {
+    block_bytes: u64,
+    pub(crate) requests: u64,
+    sum: Outcome,
+    steps: [(&'static str, Histogram<u64>); 3],
+}
+
+impl Totals {
+    pub(crate) fn new(block_bytes: u64) -> Self {
+        let steps = ["match prefix", "get", "put"].map(|name| {
+            // Three digits from a microsecond to a minute.
+            (name, Histogram::new_with_bounds(1, 60_000_000, 3).expect("constant bounds are valid"))
+        });
+        Self { block_bytes, requests: 0, sum: Outcome::default(), steps }
+    }
+
+    pub(crate) fn add(&mut self, one: &Outcome) {
+        self.requests += 1;
+        let sum = &mut self.sum;
+        for (to, from) in [
+            (&mut sum.blocks, one.blocks),
+            (&mut sum.hit, one.hit),
+            (&mut sum.mismatches, one.mismatches),
+            (&mut sum.put, one.put),
+            (&mut sum.existed, one.existed),
+            (&mut sum.lost, one.lost),
+            (&mut sum.no_room, one.no_room),
+        ] {
+            *to += from;
+        }
+        for (what, count) in &one.failures {
+            *sum.failures.entry(what.clone()).or_default() += count;
+        }
+        for ((_, histogram), time) in self.steps.iter_mut().zip([one.match_us, one.get_us, one.put_us]) {
+            if let Some(time) = time {
+                histogram.saturating_record(time);
+            }
+        }
+    }
+
+    /// Longest single step of any request.
+    pub(crate) fn longest(&self) -> Duration {
+        Duration::from_micros(self.steps.iter().map(|(_, h)| h.max()).max().unwrap_or(0))
+    }
+
+    /// Share of all blocks that a cached prefix covered.
+    pub(crate) fn hit_rate(&self) -> f64 {
+        ratio(self.sum.hit as f64, self.sum.blocks as f64)
+    }
+
+    /// Whether the run may count as good: right bytes, misses at worst, and no wait beyond the limit.
+    pub(crate) fn good(&self, limit: Duration) -> bool {
+        self.sum.mismatches == 0 && self.sum.failures.is_empty() && self.longest() <= limit
+    }
+
+    pub(crate) fn mismatches(&self) -> u64 {
+        self.sum.mismatches
+    }
+
+    pub(crate) fn print(&self, elapsed: Duration, master: &MasterStats) {
+        let sum = &self.sum;
+        let moved = (sum.hit + sum.put - sum.existed) * self.block_bytes;
+        let row = |name: &str, value: String| println!("{name:<22} {value}");
+        row("requests", self.requests.to_string());
+        row("blocks", format!("{} of {} bytes", sum.blocks, self.block_bytes));
+        row("prefix hit rate", format!("{:.4}", self.hit_rate()));
+        row("gets", format!("{} blocks, each checked", sum.hit));
+        row("puts", format!("{} blocks, {} of them there already", sum.put, sum.existed));
+        row("misses after match", sum.lost.to_string());
+        row("no room", sum.no_room.to_string());
+        row("payload moved", format!("{:.2} GB/s over {:.1} s", ratio(moved as f64 / 1e9, elapsed.as_secs_f64()), elapsed.as_secs_f64()));
+        for (name, histogram) in &self.steps {
+            let at = |q: f64| histogram.value_at_quantile(q) as f64 / 1000.0;
+            row(
+                &format!("{name} latency"),
+                format!("p50 {:.2} ms  p99 {:.2} ms  max {:.2} ms  ({} calls)", at(0.5), at(0.99), histogram.max() as f64 / 1000.0, histogram.len()),
+            );
+        }
+        row("evictions", format!("{} objects, {} MiB", master.evicted_objects, master.evicted_bytes >> 20));
+        row(
+            "memory at the end",
+            format!("{} of {} MiB, {} objects", master.used_bytes >> 20, master.capacity_bytes >> 20, master.objects),
+        );
+        for (what, count) in &sum.failures {
+            row("FAILED", format!("{count} x {what}"));
+        }
+        row("mismatches", sum.mismatches.to_string());
+    }
+}
+
+fn ratio(part: f64, whole: f64) -> f64 {
+    if whole == 0.0 { 0.0 } else { part / whole }
+}

@@ -1,0 +1,292 @@
+//! The processes of a replay: a master, and clients that do the requests they are sent.
+
+use std::io::{BufRead, Write};
+use std::time::Duration;
+
+use clap::{Args as ClapArgs, ValueEnum};
+use mooncake_core::clock::SystemClock;
+use mooncake_core::evict::PolicyKind;
+use mooncake_core::replica::ReplicateConfig;
+use mooncake_core::{Clock, Error, ErrorKind};
+use mooncake_store::client::{Client, PutOutcome};
+use mooncake_store::config::MasterConfig;
+use mooncake_store::server::MasterServer;
+use mooncake_store::transport_set::TransportSet;
+use mooncake_transport::SliceMut;
+use serde::Deserialize;
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use crate::Args;
+use crate::report::{MasterStats, Outcome};
+use crate::trace::{key, payload};
+
+/// No operation of a client takes longer than this; the coordinator's limit leaves room for a slow machine.
+const OPERATION: Duration = Duration::from_millis(1500);
+
+/// What the coordinator tells a process it starts.
+#[derive(Clone, Debug, ClapArgs)]
+pub(crate) struct RoleArgs {
+    /// Used by replay itself for the processes it starts.
+    #[arg(long, hide = true)]
+    role: Option<Role>,
+    /// Address of the master, for a client.
+    #[arg(long, hide = true, default_value = "")]
+    master_at: String,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Role {
+    Master,
+    Client,
+}
+
+impl RoleArgs {
+    pub(crate) fn role(&self) -> Option<Role> {
+        self.role
+    }
+}
+
+impl Role {
+    pub(crate) fn run(self, args: &Args) -> Result<(), String> {
+        let runtime = match self {
+            Role::Master => tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build(),
+            // One thread does everything a client does: an answer never crosses threads.
+            Role::Client => tokio::runtime::Builder::new_current_thread().enable_all().build(),
+        };
+        let runtime = runtime.map_err(|e| format!("no async runtime: {e}"))?;
+        match self {
+            Role::Master => runtime.block_on(master(args)),
+            Role::Client => runtime.block_on(client(args)),
+        }
+    }
+}
+
+fn say(value: &serde_json::Value) -> Result<(), String> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{value}").and_then(|()| out.flush()).map_err(|e| format!("the coordinator is gone: {e}"))
+}
+
+/// Lines of standard input, read on a thread of their own; the channel ends with the input.
+fn input() -> mpsc::UnboundedReceiver<String> {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines() {
+            if line.ok().and_then(|line| sender.send(line).ok()).is_none() {
+                break;
+            }
+        }
+    });
+    receiver
+}
+
+async fn master(args: &Args) -> Result<(), String> {
+    let mut config = MasterConfig {
+        rpc_address: "127.0.0.1".into(),
+        rpc_port: 0,
+        metrics_host: "127.0.0.1".into(),
+        metrics_port: 0,
+        metric_reporting: false,
+        ..MasterConfig::default()
+    };
+    config.options.lease_ttl = Duration::from_millis(args.lease_ms.unwrap_or(10_000));
+    config.options.high_watermark = args.watermark;
+    config.eviction = args.policy.parse::<PolicyKind>().map_err(|e| e.to_string())?.into();
+    let server = MasterServer::start(config).await.map_err(|e| e.to_string())?;
+    say(&json!({"ready": server.addresses().rpc.to_string()}))?;
+    let mut lines = input();
+    while lines.recv().await.is_some() {
+        let stats = server.master().stats();
+        say(&json!(MasterStats {
+            evicted_objects: stats.evicted_keys,
+            evicted_bytes: stats.evicted_bytes,
+            objects: stats.objects,
+            used_bytes: stats.segments.iter().map(|s| s.used).sum(),
+            capacity_bytes: stats.segments.iter().map(|s| s.segment.size).sum(),
+        }))?;
+    }
+    server.stop().await;
+    Ok(())
+}
+
+#[derive(Debug, Deserialize)]
+struct Task {
+    index: usize,
+    ids: Vec<u64>,
+}
+
+async fn client(args: &Args) -> Result<(), String> {
+    let client = Client::builder()
+        .master(args.role.master_at.as_str())
+        .local_hostname("127.0.0.1")
+        .advertise(std::net::Ipv4Addr::LOCALHOST.into())
+        .segment(args.capacity / u64::from(args.processes))
+        .local_buffer(0)
+        .timeout(OPERATION)
+        .connect()
+        .await
+        .map_err(|e| e.to_string())?;
+    say(&json!({"ready": client.hostname()}))?;
+    let (sender, tasks) = queues(args.inflight.into());
+    let mut lanes = tokio::task::JoinSet::new();
+    for tasks in tasks {
+        lanes.spawn(lane(client.clone(), tasks, args.block_bytes as usize, ReplicateConfig::replicas(args.replicas)));
+    }
+    let mut lines = input();
+    let mut turn = 0;
+    while let Some(line) = lines.recv().await {
+        let task: Task = serde_json::from_str(&line).map_err(|e| format!("a request that is none: {e}"))?;
+        let lane = &sender[turn % sender.len()];
+        turn += 1;
+        lane.send(task).map_err(|_| "a lane ended".to_owned())?;
+    }
+    drop(sender);
+    while let Some(done) = lanes.join_next().await {
+        done.map_err(|e| e.to_string())??;
+    }
+    client.close().await.map_err(|e| e.to_string())
+}
+
+type Queues = (Vec<mpsc::UnboundedSender<Task>>, Vec<mpsc::UnboundedReceiver<Task>>);
+
+fn queues(lanes: usize) -> Queues {
+    (0..lanes).map(|_| mpsc::unbounded_channel()).unzip()
+}
+
+/// Does one request after the other, with buffers of its own.
+async fn lane(
+    client: Client,
+    mut tasks: mpsc::UnboundedReceiver<Task>,
+    block: usize,
+    config: ReplicateConfig,
+) -> Result<(), String> {
+    let mut worker = Worker { slots: Vec::new(), scratch: vec![0; block * 2], client, block, config, clock: SystemClock::new() };
+    while let Some(task) = tasks.recv().await {
+        let outcome = worker.request(task).await.map_err(|e| e.to_string())?;
+        say(&json!(outcome))?;
+    }
+    Ok(())
+}
+
+struct Worker {
+    client: Client,
+    /// Registered blocks, read into and put from.
+    slots: Vec<SliceMut<TransportSet>>,
+    /// What came, and what should have.
+    scratch: Vec<u8>,
+    block: usize,
+    config: ReplicateConfig,
+    clock: SystemClock,
+}
+
+impl Worker {
+    /// Match the prefix, get it, put the rest.
+    async fn request(&mut self, task: Task) -> Result<Outcome, Error> {
+        let keys: Vec<Vec<u8>> = task.ids.iter().map(|&id| key(id)).collect();
+        let mut outcome = Outcome { index: task.index, blocks: keys.len() as u64, ..Outcome::default() };
+        let before = self.clock.now();
+        let there = match self.client.batch_exist(&keys).await {
+            Ok(answers) => answers.into_iter().take_while(|a| matches!(a, Ok(true))).count(),
+            Err(error) => {
+                outcome.failed("match", &error);
+                0
+            }
+        };
+        outcome.match_us = Some(self.us_since(before));
+        let hit = self.get(&task.ids[..there], &keys[..there], &mut outcome).await?;
+        self.put(&task.ids[hit..], &keys[hit..], &mut outcome).await?;
+        Ok(outcome)
+    }
+
+    /// How many of the blocks came back, from the first on, until one did not.
+    async fn get(&mut self, ids: &[u64], keys: &[Vec<u8>], outcome: &mut Outcome) -> Result<usize, Error> {
+        if ids.is_empty() {
+            return Ok(0);
+        }
+        let slots = self.take(ids.len())?;
+        let before = self.clock.now();
+        let (asked, reads) = self.client.batch_get_into(keys.iter().zip(slots).collect()).await;
+        outcome.get_us = Some(self.us_since(before));
+        if let Err(error) = asked {
+            outcome.failed("get", &error);
+        }
+        let mut unbroken = true;
+        for (&id, (result, slot)) in ids.iter().zip(reads) {
+            match result {
+                Ok(Some(len)) if len == self.block && self.is_right(id, &slot)? => outcome.hit += u64::from(unbroken),
+                Ok(Some(_)) => outcome.mismatches += 1,
+                Ok(None) => {
+                    outcome.lost += 1;
+                    unbroken = false;
+                }
+                Err(error) => {
+                    // An answer that came after its lease is worth as much as none.
+                    match error.kind() {
+                        ErrorKind::Expired => outcome.lost += 1,
+                        _ => outcome.failed("get", &error),
+                    }
+                    unbroken = false;
+                }
+            }
+            self.slots.push(slot);
+        }
+        Ok(outcome.hit as usize)
+    }
+
+    async fn put(&mut self, ids: &[u64], keys: &[Vec<u8>], outcome: &mut Outcome) -> Result<(), Error> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let mut items = Vec::with_capacity(ids.len());
+        for ((&id, key), mut slot) in ids.iter().zip(keys).zip(self.take(ids.len())?) {
+            payload(id, &mut self.scratch[..self.block]);
+            slot.copy_from(0, &self.scratch[..self.block])?;
+            items.push((key, slot.into_shared()));
+        }
+        let before = self.clock.now();
+        let results = self.client.batch_put_from(&items, &self.config).await;
+        outcome.put_us = Some(self.us_since(before));
+        match results {
+            Ok(results) => results.iter().for_each(|result| match result {
+                Ok(PutOutcome::Stored) => outcome.put += 1,
+                Ok(PutOutcome::Existed) => {
+                    outcome.put += 1;
+                    outcome.existed += 1;
+                }
+                Err(error) if error.kind() == ErrorKind::NoSpace => outcome.no_room += 1,
+                Err(error) => outcome.failed("put", error),
+            }),
+            Err(error) => outcome.failed("put", &error),
+        }
+        // A slot that is still on its way out stays behind; a new one takes its place when it is needed.
+        self.slots.extend(items.into_iter().filter_map(|(_, slot)| slot.exclusive().ok()));
+        Ok(())
+    }
+
+    /// Compares a block with what its id says it must be.
+    fn is_right(&mut self, id: u64, slot: &SliceMut<TransportSet>) -> Result<bool, Error> {
+        let (got, expected) = self.scratch.split_at_mut(self.block);
+        slot.copy_to(0, got)?;
+        payload(id, expected);
+        Ok(got == expected)
+    }
+
+    fn take(&mut self, count: usize) -> Result<Vec<SliceMut<TransportSet>>, Error> {
+        while self.slots.len() < count {
+            let region = self.client.alloc_registered(self.block)?;
+            let slot = region.exclusive().map_err(|_| Error::internal("a new region has another handle"))?;
+            self.slots.push(slot);
+        }
+        Ok(self.slots.split_off(self.slots.len() - count))
+    }
+
+    fn us_since(&self, before: mooncake_core::clock::Moment) -> u64 {
+        u64::try_from(self.clock.now().since(before).as_micros()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Outcome {
+    fn failed(&mut self, what: &str, error: &Error) {
+        *self.failures.entry(format!("{what}: {error}")).or_default() += 1;
+    }
+}

@@ -1,0 +1,142 @@
+//! Runs every target on a stable compiler: each corpus file, then mutations of the corpus for a number of seconds.
+//!
+//! Finds panics, hangs of over a second, and allocations out of all proportion to the input. An input that does is
+//! written beside the corpus and named.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use mooncake_core::Clock;
+use mooncake_core::clock::{Moment, Rng, SystemClock};
+use mooncake_fuzz::TARGETS;
+
+/// Largest single allocation since it was last reset.
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
+
+struct Watching;
+
+// SAFETY: everything is the system allocator's doing; this only looks at the sizes.
+unsafe impl GlobalAlloc for Watching {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
+        // SAFETY: passed on as it came.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: passed on as it came.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        LARGEST.fetch_max(size, Ordering::Relaxed);
+        // SAFETY: passed on as it came.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Watching = Watching;
+
+fn main() -> ExitCode {
+    let seconds = std::env::args().nth(1).and_then(|s| s.parse().ok()).unwrap_or(20);
+    let seed = std::env::args().nth(2).and_then(|s| s.parse().ok()).unwrap_or(1);
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut bad = 0;
+    for (name, target) in TARGETS {
+        match check(name, *target, Duration::from_secs(seconds), seed) {
+            Ok(runs) => println!("{name:<16} {runs} inputs"),
+            Err(error) => {
+                println!("{name:<16} FAILED: {error}");
+                bad += 1;
+            }
+        }
+    }
+    println!("{} passed, {bad} failed", TARGETS.len() - bad);
+    if bad == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn check(name: &str, target: fn(&[u8]), span: Duration, seed: u64) -> Result<u64, String> {
+    let clock = SystemClock::new();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
+    let corpus = read_corpus(&folder)?;
+    let mut runs = 0;
+    for input in &corpus {
+        one(&clock, &folder, target, input)?;
+        runs += 1;
+    }
+    let mut rng = Rng::seeded(seed);
+    let end = clock.now().after(span);
+    while clock.now() < end {
+        let input = mutate(&corpus, &mut rng);
+        one(&clock, &folder, target, &input)?;
+        runs += 1;
+    }
+    Ok(runs)
+}
+
+fn one(clock: &SystemClock, folder: &Path, target: fn(&[u8]), input: &[u8]) -> Result<(), String> {
+    LARGEST.store(0, Ordering::Relaxed);
+    let before: Moment = clock.now();
+    let outcome = catch_unwind(AssertUnwindSafe(|| target(input)));
+    let largest = LARGEST.load(Ordering::Relaxed);
+    let what = if outcome.is_err() {
+        "panic".to_owned()
+    } else if clock.now().since(before) > Duration::from_secs(1) {
+        "took over a second".to_owned()
+    } else if largest > (1 << 18) + 64 * input.len() {
+        format!("allocated {largest} bytes at once")
+    } else {
+        return Ok(());
+    };
+    let path: PathBuf = folder.join(format!("crash-{}", input.len()));
+    let _ = std::fs::create_dir_all(folder);
+    let _ = std::fs::write(&path, input);
+    Err(format!("{what}; the input is in {}", path.display()))
+}
+
+fn read_corpus(folder: &Path) -> Result<Vec<Vec<u8>>, String> {
+    let listing = std::fs::read_dir(folder).map_err(|e| format!("no corpus in {}: {e}", folder.display()))?;
+    let mut paths: Vec<PathBuf> = listing.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.sort();
+    let files = paths.iter().map(|path| std::fs::read(path).map_err(|e| e.to_string()));
+    files.collect()
+}
+
+/// A corpus input with a few bytes changed, cut, doubled, spliced, or numbers put at their limits.
+fn mutate(corpus: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
+    let pick = |rng: &mut Rng| corpus.get(rng.below(corpus.len() as u64) as usize).cloned().unwrap_or_default();
+    let mut input = pick(rng);
+    for _ in 0..=rng.below(4) {
+        let at = rng.below(input.len() as u64 + 1) as usize;
+        match rng.below(7) {
+            0 => input.truncate(at),
+            1 => input.insert(at, rng.next_u64() as u8),
+            2 => {
+                let other = pick(rng);
+                let from = rng.below(other.len() as u64 + 1) as usize;
+                input.truncate(at);
+                input.extend_from_slice(&other[from..]);
+            }
+            3 => {
+                let limits = [0, 1, 0x7f, 0x80, 0xff, 0xffff, u64::from(u32::MAX), 1 << 31, 1 << 63, u64::MAX];
+                let number = limits[rng.below(limits.len() as u64) as usize].to_le_bytes();
+                let end = (at + 8).min(input.len());
+                let width = end - at;
+                input[at..end].copy_from_slice(&number[..width]);
+            }
+            4 => {
+                let tail = input[at..].to_vec();
+                input.extend(tail);
+                input.truncate(1 << 16);
+            }
+            _ if at < input.len() => input[at] ^= 1 << rng.below(8),
+            _ => {}
+        }
+    }
+    input
+}
