@@ -13,6 +13,8 @@ use mooncake_transport::{Sink, Slice, SliceMut, Source, Transport};
 pub(crate) enum Outgoing<T: Transport> {
     /// Registered memory of the caller's.
     Slice(Slice<T>),
+    /// Memory that is not registered, for wires that take it.
+    Plain(Bytes),
     /// A part of a staging buffer.
     Staged(Part<T>),
 }
@@ -31,12 +33,13 @@ impl<T: Transport> Part<T> {
     }
 }
 
-// SAFETY: a slice answers for itself. A part is inside its buffer (`new`), whose bytes stay where they are until the last
+// SAFETY: slices and `Bytes` answer for themselves. A part is inside its buffer (`new`), whose bytes stay where they are until the last
 // part is gone, and nobody can write them: that takes the buffer alone, and it is shared.
 unsafe impl<T: Transport> Source<T> for Outgoing<T> {
     fn local(&self) -> Local<'_, T::Registration> {
         match self {
             Self::Slice(slice) => slice.local(),
+            Self::Plain(bytes) => <Bytes as Source<T>>::local(bytes),
             Self::Staged(part) => {
                 let whole = part.buffer.local();
                 // SAFETY: `start <= end <= len` of the buffer.

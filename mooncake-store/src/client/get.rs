@@ -295,7 +295,7 @@ impl<T: Transport> Inner<T> {
         if let Some(buffer) = self.staging.as_ref().and_then(|staging| staging.room_for_value(len)) {
             return Ok(Incoming::Buffer(buffer));
         }
-        if len < OWN_PAGES && !self.engine.transport().capabilities().needs_registration {
+        if len < OWN_PAGES && !self.needs_registration() {
             return Ok(Incoming::Heap(vec![0; len]));
         }
         let region = self.engine.register_local(Arc::new(HostMemory::new(len)?))?;

@@ -163,6 +163,11 @@ impl<T: Transport> Inner<T> {
         Caller { client: self.id, tenant: &self.config.tenant }
     }
 
+    /// Whether the wire takes registered memory only.
+    fn needs_registration(&self) -> bool {
+        self.engine.transport().capabilities().needs_registration
+    }
+
     /// Refuses what comes after `close`.
     fn usable(&self) -> Result<()> {
         if *self.closed.borrow() {
@@ -241,6 +246,7 @@ impl<T: Transport> Drop for Inner<T> {
                 if !matches!(told, Ok(Ok(()))) {
                     tracing::debug!(client = %id, "the master was not told that a client went away");
                 }
+                let _ = mount::drop_region(Some(gone)).await;
             }
         });
     }

@@ -37,6 +37,30 @@ impl<T: Transport> Client<T> {
         self.write_one(WriteMode::Put, key.as_ref(), Payload::Bytes(value.as_ref()), config).await
     }
 
+    /// [`put`](Self::put) of bytes that stay as they are, so that a wire that does not ask for registered memory (TCP does
+    /// not) sends them without a copy.
+    pub async fn put_bytes(
+        &self,
+        key: impl AsRef<[u8]>,
+        value: &Bytes,
+        config: &ReplicateConfig,
+    ) -> Result<PutOutcome> {
+        self.write_one(WriteMode::Put, key.as_ref(), Payload::Shared(value), config).await
+    }
+
+    /// [`put_bytes`](Self::put_bytes) of many values, as [`batch_put`](Self::batch_put).
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn batch_put_bytes<K: AsRef<[u8]>>(
+        &self,
+        items: &[(K, Bytes)],
+        config: &ReplicateConfig,
+    ) -> Result<Vec<Result<PutOutcome>>> {
+        let items: Vec<_> = items.iter().map(|(k, v)| item(k, Payload::Shared(v))).collect();
+        put::write(&self.inner, WriteMode::Put, &items, config).await
+    }
+
     /// [`put`](Self::put) from registered memory: the bytes go from there to where they are kept, without a copy between.
     pub async fn put_from(
         &self,

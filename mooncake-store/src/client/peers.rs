@@ -8,19 +8,29 @@ use mooncake_core::clock::{Moment, SharedClock};
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 
-/// Who failed and until when it is left alone.
+/// Longest rest, in multiples of the first.
+const MAX_GROWTH: u32 = 8;
+
+/// Who failed and until when it is left alone. The rest doubles with every try in vain: a member that hangs costs each
+/// try its whole time, and the master may take a while to give it up.
 #[derive(Debug)]
 pub(crate) struct Unreachable {
     clock: SharedClock,
     cooldown: Duration,
     /// Number of entries, so that the usual case (none) takes no lock.
     count: AtomicUsize,
-    until: Mutex<HashMap<String, Moment>>,
+    resting: Mutex<HashMap<String, Rest>>,
+}
+
+#[derive(Debug)]
+struct Rest {
+    until: Moment,
+    growth: u32,
 }
 
 impl Unreachable {
     pub(crate) fn new(clock: SharedClock, cooldown: Duration) -> Self {
-        Self { clock, cooldown, count: AtomicUsize::new(0), until: Mutex::default() }
+        Self { clock, cooldown, count: AtomicUsize::new(0), resting: Mutex::default() }
     }
 
     /// Refuses a member that failed a moment ago (`TRANSFER_FAIL`).
@@ -28,35 +38,39 @@ impl Unreachable {
         if self.count.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
-        let mut until = self.until.lock();
-        let Some(at) = until.get_mut(endpoint) else { return Ok(()) };
+        let mut resting = self.resting.lock();
+        let Some(rest) = resting.get_mut(endpoint) else { return Ok(()) };
         let now = self.clock.now();
-        if now < *at {
+        if now < rest.until {
             return Err(Error::new(
                 ErrorCode::TransferFail,
                 format!("{endpoint} could not be reached a moment ago"),
             ));
         }
         // This operation tries again; the others wait for what it finds.
-        *at = now.after(self.cooldown);
+        rest.until = now.after(self.cooldown * rest.growth);
+        rest.growth = (rest.growth * 2).min(MAX_GROWTH);
         Ok(())
     }
 
     /// It could not be reached.
     pub(crate) fn failed(&self, endpoint: &str) {
         let now = self.clock.now();
-        let mut until = self.until.lock();
-        until.retain(|_, at| *at > now);
-        until.insert(endpoint.to_owned(), now.after(self.cooldown));
-        self.count.store(until.len(), Ordering::Release);
+        let mut resting = self.resting.lock();
+        // Members that are gone for good are not asked for again, and need no entry.
+        let forget = self.cooldown * (4 * MAX_GROWTH);
+        resting.retain(|_, rest| now.since(rest.until) < forget);
+        let rest = resting.entry(endpoint.to_owned()).or_insert(Rest { until: now, growth: 1 });
+        rest.until = rest.until.max(now.after(self.cooldown));
+        self.count.store(resting.len(), Ordering::Release);
     }
 
     /// It answered.
     pub(crate) fn answered(&self, endpoint: &str) {
         if self.count.load(Ordering::Acquire) != 0 {
-            let mut until = self.until.lock();
-            until.remove(endpoint);
-            self.count.store(until.len(), Ordering::Release);
+            let mut resting = self.resting.lock();
+            resting.remove(endpoint);
+            self.count.store(resting.len(), Ordering::Release);
         }
     }
 }
@@ -80,6 +94,24 @@ mod tests {
         clock.advance(Duration::from_secs(1));
         peers.check("a").unwrap();
         peers.check("a").unwrap_err();
+        peers.answered("a");
+        peers.check("a").unwrap();
+    }
+
+    #[test]
+    fn the_rest_grows_while_tries_are_in_vain() {
+        let clock = Arc::new(ManualClock::new());
+        let peers = Unreachable::new(clock.clone(), Duration::from_secs(1));
+        let mut tries = Vec::new();
+        peers.failed("a");
+        for second in 0..40 {
+            if peers.check("a").is_ok() {
+                tries.push(second);
+                peers.failed("a");
+            }
+            clock.advance(Duration::from_secs(1));
+        }
+        assert_eq!(tries, [1, 2, 4, 8, 16, 24, 32]);
         peers.answered("a");
         peers.check("a").unwrap();
     }

@@ -10,12 +10,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use mooncake_core::clock::Moment;
 use mooncake_core::ids::ObjectKey;
 use mooncake_core::replica::{Replica, ReplicaType, ReplicateConfig};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::{Slice, Transport};
 
+use super::buffers::Outgoing;
 use super::deadline::Deadline;
 use super::send::{Flight, Target};
 use super::{Inner, again, shown};
@@ -40,6 +42,8 @@ pub enum PutOutcome {
 pub(crate) enum Payload<'a, T: Transport> {
     /// Ordinary memory: copied once, into the local buffer.
     Bytes(&'a [u8]),
+    /// Ordinary memory that stays as it is: sent from where it is, when the wire can.
+    Shared(&'a Bytes),
     /// Registered memory: sent from where it is.
     Slice(&'a Slice<T>),
 }
@@ -48,7 +52,26 @@ impl<T: Transport> Payload<'_, T> {
     pub(crate) fn len(&self) -> usize {
         match self {
             Payload::Bytes(bytes) => bytes.len(),
+            Payload::Shared(bytes) => bytes.len(),
             Payload::Slice(slice) => slice.len(),
+        }
+    }
+
+    /// The bytes, if they have to go through the local buffer.
+    pub(crate) fn staged(&self, needs_registration: bool) -> Option<&[u8]> {
+        match *self {
+            Payload::Bytes(bytes) => Some(bytes),
+            Payload::Shared(bytes) if needs_registration => Some(bytes),
+            Payload::Shared(_) | Payload::Slice(_) => None,
+        }
+    }
+
+    /// The bytes, if they are sent from where they are.
+    pub(crate) fn direct(&self, needs_registration: bool) -> Option<Outgoing<T>> {
+        match *self {
+            Payload::Slice(slice) => Some(Outgoing::Slice(slice.clone())),
+            Payload::Shared(bytes) if !needs_registration => Some(Outgoing::Plain(bytes.clone())),
+            Payload::Shared(_) | Payload::Bytes(_) => None,
         }
     }
 }
@@ -104,12 +127,12 @@ fn refusal<T: Transport>(client: &Inner<T>, item: &Item<'_, T>) -> Option<Error>
     if item.value.len() == 0 {
         return Some(Error::invalid("a value must not be empty").context(shown(item.key)));
     }
-    match item.value {
-        Payload::Bytes(_) if client.staging.is_none() => Some(Error::invalid(
+    if client.staging.is_none() && item.value.staged(client.needs_registration()).is_some() {
+        return Some(Error::invalid(
             "this client has no local buffer: put from registered memory, or give it one",
-        )),
-        _ => None,
+        ));
     }
+    None
 }
 
 /// Where to ask for space. The master learns of a member's death later than those who talk to it, so after a failure

@@ -11,7 +11,7 @@ use mooncake_transport::{PoolBuf, Transport};
 use super::again;
 use super::buffers::{Outgoing, Part};
 use super::deadline::late;
-use super::put::{Grant, Item, Payload, Writing};
+use super::put::{Grant, Item, Writing};
 use super::staging::{Cutter, Piece, Staging};
 
 /// One replica to write.
@@ -53,20 +53,19 @@ impl<T: Transport> Writing<'_, T> {
         }
         // What is left after this is for the call that ends the put.
         let landing = self.deadline.portion(7, 8);
-        self.send_registered(items, &peers, landing);
+        self.send_direct(items, &peers, landing);
         self.send_staged(items, &peers, landing).await;
         while !self.flights.is_empty() {
             self.land_first().await;
         }
     }
 
-    /// Posts what lies in registered memory, from where it lies.
-    fn send_registered(&mut self, items: &[Item<'_, T>], peers: &Peers<T>, landing: Moment) {
+    /// Posts what can be sent from where it lies.
+    fn send_direct(&mut self, items: &[Item<'_, T>], peers: &Peers<T>, landing: Moment) {
+        let needs_registration = self.client.needs_registration();
         let mut posting = Vec::new();
         for (index, grant) in self.grants.iter().enumerate() {
-            if let Payload::Slice(slice) = items[grant.item].value {
-                self.add(&mut posting, peers, index, 0, || Outgoing::Slice(slice.clone()));
-            }
+            self.add(&mut posting, peers, index, 0, || items[grant.item].value.direct(needs_registration));
         }
         self.post(posting, landing);
     }
@@ -75,11 +74,11 @@ impl<T: Transport> Writing<'_, T> {
     async fn send_staged(&mut self, items: &[Item<'_, T>], peers: &Peers<T>, landing: Moment) {
         let client = self.client;
         let Some(staging) = &client.staging else { return };
-        let staged = |(index, grant): (usize, &Grant<'_>)| match items[grant.item].value {
-            Payload::Bytes(bytes) if grant.failure.is_none() => Some((index, bytes.len())),
-            _ => None,
-        };
-        let values: Vec<(usize, usize)> = self.grants.iter().enumerate().filter_map(staged).collect();
+        let needs_registration = client.needs_registration();
+        let bytes_of = |grant: &Grant<'_>| items[grant.item].value.staged(needs_registration);
+        let to_send = self.grants.iter().enumerate().filter(|(_, grant)| grant.failure.is_none());
+        let values: Vec<(usize, usize)> =
+            to_send.filter_map(|(index, grant)| Some((index, bytes_of(grant)?.len()))).collect();
         let mut cutter = Cutter::new(values.into_iter(), staging.chunk());
         let mut pieces = Vec::new();
         while cutter.fill(&mut pieces) {
@@ -89,7 +88,7 @@ impl<T: Transport> Writing<'_, T> {
             };
             let mut at = 0;
             for piece in &pieces {
-                if let Payload::Bytes(bytes) = items[self.grants[piece.value].item].value {
+                if let Some(bytes) = bytes_of(&self.grants[piece.value]) {
                     buffer[at..at + piece.len]
                         .copy_from_slice(&bytes[piece.offset..piece.offset + piece.len]);
                 }
@@ -137,7 +136,7 @@ impl<T: Transport> Writing<'_, T> {
             let range = at..at + piece.len;
             at = range.end;
             self.add(&mut posting, peers, piece.value, piece.offset, || {
-                Outgoing::Staged(Part::new(buffer.clone(), range.clone()))
+                Some(Outgoing::Staged(Part::new(buffer.clone(), range.clone())))
             });
         }
         self.post(posting, landing);
@@ -150,7 +149,7 @@ impl<T: Transport> Writing<'_, T> {
         peers: &Peers<T>,
         grant: usize,
         offset: usize,
-        bytes: impl Fn() -> Outgoing<T>,
+        bytes: impl Fn() -> Option<Outgoing<T>>,
     ) {
         if self.grants[grant].failure.is_some() {
             return;
@@ -158,10 +157,9 @@ impl<T: Transport> Writing<'_, T> {
         // Targets are in the order of their grants.
         let first = self.targets.partition_point(|target| target.grant < grant);
         for target in self.targets[first..].iter().take_while(|target| target.grant == grant) {
-            if let Ok(peer) = &peers[target.peer] {
-                let remote = target.remote.saturating_add(offset as u64);
-                posting.push(((grant, target.peer), Request::new(peer, remote, bytes())));
-            }
+            let (Ok(peer), Some(bytes)) = (&peers[target.peer], bytes()) else { continue };
+            let remote = target.remote.saturating_add(offset as u64);
+            posting.push(((grant, target.peer), Request::new(peer, remote, bytes)));
         }
     }
 

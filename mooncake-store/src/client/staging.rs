@@ -4,8 +4,9 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::pool::{BufferPool, PoolBuf, PoolConfig};
 use mooncake_transport::{Region, Transport};
 
-/// Most bytes copied before they are sent: enough to keep a wire busy while the next are copied.
-const CHUNK: usize = 1 << 20;
+/// Most bytes copied before they are sent: few enough to be sent out of the processor's cache, and enough to keep a wire
+/// busy while the next are copied.
+const CHUNK: usize = 256 << 10;
 /// A buffer is cut into this many chunks at least, so that several operations find room.
 const CHUNKS: usize = 4;
 

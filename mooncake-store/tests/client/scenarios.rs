@@ -135,6 +135,17 @@ async fn registered_memory_is_used_as_it_is(kind: Kind) {
     let member = || cluster.member().local_buffer(0);
     let (a, b) = (member().connect().await.unwrap(), member().connect().await.unwrap());
     assert_eq!(a.put("k", "v").await.unwrap_err().code(), ErrorCode::InvalidParams);
+    let shared = [("shared 0", value(8, 70_000)), ("shared 1", value(9, 10))];
+    for outcome in a.batch_put_bytes(&shared, &ReplicateConfig::replicas(2)).await.unwrap() {
+        assert_eq!(outcome.unwrap(), PutOutcome::Stored);
+    }
+    assert_eq!(
+        a.put_bytes("shared 0", &shared[1].1, &ReplicateConfig::default()).await.unwrap(),
+        PutOutcome::Existed
+    );
+    for (key, expected) in &shared {
+        assert_eq!(b.get(key).await.unwrap().unwrap(), expected);
+    }
     let bytes = value(1, 3 << 20);
     let mut source = a.alloc_registered(3 << 20).unwrap().exclusive().unwrap();
     source.copy_from(0, &bytes).unwrap();
