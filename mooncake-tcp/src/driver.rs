@@ -110,11 +110,14 @@ impl Driver {
         }
         let stream = state.stream.clone();
         let now = pool.clock.now();
-        match self.watch(lane, &mut state, now, cx) {
-            Watch::Changed => return Turn::Again,
-            Watch::Quiet => {}
-        }
+        let late = self.watch(lane, &mut state, now, cx);
         drop(state);
+        if let Some(late) = late {
+            for piece in late {
+                piece.finish(Err(pool.late()));
+            }
+            return Turn::Again;
+        }
         match stream {
             None => self.dial(lane, cx),
             Some(stream) => self.exchange(lane, &stream, cx),
@@ -162,11 +165,13 @@ impl Driver {
             Flushed::More => true,
             Flushed::Blocked => stream.poll_write_ready(cx).is_ready(),
         };
-        if self.undigested > 0 || lane.lock().answered_early() {
+        let mut early = self.undigested > 0 || lane.lock().answered_early();
+        if early {
             self.digest(lane);
+            early = self.undigested > 0 || lane.lock().answered_early();
         }
-        // What is received next must find its place behind what came before.
-        let readable = self.undigested == 0 && stream.poll_read_ready(cx).is_ready();
+        // What comes next must find its place behind what came before, were it only that the peer closes.
+        let readable = !early && stream.poll_read_ready(cx).is_ready();
         if readable {
             match self.receive(lane, stream) {
                 Ok(n) => {
@@ -190,7 +195,8 @@ impl Driver {
         {
             let state = lane.lock();
             let mut skip = state.received;
-            for (piece, aside) in state.pieces.iter().take(state.expected().min(GATHER)).zip(&mut self.asides) {
+            for (piece, aside) in state.pieces.iter().take(state.expected().min(GATHER)).zip(&mut self.asides)
+            {
                 piece.incoming(skip, aside, &mut list);
                 skip = 0;
                 self.listed += 1;
@@ -244,6 +250,10 @@ impl Driver {
         if !state.awaited {
             self.undigested_is_garbage(&mut state);
         }
+        self.answers += self.answered.len() as u64;
+        if self.answers > 1 {
+            state.careful = false;
+        }
         drop(state);
         if self.undigested == 0 {
             // A status frame of which a part is here moves up along with its piece.
@@ -252,7 +262,6 @@ impl Driver {
             }
             (self.listed, self.settled) = (0, 0);
         }
-        self.answers += self.answered.len() as u64;
         for piece in self.answered.drain(..) {
             piece.finish(Ok(()));
         }
@@ -265,10 +274,18 @@ impl Driver {
         self.undigested = 0;
     }
 
-    /// Sets the timer for the next deadline, and acts when one has passed.
-    fn watch(&mut self, lane: &Lane, state: &mut State, now: Moment, cx: &mut Context<'_>) -> Watch {
+    /// Sets the timer for the next deadline. When one has passed, takes out what was not begun by then and marks a
+    /// connection that is to go with what was.
+    fn watch(
+        &mut self,
+        lane: &Lane,
+        state: &mut State,
+        now: Moment,
+        cx: &mut Context<'_>,
+    ) -> Option<Vec<Piece>> {
+        let patience = self.pool.config.answer_timeout;
         if !state.pieces.is_empty() {
-            let due = state.earliest.min(state.moved.after(self.pool.config.answer_timeout));
+            let due = state.earliest.min(state.moved.after(patience));
             if due < state.armed {
                 // A timer may be up to a millisecond early by its own clock.
                 let span = due.since(now) + Duration::from_millis(1);
@@ -276,34 +293,25 @@ impl Driver {
                 state.armed = due;
             }
         }
-        let Some(timer) = &mut self.timer else { return Watch::Quiet };
-        if timer.as_mut().poll(cx).is_pending() {
-            return Watch::Quiet;
+        if self.timer.as_mut()?.as_mut().poll(cx).is_pending() {
+            return None;
         }
         self.timer = None;
         state.armed = NEVER;
         if state.sending {
             // Pieces must not be moved about now; come back when the sender is out.
             state.awaited = true;
-            return Watch::Quiet;
+            return None;
         }
-        self.expire(lane, state, now);
-        Watch::Changed
-    }
-
-    fn expire(&mut self, lane: &Lane, state: &mut State, now: Moment) {
-        let mut late = Vec::new();
         let begun = state.begun();
+        let mut late = Vec::new();
         lane.take_if(state, begun, |piece| piece.deadline <= now, &mut late);
         if state.pieces.iter().take(begun).any(|piece| piece.deadline <= now) {
-            state.fault = Some(Fault::Expired);
-        } else if begun > 0 && state.moved.after(self.pool.config.answer_timeout) <= now {
-            state.fault = Some(Fault::Stalled);
+            state.fault.get_or_insert(Fault::Expired);
+        } else if begun > 0 && state.moved.after(patience) <= now {
+            state.fault.get_or_insert(Fault::Stalled);
         }
-        for piece in late {
-            // Finishing may wake a task, which takes no lock of ours.
-            piece.finish(Err(self.pool.late()));
-        }
+        Some(late)
     }
 
     /// Closes a broken connection and sorts its queue: who has failed, and who may be asked again.
@@ -322,14 +330,13 @@ impl Driver {
             Fault::Io(_) => answering,
             Fault::Expired | Fault::Stalled => false,
         };
-        // A connection that never answered speaks for all it carried, else only for the request it died under.
-        let charged = match fault {
-            Fault::Io(_) | Fault::Garbage(_) if fresh => begun,
-            Fault::Io(_) => begun.min(1),
-            _ => 0,
-        };
-        for piece in state.pieces.iter_mut().take(charged) {
-            piece.attempts += 1;
+        // It died under the first request. Who was behind is asked again freely, but one by one: an answer can be lost
+        // with a connection that is closed over requests which nobody has read.
+        if matches!(fault, Fault::Io(_) | Fault::Garbage(_)) && begun > 0 {
+            state.careful = true;
+            if let Some(first) = state.pieces.front_mut() {
+                first.attempts += 1;
+            }
         }
         let mut first = true;
         lane.take_if(
@@ -424,11 +431,6 @@ impl Drop for Driver {
             self.end("the runtime is shutting down");
         }
     }
-}
-
-enum Watch {
-    Changed,
-    Quiet,
 }
 
 async fn connect(pool: Arc<Pool>) -> io::Result<TcpStream> {

@@ -72,6 +72,8 @@ pub(crate) struct State {
     /// The task wants to know when that send is over.
     pub(crate) awaited: bool,
     pub(crate) fault: Option<Fault>,
+    /// One request at a time, until the peer has answered two over one connection.
+    pub(crate) careful: bool,
     /// The lane's task exists.
     pub(crate) driven: bool,
     pub(crate) closed: bool,
@@ -129,6 +131,7 @@ impl State {
     ) {
         self.offered = 0;
         let mut skip = self.sent;
+        let window = if self.careful { 1 } else { window };
         let room = window.saturating_sub(self.next);
         for (piece, headers) in self.pieces.iter().skip(self.next).take(room).zip(headers) {
             if skip == 0 && piece.deadline <= now {
@@ -171,6 +174,7 @@ impl Lane {
                 offered: 0,
                 awaited: false,
                 fault: None,
+                careful: false,
                 driven: false,
                 closed: false,
                 earliest: NEVER,

@@ -46,8 +46,12 @@ impl Piece {
     }
 
     pub(crate) fn headers(&self) -> Headers {
-        let request =
-            Request { direction: self.direction, framing: self.framing, addr: self.remote, len: self.len as u64 };
+        let request = Request {
+            direction: self.direction,
+            framing: self.framing,
+            addr: self.remote,
+            len: self.len as u64,
+        };
         let last = self.remote.wrapping_add(self.len as u64 - 1);
         let confirm = Request { direction: Direction::Read, addr: last, len: 1, ..request };
         Headers { request: request.encode(), confirm: confirm.encode() }

@@ -205,8 +205,7 @@ impl Session {
             };
             match request.direction {
                 Direction::Read => {
-                    let status =
-                        (request.framing == Framing::Acknowledged).then_some(Status::Ok.encode());
+                    let status = (request.framing == Framing::Acknowledged).then_some(Status::Ok.encode());
                     self.replies.push(Reply { status, payload: Some(range), request });
                 }
                 Direction::Write => {
@@ -267,7 +266,7 @@ impl Session {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     readable(&self.stream, Some(self.settings.progress)).await?;
-                },
+                }
                 Err(error) => return Err(error.into()),
             }
         }
@@ -280,8 +279,10 @@ impl Session {
             match self.send_some() {
                 Some(Ok(n)) => self.advance(n),
                 Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {
-                    timeout(self.settings.progress, self.stream.writable()).await.map_err(io::Error::from)??;
-                },
+                    timeout(self.settings.progress, self.stream.writable())
+                        .await
+                        .map_err(io::Error::from)??;
+                }
                 Some(Err(error)) => return Err(error.into()),
                 None => {
                     let mut request = self.replies[0].request;

@@ -61,7 +61,8 @@ pub(crate) unsafe fn send<const N: usize>(stream: &TcpStream, list: &mut IoList<
     let message = list.message();
     through(stream, Interest::WRITABLE, wanted, || {
         // SAFETY: the list is well-formed, its places are the caller's promise.
-        let n = unsafe { libc::sendmsg(stream.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+        let n =
+            unsafe { libc::sendmsg(stream.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     })
 }
@@ -72,10 +73,7 @@ pub(crate) unsafe fn send<const N: usize>(stream: &TcpStream, list: &mut IoList<
 ///
 /// # Safety
 /// Every place of the list is writable memory, and nothing that Rust assumes unchanged, for the length of the call.
-pub(crate) unsafe fn receive<const N: usize>(
-    stream: &TcpStream,
-    list: &mut IoList<N>,
-) -> io::Result<usize> {
+pub(crate) unsafe fn receive<const N: usize>(stream: &TcpStream, list: &mut IoList<N>) -> io::Result<usize> {
     let wanted = list.bytes;
     let mut message = list.message();
     through(stream, Interest::READABLE, wanted, || {

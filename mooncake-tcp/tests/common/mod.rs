@@ -1,0 +1,97 @@
+//! A node to talk to, and bytes to talk with.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::memory::HostMemory;
+use mooncake_tcp::{TcpConfig, TcpTransport};
+use mooncake_transport::{Access, Region};
+use tokio::runtime::Runtime;
+
+pub const OK: [u8; 8] = *b"\0\0\0\0VTCM";
+pub const REFUSED: [u8; 8] = *b"\x01\0\0\0VTCM";
+pub const PLAIN_READ: u8 = 0;
+pub const PLAIN_WRITE: u8 = 1;
+pub const READ: u8 = 0x80;
+pub const WRITE: u8 = 0x81;
+
+/// No healthy exchange of these tests takes so long.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub struct Node {
+    pub transport: TcpTransport,
+    pub runtime: Runtime,
+}
+
+impl Node {
+    pub fn start(config: TcpConfig) -> Self {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let config = TcpConfig { bind: Some([127, 0, 0, 1].into()), ..config };
+        let transport = TcpTransport::start(config, runtime.handle()).unwrap();
+        Self { transport, runtime }
+    }
+
+    /// Memory open to peers, byte `i` of which is `i % 251`.
+    pub fn open(&self, len: usize) -> Region<TcpTransport> {
+        let region =
+            Region::register(&self.transport, Arc::new(HostMemory::new(len).unwrap()), Access::Remote)
+                .unwrap();
+        let mut all = region.exclusive().unwrap();
+        all.copy_from(0, &pattern(len)).unwrap();
+        all.into_region().unwrap()
+    }
+
+    pub fn dial(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.transport.local_addr()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+}
+
+pub fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i % 251) as u8).collect()
+}
+
+pub fn contents(region: &Region<TcpTransport>) -> Vec<u8> {
+    let mut bytes = vec![0; region.len()];
+    region.slice(0..region.len()).unwrap().copy_to(0, &mut bytes).unwrap();
+    bytes
+}
+
+/// A header with padding that means nothing.
+pub fn header(opcode: u8, addr: u64, len: u64) -> Vec<u8> {
+    let mut bytes = len.to_le_bytes().to_vec();
+    bytes.extend(addr.to_le_bytes());
+    bytes.push(opcode);
+    bytes.extend([0xde, 0xad, 0xbe, 0xef, 1, 2, 3]);
+    bytes
+}
+
+pub fn read_exactly(stream: &mut TcpStream, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    stream.read_exact(&mut bytes).unwrap_or_else(|e| panic!("{len} bytes: {e}"));
+    bytes
+}
+
+/// What comes until the peer closes; a reset counts as closing.
+pub fn read_to_the_end(stream: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut piece = [0; 65536];
+    loop {
+        match stream.read(&mut piece) {
+            Ok(0) => return bytes,
+            Ok(n) => bytes.extend_from_slice(&piece[..n]),
+            Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => return bytes,
+            Err(e) => panic!("the peer did not close: {e}"),
+        }
+    }
+}
+
+pub fn say(stream: &mut TcpStream, parts: &[&[u8]]) {
+    stream.write_all(&parts.concat()).unwrap();
+}

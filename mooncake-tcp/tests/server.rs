@@ -1,0 +1,386 @@
+//! The data port, byte by byte, with a client that is nothing but a socket.
+
+mod common;
+
+use std::io::{ErrorKind, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::*;
+use mooncake_core::clock::{Clock, Rng, SystemClock};
+use mooncake_core::memory::{HostMemory, MemorySource, MemorySpan};
+use mooncake_tcp::{TcpConfig, TcpTransport};
+use mooncake_transport::{Access, Region};
+
+fn node() -> Node {
+    Node::start(TcpConfig::default())
+}
+
+#[test]
+fn the_captured_conversation() {
+    let node = node();
+    let region = node.open(4096);
+    let (read_at, write_at) = (region.addr() + 0x110, region.addr() + 0x210);
+    let mut all = region.exclusive().unwrap();
+    all.copy_from(0x110, b"SECRET42").unwrap();
+    let region = all.into_region().unwrap();
+    let mut stream = node.dial();
+
+    let mut request = [8u8, 0, 0, 0, 0, 0, 0, 0].to_vec();
+    request.extend(read_at.to_le_bytes());
+    request.extend([0x80, 0, 0, 0, 0, 0, 0, 0]);
+    say(&mut stream, &[&request]);
+    assert_eq!(read_exactly(&mut stream, 8), [0, 0, 0, 0, 0x56, 0x54, 0x43, 0x4d]);
+    assert_eq!(read_exactly(&mut stream, 8), b"SECRET42");
+
+    request[8..16].copy_from_slice(&write_at.to_le_bytes());
+    request[16] = 0x81;
+    say(&mut stream, &[&request]);
+    say(&mut stream, &[b"WRITTEN!"]);
+    assert_eq!(read_exactly(&mut stream, 8), [0, 0, 0, 0, 0x56, 0x54, 0x43, 0x4d]);
+    assert_eq!(contents(&region)[0x210..0x218], *b"WRITTEN!");
+
+    request[0] = 4;
+    say(&mut stream, &[&request, b"4444"]);
+    assert_eq!(read_exactly(&mut stream, 8), OK);
+    assert_eq!(contents(&region)[0x210..0x218], *b"4444TEN!");
+}
+
+#[test]
+fn framings_mix_and_requests_are_served_in_order() {
+    let node = node();
+    let region = node.open(4096);
+    let at = region.addr();
+    let mut stream = node.dial();
+    let requests = [
+        header(READ, at, 5),
+        header(WRITE, at, 3),
+        b"abc".to_vec(),
+        header(PLAIN_READ, at, 5),
+        header(PLAIN_WRITE, at + 3, 2),
+        b"de".to_vec(),
+        header(PLAIN_READ, at, 6),
+        header(0xff, at, 1),
+        header(0x02, at, 1),
+        header(WRITE, at + 4095, 1),
+        b"z".to_vec(),
+        header(READ, at + 4094, 2),
+    ]
+    .concat();
+    let second_to_last = pattern(4096)[4094];
+    let answers = [
+        &OK[..],
+        &[0, 1, 2, 3, 4],
+        &OK,
+        b"abc\x03\x04",
+        b"abcde\x05",
+        &OK,
+        b"a",
+        b"a",
+        &OK,
+        &OK,
+        &[second_to_last, b'z'],
+    ]
+    .concat();
+    say(&mut stream, &[&requests]);
+    assert_eq!(read_exactly(&mut stream, answers.len()), answers);
+    // The same, one byte at a time.
+    let mut all = region.exclusive().unwrap();
+    all.copy_from(0, &pattern(4096)).unwrap();
+    stream.set_nodelay(true).unwrap();
+    for byte in requests {
+        stream.write_all(&[byte]).unwrap();
+    }
+    assert_eq!(read_exactly(&mut stream, answers.len()), answers);
+}
+
+#[test]
+fn ranges_outside_are_refused_and_the_connection_closed() {
+    let node = node();
+    let memory = Arc::new(HostMemory::new(8192).unwrap());
+    let half = |from| {
+        let part = Part { memory: memory.clone(), from, len: 4096 };
+        Region::register(&node.transport, Arc::new(part), Access::Remote).unwrap()
+    };
+    let (low, high) = (half(0), half(4096));
+    let (start, end) = (low.addr(), high.addr() + 4096);
+    for (addr, len) in [
+        (start, 0),
+        (start, 1 << 63),
+        (start, u64::MAX),
+        (u64::MAX, 1),
+        (u64::MAX - 7, 8),
+        (start, (u64::MAX - start) + 1),
+        (start - 1, 2),
+        (end - 1, 2),
+        (end, 1),
+        (0, 1),
+        (high.addr() - 1, 2),
+        (start, 8192),
+    ] {
+        for opcode in [READ, WRITE, PLAIN_READ, PLAIN_WRITE] {
+            let mut stream = node.dial();
+            // Something good first: its answer must not be lost. And a body that goes nowhere.
+            say(&mut stream, &[&header(PLAIN_READ, start, 2), &header(opcode, addr, len), &[9; 64]]);
+            let answer = read_to_the_end(&mut stream);
+            let refusal = if opcode >= 0x80 { &REFUSED[..] } else { &[] };
+            assert_eq!(answer, [&[0, 0], refusal].concat(), "{opcode:#x} {addr:#x}+{len}");
+        }
+    }
+    assert!(contents(&low).iter().chain(&contents(&high)).all(|b| *b == 0));
+    let mut stream = node.dial();
+    say(&mut stream, &[&header(READ, high.addr(), 4096)]);
+    read_exactly(&mut stream, 8 + 4096);
+}
+
+#[test]
+fn a_refusal_arrives_though_the_body_is_still_coming() {
+    let node = node();
+    let region = node.open(4096);
+    let mut stream = node.dial();
+    say(&mut stream, &[&header(WRITE, region.addr(), 8 << 20)]);
+    let body = vec![9; 8 << 20];
+    let _ = stream.write_all(&body);
+    assert_eq!(read_to_the_end(&mut stream), REFUSED);
+    assert_eq!(contents(&region), pattern(4096));
+}
+
+#[test]
+fn garbage_harms_nobody() {
+    let node = node();
+    let region = node.open(4096);
+    let mut rng = Rng::seeded(11);
+    for round in 0..60 {
+        let mut bytes = vec![0; 1 + rng.below(400) as usize];
+        rng.fill(&mut bytes);
+        let mut stream = node.dial();
+        let _ = stream.write_all(&bytes);
+        if bytes.len() < 24 {
+            continue;
+        }
+        let answer = read_to_the_end(&mut stream);
+        let expected = if bytes[16] >= 0x80 { &REFUSED[..] } else { &[] };
+        assert_eq!(answer, expected, "round {round}");
+    }
+    assert_eq!(contents(&region), pattern(4096));
+    let mut stream = node.dial();
+    say(&mut stream, &[&header(READ, region.addr(), 1)]);
+    assert_eq!(read_exactly(&mut stream, 9), [&OK[..], &[0]].concat());
+}
+
+#[test]
+fn bulk_goes_through_one_header() {
+    let node = node();
+    let len = 700_001;
+    let region = node.open(len);
+    let mut stream = node.dial();
+    let body: Vec<u8> = (0..len).map(|i| (i * 7 % 253) as u8).collect();
+    let (write, read) = (header(WRITE, region.addr(), len as u64), header(READ, region.addr(), len as u64));
+    say(&mut stream, &[&write, &body, &read]);
+    assert_eq!(read_exactly(&mut stream, 8), OK);
+    assert_eq!(contents(&region), body);
+    assert_eq!(read_exactly(&mut stream, 8), OK);
+    assert!(read_exactly(&mut stream, len) == body);
+}
+
+#[test]
+fn a_thousand_requests_at_once() {
+    let node = node();
+    let region = node.open(1 << 20);
+    let mut stream = node.dial();
+    let requests: Vec<u8> = (0..1000u64)
+        .flat_map(|i| {
+            let mut request = header(WRITE, region.addr() + i * 1000, 16);
+            request.extend([i as u8; 16]);
+            request.extend(header(READ, region.addr() + i * 1000, 17));
+            request
+        })
+        .collect();
+    let mut sender = stream.try_clone().unwrap();
+    let sending = std::thread::spawn(move || sender.write_all(&requests).unwrap());
+    let untouched = pattern(1 << 20);
+    for i in 0..1000 {
+        let mut expected = [OK, OK].concat();
+        expected.extend([i as u8; 16]);
+        expected.push(untouched[i * 1000 + 16]);
+        assert_eq!(read_exactly(&mut stream, expected.len()), expected, "request {i}");
+    }
+    sending.join().unwrap();
+}
+
+#[test]
+fn half_a_write_stays_and_the_node_goes_on() {
+    let node = node();
+    let region = node.open(4096);
+    let mut stream = node.dial();
+    say(&mut stream, &[&header(WRITE, region.addr(), 100), &[9; 40]]);
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(read_to_the_end(&mut stream), b"", "no acknowledgement for half a write");
+    let after = contents(&region);
+    assert_eq!(after[..40], [9; 40]);
+    assert_eq!(after[40..], pattern(4096)[40..]);
+}
+
+#[test]
+fn who_stops_half_way_is_dropped_and_who_is_idle_is_not() {
+    let node =
+        Node::start(TcpConfig { progress_timeout: Duration::from_millis(300), ..TcpConfig::default() });
+    let region = node.open(32 << 20);
+    let clock = SystemClock::new();
+    let start = clock.now();
+    let mut idle = node.dial();
+    let mut in_header = node.dial();
+    say(&mut in_header, &[&header(WRITE, region.addr(), 100)[..10]]);
+    let mut in_body = node.dial();
+    say(&mut in_body, &[&header(WRITE, region.addr(), 100), &[9; 40]]);
+    let mut unread = node.dial();
+    say(&mut unread, &[&header(READ, region.addr(), 32 << 20)]);
+    assert_eq!(read_to_the_end(&mut in_header), b"");
+    assert_eq!(read_to_the_end(&mut in_body), b"");
+    assert!(clock.now().since(start) >= Duration::from_millis(300), "not before its time");
+    // One more who stops half-way after them: when he is dropped, the answer is stuck for long enough.
+    let mut later = node.dial();
+    say(&mut later, &[&[0; 1]]);
+    assert_eq!(read_to_the_end(&mut later), b"");
+    assert!(read_to_the_end(&mut unread).len() < 32 << 20, "an answer nobody reads is given up");
+    say(&mut idle, &[&header(READ, region.addr(), 1)]);
+    assert_eq!(read_exactly(&mut idle, 8), OK, "idle for longer than anybody may stop half-way");
+}
+
+#[test]
+fn a_slow_reader_gets_everything_and_holds_up_nobody() {
+    let node = node();
+    let len = 12 << 20;
+    let region = node.open(len);
+    let mut slow = node.dial();
+    say(&mut slow, &[&header(READ, region.addr(), len as u64)]);
+    assert_eq!(read_exactly(&mut slow, 8), OK);
+    let mut other = node.dial();
+    for i in 0..100 {
+        say(&mut other, &[&header(READ, region.addr() + i, 1)]);
+        assert_eq!(read_exactly(&mut other, 9)[8], i as u8);
+    }
+    assert!(read_exactly(&mut slow, len) == pattern(len));
+}
+
+#[test]
+fn deregistering_cuts_off_a_write_under_way() {
+    let node = node();
+    let region = node.open(8 << 20);
+    let memory = region.memory().clone();
+    let mut stream = node.dial();
+    let at = region.addr();
+    say(&mut stream, &[&header(READ, at, 1), &header(WRITE, at, 8 << 20), &[9; 100_000]]);
+    read_exactly(&mut stream, 9);
+    drop(region);
+    let before = snapshot(&*memory);
+    let _ = stream.write_all(&vec![9; 4 << 20]);
+    assert_eq!(read_to_the_end(&mut stream), REFUSED);
+    assert!(snapshot(&*memory) == before, "written to after it was deregistered");
+}
+
+#[test]
+fn deregistering_cuts_off_a_read_under_way() {
+    let node = node();
+    let len = 64 << 20;
+    let region = node.open(len);
+    let mut stream = node.dial();
+    say(&mut stream, &[&header(READ, region.addr(), len as u64)]);
+    read_exactly(&mut stream, 8);
+    // Far more than the kernel buffers is still to come, so the answer is stuck half-way.
+    drop(region);
+    let rest = read_to_the_end(&mut stream);
+    assert!(rest.len() < len && rest == pattern(len)[..rest.len()], "{} bytes", rest.len());
+}
+
+#[test]
+fn connections_are_bounded() {
+    let node = Node::start(TcpConfig { max_served: 2, ..TcpConfig::default() });
+    let region = node.open(64);
+    let mut kept = [node.dial(), node.dial()];
+    for stream in &mut kept {
+        say(stream, &[&header(READ, region.addr(), 1)]);
+        read_exactly(stream, 9);
+    }
+    assert_eq!(read_to_the_end(&mut node.dial()), b"");
+    let [first, mut second] = kept;
+    drop(first);
+    // Its place is free as soon as the node has noticed.
+    loop {
+        let mut third = node.dial();
+        if third.write_all(&header(READ, region.addr(), 1)).is_ok() && !read_to_one(&mut third).is_empty() {
+            break;
+        }
+    }
+    say(&mut second, &[&header(READ, region.addr(), 1)]);
+    read_exactly(&mut second, 9);
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let config = TcpConfig { bind: Some([127, 0, 0, 1].into()), ports: port..=port, ..TcpConfig::default() };
+    let error = TcpTransport::start(config, runtime.handle()).unwrap_err();
+    assert_eq!(error.kind(), mooncake_core::ErrorKind::Invalid);
+    let text = error.to_string();
+    assert!(text.contains(&port.to_string()) && text.contains("in use"), "{text}");
+}
+
+#[test]
+fn both_families_reach_the_default_port() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let node = TcpTransport::start(TcpConfig::default(), runtime.handle()).unwrap();
+    let port = node.local_addr().port();
+    assert!((15000..=17000).contains(&port));
+    std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    if node.local_addr().is_ipv6() {
+        std::net::TcpStream::connect(("::1", port)).unwrap();
+    }
+}
+
+#[test]
+fn dropping_the_node_closes_port_and_connections() {
+    let node = node();
+    let mut stream = node.dial();
+    let addr = node.transport.local_addr();
+    let Node { transport, runtime } = node;
+    drop(transport);
+    assert_eq!(read_to_the_end(&mut stream), b"");
+    assert_eq!(std::net::TcpStream::connect(addr).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    drop(runtime);
+}
+
+fn read_to_one(stream: &mut std::net::TcpStream) -> Vec<u8> {
+    use std::io::Read;
+    let mut byte = [0];
+    match stream.read(&mut byte) {
+        Ok(n) => byte[..n].to_vec(),
+        Err(_) => Vec::new(),
+    }
+}
+
+#[allow(unsafe_code)]
+fn snapshot(memory: &dyn MemorySource) -> Vec<u8> {
+    let span = memory.span();
+    let mut bytes = vec![0; span.len];
+    // SAFETY: the memory is alive, and a concurrent writer is what the test looks for.
+    unsafe { std::ptr::copy_nonoverlapping(span.ptr.as_ptr(), bytes.as_mut_ptr(), span.len) };
+    bytes
+}
+
+struct Part {
+    memory: Arc<HostMemory>,
+    from: usize,
+    len: usize,
+}
+
+// SAFETY: the memory is kept and does not move; the test asks for ranges inside it.
+#[allow(unsafe_code)]
+unsafe impl MemorySource for Part {
+    fn span(&self) -> MemorySpan {
+        // SAFETY: inside the mapping.
+        MemorySpan::new(unsafe { self.memory.span().ptr.add(self.from) }, self.len)
+    }
+}
