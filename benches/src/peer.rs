@@ -31,9 +31,14 @@ impl Installation {
     pub fn master_with(&self, rpc_port: u16, metadata_port: Option<u16>, flags: &[&str]) -> Result<Process> {
         let binary = self.package()?.join("mooncake_master");
         let mut command = Command::new(binary);
-        command.args(flags).arg(format!("--rpc_port={rpc_port}")).arg(format!("--metrics_port={}", rpc_port + 1));
+        command
+            .args(flags)
+            .arg(format!("--rpc_port={rpc_port}"))
+            .arg(format!("--metrics_port={}", rpc_port + 1));
         if let Some(port) = metadata_port {
-            command.arg("--enable_http_metadata_server=true").arg(format!("--http_metadata_server_port={port}"));
+            command
+                .arg("--enable_http_metadata_server=true")
+                .arg(format!("--http_metadata_server_port={port}"));
         }
         let process = Process::start(command, "the peer's master")?;
         wait_for_port(rpc_port)?;
@@ -107,7 +112,14 @@ pub struct Node {
 
 impl Node {
     /// Starts the client: `setup` of its API.
-    pub fn setup(&mut self, host: &str, metadata: &str, segment: u64, local: u64, master: &str) -> Result<()> {
+    pub fn setup(
+        &mut self,
+        host: &str,
+        metadata: &str,
+        segment: u64,
+        local: u64,
+        master: &str,
+    ) -> Result<()> {
         match self.call(json!(["setup", host, metadata, segment, local, master]))?.as_i64() {
             Some(0) => Ok(()),
             code => Err(format!("the peer's setup answered {code:?}")),

@@ -78,6 +78,9 @@ async fn main() -> mooncake_core::Result<()> {
     let large = client.exist("large").await?;
     let small = client.batch_exist(&(0..20).map(|i| format!("small/{i}")).collect::<Vec<_>>()).await?;
     let kept = small.into_iter().filter(|there| matches!(there, Ok(true))).count();
-    println!("largest first: the large object is {}, {kept} of 20 small ones are kept", if large { "kept" } else { "gone" });
+    println!(
+        "largest first: the large object is {}, {kept} of 20 small ones are kept",
+        if large { "kept" } else { "gone" }
+    );
     client.close().await
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
-use mooncake_core::meta::{Expect, MetaKeys, MetaCapabilities, MetaEvent, MetaValue, MetadataBackend};
+use mooncake_core::meta::{Expect, MetaCapabilities, MetaEvent, MetaKeys, MetaValue, MetadataBackend};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_store::client::Client;
 use mooncake_store::config::MasterConfig;
@@ -64,7 +64,10 @@ impl MetadataBackend for FolderMetadata {
             Expect::At(revision) => current == Some(revision),
         };
         if !holds {
-            return Err(Error::new(ErrorCode::ObjectAlreadyExists, format!("{key} is at revision {current:?}")));
+            return Err(Error::new(
+                ErrorCode::ObjectAlreadyExists,
+                format!("{key} is at revision {current:?}"),
+            ));
         }
         let revision = current.unwrap_or(0) + 1;
         let mut bytes = revision.to_le_bytes().to_vec();

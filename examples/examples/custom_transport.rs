@@ -118,7 +118,6 @@ fn failed(peer: &std::path::Path, error: std::io::Error) -> Error {
     Error::new(ErrorCode::TransferFail, format!("{}: {error}", peer.display())).with_source(error)
 }
 
-
 /// Every connection is a task of this set, so that they end with the listener.
 async fn answer_all(listener: UnixListener, memory: Arc<ExposedMemory>) {
     let mut connections = tokio::task::JoinSet::new();
@@ -133,7 +132,8 @@ async fn answer_all(listener: UnixListener, memory: Arc<ExposedMemory>) {
 }
 
 async fn answer(mut stream: UnixStream, memory: &ExposedMemory) -> std::io::Result<()> {
-    let (direction, addr, len) = (stream.read_u8().await?, stream.read_u64_le().await?, stream.read_u64_le().await?);
+    let (direction, addr, len) =
+        (stream.read_u8().await?, stream.read_u64_le().await?, stream.read_u64_le().await?);
     // The whole range is checked before the first byte moves.
     let allowed = direction <= WRITE && memory.check(addr, len).is_ok();
     stream.write_u8(u8::from(allowed)).await?;
@@ -162,8 +162,14 @@ async fn main() -> Result<()> {
     let master = Arc::new(Master::new(MasterOptions::default())?);
     let join = |name: &str| {
         let wire = UnixWire::new(folder.path().join(name), Handle::current());
-        let transport = Arc::new(Staged::new(wire, Executor::Tokio(Handle::current()), master.clock().clone()));
-        Client::builder().master(master.clone()).local_hostname(name).protocol("unix").transport(transport).connect()
+        let transport =
+            Arc::new(Staged::new(wire, Executor::Tokio(Handle::current()), master.clock().clone()));
+        Client::builder()
+            .master(master.clone())
+            .local_hostname(name)
+            .protocol("unix")
+            .transport(transport)
+            .connect()
     };
     let (alice, bob) = (join("alice").await?, join("bob").await?);
     alice.put("greeting", "over a wire of my own").await?;

@@ -40,7 +40,10 @@ async fn main() -> Result<()> {
         http.write_all(b"GET /metrics HTTP/1.1\r\nHost: master\r\nConnection: close\r\n\r\n").await?;
         let mut page = String::new();
         http.read_to_string(&mut page).await?;
-        for line in page.lines().filter(|line| line.starts_with("master_key_count") || line.starts_with("master_allocated")) {
+        for line in page
+            .lines()
+            .filter(|line| line.starts_with("master_key_count") || line.starts_with("master_allocated"))
+        {
             println!("{line}");
         }
     }

@@ -19,8 +19,10 @@ const MIB: usize = 1 << 20;
 async fn main() -> Result<()> {
     let master = Arc::new(Master::new(MasterOptions::default())?);
     // Each client offers 64 MiB; the cluster has 128.
-    let alice = Client::builder().master(master.clone()).segment(64 << 20).local_hostname("alice").connect().await?;
-    let bob = Client::builder().master(master.clone()).segment(64 << 20).local_hostname("bob").connect().await?;
+    let alice =
+        Client::builder().master(master.clone()).segment(64 << 20).local_hostname("alice").connect().await?;
+    let bob =
+        Client::builder().master(master.clone()).segment(64 << 20).local_hostname("bob").connect().await?;
 
     let mut value = vec![0; MIB];
     Rng::seeded(1).fill(&mut value);
@@ -32,8 +34,9 @@ async fn main() -> Result<()> {
 
     // Zero copy: from registered memory straight to where the objects lie, two copies in two segments.
     let region = alice.alloc_registered(16 * MIB)?;
-    let items: Vec<_> =
-        (0..16).map(|i| Ok((format!("block/{i}"), region.slice(i * MIB..(i + 1) * MIB)?))).collect::<Result<_>>()?;
+    let items: Vec<_> = (0..16)
+        .map(|i| Ok((format!("block/{i}"), region.slice(i * MIB..(i + 1) * MIB)?)))
+        .collect::<Result<_>>()?;
     let copies = ReplicateConfig::replicas(2);
     let puts = table.row("16 MiB, two copies", "one batch", alice.batch_put_from(&items, &copies)).await?;
     puts.into_iter().collect::<Result<Vec<_>>>()?;
@@ -71,12 +74,7 @@ impl Default for Table {
 }
 
 impl Table {
-    async fn row<T>(
-        &mut self,
-        what: &str,
-        how: &str,
-        step: impl Future<Output = Result<T>>,
-    ) -> Result<T> {
+    async fn row<T>(&mut self, what: &str, how: &str, step: impl Future<Output = Result<T>>) -> Result<T> {
         let before = self.clock.now();
         let outcome = step.await?;
         let us = self.clock.now().since(before).as_secs_f64() * 1e6;

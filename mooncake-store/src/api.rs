@@ -124,6 +124,13 @@ pub trait SegmentService: Debug + Send + Sync + 'static {
 
     /// Takes memory back: objects in it are gone at once, and its wire refuses whoever still comes.
     async fn unmount(&self, client: ClientId, segment: SegmentId) -> Result<()>;
+
+    /// The member at this endpoint did not answer the caller. A hint: a master that heeds it places nothing there until
+    /// the member's next ping. The existing system has no such call; a master that does not know it is none the worse.
+    async fn report_unreachable(&self, client: ClientId, endpoint: &str) -> Result<()> {
+        let _ = (client, endpoint);
+        Ok(())
+    }
 }
 
 /// Everything a client asks of a master.

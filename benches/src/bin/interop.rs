@@ -87,7 +87,12 @@ impl Meeting {
     }
 }
 
-fn their_clients_on_our_master(peer: &Installation, master: &PathBuf, base: u16, http: bool) -> Result<usize> {
+fn their_clients_on_our_master(
+    peer: &Installation,
+    master: &PathBuf,
+    base: u16,
+    http: bool,
+) -> Result<usize> {
     let metadata = http.then_some(base + 2);
     let mut command = Command::new(master);
     command.arg(format!("--rpc_port={base}")).arg(format!("-metrics_port={}", base + 1));
@@ -127,12 +132,13 @@ fn our_clients_on_their_master(peer: &Installation, base: u16, http: bool) -> Re
     let mut alice = meeting.theirs(peer, &format!("{HOST}:{}", 17300 + base % 100), SEGMENT)?;
     runtime.block_on(travel(&mut checks, &carol, &mut alice))?;
     alice.call(json!(["close"]))?;
-    runtime.block_on(async {
-        dave.remove_all(true).await?;
-        carol.close().await?;
-        dave.close().await
-    })
-    .map_err(|e| e.to_string())?;
+    runtime
+        .block_on(async {
+            dave.remove_all(true).await?;
+            carol.close().await?;
+            dave.close().await
+        })
+        .map_err(|e| e.to_string())?;
     Ok(checks.count)
 }
 
@@ -148,7 +154,8 @@ fn between_theirs(checks: &mut Checks, alice: &mut Node, bob: &mut Node) -> Resu
     let got = one(bob, json!(["get_into", "large", large.len()]))?;
     checks.that("get_into says how much", got[0] == json!(large.len()))?;
     checks.same("get_into", &got[1], &large)?;
-    checks.that("get_into of a short buffer", one(bob, json!(["get_into", "large", 10]))?[0] == json!(-600))?;
+    checks
+        .that("get_into of a short buffer", one(bob, json!(["get_into", "large", 10]))?[0] == json!(-600))?;
     checks.that("exist", one(bob, json!(["exist", "small"]))? == json!(1))?;
     checks.that("exist of nothing", one(bob, json!(["exist", "none"]))? == json!(0))?;
     checks.that("get of nothing", one(bob, json!(["get", "none"]))? == json!(""))?;
@@ -174,9 +181,15 @@ fn between_theirs(checks: &mut Checks, alice: &mut Node, bob: &mut Node) -> Resu
     }
     checks.that("two replicas", one(alice, json!(["put", "twice", hex(&small), 2]))? == json!(0))?;
     checks.that("two descriptors", one(bob, json!(["replicas", "twice"]))? == json!(2))?;
-    checks.that("upsert, same size", one(alice, json!(["upsert", "small", hex(&bytes(3, 1000))]))? == json!(0))?;
+    checks.that(
+        "upsert, same size",
+        one(alice, json!(["upsert", "small", hex(&bytes(3, 1000))]))? == json!(0),
+    )?;
     checks.same("the new value", &one(bob, json!(["get", "small"]))?, &bytes(3, 1000))?;
-    checks.that("upsert, other size", one(alice, json!(["upsert", "small", hex(&bytes(4, 1777))]))? == json!(0))?;
+    checks.that(
+        "upsert, other size",
+        one(alice, json!(["upsert", "small", hex(&bytes(4, 1777))]))? == json!(0),
+    )?;
     checks.same("the newer value", &one(bob, json!(["get", "small"]))?, &bytes(4, 1777))?;
     checks.that("remove under a lease", one(bob, json!(["remove", "small"]))? == json!(-706))?;
     checks.that("remove by force", one(bob, json!(["remove", "small", true]))? == json!(0))?;
@@ -230,7 +243,8 @@ async fn travel(checks: &mut Checks, ours: &Client, theirs: &mut Node) -> Result
         checks.that("theirs to ours", ours.get(&back).await.map_err(text)?.as_deref() == Some(&value[..]))?;
         for key in [&there, &back] {
             let list = ours.replicas(key).await.map_err(text)?.ok_or("a key that was just read is gone")?;
-            endpoints.extend(list.replicas.iter().filter_map(|r| r.location.memory()).map(|m| m.endpoint.clone()));
+            endpoints
+                .extend(list.replicas.iter().filter_map(|r| r.location.memory()).map(|m| m.endpoint.clone()));
         }
     }
     checks.that("several segments served", endpoints.len() > 1)
@@ -265,5 +279,9 @@ fn bytes(seed: u64, len: usize) -> Vec<u8> {
 }
 
 fn runtime() -> Result<Runtime> {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(|e| e.to_string())
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|e| e.to_string())
 }

@@ -40,7 +40,10 @@ async fn replay(args: &Args) -> Result<bool, String> {
         Some(ms) => Duration::from_millis(ms),
         None => scaled_lease(trace.span_s(), expected),
     };
-    println!("{total} requests, {blocks} blocks, {distinct} distinct; the trace covers {:.0} s", trace.span_s());
+    println!(
+        "{total} requests, {blocks} blocks, {distinct} distinct; the trace covers {:.0} s",
+        trace.span_s()
+    );
 
     let clock = SystemClock::new();
     let mut master = Process::start("master", args, &["--lease-ms".into(), lease.as_millis().to_string()])?;
@@ -56,7 +59,11 @@ async fn replay(args: &Args) -> Result<bool, String> {
             Event::Done(outcome) => {
                 totals.add(&outcome);
                 bar.inc(1);
-                bar.set_message(format!("hit rate {:.3}, {} mismatches", totals.hit_rate(), totals.mismatches()));
+                bar.set_message(format!(
+                    "hit rate {:.3}, {} mismatches",
+                    totals.hit_rate(),
+                    totals.mismatches()
+                ));
             }
             Event::Gone(lost) => lost.into_iter().rev().for_each(|index| todo.push_front(index)),
         }
@@ -91,7 +98,9 @@ fn load(args: &Args) -> Result<Trace, String> {
     trace.requests.truncate(args.requests.unwrap_or(usize::MAX));
     let longest = trace.requests.iter().map(|r| r.hash_ids.len()).max().unwrap_or(0) as u64;
     if trace.requests.is_empty() || args.capacity / u64::from(args.processes) < longest * args.block_bytes {
-        return Err(format!("a request has up to {longest} blocks: give each process room for that many (--capacity)"));
+        return Err(format!(
+            "a request has up to {longest} blocks: give each process room for that many (--capacity)"
+        ));
     }
     Ok(trace)
 }
@@ -112,7 +121,11 @@ fn kill_point(text: &str, total: usize) -> Result<usize, String> {
     match text.strip_suffix('%') {
         Some(share) => {
             let share: f64 = share.parse().map_err(|_| wrong())?;
-            if (0.0..=100.0).contains(&share) { Ok((total as f64 * share / 100.0) as usize) } else { Err(wrong()) }
+            if (0.0..=100.0).contains(&share) {
+                Ok((total as f64 * share / 100.0) as usize)
+            } else {
+                Err(wrong())
+            }
         }
         None => text.parse().map_err(|_| wrong()),
     }
@@ -163,8 +176,11 @@ impl Workers {
     /// Hands requests to whoever has a hand free, in the order of the trace.
     async fn deal(&mut self, trace: &Trace, todo: &mut VecDeque<usize>, inflight: usize) {
         while let Some(index) = todo.front().copied() {
-            let Some(member) =
-                self.members.iter_mut().filter(|m| m.alive && m.busy.len() < inflight).min_by_key(|m| m.busy.len())
+            let Some(member) = self
+                .members
+                .iter_mut()
+                .filter(|m| m.alive && m.busy.len() < inflight)
+                .min_by_key(|m| m.busy.len())
             else {
                 return;
             };
@@ -218,7 +234,11 @@ impl Workers {
     }
 }
 
-async fn forward(number: usize, mut lines: Lines<BufReader<ChildStdout>>, to: mpsc::UnboundedSender<(usize, Option<Outcome>)>) {
+async fn forward(
+    number: usize,
+    mut lines: Lines<BufReader<ChildStdout>>,
+    to: mpsc::UnboundedSender<(usize, Option<Outcome>)>,
+) {
     while let Ok(Some(line)) = lines.next_line().await {
         if let Ok(outcome) = serde_json::from_str(&line) {
             let _ = to.send((number, Some(outcome)));
@@ -272,7 +292,8 @@ impl Process {
     }
 
     async fn line(&mut self) -> Result<Value, String> {
-        let line = self.lines.next_line().await.and_then(|line| line.ok_or(io::ErrorKind::UnexpectedEof.into()));
+        let line =
+            self.lines.next_line().await.and_then(|line| line.ok_or(io::ErrorKind::UnexpectedEof.into()));
         let line = line.map_err(|_| "a child process ended; its messages are above".to_owned())?;
         serde_json::from_str(&line).map_err(|e| format!("a child process printed `{line}`: {e}"))
     }

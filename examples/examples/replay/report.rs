@@ -113,18 +113,36 @@ impl Totals {
         row("puts", format!("{} blocks, {} of them there already", sum.put, sum.existed));
         row("misses after match", sum.lost.to_string());
         row("no room", sum.no_room.to_string());
-        row("payload moved", format!("{:.2} GB/s over {:.1} s", ratio(moved as f64 / 1e9, elapsed.as_secs_f64()), elapsed.as_secs_f64()));
+        row(
+            "payload moved",
+            format!(
+                "{:.2} GB/s over {:.1} s",
+                ratio(moved as f64 / 1e9, elapsed.as_secs_f64()),
+                elapsed.as_secs_f64()
+            ),
+        );
         for (name, histogram) in &self.steps {
             let at = |q: f64| histogram.value_at_quantile(q) as f64 / 1000.0;
             row(
                 &format!("{name} latency"),
-                format!("p50 {:.2} ms  p99 {:.2} ms  max {:.2} ms  ({} calls)", at(0.5), at(0.99), histogram.max() as f64 / 1000.0, histogram.len()),
+                format!(
+                    "p50 {:.2} ms  p99 {:.2} ms  max {:.2} ms  ({} calls)",
+                    at(0.5),
+                    at(0.99),
+                    histogram.max() as f64 / 1000.0,
+                    histogram.len()
+                ),
             );
         }
         row("evictions", format!("{} objects, {} MiB", master.evicted_objects, master.evicted_bytes >> 20));
         row(
             "memory at the end",
-            format!("{} of {} MiB, {} objects", master.used_bytes >> 20, master.capacity_bytes >> 20, master.objects),
+            format!(
+                "{} of {} MiB, {} objects",
+                master.used_bytes >> 20,
+                master.capacity_bytes >> 20,
+                master.objects
+            ),
         );
         for (what, count) in &sum.failures {
             row("FAILED", format!("{count} x {what}"));

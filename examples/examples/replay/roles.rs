@@ -50,7 +50,9 @@ impl RoleArgs {
 impl Role {
     pub(crate) fn run(self, args: &Args) -> Result<(), String> {
         let runtime = match self {
-            Role::Master => tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build(),
+            Role::Master => {
+                tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()
+            }
             // One thread does everything a client does: an answer never crosses threads.
             Role::Client => tokio::runtime::Builder::new_current_thread().enable_all().build(),
         };
@@ -130,7 +132,12 @@ async fn client(args: &Args) -> Result<(), String> {
     let (sender, tasks) = queues(args.inflight.into());
     let mut lanes = tokio::task::JoinSet::new();
     for tasks in tasks {
-        lanes.spawn(lane(client.clone(), tasks, args.block_bytes as usize, ReplicateConfig::replicas(args.replicas)));
+        lanes.spawn(lane(
+            client.clone(),
+            tasks,
+            args.block_bytes as usize,
+            ReplicateConfig::replicas(args.replicas),
+        ));
     }
     let mut lines = input();
     let mut turn = 0;
@@ -160,7 +167,14 @@ async fn lane(
     block: usize,
     config: ReplicateConfig,
 ) -> Result<(), String> {
-    let mut worker = Worker { slots: Vec::new(), scratch: vec![0; block * 2], client, block, config, clock: SystemClock::new() };
+    let mut worker = Worker {
+        slots: Vec::new(),
+        scratch: vec![0; block * 2],
+        client,
+        block,
+        config,
+        clock: SystemClock::new(),
+    };
     while let Some(task) = tasks.recv().await {
         let outcome = worker.request(task).await.map_err(|e| e.to_string())?;
         say(&json!(outcome))?;
@@ -213,7 +227,9 @@ impl Worker {
         let mut unbroken = true;
         for (&id, (result, slot)) in ids.iter().zip(reads) {
             match result {
-                Ok(Some(len)) if len == self.block && self.is_right(id, &slot)? => outcome.hit += u64::from(unbroken),
+                Ok(Some(len)) if len == self.block && self.is_right(id, &slot)? => {
+                    outcome.hit += u64::from(unbroken)
+                }
                 Ok(Some(_)) => outcome.mismatches += 1,
                 Ok(None) => {
                     outcome.lost += 1;

@@ -33,8 +33,9 @@ impl Trace {
             if line.trim().is_empty() {
                 continue;
             }
-            let request = serde_json::from_str(&line)
-                .map_err(|e| format!("{shown}, line {}: not a request of this trace format: {e}", number + 1))?;
+            let request = serde_json::from_str(&line).map_err(|e| {
+                format!("{shown}, line {}: not a request of this trace format: {e}", number + 1)
+            })?;
             requests.push(request);
         }
         if requests.is_empty() {

@@ -98,7 +98,12 @@ impl<T: Transport> Inner<T> {
         match deadline.bound("mounting", self.master.mount(self.id, &segment)).await {
             Ok(()) => Ok(id),
             Err(error) => {
-                self.take(id);
+                // Should it have been the answer that was lost, nobody is to be sent to memory that is gone.
+                let (master, client, limit) = (self.master.clone(), self.id, self.config.timeout);
+                self.runtime.spawn(async move {
+                    let _ = tokio::time::timeout(limit, master.unmount(client, id)).await;
+                });
+                drop_region(self.take(id)).await?;
                 Err(error.context(format!("mount {} bytes", segment.size)))
             }
         }

@@ -20,6 +20,8 @@ pub(crate) struct Unreachable {
     /// Number of entries, so that the usual case (none) takes no lock.
     count: AtomicUsize,
     resting: Mutex<HashMap<String, Rest>>,
+    /// Of these, the ones the master has not been told of since they last got in somebody's way.
+    untold: Mutex<Vec<String>>,
 }
 
 #[derive(Debug)]
@@ -30,7 +32,13 @@ struct Rest {
 
 impl Unreachable {
     pub(crate) fn new(clock: SharedClock, cooldown: Duration) -> Self {
-        Self { clock, cooldown, count: AtomicUsize::new(0), resting: Mutex::default() }
+        Self {
+            clock,
+            cooldown,
+            count: AtomicUsize::new(0),
+            resting: Mutex::default(),
+            untold: Mutex::default(),
+        }
     }
 
     /// Refuses a member that failed a moment ago (`TRANSFER_FAIL`).
@@ -42,6 +50,7 @@ impl Unreachable {
         let Some(rest) = resting.get_mut(endpoint) else { return Ok(()) };
         let now = self.clock.now();
         if now < rest.until {
+            self.will_tell(endpoint);
             return Err(Error::new(
                 ErrorCode::TransferFail,
                 format!("{endpoint} could not be reached a moment ago"),
@@ -63,6 +72,23 @@ impl Unreachable {
         let rest = resting.entry(endpoint.to_owned()).or_insert(Rest { until: now, growth: 1 });
         rest.until = rest.until.max(now.after(self.cooldown));
         self.count.store(resting.len(), Ordering::Release);
+        drop(resting);
+        self.will_tell(endpoint);
+    }
+
+    /// Members to tell the master of, so that it places nothing there.
+    pub(crate) fn take_untold(&self) -> Vec<String> {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return Vec::new();
+        }
+        std::mem::take(&mut *self.untold.lock())
+    }
+
+    fn will_tell(&self, endpoint: &str) {
+        let mut untold = self.untold.lock();
+        if !untold.iter().any(|known| known == endpoint) {
+            untold.push(endpoint.to_owned());
+        }
     }
 
     /// It answered.

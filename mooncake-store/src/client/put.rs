@@ -100,6 +100,7 @@ pub(crate) async fn write<T: Transport>(
         if pending.is_empty() {
             break;
         }
+        tell(client, &deadline).await;
         let config = placement(client, config, attempt);
         let mut writing = Writing::new(client, mode, &deadline);
         match writing.start(items, &pending, &config, &mut outcomes).await {
@@ -117,6 +118,16 @@ pub(crate) async fn write<T: Transport>(
     }
     let lost = || Err(Error::internal("a put without an outcome"));
     Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(lost)).collect())
+}
+
+/// Tells the master of members that could not be reached, before it is asked for space.
+async fn tell<T: Transport>(client: &Inner<T>, deadline: &Deadline) {
+    for endpoint in client.unreachable.take_untold() {
+        let call = client.master.report_unreachable(client.id, &endpoint);
+        if let Err(error) = deadline.bound("report of a member", call).await {
+            tracing::debug!(%endpoint, "the master was not told that a member is unreachable: {error}");
+        }
+    }
 }
 
 /// What is wrong with an item before anybody is asked.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
@@ -46,7 +47,31 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             }
             None => true,
         };
+        drop(clients);
+        self.trust(client);
         PingReply { view: 0, need_remount }
+    }
+
+    /// Somebody could not reach the member at `endpoint`: nothing is placed there until it is heard of, which takes a live
+    /// one a ping interval. What lies there stays readable for those who can reach it.
+    pub fn doubt(&self, by: ClientId, endpoint: &str) {
+        let registry = self.segments.read();
+        for segment in registry.list.iter().filter(|s| s.info.endpoint == endpoint && s.client != by) {
+            segment.doubt(true);
+            self.doubts.fetch_add(1, Relaxed);
+            tracing::debug!(%endpoint, %by, "a member could not be reached");
+        }
+    }
+
+    fn trust(&self, client: ClientId) {
+        if self.doubts.load(Relaxed) == 0 {
+            return;
+        }
+        let registry = self.segments.read();
+        registry.list.iter().filter(|s| s.client == client).for_each(|s| s.doubt(false));
+        if registry.list.iter().all(|s| !s.is_doubted()) {
+            self.doubts.store(0, Relaxed);
+        }
     }
 
     /// Opens a client's memory for objects. Repeated, it is fine.
@@ -154,9 +179,6 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             self.timers.at(seen.after(self.options.client_ttl));
         }
         drop(clients);
-        for client in &gone {
-            tracing::warn!(%client, "client was silent too long; its segments are gone");
-        }
         let due: Vec<_> = {
             let registry = self.segments.read();
             let due = |mounted: &&Arc<Mounted<A>>| {
@@ -165,6 +187,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             registry.list.iter().filter(due).cloned().collect()
         };
         for mounted in &due {
+            if mounted.leaves().is_none() {
+                tracing::warn!(client = %mounted.client, segment = mounted.info.name, "client was silent too long");
+            }
             self.bury(graves, mounted);
         }
         for mounted in self.segments.read().list.iter() {

@@ -26,8 +26,8 @@ pub(super) struct Object<A> {
     hash: u64,
     /// Readers of the present value may rely on it until here.
     pub(super) lease: Moment,
-    /// Until when it is soft-pinned; the past for not at all.
-    pub(super) soft_pin: Moment,
+    /// Until when it is soft-pinned; zero for never.
+    soft_pin: Moment,
     pub(super) hard_pin: bool,
     pub(super) group: Option<Arc<str>>,
     /// When it was last used, counted in uses of all objects.
@@ -64,6 +64,10 @@ impl<A: SegmentAllocator> Object<A> {
 
     pub(super) fn write(&self) -> Option<&Write<A>> {
         self.write.as_deref()
+    }
+
+    pub(super) fn soft_pin(&self) -> Moment {
+        self.soft_pin
     }
 }
 
@@ -118,6 +122,8 @@ pub(super) struct Shard<A, E> {
     next: Option<SlotId>,
     writing: Vec<SlotId>,
     values: usize,
+    /// Objects that were soft-pinned once.
+    soft_pins: usize,
     pub(super) reads: Reads,
 }
 
@@ -138,6 +144,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
             next: None,
             writing: Vec::new(),
             values: 0,
+            soft_pins: 0,
             reads: Reads::default(),
         }
     }
@@ -264,8 +271,24 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
             if let Ok(entry) = self.table.find_entry(hash, |other| *other == slot) {
                 entry.remove();
             }
-            self.objects.remove(slot.index());
+            let object = self.objects.remove(slot.index());
+            self.soft_pins -= usize::from(object.soft_pin != Moment(0));
         }
+    }
+
+    /// Soft-pins an object until then; zero ends it.
+    pub(super) fn set_soft_pin(&mut self, slot: SlotId, until: Moment) {
+        let before = std::mem::replace(&mut self.objects[slot.index()].soft_pin, until);
+        self.soft_pins += usize::from(until != Moment(0));
+        self.soft_pins -= usize::from(before != Moment(0));
+    }
+
+    /// Objects whose soft pin holds.
+    pub(super) fn soft_pinned(&self, now: Moment) -> usize {
+        if self.soft_pins == 0 {
+            return 0;
+        }
+        self.objects().filter(|(_, object)| object.value.is_some() && object.soft_pin > now).count()
     }
 
     /// Chooses what to evict next, if anything may go, and says when it was last used.
@@ -289,10 +312,6 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     /// Slots with a write in progress.
     pub(super) fn writing(&self) -> &[SlotId] {
         &self.writing
-    }
-
-    pub(super) fn slots(&self) -> Vec<SlotId> {
-        self.objects.iter().map(|(index, _)| SlotId(index as u32)).collect()
     }
 
     pub(super) fn objects(&self) -> impl Iterator<Item = (SlotId, &Object<A>)> {
@@ -337,11 +356,13 @@ fn drop_dead<A: SegmentAllocator>(replicas: &mut Replicas<A>, until: Moment, now
 /// All shards.
 pub(super) struct Directory<A, E> {
     hasher: FixedState,
-    shards: Box<[Padded<Mutex<Shard<A, E>>>]>,
+    shards: Box<[Locked<A, E>]>,
     /// For each shard, when what it would evict next was last used, as far as known.
     ages: Box<[AtomicU64]>,
     uses: Padded<AtomicU64>,
 }
+
+type Locked<A, E> = Padded<Mutex<Shard<A, E>>>;
 
 /// Neighbouring locks must not share a cache line.
 #[repr(align(128))]
@@ -392,6 +413,22 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
 
     pub(super) fn lock_at(&self, index: usize) -> MutexGuard<'_, Shard<A, E>> {
         self.shards[index].0.lock()
+    }
+
+    /// Every object that is there throughout, and perhaps others. A shard is locked for a few objects at a time, so that
+    /// nobody waits for long.
+    pub(super) fn visit(&self, mut see: impl FnMut(&mut Shard<A, E>, SlotId)) {
+        for shard in &self.shards {
+            let slots: Vec<_> = shard.0.lock().objects().map(|(slot, _)| slot).collect();
+            for some in slots.chunks(256) {
+                let mut shard = shard.0.lock();
+                for slot in some {
+                    if shard.objects.contains(slot.index()) {
+                        see(&mut shard, *slot);
+                    }
+                }
+            }
+        }
     }
 
     /// Each shard in turn, locked while it is looked at.

@@ -63,14 +63,17 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             return false;
         }
         self.counters.eviction_attempted();
+        let takes = self.taking(now);
         for pass in self.passes() {
             let mut freed = 0;
             // Victims in the policy's order, as long as chance may open a gap; then the cheapest gap there is.
             while freed < len.max(1) {
                 let Some(victim) = self.evict_one(pass, now) else { break };
-                freed += victim.bytes;
-                let opened = |segment: &Arc<Mounted<A>>| segment.is_open(now) && segment.fits(len);
-                if victim.segments.iter().any(opened) {
+                // What comes free where nothing is placed helps nobody.
+                if victim.segments.iter().any(|segment| segment.is_open(now)) {
+                    freed += victim.bytes;
+                }
+                if victim.segments.iter().any(|segment| takes(segment) && segment.fits(len)) {
                     return true;
                 }
             }
@@ -135,7 +138,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         object.value().is_some()
             && object.write().is_none()
             && !object.hard_pin
-            && (pass == Pass::SoftPinned || object.soft_pin <= now)
+            && (pass == Pass::SoftPinned || object.soft_pin() <= now)
             && !self.lease_holds(object, now)
     }
 
@@ -151,7 +154,15 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 
     fn has_room(&self, len: u64, now: Moment) -> bool {
-        self.segments.read().list.iter().any(|segment| segment.is_open(now) && segment.fits(len))
+        let takes = self.taking(now);
+        self.segments.read().list.iter().any(|segment| takes(segment) && segment.fits(len))
+    }
+
+    /// Which segments placement would take an object to: open ones, and doubted ones only if there are no others.
+    pub(super) fn taking(&self, now: Moment) -> impl Fn(&Mounted<A>) -> bool + use<A, E> {
+        let registry = self.segments.read();
+        let all_doubted = registry.list.iter().all(|segment| segment.is_doubted());
+        move |segment| segment.is_open(now) && (all_doubted || !segment.is_doubted())
     }
 
     /// Bytes in use that eviction could free sooner or later, and capacity.

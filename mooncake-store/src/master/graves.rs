@@ -90,12 +90,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             return;
         }
         let now = self.clock.now();
-        for mut shard in self.directory.each() {
-            for slot in shard.slots() {
-                shard.prune(slot, now, self.options.put_release);
-                shard.settle(slot);
-            }
-        }
+        self.directory.visit(|shard, slot| {
+            shard.prune(slot, now, self.options.put_release);
+            shard.settle(slot);
+        });
         // A replica placed before the burial was in its shard before the sweep came by: puts hold the shard's lock throughout.
         graves.list.iter_mut().for_each(|grave| grave.swept = true);
     }

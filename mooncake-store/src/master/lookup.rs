@@ -55,21 +55,18 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let now = self.clock.now();
         let lease = self.lease_from(now);
         let mut found = Vec::new();
-        for mut shard in self.directory.each() {
-            for slot in shard.slots() {
-                let object = &mut shard[slot];
-                if !pattern.is_match(object.key.as_bytes()) {
-                    continue;
-                }
-                let Some(value) = object.value() else { continue };
-                let replicas = value.describe();
-                if !replicas.is_empty() {
-                    found.push((object.key.clone(), replicas));
-                    object.lease = object.lease.max(lease);
-                    shard.touch(slot, self.directory.use_number());
-                }
+        self.directory.visit(|shard, slot| {
+            let object = &mut shard[slot];
+            let Some(value) = object.value().filter(|_| pattern.is_match(object.key.as_bytes())) else {
+                return;
+            };
+            let replicas = value.describe();
+            if !replicas.is_empty() {
+                found.push((object.key.clone(), replicas));
+                object.lease = object.lease.max(lease);
+                shard.touch(slot, self.directory.use_number());
             }
-        }
+        });
         Ok(found)
     }
 

@@ -62,6 +62,8 @@ pub struct Master<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = Bu
     next_replica: AtomicU64,
     directory: Directory<A, E>,
     segments: RwLock<Registry<A>>,
+    /// Not 0 while some segment may be doubted, so that the usual ping looks at none.
+    doubts: AtomicU64,
     clients: Mutex<Clients>,
     membership: Mutex<Graves<A>>,
     eviction: EvictionState,
@@ -108,6 +110,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             next_replica: AtomicU64::new(1),
             directory: Directory::new(options.shards, rng.next_u64(), eviction),
             segments: RwLock::default(),
+            doubts: AtomicU64::new(0),
             clients: Mutex::default(),
             membership: Mutex::default(),
             eviction: EvictionState::default(),

@@ -30,12 +30,15 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             len,
             now,
             wanted,
+            doubted: false,
             found: Replicas::new(),
         };
-        search.preferred(config);
-        search.spread(self.options.placement, true);
-        if search.found.len() < wanted {
-            search.spread(self.options.placement, false);
+        search.run(config, self.options.placement);
+        let all_doubted = || registry.list.iter().all(|segment| segment.is_doubted());
+        if search.found.is_empty() && self.doubts.load(Relaxed) != 0 && all_doubted() {
+            // Better a member that may be gone than none at all.
+            search.doubted = true;
+            search.run(config, self.options.placement);
         }
         (!search.found.is_empty()).then_some(search.found)
     }
@@ -53,10 +56,20 @@ struct Search<'a, A> {
     len: u64,
     now: Moment,
     wanted: usize,
+    /// Members that somebody could not reach will do.
+    doubted: bool,
     found: Replicas<A>,
 }
 
 impl<A: SegmentAllocator> Search<'_, A> {
+    fn run(&mut self, config: &ReplicateConfig, placement: Placement) {
+        self.preferred(config);
+        self.spread(placement, true);
+        if self.found.len() < self.wanted {
+            self.spread(placement, false);
+        }
+    }
+
     fn preferred(&mut self, config: &ReplicateConfig) {
         for name in config.preferred() {
             self.scan(self.registry.named(name), usize::MAX, |_| true);
@@ -124,7 +137,8 @@ impl<A: SegmentAllocator> Search<'_, A> {
     }
 
     fn take(&mut self, segment: &Arc<Mounted<A>>) {
-        let usable = segment.is_open(self.now)
+        let open = if self.doubted { segment.would_open(self.now) } else { segment.is_open(self.now) };
+        let usable = open
             && segment.fits(self.len)
             && self.found.iter().all(|held| !Arc::ptr_eq(&held.segment, segment));
         if usable && let Some(extent) = segment.allocate(self.len) {

@@ -255,13 +255,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         space: Replicas<A>,
         now: Moment,
     ) -> Vec<Replica> {
-        let slot = match shard.find(hash, put.key) {
-            Some(slot) => slot,
+        let slot = match (shard.find(hash, put.key), ObjectKey::new(put.key)) {
+            (Some(slot), _) => slot,
+            (None, Ok(key)) => shard.add(hash, key),
             // `check_put` has looked at the key's length.
-            None => match ObjectKey::new(put.key) {
-                Ok(key) => shard.add(hash, key),
-                Err(_) => return Vec::new(),
-            },
+            (None, Err(_)) => {
+                space.into_iter().for_each(|held| held.retire(now, now));
+                return Vec::new();
+            }
         };
         if let Some(abandoned) = shard.take_write(slot) {
             self.retire_write(abandoned, now);
@@ -312,11 +313,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let object = &mut shard[slot];
         let lease = std::mem::replace(&mut object.lease, Moment(0));
         object.hard_pin |= hard_pin;
-        object.soft_pin = match action {
-            SoftPin::Preserve => object.soft_pin,
-            SoftPin::Disable => Moment(0),
-            SoftPin::Enable => now.after(ttl.map_or(self.options.soft_pin_ttl, Duration::from_millis)),
-        };
+        match action {
+            SoftPin::Preserve => {}
+            SoftPin::Disable => shard.set_soft_pin(slot, Moment(0)),
+            SoftPin::Enable => {
+                let ttl = ttl.map_or(self.options.soft_pin_ttl, Duration::from_millis);
+                shard.set_soft_pin(slot, now.after(ttl));
+            }
+        }
         let old = shard.put_value(slot, value, self.directory.use_number());
         if let Some(old) = old {
             old.retire(self.rest_until(lease), now);

@@ -81,15 +81,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     fn remove_where(&self, force: bool, wanted: impl Fn(&Object<A>) -> bool) -> u64 {
         let now = self.clock.now();
         let mut removed = 0;
-        for mut shard in self.directory.each() {
-            for slot in shard.slots() {
-                let object = &shard[slot];
-                if wanted(object) && self.blocked(object, force, now).is_none() {
-                    removed += u64::from(object.value().is_some());
-                    self.drop_object(&mut shard, slot, now);
-                }
+        self.directory.visit(|shard, slot| {
+            let object = &shard[slot];
+            if wanted(object) && self.blocked(object, force, now).is_none() {
+                removed += u64::from(object.value().is_some());
+                self.drop_object(shard, slot, now);
             }
-        }
+        });
         self.eviction.something_changed();
         removed
     }

@@ -25,6 +25,8 @@ pub(super) struct Mounted<A> {
     alive: AtomicBool,
     /// End of the grace period of a graceful unmount, 0 for none.
     leaves: AtomicU64,
+    /// Somebody could not reach its owner, and the owner has not been heard of since.
+    doubted: AtomicBool,
     space: Mutex<Space<A>>,
     // Copies of what the space says, to look at without its lock.
     used: AtomicU64,
@@ -64,6 +66,7 @@ impl<A: SegmentAllocator> Mounted<A> {
             opens,
             alive: AtomicBool::new(true),
             leaves: AtomicU64::new(0),
+            doubted: AtomicBool::new(false),
             used: AtomicU64::new(0),
             largest: AtomicU64::new(0),
             resting: AtomicU64::new(0),
@@ -154,7 +157,21 @@ impl<A: SegmentAllocator> Mounted<A> {
 
     /// Whether new objects may go here.
     pub(super) fn is_open(&self, now: Moment) -> bool {
+        self.would_open(now) && !self.is_doubted()
+    }
+
+    /// Whether new objects could go here, if its owner is there after all.
+    pub(super) fn would_open(&self, now: Moment) -> bool {
         self.is_alive() && self.leaves.load(Relaxed) == 0 && self.opens <= now
+    }
+
+    /// Whether its owner may be gone; `true` until the owner is heard of.
+    pub(super) fn is_doubted(&self) -> bool {
+        self.doubted.load(Relaxed)
+    }
+
+    pub(super) fn doubt(&self, doubted: bool) {
+        self.doubted.store(doubted, Relaxed);
     }
 
     /// Whether its objects can be read.

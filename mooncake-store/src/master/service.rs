@@ -83,6 +83,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> SegmentService for Master<A, E> {
         Ok(Master::ping(self, client))
     }
 
+    async fn report_unreachable(&self, client: ClientId, endpoint: &str) -> Result<()> {
+        self.doubt(client, endpoint);
+        Ok(())
+    }
+
     async fn mount(&self, client: ClientId, segment: &Segment) -> Result<()> {
         Master::mount(self, client, segment)
     }

@@ -150,8 +150,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let now = self.clock.now();
         let read = |counter: &AtomicU64| counter.load(Relaxed);
         let counters = &self.counters;
+        let clients = self.clients.lock().len() as u64;
         let mut stats = Stats {
-            clients: self.clients.lock().len() as u64,
+            clients,
             segments: self.segment_stats(),
             evictions_attempted: read(&counters.evictions_attempted),
             evictions_successful: read(&counters.evictions_successful),
@@ -173,7 +174,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             stats.keys += shard.len() as u64;
             stats.objects += shard.values() as u64;
             stats.writing += shard.writing().len() as u64;
-            stats.soft_pinned += shard.objects().filter(|(_, object)| object.soft_pin > now).count() as u64;
+            stats.soft_pinned += shard.soft_pinned(now) as u64;
             stats.reads += shard.reads.asked;
             stats.hits += shard.reads.hits;
             stats.hit_bytes += shard.reads.hit_bytes;

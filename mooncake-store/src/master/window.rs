@@ -34,14 +34,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if self.eviction.window_until.load(Relaxed) > now.0 {
             return false;
         }
+        let takes = self.taking(now);
         let segments: Vec<_> = {
             let registry = self.segments.read();
-            registry
-                .list
-                .iter()
-                .filter(|segment| segment.is_open(now) && len <= segment.info.size)
-                .cloned()
-                .collect()
+            registry.list.iter().filter(|segment| takes(segment) && len <= segment.info.size).cloned().collect()
         };
         for segment in segments {
             let blocks = self.blocks(&segment, pass, now);

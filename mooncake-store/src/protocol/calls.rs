@@ -71,6 +71,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> SegmentCalls for Master<A, E> {
         Ok(self.ping(client))
     }
 
+    fn report_unreachable(&self, client: ClientId, endpoint: &str) -> Result<()> {
+        self.doubt(client, endpoint);
+        Ok(())
+    }
+
     fn mount(&self, client: ClientId, segment: &Segment) -> Result<()> {
         self.mount(client, segment)
     }

@@ -73,6 +73,9 @@ fn rewritten<'a, T: Pack + Unpack<'a>>(body: &'a [u8], spelled: bool) -> Result<
 
 /// One line for each member, so that an argument says the same wherever it stands.
 macro_rules! meaning {
+    (endpoint) => {
+        "What a peer opens to reach a member."
+    };
     (key) => {
         "Name of the object."
     };
@@ -144,9 +147,12 @@ macro_rules! meaning {
     };
 }
 
-/// Declares the calls, and [`TABLE`] with all of them.
+/// Declares calls, and a table of them.
 macro_rules! calls {
-    ($(
+    (
+        $(#[$about:meta])*
+        $table:ident of $class:literal;
+        $(
         $(#[$meta:meta])*
         $name:ident $(<$life:lifetime>)? ($($argument:ident: $type:ty),* $(,)?) -> $reply:ty;
     )*) => {
@@ -162,16 +168,15 @@ macro_rules! calls {
             #[allow(unused_lifetimes)]
             impl<'a> Request for $name $(<$life>)? {
                 const NAME: &'static str = stringify!($name);
-                const FUNCTION: u32 =
-                    function_id(concat!("mooncake::WrappedMasterService::", stringify!($name)));
+                const FUNCTION: u32 = function_id(concat!($class, "::", stringify!($name)));
                 const HAS_ARGUMENTS: bool =
                     !<Self as super::pack::Wire>::LITERAL.as_bytes().is_empty();
                 type Reply = $reply;
             }
         )*
 
-        /// All calls, in the order of the table.
-        pub static TABLE: &[Shape] = &[$(
+        $(#[$about])*
+        pub static $table: &[Shape] = &[$(
             Shape {
                 name: stringify!($name),
                 function: <$name as Request>::FUNCTION,
@@ -185,6 +190,9 @@ macro_rules! calls {
 }
 
 calls! {
+    /// Every call of the existing system that is known here, in the order of the table.
+    TABLE of "mooncake::WrappedMasterService";
+
     /// Which version the master is.
     ServiceReady() -> Answer<String>;
     /// Where objects lie on a shared file system.
@@ -304,4 +312,12 @@ calls! {
     MoveEnd<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
     /// The copy failed.
     MoveRevoke<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
+}
+
+calls! {
+    /// What we add. A master of the existing system answers error 11, and the caller does without.
+    ADDED of "mooncake_rs::Master";
+
+    /// The member at this endpoint did not answer.
+    ReportUnreachable<'a>(client: ClientId, endpoint: &'a str) -> Answer<()>;
 }

@@ -199,6 +199,13 @@ impl SegmentService for RemoteMaster {
         self.plain(Ping { client }).await
     }
 
+    async fn report_unreachable(&self, client: ClientId, endpoint: &str) -> Result<()> {
+        match self.plain(ReportUnreachable { client, endpoint }).await {
+            Err(error) if error.code() == ErrorCode::NotSupported => Ok(()),
+            outcome => outcome,
+        }
+    }
+
     async fn mount(&self, client: ClientId, segment: &Segment) -> Result<()> {
         self.plain(MountSegment { segment: Cow::Borrowed(segment), client }).await
     }

@@ -87,6 +87,9 @@ pub trait SegmentCalls: Send + Sync + 'static {
     /// Takes memory back at once. An unknown segment is none too many.
     fn unmount(&self, client: ClientId, segment: SegmentId) -> Result<()>;
 
+    /// A client could not reach the member at this endpoint.
+    fn report_unreachable(&self, client: ClientId, endpoint: &str) -> Result<()>;
+
     /// Takes memory back after its objects were readable for a while longer.
     fn unmount_later(&self, client: ClientId, segment: SegmentId, grace: Duration) -> Result<()>;
 
@@ -301,6 +304,9 @@ fn segment_calls<M: MasterCalls>(master: &M, function: u32, call: &mut Call<'_>)
         GetStorageConfig::FUNCTION => call.answer(|_: GetStorageConfig| master.storage_config()),
         GetFsdir::FUNCTION => call.answer(|_: GetFsdir| master.storage_config().map(|config| config.fs_dir)),
         Ping::FUNCTION => call.answer(|r: Ping| master.ping(r.client)),
+        ReportUnreachable::FUNCTION => {
+            call.answer(|r: ReportUnreachable<'_>| master.report_unreachable(r.client, r.endpoint))
+        }
         MountSegment::FUNCTION => call.answer(|r: MountSegment<'_>| master.mount(r.client, &r.segment)),
         ReMountSegment::FUNCTION => {
             call.answer(|r: ReMountSegment<'_>| master.remount(r.client, &r.segments))

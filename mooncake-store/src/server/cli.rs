@@ -45,7 +45,8 @@ fn command() -> Command {
 fn normal(argument: OsString) -> OsString {
     let Some(text) = argument.to_str() else { return argument };
     let Some(flag) = text.strip_prefix("--").or_else(|| text.strip_prefix('-')) else { return argument };
-    if flag.len() < 2 || !flag.starts_with(|c: char| c.is_ascii_alphabetic()) {
+    // `-h` is help, and `-V` the version.
+    if matches!(flag, "h" | "V" | "") || !flag.starts_with(|c: char| c.is_ascii_alphabetic()) {
         return argument;
     }
     let (name, value) = match flag.split_once('=') {

@@ -114,6 +114,10 @@ impl SegmentCalls for Items {
         Tally::item(SegmentCalls::unmount(&*self.0, client, segment))
     }
 
+    fn report_unreachable(&self, client: ClientId, endpoint: &str) -> Result<()> {
+        SegmentCalls::report_unreachable(&*self.0, client, endpoint)
+    }
+
     fn unmount_later(&self, client: ClientId, segment: SegmentId, grace: Duration) -> Result<()> {
         Tally::item(self.0.unmount_later(client, segment, grace))
     }

@@ -19,7 +19,8 @@ use raw::Raw;
 use table::{Cell, Table};
 
 /// Sizes of values, and how many of each go in a round.
-const SIZES: [(usize, usize); 5] = [(4 << 10, 300), (64 << 10, 150), (1 << 20, 48), (4 << 20, 16), (16 << 20, 8)];
+const SIZES: [(usize, usize); 5] =
+    [(4 << 10, 300), (64 << 10, 150), (1 << 20, 48), (4 << 20, 16), (16 << 20, 8)];
 const EXISTS: usize = 500;
 const BATCH: usize = 500;
 const BATCHES: usize = 60;
@@ -38,7 +39,9 @@ fn main() -> ExitCode {
         ["--role", "raw"] => raw::serve(),
         [] => run(None),
         ["--peer", python] => run(Some(Installation::new(*python))),
-        other => Err(format!("unknown arguments {other:?}; `cargo xtask bench [--peer]` gives the right ones")),
+        other => {
+            Err(format!("unknown arguments {other:?}; `cargo xtask bench [--peer]` gives the right ones"))
+        }
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -22,7 +22,8 @@ const REGISTERED: usize = 16 << 20;
 
 /// Master process.
 pub(crate) fn master(lease_ms: u64) -> Result<()> {
-    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(|e| e.to_string())?;
+    let runtime =
+        Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(|e| e.to_string())?;
     runtime.block_on(async {
         let mut config = MasterConfig {
             rpc_address: "127.0.0.1".into(),
@@ -134,7 +135,10 @@ impl Ours {
             times.push(self.us_since(before));
         }
         drop(value);
-        shared.exclusive().map(|whole| (times, whole)).map_err(|_| "a put that ended still holds its value".into())
+        shared
+            .exclusive()
+            .map(|whole| (times, whole))
+            .map_err(|_| "a put that ended still holds its value".into())
     }
 
     async fn gets(&self, keys: &[String], whole: SliceMut<TransportSet>, size: usize) -> Result<Timed> {

@@ -68,7 +68,13 @@ impl Raw {
         let stream = TcpStream::connect(address).map_err(text)?;
         stream.set_nodelay(true).map_err(text)?;
         let largest = crate::SIZES.iter().map(|(size, _)| *size).max().unwrap_or(0);
-        Ok(Self { stream, buffer: vec![2; largest + HEADER], other: vec![3; POOL], clock: SystemClock::new(), server })
+        Ok(Self {
+            stream,
+            buffer: vec![2; largest + HEADER],
+            other: vec![3; POOL],
+            clock: SystemClock::new(),
+            server,
+        })
     }
 
     /// Times of `count` exchanges in microseconds.

@@ -93,8 +93,10 @@ impl Table {
         );
         for (cell, row) in &self.rows {
             let (ours, raw) = (median(&row.ours), median(&row.raw));
-            let rate = cell.bytes().map(|bytes| format!("{:.2}", bytes as f64 / ours / 1e3)).unwrap_or_default();
-            let of_memcpy = if row.memcpy.is_empty() { String::new() } else { percent(median(&row.memcpy) / ours) };
+            let rate =
+                cell.bytes().map(|bytes| format!("{:.2}", bytes as f64 / ours / 1e3)).unwrap_or_default();
+            let of_memcpy =
+                if row.memcpy.is_empty() { String::new() } else { percent(median(&row.memcpy) / ours) };
             let theirs = median(&row.theirs);
             let (peer, ratio) = if row.theirs.is_empty() {
                 (String::new(), String::new())
