@@ -33,7 +33,8 @@ pub struct TcpConfig {
     pub max_queued: usize,
     /// Shortest transfer in bytes that is cut up for several connections.
     pub stripe_threshold: usize,
-    /// Pieces it is cut into at most; 0 is one per worker thread of the runtime, as far as there are connections.
+    /// Pieces it is cut into, at least 1 and as far as there are connections. Pays even for a runtime on one thread: what
+    /// waits in each socket stays small enough for the processor's caches.
     pub stripes: usize,
     /// Connections served at a time; further ones are closed at once.
     pub max_served: usize,
@@ -56,8 +57,8 @@ impl Default for TcpConfig {
             progress_timeout: Duration::from_secs(30),
             window: 256,
             max_queued: 65536,
-            stripe_threshold: 4 << 20,
-            stripes: 0,
+            stripe_threshold: 2 << 20,
+            stripes: 4,
             max_served: 4096,
             send_buffer: 0,
             receive_buffer: 0,
@@ -72,8 +73,8 @@ impl TcpConfig {
             "the range of data ports is empty"
         } else if !(1..=MAX_LANES).contains(&self.connections) {
             "connections must be 1 to 64"
-        } else if self.window == 0 || self.max_queued == 0 || self.max_served == 0 {
-            "window, max_queued and max_served must not be 0"
+        } else if self.window == 0 || self.max_queued == 0 || self.max_served == 0 || self.stripes == 0 {
+            "window, max_queued, max_served and stripes must not be 0"
         } else if self.connect_timeout.is_zero()
             || self.answer_timeout.is_zero()
             || self.progress_timeout.is_zero()

@@ -285,12 +285,10 @@ mod tests {
                 let payload = inbox.payload(left);
                 out.extend_from_slice(payload);
                 left -= payload.len() as u64;
-                if left == 0 {
-                    if let Some(request) = inbox.next_request() {
-                        out.extend_from_slice(&request.encode());
-                        left = if request.direction == Direction::Write { request.len } else { 0 };
-                        continue;
-                    }
+                if left == 0 && let Some(request) = inbox.next_request() {
+                    out.extend_from_slice(&request.encode());
+                    left = if request.direction == Direction::Write { request.len } else { 0 };
+                    continue;
                 }
                 if rest.is_empty() {
                     break;

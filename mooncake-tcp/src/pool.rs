@@ -187,11 +187,7 @@ impl Pool {
 
     fn stripe_len(&self, len: usize) -> usize {
         let config = &self.config;
-        let stripes = match config.stripes {
-            0 => self.runtime.metrics().num_workers(),
-            n => n,
-        };
-        let stripes = stripes.min(config.connections).max(1);
+        let stripes = config.stripes.min(config.connections);
         if len < config.stripe_threshold || stripes == 1 {
             return len;
         }

@@ -11,23 +11,23 @@ use mooncake_tcp::{TcpConfig, TcpTransport};
 use mooncake_transport::{Access, Region};
 use tokio::runtime::Runtime;
 
-pub const OK: [u8; 8] = *b"\0\0\0\0VTCM";
-pub const REFUSED: [u8; 8] = *b"\x01\0\0\0VTCM";
-pub const PLAIN_READ: u8 = 0;
-pub const PLAIN_WRITE: u8 = 1;
-pub const READ: u8 = 0x80;
-pub const WRITE: u8 = 0x81;
+pub(crate) const OK: [u8; 8] = *b"\0\0\0\0VTCM";
+pub(crate) const REFUSED: [u8; 8] = *b"\x01\0\0\0VTCM";
+pub(crate) const PLAIN_READ: u8 = 0;
+pub(crate) const PLAIN_WRITE: u8 = 1;
+pub(crate) const READ: u8 = 0x80;
+pub(crate) const WRITE: u8 = 0x81;
 
 /// No healthy exchange of these tests takes so long.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-pub struct Node {
-    pub transport: TcpTransport,
-    pub runtime: Runtime,
+pub(crate) struct Node {
+    pub(crate) transport: TcpTransport,
+    pub(crate) runtime: Runtime,
 }
 
 impl Node {
-    pub fn start(config: TcpConfig) -> Self {
+    pub(crate) fn start(config: TcpConfig) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let config = TcpConfig { bind: Some([127, 0, 0, 1].into()), ..config };
@@ -36,7 +36,7 @@ impl Node {
     }
 
     /// Memory open to peers, byte `i` of which is `i % 251`.
-    pub fn open(&self, len: usize) -> Region<TcpTransport> {
+    pub(crate) fn open(&self, len: usize) -> Region<TcpTransport> {
         let region =
             Region::register(&self.transport, Arc::new(HostMemory::new(len).unwrap()), Access::Remote)
                 .unwrap();
@@ -45,7 +45,7 @@ impl Node {
         all.into_region().unwrap()
     }
 
-    pub fn dial(&self) -> TcpStream {
+    pub(crate) fn dial(&self) -> TcpStream {
         let stream = TcpStream::connect(self.transport.local_addr()).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
@@ -53,18 +53,18 @@ impl Node {
     }
 }
 
-pub fn pattern(len: usize) -> Vec<u8> {
+pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i % 251) as u8).collect()
 }
 
-pub fn contents(region: &Region<TcpTransport>) -> Vec<u8> {
+pub(crate) fn contents(region: &Region<TcpTransport>) -> Vec<u8> {
     let mut bytes = vec![0; region.len()];
     region.slice(0..region.len()).unwrap().copy_to(0, &mut bytes).unwrap();
     bytes
 }
 
 /// A header with padding that means nothing.
-pub fn header(opcode: u8, addr: u64, len: u64) -> Vec<u8> {
+pub(crate) fn header(opcode: u8, addr: u64, len: u64) -> Vec<u8> {
     let mut bytes = len.to_le_bytes().to_vec();
     bytes.extend(addr.to_le_bytes());
     bytes.push(opcode);
@@ -72,14 +72,14 @@ pub fn header(opcode: u8, addr: u64, len: u64) -> Vec<u8> {
     bytes
 }
 
-pub fn read_exactly(stream: &mut TcpStream, len: usize) -> Vec<u8> {
+pub(crate) fn read_exactly(stream: &mut TcpStream, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     stream.read_exact(&mut bytes).unwrap_or_else(|e| panic!("{len} bytes: {e}"));
     bytes
 }
 
 /// What comes until the peer closes; a reset counts as closing.
-pub fn read_to_the_end(stream: &mut TcpStream) -> Vec<u8> {
+pub(crate) fn read_to_the_end(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut piece = [0; 65536];
     loop {
@@ -92,6 +92,6 @@ pub fn read_to_the_end(stream: &mut TcpStream) -> Vec<u8> {
     }
 }
 
-pub fn say(stream: &mut TcpStream, parts: &[&[u8]]) {
+pub(crate) fn say(stream: &mut TcpStream, parts: &[&[u8]]) {
     stream.write_all(&parts.concat()).unwrap();
 }
