@@ -1,0 +1,133 @@
+//! Against a live engine of the existing system, both ways. Ignored by default; `PEER_PYTHON` names a Python that has it installed, and the
+//! test runs where an interface besides `lo` is up:
+//! `PEER_PYTHON=.venv/bin/python cargo test -p mooncake-tcp --test peer -- --ignored`.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+
+use mooncake_core::ErrorKind;
+use mooncake_core::memory::HostMemory;
+use mooncake_tcp::{Framing, TcpConfig, TcpTransport};
+use mooncake_transport::engine::HandshakePort;
+use mooncake_transport::transfer::{self, Transfer};
+use mooncake_transport::{Directory, Engine, Transport};
+
+const SCRIPT: &str = r#"
+import sys
+from mooncake.engine import TransferEngine
+engine = TransferEngine()
+status = engine.initialize("127.0.0.1:1", "P2PHANDSHAKE", "tcp", "")
+buffer = engine.allocate_managed_buffer(32 << 20)
+print(status, engine.get_rpc_port(), buffer, flush=True)
+for line in sys.stdin:
+    command, *rest = line.split()
+    if command == "fill":
+        byte, length = int(rest[0]), int(rest[1])
+        print(engine.write_bytes_to_buffer(buffer, bytes([byte]) * length, length), flush=True)
+    if command == "same":
+        byte, length = int(rest[0]), int(rest[1])
+        print(engine.read_bytes_from_buffer(buffer, length) == bytes([byte]) * length, flush=True)
+    if command == "write":
+        print(engine.transfer_sync_write(rest[0], buffer, int(rest[1]), int(rest[2])), flush=True)
+    if command == "read":
+        print(engine.transfer_sync_read(rest[0], buffer, int(rest[1]), int(rest[2])), flush=True)
+"#;
+
+struct Peer {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    name: String,
+    buffer: u64,
+}
+
+impl Peer {
+    /// `plain` makes it speak the old framing as initiator.
+    fn start(plain: bool) -> Self {
+        #[allow(clippy::disallowed_methods, reason = "the test's own argument")]
+        let python =
+            std::env::var("PEER_PYTHON").expect("PEER_PYTHON names a Python with the existing system");
+        let mut command = Command::new(python);
+        command.args(["-c", SCRIPT]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        if plain {
+            command.env("MC_TCP_PROTO", "1");
+        }
+        let mut child = command.spawn().unwrap();
+        let input = child.stdin.take().unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        let numbers: Vec<u64> = line.split_whitespace().map(|n| n.parse().unwrap()).collect();
+        let [0, port, buffer] = numbers[..] else { panic!("the peer says {line:?}") };
+        Self { child, input, output, name: format!("127.0.0.1:{port}"), buffer }
+    }
+
+    fn ask(&mut self, command: &str) -> String {
+        writeln!(self.input, "{command}").unwrap();
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+const SIZES: [usize; 6] = [1, 8, 4096, 65_537, 1 << 20, (16 << 20) + 13];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs the existing system, see above"]
+async fn bytes_go_both_ways_in_both_framings() {
+    for framing in [Framing::Acknowledged, Framing::Plain] {
+        let mut peer = Peer::start(framing == Framing::Plain);
+        let config = TcpConfig { framing, data_host: "127.0.0.1".into(), ..TcpConfig::default() };
+        let wire = Arc::new(TcpTransport::start(config, &tokio::runtime::Handle::current()).unwrap());
+        let ours = Engine::builder(wire.clone())
+            .name("127.0.0.1:1")
+            .directory(Directory::P2p)
+            .handshake(HandshakePort::default())
+            .start()
+            .await
+            .unwrap();
+        let open = ours.register(Arc::new(HostMemory::new(32 << 20).unwrap())).await.unwrap();
+        let desc = ours.open(&peer.name).await.unwrap().descriptor();
+        let way = wire.connect(&desc).await.unwrap();
+        for (i, len) in SIZES.into_iter().enumerate() {
+            let (ours_first, theirs_first) = (2 * i as u8 + 1, 2 * i as u8 + 2);
+            // We write, they look; they fill, we read.
+            let write = [Transfer::new(peer.buffer, vec![ours_first; len])];
+            transfer::write(&*wire, &way, write, None).await.0.unwrap();
+            assert_eq!(peer.ask(&format!("same {ours_first} {len}")), "True", "{framing:?} {len}");
+            assert_eq!(peer.ask(&format!("fill {theirs_first} {len}")), "0");
+            let read = [Transfer::new(peer.buffer, vec![0; len])];
+            let (result, [read]) = transfer::read(&*wire, &way, read, None).await;
+            result.unwrap();
+            assert!(read.buffer == vec![theirs_first; len], "{framing:?} {len}");
+            // They write what they filled, we look; then they read it back.
+            assert_eq!(peer.ask(&format!("write {} {} {len}", ours.name(), open.addr())), "0");
+            if framing == Framing::Plain {
+                // Their plain write is complete before it has arrived; their read on the same connection comes after it.
+                assert_eq!(peer.ask(&format!("read {} {} {len}", ours.name(), open.addr())), "0");
+            }
+            let mut bytes = vec![0; len];
+            open.slice(0..len).unwrap().copy_to(0, &mut bytes).unwrap();
+            assert!(bytes == vec![theirs_first; len], "{framing:?} {len}");
+            assert_eq!(peer.ask(&format!("fill 0 {len}")), "0");
+            assert_eq!(peer.ask(&format!("read {} {} {len}", ours.name(), open.addr())), "0");
+            assert_eq!(peer.ask(&format!("same {theirs_first} {len}")), "True", "{framing:?} {len}");
+        }
+        let outside = [Transfer::new(4096, vec![0; 8])];
+        let refused = transfer::read(&*wire, &way, outside, None).await.0.unwrap_err();
+        let expected = if framing == Framing::Plain { ErrorKind::Unavailable } else { ErrorKind::Invalid };
+        assert_eq!(refused.kind(), expected, "{refused}");
+        if framing == Framing::Acknowledged {
+            assert_eq!(peer.ask(&format!("read {} {} 8", ours.name(), open.addr() - 8)), "-1");
+        }
+        ours.close().await.unwrap();
+    }
+}
