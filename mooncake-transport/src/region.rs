@@ -234,9 +234,13 @@ impl<T: Transport> SliceMut<T> {
         Slice { inner: self.inner, span: self.span }
     }
 
-    /// Gives up the range and turns its hold on the region back into a handle.
-    pub fn into_region(self) -> Region<T> {
-        Region { inner: self.inner }
+    /// Gives up the range for a handle of the whole region; it comes back when the region has other ranges, which the handle's
+    /// own could overlap.
+    pub fn into_region(mut self) -> std::result::Result<Region<T>, Self> {
+        match Arc::get_mut(&mut self.inner) {
+            Some(_) => Ok(Region { inner: self.inner }),
+            None => Err(self),
+        }
     }
 
     /// Copies bytes in, at `offset`. `Invalid` when they do not fit, or the memory is not the host's.
@@ -400,4 +404,98 @@ fn copy_in(span: MemorySpan, offset: usize, bytes: &[u8]) -> Result<()> {
 
 fn debug_span(f: &mut fmt::Formatter<'_>, name: &str, span: MemorySpan) -> fmt::Result {
     write!(f, "{name}({:#x}+{} {})", span.addr(), span.len, span.location)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::loopback::{Loopback, LoopbackNet};
+    use mooncake_core::memory::HostMemory;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn region(len: usize) -> Region<Loopback> {
+        let memory = Arc::new(HostMemory::new(len).unwrap());
+        Region::register(&LoopbackNet::new().node(), memory, Access::Local).unwrap()
+    }
+
+    #[test]
+    fn exclusive_ranges_never_meet_others() {
+        let whole = region(100);
+        let other = whole.clone();
+        let whole = whole.exclusive().unwrap_err();
+        let slice = whole.slice(0..1).unwrap();
+        drop(other);
+        let whole = whole.exclusive().unwrap_err();
+        drop(slice);
+        let whole = whole.exclusive().unwrap();
+        let (left, right) = whole.split_at(40).unwrap();
+        let left = left.into_region().unwrap_err();
+        let left = left.into_shared();
+        assert_eq!(left.len(), 40);
+        let left = left.exclusive().unwrap_err();
+        drop(left);
+        assert_eq!(right.into_region().unwrap().len(), 100);
+    }
+
+    #[test]
+    fn ranges_are_checked() {
+        let whole = region(100);
+        #[allow(clippy::reversed_empty_ranges)]
+        for range in [0..0, 0..101, 100..101, 5..4, usize::MAX..0, 0..usize::MAX] {
+            assert!(whole.slice(range.clone()).is_err(), "{range:?}");
+        }
+        let slice = whole.slice(10..20).unwrap();
+        assert_eq!(slice.addr(), whole.addr() + 10);
+        assert!(slice.slice(0..11).is_err());
+        assert_eq!(slice.slice(9..10).unwrap().addr(), whole.addr() + 19);
+        let mut bytes = [0; 4];
+        slice.copy_to(10, &mut []).unwrap();
+        assert!(slice.copy_to(7, &mut bytes).is_err() && slice.copy_to(usize::MAX, &mut bytes).is_err());
+        drop((slice, whole));
+        let whole = region(100).exclusive().unwrap().split_at(0).unwrap_err();
+        let mut whole = whole.split_at(100).unwrap_err();
+        whole.copy_from(96, b"last").unwrap();
+        assert!(whole.copy_from(97, b"last").is_err());
+        whole.copy_to(96, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"last");
+    }
+
+    #[test]
+    fn memory_goes_after_its_last_slice() {
+        struct Counted(HostMemory, Arc<AtomicUsize>);
+        impl Drop for Counted {
+            fn drop(&mut self) {
+                self.1.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        // SAFETY: as the memory inside.
+        unsafe impl MemorySource for Counted {
+            fn span(&self) -> MemorySpan {
+                self.0.span()
+            }
+        }
+        let freed = Arc::new(AtomicUsize::new(0));
+        let memory = Arc::new(Counted(HostMemory::new(100).unwrap(), freed.clone()));
+        let region =
+            Region::<Loopback>::register(&LoopbackNet::new().node(), memory, Access::Remote).unwrap();
+        let slice = region.slice(0..10).unwrap();
+        drop(region);
+        assert_eq!(freed.load(Ordering::SeqCst), 0);
+        drop(slice);
+        assert_eq!(freed.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn borrowed_memory_is_used_where_it_is() {
+        let owner = HostMemory::new(64).unwrap();
+        // SAFETY: `owner` outlives the region, and is not touched before that is gone.
+        let borrowed = unsafe { BorrowedMemory::new(owner.span()) };
+        let region = Region::<Loopback>::unregistered(Arc::new(borrowed)).unwrap();
+        assert_eq!((region.addr(), region.access()), (owner.span().addr(), Access::Local));
+        let mut all = region.exclusive().unwrap();
+        all.copy_from(0, b"x").unwrap();
+        drop(all);
+        // SAFETY: in range, and nobody else uses it.
+        assert_eq!(unsafe { owner.span().ptr.read() }, b'x');
+    }
 }

@@ -197,11 +197,8 @@ impl<B: Send + 'static> Ticket<B> {
         self.shared.progress.is_done()
     }
 
-    /// The buffer, to look at before the outcome is taken: where its memory is, not what is in it.
-    ///
-    /// # Panics
-    /// After the future has yielded.
-    pub fn buffer(&self) -> impl Deref<Target = B> {
+    /// The buffer, to find out where its memory is; what is in it is the wire's until the ticket is ready.
+    pub(crate) fn buffer(&self) -> impl Deref<Target = B> {
         parking_lot::MutexGuard::map(self.shared.buffer.lock(), |b| {
             b.as_mut().expect("polled after it was ready")
         })

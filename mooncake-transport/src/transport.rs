@@ -92,7 +92,7 @@ impl<'a, R> Op<'a, R> {
     /// An operation between `local` and the `local.len` bytes at the peer's address `remote`.
     ///
     /// # Safety
-    /// Until the completion that is submitted along with it is done: the bytes of `local` stay allocated and, if given,
+    /// Until the completion that is submitted along with it is done, and the call that submits it is over: the bytes of `local` stay allocated and, if given,
     /// `registration` covers them and stays alive; a `Read`'s bytes are touched by nobody else; a `Write`'s are written by nobody.
     #[allow(unsafe_code)]
     pub unsafe fn new(

@@ -142,6 +142,7 @@ impl OnTable {
         Self { nodes: Arc::default(), last: 0, clock: SystemClock::shared(), runtime: None }
     }
 
+    #[cfg(not(miri))]
     fn tokio() -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build();
         Self { runtime: Some(runtime.unwrap()), ..Self::inline() }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::FutureExt;
-use mooncake_core::clock::SharedClock;
+use mooncake_core::clock::{Moment, SharedClock};
 use mooncake_core::memory::MemorySource;
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
@@ -133,6 +133,18 @@ impl<T: Transport> Engine<T> {
         Ok(targets.entry(name.to_owned()).or_insert_with(|| Target::new(name, route)).clone())
     }
 
+    /// The same, by a deadline; `Timeout` when it passes. Needs the tokio runtime the engine was started on, or a directory that
+    /// answers at once.
+    pub async fn open_by(&self, name: &str, deadline: Moment) -> Result<Target<T>> {
+        let left = deadline.since(self.inner.clock.now());
+        let late = || Error::new(ErrorCode::RpcTimeout, format!("segment {name:?} was not opened in time"));
+        match &self.inner.runtime {
+            _ if left.is_zero() => Err(late()),
+            None => self.open(name).await,
+            Some(_) => tokio::time::timeout(left, self.open(name)).await.unwrap_or_else(|_| Err(late())),
+        }
+    }
+
     /// Forgets an opened segment, so that the next [`open`](Self::open) looks it up again.
     pub fn forget(&self, name: &str) {
         self.inner.targets.lock().remove(name.trim_start_matches('/'));
@@ -156,8 +168,14 @@ impl<T: Transport> Engine<T> {
         if self.inner.closed.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
+        // After whoever is publishing now; whoever comes later sees that it is closed.
+        let turn = self.inner.publishing.lock().await;
         let result = self.inner.directory.withdraw(&self.inner.name, self.inner.at.as_ref()).await;
-        self.inner.server.lock().take();
+        drop(turn);
+        let server = self.inner.server.lock().take();
+        if let Some(server) = server {
+            server.stop().await;
+        }
         result
     }
 }
@@ -191,10 +209,10 @@ impl<T: Transport> Inner<T> {
 
     /// Publishes what is registered by the time it is our turn, so that the last one to finish leaves the newest.
     async fn publish(&self, fresh: bool) -> Result<()> {
+        let _turn = self.publishing.lock().await;
         if self.closed.load(Ordering::SeqCst) {
             return Ok(());
         }
-        let _turn = self.publishing.lock().await;
         self.directory.publish(&self.descriptor(), fresh).await
     }
 

@@ -41,6 +41,13 @@ impl HandshakeServer {
         Ok(Self { addr, task: runtime.spawn(accept(listener, service, Arc::new(config))) })
     }
 
+    /// Stops, and returns when the port is free again.
+    pub async fn stop(mut self) {
+        self.task.abort();
+        // Cancelled, as was the idea.
+        let _ = (&mut self.task).await;
+    }
+
     /// Where it listens.
     pub fn addr(&self) -> SocketAddr {
         self.addr

@@ -101,8 +101,11 @@ impl<T: Transport> Faulty<T> {
             state.held.drain(..n).collect()
         };
         let n = held.len();
-        for Held { peer, op, _key, done } in held {
+        for Held { peer, op, _key, mut done } in held {
+            // Nobody else may hold the buffer by now, and it must outlive the call that borrows its registration.
+            let kept = done.share();
             self.inner.submit(&peer, std::iter::once(op), done);
+            kept.finish(Ok(()));
         }
         n
     }

@@ -97,7 +97,7 @@ pub(super) fn region<T: Transport>(node: &Arc<T>, len: usize, access: Access, se
     let region = Region::register(&**node, Arc::new(memory), access).expect("host memory can be registered");
     let mut all = region.exclusive().expect("the one handle");
     all.copy_from(0, &patterned(seed, len)).expect("in range");
-    all.into_region()
+    all.into_region().expect("the one range")
 }
 
 /// The bytes of a region.
