@@ -8,7 +8,9 @@ use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::loopback::{Loopback, LoopbackNet};
 use mooncake_transport::staged::{CopyTransport, Executor, Staged};
-use mooncake_transport::testkit::{Faults, Faulty, Fixture};
+use mooncake_transport::testkit::Fixture;
+#[cfg(not(miri))]
+use mooncake_transport::testkit::{Faults, Faulty};
 use mooncake_transport::{ExposedMemory, Protocol, SegmentDesc};
 use parking_lot::Mutex;
 
@@ -49,8 +51,10 @@ mod loopback {
 }
 
 /// The injector that injects nothing must be invisible.
+#[cfg(not(miri))]
 struct OnFaultless(OnLoopback);
 
+#[cfg(not(miri))]
 impl Fixture for OnFaultless {
     type T = Faulty<Loopback>;
 
@@ -71,6 +75,7 @@ impl Fixture for OnFaultless {
     }
 }
 
+#[cfg(not(miri))]
 mod faultless {
     mooncake_transport::transport_conformance!(super::OnFaultless(super::OnLoopback::new()));
 }

@@ -23,10 +23,10 @@ pub fn read_brings_exactly_the_remote_bytes<F: Fixture>(fixture: &mut F) {
         let (middle, right) = rest.split_at(len).expect("two parts");
         let (result, middle) = world.read(&peer, remote.addr() + at as u64, middle);
         result.unwrap_or_else(|e| panic!("read of {len} bytes at {at}: {e}"));
-        assert!((0..len).all(|i| byte(&middle, i) == pattern(1, at + i)), "{len} bytes at {at}");
-        assert!((0..32).all(|i| byte(&left, i) == pattern(2, i)), "bytes in front are as they were");
+        assert!(shows(&middle, |i| pattern(1, at + i)), "{len} bytes at {at}");
+        assert!(shows(&left, |i| pattern(2, i)), "bytes in front are as they were");
         let behind = 32 + len;
-        assert!((0..32).all(|i| byte(&right, i) == pattern(2, behind + i)), "bytes behind are as they were");
+        assert!(shows(&right, |i| pattern(2, behind + i)), "bytes behind are as they were");
     }
     assert_eq!(bytes_of(&remote), patterned(1, 4096), "a read changes nothing on the other side");
 }
@@ -57,7 +57,7 @@ pub fn completed_write_is_applied<F: Fixture>(fixture: &mut F) {
         let read = world.run_on(&third, |third| transfer::read(third, &other, read, deadline));
         let (result, into) = world.finish(read);
         result.expect("a read by a third node");
-        assert!((0..len).all(|i| byte(&into, i) == sent[i]), "another node reads what was written");
+        assert!(shows(&into, |i| sent[i]), "another node reads what was written");
     }
 }
 
@@ -76,7 +76,7 @@ pub fn refused_ranges_change_nothing<F: Fixture>(fixture: &mut F) {
             ErrorKind::Invalid,
             "read of 64 bytes at {at:#x}, memory is {start:#x}..{end:#x}"
         );
-        assert!((0..64).all(|i| byte(&into, i) == pattern(2, i)), "a refused read leaves local bytes alone");
+        assert!(shows(&into, |i| pattern(2, i)), "a refused read leaves local bytes alone");
         let peer = world.connect(&[&remote]);
         let (result, _) = world.write(&peer, at, world.local(64, 3));
         assert_eq!(
@@ -124,7 +124,7 @@ pub fn local_memory_is_closed_to_peers<F: Fixture>(fixture: &mut F) {
     let peer = world.connect(&[&open, &closed]);
     let (result, into) = world.read(&peer, closed.addr(), world.local(64, 2));
     assert_eq!(kind(result), ErrorKind::Invalid, "a read of memory that is not open to peers");
-    assert!((0..64).all(|i| byte(&into, i) == pattern(2, i)));
+    assert!(shows(&into, |i| pattern(2, i)));
     let peer = world.connect(&[&open, &closed]);
     let (result, _) = world.write(&peer, closed.addr(), world.local(64, 2));
     assert_eq!(kind(result), ErrorKind::Invalid, "a write to memory that is not open to peers");
@@ -412,12 +412,13 @@ pub fn own_node_is_a_peer_too<F: Fixture>(fixture: &mut F) {
     result.expect("a write to one's own memory");
     let (result, into) = world.read(&peer, remote.addr() + 64, world.local(64, 2));
     result.expect("a read of one's own memory");
-    assert!((0..64).all(|i| byte(&into, i) == pattern(1, 64 + i)));
+    assert!(shows(&into, |i| pattern(1, 64 + i)));
     assert_eq!(bytes_of(&remote)[..64], patterned(7, 64));
 }
 
-fn byte<T: Transport>(slice: &SliceMut<T>, i: usize) -> u8 {
-    let mut byte = [0];
-    slice.copy_to(i, &mut byte).expect("in range");
-    byte[0]
+/// Whether a range holds exactly these bytes.
+fn shows<T: Transport>(slice: &SliceMut<T>, expected: impl Fn(usize) -> u8) -> bool {
+    let mut bytes = vec![0; slice.len()];
+    slice.copy_to(0, &mut bytes).expect("in range");
+    bytes.iter().enumerate().all(|(i, byte)| *byte == expected(i))
 }
