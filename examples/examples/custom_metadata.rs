@@ -11,7 +11,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
-use mooncake_core::meta::{Expect, MetaCapabilities, MetaEvent, MetaKeys, MetaValue, MetadataBackend};
+use mooncake_core::meta::{Expect, MetaCapabilities, MetaEvent, MetaValue, MetadataBackend};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_store::client::Client;
 use mooncake_store::config::MasterConfig;
@@ -144,7 +144,7 @@ async fn main() -> Result<()> {
         let backend = FolderMetadata::new(folder.path());
         let builder = Client::builder().master(server.addresses().rpc.to_string()).local_hostname(name);
         async move {
-            let directory = Directory::backend(Arc::new(backend?), MetaKeys::default());
+            let directory = Directory::new(Arc::new(backend?));
             builder.directory(directory).advertise(std::net::Ipv4Addr::LOCALHOST.into()).connect().await
         }
     };

@@ -70,6 +70,8 @@ fn lint() -> Result {
 }
 
 fn examples() -> Result {
+    step("build");
+    run::build_release()?;
     for name in [
         "quickstart",
         "embedded_master",
@@ -79,17 +81,16 @@ fn examples() -> Result {
         "custom_transport",
     ] {
         step(&format!("example {name}"));
-        cargo(&["run", "--release", "--example", name]).run()?;
+        run::built(&format!("examples/{name}"), &[]).run()?;
     }
     // A trace of the real shape from a seed, once plainly and once with a client killed in the middle.
-    let replay =
-        ["run", "--release", "--example", "replay", "--", "--requests", "1500", "--block-bytes", "65536"];
+    let replay = || {
+        run::built("examples/replay", &["--requests", "1500", "--block-bytes", "65536", "--processes", "3"])
+    };
     step("example replay");
-    cargo(&replay).args(&["--capacity", "128MiB", "--processes", "3"]).run()?;
+    replay().args(&["--capacity", "128MiB"]).run()?;
     step("example replay, one client killed");
-    cargo(&replay)
-        .args(&["--capacity", "256MiB", "--processes", "3", "--replicas", "2", "--kill-one-after", "20%"])
-        .run()
+    replay().args(&["--capacity", "256MiB", "--replicas", "2", "--kill-one-after", "20%"]).run()
 }
 
 fn miri() -> Result {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::run::{Result, cargo, command, step, target_dir};
+use crate::run::{Result, build_release, built, cargo, command, step, target_dir};
 
 /// The release whose message shapes the store speaks.
 const WHEEL: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
@@ -33,7 +33,7 @@ pub(crate) fn bench(words: &[&str]) -> Result {
     }
     if peer {
         let python = install()?;
-        cargo(&["build", "--release", "-p", "mooncake-benches", "--bin", "store_bench"]).run()?;
+        build_release()?;
         let binary = target_dir().join("release/store_bench");
         return in_own_network(&[path(&binary), "--peer".into(), path(&python)]);
     }
@@ -45,7 +45,8 @@ pub(crate) fn bench(words: &[&str]) -> Result {
         step(&format!("bench {name}"));
         match *name {
             "store" => {
-                cargo(&["run", "--release", "-p", "mooncake-benches", "--bin", "store_bench"]).run()?
+                build_release()?;
+                built("store_bench", &[]).run()?;
             }
             name => cargo(&["bench", "-p", "mooncake-benches", "--bench", name]).run()?,
         }

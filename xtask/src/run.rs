@@ -22,7 +22,7 @@ pub(crate) fn cargo(args: &[&str]) -> Run {
 pub(crate) fn command(program: &str, args: &[&str]) -> Run {
     let mut command = Command::new(program);
     // `cargo run` tells xtask about itself; a cargo started from here must not inherit that.
-    for name in ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME", "RUSTUP_TOOLCHAIN"] {
+    for name in ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME"] {
         command.env_remove(name);
     }
     command.current_dir(root()).args(args);
@@ -69,6 +69,16 @@ impl Run {
         String::from_utf8(output.stdout)
             .map_err(|_| format!("`{}` printed something that is not text", self.shown))
     }
+}
+
+/// Builds every program of the workspace at once: one choice of features, so that nothing is built twice.
+pub(crate) fn build_release() -> Result {
+    cargo(&["build", "--release", "--workspace", "--bins", "--examples"]).run()
+}
+
+/// A program that [`build_release`] built, by its path under `target/release`.
+pub(crate) fn built(name: &str, args: &[&str]) -> Run {
+    command(&target_dir().join("release").join(name).to_string_lossy(), args)
 }
 
 /// The folder of the workspace.

@@ -206,7 +206,7 @@ fn failure(status: StatusCode, error: &Error) -> Response {
 }
 
 /// A parameter of a query, percent-decoded. A `+` stays one: keys are no forms. What only looks like an escape stays too.
-pub(super) fn parameter(query: Option<&str>, name: &str) -> Option<Vec<u8>> {
+pub fn parameter(query: Option<&str>, name: &str) -> Option<Vec<u8>> {
     let value = query?.split('&').find_map(|pair| {
         let (key, value) = pair.split_once('=')?;
         (key == name).then_some(value)

@@ -20,6 +20,8 @@ use mooncake_core::clock::{Rng, SharedClock, SystemClock};
 use mooncake_core::meta::{MemoryMetadata, MetadataBackend};
 
 use self::counting::Requests;
+#[cfg(feature = "http")]
+pub use self::http::parameter as query_parameter;
 use self::rpc::Counted;
 use self::ticker::Ticker;
 use crate::config::MasterConfig;

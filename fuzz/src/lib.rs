@@ -1,0 +1,117 @@
+//! One function per parser of bytes from outside. It must not panic, hang, or allocate out of proportion, and what it
+//! understood must survive being written and read again.
+
+use mooncake_store::protocol::frame::{Parsed, parse_reply, parse_request, write_request};
+use mooncake_store::protocol::message::{ADDED, Shape, TABLE};
+use mooncake_store::protocol::pack::PackError;
+use mooncake_store::server::query_parameter;
+use mooncake_tcp::frame::{HEADER_LEN, Inbox, Request, STATUS_LEN, Status};
+use mooncake_transport::SegmentDesc;
+use mooncake_transport::handshake;
+
+/// All of them, by the name of their corpus.
+pub const TARGETS: &[(&str, fn(&[u8]))] = &[
+    ("tcp_frame", tcp_frame),
+    ("rpc_frame", rpc_frame),
+    ("struct_pack", struct_pack),
+    ("descriptor", descriptor),
+    ("handshake_frame", handshake_frame),
+    ("metadata_key", metadata_key),
+];
+
+/// Longest body taken by the RPC target.
+const MAX_BODY: usize = 1 << 20;
+
+/// The data port: a stream of headers and payload, in pieces as a socket gives them, and status frames.
+pub fn tcp_frame(data: &[u8]) {
+    if let Some(header) = data.first_chunk::<HEADER_LEN>() {
+        let request = Request::decode(header);
+        assert_eq!(Request::decode(&request.encode()), request);
+    }
+    if let Some(frame) = data.first_chunk::<STATUS_LEN>()
+        && let Ok(status) = Status::decode(*frame)
+    {
+        assert_eq!(status.encode(), *frame);
+    }
+    let mut inbox = Inbox::new();
+    let mut rest = data;
+    let mut owed = 0u64;
+    while !rest.is_empty() {
+        let space = inbox.space();
+        let take = space.len().min(rest.len()).min(1 + usize::from(rest[0]));
+        space[..take].copy_from_slice(&rest[..take]);
+        inbox.received(take);
+        rest = &rest[take..];
+        loop {
+            owed -= inbox.payload(owed).len() as u64;
+            if owed > 0 {
+                break;
+            }
+            match inbox.next_request() {
+                Some(request) => owed = request.size.min(1 << 16),
+                None => break,
+            }
+        }
+    }
+}
+
+/// The RPC port: requests and replies, one after the other.
+pub fn rpc_frame(data: &[u8]) {
+    let mut rest = data;
+    while let Ok(Parsed::Whole(request, used)) = parse_request(rest, MAX_BODY) {
+        assert!(used > 0 && used <= rest.len());
+        let mut again = Vec::new();
+        write_request(&mut again, request.seq, request.function, |out| out.extend_from_slice(request.body));
+        match parse_request(&again, MAX_BODY) {
+            Ok(Parsed::Whole(same, _)) => assert_eq!((same.seq, same.body), (request.seq, request.body)),
+            other => panic!("a request of ours is not one: {other:?}"),
+        }
+        rest = &rest[used..];
+    }
+    let mut rest = data;
+    while let Ok(Parsed::Whole(_, used)) = parse_reply(rest, MAX_BODY) {
+        assert!(used > 0 && used <= rest.len());
+        rest = &rest[used..];
+    }
+}
+
+/// Bodies: the bytes as arguments and as answer of every call.
+pub fn struct_pack(data: &[u8]) {
+    for shape in TABLE.iter().chain(ADDED) {
+        for rewrite in [Shape::rewrite_arguments as Rewrite, Shape::rewrite_reply] {
+            let Ok(written) = rewrite(shape, data, false) else { continue };
+            let again = rewrite(shape, &written, false);
+            assert_eq!(again.as_deref(), Ok(&written[..]), "{} does not come back", shape.name);
+        }
+    }
+}
+
+type Rewrite = fn(&Shape, &[u8], bool) -> Result<Vec<u8>, PackError>;
+
+/// Segment descriptors.
+pub fn descriptor(data: &[u8]) {
+    if let Ok(desc) = SegmentDesc::decode(data) {
+        let again = SegmentDesc::decode(&desc.encode());
+        assert!(again.is_ok_and(|again| again.same_but_for_time(&desc)), "a descriptor does not come back");
+    }
+}
+
+/// The handshake port.
+pub fn handshake_frame(data: &[u8]) {
+    if let Ok(Some((frame, used))) = handshake::parse(data, 1 << 20) {
+        assert!(used <= data.len());
+        let again = handshake::encode(frame.kind, frame.legacy, frame.body);
+        match handshake::parse(&again, 1 << 20) {
+            Ok(Some((same, _))) => assert_eq!(same, frame),
+            other => panic!("a frame of ours is not one: {other:?}"),
+        }
+    }
+}
+
+/// Queries of the HTTP metadata server.
+pub fn metadata_key(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    if let Some(key) = query_parameter(Some(&text), "key") {
+        assert!(key.len() <= text.len());
+    }
+}
