@@ -37,6 +37,8 @@ pub struct MasterConfig {
     pub eviction: BuiltinPolicyConfig,
     /// Name of the cluster, in logs.
     pub cluster_id: String,
+    /// What is logged: `error`, `warn`, `info`, `debug` or `trace`, and everything above it (`info`).
+    pub log_level: &'static str,
 }
 
 /// The embedded HTTP metadata server.
@@ -67,6 +69,7 @@ impl Default for MasterConfig {
             allocator: BuiltinAllocatorConfig::default(),
             eviction: BuiltinPolicyConfig::default(),
             cluster_id: "mooncake_cluster".into(),
+            log_level: "info",
         }
     }
 }
@@ -99,9 +102,9 @@ impl MasterConfig {
         if self.rpc_threads == 0 { cores.min(16) } else { self.rpc_threads }
     }
 
-    /// What is logged: `RUST_LOG`, or else everything from `info` up.
-    pub fn log_filter() -> String {
-        env("RUST_LOG").unwrap_or_else(|| "info".into())
+    /// What is logged, for `tracing_subscriber`: `RUST_LOG`, or else [`MasterConfig::log_level`].
+    pub fn log_filter(&self) -> String {
+        env("RUST_LOG").unwrap_or_else(|| self.log_level.into())
     }
 }
 
@@ -250,6 +253,17 @@ flags! {
         Ok(())
     };
     directory_shards = "64", "Locks the directory is spread over, a power of two", set!(config.options.shards = number);
+
+    minloglevel = "0", "Least that is logged: 0 info, 1 warnings, 2 errors", |draft, text| {
+        draft.config.log_level = match number(text)? { 0 => "info", 1 => "warn", 2u8.. => "error" };
+        Ok(())
+    };
+    v = "0", "Log more: 1 debug, 2 everything", |draft, text| {
+        draft.config.log_level = match number(text)? { 0 => draft.config.log_level, 1 => "debug", 2u8.. => "trace" };
+        Ok(())
+    };
+    logtostderr = "true", "Log to standard error; there is no other place", |_, text| only(text, "true");
+    log_dir = "", "Log to files", |_, text| only(text, "");
 
     config_path = "", "Configuration file", |_, text| only(text, "");
     rpc_interface = "", "Network interface to answer calls at", |_, text| only(text, "");
@@ -419,6 +433,16 @@ mod tests {
             "unknown flag --evict_policy; did you mean --eviction_policy?"
         );
         assert_eq!(error("xyzzy", "1"), "unknown flag --xyzzy; --help lists all");
+    }
+
+    #[test]
+    fn log_levels() {
+        let level = |flags: &[(&'static str, &'static str)]| {
+            MasterConfig::from_flags(flags.iter().copied()).unwrap().log_level
+        };
+        assert_eq!(level(&[]), "info");
+        assert_eq!(level(&[("minloglevel", "1")]), "warn");
+        assert_eq!(level(&[("v", "1"), ("logtostderr", "1")]), "debug");
     }
 
     #[test]

@@ -708,3 +708,87 @@ fn accounting_returns_to_zero() {
     let stats = rig.master.stats();
     assert_eq!((stats.used(), stats.resting(), stats.keys, stats.writing), (0, 0, 0, 0));
 }
+
+/// Objects lie in many shards; what goes is still what was unused for the longest of all.
+#[test]
+fn eviction_follows_one_order_over_all_shards() {
+    let rig = Rig::with(MasterOptions {
+        high_watermark: 1.0,
+        lease_ttl: Duration::ZERO,
+        ..MasterOptions::default()
+    });
+    for number in 1..=3 {
+        rig.mount(number, 100 * 64 * KIB);
+    }
+    let mut order: Vec<String> = (0..300).map(|n| format!("old {n}")).collect();
+    for key in &order {
+        rig.put(1, key, 64 * KIB).unwrap();
+    }
+    let mut rng = mooncake_core::clock::Rng::seeded(3);
+    for _ in 0..1000 {
+        let used = order.remove(rng.below(300) as usize);
+        assert!(if rng.below(2) == 0 { rig.exists(&used) } else { rig.locate(&used).is_ok() });
+        order.push(used);
+    }
+    for (n, victim) in order.iter().enumerate() {
+        assert!(rig.has(victim), "{n}");
+        rig.put(1, &format!("new {n}"), 64 * KIB).unwrap();
+        assert!(!rig.has(victim), "{n}");
+    }
+    assert_eq!(rig.master.stats().evicted_keys, 300);
+}
+
+#[test]
+fn threads_leave_nothing_behind() {
+    let rig = Rig::with(MasterOptions { lease_ttl: Duration::ZERO, ..MasterOptions::default() });
+    for number in 1..=3 {
+        rig.mount(number, 64 * KIB);
+    }
+    std::thread::scope(|scope| {
+        for thread in 1..=4u64 {
+            let rig = &rig;
+            scope.spawn(move || {
+                let mut rng = mooncake_core::clock::Rng::seeded(thread);
+                for _ in 0..3000 {
+                    let key = format!("k{}", rng.below(50));
+                    let len = 1 + rng.below(8 * KIB);
+                    match rng.below(10) {
+                        0..4 => drop(rig.put_with(thread, &key, len, &ReplicateConfig::replicas(2))),
+                        4 => drop(rig.upsert(thread, &key, len).and_then(|_| rig.end(thread, &key))),
+                        5 => drop(rig.start(thread, &key, len).and_then(|_| rig.revoke(thread, &key))),
+                        6 => drop(rig.remove(&key, true)),
+                        7 => drop(rig.locate(&key)),
+                        8 => drop(rig.master.tick()),
+                        _ => {
+                            let one = segment(thread % 3 + 1, 64 * KIB);
+                            drop(rig.master.unmount(client(thread % 3 + 1), one.id));
+                            drop(rig.master.mount(client(thread % 3 + 1), &one));
+                        }
+                    }
+                }
+            });
+        }
+    });
+    rig.alive_for(601.0);
+    rig.master.remove_all(true);
+    rig.alive_for(1.0);
+    let stats = rig.master.stats();
+    assert_eq!((stats.used(), stats.keys, stats.writing), (0, 0, 0));
+}
+
+#[test]
+fn a_member_nobody_reaches_gets_nothing_until_it_is_heard_of() {
+    let rig = Rig::without_watermark();
+    rig.mount(1, 4 * 64 * KIB);
+    rig.mount(2, 4 * 64 * KIB);
+    rig.master.doubt(client(9), "10.0.0.2:1");
+    let at = |key: &str| endpoint(&rig.put(9, key, 64 * KIB).unwrap()[0]).to_owned();
+    for n in 0..6 {
+        assert_eq!(at(&format!("k{n}")), "10.0.0.1:1", "it evicts rather than go there");
+    }
+    assert_eq!(rig.master.stats().evicted_keys, 2);
+    rig.master.doubt(client(9), "10.0.0.1:1");
+    at("a member in doubt is better than none");
+    rig.master.ping(client(2));
+    assert_eq!(at("heard of again"), "10.0.0.2:1");
+}

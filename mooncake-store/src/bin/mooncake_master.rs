@@ -15,7 +15,7 @@ fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(MasterConfig::log_filter()))
+        .with_env_filter(EnvFilter::new(config.log_filter()))
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .init();

@@ -37,7 +37,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let takes = self.taking(now);
         let segments: Vec<_> = {
             let registry = self.segments.read();
-            registry.list.iter().filter(|segment| takes(segment) && len <= segment.info.size).cloned().collect()
+            registry
+                .list
+                .iter()
+                .filter(|segment| takes(segment) && len <= segment.info.size)
+                .cloned()
+                .collect()
         };
         for segment in segments {
             let blocks = self.blocks(&segment, pass, now);
