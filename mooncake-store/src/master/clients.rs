@@ -214,7 +214,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let known = graves.knows(segment.id);
         let resting = graves.inherit(segment);
         let opens = match mount {
-            Mount::Again if !known => self.started.after(self.options.remount_rest()),
+            Mount::Again if !known => self.started.after(self.options.rest_after_start()),
             _ => now,
         };
         let mounted = Mounted::new(segment.clone(), client, opens, &self.allocator, &resting);

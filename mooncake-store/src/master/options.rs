@@ -150,7 +150,7 @@ impl MasterOptions {
     }
 
     /// [`MasterOptions::remount_rest`] with its default filled in.
-    pub(super) fn remount_rest(&self) -> Duration {
+    pub(super) fn rest_after_start(&self) -> Duration {
         self.remount_rest.unwrap_or(self.lease_ttl)
     }
 }

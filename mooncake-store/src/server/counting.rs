@@ -58,6 +58,7 @@ macro_rules! operations {
             }
 
             /// Name, and what is counted, of every operation.
+            #[cfg(feature = "http")]
             pub(super) fn all(&self) -> (Vec<(&'static str, &Single)>, Vec<(&'static str, &Batch)>) {
                 (
                     vec![$((stringify!($single), &self.$single)),*],
@@ -155,6 +156,7 @@ impl Batch {
     }
 
     /// Requests, failures, partial successes, items, failed items.
+    #[cfg(any(test, feature = "http"))]
     pub(super) fn read(&self) -> [u64; 5] {
         [&self.requests, &self.failures, &self.partial, &self.items, &self.failed_items]
             .map(|c| c.load(Relaxed))
