@@ -14,10 +14,13 @@ use mooncake_core::clock::{Clock, Rng, SystemClock};
 const GIB: u64 = 1 << 30;
 const KIB: u64 = 1 << 10;
 
+/// Length of the next allocation: by chance, or by its number.
+type Sizes = fn(&mut Rng, usize) -> u64;
+
 fn main() {
     let quick = std::env::args().any(|arg| arg == "--quick");
     let (rounds, turns) = if quick { (40, 1) } else { (400, 7) };
-    let works: [(&str, u64, fn(&mut Rng, usize) -> u64); 6] = [
+    let works: [(&str, u64, Sizes); 6] = [
         ("64 KiB, 1 GiB", GIB, |_, _| 64 * KIB),
         ("512 KiB + 17 B, 1 GiB", GIB, |_, _| 512 * KIB + 17),
         ("1 KiB..1 MiB, 1 GiB", GIB, |rng, _| rng.range(KIB..1024 * KIB + 1)),

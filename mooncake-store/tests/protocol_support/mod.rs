@@ -106,6 +106,10 @@ impl ObjectCalls for TableMaster {
 }
 
 impl SegmentCalls for TableMaster {
+    fn report_unreachable(&self, _client: ClientId, _endpoint: &str) -> Result<()> {
+        Ok(())
+    }
+
     fn ping(&self, client: ClientId) -> Result<PingReply> {
         let known = self.state().segments.iter().any(|(owner, ..)| *owner == client);
         Ok(PingReply { view: 0, need_remount: !known })
