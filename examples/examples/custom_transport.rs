@@ -109,7 +109,7 @@ async fn ask(peer: &PathBuf, direction: u8, addr: u64, len: usize) -> Result<Uni
 async fn accepted(stream: &mut UnixStream, addr: u64) -> Result<()> {
     match stream.read_u8().await {
         Ok(YES) => Ok(()),
-        Ok(_) => Err(Error::new(ErrorCode::TransferFail, format!("the peer refused address {addr:#x}"))),
+        Ok(_) => Err(Error::invalid(format!("the peer does not offer address {addr:#x}"))),
         Err(error) => Err(Error::new(ErrorCode::TransferFail, "the peer went away").with_source(error)),
     }
 }
