@@ -48,7 +48,7 @@ pub fn tcp_frame(data: &[u8]) {
                 break;
             }
             match inbox.next_request() {
-                Some(request) => owed = request.size.min(1 << 16),
+                Some(request) => owed = request.len.min(1 << 16),
                 None => break,
             }
         }

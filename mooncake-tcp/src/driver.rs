@@ -131,6 +131,8 @@ impl Driver {
                 let mut state = lane.lock();
                 if state.pieces.is_empty() {
                     state.driven = false;
+                    // The timer goes with this driver; the next one sets its own.
+                    state.armed = NEVER;
                     self.over = true;
                     return Turn::Over;
                 }
@@ -357,7 +359,10 @@ impl Driver {
             lane.take_if(&mut state, 0, |_| true, &mut moved);
         }
         drop(state);
-        drop(stream);
+        if let Some(stream) = stream {
+            // What was begun must not come out of the kernel's buffer later, when it has been asked again or given up.
+            socket::abandon(&stream);
+        }
         tracing::debug!(peer = %self.pool, ?fault, failed = failed.len(), "data connection closed");
         for piece in failed {
             let error = self.verdict(&fault, &piece);

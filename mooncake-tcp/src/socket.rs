@@ -50,6 +50,12 @@ impl<const N: usize> IoList<N> {
     }
 }
 
+/// Makes the close of a connection a reset: what the kernel has not delivered yet is thrown away.
+pub(crate) fn abandon(stream: &TcpStream) {
+    // A socket that cannot be told so any more has nothing left to deliver.
+    let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
+}
+
 /// Sends what the socket takes now. `WouldBlock` when that is nothing.
 ///
 /// A send cut short has filled the socket, and tokio is told so: the next wait for writability really waits.

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use futures::task::AtomicWaker;
 use mooncake_core::clock::{Clock, Moment, SystemClock};
-use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use parking_lot::Mutex;
 
 /// A ticket for `ops` operations on `buffer`, and the completion to submit with them.
@@ -261,7 +261,13 @@ impl<B: Send + 'static> Future for Results<B> {
         self.shared.poll(cx).map(|(failures, buffer)| {
             let mut results: Vec<Result<()>> = (0..self.shared.progress.ops).map(|_| Ok(())).collect();
             for (ops, error) in failures {
-                for result in results[ops].iter_mut().filter(|r| r.is_ok()) {
+                // Of several failures of one operation the first counts, but a timeout before any: its bytes may still come.
+                let late = error.kind() == ErrorKind::Timeout;
+                let outranked = |r: &&mut Result<()>| match r {
+                    Ok(()) => true,
+                    Err(known) => late && known.kind() != ErrorKind::Timeout,
+                };
+                for result in results[ops].iter_mut().filter(outranked) {
                     *result = Err(copy_of(&error));
                 }
             }

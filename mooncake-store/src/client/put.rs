@@ -322,8 +322,10 @@ impl<'a, T: Transport> Writing<'a, T> {
                     });
                 }
             }
-            // Not settled: the guard gives the space back, in case the end has not come through.
+            // The end may still come through, so the grant is not given back: another one of the same key must not be
+            // ended by it. The master takes it back in its own time.
             Err(error) => ended.for_each(|grant| {
+                grant.settled = true;
                 outcomes[grant.item] = Some(Err(again(&error).context(shown(grant.key))));
             }),
         }

@@ -64,13 +64,15 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 
     fn trust(&self, client: ClientId) {
-        if self.doubts.load(Relaxed) == 0 {
+        let doubts = self.doubts.load(Relaxed);
+        if doubts == 0 {
             return;
         }
         let registry = self.segments.read();
         registry.list.iter().filter(|s| s.client == client).for_each(|s| s.doubt(false));
         if registry.list.iter().all(|s| !s.is_doubted()) {
-            self.doubts.store(0, Relaxed);
+            // Unless somebody has raised one since.
+            let _ = self.doubts.compare_exchange(doubts, 0, Relaxed, Relaxed);
         }
     }
 
@@ -95,11 +97,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     pub fn remount(&self, client: ClientId, segments: &[Segment]) -> Result<()> {
         segments.iter().try_for_each(check_segment)?;
         let mut graves = self.membership.lock();
-        for segment in segments {
-            self.mount_one(&mut graves, client, segment, Mount::Again)?;
-        }
+        // First, so that what is mounted before a failure goes when the client does.
         self.hear(client);
-        Ok(())
+        segments.iter().try_for_each(|segment| self.mount_one(&mut graves, client, segment, Mount::Again))
     }
 
     /// Takes a segment out: its objects are gone at once. An unknown id is fine.

@@ -70,7 +70,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             while freed < len.max(1) {
                 let Some(victim) = self.evict_one(pass, now) else { break };
                 // What comes free where nothing is placed helps nobody.
-                if victim.segments.iter().any(|segment| segment.is_open(now)) {
+                if victim.segments.iter().any(|segment| takes(segment)) {
                     freed += victim.bytes;
                 }
                 if victim.segments.iter().any(|segment| takes(segment) && segment.fits(len)) {
@@ -162,7 +162,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     pub(super) fn taking(&self, now: Moment) -> impl Fn(&Mounted<A>) -> bool + use<A, E> {
         let registry = self.segments.read();
         let all_doubted = registry.list.iter().all(|segment| segment.is_doubted());
-        move |segment| segment.is_open(now) && (all_doubted || !segment.is_doubted())
+        move |segment| segment.would_open(now) && (all_doubted || !segment.is_doubted())
     }
 
     /// Bytes in use that eviction could free sooner or later, and capacity.
@@ -170,7 +170,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let registry = self.segments.read();
         registry.list.iter().fold((0, 0), |(used, capacity), segment| {
             // What rests is free soon without evicting anything for it.
-            (used + segment.used().saturating_sub(segment.resting()), capacity + segment.info.size)
+            (
+                used + segment.used().saturating_sub(segment.resting()),
+                capacity.saturating_add(segment.info.size),
+            )
         })
     }
 }

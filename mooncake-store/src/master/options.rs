@@ -82,7 +82,7 @@ pub struct MasterOptions {
     /// be on their way. Never longer than the grant was valid (10 s).
     pub revoke_rest: Duration,
     /// How long after its own start a master places nothing in segments that are mounted *again* and that it has never seen:
-    /// readers may hold leases of the master before it. `None` is `lease_ttl`.
+    /// readers and writers may hold promises of the master before it. `None` is the longer of `lease_ttl` and `put_discard`.
     pub remount_rest: Option<Duration>,
     /// How segments are chosen.
     pub placement: Placement,
@@ -151,7 +151,8 @@ impl MasterOptions {
 
     /// [`MasterOptions::remount_rest`] with its default filled in.
     pub(super) fn rest_after_start(&self) -> Duration {
-        self.remount_rest.unwrap_or(self.lease_ttl)
+        // Writers of the master before may hold grants as well as readers leases.
+        self.remount_rest.unwrap_or(self.lease_ttl.max(self.put_discard))
     }
 }
 

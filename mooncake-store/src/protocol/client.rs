@@ -138,7 +138,7 @@ impl RpcClient {
             }
         };
         stream.set_nodelay(true)?;
-        Ok(Connection { stream, outbox: Vec::new(), inbox: Vec::new(), seq: 0 })
+        Ok(Connection { stream, outbox: Vec::new(), inbox: Vec::new(), seq: 0, asking: false })
     }
 
     fn timed_out(&self, name: &'static str) -> Error {
@@ -230,6 +230,17 @@ struct Connection {
     outbox: Vec<u8>,
     inbox: Vec<u8>,
     seq: u32,
+    /// A request is out and not answered.
+    asking: bool,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if self.asking {
+            // A request that nobody waits for any more must not arrive late: what the kernel still holds is thrown away.
+            let _ = socket2::SockRef::from(&self.stream).set_linger(Some(Duration::ZERO));
+        }
+    }
 }
 
 /// A connection is over, and why.
@@ -284,6 +295,7 @@ impl Connection {
         self.seq = self.seq.wrapping_add(1);
         self.outbox.clear();
         self.inbox.clear();
+        self.asking = true;
         frame::write_request(&mut self.outbox, self.seq, function, body);
         if self.outbox.len() - frame::REQUEST_HEAD > max_body {
             return Err(Broken { cause: Cause::Oversized(self.outbox.len()), answered: false });
@@ -295,6 +307,7 @@ impl Connection {
             let broken = |cause| Broken { cause, answered };
             let missing = match frame::parse_reply(&self.inbox, max_body) {
                 Ok(Parsed::Whole(reply, used)) if reply.seq == self.seq && used == self.inbox.len() => {
+                    self.asking = false;
                     return Ok(());
                 }
                 Ok(Parsed::Whole(reply, _)) => {
