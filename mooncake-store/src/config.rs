@@ -248,8 +248,8 @@ flags! {
     put_start_discard_timeout_sec = "30", "After this long a write in progress may be taken over", set!(config.options.put_discard = seconds);
     put_start_release_timeout_sec = "600", "How long a write grant is valid", set!(config.options.put_release = seconds);
     revoked_write_rest = "10000ms", "How long the space of a revoked write rests", set!(config.options.revoke_rest = millis);
-    remount_rest = "lease", "How long after its start a master places nothing in segments of the one before it; lease: as long as a lease", |draft, text| {
-        draft.config.options.remount_rest = if text == "lease" { None } else { Some(millis(text)?) };
+    remount_rest = "auto", "How long after its start a master places nothing in segments of the one before it; auto: as long as a lease or a write in progress may last", |draft, text| {
+        draft.config.options.remount_rest = if text == "auto" { None } else { Some(millis(text)?) };
         Ok(())
     };
     directory_shards = "64", "Locks the directory is spread over, a power of two", set!(config.options.shards = number);
