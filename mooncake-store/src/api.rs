@@ -48,6 +48,9 @@ pub struct Caller<'a> {
     pub client: ClientId,
     /// The tenant; [`DEFAULT_TENANT`] when the cluster has none.
     pub tenant: &'a str,
+    /// Which write the call belongs to: a number drawn for each put start, 0 for none. See
+    /// [`ObjectService::fences_writes`].
+    pub attempt: u64,
 }
 
 /// What the master thinks of a client that pinged.
@@ -64,6 +67,11 @@ pub struct PingReply {
 /// Batches answer item by item, in order; the outer error means that nothing is known (no answer, or none that counts).
 #[async_trait]
 pub trait ObjectService: Debug + Send + Sync + 'static {
+    /// Whether this master heeds [`Caller::attempt`]: a put start repeated with the same number gets the same grant, and an
+    /// end or revoke touches no other write of the key than the one of its number. One that does not must not be asked twice
+    /// for space, nor told of the end of a write so late that the key may be under another one.
+    fn fences_writes(&self) -> bool;
+
     /// Whether each key can be read now. Grants a lease on those that can.
     async fn exist(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<bool>>>;
 

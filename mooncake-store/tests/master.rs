@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use mooncake_core::error::ErrorCode::*;
 use mooncake_core::ids::{MAX_KEY_LEN, SegmentId, Uuid};
-use mooncake_core::replica::{ReplicaStatus, ReplicaType, ReplicateConfig, SegmentStatus, SoftPin};
+use mooncake_core::replica::{ReplicaStatus, ReplicaType, ReplicateConfig, Segment, SegmentStatus, SoftPin};
 use mooncake_store::api::{Caller, DEFAULT_TENANT, ObjectService, PutItem, WriteMode};
 use mooncake_store::master::{MasterOptions, Put, Writer};
 use support::*;
@@ -76,7 +76,7 @@ fn a_batch_has_a_group_for_each_key() {
     let rig = Rig::new();
     rig.mount(1, MIB);
     let groups = ReplicateConfig { group_ids: Some(vec!["g".into()]), ..ReplicateConfig::default() };
-    let caller = Caller { client: client(1), tenant: DEFAULT_TENANT };
+    let caller = Caller { client: client(1), tenant: DEFAULT_TENANT, attempt: 0 };
     let items = [PutItem { key: b"a", len: 1 }, PutItem { key: b"b", len: 1 }];
     let start = |count| {
         let call = ObjectService::put_start(&rig.master, caller, WriteMode::Put, &items[..count], &groups);
@@ -140,6 +140,50 @@ fn a_start_repeated_with_its_number_gets_the_same_grant() {
     assert_eq!(end(5), Ok(()), "late repetition of the first end does not end the second write");
     assert_eq!(rig.locate("k").unwrap().replicas[0].id, first[0].id);
     assert_eq!(rig.remove("k", true), Err(ReplicaIsNotReady), "the upsert is still in progress");
+}
+
+#[test]
+fn the_end_of_an_upsert_that_was_dropped_is_not_taken_for_the_one_before() {
+    let rig = Rig::new();
+    rig.mount(1, MIB);
+    rig.upsert(9, "k", 10).unwrap();
+    rig.end(9, "k").unwrap();
+    assert_eq!(rig.end(9, "k"), Ok(()), "repeated");
+    let old = rig.locate("k").unwrap();
+
+    // Revoked, as if by another thread of the client: the end has nothing to end.
+    rig.upsert(9, "k", 10).unwrap();
+    rig.revoke(9, "k").unwrap();
+    assert_eq!(rig.end(9, "k"), Err(IllegalClient));
+    assert_eq!(rig.locate("k").unwrap().replicas, old.replicas);
+
+    // Its only segment goes.
+    rig.mount(2, MIB);
+    let config = ReplicateConfig { preferred_segment: "node2:1".into(), ..ReplicateConfig::default() };
+    let new = rig.start_with(9, "k", 10, WriteMode::Upsert, &config).unwrap();
+    assert_eq!(endpoint(&new[0]), "10.0.0.2:1");
+    rig.master.unmount(client(2), segment(2, MIB).id).unwrap();
+    assert!(rig.end(9, "k").is_err());
+    assert_eq!(rig.locate("k").unwrap().replicas, old.replicas);
+
+    // And it may be ended as ever after a write that did not fail.
+    rig.upsert(9, "k", 10).unwrap();
+    assert_eq!([rig.end(9, "k"), rig.end(9, "k")], [Ok(()), Ok(())]);
+}
+
+#[test]
+fn segments_beyond_all_addresses_are_refused() {
+    let rig = Rig::new();
+    let mount = |base, size| {
+        let segment = Segment { base, size, ..segment(1, MIB) };
+        rig.master.mount(client(1), &segment).map_err(|e| e.code())
+    };
+    for (base, size) in [(0, 1), (1, 0), (1, u64::MAX), (1 << 20, 1 << 63), (1 << 57, 1), ((1 << 57) - 1, 2)]
+    {
+        assert_eq!(mount(base, size), Err(InvalidParams), "{base:#x} {size:#x}");
+    }
+    assert_eq!(rig.master.stats().segments.len(), 0);
+    assert_eq!(mount((1 << 57) - MIB, MIB), Ok(()));
 }
 
 #[test]

@@ -58,7 +58,7 @@ async fn http(at: std::net::SocketAddr, method: &str, path: &str, body: &str) ->
 }
 
 async fn put(master: &RemoteMaster, key: &[u8], len: u64) {
-    let caller = Caller { client: client(1), tenant: DEFAULT_TENANT };
+    let caller = Caller { client: client(1), tenant: DEFAULT_TENANT, attempt: 0 };
     let items = [PutItem { key, len }];
     let config = ReplicateConfig::default();
     master.put_start(caller, WriteMode::Put, &items, &config).await.unwrap().remove(0).unwrap();

@@ -45,7 +45,7 @@ fn segment() -> Segment {
 }
 
 fn caller() -> Caller<'static> {
-    Caller { client: client(), tenant: TENANT }
+    Caller { client: client(), tenant: TENANT, attempt: 0 }
 }
 
 fn code<T: std::fmt::Debug>(outcome: &mooncake_core::Result<T>) -> Result<(), ErrorCode> {

@@ -74,7 +74,7 @@ async fn next_reply(stream: &mut TcpStream, inbox: &mut Vec<u8>) -> Option<(u32,
 async fn a_remote_master_is_a_master() {
     let (running, master) = master().await;
     let client = ClientId(Uuid::new(1, 2));
-    let caller = Caller { client, tenant: TENANT };
+    let caller = Caller { client, tenant: TENANT, attempt: 0 };
     assert_eq!(master.version().await.unwrap(), MASTER_VERSION);
     assert!(master.ping(client).await.unwrap().need_remount);
     master.mount(client, &segment()).await.unwrap();
@@ -118,6 +118,43 @@ async fn a_remote_master_is_a_master() {
     let items = [PutItem { key: b"none", len: 1 }];
     let full = master.put_start(caller, WriteMode::Put, &items, &config).await.unwrap();
     assert_eq!(full[0].as_ref().unwrap_err().code(), ErrorCode::NoAvailableHandle);
+    running.stop().await;
+}
+
+/// A master of the existing system: what it does not have in its table it refuses.
+struct Existing(MasterService<TableMaster>);
+
+impl Service for Existing {
+    fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {
+        if TABLE.iter().any(|shape| shape.function == function) {
+            return self.0.call(function, body, out);
+        }
+        Err((Status::NotRegistered, "rpc function not registered".into()))
+    }
+}
+
+#[tokio::test]
+async fn a_master_without_our_own_calls_is_written_through_all_the_same() {
+    let existing = Existing(MasterService(Arc::new(TableMaster::default())));
+    let running =
+        Server::bind("127.0.0.1:0", ServerOptions::default()).await.unwrap().start(Arc::new(existing));
+    let master = RemoteMaster::new(running.local_addr().to_string(), RpcOptions::default());
+    let caller = Caller { client: ClientId(Uuid::new(1, 2)), tenant: TENANT, attempt: 77 };
+    master.mount(caller.client, &segment()).await.unwrap();
+    assert!(master.fences_writes(), "not known before it is asked");
+    let item = [PutItem { key: b"k", len: 7 }];
+    let end = [EndItem { key: b"k", checksum: None }];
+    for mode in [WriteMode::Put, WriteMode::Upsert] {
+        let started = master.put_start(caller, mode, &item, &ReplicateConfig::default()).await.unwrap();
+        assert_eq!(started[0].as_ref().unwrap().len(), 1);
+        assert!(!master.fences_writes());
+        assert!(master.put_end(caller, mode, &end, ReplicaType::All).await.unwrap()[0].is_ok());
+    }
+    assert!(master.put_revoke(caller, WriteMode::Put, &[b"k"], ReplicaType::All).await.unwrap()[0].is_ok());
+    master.report_unreachable(caller.client, "host:2").await.unwrap();
+    // It may have been replaced by one of ours.
+    master.version().await.unwrap();
+    assert!(master.fences_writes());
     running.stop().await;
 }
 

@@ -8,7 +8,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use mooncake_transport::net;
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
@@ -135,7 +136,6 @@ pub(crate) struct Buffers {
 
 /// What every data connection wants, on both sides.
 pub(crate) fn tune(stream: &TcpStream, buffers: Buffers) -> io::Result<()> {
-    stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
     if buffers.send != 0 {
         socket.set_send_buffer_size(buffers.send)?;
@@ -143,12 +143,7 @@ pub(crate) fn tune(stream: &TcpStream, buffers: Buffers) -> io::Result<()> {
     if buffers.receive != 0 {
         socket.set_recv_buffer_size(buffers.receive)?;
     }
-    // Idle connections stay for ever; those whose other end is gone without a word do not.
-    let keepalive = TcpKeepalive::new()
-        .with_time(Duration::from_secs(60))
-        .with_interval(Duration::from_secs(15))
-        .with_retries(4);
-    socket.set_tcp_keepalive(&keepalive)
+    net::keep_connection(stream)
 }
 
 /// A listening socket on `addr`, or on every address of both families when there is none.

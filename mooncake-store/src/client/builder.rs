@@ -360,6 +360,7 @@ impl<W: Wires> ClientBuilder<W> {
                 protocol,
                 master: api,
                 segments: Mutex::default(),
+                mounting: tokio::sync::Mutex::default(),
                 staging,
                 engine,
                 directory,

@@ -67,6 +67,8 @@ pub(crate) struct Inner<T: Transport> {
     master: Arc<dyn MasterApi>,
     // Before the engine: memory is deregistered while the wires still stand.
     segments: Mutex<Vec<Mounted<T>>>,
+    /// Held while segments come and go, so that the master's list and ours change in the same order.
+    mounting: tokio::sync::Mutex<()>,
     staging: Option<Staging<T>>,
     engine: Engine<T>,
     directory: Directory,
@@ -134,8 +136,10 @@ impl<T: Transport> Client<T> {
         }
         let deadline = self.inner.deadline();
         let mut outcome = Ok(());
+        // A mount that was under way is over; the next one sees that the client is closed.
+        let _changing = self.inner.mounting.lock().await;
         for id in self.segments() {
-            let unmounted = self.inner.unmount(id, &deadline).await;
+            let unmounted = self.inner.unmount_listed(id, &deadline).await;
             if let Err(error) = unmounted {
                 mount::drop_region(self.inner.take(id)).await?;
                 outcome = outcome.and(Err(error));
@@ -159,8 +163,8 @@ impl<T: Transport> Inner<T> {
         Deadline::after(&self.config.clock, self.config.timeout)
     }
 
-    fn caller(&self) -> Caller<'_> {
-        Caller { client: self.id, tenant: &self.config.tenant }
+    fn caller(&self, attempt: u64) -> Caller<'_> {
+        Caller { client: self.id, tenant: &self.config.tenant, attempt }
     }
 
     /// Whether the wire takes registered memory only.

@@ -80,6 +80,13 @@ impl<T: Transport> Inner<T> {
         deadline: &Deadline,
     ) -> Result<SegmentId> {
         let region = deadline.bound("registering", self.engine.register(memory)).await?;
+        let _changing = self.changing(deadline).await?;
+        self.usable()?;
+        let more = !self.segments.lock().is_empty();
+        if more && deadline.bound("ping", self.master.ping(self.id)).await?.need_remount {
+            // By this mount a master that forgot us would know us again, and never ask for the other segments.
+            self.remount_listed(deadline).await?;
+        }
         let id = {
             let mut rng = self.rng.lock();
             SegmentId(Uuid::new(rng.next_u64(), rng.next_u64()))
@@ -109,7 +116,17 @@ impl<T: Transport> Inner<T> {
         }
     }
 
+    /// Waits until no other change of the segments is under way.
+    async fn changing(&self, deadline: &Deadline) -> Result<tokio::sync::MutexGuard<'_, ()>> {
+        deadline.bound("waiting for another mount", async { Ok(self.mounting.lock().await) }).await
+    }
+
     pub(crate) async fn unmount(&self, id: SegmentId, deadline: &Deadline) -> Result<()> {
+        let _changing = self.changing(deadline).await?;
+        self.unmount_listed(id, deadline).await
+    }
+
+    pub(super) async fn unmount_listed(&self, id: SegmentId, deadline: &Deadline) -> Result<()> {
         deadline.bound("unmounting", self.master.unmount(self.id, id)).await?;
         // Only now: while the master knows the segment, writers may come, and completed writes must land.
         drop_region(self.take(id)).await
@@ -117,6 +134,11 @@ impl<T: Transport> Inner<T> {
 
     /// Mounts everything again after the master forgot this client.
     pub(crate) async fn remount(&self, deadline: &Deadline) -> Result<()> {
+        let _changing = self.changing(deadline).await?;
+        self.remount_listed(deadline).await
+    }
+
+    async fn remount_listed(&self, deadline: &Deadline) -> Result<()> {
         let segments: Vec<Segment> = self.segments.lock().iter().map(|m| m.segment.clone()).collect();
         tracing::info!(client = %self.id, segments = segments.len(), "the master does not know us: mounting again");
         deadline.bound("mounting again", self.master.remount(self.id, &segments)).await?;

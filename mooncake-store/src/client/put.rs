@@ -18,15 +18,16 @@ use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::{Slice, Transport};
 
 use super::buffers::Outgoing;
-use super::deadline::Deadline;
+use super::deadline::{Deadline, late};
 use super::send::{Flight, Target};
 use super::{Inner, again, shown};
 use crate::api::{EndItem, PutItem, WriteMode};
 
 /// How often space is asked for, when members that were to hold the object could not be reached.
 const ATTEMPTS: usize = 4;
-/// A grant older than this is not given back any more: the key may be somebody else's by now.
-const REVOKE_WITHIN: Duration = Duration::from_secs(25);
+/// On a master that cannot tell writes apart, a grant older than this is neither ended nor given back: after 30 s others
+/// may write the key, and the call would be taken for theirs.
+const OURS_FOR: Duration = Duration::from_secs(25);
 
 /// What became of a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,6 +170,17 @@ fn placement<'c, T: Transport>(
     Cow::Owned(config)
 }
 
+/// The same for some of the items only: each has a group of its own.
+fn of_some<'c>(config: &'c ReplicateConfig, some: &[usize], all: usize) -> Cow<'c, ReplicateConfig> {
+    match &config.group_ids {
+        Some(groups) if some.len() < all && groups.len() == all => {
+            let group_ids = Some(some.iter().map(|&i| groups[i].clone()).collect());
+            Cow::Owned(ReplicateConfig { group_ids, ..config.clone() })
+        }
+        _ => Cow::Borrowed(config),
+    }
+}
+
 /// Granted space that has neither been made readable nor given back.
 pub(super) struct Grant<'a> {
     /// Which item it is for.
@@ -195,12 +207,48 @@ impl Grant<'_> {
     }
 }
 
+/// One asking for space: what the master knows its calls by.
+#[derive(Clone, Copy)]
+struct Attempt {
+    mode: WriteMode,
+    number: u64,
+    asked: Moment,
+}
+
+impl Attempt {
+    fn new<T: Transport>(client: &Inner<T>, mode: WriteMode) -> Self {
+        let number = client.rng.lock().next_u64().max(1);
+        Self { mode, number, asked: client.config.clock.now() }
+    }
+
+    /// Whether the master cannot take a call about it for one about another write.
+    fn is_ours<T: Transport>(&self, client: &Inner<T>) -> bool {
+        client.master.fences_writes() || client.config.clock.now().since(self.asked) <= OURS_FOR
+    }
+
+    /// Gives space back; whether the master has it.
+    async fn revoke<T: Transport>(&self, client: &Inner<T>, keys: &[&[u8]], deadline: &Deadline) -> bool {
+        if !self.is_ours(client) {
+            return false;
+        }
+        let call = client.master.put_revoke(client.caller(self.number), self.mode, keys, ReplicaType::All);
+        match deadline.bound("put revoke", call).await {
+            Ok(_) => true,
+            Err(error) => {
+                tracing::debug!(keys = keys.len(), "space was not given back: {error}");
+                false
+            }
+        }
+    }
+}
+
 /// Puts between start and end. Dropped before that, it lets what is under way land and then gives the space back.
 pub(super) struct Writing<'a, T: Transport> {
     pub(super) client: &'a Arc<Inner<T>>,
     pub(super) deadline: &'a Deadline,
-    mode: WriteMode,
-    asked: Moment,
+    attempt: Attempt,
+    /// Keys that space was asked for, without an answer yet.
+    asking: Vec<&'a [u8]>,
     pub(super) grants: Vec<Grant<'a>>,
     pub(super) targets: Vec<Target>,
     pub(super) endpoints: Vec<String>,
@@ -214,8 +262,8 @@ impl<'a, T: Transport> Writing<'a, T> {
         Self {
             client,
             deadline,
-            mode,
-            asked: client.config.clock.now(),
+            attempt: Attempt::new(client, mode),
+            asking: Vec::new(),
             grants: Vec::new(),
             targets: Vec::new(),
             endpoints: Vec::new(),
@@ -232,10 +280,12 @@ impl<'a, T: Transport> Writing<'a, T> {
         config: &ReplicateConfig,
         outcomes: &mut Outcomes,
     ) -> Result<()> {
+        let config = &of_some(config, pending, items.len());
         let item = |&i: &usize| PutItem { key: items[i].key, len: items[i].value.len() as u64 };
         let asked: Vec<PutItem<'_>> = pending.iter().map(item).collect();
-        let call = self.client.master.put_start(self.client.caller(), self.mode, &asked, config);
-        let answers = self.deadline.bound("put start", call).await?;
+        self.asking.extend(pending.iter().map(|&i| items[i].key));
+        let answers = self.ask(&asked, config).await?;
+        self.asking.clear();
         self.grants.reserve(answers.len());
         self.targets.reserve(answers.len());
         for (&i, answer) in pending.iter().zip(answers) {
@@ -248,6 +298,26 @@ impl<'a, T: Transport> Writing<'a, T> {
             }
         }
         Ok(())
+    }
+
+    /// The call may be repeated where the master knows it again: one lost answer need not cost the put.
+    async fn ask(
+        &self,
+        items: &[PutItem<'_>],
+        config: &ReplicateConfig,
+    ) -> Result<Vec<Result<Vec<Replica>>>> {
+        let Attempt { mode, number, .. } = self.attempt;
+        let call = || self.client.master.put_start(self.client.caller(number), mode, items, config);
+        match self.deadline.bound("put start", call()).await {
+            Err(error)
+                if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout)
+                    && self.client.master.fences_writes()
+                    && !self.deadline.is_over() =>
+            {
+                self.deadline.bound("put start", call()).await
+            }
+            answer => answer,
+        }
     }
 
     fn grant(&mut self, item: usize, wanted: &Item<'a, T>, replicas: &[Replica]) {
@@ -286,8 +356,7 @@ impl<'a, T: Transport> Writing<'a, T> {
         self.end(outcomes).await;
         let clean = |grant: &&Grant<'_>| grant.failure.is_some() && !grant.late;
         let keys: Vec<&[u8]> = self.grants.iter().filter(clean).map(|grant| grant.key).collect();
-        let revoked =
-            keys.is_empty() || revoke(self.client, self.mode, &keys, self.asked, self.deadline).await;
+        let revoked = keys.is_empty() || self.attempt.revoke(self.client, &keys, self.deadline).await;
         for grant in &mut self.grants {
             let Some(error) = grant.failure.take() else { continue };
             grant.settled = grant.late || revoked;
@@ -305,11 +374,14 @@ impl<'a, T: Transport> Writing<'a, T> {
             return;
         }
         let kind = if self.others { ReplicaType::Memory } else { ReplicaType::All };
-        let call = || self.client.master.put_end(self.client.caller(), self.mode, &items, kind);
-        let mut answer = self.deadline.bound("put end", call()).await;
-        if answer.is_err() && !self.deadline.is_over() {
-            // The bytes are there, and the call may be repeated: one lost answer need not cost them.
-            answer = self.deadline.bound("put end", call()).await;
+        let Attempt { mode, number, .. } = self.attempt;
+        let call = || self.client.master.put_end(self.client.caller(number), mode, &items, kind);
+        let mut answer = Err(late("put end: others may write the key by now"));
+        // The bytes are there, and the call may be repeated: one lost answer need not cost them.
+        for _ in 0..2 {
+            if answer.is_err() && !self.deadline.is_over() && self.attempt.is_ours(self.client) {
+                answer = self.deadline.bound("put end", call()).await;
+            }
         }
         let ended = self.grants.iter_mut().filter(|grant| grant.failure.is_none());
         match answer {
@@ -343,33 +415,16 @@ fn forgotten(error: Error) -> Error {
     }
 }
 
-/// Gives space back; whether the master has it.
-async fn revoke<T: Transport>(
-    client: &Inner<T>,
-    mode: WriteMode,
-    keys: &[&[u8]],
-    asked: Moment,
-    deadline: &Deadline,
-) -> bool {
-    if client.config.clock.now().since(asked) > REVOKE_WITHIN {
-        return false;
-    }
-    let call = client.master.put_revoke(client.caller(), mode, keys, ReplicaType::All);
-    match deadline.bound("put revoke", call).await {
-        Ok(_) => true,
-        Err(error) => {
-            tracing::debug!(keys = keys.len(), "space was not given back: {error}");
-            false
-        }
-    }
-}
-
 impl<T: Transport> Drop for Writing<'_, T> {
     fn drop(&mut self) {
-        if self.grants.iter().all(|grant| grant.settled) {
+        // Space that was perhaps granted is given back only where that cannot hit another write.
+        let asking =
+            if self.client.master.fences_writes() { std::mem::take(&mut self.asking) } else { Vec::new() };
+        if asking.is_empty() && self.grants.iter().all(|grant| grant.settled) {
             return;
         }
-        let (client, mode, asked) = (self.client.clone(), self.mode, self.asked);
+        let (client, attempt) = (self.client.clone(), self.attempt);
+        let asking: Vec<Vec<u8>> = asking.into_iter().map(<[u8]>::to_vec).collect();
         let mut grants: Vec<(Vec<u8>, bool)> =
             self.grants.iter().map(|grant| (grant.key.to_vec(), grant.late || grant.settled)).collect();
         let flights = std::mem::take(&mut self.flights);
@@ -380,10 +435,11 @@ impl<T: Transport> Drop for Writing<'_, T> {
                 }
             }
             let open = grants.iter().filter(|(_, leave)| !leave);
-            let keys: Vec<&[u8]> = open.map(|(key, _)| key.as_slice()).collect();
+            let open = open.map(|(key, _)| key.as_slice());
+            let keys: Vec<&[u8]> = open.chain(asking.iter().map(Vec::as_slice)).collect();
             if !keys.is_empty() {
                 let deadline = client.deadline();
-                revoke(&client, mode, &keys, asked, &deadline).await;
+                attempt.revoke(&client, &keys, &deadline).await;
             }
         });
     }

@@ -79,7 +79,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// Opens a client's memory for objects. Repeated, it is fine.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` (base or size 0, or beyond 64 bits); `SEGMENT_ALREADY_EXISTS` (the id is mounted with other data, or the memory
+    /// `INVALID_PARAMS` (base or size 0, or beyond 57 bits); `SEGMENT_ALREADY_EXISTS` (the id is mounted with other data, or the memory
     /// under another id); `ILLEGAL_CLIENT` (another client's); `UNAVAILABLE_IN_CURRENT_STATUS` (it is being unmounted).
     pub fn mount(&self, client: ClientId, segment: &Segment) -> Result<()> {
         check_segment(segment)?;
@@ -285,12 +285,18 @@ fn same_mount<A: SegmentAllocator>(mounted: &Mounted<A>, client: ClientId, segme
     Ok(())
 }
 
+/// No machine gives a process more addresses: x86 and ARM have 57 bits at most.
+const ADDRESSES: u64 = 1 << 57;
+
 fn check_segment(segment: &Segment) -> Result<()> {
     if segment.base == 0 || segment.size == 0 {
         return Err(Error::invalid(format!("segment {}: base and size must not be 0", segment.id)));
     }
-    if segment.base.checked_add(segment.size).is_none() {
-        return Err(Error::invalid(format!("segment {}: base and size go beyond 64 bits", segment.id)));
+    if segment.base.checked_add(segment.size).is_none_or(|end| end > ADDRESSES) {
+        return Err(Error::invalid(format!(
+            "segment {}: {} bytes at {:#x} are beyond what a process can have",
+            segment.id, segment.size, segment.base
+        )));
     }
     Ok(())
 }

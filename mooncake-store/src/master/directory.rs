@@ -41,7 +41,16 @@ pub(super) struct Value<A> {
     pub(super) len: u64,
     pub(super) checksum: Option<u64>,
     pub(super) writer: Writer,
+    /// A write began after it: the end of a write without a number may mean that one, whatever became of it.
+    pub(super) followed: bool,
     pub(super) replicas: Replicas<A>,
+}
+
+impl<A> Value<A> {
+    /// Whether an end of this caller's can only be the one that made this value, repeated.
+    pub(super) fn ended_by(&self, caller: Writer) -> bool {
+        self.writer.repeats(caller) || self.writer.is(caller) && !self.followed
+    }
 }
 
 /// A write in progress: a put's, or an upsert's beside the value it will replace.
@@ -249,7 +258,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         debug_assert!(self[slot].write.is_none());
         write.seat = self.writing.len();
         self.writing.push(slot);
-        self.objects[slot.index()].write = Some(Box::new(write));
+        let object = &mut self.objects[slot.index()];
+        object.write = Some(Box::new(write));
+        if let Some(value) = &mut object.value {
+            value.followed = true;
+        }
     }
 
     pub(super) fn take_write(&mut self, slot: SlotId) -> Option<Write<A>> {

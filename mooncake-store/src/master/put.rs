@@ -12,7 +12,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 
 use super::Master;
 use super::directory::{Object, Replicas, Shard, Value, Write};
-use crate::api::WriteMode;
+use crate::api::{Caller, WriteMode};
 
 /// How often a put looks for room again when others took what it had freed.
 const ROUNDS: usize = 8;
@@ -35,15 +35,21 @@ impl From<ClientId> for Writer {
     }
 }
 
+impl From<Caller<'_>> for Writer {
+    fn from(caller: Caller<'_>) -> Self {
+        Self { client: caller.client, attempt: caller.attempt }
+    }
+}
+
 impl Writer {
     /// Whether this caller is the one that `self` was recorded for.
-    fn is(self, caller: Writer) -> bool {
+    pub(super) fn is(self, caller: Writer) -> bool {
         self.client == caller.client
             && (self.attempt == caller.attempt || self.attempt == 0 || caller.attempt == 0)
     }
 
     /// Whether this caller repeats a call of `self`, beyond doubt.
-    fn repeats(self, caller: Writer) -> bool {
+    pub(super) fn repeats(self, caller: Writer) -> bool {
         self == caller && self.attempt != 0
     }
 }
@@ -308,7 +314,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         now: Moment,
     ) {
         let (action, ttl, hard_pin) = (write.soft_pin, write.soft_pin_ttl_ms, write.hard_pin);
-        let value = Value { len: write.len, checksum, writer: write.writer, replicas: write.replicas };
+        let value = Value {
+            len: write.len,
+            checksum,
+            writer: write.writer,
+            followed: false,
+            replicas: write.replicas,
+        };
         self.counters.value_size(value.len);
         let object = &mut shard[slot];
         let lease = std::mem::replace(&mut object.lease, Moment(0));
@@ -344,7 +356,7 @@ enum Owner {
 fn owner<A: SegmentAllocator>(object: &Object<A>, caller: Writer) -> Owner {
     if object.write().is_some_and(|write| write.writer.is(caller)) {
         Owner::OfWrite
-    } else if object.value().is_some_and(|value| value.writer.is(caller)) {
+    } else if object.value().is_some_and(|value| value.ended_by(caller)) {
         Owner::OfValue
     } else {
         Owner::Nobody

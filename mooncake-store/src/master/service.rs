@@ -14,6 +14,10 @@ use crate::protocol::message::MASTER_VERSION;
 /// There are no tenants yet: as in the existing system with `enable_multi_tenants` off, every one is the same.
 #[async_trait]
 impl<A: SegmentAllocator, E: EvictionPolicy> ObjectService for Master<A, E> {
+    fn fences_writes(&self) -> bool {
+        true
+    }
+
     async fn exist(&self, _tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<bool>>> {
         Ok(keys.iter().map(|key| Ok(self.exists(key))).collect())
     }
@@ -29,7 +33,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> ObjectService for Master<A, E> {
         items: &[PutItem<'_>],
         config: &ReplicateConfig,
     ) -> Result<Vec<Result<Vec<Replica>>>> {
-        let writer = Writer::from(caller.client);
+        let writer = Writer::from(caller);
         let start = |(index, item): (usize, &PutItem<'_>)| {
             let group = group_of(config, index, items.len())?;
             Master::put_start(self, &Put { writer, mode, key: item.key, len: item.len, config, group })
@@ -44,7 +48,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> ObjectService for Master<A, E> {
         items: &[EndItem<'_>],
         replicas: ReplicaType,
     ) -> Result<Vec<Result<()>>> {
-        let writer = Writer::from(caller.client);
+        let writer = Writer::from(caller);
         let end = |item: &EndItem<'_>| Master::put_end(self, writer, item.key, item.checksum, replicas);
         Ok(items.iter().map(end).collect())
     }
@@ -56,7 +60,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> ObjectService for Master<A, E> {
         keys: &[&[u8]],
         replicas: ReplicaType,
     ) -> Result<Vec<Result<()>>> {
-        let writer = Writer::from(caller.client);
+        let writer = Writer::from(caller);
         Ok(keys.iter().map(|key| Master::put_revoke(self, writer, key, replicas)).collect())
     }
 

@@ -35,7 +35,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> ObjectCalls for Master<A, E> {
         config: &ReplicateConfig,
         group: &str,
     ) -> Result<Vec<Replica>> {
-        let writer = Writer::from(caller.client);
+        let writer = Writer::from(caller);
         self.put_start(&Put { writer, mode, key: item.key, len: item.len, config, group })
     }
 
@@ -46,11 +46,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> ObjectCalls for Master<A, E> {
         item: EndItem<'_>,
         replicas: ReplicaType,
     ) -> Result<()> {
-        self.put_end(Writer::from(caller.client), item.key, item.checksum, replicas)
+        self.put_end(Writer::from(caller), item.key, item.checksum, replicas)
     }
 
     fn put_revoke(&self, caller: Caller<'_>, _: WriteMode, key: &[u8], replicas: ReplicaType) -> Result<()> {
-        self.put_revoke(Writer::from(caller.client), key, replicas)
+        self.put_revoke(Writer::from(caller), key, replicas)
     }
 
     fn remove(&self, _: &str, key: &[u8], force: bool) -> Result<()> {

@@ -8,6 +8,7 @@ use std::io;
 use std::time::Duration;
 
 use mooncake_core::error::{Error, ErrorCode, Result};
+use mooncake_transport::net;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -137,7 +138,7 @@ impl RpcClient {
                 return Err(Error::new(ErrorCode::RpcTimeout, text));
             }
         };
-        stream.set_nodelay(true)?;
+        net::keep_connection(&stream)?;
         Ok(Connection { stream, outbox: Vec::new(), inbox: Vec::new(), seq: 0, asking: false })
     }
 

@@ -112,6 +112,12 @@ macro_rules! meaning {
     (items) => {
         "The objects, and their checksums."
     };
+    (attempt) => {
+        "Which write of the client it is about: a number drawn for each start."
+    };
+    (replace) => {
+        "Whether it is an upsert."
+    };
     (replicas) => {
         "Which replicas it is about."
     };
@@ -318,6 +324,34 @@ calls! {
     /// What we add. A master of the existing system answers error 11, and the caller does without.
     ADDED of "mooncake_rs::Master";
 
+    /// [`BatchPutStart`] or [`BatchUpsertStart`] of a numbered write. Repeated, it gets the same space.
+    StartWrites<'a>(
+        client: ClientId,
+        attempt: u64,
+        replace: bool,
+        keys: List<'a, &'a [u8]>,
+        sizes: List<'a, u64>,
+        config: Cow<'a, ReplicateConfig>,
+        tenant: &'a str,
+    ) -> Vec<Answer<Vec<Replica>>>;
+    /// The bytes of a numbered write have landed.
+    EndWrites<'a>(
+        client: ClientId,
+        attempt: u64,
+        replace: bool,
+        items: List<'a, EndItem<'a>>,
+        replicas: ReplicaType,
+        tenant: &'a str,
+    ) -> Vec<Answer<()>>;
+    /// A numbered write failed.
+    RevokeWrites<'a>(
+        client: ClientId,
+        attempt: u64,
+        replace: bool,
+        keys: List<'a, &'a [u8]>,
+        replicas: ReplicaType,
+        tenant: &'a str,
+    ) -> Vec<Answer<()>>;
     /// The member at this endpoint did not answer.
     ReportUnreachable<'a>(client: ClientId, endpoint: &'a str) -> Answer<()>;
 }

@@ -1,6 +1,7 @@
 //! A master at the other end of a wire.
 
 use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use async_trait::async_trait;
 use mooncake_core::error::{Error, ErrorCode, Result};
@@ -16,12 +17,14 @@ use crate::api::{Caller, EndItem, ObjectService, PingReply, PutItem, SegmentServ
 #[derive(Debug)]
 pub struct RemoteMaster {
     rpc: RpcClient,
+    /// It does not know the calls that we add.
+    existing: AtomicBool,
 }
 
 impl RemoteMaster {
     /// The master at `host:port`. Nothing is sent before the first call.
     pub fn new(address: impl Into<String>, options: RpcOptions) -> Self {
-        Self { rpc: RpcClient::new(address, options) }
+        Self { rpc: RpcClient::new(address, options), existing: AtomicBool::new(false) }
     }
 
     /// For calls of the table that [`ObjectService`] and [`SegmentService`] do not have.
@@ -53,6 +56,23 @@ impl RemoteMaster {
         Ok(vec![self.rpc.call(&request).await?.map_err(Error::from)])
     }
 
+    /// Makes a call of a numbered write; `None` when it has no number or this master knows nothing of them.
+    async fn numbered<R, T>(&self, attempt: u64, request: R, items: usize) -> Option<Result<Vec<Result<T>>>>
+    where
+        R: Request<Reply = Vec<Answer<T>>> + Sync,
+    {
+        if attempt == 0 || !self.fences_writes() {
+            return None;
+        }
+        match self.batch(request, items).await {
+            Err(error) if error.code() == ErrorCode::NotSupported => {
+                self.existing.store(true, Relaxed);
+                None
+            }
+            answer => Some(answer),
+        }
+    }
+
     /// Makes a call whose own refusal is as good as none.
     async fn plain<R, T>(&self, request: R) -> Result<T>
     where
@@ -64,6 +84,10 @@ impl RemoteMaster {
 
 #[async_trait]
 impl ObjectService for RemoteMaster {
+    fn fences_writes(&self) -> bool {
+        !self.existing.load(Relaxed)
+    }
+
     async fn exist(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<bool>>> {
         match keys {
             [key] => self.single(ExistKey { key, tenant }).await,
@@ -85,8 +109,20 @@ impl ObjectService for RemoteMaster {
         items: &[PutItem<'_>],
         config: &ReplicateConfig,
     ) -> Result<Vec<Result<Vec<Replica>>>> {
-        let Caller { client, tenant } = caller;
+        let Caller { client, tenant, attempt } = caller;
         let config = Cow::Borrowed(config);
+        let request = StartWrites {
+            client,
+            attempt,
+            replace: mode == WriteMode::Upsert,
+            keys: items.iter().map(|item| item.key).collect(),
+            sizes: items.iter().map(|item| item.len).collect(),
+            config: config.clone(),
+            tenant,
+        };
+        if let Some(answer) = self.numbered(attempt, request, items.len()).await {
+            return answer;
+        }
         if let [PutItem { key, len: size }] = *items {
             return match mode {
                 WriteMode::Put => self.single(PutStart { client, key, size, config, tenant }).await,
@@ -112,7 +148,12 @@ impl ObjectService for RemoteMaster {
         items: &[EndItem<'_>],
         replicas: ReplicaType,
     ) -> Result<Vec<Result<()>>> {
-        let Caller { client, tenant } = caller;
+        let Caller { client, tenant, attempt } = caller;
+        let replace = mode == WriteMode::Upsert;
+        let request = EndWrites { client, attempt, replace, items: items.into(), replicas, tenant };
+        if let Some(answer) = self.numbered(attempt, request, items.len()).await {
+            return answer;
+        }
         match (mode, items) {
             (WriteMode::Put, &[item]) => self.single(PutEnd { client, item, replicas, tenant }).await,
             (WriteMode::Upsert, &[item]) => self.single(UpsertEnd { client, item, replicas, tenant }).await,
@@ -142,7 +183,12 @@ impl ObjectService for RemoteMaster {
         keys: &[&[u8]],
         replicas: ReplicaType,
     ) -> Result<Vec<Result<()>>> {
-        let Caller { client, tenant } = caller;
+        let Caller { client, tenant, attempt } = caller;
+        let replace = mode == WriteMode::Upsert;
+        let request = RevokeWrites { client, attempt, replace, keys: keys.into(), replicas, tenant };
+        if let Some(answer) = self.numbered(attempt, request, keys.len()).await {
+            return answer;
+        }
         match (mode, keys) {
             (WriteMode::Put, &[key]) => self.single(PutRevoke { client, key, replicas, tenant }).await,
             (WriteMode::Upsert, &[key]) => self.single(UpsertRevoke { client, key, replicas, tenant }).await,
@@ -192,6 +238,8 @@ fn negative_count(count: i64) -> Error {
 #[async_trait]
 impl SegmentService for RemoteMaster {
     async fn version(&self) -> Result<String> {
+        // Whoever answers now may be another than before.
+        self.existing.store(false, Relaxed);
         self.plain(ServiceReady {}).await
     }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::error::{Error, ErrorCode, Result};
+use mooncake_transport::net;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
@@ -205,7 +206,7 @@ impl Connection {
         options: &ServerOptions,
         mut stop: watch::Receiver<bool>,
     ) -> Result<(), End> {
-        self.stream.set_nodelay(true).map_err(End::Io)?;
+        net::keep_connection(&self.stream).map_err(End::Io)?;
         let mut stopped = std::pin::pin!(stop.wait_for(|stop| *stop));
         loop {
             let answered = self.answer(service, options.max_body);

@@ -271,6 +271,18 @@ fn write_calls<M: MasterCalls>(master: &M, function: u32, call: &mut Call<'_>) -
             let caller = caller(r.client, r.tenant);
             each(&r.keys, |key| master.put_revoke(caller, Upsert, key, ReplicaType::All))
         }),
+        StartWrites::FUNCTION => call.answer(|r: StartWrites<'_>| {
+            let caller = writer(r.client, r.tenant, r.attempt);
+            start_all(master, caller, write_mode(r.replace), (&r.keys, &r.sizes), &r.config)
+        }),
+        EndWrites::FUNCTION => call.answer(|r: EndWrites<'_>| {
+            let caller = writer(r.client, r.tenant, r.attempt);
+            each(&r.items, |item| master.put_end(caller, write_mode(r.replace), *item, r.replicas))
+        }),
+        RevokeWrites::FUNCTION => call.answer(|r: RevokeWrites<'_>| {
+            let caller = writer(r.client, r.tenant, r.attempt);
+            each(&r.keys, |key| master.put_revoke(caller, write_mode(r.replace), key, r.replicas))
+        }),
         _ => return None,
     })
 }
@@ -360,7 +372,16 @@ fn task_calls<M: MasterCalls>(master: &M, function: u32, call: &mut Call<'_>) ->
 }
 
 fn caller(client: ClientId, tenant: &str) -> Caller<'_> {
-    Caller { client, tenant }
+    Caller { client, tenant, attempt: 0 }
+}
+
+/// Of a call that says which write it belongs to.
+fn writer(client: ClientId, tenant: &str, attempt: u64) -> Caller<'_> {
+    Caller { client, tenant, attempt }
+}
+
+fn write_mode(replace: bool) -> WriteMode {
+    if replace { WriteMode::Upsert } else { WriteMode::Put }
 }
 
 fn each<T, U>(items: &[T], ask: impl FnMut(&T) -> U) -> Vec<U> {

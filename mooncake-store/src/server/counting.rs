@@ -50,7 +50,7 @@ macro_rules! operations {
         impl Requests {
             /// Counts a call that was answered.
             pub(super) fn count(&self, function: u32, tally: Tally) {
-                match function {
+                match as_existing(function, tally.items) {
                     $($(call::$call::FUNCTION)|+ => self.$single.count(tally),)*
                     $(call::$batch_call::FUNCTION => self.$batch.count(tally),)*
                     _ => {}
@@ -109,6 +109,19 @@ operations! {
         batch_upsert_end: BatchUpsertEnd;
         batch_upsert_revoke: BatchUpsertRevoke;
         batch_remove: BatchRemove;
+    }
+}
+
+/// A numbered write counts as the call of the existing system that it stands for.
+fn as_existing(function: u32, items: u64) -> u32 {
+    match (function, items) {
+        (call::StartWrites::FUNCTION, 1) => call::PutStart::FUNCTION,
+        (call::StartWrites::FUNCTION, _) => call::BatchPutStart::FUNCTION,
+        (call::EndWrites::FUNCTION, 1) => call::PutEnd::FUNCTION,
+        (call::EndWrites::FUNCTION, _) => call::BatchPutEnd::FUNCTION,
+        (call::RevokeWrites::FUNCTION, 1) => call::PutRevoke::FUNCTION,
+        (call::RevokeWrites::FUNCTION, _) => call::BatchPutRevoke::FUNCTION,
+        _ => function,
     }
 }
 

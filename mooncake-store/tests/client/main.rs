@@ -1,6 +1,7 @@
 //! The client against a real master: embedded over loopback, and remote over RPC and TCP.
 
 mod faults;
+mod lossy;
 mod restart;
 mod scenarios;
 mod support;
