@@ -115,8 +115,9 @@ impl SlotId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ReplicaId(pub u64);
 
-/// Longest object key accepted, in bytes. The existing system has no limit; ours keeps a key in one RPC frame with room to spare.
-pub const MAX_KEY_LEN: usize = 32 * 1024;
+/// Longest object key accepted, in bytes. The existing system has no limit; this one is beyond any key in use, and keeps a batch
+/// of hundreds in one RPC frame.
+pub const MAX_KEY_LEN: usize = 128 * 1024;
 
 /// Name of an object: 1 to [`MAX_KEY_LEN`] bytes, any content (NUL and newlines included). Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]

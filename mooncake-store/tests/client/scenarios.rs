@@ -187,12 +187,12 @@ async fn registered_memory_is_used_as_it_is(kind: Kind) {
 async fn odd_keys_and_values(kind: Kind) {
     let cluster = Cluster::start(kind, options()).await;
     let (a, b) = cluster.pair().await;
-    for key in [&b"\0"[..], b"line\nline", b"\xff\xfe\xfd", &[b'k'; 32 * 1024], "ключ".as_bytes()] {
+    for key in [&b"\0"[..], b"line\nline", b"\xff\xfe\xfd", &[b'k'; 64 * 1024], "ключ".as_bytes()] {
         assert_eq!(a.put(key, key).await.unwrap(), PutOutcome::Stored);
         assert_eq!(b.get(key).await.unwrap().unwrap(), key);
         assert!(b.remove(key, true).await.unwrap());
     }
-    for key in [&b""[..], &[b'k'; 64 * 1024]] {
+    for key in [&b""[..], &[b'k'; 128 * 1024 + 1]] {
         let error = a.put(key, "v").await.unwrap_err();
         assert_eq!(error.code(), ErrorCode::InvalidParams);
         assert!(error.to_string().contains("key"), "{error}");
