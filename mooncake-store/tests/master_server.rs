@@ -13,7 +13,7 @@ use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_store::api::{
     Caller, DEFAULT_TENANT, EndItem, ObjectService, PutItem, SegmentService, WriteMode,
 };
-use mooncake_store::config::{MasterConfig, MetadataServerConfig};
+use mooncake_store::config::{CleanUpConfig, MasterConfig, MetadataServerConfig};
 use mooncake_store::protocol::remote::RemoteMaster;
 use mooncake_store::server::MasterServer;
 use support::{MIB, client, segment};
@@ -26,12 +26,8 @@ fn config() -> MasterConfig {
         rpc_port: 0,
         metrics_host: "127.0.0.1".into(),
         metrics_port: 0,
-        metadata: Some(MetadataServerConfig {
-            host: "127.0.0.1".into(),
-            port: 0,
-            clean_up: true,
-            ..MetadataServerConfig::default()
-        }),
+        metadata: Some(MetadataServerConfig { host: "127.0.0.1".into(), port: 0 }),
+        clean_up: Some(CleanUpConfig::default()),
         ..MasterConfig::default()
     }
 }

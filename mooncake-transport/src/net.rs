@@ -131,12 +131,31 @@ fn taken(what: &str, error: io::Error) -> Error {
 /// The address to advertise when none is configured: the first IPv4 address of an interface that is up and not loopback, or 127.0.0.1
 /// when there is none.
 pub fn default_host() -> IpAddr {
-    IpAddr::V4(interface_addresses().into_iter().find(|ip| !ip.is_loopback()).unwrap_or(Ipv4Addr::LOCALHOST))
+    let addresses = interface_addresses();
+    let outward = addresses.iter().map(|(_, address)| *address).find(|address| !address.is_loopback());
+    IpAddr::V4(outward.unwrap_or(Ipv4Addr::LOCALHOST))
 }
 
-/// IPv4 addresses of interfaces that are up and running, loopback last.
+/// The first IPv4 address of the interface of this name.
+///
+/// # Errors
+/// `INVALID_PARAMS`, naming the interfaces there are, when it has none or is not up.
+pub fn address_of(interface: &str) -> Result<Ipv4Addr> {
+    let all = interface_addresses();
+    if let Some((_, address)) = all.iter().find(|(name, _)| name == interface) {
+        return Ok(*address);
+    }
+    let mut names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
+    names.dedup();
+    Err(Error::invalid(format!(
+        "no interface {interface:?} with an IPv4 address is up; there are {}",
+        names.join(", ")
+    )))
+}
+
+/// Names and IPv4 addresses of interfaces that are up and running.
 #[allow(unsafe_code)]
-fn interface_addresses() -> Vec<Ipv4Addr> {
+fn interface_addresses() -> Vec<(String, Ipv4Addr)> {
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: the call stores a list's head, or fails.
     if unsafe { libc::getifaddrs(&mut list) } != 0 {
@@ -153,7 +172,10 @@ fn interface_addresses() -> Vec<Ipv4Addr> {
         if entry.ifa_flags & wanted == wanted && family == Some(libc::AF_INET) {
             // SAFETY: AF_INET says that it is a `sockaddr_in`; read unaligned, as nothing promises alignment.
             let addr = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
-            found.push(Ipv4Addr::from(u32::from_be(addr.sin_addr.s_addr)));
+            // SAFETY: an entry's name is a C string that lives as long as the list.
+            let name = unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) };
+            let name = name.to_string_lossy().into_owned();
+            found.push((name, Ipv4Addr::from(u32::from_be(addr.sin_addr.s_addr))));
         }
     }
     // SAFETY: the list came from `getifaddrs`, and no entry is used any more.
@@ -209,5 +231,13 @@ mod tests {
     #[cfg_attr(miri, ignore = "getifaddrs")]
     fn there_is_always_an_address_to_advertise() {
         assert!(!default_host().is_unspecified());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "getifaddrs")]
+    fn interfaces_have_names() {
+        assert!(address_of("lo").is_ok_and(|address| address.is_loopback()));
+        let error = address_of("no-such-if0").unwrap_err();
+        assert!(error.message().contains("no-such-if0") && error.message().contains("lo"), "{error}");
     }
 }

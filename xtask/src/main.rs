@@ -17,11 +17,12 @@ cargo xtask <task>
   lint          rustfmt and clippy, warnings are errors; rustdoc, warnings are errors
   features      each crate with each of its features alone
   examples      builds and runs every example, the trace replay with kill -9 included
+  docs          writes docs/environment.md and docs/flags.md from the code (a test compares them)
   miri          core and transport under Miri (needs a nightly toolchain with the miri component)
   fuzz [secs]   every fuzz target over its corpus and mutations of it, on stable (default 20 s each)
   bench [name]  the measurements; --peer measures the reference peer in the same run
   interop       our nodes and the reference peer's in one cluster (Linux; installs the peer with pip)
-  ci            everything above but bench, as .ci/run does
+  ci            everything above but docs and bench, as .ci/run does
 ";
 
 fn main() -> ExitCode {
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         ["lint"] => lint(),
         ["features"] => features::each_alone(),
         ["examples"] => examples(),
+        ["docs"] => docs(),
         ["miri"] => miri(),
         ["fuzz"] => fuzz::run(20),
         ["fuzz", seconds] => match seconds.parse() {
@@ -91,6 +93,12 @@ fn examples() -> Result {
     replay().args(&["--capacity", "128MiB"]).run()?;
     step("example replay, one client killed");
     replay().args(&["--capacity", "256MiB", "--replicas", "2", "--kill-one-after", "20%"]).run()
+}
+
+fn docs() -> Result {
+    cargo(&["test", "--quiet", "-p", "mooncake-store", "--all-features", "--test", "documents"])
+        .args(&["--", "--ignored", "--exact", "write"])
+        .run()
 }
 
 fn miri() -> Result {

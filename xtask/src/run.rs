@@ -1,4 +1,5 @@
 //! Starting other programs, with words for what went wrong.
+#![allow(clippy::disallowed_methods, reason = "cargo talks to its tasks through the environment")]
 
 use std::path::PathBuf;
 use std::process::Command;

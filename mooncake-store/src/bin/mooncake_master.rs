@@ -1,24 +1,38 @@
 //! The master of a cluster, as a process.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "what is asked for at the start goes to the terminal"
+)]
 
+use std::fs::OpenOptions;
 use std::io::IsTerminal;
 use std::process::ExitCode;
+use std::sync::Mutex;
 
-use mooncake_core::Result;
+use mooncake_core::{Error, Result};
 use mooncake_store::config::MasterConfig;
-use mooncake_store::server::{MasterServer, cli};
+use mooncake_store::server::MasterServer;
+use mooncake_store::server::cli::{self, Run};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
-    let config = match cli::parse(std::env::args_os()) {
-        Ok(config) => config,
+    let (config, notes) = match cli::parse(std::env::args_os()) {
+        Ok(Run::Master { config, notes }) => (*config, notes),
+        Ok(Run::Print(settings)) => {
+            print!("{settings}");
+            return ExitCode::SUCCESS;
+        }
         Err(error) => error.exit(),
     };
-    tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(config.log_filter()))
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr)
-        .init();
+    if let Err(error) = log(&config) {
+        eprintln!("mooncake_master: {error}");
+        return ExitCode::FAILURE;
+    }
+    for note in notes {
+        tracing::warn!("{note}");
+    }
     match run(config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -26,6 +40,22 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Opens the log: the file that `--log_dir` asks for, or standard error.
+fn log(config: &MasterConfig) -> Result<()> {
+    let log = tracing_subscriber::fmt().with_env_filter(EnvFilter::new(config.log_filter()));
+    match &config.log_dir {
+        None => log.with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr).init(),
+        Some(folder) => {
+            let path = folder.join("mooncake_master.INFO");
+            let file = OpenOptions::new().create(true).append(true).open(&path).map_err(|error| {
+                Error::invalid(format!("--log_dir: cannot write {}: {error}", path.display()))
+            })?;
+            log.with_ansi(false).with_writer(Mutex::new(file)).init();
+        }
+    }
+    Ok(())
 }
 
 fn run(config: MasterConfig) -> Result<()> {

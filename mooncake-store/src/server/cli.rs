@@ -1,44 +1,103 @@
-//! The command line of `mooncake_master`: the flags of [`crate::config::FLAGS`] in every form the existing system takes.
+//! The command line of `mooncake_master`: the flags of [`crate::config::GROUPS`] in every form the existing system takes.
 
 use std::ffi::OsString;
+use std::path::Path;
 
+use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, Command};
+use mooncake_core::Result;
 
-use crate::config::{FLAGS, MasterConfig};
+use crate::config::{Flag, FlagState, GROUPS, MasterConfig, Origin, Settings, flag_named};
 
-/// The configuration these arguments ask for; the first is the program's name.
+/// What a command line asks for.
+#[derive(Debug)]
+pub enum Run {
+    /// To be a master.
+    Master {
+        /// As it was told.
+        config: Box<MasterConfig>,
+        /// What there is to say about that.
+        notes: Vec<String>,
+    },
+    /// To show each value with its origin (`--print_config`).
+    Print(Settings),
+}
+
+/// What these arguments, the environment and the configuration file ask for; the first argument is the program's name.
 ///
 /// `--flag=value`, `--flag value` and the same with one dash; switches also as `--flag` and `--noflag`.
 ///
 /// # Errors
 /// What to show, and the status to exit with: also for `--help` and `--version`, which are no failures.
-pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<MasterConfig, clap::Error> {
+pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Run, clap::Error> {
+    let mut settings = Settings::default();
+    settings.read_environment();
+    parse_over(settings, arguments)
+}
+
+fn parse_over(settings: Settings, arguments: impl IntoIterator<Item = OsString>) -> Result<Run, clap::Error> {
     let mut command = command();
     let matches = command.try_get_matches_from_mut(arguments.into_iter().map(normal))?;
-    let given = FLAGS.iter().filter_map(|flag| {
-        let value = matches.get_one::<String>(flag.name)?;
-        Some((flag.name, value.as_str()))
-    });
-    MasterConfig::from_flags(given)
-        .map_err(|error| command.error(clap::error::ErrorKind::ValueValidation, error.message()))
+    let mut given = Vec::new();
+    for flag in GROUPS.iter().flat_map(|group| group.flags) {
+        given.extend(flag.names().filter_map(|name| Some((name, matches.get_one::<String>(name)?.as_str()))));
+    }
+    let print = matches.get_flag(PRINT);
+    run(settings, &given, print).map_err(|error| command.error(ErrorKind::ValueValidation, error.message()))
+}
+
+const PRINT: &str = "print_config";
+
+fn run(mut settings: Settings, given: &[(&str, &str)], print: bool) -> Result<Run> {
+    for (name, value) in given {
+        settings.command_line(name, value)?;
+    }
+    let file = settings.value("config_path").filter(|setting| setting.origin != Origin::Default);
+    if let Some(path) = file.map(|setting| setting.value.clone()).filter(|path| !path.is_empty()) {
+        settings.read_file(Path::new(&path))?;
+    }
+    let config = Box::new(settings.config()?);
+    Ok(if print { Run::Print(settings) } else { Run::Master { config, notes: settings.notes() } })
 }
 
 fn command() -> Command {
     let mut command = Command::new("mooncake_master")
         .version(env!("CARGO_PKG_VERSION"))
         .about("Holds the metadata of a cluster's KV cache, and places objects in its clients' memory.")
-        .args_override_self(true);
-    for flag in FLAGS {
-        let arg = Arg::new(flag.name).long(flag.name).help(flag.help).action(ArgAction::Set);
-        let shown = if flag.default.is_empty() { "none" } else { flag.default };
-        let arg = arg.help(format!("{} [default: {shown}]", flag.help)).value_name("VALUE");
-        command = command.arg(if flag.is_switch() {
-            arg.num_args(0..=1).require_equals(true).default_missing_value("true")
-        } else {
-            arg.num_args(1)
-        });
+        .after_help(
+            "-h leaves out what has no effect. Each flag is also a key of a configuration file (--config_path) and, in capitals after MC_MASTER_, a variable of the \
+             environment. Command line > environment > file > default.",
+        )
+        .args_override_self(true)
+        .arg(
+            Arg::new(PRINT)
+                .long(PRINT)
+                .help("Show each value and who set it, as a configuration file, and end")
+                .action(ArgAction::SetTrue),
+        );
+    for group in GROUPS {
+        for flag in group.flags {
+            let also = flag.aliases.iter().map(|alias| argument(flag, alias).hide(true));
+            command = command.arg(argument(flag, flag.name).help_heading(group.name)).args(also);
+        }
     }
     command
+}
+
+fn argument(flag: &Flag, name: &'static str) -> Arg {
+    let shown = if flag.default.is_empty() { "none" } else { flag.default };
+    let remark = flag.remark().map_or(String::new(), |remark| format!("; {remark}"));
+    let arg = Arg::new(name)
+        .long(name)
+        .help(format!("{} [default: {shown}{remark}]", flag.help))
+        .action(ArgAction::Set)
+        .hide_short_help(matches!(flag.state, FlagState::Idle(_)))
+        .value_name("VALUE");
+    if flag.is_switch() {
+        arg.num_args(0..=1).require_equals(true).default_missing_value("true")
+    } else {
+        arg.num_args(1).allow_hyphen_values(true)
+    }
 }
 
 /// One dash is as good as two, `-` in a name as good as `_`, and `--noswitch` means `--switch=false`.
@@ -54,7 +113,7 @@ fn normal(argument: OsString) -> OsString {
         None => (flag, None),
     };
     let name = name.replace('-', "_");
-    let off = name.strip_prefix("no").filter(|on| FLAGS.iter().any(|f| f.is_switch() && f.name == *on));
+    let off = name.strip_prefix("no").filter(|on| flag_named(on).is_some_and(Flag::is_switch));
     match (off, value) {
         (Some(on), None) => format!("--{on}=false"),
         (_, None) => format!("--{name}"),
@@ -68,9 +127,16 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn run(arguments: &[&str]) -> Result<MasterConfig, String> {
+    fn parsed(arguments: &[&str]) -> Result<Run, String> {
         let all = std::iter::once("mooncake_master").chain(arguments.iter().copied());
-        parse(all.map(OsString::from)).map_err(|error| error.to_string())
+        parse_over(Settings::default(), all.map(OsString::from)).map_err(|error| error.to_string())
+    }
+
+    fn run(arguments: &[&str]) -> Result<MasterConfig, String> {
+        match parsed(arguments)? {
+            Run::Master { config, .. } => Ok(*config),
+            Run::Print(settings) => Err(settings.to_string()),
+        }
     }
 
     #[test]
@@ -81,6 +147,9 @@ mod tests {
             &["--rpc_port", "7"],
             &["-rpc_port", "7"],
             &["--rpc-port=7"],
+            &["--port=7"],
+            &["--rpc_port=0", "--port=7"],
+            &["--rpc_port=7", "--port=8"],
         ] {
             assert_eq!(run(form).unwrap().rpc_port, 7, "{form:?}");
         }
@@ -95,6 +164,7 @@ mod tests {
             assert_eq!(run(&[form]).unwrap().metric_reporting, on, "{form}");
         }
         assert_eq!(run(&["--rpc_port=7", "--rpc_port=8"]).unwrap().rpc_port, 8, "the last one counts");
+        assert!(run(&["--logbuflevel", "-1"]).is_ok(), "a value may be below 0");
         let ttl = run(&["--default_kv_lease_ttl=5s"]).unwrap().options.lease_ttl;
         assert_eq!(ttl, Duration::from_secs(5));
         assert_eq!(run(&[]).unwrap(), MasterConfig::default());
@@ -105,13 +175,50 @@ mod tests {
         for (arguments, says) in [
             (&["--rpc_prot=7"][..], "--rpc_port"),
             (&["--eviction_ratio=2"], "--eviction_ratio=2: must be a number between 0 and 1"),
-            (&["--enable_ha"], "not supported yet"),
+            (&["--enable_ha"], "several masters are not built yet"),
+            (&["--config_path=/nonexistent.yaml"], "/nonexistent.yaml"),
             (&["stray"], "stray"),
             (&["--rpc_port"], "rpc_port"),
         ] {
             let error = run(arguments).unwrap_err();
             assert!(error.contains(says), "{arguments:?}: {error}");
         }
-        assert!(run(&["--help"]).unwrap_err().contains("--default_kv_lease_ttl"));
+    }
+
+    #[test]
+    fn help_comes_in_groups() {
+        let help = run(&["--help"]).unwrap_err();
+        let mut lines = help.lines();
+        for group in GROUPS {
+            let heading = format!("{}:", group.name);
+            assert!(lines.any(|line| line == heading), "no {heading} in {help}");
+            for flag in group.flags {
+                let shown = |line: &str| {
+                    let name = line.trim_start().strip_prefix("--").unwrap_or_default();
+                    name.strip_prefix(flag.name).is_some_and(|rest| rest.starts_with([' ', '[']))
+                };
+                assert!(lines.any(shown), "{} is not in its group", flag.name);
+            }
+        }
+        let short = run(&["-h"]).unwrap_err();
+        assert!(short.contains("--rpc_port") && !short.contains("--nof_eviction_ratio"), "{short}");
+        assert!(!help.contains("--port "), "older names are not shown");
+    }
+
+    #[test]
+    fn the_command_line_goes_before_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.toml");
+        std::fs::write(&path, "rpc_port = 7\nmetrics_port = 8\nlogbufsecs = 0\n").unwrap();
+        let path = format!("--config_path={}", path.display());
+        let config = run(&[&path, "--rpc_port=9"]).unwrap();
+        assert_eq!((config.rpc_port, config.metrics_port), (9, 8));
+        let Ok(Run::Master { notes, .. }) = parsed(&[&path]) else { panic!("it is to run") };
+        assert!(notes[0].starts_with("logbufsecs (file "), "{notes:?}");
+        let printed = run(&[&path, "--port=9", "--print_config"]).unwrap_err();
+        for line in ["rpc_port: 9  # command line", "metrics_host: \"0.0.0.0\"  # default"] {
+            assert!(printed.lines().any(|have| have == line), "no {line:?} in {printed}");
+        }
+        assert!(printed.contains("metrics_port: 8  # file "), "{printed}");
     }
 }

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use mooncake_core::Result;
 use mooncake_core::clock::{Rng, SharedClock, SystemClock};
 use mooncake_core::meta::{MemoryMetadata, MetadataBackend};
+use mooncake_transport::http::HttpMetadata;
 
 use self::counting::Requests;
 #[cfg(feature = "http")]
@@ -55,6 +56,8 @@ pub struct Addresses {
 struct State {
     master: Arc<Master>,
     metadata: Arc<dyn MetadataBackend>,
+    /// Where clients publish themselves: `metadata`, or a server elsewhere.
+    published: Arc<dyn MetadataBackend>,
     requests: Requests,
     config: MasterConfig,
 }
@@ -84,9 +87,16 @@ impl MasterServer {
         let options = ServerOptions { idle_timeout: config.rpc_idle, ..ServerOptions::default() };
         let address = join(&config.rpc_address, config.rpc_port);
         let rpc = Server::bind(&address, options).await?;
+        let metadata: Arc<dyn MetadataBackend> = Arc::new(MemoryMetadata::new());
+        let elsewhere = config.clean_up.as_ref().and_then(|clean_up| clean_up.server.as_deref());
+        let published = match elsewhere {
+            Some(url) => Arc::new(HttpMetadata::new(url)?),
+            None => metadata.clone(),
+        };
         let state = Arc::new(State {
             master: Arc::new(master),
-            metadata: Arc::new(MemoryMetadata::new()),
+            metadata,
+            published,
             requests: Requests::default(),
             config,
         });

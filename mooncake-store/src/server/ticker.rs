@@ -65,11 +65,10 @@ fn run(state: &Arc<State>, (stopped, wake): &(Mutex<bool>, Condvar), runtime: &H
             return;
         }
         let report = parking_lot::MutexGuard::unlocked(&mut stopped, || state.master.tick());
-        if let Some(metadata) = &state.config.metadata
-            && metadata.clean_up
+        if let Some(config) = &state.config.clean_up
             && !report.expired.is_empty()
         {
-            runtime.spawn(clean_up(state.clone(), MetaKeys::new(&metadata.cluster_id), report.expired));
+            runtime.spawn(clean_up(state.clone(), MetaKeys::new(&config.cluster_id), report.expired));
         }
         let now = state.master.clock().now();
         if state.config.metric_reporting && now.since(reported) >= REPORT {
@@ -83,7 +82,7 @@ fn run(state: &Arc<State>, (stopped, wake): &(Mutex<bool>, Condvar), runtime: &H
 async fn clean_up(state: Arc<State>, keys: MetaKeys, expired: Vec<Segment>) {
     for segment in expired {
         for key in [keys.segment(&segment.name), keys.rpc_meta(&segment.name)] {
-            match state.metadata.delete(&key).await {
+            match state.published.delete(&key).await {
                 Ok(true) => tracing::info!(key, "metadata of a dead client removed"),
                 Ok(false) => {}
                 Err(error) => tracing::warn!(key, %error, "metadata of a dead client stays"),

@@ -33,7 +33,7 @@ impl Cluster {
         }
         let mut config = master_config(0, options);
         if kind == Kind::TcpHttp {
-            let metadata = MetadataServerConfig { host: "127.0.0.1".into(), port: 0, ..Default::default() };
+            let metadata = MetadataServerConfig { host: "127.0.0.1".into(), port: 0 };
             config.metadata = Some(metadata);
         }
         let server = MasterServer::start(config).await.unwrap();

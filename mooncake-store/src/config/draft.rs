@@ -1,0 +1,52 @@
+//! Flags as they come in, before they are put together.
+
+use std::path::PathBuf;
+
+use mooncake_core::{Error, Result};
+
+use super::{CleanUpConfig, MasterConfig, MetadataServerConfig};
+
+#[derive(Default)]
+pub(super) struct Draft {
+    pub(super) config: MasterConfig,
+    pub(super) metadata: MetadataServerConfig,
+    pub(super) metadata_enabled: bool,
+    pub(super) metadata_url: String,
+    pub(super) metadata_cluster: String,
+    pub(super) clean_up: bool,
+    pub(super) verbosity: u8,
+    pub(super) log_dir: Option<PathBuf>,
+    pub(super) to_stderr: Option<bool>,
+}
+
+impl Draft {
+    pub(super) fn finish(self) -> Result<MasterConfig> {
+        let mut config = self.config;
+        match self.verbosity {
+            0 => {}
+            1 => config.log_level = "debug",
+            _ => config.log_level = "trace",
+        }
+        if self.to_stderr != Some(true) {
+            config.log_dir = self.log_dir;
+        }
+        if self.clean_up {
+            let server = Some(self.metadata_url).filter(|_| !self.metadata_enabled);
+            if server.as_deref() == Some("") {
+                return Err(Error::invalid(
+                    "--enable_metadata_cleanup_on_timeout needs --enable_http_metadata_server, or --metadata_server \
+                     (MOONCAKE_TE_META_DATA_SERVER) to say where the metadata is",
+                ));
+            }
+            if let Some(url) = server.as_deref().filter(|url| !url.starts_with("http://")) {
+                return Err(Error::invalid(format!(
+                    "--metadata_server={url}: only http:// servers can be cleaned up"
+                )));
+            }
+            config.clean_up = Some(CleanUpConfig { server, cluster_id: self.metadata_cluster });
+        }
+        config.metadata = self.metadata_enabled.then_some(self.metadata);
+        config.options.check()?;
+        Ok(config)
+    }
+}

@@ -1,0 +1,410 @@
+//! The environment: what is read of it, and what the existing system reads and this one does not, with the reason.
+//!
+//! This is the only file of the crate that reads the environment; `docs/environment.md` is made from it.
+
+use std::fmt::Write;
+
+use super::flag::Flag;
+use super::flags::{GROUPS, flags};
+use super::settings::Settings;
+use super::values::nearest;
+
+/// What every variable of a flag of the master begins with.
+const PREFIX: &str = "MC_MASTER_";
+
+impl Settings {
+    /// Takes the values of the process's environment.
+    pub fn read_environment(&mut self) {
+        self.read_environment_of(&process_variables());
+    }
+
+    /// As [`Settings::read_environment`], of a list of names and values.
+    fn read_environment_of(&mut self, variables: &[(String, String)]) {
+        // An empty variable is one that is not set.
+        let of = |name: &str| {
+            variables.iter().find(|(known, value)| known == name && !value.is_empty()).map(|(_, value)| value)
+        };
+        for flag in flags() {
+            let own = flag.variable();
+            // Ours says exactly what it means, so it goes before those of the existing system.
+            let named = flag.variables.iter().rev().map(|name| (*name).to_owned()).chain([own]);
+            for name in named {
+                if let Some(value) = of(&name) {
+                    self.environment(flag, name, value);
+                }
+            }
+        }
+        let known = || flags().map(Flag::variable);
+        for (name, _) in variables.iter().filter(|(name, _)| name.starts_with(PREFIX)) {
+            if !known().any(|flag| flag == *name) {
+                let known: Vec<String> = known().collect();
+                let hint = nearest(name, known.iter().map(String::as_str))
+                    .map_or(String::new(), |known| format!("; did you mean {known}?"));
+                self.note(format!("{name} in the environment sets nothing{hint}"));
+            }
+        }
+    }
+}
+
+/// The variables of this process that are text.
+#[allow(clippy::disallowed_methods, reason = "this is the file that reads the environment")]
+fn process_variables() -> Vec<(String, String)> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect()
+}
+
+/// Variables of the existing system that are not read, with one reason for all of them.
+struct Unread {
+    names: &'static [&'static str],
+    reason: &'static str,
+}
+
+const fn unread(names: &'static [&'static str], reason: &'static str) -> Unread {
+    Unread { names, reason }
+}
+
+/// Those whose subject this system has or will have.
+const LATER: &[Unread] = &[
+    unread(
+        &[
+            "MC_STORE_CLIENT_MIN_PORT",
+            "MC_STORE_CLIENT_MAX_PORT",
+            "MC_STORE_CLIENT_SETUP_RETRIES",
+            "MC_STORE_MEMCPY",
+            "MC_STORE_USE_HUGEPAGE",
+            "MC_STORE_HUGEPAGE_SIZE",
+            "MC_STORE_NUMA_SOCKET_ID",
+            "MC_RPC_TIMEOUT_MS",
+            "MC_RPC_CONNECT_TIMEOUT_MS",
+            "MOONCAKE_LOCAL_HOSTNAME",
+            "MOONCAKE_MASTER",
+            "MOONCAKE_GLOBAL_SEGMENT_SIZE",
+            "MOONCAKE_LOCAL_BUFFER_SIZE",
+            "MOONCAKE_PROTOCOL",
+            "MOONCAKE_TENANT_ID",
+        ],
+        "a Rust client is told in code (`ClientConfig`); the Python module and `mooncake_client`, which read these, are not built yet",
+    ),
+    unread(
+        &["MOONCAKE_CONFIG_PATH", "MOONCAKE_DEVICE"],
+        "configuration of the Python wheel, which is not built yet; a master that cleans up metadata is told by MOONCAKE_TE_META_DATA_SERVER",
+    ),
+    unread(
+        &["MOONCAKE_ENABLE_CLIENT_HTTP_SERVER", "MOONCAKE_CLIENT_HTTP_PORT"],
+        "a client has no HTTP server yet",
+    ),
+    unread(&["MC_STORE_CLIENT_METRIC", "MC_STORE_CLIENT_METRIC_INTERVAL"], "clients have no metrics yet"),
+    unread(&["MOONCAKE_STORE_CHECKSUM"], "checksums of values are not computed yet"),
+    unread(&["MC_STORE_REPLICA_SCORING"], "replicas are not scored yet"),
+    unread(
+        &[
+            "MC_STORE_LOCAL_HOT_CACHE_SIZE",
+            "MC_STORE_LOCAL_HOT_BLOCK_SIZE",
+            "MC_STORE_LOCAL_HOT_CACHE_USE_SHM",
+            "MC_STORE_LOCAL_HOT_ADMISSION_THRESHOLD",
+        ],
+        "clients have no local cache yet",
+    ),
+    unread(
+        &[
+            "MC_TRANSFER_TIMEOUT",
+            "MC_LEGACY_RPC_PORT_BINDING",
+            "MC_TCP_BIND_ADDRESS",
+            "MC_HANDSHAKE_PORT",
+            "MC_MIN_RPC_PORT",
+            "MC_MAX_RPC_PORT",
+            "MC_MIN_PRC_PORT",
+            "MC_MAX_PRC_PORT",
+            "MC_USE_IPV6",
+            "MC_HANDSHAKE_LISTEN_BACKLOG",
+            "MC_HANDSHAKE_CONNECT_TIMEOUT",
+            "MC_HANDSHAKE_MAX_LENGTH",
+            "MC_DISABLE_METACACHE",
+            "MC_TE_METADATA_REFRESH_INTERVAL_SECONDS",
+            "MC_TCP_SLICE_SIZE",
+            "MC_TCP_PROTO",
+            "MC_TCP_STATUS_TIMEOUT_SEC",
+            "MC_TCP_PROGRESS_TIMEOUT_SEC",
+            "MC_TCP_ENABLE_CONNECTION_POOL",
+            "MC_TCP_LANES_PER_PEER",
+            "MC_TCP_MAX_CONNECTIONS_PER_PEER",
+            "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER",
+            "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER",
+            "MC_TCP_ADMISSION_TIMEOUT_MS",
+        ],
+        "the transfer engine is told in code (`EngineBuilder`, `TcpConfig`)",
+    ),
+    unread(
+        &[
+            "MC_FORCE_TCP",
+            "MC_FORCE_HCA",
+            "MC_CUSTOM_TOPO_JSON",
+            "MC_TE_FILTERS",
+            "MC_TE_FILTERS_EXCLUDE",
+            "MC_PATH_ROUNDROBIN",
+            "MC_MS_AUTO_DISC",
+            "MC_MS_FILTERS",
+            "MC_SLICE_SIZE",
+            "MC_FRAGMENT_RATIO",
+            "MC_SLICE_TIMEOUT",
+            "MC_RETRY_CNT",
+            "MC_NUM_CQ_PER_CTX",
+            "MC_NUM_COMP_CHANNELS_PER_CTX",
+            "MC_MAX_CQE_PER_CTX",
+            "MC_MAX_EP_PER_CTX",
+            "MC_NUM_QP_PER_EP",
+            "MC_MAX_SGE",
+            "MC_MAX_WR",
+            "MC_MAX_INLINE",
+            "MC_MTU",
+            "MC_IB_PORT",
+            "MC_GID_INDEX",
+            "NCCL_IB_GID_INDEX",
+            "MC_AUTO_GID_MAX_RETRIES",
+            "MC_PKEY_INDEX",
+            "MC_IB_TC",
+            "MC_IB_SL",
+            "MC_IB_PCI_RELAXED_ORDERING",
+            "MC_WORKERS_PER_CTX",
+            "MC_ENDPOINT_STORE_TYPE",
+            "MC_RDMA_RAIL_PAUSE_SECONDS",
+            "MC_CONN_PAUSE_TTL_MS",
+            "MC_MAX_MR_SIZE",
+            "MC_ENABLE_PARALLEL_REG_MR",
+            "MC_MAX_CONCURRENT_REG_MR",
+            "MC_ENABLE_DEST_DEVICE_AFFINITY",
+            "MC_ENABLE_HCA_PEER_AFFINITY",
+            "MC_NIC_PEER_AFFINITY",
+            "MC_RDMA_BIND_ADDRESS",
+            "MC_RDMA_NOTIFY_ENABLED",
+            "MC_RDMA_NOTIFY_RECV_COUNT",
+            "MC_RDMA_NOTIFY_BUFFER_SIZE",
+            "MC_RDMA_NOTIFY_MAX_PENDING_SENDS",
+            "MC_RDMA_NOTIFY_OOB_FALLBACK",
+            "MC_RDMA_NOTIFY_CONNECT_TIMEOUT_MS",
+            "MC_USE_RDMA_TWOSIDED",
+            "MC_LOG_RDMA_SLICE_AFFINITY",
+            "MC_TRACK_RDMA_POSTED_SLICES",
+            "MC_MLX5_QP_UDP_SPORTS",
+            "MC_MLX5_QP_LAG_PORT_BALANCE",
+        ],
+        "RDMA is not built yet",
+    ),
+    unread(
+        &[
+            "MC_FORCE_MNNVL",
+            "MC_FORCE_MUSA",
+            "MC_INTRANODE_NVLINK",
+            "MC_INTRA_NVLINK",
+            "MC_USE_NVLINK_IPC",
+            "WITH_NVIDIA_PEERMEM",
+            "MC_STORE_PIN_MEMORY_MAX_BYTES",
+            "MC_STORE_PINNED_RESTORE_ARENA_SIZE_BYTES",
+        ],
+        "GPU memory is not built yet",
+    ),
+    unread(
+        &["MC_REDIS_USERNAME", "MC_REDIS_PASSWORD", "MC_REDIS_DB_INDEX"],
+        "metadata in Redis is not built yet",
+    ),
+    unread(
+        &[
+            "MOONCAKE_OFFLOAD_*",
+            "MOONCAKE_USE_URING",
+            "MOONCAKE_BUCKET_EVICTION_POLICY",
+            "MOONCAKE_BUCKET_MAX_TOTAL_SIZE",
+            "ENABLE_EVICTION",
+            "MOONCAKE_OFFSET_*",
+        ],
+        "the SSD tier is not built yet",
+    ),
+    unread(&["MOONCAKE_SNAPSHOT_LOCAL_PATH", "MOONCAKE_AWS_*"], "snapshots are not built yet"),
+];
+
+/// Those that have no meaning here.
+const NEVER: &[Unread] = &[
+    unread(
+        &["MC_RPC_CLIENT_IO_THREADS", "MC_STORE_RPC_CLIENT_IO_THREADS", "MC_TE_RPC_CLIENT_IO_THREADS"],
+        "calls run on the tasks of their callers; there are no I/O threads to count",
+    ),
+    unread(&["MC_RPC_PROTOCOL"], "calls to a master go over TCP"),
+    unread(
+        &["MC_MMAP_ARENA_POOL_SIZE", "MC_DISABLE_MMAP_ARENA"],
+        "each segment and buffer is one mapping of its own; there is no arena",
+    ),
+    unread(
+        &["MC_YLT_LOG_LEVEL", "MC_LOG_LEVEL", "MC_LOG_DIR"],
+        "one log for everything, set by RUST_LOG or the flags of the program",
+    ),
+    unread(
+        &["MC_TE_METRIC", "MC_TE_METRIC_INTERVAL_SECONDS"],
+        "figures are scraped, not logged by each engine",
+    ),
+    unread(
+        &["MC_USE_TENT", "MC_USE_TEV1", "MC_TENT_CONF"],
+        "there is one transfer engine, not two generations to choose from",
+    ),
+    unread(&["MC_METADATA_SERVER"], "the existing system documents it and does not read it either"),
+    unread(
+        &[
+            "MC_NOF_WORKERS",
+            "MC_NOF_SUBMIT_CHUNK_BYTES",
+            "MC_NOF_INFLIGHT_BYTES_LIMIT",
+            "MC_NOF_TRTYPE",
+            "MC_NOF_DEBUG",
+            "MC_NOF_DEBUG_INTERVAL_MS",
+            "MOONCAKE_NVME_KV_*",
+        ],
+        "NVMe over Fabrics and NVMe key-value devices are out of scope",
+    ),
+    unread(
+        &["MOONCAKE_ENABLE_DFS", "MOONCAKE_DFS_*", "MOONCAKE_DISTRIBUTED_*"],
+        "a distributed file system as a tier is out of scope",
+    ),
+    unread(
+        &[
+            "MC_EFA_NIC_SELECTION",
+            "MC_EFA_CQ_THREADS",
+            "MC_MIN_REG_SIZE",
+            "MC_CXL_DEV_PATH",
+            "MC_CXL_DEV_SIZE",
+        ],
+        "wires of special builds (EFA, Barex, CXL) that are out of scope",
+    ),
+];
+
+/// `docs/environment.md`.
+pub fn environment_document() -> String {
+    let mut text = String::from(
+        "# Environment\n\n\
+         Made from `mooncake-store/src/config/environment.rs` by `cargo xtask docs`; a test compares the two. An empty variable is \
+         one that is not set.\n\n\
+         ## What is read\n\n\
+         `mooncake_master` reads a variable for each of its flags. The command line goes before the environment, the environment \
+         before the configuration file; `mooncake_master --print_config` shows each value and who set it. A variable that \
+         begins with `MC_MASTER_` and is not in the table is warned of at the start. Libraries read no environment.\n\n\
+         | variable | flag | default | effect |\n|---|---|---|---|\n",
+    );
+    for flag in flags() {
+        let names = std::iter::once(flag.variable()).chain(flag.variables.iter().map(|name| (*name).into()));
+        let names: Vec<String> = names.map(|name| format!("`{name}`")).collect();
+        let _ = writeln!(
+            text,
+            "| {} | `--{}` | {} | {} |",
+            names.join(", "),
+            flag.name,
+            code(flag.default),
+            effect(flag)
+        );
+    }
+    for (title, variables) in [
+        ("Variables of the existing system that are not read yet", LATER),
+        ("Variables of the existing system that mean nothing here", NEVER),
+    ] {
+        let _ = write!(text, "\n## {title}\n\n| variables | why |\n|---|---|\n");
+        for unread in variables {
+            let names: Vec<String> = unread.names.iter().map(|name| format!("`{name}`")).collect();
+            let _ = writeln!(text, "| {} | {} |", names.join(", "), unread.reason);
+        }
+    }
+    text
+}
+
+/// `docs/flags.md`.
+pub fn flags_document() -> String {
+    let mut text = String::from(
+        "# Flags of `mooncake_master`\n\n\
+         Made from `mooncake-store/src/config/flags.rs` by `cargo xtask docs`; a test compares the two. Each is also a key of a \
+         configuration file (`--config_path=master.yaml`, `.yml`, `.json` or `.toml`: one flat map) and, in capitals after \
+         `MC_MASTER_`, a variable of the environment ([environment.md](environment.md)). Command line > environment > file > default; \
+         `--print_config` shows what came of it.\n\n\
+         Flags of something that is not built are known: a switch is taken at its off value and refused otherwise, \
+         a knob of it is taken and has no effect, which is said at the start.\n",
+    );
+    for group in GROUPS {
+        let _ = write!(text, "\n## {}\n\n| flag | default | effect |\n|---|---|---|\n", group.name);
+        for flag in group.flags {
+            let names: Vec<String> = flag.names().map(|name| format!("`--{name}`")).collect();
+            let _ =
+                writeln!(text, "| {} | {} | {} |", names.join(", older: "), code(flag.default), effect(flag));
+        }
+    }
+    text
+}
+
+fn code(value: &str) -> String {
+    if value.is_empty() { String::new() } else { format!("`{value}`") }
+}
+
+fn effect(flag: &Flag) -> String {
+    match flag.remark() {
+        None => flag.help.into(),
+        Some(remark) => format!("{} ({remark})", flag.help),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Origin;
+    use super::*;
+
+    fn settings(variables: &[(&str, &str)]) -> Settings {
+        let owned: Vec<_> =
+            variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let mut settings = Settings::default();
+        settings.read_environment_of(&owned);
+        settings
+    }
+
+    #[test]
+    fn every_flag_has_a_variable() {
+        let set = settings(&[("MC_MASTER_RPC_PORT", "7"), ("MC_MASTER_EVICTION_RATIO", "")]);
+        let config = set.config().unwrap();
+        assert_eq!(config.rpc_port, 7);
+        assert_eq!(config.options.eviction_ratio, 0.05, "empty is not set");
+        assert_eq!(set.value("rpc_port").unwrap().origin, Origin::Environment("MC_MASTER_RPC_PORT".into()));
+        let error = settings(&[("MC_MASTER_RPC_PORT", "x")]).config().unwrap_err();
+        assert!(error.message().contains("MC_MASTER_RPC_PORT=x"), "{error}");
+    }
+
+    #[test]
+    fn variables_of_the_existing_system_count_after_ours() {
+        let cluster = |variables: &[(&str, &str)]| settings(variables).config().unwrap().cluster_id;
+        assert_eq!(cluster(&[("MC_STORE_CLUSTER_ID", "a")]), "a");
+        assert_eq!(cluster(&[("MC_MASTER_CLUSTER_ID", "b"), ("MC_STORE_CLUSTER_ID", "a")]), "b");
+        assert_eq!(settings(&[("RUST_LOG", "debug")]).config().unwrap().log_filter(), "debug");
+        let clean_up = settings(&[
+            ("MC_MASTER_ENABLE_METADATA_CLEANUP_ON_TIMEOUT", "1"),
+            ("MC_METADATA_CLUSTER_ID", "c"),
+            ("MOONCAKE_TE_META_DATA_SERVER", "http://h:1/metadata"),
+        ]);
+        let clean_up = clean_up.config().unwrap().clean_up.unwrap();
+        assert_eq!(clean_up.cluster_id, "c");
+        assert_eq!(clean_up.server.as_deref(), Some("http://h:1/metadata"));
+    }
+
+    #[test]
+    fn what_sets_nothing_is_said() {
+        // As Kubernetes sets them for a service called mc-master.
+        let set = settings(&[("MC_MASTER_PORT", "tcp://10.0.0.1:50051"), ("MC_MASTER_RPC_PROT", "7")]);
+        assert_eq!(set.config().unwrap(), Default::default());
+        let notes = set.notes();
+        assert!(notes[0].contains("MC_MASTER_PORT in the environment sets nothing"), "{notes:?}");
+        assert!(notes[1].ends_with("did you mean MC_MASTER_RPC_PORT?"), "{notes:?}");
+    }
+
+    #[test]
+    fn no_variable_is_listed_twice() {
+        let mut names: Vec<String> =
+            LATER.iter().chain(NEVER).flat_map(|unread| unread.names).map(|name| (*name).into()).collect();
+        for flag in flags() {
+            names.push(flag.variable());
+            names.extend(flag.variables.iter().map(|name| (*name).to_owned()));
+        }
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+}

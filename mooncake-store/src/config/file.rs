@@ -1,0 +1,195 @@
+//! Configuration files: a flat map from flag names to values, in YAML, JSON or TOML by the file's extension.
+
+use std::fmt;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use mooncake_core::{Error, Result};
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::Value;
+
+use super::settings::Settings;
+
+/// Largest file that is read, in bytes.
+const MAX_FILE: u64 = 1 << 20;
+
+impl Settings {
+    /// Takes the values of a configuration file.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS`, naming the file: it cannot be read, is of no known kind, is no flat map, or has a key that is no flag.
+    pub fn read_file(&mut self, path: &Path) -> Result<()> {
+        let refuse = |why: &dyn fmt::Display| Error::invalid(format!("{}: {why}", path.display()));
+        let text = read(path).map_err(|error| refuse(&error))?;
+        let Entries(entries) = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("yaml" | "yml") if text.trim().is_empty() => Entries(Vec::new()),
+            Some("yaml" | "yml") => yaml_serde::from_str(&text).map_err(|error| refuse(&error))?,
+            Some("json") => serde_json::from_str(&text).map_err(|error| refuse(&error))?,
+            Some("toml") => toml::from_str(&text).map_err(|error| refuse(&error))?,
+            _ => return Err(refuse(&"the name must end in .yaml, .yml, .json or .toml")),
+        };
+        let path = Arc::new(PathBuf::from(path));
+        for (key, value) in entries {
+            let value = match value {
+                Value::String(text) => text,
+                Value::Number(number) => number.to_string(),
+                Value::Bool(on) => on.to_string(),
+                Value::Null => return Err(refuse(&format!("{key} has no value"))),
+                Value::Array(_) | Value::Object(_) => {
+                    return Err(refuse(&format!("{key} must be a text, a number, true or false")));
+                }
+            };
+            self.file(&path, &key, &value)?;
+        }
+        Ok(())
+    }
+}
+
+fn read(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    let size = std::fs::File::open(path)?.take(MAX_FILE + 1).read_to_string(&mut text)?;
+    if size as u64 > MAX_FILE {
+        return Err(std::io::Error::other(format!("a configuration file has at most {MAX_FILE} bytes")));
+    }
+    Ok(text)
+}
+
+/// A map in the order it was written; the same key twice is an error.
+struct Entries(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        struct Map;
+        impl<'de> Visitor<'de> for Map {
+            type Value = Entries;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a flat map from flag names to values")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+                let mut entries: Vec<(String, Value)> = Vec::new();
+                while let Some((key, value)) = map.next_entry::<String, Value>()? {
+                    if entries.iter().any(|(known, _)| *known == key) {
+                        return Err(serde::de::Error::custom(format!("{key} is set twice")));
+                    }
+                    entries.push((key, value));
+                }
+                Ok(Entries(entries))
+            }
+        }
+        input.deserialize_map(Map)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{MasterConfig, Origin};
+    use super::*;
+
+    fn load(name: &str, text: &str) -> Result<Settings> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        let mut settings = Settings::default();
+        settings.read_file(&path).map(|()| settings)
+    }
+
+    fn config(name: &str, text: &str) -> MasterConfig {
+        load(name, text).and_then(|settings| settings.config()).unwrap()
+    }
+
+    fn error(name: &str, text: &str) -> String {
+        let outcome = load(name, text).and_then(|settings| settings.config());
+        outcome.unwrap_err().message().to_owned()
+    }
+
+    #[test]
+    fn three_languages_say_the_same() {
+        let yaml = config(
+            "m.yaml",
+            "rpc_port: 7\neviction_ratio: 0.1\ndefault_kv_lease_ttl: 5s\nenable_http_metadata_server: true\n",
+        );
+        let yml = config(
+            "m.yml",
+            "{rpc_port: '7', eviction_ratio: 1.0e-1, default_kv_lease_ttl: 5000, enable_http_metadata_server: true}",
+        );
+        let json = config(
+            "m.json",
+            r#"{"rpc_port": 7, "eviction_ratio": 0.1, "default_kv_lease_ttl": "5000ms", "enable_http_metadata_server": "on"}"#,
+        );
+        let toml = config(
+            "m.toml",
+            "rpc_port = 7\neviction_ratio = 0.1\ndefault_kv_lease_ttl = '5s'\nenable_http_metadata_server = true\n",
+        );
+        assert_eq!(yaml.rpc_port, 7);
+        assert!(yaml.metadata.is_some());
+        for other in [yml, json, toml] {
+            assert_eq!(yaml, other);
+        }
+        assert_eq!(config("m.yaml", "# nothing\n\n"), MasterConfig::default());
+        assert_eq!(config("m.yaml", "client_live_ttl_sec: 60\n").options.client_ttl.as_secs(), 60);
+    }
+
+    /// Names as the existing system's sample file has them.
+    #[test]
+    fn a_file_for_the_existing_master_is_read() {
+        let settings = load(
+            "master.yaml",
+            "enable_metric_reporting: true\nmetrics_port: 9003\nrpc_port: 50051\nrpc_thread_num: 16\nrpc_address: \"0.0.0.0\"\n\
+             rpc_interface: \"\"\nrpc_enable_tcp_no_delay: true\neviction_high_watermark_ratio: 1.0\nenable_ha: false\n\
+             etcd_endpoints: \"http://localhost:2379\"\nroot_fs_dir: \"\"\ncluster_id: \"mooncake_cluster\"\n\
+             memory_allocator: \"offset\"\nclient_live_ttl_sec: 60\nenable_oplog: false\n",
+        )
+        .unwrap();
+        let config = settings.config().unwrap();
+        assert_eq!((config.rpc_threads, config.options.high_watermark), (16, 1.0));
+        let notes = settings.notes();
+        assert!(notes.len() == 1 && notes[0].starts_with("etcd_endpoints"), "{notes:?}");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_the_file() {
+        for (name, text, says) in [
+            ("m.yaml", "rpc_prot: 7", "unknown key \"rpc_prot\" in"),
+            ("m.yaml", "rpc_prot: 7", "did you mean rpc_port?"),
+            ("m.yaml", "config_path: x.yaml", "unknown key"),
+            ("m.yaml", "rpc_port: seven", "m.yaml: rpc_port: seven"),
+            ("m.yaml", "rpc_port: [7]", "rpc_port must be a text"),
+            ("m.yaml", "rpc_port:", "rpc_port has no value"),
+            ("m.yaml", "rpc_port: 7\nrpc_port: 8", "rpc_port"),
+            ("m.yaml", "- rpc_port", "flat map"),
+            ("m.yaml", "a: &a [*a]", "m.yaml"),
+            ("m.json", "{\"rpc_port\": 7, \"rpc_port\": 8}", "rpc_port is set twice"),
+            ("m.json", "{\"rpc_port\": 7", "m.json"),
+            ("m.json", "", "m.json"),
+            ("m.toml", "[master]\nrpc_port = 7", "master"),
+            ("m.toml", "v = 1979-05-27", "v must be"),
+            ("m.ini", "rpc_port=7", "must end in .yaml"),
+            ("m", "", "must end in .yaml"),
+            ("m.yaml", "enable_ha: true", "several masters are not built yet"),
+        ] {
+            let error = error(name, text);
+            assert!(error.contains(says), "{text:?}: {error}");
+        }
+        assert!(error("m.yaml", &"#".repeat(2 << 20)).contains("at most"));
+        let absent = Settings::default().read_file(Path::new("/nonexistent/m.yaml")).unwrap_err();
+        assert!(absent.message().contains("/nonexistent/m.yaml"), "{absent}");
+    }
+
+    #[test]
+    fn what_is_printed_can_be_read_again() {
+        let mut settings =
+            load("m.yaml", "rpc_port: 7\ncluster_id: \"12\"\nkv_events_backend_id: \"a: #b\"\n").unwrap();
+        settings.command_line("metrics_port", "8").unwrap();
+        let again = load("again.yaml", &settings.to_string()).unwrap();
+        for (one, two) in settings.all().iter().zip(again.all()) {
+            assert_eq!(one.value, two.value, "{}", one.flag.name);
+        }
+        assert!(matches!(again.value("rpc_port").unwrap().origin, Origin::File(_)));
+        assert!(settings.to_string().contains("metrics_port: 8  # command line\n"));
+        assert!(settings.to_string().contains("metrics_host: \"0.0.0.0\"  # default\n"));
+    }
+}

@@ -1,0 +1,226 @@
+//! What a master process can be told: one table of flags, their defaults, what each does, and who may set it.
+
+mod draft;
+mod environment;
+#[cfg(feature = "cli")]
+mod file;
+mod flag;
+mod flags;
+mod settings;
+mod values;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use mooncake_core::Result;
+use mooncake_core::alloc::BuiltinAllocatorConfig;
+use mooncake_core::evict::BuiltinPolicyConfig;
+
+use crate::master::MasterOptions;
+
+pub use self::environment::{environment_document, flags_document};
+pub use self::flag::{Flag, FlagState, Group};
+pub use self::flags::{GROUPS, flag_named, flags};
+pub use self::settings::{Origin, Setting, Settings};
+
+/// Everything `mooncake_master` can be told.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MasterConfig {
+    /// Address to answer calls at (`0.0.0.0`).
+    pub rpc_address: String,
+    /// Its port (50051); 0 takes a free one.
+    pub rpc_port: u16,
+    /// Threads that answer calls; 0 is one per core, at most [`max_threads`](Self::max_threads).
+    pub rpc_threads: usize,
+    /// Bound on them where their number is left to the machine (16).
+    pub max_threads: usize,
+    /// A connection on which nothing moves for this long is closed; never, if absent.
+    pub rpc_idle: Option<Duration>,
+    /// Address of the admin server, with metrics (`0.0.0.0`).
+    pub metrics_host: String,
+    /// Its port (9003); 0 takes a free one.
+    pub metrics_port: u16,
+    /// Whether a line of figures is logged every 10 s.
+    pub metric_reporting: bool,
+    /// The embedded metadata server, if there is to be one.
+    pub metadata: Option<MetadataServerConfig>,
+    /// What is done about the metadata of a client that was silent too long; nothing, if absent.
+    pub clean_up: Option<CleanUpConfig>,
+    /// How the master behaves.
+    pub options: MasterOptions,
+    /// How space inside a segment is found.
+    pub allocator: BuiltinAllocatorConfig,
+    /// What goes first when memory runs out.
+    pub eviction: BuiltinPolicyConfig,
+    /// Name of the cluster, in logs.
+    pub cluster_id: String,
+    /// What is logged: `error`, `warn`, `info`, `debug` or `trace`, and everything above it (`info`).
+    pub log_level: &'static str,
+    /// What is logged by module, as `tracing_subscriber` reads it; by [`log_level`](Self::log_level) if empty.
+    pub log_filter: String,
+    /// Folder of the log file; standard error, if absent.
+    pub log_dir: Option<PathBuf>,
+}
+
+/// The embedded HTTP metadata server.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MetadataServerConfig {
+    /// Address to listen at (`0.0.0.0`).
+    pub host: String,
+    /// Its port (8080); 0 takes a free one.
+    pub port: u16,
+}
+
+/// Removal of what dead clients published about themselves.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CleanUpConfig {
+    /// URL of the metadata server it is published at; the embedded one, if absent.
+    pub server: Option<String>,
+    /// The cluster in the keys, empty for none.
+    pub cluster_id: String,
+}
+
+impl Default for MasterConfig {
+    fn default() -> Self {
+        Self {
+            rpc_address: "0.0.0.0".into(),
+            rpc_port: 50051,
+            rpc_threads: 0,
+            max_threads: 16,
+            rpc_idle: None,
+            metrics_host: "0.0.0.0".into(),
+            metrics_port: 9003,
+            metric_reporting: true,
+            metadata: None,
+            clean_up: None,
+            options: MasterOptions::default(),
+            allocator: BuiltinAllocatorConfig::default(),
+            eviction: BuiltinPolicyConfig::default(),
+            cluster_id: "mooncake_cluster".into(),
+            log_level: "info",
+            log_filter: String::new(),
+            log_dir: None,
+        }
+    }
+}
+
+impl Default for MetadataServerConfig {
+    fn default() -> Self {
+        Self { host: "0.0.0.0".into(), port: 8080 }
+    }
+}
+
+impl MasterConfig {
+    /// The configuration of these flags, by name and value; what is not named has its default. No file and no environment is
+    /// looked at; [`Settings`] does that.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS`, naming the flag: an unknown one (with the nearest known name), a value that does not parse, one that
+    /// contradicts another, or one that asks for something not built.
+    pub fn from_flags<'a>(flags: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self> {
+        let mut settings = Settings::default();
+        for (name, value) in flags {
+            settings.command_line(name, value)?;
+        }
+        settings.config()
+    }
+
+    /// Threads to answer calls with.
+    pub fn worker_threads(&self) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        if self.rpc_threads == 0 { cores.min(self.max_threads) } else { self.rpc_threads }
+    }
+
+    /// What is logged, for `tracing_subscriber`: [`MasterConfig::log_filter`], or else [`MasterConfig::log_level`].
+    pub fn log_filter(&self) -> &str {
+        if self.log_filter.is_empty() { self.log_level } else { &self.log_filter }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(name: &str, value: &str) -> String {
+        MasterConfig::from_flags([(name, value)]).unwrap_err().message().to_owned()
+    }
+
+    #[test]
+    fn every_default_in_the_table_is_the_default() {
+        let all = flags().map(|flag| (flag.name, flag.default));
+        assert_eq!(MasterConfig::from_flags(all).unwrap(), MasterConfig::default());
+        assert_eq!(MasterConfig::from_flags([]).unwrap(), MasterConfig::default());
+    }
+
+    #[test]
+    fn durations_have_units() {
+        let ttl =
+            |text| MasterConfig::from_flags([("default_kv_lease_ttl", text)]).unwrap().options.lease_ttl;
+        assert_eq!(ttl("5000"), Duration::from_secs(5));
+        assert_eq!(ttl("250ms"), Duration::from_millis(250));
+        assert_eq!(ttl("5s"), Duration::from_secs(5));
+        assert_eq!(ttl("3m"), Duration::from_secs(180));
+        assert_eq!(ttl("1h"), Duration::from_secs(3600));
+        let silence = MasterConfig::from_flags([("client_ttl", "4")]).unwrap().options.client_ttl;
+        assert_eq!(silence, Duration::from_secs(4));
+        for bad in ["", "s", "1.5s", "-1", "5 s", "5d", "99999999999999999999", "9999999999999999h"] {
+            assert!(error("default_kv_lease_ttl", bad).contains("--default_kv_lease_ttl"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn wrong_values_are_refused_by_name() {
+        for (name, value, says) in [
+            ("eviction_ratio", "1.5", "between 0 and 1"),
+            ("eviction_high_watermark_ratio", "nan", "between 0 and 1"),
+            ("allocation_strategy", "Random", "unknown placement"),
+            ("allocation_strategy", "cxl", "not built yet"),
+            ("memory_allocator", "cachelib", "not supported"),
+            ("memory_allocator", "slab", "unknown allocator"),
+            ("eviction_policy", "arc", "unknown"),
+            ("put_start_release_timeout_sec", "30", "put_start_discard_timeout_sec"),
+            ("default_kv_soft_pin_ttl", "25h", "max_kv_soft_pin_ttl"),
+            ("rpc_port", "65536", "too large"),
+            ("rpc_enable_tcp_no_delay", "false", "leave it out"),
+            ("rpc_interface", "no-such-if0", "no-such-if0"),
+            ("enable_ha", "true", "several masters are not built yet"),
+            ("max_threads", "0", "must not be 0"),
+            ("offload_cap_ratio", "much", "must be a number"),
+            ("cluster_id", "a b", "A-Z"),
+            ("metrics_host", "", "empty"),
+            ("enable_metric_reporting", "maybe", "true or false"),
+            ("enable_metadata_cleanup_on_timeout", "true", "enable_http_metadata_server"),
+        ] {
+            assert!(error(name, value).contains(says), "{name}: {}", error(name, value));
+        }
+    }
+
+    #[test]
+    fn unknown_flags_come_with_a_suggestion() {
+        assert_eq!(error("rpc_prot", "1"), "unknown flag --rpc_prot; did you mean --rpc_port?");
+        assert_eq!(
+            error("evict_policy", "lru"),
+            "unknown flag --evict_policy; did you mean --eviction_policy?"
+        );
+        assert_eq!(error("xyzzy", "1"), "unknown flag --xyzzy; --help lists all");
+    }
+
+    #[test]
+    fn log_levels() {
+        let level = |flags: &[(&'static str, &'static str)]| {
+            MasterConfig::from_flags(flags.iter().copied()).unwrap().log_level
+        };
+        assert_eq!(level(&[]), "info");
+        assert_eq!(level(&[("minloglevel", "1")]), "warn");
+        assert_eq!(level(&[("v", "1"), ("minloglevel", "1")]), "debug");
+    }
+
+    #[test]
+    fn the_old_port_yields_to_the_new() {
+        let port = |flags: &[(&str, &str)]| MasterConfig::from_flags(flags.iter().copied()).unwrap().rpc_port;
+        assert_eq!(port(&[("port", "1")]), 1);
+        assert_eq!(port(&[("rpc_port", "2"), ("port", "1")]), 2);
+        assert_eq!(port(&[("rpc_port", "0")]), 50051);
+        assert_eq!(port(&[("rpc_port", "auto")]), 0);
+    }
+}

@@ -1,0 +1,88 @@
+//! How values of flags are written.
+
+use std::time::Duration;
+
+pub(super) type Parsed<T> = Result<T, String>;
+
+pub(super) fn text(text: &str) -> Parsed<String> {
+    if text.is_empty() { Err("must not be empty".into()) } else { Ok(text.into()) }
+}
+
+pub(super) fn number<T: std::str::FromStr>(text: &str) -> Parsed<T>
+where
+    T::Err: std::fmt::Display,
+{
+    text.parse().map_err(said)
+}
+
+pub(super) fn said(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+pub(super) fn switch(text: &str) -> Parsed<bool> {
+    match text.to_ascii_lowercase().as_str() {
+        "true" | "t" | "1" | "yes" | "y" | "on" => Ok(true),
+        "false" | "f" | "0" | "no" | "n" | "off" => Ok(false),
+        _ => Err("must be true or false".into()),
+    }
+}
+
+pub(super) fn ratio(text: &str) -> Parsed<f64> {
+    match text.parse() {
+        Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok(ratio),
+        _ => Err("must be a number between 0 and 1".into()),
+    }
+}
+
+pub(super) fn millis(text: &str) -> Parsed<Duration> {
+    duration(text, "ms")
+}
+
+pub(super) fn seconds(text: &str) -> Parsed<Duration> {
+    duration(text, "s")
+}
+
+/// A whole number with a unit, or in the unit given.
+fn duration(text: &str, unit: &str) -> Parsed<Duration> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (count, given) = text.split_at(digits);
+    let factor = match if given.is_empty() { unit } else { given } {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err("must be a whole number with ms, s, m or h".into()),
+    };
+    let count: u64 = count.parse().map_err(|_| "must be a whole number with ms, s, m or h".to_owned())?;
+    count.checked_mul(factor).map(Duration::from_millis).ok_or_else(|| "is too long".into())
+}
+
+/// 1 to 128 of the characters that directory keys may hold.
+pub(super) fn cluster_id(text: &str) -> Parsed<String> {
+    let fine = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
+    if text.is_empty() || text.len() > 128 || !text.chars().all(fine) {
+        return Err("must be 1 to 128 of A-Z a-z 0-9 _ . -".into());
+    }
+    Ok(text.into())
+}
+
+/// The known name that was probably meant.
+pub(super) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let (distance, nearest) = known.map(|known| (distance(name, known), known)).min()?;
+    (distance <= 2 + name.len() / 4).then_some(nearest)
+}
+
+/// Letters to change, add or leave out.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut corner = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.bytes().enumerate() {
+            let above = row[j + 1];
+            row[j + 1] = (corner + usize::from(x != y)).min(above + 1).min(row[j] + 1);
+            corner = above;
+        }
+    }
+    row[b.len()]
+}

@@ -1,0 +1,113 @@
+//! The master's own process: what it is told by command line, environment and file, and what it says.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+const MASTER: &str = env!("CARGO_BIN_EXE_mooncake_master");
+
+/// Ends the process when a test fails.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn master() -> Command {
+    let mut command = Command::new(MASTER);
+    command.env_clear().stderr(Stdio::piped()).stdout(Stdio::piped());
+    command
+}
+
+fn said(command: &mut Command) -> (Option<i32>, String) {
+    let output = command.output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8(text).unwrap())
+}
+
+/// Waits for a line of the log that has this in it.
+fn wait_for(log: &Path, what: &str) -> String {
+    for _ in 0..2000 {
+        let text = std::fs::read_to_string(log).unwrap_or_default();
+        if let Some(line) = text.lines().find(|line| line.contains(what)) {
+            return line.to_owned();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("no {what:?} in {}: {:?}", log.display(), std::fs::read_to_string(log));
+}
+
+fn get(at: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(at).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn file_environment_and_command_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("master.yaml");
+    std::fs::write(
+        &file,
+        "rpc_port: auto\nrpc_interface: lo\nmetrics_host: 127.0.0.1\nmetrics_port: 1\ncluster_id: from_file\n\
+         default_kv_lease_ttl: 3s\nclient_live_ttl_sec: 60\nlogbufsecs: 0\n",
+    )
+    .unwrap();
+    let with = |command: &mut Command| {
+        command.env("MC_MASTER_CONFIG_PATH", &file).env("MC_MASTER_METRICS_PORT", "2");
+        command.env("MC_MASTER_CLUSTER_ID", "from_environment").arg("--metrics_port=0");
+    };
+    let mut command = master();
+    with(&mut command);
+    let (status, printed) = said(command.arg("--print_config"));
+    assert_eq!(status, Some(0), "{printed}");
+    for line in [
+        "metrics_port: 0  # command line",
+        "cluster_id: \"from_environment\"  # environment MC_MASTER_CLUSTER_ID",
+        &format!("default_kv_lease_ttl: \"3s\"  # file {}", file.display()),
+        "eviction_policy: \"lru\"  # default",
+    ] {
+        assert!(printed.lines().any(|have| have == line), "no {line:?} in\n{printed}");
+    }
+
+    let mut command = master();
+    with(&mut command);
+    let log = folder.path().join("mooncake_master.INFO");
+    let mut running = Running(command.arg("--log_dir").arg(folder.path()).spawn().unwrap());
+    wait_for(&log, "Master service started on port ");
+    let ready = wait_for(&log, "ready");
+    assert!(ready.contains("from_environment") && ready.contains("rpc=127.0.0.1:"), "{ready}");
+    wait_for(&log, "logbufsecs (file ");
+    let admin = ready.split("admin=Some(").nth(1).and_then(|rest| rest.split(')').next()).unwrap();
+    assert!(get(admin.parse().unwrap(), "/health").contains("\"status\":\"ok\""));
+    let pid = running.0.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    assert!(running.0.wait().unwrap().success());
+    wait_for(&log, "stopping");
+}
+
+#[test]
+fn what_is_wrong_ends_the_start_with_a_sentence() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("master.json");
+    std::fs::write(&file, "{\"eviction_ration\": 0.1}").unwrap();
+    let path = format!("--config_path={}", file.display());
+    for (arguments, says) in [
+        (vec![path.as_str()], "did you mean eviction_ratio?"),
+        (vec!["--eviction_ration=0.1"], "--eviction_ratio"),
+        (vec!["--enable_ha=true"], "several masters are not built yet"),
+        (vec!["--log_dir=/nonexistent"], "/nonexistent"),
+        (vec!["--metrics_host=192.0.2.1"], "--metrics_port"),
+    ] {
+        let (status, text) = said(master().args(&arguments).arg("--rpc_port=auto"));
+        assert!(status.is_some_and(|status| status != 0), "{arguments:?}: {status:?}");
+        assert!(text.contains(says), "{arguments:?}: {text}");
+    }
+}
