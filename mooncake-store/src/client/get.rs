@@ -277,7 +277,7 @@ impl<T: Transport> Read<'_, T> {
 
 impl<T: Transport> Inner<T> {
     /// Puts the best replica last: our own memory, then our own host, then the others, taking turns.
-    fn rank(&self, replicas: &mut [MemoryLocation]) {
+    pub(super) fn rank(&self, replicas: &mut [MemoryLocation]) {
         if replicas.len() < 2 {
             return;
         }

@@ -12,7 +12,9 @@ mod names;
 mod objects;
 mod peers;
 mod put;
+mod ranges;
 mod send;
+mod sessions;
 mod staging;
 mod version;
 
@@ -33,6 +35,8 @@ pub use self::builder::{BuiltIn, ClientBuilder, Given, MasterHandle, Setting, Wi
 pub use self::config::ClientConfig;
 pub use self::objects::ReadInto;
 pub use self::put::PutOutcome;
+pub use self::ranges::{Located, RangeOutcome, RangeRead};
+pub use self::sessions::{RangeWrite, Reservation};
 pub use self::version::MASTER_VERSIONS;
 
 use self::deadline::Deadline;

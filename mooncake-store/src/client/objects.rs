@@ -145,6 +145,33 @@ impl<T: Transport> Client<T> {
         Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
     }
 
+    /// [`batch_put_from`](Self::batch_put_from) with each value in pieces that follow each other, wherever they lie.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn batch_put_pieces<K: AsRef<[u8]>>(
+        &self,
+        items: &[(K, Vec<Slice<T>>)],
+        config: &ReplicateConfig,
+    ) -> Result<Vec<Result<PutOutcome>>> {
+        let items: Vec<_> = items.iter().map(|(k, v)| item(k, Payload::Pieces(v))).collect();
+        put::write(&self.inner, WriteMode::Put, &items, config).await
+    }
+
+    /// [`batch_upsert_from`](Self::batch_upsert_from) with each value in pieces that follow each other.
+    ///
+    /// # Errors
+    /// As [`batch_put`](Self::batch_put).
+    pub async fn batch_upsert_pieces<K: AsRef<[u8]>>(
+        &self,
+        items: &[(K, Vec<Slice<T>>)],
+        config: &ReplicateConfig,
+    ) -> Result<Vec<Result<()>>> {
+        let items: Vec<_> = items.iter().map(|(k, v)| item(k, Payload::Pieces(v))).collect();
+        let outcomes = put::write(&self.inner, WriteMode::Upsert, &items, config).await?;
+        Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
+    }
+
     async fn write_one(
         &self,
         mode: WriteMode,
@@ -232,16 +259,31 @@ impl<T: Transport> Client<T> {
     /// # Errors
     /// The master does not answer.
     pub async fn replicas(&self, key: impl AsRef<[u8]>) -> Result<Option<ReplicaList>> {
+        one(self.batch_replicas(&[key]).await?)
+    }
+
+    /// [`replicas`](Self::replicas) of many keys, in one call.
+    ///
+    /// # Errors
+    /// The outer one means that nothing is known of any.
+    pub async fn batch_replicas<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+    ) -> Result<Vec<Result<Option<ReplicaList>>>> {
         let inner = &self.inner;
         inner.usable()?;
-        let keys = [key.as_ref()];
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let keys = slices(keys);
         let call = inner.master.locate(&inner.config.tenant, &keys);
-        let answer = inner.deadline().bound("replica list", call).await?;
-        match one(answer) {
+        let answers = inner.deadline().bound("replica list", call).await?;
+        let found = |answer| match answer {
             Ok(list) => Ok(Some(list)),
             Err(error) if is_miss(&error) => Ok(None),
             Err(error) => Err(error),
-        }
+        };
+        Ok(answers.into_iter().map(found).collect())
     }
 
     async fn exist_all(&self, keys: &[&[u8]]) -> Result<Vec<Result<bool>>> {

@@ -27,7 +27,7 @@ use crate::api::{EndItem, PutItem, WriteMode};
 const ATTEMPTS: usize = 4;
 /// On a master that cannot tell writes apart, a grant older than this is neither ended nor given back: after 30 s others
 /// may write the key, and the call would be taken for theirs.
-const OURS_FOR: Duration = Duration::from_secs(25);
+pub(super) const OURS_FOR: Duration = Duration::from_secs(25);
 
 /// What became of a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +47,8 @@ pub(crate) enum Payload<'a, T: Transport> {
     Shared(&'a Bytes),
     /// Registered memory: sent from where it is.
     Slice(&'a Slice<T>),
+    /// The same, in several pieces that follow each other.
+    Pieces(&'a [Slice<T>]),
 }
 
 impl<T: Transport> Payload<'_, T> {
@@ -55,6 +57,7 @@ impl<T: Transport> Payload<'_, T> {
             Payload::Bytes(bytes) => bytes.len(),
             Payload::Shared(bytes) => bytes.len(),
             Payload::Slice(slice) => slice.len(),
+            Payload::Pieces(slices) => slices.iter().map(Slice::len).sum(),
         }
     }
 
@@ -63,14 +66,31 @@ impl<T: Transport> Payload<'_, T> {
         match *self {
             Payload::Bytes(bytes) => Some(bytes),
             Payload::Shared(bytes) if needs_registration => Some(bytes),
-            Payload::Shared(_) | Payload::Slice(_) => None,
+            Payload::Shared(_) | Payload::Slice(_) | Payload::Pieces(_) => None,
         }
     }
 
-    /// The bytes, if they are sent from where they are.
-    pub(crate) fn direct(&self, needs_registration: bool) -> Option<Outgoing<T>> {
+    /// How many pieces are sent from where they are.
+    pub(crate) fn pieces(&self) -> usize {
+        match *self {
+            Payload::Pieces(slices) => slices.len(),
+            _ => 1,
+        }
+    }
+
+    /// Length of one piece.
+    pub(crate) fn piece_len(&self, piece: usize) -> usize {
+        match *self {
+            Payload::Pieces(slices) => slices.get(piece).map_or(0, Slice::len),
+            _ => self.len(),
+        }
+    }
+
+    /// One piece, if it is sent from where it is.
+    pub(crate) fn direct(&self, piece: usize, needs_registration: bool) -> Option<Outgoing<T>> {
         match *self {
             Payload::Slice(slice) => Some(Outgoing::Slice(slice.clone())),
+            Payload::Pieces(slices) => slices.get(piece).cloned().map(Outgoing::Slice),
             Payload::Shared(bytes) if !needs_registration => Some(Outgoing::Plain(bytes.clone())),
             Payload::Shared(_) | Payload::Bytes(_) => None,
         }
@@ -208,26 +228,31 @@ impl Grant<'_> {
 }
 
 /// One asking for space: what the master knows its calls by.
-#[derive(Clone, Copy)]
-struct Attempt {
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Attempt {
     mode: WriteMode,
-    number: u64,
-    asked: Moment,
+    pub(super) number: u64,
+    pub(super) asked: Moment,
 }
 
 impl Attempt {
-    fn new<T: Transport>(client: &Inner<T>, mode: WriteMode) -> Self {
+    pub(super) fn new<T: Transport>(client: &Inner<T>, mode: WriteMode) -> Self {
         let number = client.rng.lock().next_u64().max(1);
         Self { mode, number, asked: client.config.clock.now() }
     }
 
     /// Whether the master cannot take a call about it for one about another write.
-    fn is_ours<T: Transport>(&self, client: &Inner<T>) -> bool {
+    pub(super) fn is_ours<T: Transport>(&self, client: &Inner<T>) -> bool {
         client.master.fences_writes() || client.config.clock.now().since(self.asked) <= OURS_FOR
     }
 
     /// Gives space back; whether the master has it.
-    async fn revoke<T: Transport>(&self, client: &Inner<T>, keys: &[&[u8]], deadline: &Deadline) -> bool {
+    pub(super) async fn revoke<T: Transport>(
+        &self,
+        client: &Inner<T>,
+        keys: &[&[u8]],
+        deadline: &Deadline,
+    ) -> bool {
         if !self.is_ours(client) {
             return false;
         }

@@ -65,7 +65,12 @@ impl<T: Transport> Writing<'_, T> {
         let needs_registration = self.client.needs_registration();
         let mut posting = Vec::new();
         for (index, grant) in self.grants.iter().enumerate() {
-            self.add(&mut posting, peers, index, 0, || items[grant.item].value.direct(needs_registration));
+            let value = &items[grant.item].value;
+            let mut offset = 0;
+            for piece in 0..value.pieces() {
+                self.add(&mut posting, peers, index, offset, || value.direct(piece, needs_registration));
+                offset += value.piece_len(piece);
+            }
         }
         self.post(posting, landing);
     }

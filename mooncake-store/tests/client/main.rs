@@ -2,6 +2,7 @@
 
 mod faults;
 mod lossy;
+mod parts;
 mod restart;
 mod scenarios;
 mod support;

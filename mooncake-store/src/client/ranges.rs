@@ -1,0 +1,198 @@
+//! Reading parts of objects: where they lie is asked once, then any ranges of them go straight to where they are wanted.
+
+use std::sync::Arc;
+
+use mooncake_core::clock::Moment;
+use mooncake_core::replica::{MemoryLocation, ReplicaList, ReplicaStatus};
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::engine::Request;
+use mooncake_transport::{SliceMut, Transport};
+
+use super::deadline::{Deadline, late};
+use super::{Client, Inner, again, shown};
+
+/// Where an object lay when the master was asked, and until when that holds. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Located {
+    place: Arc<Place>,
+}
+
+#[derive(Debug)]
+struct Place {
+    key: Vec<u8>,
+    size: u64,
+    /// The best last.
+    replicas: Vec<MemoryLocation>,
+    lease: Moment,
+}
+
+impl Located {
+    /// Length of the object in bytes.
+    pub fn size(&self) -> u64 {
+        self.place.size
+    }
+}
+
+/// A part of an object to read.
+#[derive(Debug)]
+pub struct RangeRead<T: Transport> {
+    /// Of which object.
+    pub object: Located,
+    /// From which byte on.
+    pub offset: u64,
+    /// To where, and with that how much.
+    pub into: SliceMut<T>,
+}
+
+/// What became of a range: read or not, and the memory.
+pub type RangeOutcome<T> = (Result<()>, SliceMut<T>);
+
+impl<T: Transport> Client<T> {
+    /// Where each key lies, with a lease on it; `None` for a miss.
+    ///
+    /// # Errors
+    /// The outer one means that nothing is known of any. `INVALID_REPLICA` for an object that is not in memory.
+    pub async fn locate<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Result<Option<Located>>>> {
+        let inner = &self.inner;
+        let asked = inner.config.clock.now();
+        let answers = self.batch_replicas(keys).await?;
+        let located = |(key, answer): (&K, Result<Option<ReplicaList>>)| {
+            answer?.map(|list| inner.located(key.as_ref(), list, asked)).transpose()
+        };
+        Ok(keys.iter().zip(answers).map(located).collect())
+    }
+
+    /// Reads ranges of located objects, all at once. A member that fails is stood in for by the next replica. Each range
+    /// fails on its own: `INVALID_PARAMS` when it does not lie in its object, `LEASE_EXPIRED` when the bytes came too late to be
+    /// trusted.
+    pub async fn read_ranges(&self, reads: Vec<RangeRead<T>>) -> Vec<RangeOutcome<T>> {
+        let deadline = self.inner.deadline();
+        let usable = self.inner.usable();
+        let mut ranges: Vec<Range<T>> = reads.into_iter().map(Range::new).collect();
+        if let Err(error) = &usable {
+            ranges.iter_mut().for_each(|range| range.outcome = Some(Err(again(error))));
+        }
+        let tries = ranges.iter().map(|range| range.object.place.replicas.len()).max().unwrap_or(0);
+        for attempt in 0..tries {
+            if !self.inner.fetch(&mut ranges, attempt, attempt + 1 < tries, &deadline).await {
+                break;
+            }
+        }
+        ranges.into_iter().filter_map(Range::finish).collect()
+    }
+}
+
+struct Range<T: Transport> {
+    object: Located,
+    offset: u64,
+    into: Option<SliceMut<T>>,
+    /// Why it was not read so far.
+    failure: Option<Error>,
+    outcome: Option<Result<()>>,
+}
+
+impl<T: Transport> Range<T> {
+    fn new(read: RangeRead<T>) -> Self {
+        let RangeRead { object, offset, into } = read;
+        let end = offset.checked_add(into.len() as u64);
+        let outcome = end.is_none_or(|end| end > object.size()).then(|| {
+            let text = format!("{} bytes from {offset} of an object of {}", into.len(), object.size());
+            Err(Error::invalid(text).context(shown(&object.place.key)))
+        });
+        Self { object, offset, into: Some(into), failure: None, outcome }
+    }
+
+    fn finish(self) -> Option<RangeOutcome<T>> {
+        let none = || Err(Error::from(ErrorCode::InvalidReplica));
+        let outcome = self.outcome.unwrap_or_else(|| self.failure.map_or_else(none, Err));
+        let key = &self.object.place.key;
+        Some((outcome.map_err(|error| error.context(shown(key))), self.into?))
+    }
+}
+
+impl<T: Transport> Inner<T> {
+    pub(super) fn located(&self, key: &[u8], list: ReplicaList, asked: Moment) -> Result<Located> {
+        let readable = list.replicas.iter().filter(|replica| replica.status == ReplicaStatus::Complete);
+        let mut replicas: Vec<MemoryLocation> =
+            readable.filter_map(|replica| replica.location.memory()).cloned().collect();
+        let Some(size) = replicas.first().map(|at| at.size) else {
+            return Err(Error::from(ErrorCode::InvalidReplica).context(shown(key)));
+        };
+        replicas.retain(|at| at.size == size);
+        self.rank(&mut replicas);
+        // The lease began when the master answered; counting from before we asked is on the safe side.
+        let lease = asked.after(list.lease);
+        Ok(Located { place: Arc::new(Place { key: key.to_vec(), size, replicas, lease }) })
+    }
+
+    /// Tries what is open at the replica of that rank; whether anything was tried.
+    async fn fetch(&self, ranges: &mut [Range<T>], rank: usize, more: bool, deadline: &Deadline) -> bool {
+        let mut endpoints: Vec<String> = Vec::new();
+        let mut wanted: Vec<(usize, usize, u64)> = Vec::new();
+        for (i, range) in ranges.iter().enumerate().filter(|(_, range)| range.outcome.is_none()) {
+            let Some(at) = range.object.place.replicas.iter().rev().nth(rank) else { continue };
+            let peer = endpoints.iter().position(|e| *e == at.endpoint).unwrap_or_else(|| {
+                endpoints.push(at.endpoint.clone());
+                endpoints.len() - 1
+            });
+            wanted.push((i, peer, at.address.saturating_add(range.offset)));
+        }
+        if wanted.is_empty() {
+            return false;
+        }
+        let peers = self.reach_all(&endpoints, deadline).await;
+        // A member that keeps us waiting must not use up the time of the one that stands in for it.
+        let landing = if more { deadline.portion(1, 2) } else { deadline.portion(15, 16) };
+        let flights = peers.iter().enumerate().map(|(peer, reached)| {
+            let (mut of, mut requests) = (Vec::new(), Vec::new());
+            for &(i, _, remote) in wanted.iter().filter(|(_, p, _)| *p == peer) {
+                match reached {
+                    Err(error) => ranges[i].failure = Some(again(error)),
+                    Ok(reached) => {
+                        let Some(into) = ranges[i].into.take() else { continue };
+                        of.push(i);
+                        requests.push(Request::new(reached, remote, into));
+                    }
+                }
+            }
+            let results = (!of.is_empty()).then(|| self.engine.post_read(requests, Some(landing)).results());
+            async move {
+                match results {
+                    Some(results) => Some((peer, of, results.await)),
+                    None => None,
+                }
+            }
+        });
+        let flights: Vec<_> = flights.collect();
+        // The caller's own memory has to come back, so it is waited for; a wire ends its transfers in time.
+        for (peer, of, (results, requests)) in futures::future::join_all(flights).await.into_iter().flatten()
+        {
+            let now = self.config.clock.now();
+            for ((i, result), request) in of.into_iter().zip(results).zip(requests) {
+                self.note(&endpoints[peer], &result);
+                ranges[i].landed(result, request.transfer.buffer, now);
+            }
+        }
+        if deadline.is_over() {
+            for range in ranges.iter_mut().filter(|range| range.outcome.is_none()) {
+                range.failure.get_or_insert_with(|| late("a transfer"));
+            }
+            return false;
+        }
+        true
+    }
+}
+
+impl<T: Transport> Range<T> {
+    fn landed(&mut self, result: Result<()>, into: SliceMut<T>, now: Moment) {
+        self.into = Some(into);
+        match result {
+            // Written over or not, nobody can tell any more: the bytes do not count.
+            Ok(()) if now >= self.object.place.lease => {
+                self.outcome = Some(Err(Error::from(ErrorCode::LeaseExpired)));
+            }
+            Ok(()) => self.outcome = Some(Ok(())),
+            Err(error) => self.failure = Some(error),
+        }
+    }
+}

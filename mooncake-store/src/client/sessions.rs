@@ -1,0 +1,205 @@
+//! Writing objects in parts: space first, then any ranges of it in any order, then all of it readable at once.
+
+use mooncake_core::clock::Moment;
+use mooncake_core::ids::ObjectKey;
+use mooncake_core::replica::{MemoryLocation, ReplicaType, ReplicateConfig};
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::engine::Request;
+use mooncake_transport::{Slice, Transport};
+
+use super::put::{Attempt, OURS_FOR};
+use super::{Client, again, shown};
+use crate::api::{EndItem, PutItem, WriteMode};
+
+/// Space granted for an object that nobody can read yet.
+#[derive(Debug)]
+pub struct Reservation {
+    key: Vec<u8>,
+    size: u64,
+    replicas: Vec<MemoryLocation>,
+    attempt: Attempt,
+}
+
+impl Reservation {
+    /// The key it is for.
+    pub fn key(&self) -> &[u8] {
+        &self.key
+    }
+
+    /// Length of the object in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+}
+
+/// A part of a reserved object to write.
+#[derive(Debug)]
+pub struct RangeWrite<'a, T: Transport> {
+    /// Of which object.
+    pub object: &'a Reservation,
+    /// From which byte on.
+    pub offset: u64,
+    /// The bytes.
+    pub from: Slice<T>,
+}
+
+impl<T: Transport> Client<T> {
+    /// Asks for space for each object, of which nothing can be read before [`commit`](Self::commit). A reservation that is neither
+    /// committed nor revoked is taken back by the master in its own time.
+    ///
+    /// # Errors
+    /// The outer one means that nothing is known of any. `OBJECT_ALREADY_EXISTS` for a key that is there, and as
+    /// [`put`](Self::put).
+    pub async fn reserve<K: AsRef<[u8]>>(
+        &self,
+        items: &[(K, u64)],
+        config: &ReplicateConfig,
+    ) -> Result<Vec<Result<Reservation>>> {
+        let inner = &self.inner;
+        inner.usable()?;
+        let deadline = inner.deadline();
+        for (key, _) in items {
+            ObjectKey::check(key.as_ref())?;
+        }
+        let attempt = Attempt::new(inner, WriteMode::Put);
+        let puts: Vec<PutItem<'_>> =
+            items.iter().map(|(key, len)| PutItem { key: key.as_ref(), len: *len }).collect();
+        let call = inner.master.put_start(inner.caller(attempt.number), WriteMode::Put, &puts, config);
+        let answers = deadline.bound("put start", call).await?;
+        let reservation = |(put, answer): (&PutItem<'_>, Result<Vec<_>>)| {
+            let replicas: Vec<mooncake_core::replica::Replica> =
+                answer.map_err(|error| error.context(shown(put.key)))?;
+            let memory = replicas.iter().filter_map(|replica| replica.location.memory().cloned());
+            let replicas: Vec<MemoryLocation> = memory.filter(|at| at.size == put.len).collect();
+            if replicas.is_empty() {
+                return Err(
+                    Error::internal("the master granted no memory to write to").context(shown(put.key))
+                );
+            }
+            Ok(Reservation { key: put.key.to_vec(), size: put.len, replicas, attempt })
+        };
+        Ok(puts.iter().zip(answers).map(reservation).collect())
+    }
+
+    /// Writes ranges of reserved objects to every replica of theirs, each range for itself.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for a range outside its object, `UNAVAILABLE_IN_CURRENT_STATUS` for a reservation so old that the master may
+    /// have taken it back, and whatever keeps the bytes from landing.
+    pub async fn write_ranges(&self, writes: Vec<RangeWrite<'_, T>>) -> Vec<Result<()>> {
+        let inner = &self.inner;
+        let deadline = inner.deadline();
+        let now = inner.config.clock.now();
+        let mut outcomes: Vec<Result<()>> =
+            writes.iter().map(|write| write.check(inner.usable(), now)).collect();
+        let mut endpoints: Vec<String> = Vec::new();
+        let mut posting = Vec::new();
+        for (i, write) in writes.iter().enumerate().filter(|(i, _)| outcomes[*i].is_ok()) {
+            for at in &write.object.replicas {
+                let peer = endpoints.iter().position(|e| *e == at.endpoint).unwrap_or_else(|| {
+                    endpoints.push(at.endpoint.clone());
+                    endpoints.len() - 1
+                });
+                posting.push((peer, i, at.address.saturating_add(write.offset), write.from.clone()));
+            }
+        }
+        let peers = inner.reach_all(&endpoints, &deadline).await;
+        posting.sort_by_key(|(peer, ..)| *peer);
+        let (mut of, mut requests) = (Vec::new(), Vec::new());
+        for (peer, i, remote, from) in posting {
+            match &peers[peer] {
+                Ok(target) => {
+                    of.push((peer, i));
+                    requests.push(Request::new(target, remote, from));
+                }
+                Err(error) => outcomes[i] = Err(again(error)),
+            }
+        }
+        if requests.is_empty() {
+            return outcomes;
+        }
+        let landing = deadline.portion(15, 16);
+        let (results, _) = inner.engine.post_write(requests, Some(landing)).results().await;
+        for ((peer, i), result) in of.into_iter().zip(results) {
+            inner.note(&endpoints[peer], &result);
+            if result.is_err() && outcomes[i].is_ok() {
+                outcomes[i] = result.map_err(|error| error.context(shown(&writes[i].object.key)));
+            }
+        }
+        outcomes
+    }
+
+    /// Makes reserved objects readable. All of their bytes must have landed.
+    ///
+    /// # Errors
+    /// The outer one means that nothing is known of any; it is also that of a reservation which the master may have taken back.
+    pub async fn commit(&self, objects: &[&Reservation]) -> Result<Vec<Result<()>>> {
+        let inner = &self.inner;
+        inner.usable()?;
+        let deadline = inner.deadline();
+        let mut outcomes: Vec<Option<Result<()>>> = objects.iter().map(|_| None).collect();
+        for (attempt, of) in by_attempt(objects) {
+            if !attempt.is_ours(inner) {
+                of.iter().for_each(|&i| outcomes[i] = Some(Err(too_old(&objects[i].key))));
+                continue;
+            }
+            let items: Vec<EndItem<'_>> =
+                of.iter().map(|&i| EndItem { key: &objects[i].key, checksum: None }).collect();
+            let caller = inner.caller(attempt.number);
+            let call = inner.master.put_end(caller, WriteMode::Put, &items, ReplicaType::Memory);
+            for (i, answer) in of.into_iter().zip(deadline.bound("put end", call).await?) {
+                outcomes[i] = Some(answer);
+            }
+        }
+        let lost = || Err(Error::internal("a put without an outcome"));
+        Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(lost)).collect())
+    }
+
+    /// Gives the space of reserved objects back, unless they are so old that the keys may be somebody else's by now. Nothing
+    /// may be under way to them; whether the master has it.
+    pub async fn give_back(&self, objects: &[&Reservation]) -> bool {
+        let deadline = self.inner.deadline();
+        let mut all = true;
+        for (attempt, of) in by_attempt(objects) {
+            let keys: Vec<&[u8]> = of.into_iter().map(|i| objects[i].key()).collect();
+            all &= attempt.revoke(&self.inner, &keys, &deadline).await;
+        }
+        all
+    }
+}
+
+/// Indices of reservations by the call that made them.
+fn by_attempt(objects: &[&Reservation]) -> Vec<(Attempt, Vec<usize>)> {
+    let mut groups: Vec<(Attempt, Vec<usize>)> = Vec::new();
+    for (i, object) in objects.iter().enumerate() {
+        match groups.iter_mut().find(|(attempt, _)| attempt.number == object.attempt.number) {
+            Some((_, of)) => of.push(i),
+            None => groups.push((object.attempt, vec![i])),
+        }
+    }
+    groups
+}
+
+fn too_old(key: &[u8]) -> Error {
+    Error::new(
+        ErrorCode::UnavailableInCurrentStatus,
+        "the space was reserved so long ago that the master may have taken it back",
+    )
+    .context(shown(key))
+}
+
+impl<T: Transport> RangeWrite<'_, T> {
+    fn check(&self, usable: Result<()>, now: Moment) -> Result<()> {
+        usable?;
+        let Reservation { key, size, attempt, .. } = self.object;
+        let end = self.offset.checked_add(self.from.len() as u64);
+        if end.is_none_or(|end| end > *size) {
+            let text = format!("{} bytes to {} of an object of {size}", self.from.len(), self.offset);
+            return Err(Error::invalid(text).context(shown(key)));
+        }
+        if now.since(attempt.asked) > OURS_FOR {
+            return Err(too_old(key));
+        }
+        Ok(())
+    }
+}
