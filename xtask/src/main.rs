@@ -4,6 +4,7 @@
 mod features;
 mod fuzz;
 mod peer;
+mod python;
 mod run;
 
 use std::process::ExitCode;
@@ -13,7 +14,8 @@ use run::{Result, cargo, step};
 const HELP: &str = "\
 cargo xtask <task>
 
-  test          unit, conformance, property, end-to-end and documentation tests (what the README says)
+  test          unit, conformance, property, end-to-end and documentation tests (what the README says), and `python`
+  python        installs the Python package into target/python-venv and runs its tests; arguments go to pytest
   lint          rustfmt and clippy, warnings are errors; rustdoc, warnings are errors
   features      each crate with each of its features alone
   examples      builds and runs every example, the trace replay with kill -9 included
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let outcome = match words.as_slice() {
         ["test", rest @ ..] => test(rest),
+        ["python", rest @ ..] => python::test(rest),
         ["lint"] => lint(),
         ["features"] => features::each_alone(),
         ["examples"] => examples(),
@@ -59,7 +62,9 @@ fn main() -> ExitCode {
 }
 
 fn test(rest: &[&str]) -> Result {
-    cargo(&["test", "--workspace", "--all-features"]).args(rest).run()
+    cargo(&["test", "--workspace", "--all-features"]).args(rest).run()?;
+    // Arguments are names of Rust tests.
+    if rest.is_empty() { python::test(&[]) } else { Ok(()) }
 }
 
 fn lint() -> Result {

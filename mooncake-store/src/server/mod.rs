@@ -7,6 +7,8 @@ mod counting;
 mod http;
 #[cfg(feature = "http")]
 mod metadata;
+#[cfg(feature = "cli")]
+pub mod process;
 mod rpc;
 #[cfg(feature = "http")]
 mod scrape;

@@ -1,34 +1,44 @@
 //! The master as a process: arguments in, exit status out.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "what is asked for at the start goes to the terminal"
+)]
 
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write};
+use std::fs::OpenOptions;
+use std::io::IsTerminal;
+use std::sync::Mutex;
 
-use mooncake_core::Result;
+use mooncake_core::{Error, Result};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use super::{MasterServer, cli};
+use super::MasterServer;
+use super::cli::{self, Run};
 use crate::config::MasterConfig;
 
-/// Runs a master as the arguments say (the first is the program's name), until it is interrupted or terminated. The exit status: 0,
-/// 1 when it cannot go on, 2 for arguments that make no sense.
+/// Runs a master as the arguments say (the first is the program's name), until it is interrupted or terminated. The exit
+/// status: 0, 1 when it cannot go on, another for arguments that make no sense.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
-    let config = match cli::parse(arguments) {
-        Ok(config) => config,
+    let (config, notes) = match cli::parse(arguments) {
+        Ok(Run::Master { config, notes }) => (*config, notes),
+        Ok(Run::Print(settings)) => {
+            print!("{settings}");
+            return 0;
+        }
         Err(error) => {
             // Nobody is left to be told when even this fails.
             let _ = error.print();
-            let _ = std::io::stdout().flush();
             return u8::try_from(error.exit_code()).unwrap_or(2);
         }
     };
-    let logging = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(config.log_filter()))
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr)
-        .try_init();
-    if let Err(error) = logging {
-        tracing::debug!("the log of this process goes elsewhere: {error}");
+    if let Err(error) = log(&config) {
+        eprintln!("mooncake_master: {error}");
+        return 1;
+    }
+    for note in notes {
+        tracing::warn!("{note}");
     }
     match serve_until_stopped(config) {
         Ok(()) => 0,
@@ -37,6 +47,22 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             1
         }
     }
+}
+
+/// Opens the log: the file that `--log_dir` asks for, or standard error.
+fn log(config: &MasterConfig) -> Result<()> {
+    let log = tracing_subscriber::fmt().with_env_filter(EnvFilter::new(config.log_filter()));
+    match &config.log_dir {
+        None => log.with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr).init(),
+        Some(folder) => {
+            let path = folder.join("mooncake_master.INFO");
+            let file = OpenOptions::new().create(true).append(true).open(&path).map_err(|error| {
+                Error::invalid(format!("--log_dir: cannot write {}: {error}", path.display()))
+            })?;
+            log.with_ansi(false).with_writer(Mutex::new(file)).init();
+        }
+    }
+    Ok(())
 }
 
 fn serve_until_stopped(config: MasterConfig) -> Result<()> {

@@ -1,0 +1,47 @@
+"""Mooncake: a cluster's KV cache in memory that other machines read and write directly."""
+
+from __future__ import annotations
+
+import atexit as _atexit
+import os as _os
+from pkgutil import extend_path as _extend_path
+
+from mooncake import _environment, _mooncake
+from mooncake._mooncake import (
+    BufferPool,
+    BusyError,
+    CorruptError,
+    ForkedError,
+    InvalidArgumentError,
+    LastError,
+    MooncakeError,
+    NoSpaceError,
+    NotFoundError,
+    UnavailableError,
+    UnsupportedError,
+)
+
+__path__ = _extend_path(__path__, __name__)
+
+RegisteredBufferPool = BufferPool
+
+__all__ = [
+    "BufferPool",
+    "BusyError",
+    "CorruptError",
+    "ForkedError",
+    "InvalidArgumentError",
+    "LastError",
+    "MooncakeError",
+    "NoSpaceError",
+    "NotFoundError",
+    "RegisteredBufferPool",
+    "UnavailableError",
+    "UnsupportedError",
+]
+
+_mooncake._configure(_environment.huge_page_size())
+
+# Stores that are still open leave their clusters in order, while there is an interpreter.
+_atexit.register(_mooncake._close_all)
+_os.register_at_fork(after_in_child=_mooncake._after_fork)

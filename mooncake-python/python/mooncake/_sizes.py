@@ -1,0 +1,22 @@
+"""Sizes in words: `16MB`, `4 GB`, `1.5g`, `1024`."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([kmgt]?)(?:i?b)?\s*", re.IGNORECASE)
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes of a size; units are powers of 1024. `ValueError` for what is none, and for what is negative."""
+    if isinstance(size, int):
+        if size < 0:
+            raise ValueError(f"a size is not negative: {size}")
+        return size
+    match = _SIZE.fullmatch(size)
+    if match is None:
+        raise ValueError(f"not a size: {size!r}")
+    number, unit = match.groups()
+    factor = _UNITS[unit.lower()]
+    return int(number) * factor if number.isdigit() else int(float(number) * factor)

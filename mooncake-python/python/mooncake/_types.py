@@ -1,0 +1,136 @@
+"""Plain values of the store's interface: enumerations and descriptions of tensor layouts."""
+
+from __future__ import annotations
+
+from enum import Enum, unique
+
+
+class _Number(Enum):
+    """Converts to its number, but is equal to nothing but itself."""
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def __index__(self) -> int:
+        return int(self.value)
+
+
+@unique
+class ObjectDataType(_Number):
+    """What a value is, for the master's statistics."""
+
+    UNKNOWN = 0
+    KVCACHE = 1
+    TENSOR = 2
+    WEIGHT = 3
+    SAMPLE = 4
+    ACTIVATION = 5
+    GRADIENT = 6
+    OPTIMIZER_STATE = 7
+    METADATA = 8
+    GENERAL = 9
+
+
+@unique
+class ReplicaStatus(_Number):
+    """State of one copy of an object."""
+
+    UNDEFINED = 0
+    INITIALIZED = 1
+    PROCESSING = 2
+    COMPLETE = 3
+    REMOVED = 4
+    FAILED = 5
+
+
+@unique
+class TaskStatus(_Number):
+    """State of a copy or move."""
+
+    PENDING = 0
+    PROCESSING = 1
+    FAILED = 2
+    SUCCESS = 3
+
+
+@unique
+class TaskType(_Number):
+    """What a task does."""
+
+    REPLICA_COPY = 0
+    REPLICA_MOVE = 1
+
+
+@unique
+class SoftPinAction(_Number):
+    """What a put does with an object's soft pin."""
+
+    PRESERVE = 0
+    ENABLE = 1
+    DISABLE = 2
+
+
+class ParallelAxis:
+    """One axis along which a tensor is divided among workers."""
+
+    __slots__ = ("kind", "rank", "size", "split_dim", "expert_id", "stage_id")
+
+    def __init__(self) -> None:
+        self.kind: str = ""
+        self.rank: int = 0
+        self.size: int = 1
+        self.split_dim: int | None = None
+        self.expert_id: int | None = None
+        self.stage_id: int | None = None
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        return f"ParallelAxis({fields})"
+
+
+class TensorParallelism:
+    """The axes that identify a shard, in the caller's order."""
+
+    __slots__ = ("_axes",)
+
+    def __init__(self) -> None:
+        self._axes: list[ParallelAxis] = []
+
+    @property
+    def axes(self) -> list[ParallelAxis]:
+        """A copy: assign a list to change it."""
+        return list(self._axes)
+
+    @axes.setter
+    def axes(self, axes: list[ParallelAxis]) -> None:
+        self._axes = list(axes)
+
+    def __repr__(self) -> str:
+        return f"TensorParallelism(axes={self._axes!r})"
+
+
+class ReadTarget:
+    """What a tensor read returns: `as_stored`, `shard` or `full`."""
+
+    __slots__ = ("_mode", "parallelism")
+
+    _MODES = ("as_stored", "shard", "full")
+
+    def __init__(self) -> None:
+        self._mode = "as_stored"
+        self.parallelism: TensorParallelism | None = None
+
+    @property
+    def mode(self) -> str:
+        """In lower case, however it was given."""
+        return self._mode
+
+    @mode.setter
+    def mode(self, mode: str) -> None:
+        lower = mode.lower()
+        if lower not in self._MODES:
+            raise RuntimeError(f"Unsupported ReadTarget mode: {mode}")
+        self._mode = lower
+
+    def __repr__(self) -> str:
+        return f"ReadTarget(mode={self._mode!r}, parallelism={self.parallelism!r})"

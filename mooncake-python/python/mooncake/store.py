@@ -1,0 +1,157 @@
+"""The store: values in a cluster's memory, by key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mooncake import _environment, _mooncake
+from mooncake._mooncake import (
+    BufferHandle,
+    BufferLease,
+    BufferLeaseView,
+    BufferPool,
+    Descriptor,
+    DiskDescriptor,
+    MemoryDescriptor,
+    MooncakeHostMemAllocator,
+    ReplicaDescriptor,
+    ReplicateConfig,
+    bind_to_numa_node,
+    get_alloc_func_addr,
+    get_free_func_addr,
+)
+from mooncake._sizes import parse_size
+from mooncake._types import (
+    ObjectDataType,
+    ParallelAxis,
+    ReadTarget,
+    ReplicaStatus,
+    SoftPinAction,
+    TaskStatus,
+    TaskType,
+    TensorParallelism,
+)
+
+RegisteredBufferPool = BufferPool
+RegisteredBufferLease = BufferLease
+RegisteredBufferLeaseView = BufferLeaseView
+
+# Members of the enumerations are names of this module, too; where two have the same, the task's counts.
+for _enumeration in (ObjectDataType, ReplicaStatus, TaskType, TaskStatus):
+    globals().update(_enumeration.__members__)
+del _enumeration
+
+_MIB = 1 << 20
+_INVALID_PARAMS = -600
+_TRUE = ("true", "1", "yes", "on", "enable", "enabled")
+
+
+class MooncakeDistributedStore(_mooncake.Store):
+    """A member of a cluster's store. Every call may come from any thread; those that wait let others run."""
+
+    def setup(
+        self,
+        local_hostname: str | dict[str, Any],
+        metadata_server: str = "P2PHANDSHAKE",
+        global_segment_size: int = 16 * _MIB,
+        local_buffer_size: int = 1024 * _MIB,
+        protocol: str = "tcp",
+        rdma_devices: str = "",
+        master_server_addr: str = "127.0.0.1:50051",
+        engine: Any = None,
+        enable_ssd_offload: bool = False,
+        ssd_offload_path: str = "",
+        tenant_id: str = "default",
+        enable_client_http_server: bool = False,
+        client_http_port: int = 9300,
+    ) -> int:
+        """Joins a cluster: 0, -600 for what cannot work, -1 when it could not be joined (see `last_error`).
+
+        A dictionary in place of the first argument holds all of them by name, numbers as text if need be.
+        """
+        if isinstance(local_hostname, dict):
+            return self._setup_dict(local_hostname)
+        if not isinstance(local_hostname, str):
+            raise TypeError(
+                "setup(): incompatible function arguments: local_hostname must be a str or a dict, not "
+                + type(local_hostname).__name__
+            )
+        del enable_ssd_offload, ssd_offload_path, enable_client_http_server, client_http_port
+        first_port, last_port = _environment.client_ports()
+        return self._setup(
+            {
+                "first_port": first_port,
+                "last_port": last_port,
+                "local_hostname": local_hostname,
+                "metadata_server": metadata_server,
+                "global_segment_size": global_segment_size,
+                "local_buffer_size": local_buffer_size,
+                "protocol": protocol,
+                "rdma_devices": rdma_devices,
+                "master_server_addr": master_server_addr,
+                "tenant_id": tenant_id,
+            },
+            engine,
+        )
+
+    def _setup_dict(self, config: dict[str, Any]) -> int:
+        texts = {str(name): str(value) for name, value in config.items()}
+        for name in ("local_hostname", "metadata_server"):
+            if not texts.get(name):
+                return self._note(_INVALID_PARAMS, f"setup: {name} is missing")
+        try:
+            sizes = {
+                name: parse_size(texts.get(name, str(16 * _MIB)))
+                for name in ("global_segment_size", "local_buffer_size")
+            }
+        except ValueError as error:
+            return self._note(_INVALID_PARAMS, f"setup: {error}")
+        return self.setup(
+            texts["local_hostname"],
+            texts["metadata_server"],
+            protocol=texts.get("protocol", "tcp"),
+            rdma_devices=texts.get("rdma_devices", ""),
+            master_server_addr=texts.get("master_server_addr", "127.0.0.1:50051"),
+            tenant_id=texts.get("tenant_id", "default"),
+            **sizes,
+        )
+
+    def init_all(self, protocol: str, device_name: str, mount_segment_size: int = 16 * _MIB, /) -> int:
+        """`setup` with the addresses of a test cluster on this machine."""
+        return self.setup(
+            "localhost:12345", "127.0.0.1:2379", mount_segment_size, 1024 * _MIB, protocol, device_name
+        )
+
+
+def _get_pyclient_from_wrapper(store: Any) -> Any:
+    """The native store under a wrapper, as `BufferPool` takes it."""
+    return store._get_pyclient_capsule()
+
+
+__all__ = [
+    "BufferHandle",
+    "BufferLease",
+    "BufferLeaseView",
+    "BufferPool",
+    "Descriptor",
+    "DiskDescriptor",
+    "MemoryDescriptor",
+    "MooncakeDistributedStore",
+    "MooncakeHostMemAllocator",
+    "ObjectDataType",
+    "ParallelAxis",
+    "ReadTarget",
+    "RegisteredBufferLease",
+    "RegisteredBufferLeaseView",
+    "RegisteredBufferPool",
+    "ReplicaDescriptor",
+    "ReplicaStatus",
+    "ReplicateConfig",
+    "SoftPinAction",
+    "TaskStatus",
+    "TaskType",
+    "TensorParallelism",
+    "bind_to_numa_node",
+    "get_alloc_func_addr",
+    "get_free_func_addr",
+]

@@ -1,0 +1,105 @@
+//! Arguments as Python gives them.
+
+use mooncake_core::memory::MemorySpan;
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyMemoryView};
+use std::ptr::NonNull;
+
+/// An address, a length or a count: what does not fit is a `TypeError`, as for every other wrong argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Uint(pub(crate) u64);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Uint {
+    type Error = PyErr;
+
+    fn extract(obj: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        obj.extract::<u64>().map(Self).map_err(|error| {
+            if error.is_instance_of::<PyOverflowError>(obj.py()) {
+                let text = "incompatible function arguments: an integer from 0 to 2**64-1 is needed";
+                return PyTypeError::new_err(text);
+            }
+            error
+        })
+    }
+}
+
+impl Uint {
+    /// As a length in this process; what is not one is too long for anything.
+    pub(crate) fn len(self) -> usize {
+        usize::try_from(self.0).unwrap_or(usize::MAX)
+    }
+}
+
+/// Python objects that must stay as they are while somebody uses their bytes.
+#[derive(Default)]
+pub(crate) struct Keep {
+    buffers: Vec<PyUntypedBuffer>,
+    objects: Vec<Py<PyAny>>,
+}
+
+impl Keep {
+    pub(crate) fn object(&mut self, object: Py<PyAny>) {
+        self.objects.push(object);
+    }
+}
+
+impl Drop for Keep {
+    fn drop(&mut self) {
+        let (buffers, objects) = (std::mem::take(&mut self.buffers), std::mem::take(&mut self.objects));
+        if buffers.is_empty() && objects.is_empty() {
+            return;
+        }
+        // Usually the caller's thread, attached. Without an interpreter there is nobody to give them back to.
+        let mut held = Some((buffers, objects));
+        Python::try_attach(|_| drop(held.take()));
+        std::mem::forget(held);
+    }
+}
+
+/// The bytes of an object with the buffer protocol, in order. Those that do not lie in one piece are copied.
+pub(crate) fn bytes_of(object: &Bound<'_, PyAny>, keep: &mut Keep) -> PyResult<Option<MemorySpan>> {
+    let buffer = PyUntypedBuffer::get(object)?;
+    let buffer = if buffer.is_c_contiguous() {
+        buffer
+    } else {
+        let copy = PyMemoryView::from(object)?.call_method0("tobytes")?;
+        PyUntypedBuffer::get(&copy)?
+    };
+    let span = NonNull::new(buffer.buf_ptr().cast::<u8>())
+        .filter(|_| buffer.len_bytes() > 0)
+        .map(|ptr| MemorySpan::new(ptr, buffer.len_bytes()));
+    keep.buffers.push(buffer);
+    Ok(span)
+}
+
+/// [`bytes_of`] one part of a value: one dimension of single bytes.
+pub(crate) fn part_of(object: &Bound<'_, PyAny>, keep: &mut Keep) -> PyResult<Option<MemorySpan>> {
+    let buffer = PyUntypedBuffer::get(object)?;
+    if buffer.dimensions() != 1 || buffer.item_size() != 1 {
+        return Err(pyo3::exceptions::PyRuntimeError::new_err("parts must be 1-D bytes-like"));
+    }
+    drop(buffer);
+    bytes_of(object, keep)
+}
+
+/// A new `bytes` object of that length and where its bytes lie. They must be written before anybody else sees it.
+#[allow(unsafe_code)]
+pub(crate) fn new_bytes<'py>(
+    py: Python<'py>,
+    len: usize,
+) -> PyResult<(Bound<'py, PyBytes>, Option<MemorySpan>)> {
+    let len = isize::try_from(len)
+        .map_err(|_| PyOverflowError::new_err("a value longer than the address space"))?;
+    // SAFETY: without bytes to copy the interpreter makes an object of that length, or says why not.
+    let object = unsafe {
+        let raw = pyo3::ffi::PyBytes_FromStringAndSize(std::ptr::null(), len);
+        Bound::from_owned_ptr_or_err(py, raw)?.cast_into_unchecked::<PyBytes>()
+    };
+    // SAFETY: the object is a `bytes`.
+    let start = unsafe { pyo3::ffi::PyBytes_AsString(object.as_ptr()) };
+    let span =
+        NonNull::new(start.cast::<u8>()).filter(|_| len > 0).map(|p| MemorySpan::new(p, len.unsigned_abs()));
+    Ok((object, span))
+}

@@ -1,0 +1,235 @@
+//! How objects are to be kept: `ReplicateConfig` as Python has it.
+
+use mooncake_core::replica::{self, DataType, SoftPin};
+use mooncake_core::{Error, Result};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use crate::args::Uint;
+
+/// How a put wants its object kept: copies, pins, placement, groups.
+#[pyclass(module = "mooncake.store", name = "ReplicateConfig")]
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ReplicateConfig {
+    inner: replica::ReplicateConfig,
+}
+
+fn enumeration<'py>(py: Python<'py>, name: &str, number: u8) -> PyResult<Bound<'py, PyAny>> {
+    py.import("mooncake._types")?.getattr(name)?.call1((number,))
+}
+
+fn number_of(value: &Bound<'_, PyAny>, name: &str) -> PyResult<u8> {
+    let class = value.py().import("mooncake._types")?.getattr(name)?;
+    if !value.is_instance(&class)? {
+        return Err(PyTypeError::new_err(format!("incompatible value {value}: a {name} is needed")));
+    }
+    value.getattr("value")?.extract()
+}
+
+#[pymethods]
+impl ReplicateConfig {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+
+    #[getter]
+    fn replica_num(&self) -> u64 {
+        self.inner.replicas
+    }
+
+    #[setter]
+    fn set_replica_num(&mut self, value: Uint) {
+        self.inner.replicas = value.0;
+    }
+
+    #[getter]
+    fn nof_replica_num(&self) -> u64 {
+        self.inner.nof_replicas
+    }
+
+    #[setter]
+    fn set_nof_replica_num(&mut self, value: Uint) {
+        self.inner.nof_replicas = value.0;
+    }
+
+    #[getter]
+    fn dfs_replica_num(&self) -> u64 {
+        self.inner.dfs_replicas
+    }
+
+    #[setter]
+    fn set_dfs_replica_num(&mut self, value: Uint) {
+        self.inner.dfs_replicas = value.0;
+    }
+
+    #[getter]
+    fn with_soft_pin(&self) -> bool {
+        self.inner.soft_pin == SoftPin::Enable
+    }
+
+    #[setter]
+    fn set_with_soft_pin(&mut self, value: bool) {
+        self.inner.soft_pin = if value { SoftPin::Enable } else { SoftPin::Preserve };
+    }
+
+    #[getter]
+    fn soft_pin_action<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        enumeration(py, "SoftPinAction", self.inner.soft_pin as u8)
+    }
+
+    #[setter]
+    fn set_soft_pin_action(&mut self, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let number = number_of(value, "SoftPinAction")?;
+        let unknown = || PyValueError::new_err(format!("{number} is no SoftPinAction"));
+        self.inner.soft_pin = SoftPin::from_number(number).ok_or_else(unknown)?;
+        Ok(())
+    }
+
+    #[getter]
+    fn soft_pin_ttl_ms(&self) -> Option<u64> {
+        self.inner.soft_pin_ttl_ms
+    }
+
+    #[setter]
+    fn set_soft_pin_ttl_ms(&mut self, value: Option<Uint>) {
+        self.inner.soft_pin_ttl_ms = value.map(|ms| ms.0);
+    }
+
+    #[getter]
+    fn with_hard_pin(&self) -> bool {
+        self.inner.hard_pin
+    }
+
+    #[setter]
+    fn set_with_hard_pin(&mut self, value: bool) {
+        self.inner.hard_pin = value;
+    }
+
+    #[getter]
+    fn preferred_segment(&self) -> &str {
+        &self.inner.preferred_segment
+    }
+
+    #[setter]
+    fn set_preferred_segment(&mut self, value: String) {
+        self.inner.preferred_segment = value;
+    }
+
+    #[getter]
+    fn preferred_segments(&self) -> Vec<String> {
+        self.inner.preferred_segments.clone()
+    }
+
+    #[setter]
+    fn set_preferred_segments(&mut self, value: Vec<String>) {
+        self.inner.preferred_segments = value;
+    }
+
+    #[getter]
+    fn preferred_nof_segments(&self) -> Vec<String> {
+        self.inner.preferred_nof_segments.clone()
+    }
+
+    #[setter]
+    fn set_preferred_nof_segments(&mut self, value: Vec<String>) {
+        self.inner.preferred_nof_segments = value;
+    }
+
+    #[getter]
+    fn prefer_alloc_in_same_node(&self) -> bool {
+        self.inner.same_node
+    }
+
+    /// A bool, a number, or the text of one (`"True"`, `""`).
+    #[setter]
+    fn set_prefer_alloc_in_same_node(&mut self, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.inner.same_node = match value.cast::<PyString>() {
+            Ok(text) => match text.to_str()?.to_ascii_lowercase().as_str() {
+                "true" | "1" | "yes" | "on" => true,
+                "false" | "0" | "no" | "off" | "" => false,
+                other => return Err(PyValueError::new_err(format!("{other:?} is neither true nor false"))),
+            },
+            Err(_) => value.extract::<i64>().map(|n| n != 0)?,
+        };
+        Ok(())
+    }
+
+    #[getter]
+    fn data_type<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        enumeration(py, "ObjectDataType", self.inner.data_type.0)
+    }
+
+    #[setter]
+    fn set_data_type(&mut self, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.inner.data_type = DataType(number_of(value, "ObjectDataType")?);
+        Ok(())
+    }
+
+    #[getter]
+    fn group_ids(&self) -> Option<Vec<String>> {
+        self.inner.group_ids.clone()
+    }
+
+    #[setter]
+    fn set_group_ids(&mut self, value: Option<Vec<String>>) {
+        self.inner.group_ids = value;
+    }
+
+    fn __copy__(&self) -> Self {
+        self.clone()
+    }
+
+    fn __deepcopy__(&self, memo: &Bound<'_, PyAny>) -> Self {
+        let _ = memo;
+        self.clone()
+    }
+
+    fn __str__(&self, py: Python<'_>) -> PyResult<String> {
+        let c = &self.inner;
+        let names = |names: &[String]| format!("[{}]", names.join(", "));
+        let data_type: String = self.data_type(py)?.getattr("name")?.extract()?;
+        Ok(format!(
+            "ReplicateConfig: {{ replica_num: {}, nof_replica_num: {}, dfs_replica_num: {}, soft_pin_action: {}, \
+             soft_pin_ttl_ms: {}, with_hard_pin: {}, preferred_segments: {}, preferred_nof_segments: {}, \
+             preferred_segment: {}, prefer_alloc_in_same_node: {}, group_ids: {}, data_type: {data_type} }}",
+            c.replicas,
+            c.nof_replicas,
+            c.dfs_replicas,
+            c.soft_pin as u8,
+            c.soft_pin_ttl_ms.map_or("unset".to_owned(), |ms| ms.to_string()),
+            c.hard_pin,
+            names(&c.preferred_segments),
+            names(&c.preferred_nof_segments),
+            c.preferred_segment,
+            c.same_node,
+            c.group_ids.as_deref().map_or("unset".to_owned(), names),
+        ))
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        self.__str__(py)
+    }
+}
+
+/// The configuration of a call: the default one when none is given, or `None`.
+pub(crate) type Config<'py> = Option<PyRef<'py, ReplicateConfig>>;
+
+/// What a call makes of it for that many keys. Only some calls place on the writer's own host.
+pub(crate) fn of_call(config: &Config<'_>, keys: usize, same_node: bool) -> Result<replica::ReplicateConfig> {
+    let Some(config) = config else { return Ok(replica::ReplicateConfig::default()) };
+    let config = &config.inner;
+    if config.same_node && !same_node {
+        return Err(Error::invalid(
+            "prefer_alloc_in_same_node works with the multi-buffer and session puts only",
+        ));
+    }
+    if let Some(groups) = config.group_ids.as_ref().filter(|groups| groups.len() != keys) {
+        return Err(Error::invalid(format!("{} group_ids for {keys} keys", groups.len())));
+    }
+    if config.soft_pin_ttl_ms.is_some() && config.soft_pin != SoftPin::Enable {
+        return Err(Error::invalid("soft_pin_ttl_ms needs soft_pin_action ENABLE"));
+    }
+    Ok(config.clone())
+}

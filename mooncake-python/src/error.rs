@@ -1,0 +1,131 @@
+//! Errors: the integer codes that the calls return, and what lies behind the last of them.
+
+use mooncake_core::{Error, ErrorKind};
+use parking_lot::Mutex;
+use pyo3::create_exception;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+
+create_exception!(mooncake, MooncakeError, PyRuntimeError, "Base of what mooncake raises.");
+create_exception!(mooncake, InvalidArgumentError, MooncakeError, "The call itself is wrong.");
+create_exception!(mooncake, NotFoundError, MooncakeError, "No such object, segment, client or task.");
+create_exception!(mooncake, NoSpaceError, MooncakeError, "There is no room now.");
+create_exception!(mooncake, BusyError, MooncakeError, "Somebody else is using or writing it.");
+create_exception!(
+    mooncake,
+    UnavailableError,
+    MooncakeError,
+    "The other side cannot be reached, or did not answer in time."
+);
+create_exception!(mooncake, CorruptError, MooncakeError, "The bytes are not the ones written.");
+create_exception!(
+    mooncake,
+    UnsupportedError,
+    MooncakeError,
+    "Not built, not switched on, or not possible here."
+);
+create_exception!(mooncake, ForkedError, MooncakeError, "Used in the child of a fork.");
+
+/// Adds the exceptions to the module.
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    for (name, class) in [
+        ("MooncakeError", py.get_type::<MooncakeError>()),
+        ("InvalidArgumentError", py.get_type::<InvalidArgumentError>()),
+        ("NotFoundError", py.get_type::<NotFoundError>()),
+        ("NoSpaceError", py.get_type::<NoSpaceError>()),
+        ("BusyError", py.get_type::<BusyError>()),
+        ("UnavailableError", py.get_type::<UnavailableError>()),
+        ("CorruptError", py.get_type::<CorruptError>()),
+        ("UnsupportedError", py.get_type::<UnsupportedError>()),
+        ("ForkedError", py.get_type::<ForkedError>()),
+    ] {
+        module.add(name, class)?;
+    }
+    Ok(())
+}
+
+/// The exception of an error, with its number as `code`.
+pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
+    let text = error.to_string();
+    let raised = match error.kind() {
+        ErrorKind::NotFound => NotFoundError::new_err(text),
+        ErrorKind::NoSpace => NoSpaceError::new_err(text),
+        ErrorKind::Busy | ErrorKind::AlreadyExists => BusyError::new_err(text),
+        ErrorKind::Invalid | ErrorKind::VersionMismatch => InvalidArgumentError::new_err(text),
+        ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Expired => UnavailableError::new_err(text),
+        ErrorKind::Corrupt => CorruptError::new_err(text),
+        ErrorKind::Unsupported => UnsupportedError::new_err(text),
+        _ => MooncakeError::new_err(text),
+    };
+    // Raised without the number rather than not at all.
+    let _ = raised.value(py).setattr("code", error.code().number());
+    raised
+}
+
+/// What went wrong last, in words.
+#[pyclass(frozen, get_all, module = "mooncake", name = "LastError")]
+#[derive(Clone)]
+pub(crate) struct LastError {
+    /// The number the call returned.
+    code: i32,
+    /// The existing system's name for it.
+    name: &'static str,
+    /// What was wrong and, where that is known, what to do.
+    message: String,
+    /// The member or master it has to do with, empty when there is none.
+    peer: String,
+}
+
+#[pymethods]
+impl LastError {
+    fn __repr__(&self) -> String {
+        format!(
+            "LastError(code={}, name='{}', message={:?}, peer={:?})",
+            self.code, self.name, self.message, self.peer
+        )
+    }
+
+    fn __str__(&self) -> String {
+        self.message.clone()
+    }
+}
+
+impl LastError {
+    pub(crate) fn exception(&self, py: Python<'_>) -> PyErr {
+        exception(py, &Error::new(mooncake_core::ErrorCode::from_number(self.code), self.message.clone()))
+    }
+}
+
+impl From<&Error> for LastError {
+    fn from(error: &Error) -> Self {
+        let message = error.to_string();
+        let peer = message.split_once("member ").map_or("", |(_, rest)| {
+            rest.split(|c: char| c.is_whitespace() || c == ',').next().unwrap_or("").trim_end_matches(':')
+        });
+        Self { code: error.code().number(), name: error.code().name(), peer: peer.to_owned(), message }
+    }
+}
+
+/// Keeps the last error of one store or engine.
+#[derive(Default)]
+pub(crate) struct Errors(Mutex<Option<LastError>>);
+
+impl Errors {
+    /// Notes an error and gives its number.
+    pub(crate) fn note(&self, error: &Error) -> i32 {
+        tracing::debug!("{error}");
+        *self.0.lock() = Some(error.into());
+        error.code().number()
+    }
+
+    /// Zero, or the number of the error.
+    pub(crate) fn code<T>(&self, outcome: mooncake_core::Result<T>) -> i32 {
+        outcome.map_or_else(|error| self.note(&error), |_| 0)
+    }
+
+    /// The last one noted.
+    pub(crate) fn last(&self) -> Option<LastError> {
+        self.0.lock().clone()
+    }
+}

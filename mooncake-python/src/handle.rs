@@ -1,0 +1,84 @@
+//! Memory of the store's that Python programs look into: values read without a copy, and leases of a buffer pool.
+
+use std::ffi::{c_int, c_void};
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::lease::Lease;
+
+/// A value in the store's memory, given back when the last view of it is gone.
+#[pyclass(frozen, module = "mooncake.store", name = "BufferHandle")]
+pub(crate) struct BufferHandle {
+    lease: Lease,
+}
+
+impl BufferHandle {
+    pub(crate) fn new(lease: Lease) -> Self {
+        Self { lease }
+    }
+}
+
+/// Signed characters, as the existing handles have.
+const SIGNED: &std::ffi::CStr = c"b";
+
+#[pymethods]
+impl BufferHandle {
+    /// Address of the first byte.
+    fn ptr(&self) -> u64 {
+        self.lease.address()
+    }
+
+    /// Length in bytes.
+    fn size(&self) -> usize {
+        self.lease.len()
+    }
+
+    fn __len__(&self) -> usize {
+        self.lease.len()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<BufferHandle ptr={:#x} size={}>", self.lease.address(), self.lease.len())
+    }
+
+    #[allow(unsafe_code)]
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let (address, len) = (slf.get().lease.address(), slf.get().lease.len());
+        // SAFETY: the interpreter's own view; the memory lives as long as this object, which the view keeps.
+        unsafe { fill(view, flags, slf.into_any(), address, len, Some(SIGNED)) }
+    }
+}
+
+/// Fills a view of writable memory.
+///
+/// # Safety
+/// `view` is one that the interpreter asks to be filled, and the bytes stay while `owner` lives.
+#[allow(unsafe_code)]
+pub(crate) unsafe fn fill(
+    view: *mut ffi::Py_buffer,
+    flags: c_int,
+    owner: Bound<'_, PyAny>,
+    address: u64,
+    len: usize,
+    format: Option<&'static std::ffi::CStr>,
+) -> PyResult<()> {
+    if view.is_null() {
+        return Err(PyBufferError::new_err("a view is needed"));
+    }
+    let (Ok(address), Ok(len)) = (usize::try_from(address), isize::try_from(len)) else {
+        return Err(PyBufferError::new_err("outside the address space"));
+    };
+    let start = std::ptr::with_exposed_provenance_mut::<c_void>(address);
+    // SAFETY: as promised by the caller; the call keeps a reference to the owner in the view.
+    let rc = unsafe { ffi::PyBuffer_FillInfo(view, owner.as_ptr(), start, len, 0, flags) };
+    if rc != 0 {
+        return Err(PyErr::fetch(owner.py()));
+    }
+    if let Some(format) = format.filter(|_| flags & ffi::PyBUF_FORMAT == ffi::PyBUF_FORMAT) {
+        // SAFETY: the view was just filled; the format is never written through.
+        unsafe { (*view).format = format.as_ptr().cast_mut() };
+    }
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! Host memory for other parts of a program: an allocator, its C functions, and NUMA binding.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use mooncake_core::memory::{HostMemory, HostMemoryOptions, HugePages, MemorySource};
+use parking_lot::Mutex;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+
+use crate::args::Uint;
+
+/// Memory that was handed out by address.
+static HANDED_OUT: Mutex<Option<HashMap<u64, HostMemory>>> = Mutex::new(None);
+
+/// Length of the pages of what is allocated here, 0 for ordinary ones.
+static PAGE: AtomicU64 = AtomicU64::new(0);
+
+/// Sets what the package read from the environment.
+#[pyfunction]
+pub(crate) fn _configure(huge_page_size: Uint) {
+    PAGE.store(huge_page_size.0, Ordering::Relaxed);
+}
+
+/// Pages as the environment asked for them.
+pub(crate) fn huge_pages() -> HugePages {
+    match PAGE.load(Ordering::Relaxed) {
+        0 => HugePages::Off,
+        n if n > 2 << 20 => HugePages::Size1G,
+        _ => HugePages::Size2M,
+    }
+}
+
+fn options(shared: bool) -> HostMemoryOptions {
+    let shared = shared.then(|| "mooncake_shm".to_owned());
+    HostMemoryOptions { huge_pages: huge_pages(), shared, ..Default::default() }
+}
+
+fn allocate(len: usize, shared: bool) -> mooncake_core::Result<u64> {
+    let memory = HostMemory::with(len, &options(shared))?;
+    let address = memory.span().ptr.as_ptr().expose_provenance() as u64;
+    HANDED_OUT.lock().get_or_insert_default().insert(address, memory);
+    Ok(address)
+}
+
+fn free(address: u64) -> bool {
+    let taken = HANDED_OUT.lock().as_mut().and_then(|all| all.remove(&address));
+    taken.is_some()
+}
+
+/// Host memory shared with other processes on request, of huge pages with `MC_STORE_USE_HUGEPAGE=1`.
+#[pyclass(frozen, module = "mooncake.store", name = "MooncakeHostMemAllocator")]
+pub(crate) struct HostMemAllocator;
+
+#[pymethods]
+impl HostMemAllocator {
+    #[new]
+    fn new() -> Self {
+        Self
+    }
+
+    /// Address of that many new bytes; `RuntimeError` when there are none.
+    fn alloc(&self, py: Python<'_>, size: Uint) -> PyResult<u64> {
+        if size.0 == 0 {
+            return Err(PyRuntimeError::new_err("Failed to map shared memory: Invalid argument"));
+        }
+        let allocated = py.detach(|| allocate(size.len(), true));
+        allocated.map_err(|error| PyRuntimeError::new_err(format!("Failed to map shared memory: {error}")))
+    }
+
+    /// Gives memory of `alloc` back: 0, -1 for what is none.
+    fn free(&self, py: Python<'_>, ptr: Uint) -> i64 {
+        if py.detach(|| free(ptr.0)) { 0 } else { -1 }
+    }
+}
+
+extern "C" fn alloc_hook(len: usize) -> *mut c_void {
+    let made = std::panic::catch_unwind(|| allocate(len, false).unwrap_or(0)).unwrap_or(0);
+    std::ptr::with_exposed_provenance_mut(made as usize)
+}
+
+extern "C" fn free_hook(memory: *mut c_void) {
+    let _ = std::panic::catch_unwind(|| free(memory.addr() as u64));
+}
+
+/// Address of a C function `void *(size_t)`.
+#[pyfunction]
+pub(crate) fn get_alloc_func_addr() -> usize {
+    alloc_hook as *const c_void as usize
+}
+
+/// Address of a C function `void (void *)` for what that one returned.
+#[pyfunction]
+pub(crate) fn get_free_func_addr() -> usize {
+    free_hook as *const c_void as usize
+}
+
+/// Runs the calling thread on the processors of a NUMA node, and prefers its memory. What cannot be done is a warning.
+#[pyfunction]
+#[allow(unsafe_code)]
+pub(crate) fn bind_to_numa_node(node: i64) {
+    const MPOL_PREFERRED: libc::c_int = 1;
+    let listed = std::fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist"));
+    let Ok(listed) = listed else {
+        tracing::warn!("there is no NUMA node {node}");
+        return;
+    };
+    // SAFETY: an all-zero set is an empty one.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    for range in listed.trim().split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (Ok(first), Ok(last)) = (first.parse::<usize>(), last.parse::<usize>()) else { continue };
+        for cpu in (first..=last).filter(|cpu| *cpu < libc::CPU_SETSIZE as usize) {
+            // SAFETY: the number is inside the set.
+            unsafe { libc::CPU_SET(cpu, &mut set) };
+        }
+    }
+    // SAFETY: the set is ours and as long as the call is told.
+    if unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) } != 0 {
+        tracing::warn!("cannot run on NUMA node {node}: {}", std::io::Error::last_os_error());
+    }
+    let mut mask = [0u64; 16];
+    if let Some(word) = usize::try_from(node).ok().and_then(|n| mask.get_mut(n / 64)) {
+        *word = 1 << (node % 64);
+        // SAFETY: the mask outlives the call and is as long as the call is told.
+        let rc =
+            unsafe { libc::syscall(libc::SYS_set_mempolicy, MPOL_PREFERRED, mask.as_ptr(), mask.len() * 64) };
+        if rc != 0 {
+            tracing::warn!("cannot prefer memory of NUMA node {node}: {}", std::io::Error::last_os_error());
+        }
+    }
+}

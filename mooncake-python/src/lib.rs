@@ -1,0 +1,50 @@
+//! The native half of the Python package `mooncake`. What users import is in `python/mooncake`.
+#![deny(unsafe_code)]
+#![allow(
+    clippy::needless_pass_by_value,
+    clippy::unused_self,
+    reason = "arguments and receivers are what Python calls need"
+)]
+
+mod args;
+mod config;
+mod engine;
+mod error;
+mod handle;
+#[allow(unsafe_code)]
+mod host;
+mod lease;
+mod master;
+mod memory;
+mod pool;
+mod runtime;
+mod store;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _mooncake(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    error::add_to(module)?;
+    module.add_class::<store::Store>()?;
+    module.add_class::<store::ReplicaDescriptor>()?;
+    module.add_class::<store::MemoryDescriptor>()?;
+    module.add_class::<store::DiskDescriptor>()?;
+    module.add_class::<store::Descriptor>()?;
+    module.add_class::<config::ReplicateConfig>()?;
+    module.add_class::<error::LastError>()?;
+    module.add_class::<handle::BufferHandle>()?;
+    module.add_class::<pool::BufferPool>()?;
+    module.add_class::<pool::BufferLease>()?;
+    module.add_class::<pool::BufferLeaseView>()?;
+    module.add_class::<host::HostMemAllocator>()?;
+    module.add_class::<engine::EngineCalls>()?;
+    module.add_class::<engine::InnerTransferEngine>()?;
+    module.add_function(wrap_pyfunction!(host::bind_to_numa_node, module)?)?;
+    module.add_function(wrap_pyfunction!(host::get_alloc_func_addr, module)?)?;
+    module.add_function(wrap_pyfunction!(host::get_free_func_addr, module)?)?;
+    module.add_function(wrap_pyfunction!(host::_configure, module)?)?;
+    module.add_function(wrap_pyfunction!(master::run_master, module)?)?;
+    module.add_function(wrap_pyfunction!(runtime::_after_fork, module)?)?;
+    module.add_function(wrap_pyfunction!(store::_close_all, module)?)?;
+    Ok(())
+}

@@ -1,0 +1,11 @@
+//! The master, run by the interpreter's process.
+
+use std::ffi::OsString;
+
+use pyo3::prelude::*;
+
+/// Runs a master with these command line arguments (the first is the program's name) until it is told to stop; its exit status.
+#[pyfunction]
+pub(crate) fn run_master(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+    py.detach(|| mooncake_store::server::process::run(arguments))
+}

@@ -1,0 +1,353 @@
+//! `BufferPool`: scratch memory for the calls that name memory by address, lent out and given back.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use pyo3::exceptions::{PyBufferError, PyRuntimeError, PyTypeError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyMemoryView;
+
+use crate::args::Uint;
+use crate::handle::fill;
+use crate::lease::Lease;
+use crate::store::{Session, Store};
+
+fn refuse<T>(text: &str) -> PyResult<T> {
+    Err(PyRuntimeError::new_err(text.to_owned()))
+}
+
+/// What the leases of one pool share.
+struct Shared {
+    session: Arc<Session>,
+    max_bytes: u64,
+    max_regions: Option<u64>,
+    state: Mutex<State>,
+    returned: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    bytes: u64,
+    regions: u64,
+    closed: bool,
+}
+
+impl Shared {
+    fn has_room(&self, state: &State, len: u64) -> bool {
+        state.bytes.saturating_add(len) <= self.max_bytes
+            && self.max_regions.is_none_or(|max| state.regions < max)
+    }
+
+    /// Room for that many bytes, taken; waits for it for as long as is said.
+    fn take(&self, len: u64, patience: Option<Option<Duration>>) -> Result<(), &'static str> {
+        let mut state = self.state.lock();
+        let over = |state: &mut State| !state.closed && !self.has_room(state, len);
+        if over(&mut state) {
+            match patience {
+                None => return Err("buffer pool is exhausted"),
+                Some(None) => self.returned.wait_while(&mut state, over),
+                Some(Some(limit)) => {
+                    if self.returned.wait_while_for(&mut state, over, limit).timed_out() && over(&mut state) {
+                        return Err("timed out waiting for buffer");
+                    }
+                }
+            }
+        }
+        if state.closed {
+            return Err("buffer pool is closed");
+        }
+        state.bytes += len;
+        state.regions += 1;
+        Ok(())
+    }
+
+    fn give_back(&self, len: u64) {
+        let mut state = self.state.lock();
+        state.bytes -= len;
+        state.regions -= 1;
+        drop(state);
+        self.returned.notify_all();
+    }
+}
+
+/// Memory of a pool that is lent out; given back when the last view of it is gone, too.
+struct Lent {
+    lease: Option<Lease>,
+    len: u64,
+    pool: Arc<Shared>,
+    views: AtomicUsize,
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // Before others are told that there is room.
+        drop(self.lease.take());
+        self.pool.give_back(self.len);
+    }
+}
+
+/// Lends registered memory: the store's local buffer first, memory of its own when that is full.
+#[pyclass(frozen, module = "mooncake.store", name = "BufferPool")]
+pub(crate) struct BufferPool {
+    shared: Arc<Shared>,
+    block: bool,
+    timeout: Option<f64>,
+}
+
+fn session_of(store: &Bound<'_, PyAny>) -> PyResult<Arc<Session>> {
+    if store.is_none() {
+        return refuse("MooncakeDistributedStore is not initialized");
+    }
+    let native = match store.cast::<Store>() {
+        Ok(native) => native.clone(),
+        Err(_) => {
+            const WRONG: &str = "BufferPool store parameter must be a PyClient or store wrapper that implements _get_pyclient_capsule()";
+            let Ok(capsule) = store.call_method0("_get_pyclient_capsule") else { return refuse(WRONG) };
+            if capsule.is_none() {
+                return refuse("MooncakeDistributedStore is not initialized");
+            }
+            match capsule.cast_into::<Store>() {
+                Ok(native) => native,
+                Err(_) => return refuse(WRONG),
+            }
+        }
+    };
+    let session = native.get().session()?;
+    session.ok_or_else(|| PyRuntimeError::new_err("MooncakeDistributedStore is not initialized"))
+}
+
+fn patience(timeout: Option<f64>) -> PyResult<Option<Duration>> {
+    match timeout {
+        None => Ok(None),
+        Some(seconds) if seconds < 0.0 || seconds.is_nan() => refuse("timeout must be non-negative"),
+        // What does not fit is as good as for ever.
+        Some(seconds) => Ok(Duration::try_from_secs_f64(seconds).ok().filter(|d| d.as_secs() < 1 << 32)),
+    }
+}
+
+#[pymethods]
+impl BufferPool {
+    #[new]
+    #[pyo3(signature = (store, max_bytes=Uint(0), min_size_class=Uint(65536), max_size_class=None, alignment=Uint(8388608),
+        block_on_exhaustion=true, default_timeout=None, max_regions=None, prewarm_size=None, prewarm_count=Uint(0)))]
+    #[allow(clippy::too_many_arguments, reason = "the existing interface")]
+    fn new(
+        py: Python<'_>,
+        store: &Bound<'_, PyAny>,
+        max_bytes: Uint,
+        min_size_class: Uint,
+        max_size_class: Option<Uint>,
+        alignment: Uint,
+        block_on_exhaustion: bool,
+        default_timeout: Option<f64>,
+        max_regions: Option<Uint>,
+        prewarm_size: Option<Uint>,
+        prewarm_count: Uint,
+    ) -> PyResult<Self> {
+        // Sizes are accounted exactly, and memory costs nothing before it is used.
+        let _ = (max_size_class, prewarm_size, prewarm_count);
+        let session = session_of(store)?;
+        if min_size_class.0 == 0 || alignment.0 == 0 {
+            return refuse("min_size_class and alignment must be positive");
+        }
+        if !alignment.0.is_power_of_two() || alignment.len() < size_of::<usize>() {
+            return refuse("alignment must be a power of two and at least sizeof(void*)");
+        }
+        patience(default_timeout)?;
+        let local = py.detach(|| session.arena().map(|arena| arena.capacity()));
+        let local = local.map_err(|error| crate::error::exception(py, &error))?;
+        if local == 0 {
+            return refuse("BufferPool requires a store configured with a local buffer");
+        }
+        let max_bytes = if max_bytes.0 == 0 { local.saturating_mul(2) } else { max_bytes.0.max(local) };
+        let shared = Shared {
+            session,
+            max_bytes,
+            max_regions: max_regions.map(|max| max.0),
+            state: Mutex::default(),
+            returned: Condvar::new(),
+        };
+        Ok(Self { shared: Arc::new(shared), block: block_on_exhaustion, timeout: default_timeout })
+    }
+
+    /// Lends memory. When all is lent out it waits, at most `timeout` seconds, or raises `RuntimeError` at once without `block`.
+    #[pyo3(signature = (size, block=None, timeout=None))]
+    fn acquire(
+        &self,
+        py: Python<'_>,
+        size: Uint,
+        block: Option<bool>,
+        timeout: Option<f64>,
+    ) -> PyResult<BufferLease> {
+        let patience = patience(timeout.or(self.timeout))?;
+        let shared = &self.shared;
+        let len = size.0.max(1);
+        if len > shared.max_bytes {
+            return refuse("requested buffer size exceeds pool capacity");
+        }
+        let patience = block.unwrap_or(self.block).then_some(patience);
+        py.detach(|| shared.take(len, patience)).or_else(refuse)?;
+        let taken = py.detach(|| {
+            let arena = shared.session.arena()?;
+            arena.take(&shared.session.client, Uint(len).len())
+        });
+        match taken {
+            Ok(lease) => {
+                let lent = Lent { lease: Some(lease), len, pool: shared.clone(), views: AtomicUsize::new(0) };
+                Ok(BufferLease { size: Uint(size.0).len(), lent: Mutex::new(Some(Arc::new(lent))) })
+            }
+            Err(error) => {
+                shared.give_back(len);
+                refuse(&format!("overflow buffer registration failed: {error}"))
+            }
+        }
+    }
+
+    /// The same as `acquire`, for `with`.
+    #[pyo3(signature = (size, block=None, timeout=None))]
+    fn buffer(
+        &self,
+        py: Python<'_>,
+        size: Uint,
+        block: Option<bool>,
+        timeout: Option<f64>,
+    ) -> PyResult<BufferLease> {
+        self.acquire(py, size, block, timeout)
+    }
+
+    /// Does nothing: there is nothing to warm.
+    fn prewarm(&self, size: Uint, count: Uint) {
+        let _ = (size, count);
+    }
+
+    /// Ends the pool; `RuntimeError` while memory is lent out. May be repeated.
+    fn close(&self) -> PyResult<()> {
+        let mut state = self.shared.state.lock();
+        if state.regions > 0 {
+            return refuse("cannot close buffer pool with active leases");
+        }
+        state.closed = true;
+        drop(state);
+        self.shared.returned.notify_all();
+        Ok(())
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (exc_type=None, exc_value=None, traceback=None))]
+    fn __exit__(
+        &self,
+        exc_type: Option<&Bound<'_, PyAny>>,
+        exc_value: Option<&Bound<'_, PyAny>>,
+        traceback: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let _ = (exc_type, exc_value, traceback);
+        self.close()
+    }
+}
+
+/// Memory lent by a pool.
+#[pyclass(frozen, module = "mooncake.store", name = "BufferLease")]
+pub(crate) struct BufferLease {
+    size: usize,
+    lent: Mutex<Option<Arc<Lent>>>,
+}
+
+impl BufferLease {
+    fn lent(&self) -> Option<Arc<Lent>> {
+        self.lent.lock().clone()
+    }
+}
+
+#[pymethods]
+impl BufferLease {
+    /// Address for the calls that name memory by address; `RuntimeError` after release.
+    #[getter]
+    fn ptr(&self) -> PyResult<u64> {
+        let lent = self.lent().ok_or_else(|| PyRuntimeError::new_err("buffer lease is closed"))?;
+        Ok(lent.lease.as_ref().map_or(0, Lease::address))
+    }
+
+    /// Length that was asked for, in bytes.
+    #[getter]
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    /// A new writable view of the memory; `BufferError` after release.
+    #[getter]
+    fn buffer<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyMemoryView>> {
+        let lent = self.lent().ok_or_else(|| PyBufferError::new_err("buffer lease is closed"))?;
+        let view = Py::new(py, BufferLeaseView { lent, size: self.size })?;
+        PyMemoryView::from(view.bind(py).as_any())
+    }
+
+    /// Gives the memory back; `RuntimeError` while a view of it is alive. May be repeated.
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        let mut lent = self.lent.lock();
+        if lent.as_ref().is_some_and(|lent| lent.views.load(Ordering::Acquire) > 0) {
+            return refuse("cannot release buffer while exported views exist");
+        }
+        let taken = lent.take();
+        drop(lent);
+        py.detach(|| drop(taken));
+        Ok(())
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (exc_type=None, exc_value=None, traceback=None))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        exc_type: Option<&Bound<'_, PyAny>>,
+        exc_value: Option<&Bound<'_, PyAny>>,
+        traceback: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let _ = (exc_type, exc_value, traceback);
+        self.release(py)
+    }
+
+    fn __len__(&self) -> usize {
+        self.size
+    }
+}
+
+/// What a view of a lease keeps.
+#[pyclass(frozen, module = "mooncake.store", name = "BufferLeaseView")]
+pub(crate) struct BufferLeaseView {
+    lent: Arc<Lent>,
+    size: usize,
+}
+
+#[pymethods]
+impl BufferLeaseView {
+    #[new]
+    fn new() -> PyResult<Self> {
+        Err(PyTypeError::new_err("views come from a lease's `buffer`"))
+    }
+
+    #[allow(unsafe_code)]
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let this = slf.get();
+        let address = this.lent.lease.as_ref().map_or(0, Lease::address);
+        // SAFETY: the interpreter's own view; the memory lives as long as this object, which the view keeps.
+        unsafe { fill(view, flags, slf.clone().into_any(), address, this.size, None)? };
+        this.lent.views.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    #[allow(unsafe_code)]
+    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
+        let _ = view;
+        self.lent.views.fetch_sub(1, Ordering::AcqRel);
+    }
+}

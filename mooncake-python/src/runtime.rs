@@ -1,0 +1,68 @@
+//! One tokio runtime for the whole interpreter, and the way in and out of it.
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures::FutureExt;
+use mooncake_core::{Error, Result};
+use pyo3::prelude::*;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::error::ForkedError;
+
+static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+/// This process is the child of a fork: threads and connections stayed with the parent.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// The runtime, started when it is first needed.
+pub(crate) fn runtime() -> Result<&'static Runtime> {
+    if let Some(runtime) = RUNTIME.get() {
+        return Ok(runtime);
+    }
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    let made = Builder::new_multi_thread()
+        .worker_threads(cores.clamp(2, 8))
+        .thread_name("mooncake")
+        .enable_all()
+        .build()?;
+    Ok(RUNTIME.get_or_init(|| made))
+}
+
+/// Waits for `work` without holding the interpreter. A panic inside becomes an error, like any other.
+pub(crate) fn wait<R: Send>(py: Python<'_>, work: impl Future<Output = Result<R>> + Send) -> Result<R> {
+    py.detach(|| {
+        let guarded = AssertUnwindSafe(work).catch_unwind();
+        match runtime()?.block_on(guarded) {
+            Ok(outcome) => outcome,
+            Err(panic) => Err(panicked(&*panic)),
+        }
+    })
+}
+
+/// What a panic said.
+pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Error {
+    let said = panic.downcast_ref::<&str>().copied().map(str::to_owned);
+    let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+    Error::internal(format!("a bug in mooncake, please report it: {said}"))
+}
+
+/// Refuses to go on in the child of a fork, where every lock and connection is a copy of the parent's.
+pub(crate) fn not_forked() -> PyResult<()> {
+    if FORKED.load(Ordering::Relaxed) {
+        return Err(ForkedError::new_err(
+            "this process was forked after mooncake was set up; its connections belong to the parent. Start workers with \
+             the `spawn` method, or set the store up in each of them",
+        ));
+    }
+    Ok(())
+}
+
+/// Called in the child after a fork.
+#[pyfunction]
+pub(crate) fn _after_fork() {
+    if RUNTIME.get().is_some() {
+        FORKED.store(true, Ordering::Relaxed);
+    }
+}

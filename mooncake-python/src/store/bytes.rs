@@ -1,0 +1,366 @@
+//! Values as Python objects: put and get of bytes, one at a time and in batches.
+
+use std::sync::Arc;
+
+use mooncake_core::memory::MemorySpan;
+use mooncake_core::replica::ReplicateConfig;
+use mooncake_core::{Error, Result};
+use mooncake_store::api::WriteMode;
+use mooncake_store::client::{Located, RangeRead};
+use mooncake_transport::Slice;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PyTuple};
+
+use super::{NOT_SET_UP, Session, Store};
+use crate::args::{Keep, bytes_of, new_bytes, part_of};
+use crate::config::{self, Config};
+use crate::handle::BufferHandle;
+use crate::lease::Lease;
+use crate::memory::{Wire, lent, lent_mut};
+use crate::runtime::wait;
+
+/// Pieces of a value that follow each other.
+type Spans = Vec<MemorySpan>;
+
+impl Session {
+    /// Writes every item, each for itself.
+    pub(super) async fn write(
+        &self,
+        mode: WriteMode,
+        items: &[(String, Vec<Slice<Wire>>)],
+        config: &ReplicateConfig,
+    ) -> Result<Vec<Result<()>>> {
+        if items.is_empty() {
+            return Ok(Vec::new());
+        }
+        match mode {
+            WriteMode::Put => {
+                let outcomes = self.client.batch_put_pieces(items, config).await?;
+                // A key that is there already is as good as stored.
+                Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
+            }
+            WriteMode::Upsert => self.client.batch_upsert_pieces(items, config).await,
+        }
+    }
+
+    async fn write_lent(
+        &self,
+        mode: WriteMode,
+        items: Vec<(String, Spans)>,
+        keep: &Arc<Keep>,
+        config: &ReplicateConfig,
+    ) -> Result<Vec<Result<()>>> {
+        let slices = |spans: Spans| -> Result<Vec<Slice<Wire>>> {
+            spans.into_iter().map(|span| lent(&self.client, span, keep)).collect()
+        };
+        let items: Vec<_> =
+            items.into_iter().map(|(key, spans)| Ok((key, slices(spans)?))).collect::<Result<_>>()?;
+        self.write(mode, &items, config).await
+    }
+
+    /// Where an object lies, if it is there.
+    async fn find(&self, keys: &[String]) -> Result<Vec<Option<Located>>> {
+        let found = self.client.locate(keys).await?;
+        Ok(found.into_iter().map(|one| one.ok().flatten()).collect())
+    }
+
+    /// Reads whole objects, each into memory as long as it is.
+    async fn read_whole(&self, reads: Vec<RangeRead<Wire>>) -> Vec<Result<()>> {
+        self.client.read_ranges(reads).await.into_iter().map(|(outcome, _)| outcome).collect()
+    }
+}
+
+impl Store {
+    fn write(
+        &self,
+        py: Python<'_>,
+        mode: WriteMode,
+        values: impl FnOnce(&mut Keep) -> PyResult<Vec<(String, Spans)>>,
+        config: &Config<'_>,
+    ) -> PyResult<Option<Result<Vec<Result<()>>>>> {
+        let Some(session) = self.session()? else { return Ok(None) };
+        let mut keep = Keep::default();
+        let items = values(&mut keep)?;
+        let keep = Arc::new(keep);
+        let config = match config::of_call(config, items.len(), false) {
+            Ok(config) => config,
+            Err(error) => return Ok(Some(Err(error))),
+        };
+        Ok(Some(wait(py, session.write_lent(mode, items, &keep, &config))))
+    }
+
+    fn write_one(
+        &self,
+        py: Python<'_>,
+        mode: WriteMode,
+        key: String,
+        spans: impl FnOnce(&mut Keep) -> PyResult<Spans>,
+        config: &Config<'_>,
+    ) -> PyResult<i64> {
+        let outcome = self.write(py, mode, |keep| Ok(vec![(key, spans(keep)?)]), config)?;
+        Ok(outcome.map_or(NOT_SET_UP, |outcome| self.code(outcome.and_then(one))))
+    }
+
+    /// The code of the first item that failed. Nothing is stored when one is empty.
+    fn write_all(
+        &self,
+        py: Python<'_>,
+        mode: WriteMode,
+        keys: Vec<String>,
+        values: &[Bound<'_, PyAny>],
+        config: &Config<'_>,
+    ) -> PyResult<i64> {
+        if keys.len() != values.len() {
+            let text = format!("{} keys and {} values", keys.len(), values.len());
+            return Ok(self.code::<()>(Err(Error::invalid(text))));
+        }
+        let mut empty = false;
+        let outcome = self.write(
+            py,
+            mode,
+            |keep| {
+                let spans: Vec<Spans> = values
+                    .iter()
+                    .map(|value| Ok(bytes_of(value, keep)?.into_iter().collect()))
+                    .collect::<PyResult<_>>()?;
+                empty = spans.iter().any(Vec::is_empty) || keys.iter().any(String::is_empty);
+                Ok(if empty { Vec::new() } else { keys.into_iter().zip(spans).collect() })
+            },
+            // Group ids are counted against what is written.
+            config,
+        )?;
+        if empty {
+            return Ok(self.code::<()>(Err(Error::invalid("a key or value is empty; nothing was stored"))));
+        }
+        Ok(outcome.map_or(NOT_SET_UP, |outcome| {
+            self.code(outcome.and_then(|all| all.into_iter().collect::<Result<()>>()))
+        }))
+    }
+
+    fn write_parts(
+        &self,
+        py: Python<'_>,
+        mode: WriteMode,
+        key: String,
+        parts: &Bound<'_, PyTuple>,
+        config: &Config<'_>,
+    ) -> PyResult<i64> {
+        let mut keep = Keep::default();
+        let mut spans = Vec::with_capacity(parts.len());
+        for part in parts {
+            spans.extend(part_of(&part, &mut keep)?);
+        }
+        if spans.is_empty() {
+            // Nothing to store is no failure.
+            return Ok(if self.session()?.is_some() { 0 } else { NOT_SET_UP });
+        }
+        self.write_one(
+            py,
+            mode,
+            key,
+            |all| {
+                *all = keep;
+                Ok(spans)
+            },
+            config,
+        )
+    }
+
+    /// The values of keys; `None` for those that are not there or could not be read.
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        session: &Session,
+        keys: &[String],
+    ) -> PyResult<Option<Vec<Option<Bound<'py, PyBytes>>>>> {
+        let located = match wait(py, session.find(keys)) {
+            Ok(located) => located,
+            Err(error) => {
+                self.errors.note(&error);
+                return Ok(None);
+            }
+        };
+        let mut keep = Keep::default();
+        let (mut values, mut wanted) = (Vec::with_capacity(keys.len()), Vec::new());
+        for object in located {
+            let Some(object) = object else {
+                values.push(None);
+                continue;
+            };
+            let (value, span) = new_bytes(py, usize::try_from(object.size())?)?;
+            keep.object(value.clone().into_any().unbind());
+            wanted.extend(span.map(|span| (values.len(), object, span)));
+            values.push(Some(value));
+        }
+        let keep = Arc::new(keep);
+        let outcome = wait(py, async {
+            let mut reads = Vec::with_capacity(wanted.len());
+            for (_, object, span) in &wanted {
+                reads.push(RangeRead { object: object.clone(), offset: 0, into: lent_mut(*span, &keep)? });
+            }
+            Ok(session.read_whole(reads).await)
+        });
+        let outcomes = match outcome {
+            Ok(outcomes) => outcomes,
+            Err(error) => {
+                self.errors.note(&error);
+                return Ok(None);
+            }
+        };
+        for ((at, ..), outcome) in wanted.iter().zip(outcomes) {
+            if let Err(error) = outcome {
+                self.errors.note(&error);
+                values[*at] = None;
+            }
+        }
+        Ok(Some(values))
+    }
+
+    /// Values in memory of the local buffer's.
+    fn read_handles(&self, py: Python<'_>, session: &Session, keys: &[String]) -> Vec<Option<BufferHandle>> {
+        let read = async {
+            let located = session.find(keys).await?;
+            let arena = session.arena()?;
+            let (mut leases, mut reads): (Vec<Option<Lease>>, Vec<RangeRead<Wire>>) = Default::default();
+            for object in located {
+                let lease = object.as_ref().map(|object| {
+                    let len = usize::try_from(object.size()).map_err(|_| Error::invalid("too large"))?;
+                    arena.take(&session.client, len)
+                });
+                let lease = lease.transpose()?;
+                if let (Some(object), Some(lease)) = (object, &lease) {
+                    reads.push(RangeRead { object, offset: 0, into: lease.slice_mut()? });
+                }
+                leases.push(lease);
+            }
+            let mut outcomes = session.read_whole(reads).await.into_iter();
+            let handle = |lease: Option<Lease>| {
+                let lease = lease?;
+                match outcomes.next()? {
+                    Ok(()) => Some(BufferHandle::new(lease)),
+                    Err(error) => {
+                        self.errors.note(&error);
+                        None
+                    }
+                }
+            };
+            Ok(leases.into_iter().map(handle).collect())
+        };
+        wait(py, read).unwrap_or_else(|error| {
+            self.errors.note(&error);
+            keys.iter().map(|_| None).collect()
+        })
+    }
+}
+
+fn one(mut outcomes: Vec<Result<()>>) -> Result<()> {
+    outcomes.pop().unwrap_or_else(|| Err(Error::internal("an answer without an item")))
+}
+
+#[pymethods]
+impl Store {
+    /// Stores a value under a key that is not there yet. 0, also when it is there already (and stays as it is), or a negative code.
+    #[pyo3(signature = (key, value, config=None))]
+    fn put(
+        &self,
+        py: Python<'_>,
+        key: String,
+        value: &Bound<'_, PyAny>,
+        config: Config<'_>,
+    ) -> PyResult<i64> {
+        let spans = |keep: &mut Keep| Ok(bytes_of(value, keep)?.into_iter().collect());
+        self.write_one(py, WriteMode::Put, key, spans, &config)
+    }
+
+    /// `put` of many values; the code of the first that failed.
+    #[pyo3(signature = (keys, values, config=None))]
+    fn put_batch(
+        &self,
+        py: Python<'_>,
+        keys: Vec<String>,
+        values: Vec<Bound<'_, PyAny>>,
+        config: Config<'_>,
+    ) -> PyResult<i64> {
+        self.write_all(py, WriteMode::Put, keys, &values, &config)
+    }
+
+    /// `put` of a value in parts that follow each other.
+    #[pyo3(signature = (key, *parts, config=None))]
+    fn put_parts(
+        &self,
+        py: Python<'_>,
+        key: String,
+        parts: &Bound<'_, PyTuple>,
+        config: Config<'_>,
+    ) -> PyResult<i64> {
+        self.write_parts(py, WriteMode::Put, key, parts, &config)
+    }
+
+    /// Stores a value in place of the one that is there, if any.
+    #[pyo3(signature = (key, value, config=None))]
+    fn upsert(
+        &self,
+        py: Python<'_>,
+        key: String,
+        value: &Bound<'_, PyAny>,
+        config: Config<'_>,
+    ) -> PyResult<i64> {
+        let spans = |keep: &mut Keep| Ok(bytes_of(value, keep)?.into_iter().collect());
+        self.write_one(py, WriteMode::Upsert, key, spans, &config)
+    }
+
+    /// `upsert` of many values; the code of the first that failed.
+    #[pyo3(signature = (keys, values, config=None))]
+    fn upsert_batch(
+        &self,
+        py: Python<'_>,
+        keys: Vec<String>,
+        values: Vec<Bound<'_, PyAny>>,
+        config: Config<'_>,
+    ) -> PyResult<i64> {
+        self.write_all(py, WriteMode::Upsert, keys, &values, &config)
+    }
+
+    /// `upsert` of a value in parts that follow each other.
+    #[pyo3(signature = (key, *parts, config=None))]
+    fn upsert_parts(
+        &self,
+        py: Python<'_>,
+        key: String,
+        parts: &Bound<'_, PyTuple>,
+        config: Config<'_>,
+    ) -> PyResult<i64> {
+        self.write_parts(py, WriteMode::Upsert, key, parts, &config)
+    }
+
+    /// The value of a key; empty when it is not there or could not be read.
+    fn get<'py>(&self, py: Python<'py>, key: String) -> PyResult<Bound<'py, PyBytes>> {
+        let empty = || PyBytes::new(py, b"");
+        let Some(session) = self.session()? else { return Ok(empty()) };
+        let values = self.read(py, &session, &[key])?;
+        Ok(values.and_then(|mut values| values.pop().flatten()).unwrap_or_else(empty))
+    }
+
+    /// The values of many keys, empty where one is not there; a single empty one when nothing could be asked.
+    fn get_batch<'py>(&self, py: Python<'py>, keys: Vec<String>) -> PyResult<Bound<'py, PyList>> {
+        let empty = || PyBytes::new(py, b"");
+        let values = match self.session()? {
+            Some(session) if !keys.is_empty() => self.read(py, &session, &keys)?,
+            _ => None,
+        };
+        let values = values.unwrap_or_else(|| vec![None]);
+        PyList::new(py, values.into_iter().map(|value| value.unwrap_or_else(empty)))
+    }
+
+    /// The value of a key in memory of the local buffer's, without a copy; `None` when it is not there.
+    fn get_buffer(&self, py: Python<'_>, key: String) -> PyResult<Option<BufferHandle>> {
+        let Some(session) = self.session()? else { return Ok(None) };
+        Ok(self.read_handles(py, &session, &[key]).pop().flatten())
+    }
+
+    /// `get_buffer` of many keys.
+    fn batch_get_buffer(&self, py: Python<'_>, keys: Vec<String>) -> PyResult<Vec<Option<BufferHandle>>> {
+        let Some(session) = self.session()? else { return Ok(keys.iter().map(|_| None).collect()) };
+        Ok(self.read_handles(py, &session, &keys))
+    }
+}

@@ -1,0 +1,309 @@
+//! `MooncakeDistributedStore`: the calls in Rust. What needs torch is in `python/mooncake/store.py`, on top of them.
+
+mod bytes;
+mod objects;
+mod ranges;
+mod replicas;
+mod segments;
+mod sessions;
+mod zero_copy;
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use mooncake_core::memory::HostMemoryOptions;
+use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_store::client::{Client, ClientConfig, Located, Reservation};
+use mooncake_transport::Slice;
+use parking_lot::{Mutex, RwLock};
+use pyo3::prelude::*;
+
+use crate::args::Uint;
+use crate::engine::InnerTransferEngine;
+use crate::error::{Errors, LastError};
+use crate::host::huge_pages;
+use crate::lease::Arena;
+use crate::memory::{Regions, Wire};
+use crate::runtime::{not_forked, runtime, wait};
+
+pub(crate) use self::replicas::{Descriptor, DiskDescriptor, MemoryDescriptor, ReplicaDescriptor};
+
+/// What calls that give a number return before setup and after close.
+const NOT_SET_UP: i64 = -600;
+/// Longest time one call takes.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Stores that are set up, so that they leave their clusters when the interpreter ends.
+static OPEN: Mutex<Vec<Weak<Session>>> = Mutex::new(Vec::new());
+
+/// One client of a cluster, from setup to close.
+pub(crate) struct Session {
+    pub(crate) client: Client,
+    pub(crate) regions: Arc<Regions>,
+    /// Memory that a transfer engine registered, when one was given to setup.
+    engine: Option<Arc<Regions>>,
+    arena: OnceLock<Arc<Arena>>,
+    arena_turn: Mutex<()>,
+    reads: Mutex<HashMap<String, Located>>,
+    writes: Mutex<HashMap<String, Arc<Reservation>>>,
+}
+
+impl Session {
+    /// Memory to lend out.
+    pub(crate) fn arena(&self) -> Result<&Arc<Arena>> {
+        if let Some(arena) = self.arena.get() {
+            return Ok(arena);
+        }
+        let _turn = self.arena_turn.lock();
+        if let Some(arena) = self.arena.get() {
+            return Ok(arena);
+        }
+        let made = Arc::new(Arena::new(&self.client, self.regions.clone())?);
+        Ok(self.arena.get_or_init(|| made))
+    }
+
+    /// Registered memory to write from.
+    fn source(&self, address: u64, len: usize) -> Result<Slice<Wire>> {
+        let ours = self.regions.slice(address, len);
+        match (&self.engine, ours) {
+            (Some(engine), Err(_)) => engine.slice(address, len),
+            (_, ours) => ours,
+        }
+    }
+
+    /// Registered memory to read into.
+    fn sink(&self, address: u64, len: usize) -> Result<mooncake_transport::SliceMut<Wire>> {
+        let ours = self.regions.slice_mut(address, len);
+        match (&self.engine, ours) {
+            (Some(engine), Err(_)) => engine.slice_mut(address, len),
+            (_, ours) => ours,
+        }
+    }
+
+    /// How much is registered from an address on.
+    fn room(&self, address: u64) -> Result<usize> {
+        let ours = self.regions.room(address);
+        match (&self.engine, ours) {
+            (Some(engine), Err(_)) => engine.room(address),
+            (_, ours) => ours,
+        }
+    }
+
+    async fn close(&self) -> Result<()> {
+        let outcome = self.client.close().await;
+        let regions = self.regions.clone();
+        let cleared = tokio::task::spawn_blocking(move || regions.clear()).await;
+        cleared.map_err(|error| Error::internal(format!("giving memory back failed: {error}")))?;
+        outcome
+    }
+}
+
+/// A member of a cluster's store, the part of it that needs no Python packages.
+#[pyclass(subclass, frozen, module = "mooncake._mooncake", name = "Store")]
+#[derive(Default)]
+pub(crate) struct Store {
+    session: RwLock<Option<Arc<Session>>>,
+    pub(crate) errors: Errors,
+}
+
+impl Store {
+    /// The client, while there is one.
+    pub(crate) fn session(&self) -> PyResult<Option<Arc<Session>>> {
+        not_forked()?;
+        Ok(self.session.read().clone())
+    }
+
+    /// Zero, or the number of the error.
+    fn code<T>(&self, outcome: Result<T>) -> i64 {
+        i64::from(self.errors.code(outcome))
+    }
+
+    /// The number, or that of the error.
+    fn count(&self, outcome: Result<u64>) -> i64 {
+        match outcome {
+            Ok(count) => i64::try_from(count).unwrap_or(i64::MAX),
+            Err(error) => i64::from(self.errors.note(&error)),
+        }
+    }
+
+    /// One number for each of `n` items: their own, or that of what went wrong with all of them.
+    fn counts(&self, n: usize, outcome: Result<Vec<Result<u64>>>) -> Vec<i64> {
+        match outcome {
+            Ok(outcomes) => outcomes.into_iter().map(|outcome| self.count(outcome)).collect(),
+            Err(error) => vec![i64::from(self.errors.note(&error)); n],
+        }
+    }
+
+    /// [`counts`](Self::counts) of outcomes that carry nothing.
+    fn codes(&self, n: usize, outcome: Result<Vec<Result<()>>>) -> Vec<i64> {
+        self.counts(n, outcome.map(|all| all.into_iter().map(|one| one.map(|()| 0)).collect()))
+    }
+
+    /// Refuses lists of different lengths.
+    fn same_length(&self, lengths: &[usize]) -> Result<()> {
+        if lengths.windows(2).any(|pair| pair[0] != pair[1]) {
+            return Err(Error::invalid(format!("lists of different lengths: {lengths:?}")));
+        }
+        Ok(())
+    }
+}
+
+/// What [`Store::setup_native`] is told beside names.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct Setup {
+    local_hostname: String,
+    metadata_server: String,
+    global_segment_size: Uint,
+    local_buffer_size: Uint,
+    protocol: String,
+    rdma_devices: String,
+    master_server_addr: String,
+    tenant_id: String,
+    /// Ports to draw from when the hostname has none.
+    first_port: u16,
+    last_port: u16,
+}
+
+impl Setup {
+    async fn connect(self) -> Result<Client> {
+        let protocol = match self.protocol.as_str() {
+            "" => "tcp",
+            other => other,
+        };
+        if !self.rdma_devices.is_empty() && protocol != "rdma" {
+            tracing::debug!(devices = self.rdma_devices, "devices are not used with {protocol}");
+        }
+        let tenant = if self.tenant_id.is_empty() { "default" } else { &self.tenant_id };
+        let config = ClientConfig {
+            ports: self.first_port..=self.last_port,
+            memory: HostMemoryOptions { huge_pages: huge_pages(), ..Default::default() },
+            ..ClientConfig::default()
+        };
+        Client::builder()
+            .config(config)
+            .local_hostname(self.local_hostname)
+            .metadata(self.metadata_server)
+            .master(self.master_server_addr)
+            .segment(self.global_segment_size.0)
+            .local_buffer(self.local_buffer_size.0)
+            .protocol(protocol)
+            .tenant(tenant)
+            .timeout(TIMEOUT)
+            .connect()
+            .await
+    }
+}
+
+#[pymethods]
+impl Store {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+
+    /// Joins a cluster. 0, -600 for what cannot work, -1 when there is no such cluster.
+    #[pyo3(name = "_setup", signature = (config, engine=None))]
+    fn setup_native(
+        &self,
+        py: Python<'_>,
+        config: Setup,
+        engine: Option<PyRef<'_, InnerTransferEngine>>,
+    ) -> PyResult<i64> {
+        not_forked()?;
+        let engine = engine.map(|engine| engine.regions());
+        let session = wait(py, async move {
+            let client = config.connect().await?;
+            Ok(Arc::new(Session {
+                client,
+                regions: Arc::default(),
+                engine,
+                arena: OnceLock::new(),
+                arena_turn: Mutex::default(),
+                reads: Mutex::default(),
+                writes: Mutex::default(),
+            }))
+        });
+        let session = match session {
+            Ok(session) => session,
+            Err(error) => {
+                let number = self.errors.note(&error);
+                return Ok(if error.kind() == ErrorKind::Invalid { i64::from(number) } else { -1 });
+            }
+        };
+        {
+            let mut open = OPEN.lock();
+            open.retain(|session| session.strong_count() > 0);
+            open.push(Arc::downgrade(&session));
+        }
+        let before = self.session.write().replace(session);
+        if let Some(before) = before {
+            let _ = wait(py, async move { before.close().await });
+        }
+        Ok(0)
+    }
+
+    /// Leaves the cluster; objects in this client's memory are gone. 0; may be repeated.
+    fn close(&self, py: Python<'_>) -> PyResult<i64> {
+        not_forked()?;
+        let session = self.session.write().take();
+        Ok(match session {
+            Some(session) => self.code(wait(py, async move { session.close().await })),
+            None => 0,
+        })
+    }
+
+    /// 0 when the master answers, 1 before setup and after close, 2 when it does not answer.
+    fn health_check(&self, py: Python<'_>) -> PyResult<i64> {
+        let Some(session) = self.session()? else { return Ok(1) };
+        let healthy = wait(py, async { Ok(session.client.is_healthy().await) });
+        Ok(if healthy.unwrap_or(false) { 0 } else { 2 })
+    }
+
+    /// The name others know this client by, `host:port`; empty before setup.
+    fn get_hostname(&self) -> PyResult<String> {
+        Ok(self.session()?.map(|session| session.client.hostname().to_owned()).unwrap_or_default())
+    }
+
+    /// What went wrong last on this store: code, name, message and peer; `None` when nothing has.
+    fn last_error(&self) -> Option<LastError> {
+        self.errors.last()
+    }
+
+    /// Raises what went wrong last, as an exception of `mooncake.MooncakeError`'s family; nothing when nothing has.
+    fn raise_last_error(&self, py: Python<'_>) -> PyResult<()> {
+        self.errors.last().map_or(Ok(()), |error| Err(error.exception(py)))
+    }
+
+    /// This object while it is set up, else `None`.
+    fn _get_pyclient_capsule(slf: PyRef<'_, Self>) -> PyResult<Option<Py<Self>>> {
+        let set_up = slf.session()?.is_some();
+        Ok(set_up.then(|| slf.into()))
+    }
+
+    /// Notes an error that the Python part of the package found, and gives its number back.
+    fn _note(&self, code: i32, message: String) -> i32 {
+        self.errors.note(&Error::new(ErrorCode::from_number(code), message))
+    }
+}
+
+/// Leaves every cluster, for the end of the interpreter.
+#[pyfunction]
+pub(crate) fn _close_all(py: Python<'_>) {
+    if not_forked().is_err() {
+        return;
+    }
+    let open = std::mem::take(&mut *OPEN.lock());
+    let open: Vec<Arc<Session>> = open.iter().filter_map(Weak::upgrade).collect();
+    if open.is_empty() || runtime().is_err() {
+        return;
+    }
+    // A master that does not answer must not keep the interpreter.
+    const LIMIT: Duration = Duration::from_secs(2);
+    let _ = wait(py, async move {
+        let all = futures::future::join_all(open.iter().map(|session| session.close()));
+        let _ = tokio::time::timeout(LIMIT, all).await;
+        Ok(())
+    });
+}

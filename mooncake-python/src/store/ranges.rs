@@ -1,0 +1,160 @@
+//! Parts of values, read straight to where they are wanted.
+
+use std::collections::HashMap;
+
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_store::client::{Located, RangeRead};
+use pyo3::prelude::*;
+
+use super::{NOT_SET_UP, Session, Store};
+use crate::args::Uint;
+use crate::memory::Wire;
+use crate::runtime::wait;
+
+/// Numbers by buffer, key and fragment.
+type Nested = Vec<Vec<Vec<Uint>>>;
+
+/// What a call of `get_into_ranges` asks for.
+struct Wanted {
+    buffers: Vec<Uint>,
+    keys: Vec<Vec<String>>,
+    to: Nested,
+    from: Nested,
+    sizes: Nested,
+}
+
+impl Wanted {
+    /// Calls `each` with every fragment whose lists have the shape of the sizes; the others are refused.
+    fn plan(&self, mut each: impl FnMut(&Fragment<'_>) -> Result<usize>) -> Vec<Vec<Vec<Result<usize>>>> {
+        let shape = || Error::invalid("the lists do not have the same shape");
+        let whole = [self.buffers.len(), self.keys.len(), self.to.len(), self.from.len()];
+        let outer = whole.iter().all(|len| *len == self.sizes.len());
+        let mut plan = Vec::with_capacity(self.sizes.len());
+        for (b, of_buffer) in self.sizes.iter().enumerate() {
+            let inner = outer
+                && [self.keys[b].len(), self.to[b].len(), self.from[b].len()]
+                    .iter()
+                    .all(|n| *n == of_buffer.len());
+            let mut planned = Vec::with_capacity(of_buffer.len());
+            for (k, of_key) in of_buffer.iter().enumerate() {
+                let same =
+                    inner && self.to[b][k].len() == of_key.len() && self.from[b][k].len() == of_key.len();
+                let fragments = of_key.iter().enumerate().map(|(f, size)| {
+                    if !same {
+                        return Err(shape());
+                    }
+                    each(&Fragment {
+                        buffer: self.buffers[b].0,
+                        key: &self.keys[b][k],
+                        to: self.to[b][k][f].0,
+                        from: self.from[b][k][f].0,
+                        size: *size,
+                    })
+                });
+                planned.push(fragments.collect());
+            }
+            plan.push(planned);
+        }
+        plan
+    }
+}
+
+struct Fragment<'a> {
+    buffer: u64,
+    key: &'a str,
+    to: u64,
+    from: u64,
+    size: Uint,
+}
+
+impl Session {
+    /// The fragment's read, or why there is none.
+    fn fragment(&self, fragment: &Fragment<'_>, object: &Located) -> Result<Option<RangeRead<Wire>>> {
+        let Fragment { buffer, to, from, size, .. } = *fragment;
+        let beyond = || Error::invalid(format!("{} bytes at {to} do not lie in the buffer", size.0));
+        if from.checked_add(size.0).is_none_or(|end| end > object.size()) {
+            let text = format!("{} bytes from {from} do not lie in an object of {}", size.0, object.size());
+            return Err(Error::invalid(text));
+        }
+        let end = to.checked_add(size.0).ok_or_else(beyond)?;
+        if end > self.room(buffer)? as u64 {
+            return Err(beyond());
+        }
+        if size.0 == 0 {
+            return Ok(None);
+        }
+        let into = self.sink(buffer.checked_add(to).ok_or_else(beyond)?, size.len())?;
+        Ok(Some(RangeRead { object: object.clone(), offset: from, into }))
+    }
+
+    async fn read_fragments(&self, wanted: &Wanted) -> Result<Vec<Vec<Vec<Result<u64>>>>> {
+        let mut keys: Vec<&str> = wanted.keys.iter().flatten().map(String::as_str).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let located = self.client.locate(&keys).await?;
+        let located: HashMap<&str, Result<Option<Located>>> = keys.into_iter().zip(located).collect();
+        let mut reads = Vec::new();
+        let mut places = Vec::new();
+        let plan = wanted.plan(|fragment| {
+            let object = match located.get(fragment.key) {
+                Some(Ok(Some(object))) => object,
+                Some(Err(error)) => return Err(Error::new(error.code(), error.message().to_owned())),
+                _ => return Err(Error::from(ErrorCode::ObjectNotFound)),
+            };
+            let read = self.fragment(fragment, object)?;
+            places.push(read.is_some());
+            reads.extend(read);
+            Ok(fragment.size.len())
+        });
+        let mut outcomes = self.client.read_ranges(reads).await.into_iter().map(|(outcome, _)| outcome);
+        let mut places = places.into_iter();
+        let mut settle = |planned: Result<usize>| {
+            let len = planned? as u64;
+            if places.next().unwrap_or(false) {
+                outcomes.next().unwrap_or_else(|| Err(Error::internal("an answer without a range")))?;
+            }
+            Ok(len)
+        };
+        let settled = plan
+            .into_iter()
+            .map(|buffer| buffer.into_iter().map(|key| key.into_iter().map(&mut settle).collect()).collect());
+        Ok(settled.collect())
+    }
+}
+
+#[pymethods]
+impl Store {
+    /// Reads ranges of values into registered memory. Lists by buffer, key and fragment; the answer has the shape of `all_sizes`:
+    /// bytes read, or a negative code.
+    fn get_into_ranges(
+        &self,
+        py: Python<'_>,
+        buffer_ptrs: Vec<Uint>,
+        all_keys: Vec<Vec<String>>,
+        all_dst_offsets: Nested,
+        all_src_offsets: Nested,
+        all_sizes: Nested,
+    ) -> PyResult<Vec<Vec<Vec<i64>>>> {
+        let wanted = Wanted {
+            buffers: buffer_ptrs,
+            keys: all_keys,
+            to: all_dst_offsets,
+            from: all_src_offsets,
+            sizes: all_sizes,
+        };
+        let everywhere = |number: i64| {
+            let of_key = |fragments: &Vec<Uint>| vec![number; fragments.len()];
+            let of_buffer = |keys: &Vec<Vec<Uint>>| keys.iter().map(of_key).collect();
+            wanted.sizes.iter().map(of_buffer).collect()
+        };
+        let Some(session) = self.session()? else { return Ok(everywhere(NOT_SET_UP)) };
+        Ok(match wait(py, session.read_fragments(&wanted)) {
+            Ok(read) => {
+                let of_key = |key: Vec<Result<u64>>| key.into_iter().map(|one| self.count(one)).collect();
+                let of_buffer = |buffer: Vec<Vec<Result<u64>>>| buffer.into_iter().map(of_key).collect();
+                read.into_iter().map(of_buffer).collect()
+            }
+            Err(error) => everywhere(i64::from(self.errors.note(&error))),
+        })
+    }
+}

@@ -1,0 +1,206 @@
+//! Memory offered to the cluster while the store runs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::ids::{SegmentId, Uuid};
+use mooncake_core::memory::HostMemory;
+use mooncake_core::{Error, ErrorCode, Result};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::{Session, Store};
+use crate::args::Uint;
+use crate::runtime::wait;
+
+/// Allocated segments are as long as a multiple of this.
+const GRANULE: u64 = 16 << 20;
+/// Longest grace period, in seconds.
+const MAX_GRACE: u64 = 3600;
+
+/// One id, or several.
+#[derive(FromPyObject)]
+enum Ids {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl Ids {
+    fn parse(self) -> Result<Vec<SegmentId>> {
+        let texts = match self {
+            Ids::One(text) => vec![text],
+            Ids::Many(texts) => texts,
+        };
+        let parse = |text: &String| {
+            let id = text.parse::<Uuid>();
+            id.map(SegmentId).map_err(|error| Error::invalid(format!("segment id {text:?}: {error}")))
+        };
+        texts.iter().map(parse).collect()
+    }
+}
+
+impl Session {
+    async fn mount_file(&self, path: String, size: u64, offset: u64, protocol: &str) -> Result<SegmentId> {
+        self.same_wire(protocol)?;
+        let len = usize::try_from(size).map_err(|_| Error::invalid("longer than the address space"))?;
+        let opened = tokio::task::spawn_blocking(move || {
+            let file = std::fs::File::options().read(true).write(true).open(&path);
+            let file = file.map_err(|error| {
+                Error::new(ErrorCode::FileOpenFail, format!("cannot open {path}: {error}")).with_source(error)
+            })?;
+            HostMemory::map_file(&file, offset, len)
+        });
+        let memory = opened.await.map_err(|error| Error::internal(format!("mapping failed: {error}")))??;
+        self.client.mount_memory(Arc::new(memory)).await
+    }
+
+    fn same_wire(&self, protocol: &str) -> Result<()> {
+        let ours = &self.client.config().protocol;
+        if protocol.is_empty() || protocol == ours || ours.is_empty() {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("this store was set up with {ours}, not with {protocol}")))
+    }
+
+    async fn unmount(&self, ids: Ids, grace: Uint) -> Result<()> {
+        let ids = ids.parse()?;
+        let known = self.client.segments();
+        if let Some(unknown) = ids.iter().find(|id| !known.contains(id)) {
+            return Err(Error::new(
+                ErrorCode::SegmentNotFound,
+                format!("segment {} is not mounted", unknown.0),
+            ));
+        }
+        if grace.0 > MAX_GRACE {
+            return Err(Error::invalid(format!("a grace period of {} s: at most {MAX_GRACE}", grace.0)));
+        }
+        if grace.0 > 0 {
+            // Objects are readable until then.
+            tokio::time::sleep(Duration::from_secs(grace.0)).await;
+        }
+        for id in ids {
+            self.client.unmount(id).await?;
+        }
+        Ok(())
+    }
+}
+
+impl Store {
+    fn mounted<'py>(&self, py: Python<'py>, mounted: Result<SegmentId>) -> PyResult<Bound<'py, PyDict>> {
+        let answer = PyDict::new(py);
+        match mounted {
+            Ok(id) => {
+                answer.set_item("ret", 0)?;
+                answer.set_item("segment_ids", vec![id.0.to_string()])?;
+            }
+            Err(error) => {
+                self.errors.note(&error);
+                answer.set_item("ret", -1)?;
+                answer.set_item("segment_ids", Vec::<String>::new())?;
+            }
+        }
+        Ok(answer)
+    }
+
+    fn unmounted(&self, outcome: Result<()>) -> i64 {
+        match outcome {
+            Ok(()) => 0,
+            Err(error) => {
+                self.errors.note(&error);
+                -1
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl Store {
+    /// Offers a part of a file (in shared memory, say) to the cluster: `{"ret": 0, "segment_ids": [..]}`, `ret` -1 when it could not.
+    #[pyo3(signature = (path, size, offset=Uint(0), protocol="tcp", location=""))]
+    fn mount_segment<'py>(
+        &self,
+        py: Python<'py>,
+        path: String,
+        size: Uint,
+        offset: Uint,
+        protocol: &str,
+        location: &str,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let _ = location;
+        let mounted = match self.session()? {
+            Some(session) => wait(py, session.mount_file(path, size.0, offset.0, protocol)),
+            None => Err(Error::invalid("the store is not set up")),
+        };
+        self.mounted(py, mounted)
+    }
+
+    /// Offers new memory to the cluster, a multiple of 16 MiB; the answer has its size as `allocated_size`.
+    #[pyo3(signature = (size, protocol="tcp", location=""))]
+    fn allocate_and_mount_segment<'py>(
+        &self,
+        py: Python<'py>,
+        size: Uint,
+        protocol: &str,
+        location: &str,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let _ = location;
+        let rounded = size.0.checked_next_multiple_of(GRANULE).filter(|_| size.0 > 0);
+        let mounted = match (self.session()?, rounded) {
+            (None, _) => Err(Error::invalid("the store is not set up")),
+            (_, None) => Err(Error::invalid(format!("a segment of {} bytes", size.0))),
+            (Some(session), Some(bytes)) => wait(py, async {
+                session.same_wire(protocol)?;
+                session.client.mount(bytes).await
+            }),
+        };
+        let allocated = if mounted.is_ok() { rounded.unwrap_or(0) } else { 0 };
+        let answer = self.mounted(py, mounted)?;
+        answer.set_item("allocated_size", allocated)?;
+        Ok(answer)
+    }
+
+    /// Takes memory back, after a grace period when one is given: 0 or -1.
+    #[pyo3(signature = (segment_ids, grace_period_seconds=Uint(0)))]
+    fn unmount_segment(&self, py: Python<'_>, segment_ids: Ids, grace_period_seconds: Uint) -> PyResult<i64> {
+        let Some(session) = self.session()? else { return Ok(-1) };
+        Ok(self.unmounted(wait(py, session.unmount(segment_ids, grace_period_seconds))))
+    }
+
+    /// The same for memory of `allocate_and_mount_segment`, which is freed.
+    #[pyo3(signature = (segment_ids, grace_period_seconds=Uint(0)))]
+    fn unmount_and_free_segment(
+        &self,
+        py: Python<'_>,
+        segment_ids: Ids,
+        grace_period_seconds: Uint,
+    ) -> PyResult<i64> {
+        self.unmount_segment(py, segment_ids, grace_period_seconds)
+    }
+
+    /// Stops offering this client's disk: there is none, so -1.
+    #[pyo3(signature = (grace_period_seconds=Uint(0)))]
+    fn unmount_local_disk_segment(&self, grace_period_seconds: Uint) -> PyResult<i64> {
+        let _ = grace_period_seconds;
+        let Some(_) = self.session()? else { return Ok(-1) };
+        Ok(self.unmounted(Err(Error::new(ErrorCode::SegmentNotFound, "this client offers no disk"))))
+    }
+
+    /// Memory of a shared pool, which only clients of `setup_dummy` have: 0.
+    fn alloc_from_mem_pool(&self, size: Uint) -> u64 {
+        let _ = size;
+        0
+    }
+
+    /// Attaches to a `mooncake_client` process on this host: -1, there is none yet.
+    fn setup_dummy(&self, mem_pool_size: Uint, local_buffer_size: Uint, server_address: &str) -> i64 {
+        let _ = (mem_pool_size, local_buffer_size);
+        let text = format!("shared clients are not built in; use setup() instead of {server_address:?}");
+        self.errors.note(&Error::new(ErrorCode::NotSupported, text));
+        -1
+    }
+
+    /// How often a value was read from another member's disk.
+    fn get_offload_rpc_read_count(&self) -> u64 {
+        0
+    }
+}

@@ -1,0 +1,249 @@
+//! Values read and written in parts over several calls, as layer-wise caches do.
+
+use std::sync::Arc;
+
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_store::client::{RangeRead, RangeWrite, Reservation};
+use pyo3::prelude::*;
+
+use super::{NOT_SET_UP, Session, Store};
+use crate::args::Uint;
+use crate::config::{self, Config};
+use crate::runtime::wait;
+
+fn no_session(key: &str) -> Error {
+    Error::invalid(format!("no session is open for {key:?}"))
+}
+
+impl Session {
+    async fn start_reads(&self, keys: &[String]) -> Result<Vec<Result<()>>> {
+        let located = self.client.locate(keys).await?;
+        let mut reads = self.reads.lock();
+        let start = |(key, object): (&String, Result<Option<_>>)| {
+            let object = object?.ok_or_else(|| Error::from(ErrorCode::ObjectNotFound))?;
+            reads.insert(key.clone(), object);
+            Ok(())
+        };
+        Ok(keys.iter().zip(located).map(start).collect())
+    }
+
+    async fn read_session(&self, keys: &[String], parts: &Parts) -> Result<Vec<Result<u64>>> {
+        let mut reads = Vec::new();
+        let mut plans = Vec::with_capacity(keys.len());
+        for (i, key) in keys.iter().enumerate() {
+            let object = self.reads.lock().get(key).cloned();
+            let plan = object.ok_or_else(|| no_session(key)).and_then(|object| {
+                parts
+                    .of(i)?
+                    .map(|(pointer, size, offset)| {
+                        Ok(RangeRead { object: object.clone(), offset, into: self.sink(pointer, size)? })
+                    })
+                    .collect::<Result<Vec<_>>>()
+            });
+            plans.push(plan.map(|plan| {
+                let count = plan.len();
+                reads.extend(plan);
+                count
+            }));
+        }
+        let lens: Vec<u64> = reads.iter().map(|read| read.into.len() as u64).collect();
+        let outcomes = self.client.read_ranges(reads).await.into_iter().map(|(outcome, _)| outcome);
+        Ok(sums(plans, outcomes.zip(lens)))
+    }
+
+    async fn start_writes(
+        &self,
+        keys: &[String],
+        sizes: &[Uint],
+        config: &mooncake_core::replica::ReplicateConfig,
+    ) -> Result<Vec<Result<()>>> {
+        let items: Vec<(&String, u64)> = keys.iter().zip(sizes).map(|(key, size)| (key, size.0)).collect();
+        if let Some(open) = keys.iter().find(|key| self.writes.lock().contains_key(*key)) {
+            return Err(Error::invalid(format!("a session is open for {open:?} already")));
+        }
+        let reserved = self.client.reserve(&items, config).await?;
+        let mut writes = self.writes.lock();
+        let start = |(key, reserved): (&String, Result<Reservation>)| {
+            writes.insert(key.clone(), Arc::new(reserved?));
+            Ok(())
+        };
+        Ok(keys.iter().zip(reserved).map(start).collect())
+    }
+
+    async fn write_session(&self, keys: &[String], parts: &Parts) -> Result<Vec<Result<u64>>> {
+        let objects: Vec<Option<Arc<Reservation>>> = {
+            let writes = self.writes.lock();
+            keys.iter().map(|key| writes.get(key).cloned()).collect()
+        };
+        let mut ranges = Vec::new();
+        let mut plans = Vec::with_capacity(keys.len());
+        for (i, key) in keys.iter().enumerate() {
+            let plan = objects[i].as_deref().ok_or_else(|| no_session(key)).and_then(|object| {
+                parts
+                    .of(i)?
+                    .map(|(pointer, size, offset)| {
+                        Ok(RangeWrite { object, offset, from: self.source(pointer, size)? })
+                    })
+                    .collect::<Result<Vec<_>>>()
+            });
+            plans.push(plan.map(|plan| {
+                let count = plan.len();
+                ranges.extend(plan);
+                count
+            }));
+        }
+        let lens: Vec<u64> = ranges.iter().map(|range| range.from.len() as u64).collect();
+        let outcomes = self.client.write_ranges(ranges).await;
+        Ok(sums(plans, outcomes.into_iter().zip(lens)))
+    }
+
+    /// Takes the open writes of these keys off the list.
+    fn take_writes(&self, keys: &[String]) -> Vec<Result<Arc<Reservation>>> {
+        let mut writes = self.writes.lock();
+        keys.iter().map(|key| writes.remove(key).ok_or_else(|| no_session(key))).collect()
+    }
+
+    async fn end_writes(&self, keys: &[String]) -> Result<Vec<Result<()>>> {
+        let taken = self.take_writes(keys);
+        let objects: Vec<&Reservation> = taken.iter().filter_map(|one| one.as_deref().ok()).collect();
+        let mut ended = self.client.commit(&objects).await?.into_iter();
+        let lost = || Err(Error::internal("an answer without an item"));
+        Ok(taken
+            .iter()
+            .map(|one| match one {
+                Ok(_) => ended.next().unwrap_or_else(lost),
+                Err(error) => Err(Error::new(error.code(), error.message().to_owned())),
+            })
+            .collect())
+    }
+
+    async fn revoke_writes(&self, keys: &[String]) -> Result<Vec<Result<()>>> {
+        let taken = self.take_writes(keys);
+        let objects: Vec<&Reservation> = taken.iter().filter_map(|one| one.as_deref().ok()).collect();
+        self.client.give_back(&objects).await;
+        // What is not there to be taken back is as good as taken back.
+        Ok(keys.iter().map(|_| Ok(())).collect())
+    }
+}
+
+/// One outcome for each plan of so many parts: the bytes of all of them, or the first failure.
+fn sums(plans: Vec<Result<usize>>, outcomes: impl Iterator<Item = (Result<()>, u64)>) -> Vec<Result<u64>> {
+    let mut outcomes = outcomes;
+    let sum = |plan: Result<usize>| {
+        let parts: Vec<(Result<()>, u64)> = outcomes.by_ref().take(plan?).collect();
+        parts.into_iter().map(|(outcome, len)| outcome.map(|()| len)).sum()
+    };
+    plans.into_iter().map(sum).collect()
+}
+
+/// Buffers of each key and where in its value they belong.
+struct Parts {
+    pointers: Vec<Vec<Uint>>,
+    sizes: Vec<Vec<Uint>>,
+    offsets: Vec<Vec<Uint>>,
+}
+
+impl Parts {
+    /// Address, length and offset of each part of one key that is not empty.
+    fn of(&self, key: usize) -> Result<impl Iterator<Item = (u64, usize, u64)>> {
+        let (pointers, sizes, offsets) = (&self.pointers[key], &self.sizes[key], &self.offsets[key]);
+        if pointers.len() != sizes.len() || sizes.len() != offsets.len() {
+            return Err(Error::invalid("addresses, sizes and offsets of a key are not as many"));
+        }
+        let all = pointers.iter().zip(sizes).zip(offsets);
+        Ok(all
+            .map(|((pointer, size), offset)| (pointer.0, size.len(), offset.0))
+            .filter(|(_, size, _)| *size > 0))
+    }
+}
+
+#[pymethods]
+impl Store {
+    /// Asks once where each key lies, for reads of parts: 0, -704, or -702 for what is not in memory.
+    fn batch_get_session_start(&self, py: Python<'_>, keys: Vec<String>) -> PyResult<Vec<i64>> {
+        let Some(session) = self.session()? else { return Ok(Vec::new()) };
+        let outcomes = wait(py, session.start_reads(&keys));
+        Ok(self.codes(keys.len(), outcomes))
+    }
+
+    /// Reads parts of values whose session is open: bytes read per key, -707 when the lease of the session is over.
+    fn batch_get_into_multi_buffer_ranges(
+        &self,
+        py: Python<'_>,
+        keys: Vec<String>,
+        all_buffer_ptrs: Vec<Vec<Uint>>,
+        all_sizes: Vec<Vec<Uint>>,
+        all_src_offsets: Vec<Vec<Uint>>,
+    ) -> PyResult<Vec<i64>> {
+        let Some(session) = self.session()? else { return Ok(Vec::new()) };
+        let n = keys.len();
+        if let Err(error) =
+            self.same_length(&[n, all_buffer_ptrs.len(), all_sizes.len(), all_src_offsets.len()])
+        {
+            return Ok(self.counts(n, Err(error)));
+        }
+        let parts = Parts { pointers: all_buffer_ptrs, sizes: all_sizes, offsets: all_src_offsets };
+        Ok(self.counts(n, wait(py, session.read_session(&keys, &parts))))
+    }
+
+    /// Ends read sessions.
+    fn batch_get_session_end(&self, keys: Vec<String>) -> PyResult<i64> {
+        let Some(session) = self.session()? else { return Ok(-1) };
+        let mut reads = session.reads.lock();
+        for key in &keys {
+            reads.remove(key);
+        }
+        Ok(0)
+    }
+
+    /// Asks for space for values of these sizes, to be written in parts. -705 for a key that is there already.
+    #[pyo3(signature = (keys, sizes, config=None))]
+    fn batch_put_session_start(
+        &self,
+        py: Python<'_>,
+        keys: Vec<String>,
+        sizes: Vec<Uint>,
+        config: Config<'_>,
+    ) -> PyResult<Vec<i64>> {
+        let Some(session) = self.session()? else { return Ok(Vec::new()) };
+        let n = keys.len();
+        let checked = self.same_length(&[n, sizes.len()]);
+        let config = match checked.and_then(|()| config::of_call(&config, n, true)) {
+            Ok(config) => config,
+            Err(error) => return Ok(self.codes(n, Err(error))),
+        };
+        Ok(self.codes(n, wait(py, session.start_writes(&keys, &sizes, &config))))
+    }
+
+    /// Writes parts of values whose session is open: bytes written per key.
+    fn batch_put_from_multi_buffer_ranges(
+        &self,
+        py: Python<'_>,
+        keys: Vec<String>,
+        all_buffer_ptrs: Vec<Vec<Uint>>,
+        all_sizes: Vec<Vec<Uint>>,
+        all_dst_offsets: Vec<Vec<Uint>>,
+    ) -> PyResult<Vec<i64>> {
+        let Some(session) = self.session()? else { return Ok(Vec::new()) };
+        let n = keys.len();
+        if let Err(error) =
+            self.same_length(&[n, all_buffer_ptrs.len(), all_sizes.len(), all_dst_offsets.len()])
+        {
+            return Ok(self.counts(n, Err(error)));
+        }
+        let parts = Parts { pointers: all_buffer_ptrs, sizes: all_sizes, offsets: all_dst_offsets };
+        Ok(self.counts(n, wait(py, session.write_session(&keys, &parts))))
+    }
+
+    /// Makes values readable whose parts have been written.
+    fn batch_put_session_end(&self, py: Python<'_>, keys: Vec<String>) -> PyResult<Vec<i64>> {
+        let Some(session) = self.session()? else { return Ok(Vec::new()) };
+        Ok(self.codes(keys.len(), wait(py, session.end_writes(&keys))))
+    }
+
+    /// Gives the space of values up that are not to be written after all.
+    fn batch_put_session_revoke(&self, py: Python<'_>, keys: Vec<String>) -> PyResult<Vec<i64>> {
+        let Some(session) = self.session()? else { return Ok(vec![NOT_SET_UP; keys.len()]) };
+        Ok(self.codes(keys.len(), wait(py, session.revoke_writes(&keys))))
+    }
+}

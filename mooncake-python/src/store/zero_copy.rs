@@ -1,0 +1,330 @@
+//! Values in memory that the program registered, named by address.
+
+use mooncake_core::{Error, Result};
+use mooncake_store::api::WriteMode;
+use mooncake_store::client::RangeRead;
+use mooncake_transport::Slice;
+use pyo3::prelude::*;
+
+use super::{NOT_SET_UP, Session, Store};
+use crate::args::Uint;
+use crate::config::{self, Config};
+use crate::memory::{Wire, foreign};
+use crate::runtime::wait;
+
+/// A value in pieces, or why it cannot be written.
+type Pieces = Result<Vec<Slice<Wire>>>;
+
+impl Session {
+    fn pieces(&self, pointers: &[Uint], sizes: &[Uint]) -> Pieces {
+        if pointers.len() != sizes.len() {
+            return Err(Error::invalid(format!("{} addresses and {} sizes", pointers.len(), sizes.len())));
+        }
+        let some = pointers.iter().zip(sizes).filter(|(_, size)| size.0 > 0);
+        some.map(|(pointer, size)| self.source(pointer.0, size.len())).collect()
+    }
+
+    /// Writes those items that can be, each for itself.
+    async fn write_pieces(
+        &self,
+        mode: WriteMode,
+        keys: Vec<String>,
+        values: Vec<Pieces>,
+        config: &mooncake_core::replica::ReplicateConfig,
+    ) -> Result<Vec<Result<()>>> {
+        let mut outcomes: Vec<Option<Result<()>>> = Vec::with_capacity(keys.len());
+        let mut items = Vec::with_capacity(keys.len());
+        let mut config = config.clone();
+        let groups = config.group_ids.take();
+        let mut kept = Vec::new();
+        for (i, (key, value)) in keys.into_iter().zip(values).enumerate() {
+            match value {
+                Ok(pieces) => {
+                    kept.extend(groups.as_ref().and_then(|groups| groups.get(i)).cloned());
+                    items.push((key, pieces));
+                    outcomes.push(None);
+                }
+                Err(error) => outcomes.push(Some(Err(error))),
+            }
+        }
+        config.group_ids = groups.map(|_| kept);
+        let mut written = self.write(mode, &items, &config).await?.into_iter();
+        let lost = || Err(Error::internal("an answer without an item"));
+        Ok(outcomes.into_iter().map(|known| known.or_else(|| written.next()).unwrap_or_else(lost)).collect())
+    }
+
+    /// Reads whole objects into several buffers each, in their order.
+    async fn read_pieces(
+        &self,
+        keys: &[String],
+        pointers: &[Vec<Uint>],
+        sizes: &[Vec<Uint>],
+    ) -> Result<Vec<Result<u64>>> {
+        let located = self.client.locate(keys).await?;
+        let mut reads = Vec::new();
+        let mut plans = Vec::with_capacity(keys.len());
+        for (i, object) in located.into_iter().enumerate() {
+            let plan = object.and_then(|object| {
+                let object = object.ok_or_else(|| Error::from(mooncake_core::ErrorCode::ObjectNotFound))?;
+                let total = sizes[i].iter().try_fold(0u64, |sum, size| sum.checked_add(size.0));
+                if total != Some(object.size()) || pointers[i].len() != sizes[i].len() {
+                    return Err(Error::invalid(format!(
+                        "the buffers have {total:?} bytes in all, the object {}",
+                        object.size()
+                    )));
+                }
+                let mut offset = 0;
+                let mut parts = Vec::with_capacity(sizes[i].len());
+                for (pointer, size) in pointers[i].iter().zip(&sizes[i]).filter(|(_, size)| size.0 > 0) {
+                    let into = self.sink(pointer.0, size.len())?;
+                    parts.push(RangeRead { object: object.clone(), offset, into });
+                    offset += size.0;
+                }
+                Ok((object.size(), parts))
+            });
+            plans.push(plan.map(|(size, parts)| {
+                let count = parts.len();
+                reads.extend(parts);
+                (size, count)
+            }));
+        }
+        let mut outcomes = self.client.read_ranges(reads).await.into_iter().map(|(outcome, _)| outcome);
+        let total = |plan: Result<(u64, usize)>| {
+            let (size, count) = plan?;
+            // Every part is taken, whether or not one before it failed.
+            let parts: Vec<Result<()>> = outcomes.by_ref().take(count).collect();
+            parts.into_iter().collect::<Result<()>>().map(|()| size)
+        };
+        Ok(plans.into_iter().map(total).collect())
+    }
+
+    async fn read_into(
+        &self,
+        keys: Vec<String>,
+        pointers: &[Uint],
+        sizes: &[Uint],
+    ) -> Result<Vec<Result<u64>>> {
+        let mut outcomes: Vec<Option<Result<u64>>> = Vec::with_capacity(keys.len());
+        let mut items = Vec::with_capacity(keys.len());
+        for ((key, pointer), size) in keys.into_iter().zip(pointers).zip(sizes) {
+            match self.sink(pointer.0, size.len()) {
+                Ok(slice) => {
+                    items.push((key, slice));
+                    outcomes.push(None);
+                }
+                Err(error) => outcomes.push(Some(Err(error))),
+            }
+        }
+        let (asked, read) = self.client.batch_get_into(items).await;
+        asked?;
+        let mut read = read.into_iter().map(|(outcome, _)| match outcome? {
+            Some(len) => Ok(len as u64),
+            None => Err(Error::from(mooncake_core::ErrorCode::ObjectNotFound)),
+        });
+        let lost = || Err(Error::internal("an answer without an item"));
+        Ok(outcomes.into_iter().map(|known| known.or_else(|| read.next()).unwrap_or_else(lost)).collect())
+    }
+}
+
+impl Store {
+    fn write_from(
+        &self,
+        py: Python<'_>,
+        mode: WriteMode,
+        keys: Vec<String>,
+        pointers: &[Vec<Uint>],
+        sizes: &[Vec<Uint>],
+        config: (&Config<'_>, bool),
+    ) -> PyResult<Vec<i64>> {
+        let n = keys.len();
+        let Some(session) = self.session()? else { return Ok(vec![NOT_SET_UP; n]) };
+        let checked = self.same_length(&[n, pointers.len(), sizes.len()]);
+        let config = match checked.and_then(|()| config::of_call(config.0, n, config.1)) {
+            Ok(config) => config,
+            Err(error) => return Ok(vec![i64::from(self.errors.note(&error)); n]),
+        };
+        let values = pointers.iter().zip(sizes).map(|(p, s)| session.pieces(p, s)).collect();
+        Ok(self.codes(n, wait(py, session.write_pieces(mode, keys, values, &config))))
+    }
+
+    fn write_one_from(
+        &self,
+        py: Python<'_>,
+        mode: WriteMode,
+        key: String,
+        pieces: (&[Uint], &[Uint]),
+        config: &Config<'_>,
+    ) -> PyResult<i64> {
+        let codes = self.write_from(
+            py,
+            mode,
+            vec![key],
+            &[pieces.0.to_vec()],
+            &[pieces.1.to_vec()],
+            (config, false),
+        )?;
+        Ok(codes.first().copied().unwrap_or(NOT_SET_UP))
+    }
+}
+
+fn singles(values: &[Uint]) -> Vec<Vec<Uint>> {
+    values.iter().map(|&value| vec![value]).collect()
+}
+
+#[pymethods]
+impl Store {
+    /// Registers memory for the calls that name memory by address; it must stay allocated until it is unregistered. 0 or a
+    /// negative code: -600 for memory that is none, or overlaps what is registered.
+    fn register_buffer(&self, py: Python<'_>, buffer_ptr: Uint, size: Uint) -> PyResult<i64> {
+        let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
+        let registered = py.detach(|| {
+            let (memory, gone) = foreign(buffer_ptr.0, size.len())?;
+            let region = session.client.register(memory)?;
+            session.regions.add(region, gone);
+            Ok(())
+        });
+        Ok(self.code(registered))
+    }
+
+    /// Gives registered memory back, after waiting for transfers that use it. 0, or -600 when it is not registered.
+    fn unregister_buffer(&self, py: Python<'_>, buffer_ptr: Uint) -> PyResult<i64> {
+        let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
+        Ok(self.code(py.detach(|| session.regions.remove(buffer_ptr.0))))
+    }
+
+    /// `put` from registered memory, without a copy.
+    #[pyo3(signature = (key, buffer_ptr, size, config=None))]
+    fn put_from(
+        &self,
+        py: Python<'_>,
+        key: String,
+        buffer_ptr: Uint,
+        size: Uint,
+        config: Config<'_>,
+    ) -> PyResult<i64> {
+        if size.0 == 0 && self.session()?.is_some() {
+            // The existing store says so, and stores nothing.
+            return Ok(0);
+        }
+        self.write_one_from(py, WriteMode::Put, key, (&[buffer_ptr], &[size]), &config)
+    }
+
+    /// `upsert` from registered memory.
+    #[pyo3(signature = (key, buffer_ptr, size, config=None))]
+    fn upsert_from(
+        &self,
+        py: Python<'_>,
+        key: String,
+        buffer_ptr: Uint,
+        size: Uint,
+        config: Config<'_>,
+    ) -> PyResult<i64> {
+        self.write_one_from(py, WriteMode::Upsert, key, (&[buffer_ptr], &[size]), &config)
+    }
+
+    /// Stores metadata and data, both in registered memory, as one value: metadata first.
+    #[pyo3(signature = (key, buffer_ptr, metadata_buffer_ptr, size, metadata_size, config=None))]
+    #[allow(clippy::too_many_arguments, reason = "the existing interface")]
+    fn put_from_with_metadata(
+        &self,
+        py: Python<'_>,
+        key: String,
+        buffer_ptr: Uint,
+        metadata_buffer_ptr: Uint,
+        size: Uint,
+        metadata_size: Uint,
+        config: Config<'_>,
+    ) -> PyResult<i64> {
+        let pieces = ([metadata_buffer_ptr, buffer_ptr], [metadata_size, size]);
+        self.write_one_from(py, WriteMode::Put, key, (&pieces.0, &pieces.1), &config)
+    }
+
+    /// `put_from` of many values; a code for each.
+    #[pyo3(signature = (keys, buffer_ptrs, sizes, config=None))]
+    fn batch_put_from(
+        &self,
+        py: Python<'_>,
+        keys: Vec<String>,
+        buffer_ptrs: Vec<Uint>,
+        sizes: Vec<Uint>,
+        config: Config<'_>,
+    ) -> PyResult<Vec<i64>> {
+        self.write_from(py, WriteMode::Put, keys, &singles(&buffer_ptrs), &singles(&sizes), (&config, false))
+    }
+
+    /// `upsert_from` of many values; a code for each.
+    #[pyo3(signature = (keys, buffer_ptrs, sizes, config=None))]
+    fn batch_upsert_from(
+        &self,
+        py: Python<'_>,
+        keys: Vec<String>,
+        buffer_ptrs: Vec<Uint>,
+        sizes: Vec<Uint>,
+        config: Config<'_>,
+    ) -> PyResult<Vec<i64>> {
+        self.write_from(
+            py,
+            WriteMode::Upsert,
+            keys,
+            &singles(&buffer_ptrs),
+            &singles(&sizes),
+            (&config, false),
+        )
+    }
+
+    /// `put_from` of many values, each in several buffers that follow each other; a code for each.
+    #[pyo3(signature = (keys, all_buffer_ptrs, all_sizes, config=None))]
+    fn batch_put_from_multi_buffers(
+        &self,
+        py: Python<'_>,
+        keys: Vec<String>,
+        all_buffer_ptrs: Vec<Vec<Uint>>,
+        all_sizes: Vec<Vec<Uint>>,
+        config: Config<'_>,
+    ) -> PyResult<Vec<i64>> {
+        self.write_from(py, WriteMode::Put, keys, &all_buffer_ptrs, &all_sizes, (&config, true))
+    }
+
+    /// Reads a value into registered memory: its length, -704 when it is not there, -600 when it is longer than the memory.
+    fn get_into(&self, py: Python<'_>, key: String, buffer_ptr: Uint, size: Uint) -> PyResult<i64> {
+        let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
+        let outcome = wait(py, session.read_into(vec![key], &[buffer_ptr], &[size]));
+        Ok(self.counts(1, outcome).first().copied().unwrap_or(NOT_SET_UP))
+    }
+
+    /// `get_into` of many keys.
+    fn batch_get_into(
+        &self,
+        py: Python<'_>,
+        keys: Vec<String>,
+        buffer_ptrs: Vec<Uint>,
+        sizes: Vec<Uint>,
+    ) -> PyResult<Vec<i64>> {
+        let n = keys.len();
+        let Some(session) = self.session()? else { return Ok(vec![NOT_SET_UP; n]) };
+        if let Err(error) = self.same_length(&[n, buffer_ptrs.len(), sizes.len()]) {
+            return Ok(self.counts(n, Err(error)));
+        }
+        Ok(self.counts(n, wait(py, session.read_into(keys, &buffer_ptrs, &sizes))))
+    }
+
+    /// Reads values into several buffers each, filled in order. Their sizes must add up to that of the value.
+    #[pyo3(signature = (keys, all_buffer_ptrs, all_sizes, prefer_alloc_in_same_node=false))]
+    fn batch_get_into_multi_buffers(
+        &self,
+        py: Python<'_>,
+        keys: Vec<String>,
+        all_buffer_ptrs: Vec<Vec<Uint>>,
+        all_sizes: Vec<Vec<Uint>>,
+        prefer_alloc_in_same_node: bool,
+    ) -> PyResult<Vec<i64>> {
+        // The nearest replica is read from in any case.
+        let _ = prefer_alloc_in_same_node;
+        let n = keys.len();
+        let Some(session) = self.session()? else { return Ok(vec![NOT_SET_UP; n]) };
+        if let Err(error) = self.same_length(&[n, all_buffer_ptrs.len(), all_sizes.len()]) {
+            return Ok(self.counts(n, Err(error)));
+        }
+        Ok(self.counts(n, wait(py, session.read_pieces(&keys, &all_buffer_ptrs, &all_sizes))))
+    }
+}

@@ -1,0 +1,145 @@
+"""Clusters for the tests: masters of the installed package, and stores that are closed in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mooncake.store import MooncakeDistributedStore
+
+MIB = 1 << 20
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Returns when somebody listens there; fails when the process ends first."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            pytest.fail(f"the master ended with {process.returncode}:\n{log.read_text()}")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.02)
+    pytest.fail(f"nobody listens on port {port}:\n{log.read_text()}")
+
+
+def mooncake_master() -> str:
+    """The `mooncake_master` command of the interpreter that runs the tests."""
+    beside = Path(sys.executable).parent / "mooncake_master"
+    found = str(beside) if beside.exists() else shutil.which("mooncake_master")
+    assert found, "mooncake_master is not installed"
+    return found
+
+
+@dataclass
+class Master:
+    """A master process."""
+
+    folder: Path
+    flags: list[str] = field(default_factory=list)
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        self.starts += 1
+        log = self.folder / f"master-{self.port}-{self.starts}.log"
+        flags = [f"--rpc_port={self.port}", f"--metrics_port={free_port()}", *self.flags]
+        with log.open("wb") as out:
+            self.process = subprocess.Popen([mooncake_master(), *flags], stdout=out, stderr=out)
+        wait_for_port(self.port, self.process, log)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(30)
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(30)
+
+
+@pytest.fixture(scope="session")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Master]:
+    """One master for all tests that do not harm it."""
+    running = Master(tmp_path_factory.mktemp("master"), ["--default_kv_lease_ttl=500"])
+    running.start()
+    yield running
+    assert running.process is not None and running.process.poll() is None, "the master died"
+    running.stop()
+
+
+@pytest.fixture
+def own_master(tmp_path: Path) -> Iterator[Callable[..., Master]]:
+    """Makes masters that a test may kill."""
+    running: list[Master] = []
+
+    def make(*flags: str) -> Master:
+        running.append(Master(tmp_path, list(flags)))
+        running[-1].start()
+        return running[-1]
+
+    yield make
+    for one in running:
+        one.stop()
+
+
+@pytest.fixture
+def make_store(master: Master) -> Iterator[Callable[..., MooncakeDistributedStore]]:
+    """Makes stores of the shared master, or of another one."""
+    made: list[MooncakeDistributedStore] = []
+
+    def make(at: Master | None = None, **changes: Any) -> MooncakeDistributedStore:
+        store = MooncakeDistributedStore()
+        settings: dict[str, Any] = {
+            "local_hostname": "127.0.0.1",
+            "metadata_server": "P2PHANDSHAKE",
+            "global_segment_size": 64 * MIB,
+            "local_buffer_size": 16 * MIB,
+            "protocol": "tcp",
+            "rdma_devices": "",
+            "master_server_addr": (at or master).address,
+        }
+        settings.update(changes)
+        assert store.setup(**settings) == 0, store.last_error()
+        made.append(store)
+        return store
+
+    yield make
+    for store in made:
+        store.close()
+
+
+@pytest.fixture
+def store(make_store: Callable[..., MooncakeDistributedStore]) -> MooncakeDistributedStore:
+    return make_store()
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    """A key of the test's own."""
+    return f"{request.node.name}-{os.getpid()}-{time.monotonic_ns()}"

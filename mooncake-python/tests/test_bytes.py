@@ -1,0 +1,300 @@
+"""Values as Python objects."""
+
+from __future__ import annotations
+
+import array
+import gc
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096, 1 << 20, 20 << 20])
+def test_put_and_get(make_store, key, size):
+    a, b = make_store(), make_store(global_segment_size=0)
+    value = os.urandom(size)
+    assert a.put(key, value) == 0
+    assert b.get(key) == value
+    assert b.get_size(key) == size
+    assert b.is_exist(key) == 1
+
+
+def test_misses(store, key):
+    assert store.get(key) == b""
+    assert store.get_buffer(key) is None
+    assert store.get_size(key) == -704
+    assert store.is_exist(key) == 0
+    assert store.remove(key) == -704
+    assert store.get_replica_desc(key) == []
+    assert store.get_batch([key, key]) == [b"", b""]
+    assert store.get_batch([]) == [b""]
+    assert store.batch_get_buffer([key]) == [None]
+
+
+def test_a_key_is_put_once_and_upserted(store, key):
+    assert store.put(key, b"one") == 0
+    assert store.put(key, b"other") == 0
+    assert store.get(key) == b"one"
+    assert store.put_batch([key], [b"other"]) == 0
+    assert store.put_parts(key, b"ot", b"her") == 0
+    assert store.get(key) == b"one"
+    assert store.upsert(key, b"longer than before") == 0
+    assert store.get(key) == b"longer than before"
+    assert store.upsert_parts(key, b"in ", bytearray(b"parts")) == 0
+    assert store.get(key) == b"in parts"
+    assert store.upsert_batch([key, key + "2"], [b"x", b"y"]) == 0
+    assert store.get_batch([key, key + "2"]) == [b"x", b"y"]
+
+
+def test_empty_keys_and_values(store, key):
+    assert store.put(key, b"") == -600
+    assert store.put("", b"x") == -600
+    assert store.put_parts(key) == 0
+    assert store.put_parts(key, b"", b"") == 0
+    assert store.put_batch([key, key + "2"], [b"x", b""]) == -600
+    assert store.is_exist(key) == 0, "one empty value and nothing is stored"
+    assert store.put_batch([key], []) == -600
+    assert store.put_batch([], []) == 0
+
+
+def test_every_buffer(store, key):
+    values = [
+        bytearray(b"abc"),
+        memoryview(b"xabcx")[1:4],
+        array.array("d", [1.5, 2.5]),
+        np.arange(10, dtype=np.float32),
+        np.arange(100, dtype=np.uint8)[::3],
+        np.asfortranarray(np.arange(12, dtype=np.int16).reshape(3, 4)),
+    ]
+    for i, value in enumerate(values):
+        assert store.put(f"{key}-{i}", value) == 0
+        assert store.get(f"{key}-{i}") == memoryview(value).tobytes()
+    for wrong in ("text", 7, None, [1, 2]):
+        with pytest.raises(TypeError):
+            store.put(key, wrong)
+    with pytest.raises(RuntimeError, match="parts must be 1-D bytes-like"):
+        store.put_parts(key, np.zeros(3))
+    with pytest.raises(TypeError):
+        store.put_parts(key, b"x", ReplicateConfig())
+    assert store.put_parts(key, b"a", np.frombuffer(b"bc", np.uint8), memoryview(b"d")) == 0
+    assert store.get(key) == b"abcd"
+
+
+def test_batches(make_store, key):
+    a, b = make_store(), make_store()
+    keys = [f"{key}-{i}" for i in range(200)]
+    values = [os.urandom(1 + 997 * i) for i in range(200)]
+    assert a.put_batch(keys, values) == 0
+    assert b.get_batch(keys) == values
+    assert b.batch_is_exist([keys[0], "missing", keys[199]]) == [1, 0, 1]
+    assert b.batch_is_exist([]) == []
+    handles = b.batch_get_buffer([keys[7], "missing"])
+    assert bytes(handles[0]) == values[7] and handles[1] is None
+    time.sleep(0.6)
+    assert a.batch_remove([keys[0], "missing"]) == [0, -704]
+    assert a.batch_remove([]) == []
+
+
+def test_leases_keep_objects(store, key):
+    assert store.put(key, b"x") == 0
+    assert store.get(key) == b"x"
+    assert store.remove(key) == -706
+    assert store.batch_remove([key]) == [-706]
+    time.sleep(0.6)
+    assert store.remove(key) == 0
+    assert store.put(key, b"x") == 0
+    assert store.is_exist(key) == 1
+    assert store.remove(key, force=True) == 0
+
+
+def test_removing_by_pattern(store, key):
+    for i in range(5):
+        assert store.put(f"{key}/a/{i}", b"x") == 0
+    assert store.remove_by_regex(f"{key}/a/[01]") == 2
+    assert store.remove_by_regex("(") == -600
+    assert store.remove_by_regex(regex_pattern=key, force=True) == 3
+
+
+def test_remove_all(own_master, make_store):
+    alone = make_store(own_master())
+    assert alone.put_batch(["a", "b", "c"], [b"1", b"2", b"3"]) == 0
+    assert alone.remove_all() == 3
+    assert alone.remove_all(force=True) == 0
+
+
+def test_handles(store, key):
+    value = os.urandom(100_000)
+    assert store.put(key, value) == 0
+    handle = store.get_buffer(key)
+    assert (len(handle), handle.size()) == (100_000, 100_000)
+    assert handle.ptr() != 0
+    view = memoryview(handle)
+    assert (view.format, view.itemsize, view.ndim, view.readonly) == ("b", 1, 1, False)
+    assert view.tobytes() == value
+    array_view = np.array(handle, copy=False)
+    assert array_view.dtype == np.int8 and array_view.tobytes() == value
+    # Its memory is registered: it can be put from.
+    assert store.put_from(key + "2", handle.ptr(), handle.size()) == 0
+    assert store.get(key + "2") == value
+    del handle, view
+    gc.collect()
+    assert array_view.tobytes() == value, "the view keeps the memory"
+
+
+def test_the_local_buffer_does_not_limit_handles(make_store, key):
+    small = make_store(local_buffer_size=1 << 20)
+    value = os.urandom(4 << 20)
+    assert small.put(key, value) == 0
+    handles = [small.get_buffer(key) for _ in range(3)]
+    assert all(bytes(handle) == value for handle in handles)
+    none = make_store(local_buffer_size=0)
+    assert none.put(key + "2", value) == 0 and bytes(none.get_buffer(key + "2")) == value
+
+
+def test_a_full_pool_says_so(own_master, make_store):
+    alone = make_store(own_master("--default_kv_lease_ttl=60000"), global_segment_size=16 << 20)
+    held = []
+    code = 0
+    for i in range(40):
+        code = alone.put(f"k{i}", bytes(1 << 20))
+        if code != 0:
+            break
+        held.append(alone.is_exist(f"k{i}"))
+    assert code == -200, alone.last_error()
+    assert alone.last_error().code == -200 and alone.last_error().name == "NO_AVAILABLE_HANDLE"
+    with pytest.raises(RuntimeError, match="NO_AVAILABLE_HANDLE"):
+        alone.raise_last_error()
+
+
+def test_many_threads(make_store, key):
+    stores = [make_store(global_segment_size=128 << 20) for _ in range(2)]
+    failures = []
+
+    def work(n):
+        mine = stores[n % 2]
+        for i in range(30):
+            value = os.urandom(50_000 + n)
+            name = f"{key}-{n}-{i}"
+            if mine.put(name, value) != 0 or stores[(n + 1) % 2].get(name) != value:
+                failures.append((name, mine.last_error()))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_others_run_while_a_call_waits(own_master, make_store):
+    mine = own_master()
+    waiting = make_store(mine)
+    mine.process.send_signal(19)
+    try:
+        ticks = 0
+        thread = threading.Thread(target=waiting.get, args=("k",))
+        thread.start()
+        start = time.monotonic()
+        while time.monotonic() - start < 0.5:
+            ticks += 1
+            time.sleep(0.001)
+        assert thread.is_alive() and ticks > 100
+    finally:
+        mine.process.send_signal(18)
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_replicate_config(store, key):
+    config = ReplicateConfig()
+    assert (config.replica_num, config.with_soft_pin, config.with_hard_pin) == (1, False, False)
+    assert config.prefer_alloc_in_same_node is False and config.group_ids is None
+    assert hasattr(ReplicateConfig, "group_ids") and hasattr(ReplicateConfig, "with_soft_pin")
+    config.prefer_alloc_in_same_node = "True"
+    assert config.prefer_alloc_in_same_node is True
+    assert store.put(key, b"x", config) == -600, "only the multi-buffer puts do that"
+    config.prefer_alloc_in_same_node = False
+    config.with_soft_pin = True
+    from mooncake.store import SoftPinAction
+
+    assert config.soft_pin_action == SoftPinAction.ENABLE
+    config.replica_num = 2
+    config.preferred_segment = store.get_hostname()
+    config.group_ids = ("g",)
+    assert config.group_ids == ["g"]
+    with pytest.raises(TypeError):
+        config.group_ids = "g"
+    assert store.put(key, b"x", config) == 0
+    assert store.put(key + "2", b"x", None) == 0
+    assert store.put(key + "3", b"x", config=config) == 0
+    assert store.put_batch([key + "4", key + "5"], [b"x", b"y"], config) == -600, "one group id for two keys"
+    assert "replica_num: 2" in str(config)
+    import copy
+
+    other = copy.copy(config)
+    other.replica_num = 3
+    assert config.replica_num == 2
+
+
+def test_descriptors(store, key):
+    assert store.put(key, b"12345") == 0
+    (one,) = store.get_replica_desc(key)
+    from mooncake.store import ReplicaStatus
+
+    assert one.status == ReplicaStatus.COMPLETE
+    assert one.is_memory_replica() and not one.is_disk_replica() and not one.is_local_disk_replica()
+    where = one.get_memory_descriptor().buffer_descriptor
+    assert where.size == 5 and where.buffer_address > 0 and ":" in where.transport_endpoint
+    assert repr(where).startswith("<Descriptor size=5 buffer_address=")
+    with pytest.raises(RuntimeError, match="Expected DiskDescriptor"):
+        one.get_disk_descriptor()
+    found = store.batch_get_replica_desc([key, "missing"])
+    assert list(found) == [key] and found[key][0].is_memory_replica()
+
+
+def test_before_setup_and_after_close(make_store):
+    closed = make_store()
+    assert closed.close() == 0 and closed.close() == 0
+    for empty in (MooncakeDistributedStore(), closed):
+        assert empty.put("k", b"x") == -600
+        assert empty.get("k") == b""
+        assert empty.get_batch(["k", "l"]) == [b""]
+        assert empty.get_buffer("k") is None
+        assert empty.batch_get_buffer(["k", "l"]) == [None, None]
+        assert empty.is_exist("k") == -1
+        assert empty.get_size("k") == -600
+        assert empty.batch_put_from(["k", "l"], [1, 2], [3, 4]) == [-600, -600]
+        assert empty.register_buffer(4096, 4096) == -600
+        assert empty.get_hostname() == ""
+        assert empty.health_check() == 1
+        assert empty.get_replica_desc("k") == [] and empty.batch_get_replica_desc(["k"]) == {}
+        assert empty.mount_segment("/dev/shm/x", 1 << 20) == {"ret": -1, "segment_ids": []}
+
+
+def test_setup_says_what_is_wrong(master):
+    store = MooncakeDistributedStore()
+    assert store.setup("127.0.0.1", "P2PHANDSHAKE", 1, 0, "tcp", "", master.address) == -600
+    assert "segment" in str(store.last_error())
+    assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "smoke signals", "", master.address) == -1
+    assert store.setup({"local_hostname": "127.0.0.1"}) == -600
+    good = {
+        "local_hostname": "127.0.0.1",
+        "metadata_server": "P2PHANDSHAKE",
+        "global_segment_size": "16MB",
+        "local_buffer_size": 1 << 20,
+        "master_server_addr": master.address,
+        "enable_ssd_offload": False,
+    }
+    assert store.setup({**good, "local_buffer_size": "much"}) == -600
+    assert store.setup(good) == 0 and store.health_check() == 0
+    assert store.setup(good) == 0, "a second setup takes the place of the first"
+    host, port = store.get_hostname().rsplit(":", 1)
+    assert host == "127.0.0.1" and 12300 <= int(port) <= 14300
+    assert store.close() == 0
+    with pytest.raises(TypeError, match="no_such_argument"):
+        store.setup("127.0.0.1", "P2PHANDSHAKE", no_such_argument=1)

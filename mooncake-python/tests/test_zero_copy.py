@@ -1,0 +1,340 @@
+"""Values in memory that is named by address."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from mooncake.buffer_pool import BufferPool, RegisteredBufferPool
+from mooncake.store import MooncakeHostMemAllocator, ReplicateConfig
+
+
+def array_of(size: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+
+
+@pytest.fixture
+def registered(store):
+    """Registers arrays for the time of a test."""
+    kept = []
+
+    def register(array):
+        assert store.register_buffer(array.ctypes.data, array.nbytes) == 0, store.last_error()
+        kept.append(array)
+        return array.ctypes.data
+
+    yield register
+    for array in kept:
+        store.unregister_buffer(array.ctypes.data)
+
+
+def test_put_from_and_get_into(store, registered, key):
+    source, target = array_of(100_000), np.zeros(200_000, np.uint8)
+    src, dst = registered(source), registered(target)
+    assert store.put_from(key, src, source.nbytes) == 0
+    assert store.get(key) == source.tobytes()
+    assert store.get_into(key, dst, target.nbytes) == 100_000
+    assert (target[:100_000] == source).all() and not target[100_000:].any()
+    assert store.get_into(key, dst, 99_999) == -600
+    assert store.get_into("missing", dst, 10) == -704
+    assert store.put_from(key + "0", src, 0) == 0 and store.is_exist(key + "0") == 0
+    assert store.upsert_from(key, src + 5, 10) == 0
+    assert store.get(key) == source[5:15].tobytes()
+    assert store.put_from_with_metadata(key + "m", src + 100, src, 1000, 28) == 0
+    assert store.get(key + "m") == source[:28].tobytes() + source[100:1100].tobytes()
+
+
+def test_batches(store, registered, key):
+    source, target = array_of(64 * 4096), np.zeros(64 * 4096, np.uint8)
+    src, dst = registered(source), registered(target)
+    keys = [f"{key}-{i}" for i in range(64)]
+    at = [i * 4096 for i in range(64)]
+    sizes = [4096] * 64
+    assert store.batch_put_from(keys, [src + a for a in at], sizes) == [0] * 64
+    assert store.batch_get_into(keys, [dst + a for a in at], sizes) == sizes
+    assert (target == source).all()
+    assert store.batch_get_into([keys[0], "missing"], [dst, dst], [4096, 4096]) == [4096, -704]
+    assert store.batch_upsert_from(keys[:2], [src, src + 1], [1, 2]) == [0, 0]
+    assert store.get_batch(keys[:2]) == [source[:1].tobytes(), source[1:3].tobytes()]
+    # One item that cannot be leaves the others as they are.
+    mixed = store.batch_put_from([key + "a", key + "b"], [src, 12345], [10, 10])
+    assert mixed == [0, -600] and store.get(key + "a") == source[:10].tobytes()
+    assert store.batch_put_from(keys, [src], sizes) == [-600] * 64
+    assert store.batch_get_into([], [], []) == []
+
+
+def test_multi_buffers(store, registered, key):
+    source, target = array_of(10 * 61 * 1024), np.zeros(10 * 61 * 1024, np.uint8)
+    src, dst = registered(source), registered(target)
+    keys = [f"{key}-{i}" for i in range(10)]
+    at = [[(i * 61 + j) * 1024 for j in range(61)] for i in range(10)]
+    sizes = [[1024] * 61] * 10
+    config = ReplicateConfig()
+    config.prefer_alloc_in_same_node = True
+    put = store.batch_put_from_multi_buffers(keys, [[src + a for a in one] for one in at], sizes, config)
+    assert put == [0] * 10
+    got = store.batch_get_into_multi_buffers(keys, [[dst + a for a in one] for one in at], sizes, True)
+    assert got == [61 * 1024] * 10 and (target == source).all()
+    wrong = store.batch_get_into_multi_buffers([keys[0], "missing"], [[dst], [dst]], [[5], [5]])
+    assert wrong == [-600, -704]
+
+
+def test_ranges(store, registered, key):
+    one, two = os.urandom(64), os.urandom(32)
+    assert store.put_batch([key + "1", key + "2"], [one, two]) == 0
+    b0, b1 = np.zeros(32, np.uint8), np.zeros(32, np.uint8)
+    p0, p1 = registered(b0), registered(b1)
+    read = store.get_into_ranges(
+        [p0, p1],
+        [[key + "1", key + "2"], [key + "2", key + "1"]],
+        [[[0, 20], [8]], [[4], [16]]],
+        [[[1, 30], [2]], [[0], [10]]],
+        [[[4, 3], [5]], [[6], [4]]],
+    )
+    assert read == [[[4, 3], [5]], [[6], [4]]]
+    assert b0[:4].tobytes() == one[1:5] and b0[20:23].tobytes() == one[30:33] and b0[8:13].tobytes() == two[2:7]
+    assert b1[4:10].tobytes() == two[:6] and b1[16:20].tobytes() == one[10:14]
+    assert store.get_into_ranges([], [], [], [], []) == []
+    # Source and destination out of range, a missing key, nothing at all.
+    assert store.get_into_ranges(
+        [p0], [[key + "1", "missing"]], [[[0, 30, 0], [0]]], [[[60, 0, 0], [0]]], [[[5, 3, 0], [1]]]
+    ) == [[[-600, -600, 0], [-704]]]
+    assert store.get_into_ranges([p0], [[key + "1"]], [[[0]]], [[[0, 1]]], [[[1]]]) == [[[-600]]]
+    assert store.get_into_ranges([p0, p1], [[key + "1"]], [[[0]]], [[[0]]], [[[1]]]) == [[[-600]]]
+    assert store.get_into_ranges([123], [[key + "1"]], [[[0]]], [[[0]]], [[[1]]]) == [[[-600]]]
+
+
+def test_registering(store):
+    memory = np.zeros(1 << 20, np.uint8)
+    at = memory.ctypes.data
+    assert store.register_buffer(0, 100) == -600
+    assert store.register_buffer(at, 0) == -600
+    assert store.register_buffer(at, memory.nbytes) == 0
+    assert store.register_buffer(at, memory.nbytes) == -600
+    assert store.register_buffer(at + 4096, 4096) == -600, "it overlaps"
+    assert store.unregister_buffer(at + 4096) == -600
+    assert store.unregister_buffer(at) == 0
+    assert store.unregister_buffer(at) == -600
+    for address, size in [(4096, 4096), (2**64 - 1, 1), (2**64 - 4096, 8192), (at, 2**63), (at, 1 << 45)]:
+        assert store.register_buffer(address, size) == -600, (address, size)
+    for wrong in (-1, 2**64, None, "x", 1.5):
+        with pytest.raises(TypeError):
+            store.register_buffer(wrong, 1)
+        with pytest.raises(TypeError):
+            store.register_buffer(at, wrong)
+
+
+def test_memory_that_is_not_registered_is_not_touched(store, key):
+    assert store.put(key, b"x" * 100) == 0
+    memory = np.zeros(100, np.uint8)
+    assert store.get_into(key, memory.ctypes.data, 100) == -600
+    assert store.put_from(key + "2", memory.ctypes.data, 100) == -600
+    assert store.get_into(key, 8, 100) == -600
+    assert "register_buffer" in str(store.last_error())
+    gone = mmap.mmap(-1, 1 << 20)
+    view = ctypes.c_char.from_buffer(gone)
+    at = ctypes.addressof(view)
+    assert store.register_buffer(at, 1 << 20) == 0
+    assert store.unregister_buffer(at) == 0
+    del view
+    gone.close()
+    assert store.get_into(key, at, 100) == -600
+
+
+def test_unregistering_waits_for_transfers(make_store, key):
+    a, b = make_store(global_segment_size=256 << 20), make_store()
+    value = array_of(32 << 20)
+    assert a.put(key, value) == 0
+    for _ in range(5):
+        memory = mmap.mmap(-1, 32 << 20)
+        view = ctypes.c_char.from_buffer(memory)
+        at = ctypes.addressof(view)
+        assert b.register_buffer(at, 32 << 20) == 0
+        codes = []
+        reading = threading.Thread(target=lambda at=at: codes.append(b.get_into(key, at, 32 << 20)))
+        reading.start()
+        time.sleep(0.002)
+        assert b.unregister_buffer(at) == 0
+        # Nobody writes there any more: it may go.
+        del view
+        memory.close()
+        reading.join()
+        assert codes[0] in (32 << 20, -600)
+
+
+def test_sessions(make_store, key):
+    a, b = make_store(), make_store()
+    source, target = array_of(8192), np.zeros(8192, np.uint8)
+    for one in (a, b):
+        for memory in (source, target):
+            assert one.register_buffer(memory.ctypes.data, memory.nbytes) == 0
+    src, dst = source.ctypes.data, target.ctypes.data
+    keys = [key + "1", key + "2"]
+    assert a.batch_put_session_start(keys, [8192, 100]) == [0, 0]
+    assert a.batch_put_session_start([keys[0]], [1]) == [-600]
+    assert b.is_exist(keys[0]) == 0
+    written = a.batch_put_from_multi_buffer_ranges(
+        keys, [[src + 4096, src], [src]], [[4096, 4096], [100]], [[4096, 0], [0]]
+    )
+    assert written == [8192, 100]
+    assert a.batch_put_from_multi_buffer_ranges([keys[1]], [[src]], [[2]], [[99]]) == [-600]
+    assert a.batch_put_session_end([keys[0], "none"]) == [0, -600]
+    assert a.batch_put_session_revoke([keys[1]]) == [0]
+    assert b.get(keys[0]) == source.tobytes() and b.is_exist(keys[1]) == 0
+    assert a.batch_put_session_start([keys[0]], [1]) == [-705]
+
+    assert b.batch_get_session_start([keys[0], "missing"]) == [0, -704]
+    read = b.batch_get_into_multi_buffer_ranges([keys[0]], [[dst, dst + 4096]], [[10, 20]], [[100, 0]])
+    assert read == [30]
+    assert target[:10].tobytes() == source[100:110].tobytes()
+    assert target[4096:4116].tobytes() == source[:20].tobytes()
+    assert b.batch_get_into_multi_buffer_ranges([keys[0]], [[dst]], [[10]], [[8190]]) == [-600]
+    time.sleep(0.7)
+    assert b.batch_get_into_multi_buffer_ranges([keys[0]], [[dst]], [[10]], [[0]]) == [-707]
+    assert b.batch_get_session_end([keys[0]]) == 0
+    assert b.batch_get_into_multi_buffer_ranges([keys[0]], [[dst]], [[10]], [[0]]) == [-600]
+    for one in (a, b):
+        for memory in (source, target):
+            assert one.unregister_buffer(memory.ctypes.data) == 0
+
+
+def test_segments(own_master, make_store, tmp_path):
+    store = make_store(own_master(), global_segment_size=0)
+    assert store.put("k", b"x") == -200
+    answer = store.allocate_and_mount_segment(17 << 20)
+    assert answer["ret"] == 0 and answer["allocated_size"] == 32 << 20 and len(answer["segment_ids"]) == 1
+    assert store.put("k", b"x") == 0
+    assert store.unmount_and_free_segment(answer["segment_ids"]) == 0
+    assert store.is_exist("k") == 0
+    file = tmp_path / "segment"
+    file.write_bytes(bytes(16 << 20))
+    mounted = store.mount_segment(str(file), 8 << 20, 4096)
+    assert mounted["ret"] == 0, store.last_error()
+    assert store.put("k", b"in the file") == 0
+    assert b"in the file" in file.read_bytes()
+    assert store.unmount_segment(mounted["segment_ids"]) == 0
+    assert store.mount_segment(str(tmp_path / "none"), 1 << 20)["ret"] == -1
+    assert store.mount_segment(str(file), 32 << 20)["ret"] == -1
+    assert store.mount_segment(str(file), 4096, 1)["ret"] == -1
+    assert store.unmount_segment("no id") == -1
+    assert store.unmount_segment(["1-2"]) == -1
+
+
+def test_pool(make_store, key):
+    store = make_store(local_buffer_size=1 << 20)
+    assert RegisteredBufferPool is BufferPool
+    pool = BufferPool(store)
+    assert store.put(key, b"hello") == 0
+    with pool.buffer(1024) as lease:
+        assert store.get_into(key, lease.ptr, lease.size) == 5
+        view = lease.buffer
+        assert view[:5].tobytes() == b"hello" and (view.format, view.readonly) == ("B", False)
+        view[:5] = b"HELLO"
+        assert store.put_from(key + "2", lease.ptr, 5) == 0
+        with pytest.raises(RuntimeError, match="exported views exist"):
+            lease.release()
+        with pytest.raises(RuntimeError, match="active leases"):
+            pool.close()
+        view.release()
+    assert store.get(key + "2") == b"HELLO"
+    lease.release()
+    assert lease.size == 1024
+    with pytest.raises(RuntimeError, match="buffer lease is closed"):
+        _ = lease.ptr
+    with pytest.raises(BufferError):
+        _ = lease.buffer
+    big = pool.acquire(2 << 20)
+    assert store.get_into(key, big.ptr, big.size) == 5
+    with pytest.raises(RuntimeError, match="exhausted"):
+        pool.acquire(1, block=False)
+    with pytest.raises(RuntimeError, match="timed out"):
+        pool.acquire(1, timeout=0.05)
+    with pytest.raises(RuntimeError, match="non-negative"):
+        pool.acquire(1, timeout=-1)
+    with pytest.raises(RuntimeError, match="exceeds pool capacity"):
+        pool.acquire((2 << 20) + 1)
+    with pytest.raises(TypeError):
+        pool.acquire(-1)
+    threading.Timer(0.1, big.release).start()
+    late = pool.acquire(10, timeout=20)
+    kept = late.buffer
+    del late
+    gc.collect()
+    kept[:3] = b"abc"
+    assert kept[:3].tobytes() == b"abc", "the view keeps the memory"
+    del kept
+    gc.collect()
+    assert pool.acquire(0).size == 0
+    gc.collect()
+    pool.close()
+    pool.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.acquire(1)
+
+
+def test_pool_arguments(make_store):
+    from mooncake.store import MooncakeDistributedStore
+
+    with pytest.raises(RuntimeError, match="not initialized"):
+        BufferPool(None)
+    with pytest.raises(RuntimeError, match="not initialized"):
+        BufferPool(MooncakeDistributedStore())
+    with pytest.raises(RuntimeError, match="_get_pyclient_capsule"):
+        BufferPool(7)
+    with pytest.raises(RuntimeError, match="local buffer"):
+        BufferPool(make_store(local_buffer_size=0))
+    store = make_store()
+    with pytest.raises(RuntimeError, match="must be positive"):
+        BufferPool(store, alignment=0)
+    with pytest.raises(RuntimeError, match="power of two"):
+        BufferPool(store, alignment=3)
+    pool = BufferPool(store, max_regions=1, block_on_exhaustion=False)
+    held = pool.acquire(1)
+    with pytest.raises(RuntimeError, match="exhausted"):
+        pool.acquire(1)
+    held.release()
+
+    class Wrapper:
+        def _get_pyclient_capsule(self):
+            return store._get_pyclient_capsule()
+
+    BufferPool(Wrapper()).close()
+
+
+def test_a_pool_outlives_its_store(make_store):
+    store = make_store()
+    pool = BufferPool(store)
+    lease = pool.acquire(4096)
+    view = lease.buffer
+    assert store.close() == 0
+    view[:4] = b"abcd"
+    assert view[:4].tobytes() == b"abcd"
+    del view
+    lease.release()
+
+
+def test_host_memory():
+    allocator = MooncakeHostMemAllocator()
+    at = allocator.alloc(10_000)
+    ctypes.memset(at, 7, 10_000)
+    assert allocator.free(at) == 0
+    assert allocator.free(at) == -1
+    assert allocator.free(0) == -1
+    with pytest.raises(RuntimeError, match="Failed to map shared memory"):
+        allocator.alloc(0)
+    from mooncake.store import bind_to_numa_node, get_alloc_func_addr, get_free_func_addr
+
+    alloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(get_alloc_func_addr())
+    free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(get_free_func_addr())
+    memory = alloc(4096)
+    assert memory
+    free(memory)
+    assert alloc(0) is None
+    bind_to_numa_node(4711)
