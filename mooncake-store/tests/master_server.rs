@@ -3,9 +3,13 @@
 #[path = "master_support/mod.rs"]
 mod support;
 
+#[path = "http_support/mod.rs"]
+mod http_support;
+
 use std::sync::Arc;
 use std::time::Duration;
 
+use http_support::{config, http, raw};
 use mooncake_core::clock::ManualClock;
 use mooncake_core::meta::Expect;
 use mooncake_core::replica::{ReplicaType, ReplicateConfig};
@@ -13,45 +17,11 @@ use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_store::api::{
     Caller, DEFAULT_TENANT, EndItem, ObjectService, PutItem, SegmentService, WriteMode,
 };
-use mooncake_store::config::{CleanUpConfig, MasterConfig, MetadataServerConfig};
+use mooncake_store::config::MasterConfig;
 use mooncake_store::protocol::remote::RemoteMaster;
 use mooncake_store::server::MasterServer;
 use support::{MIB, client, segment};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-
-fn config() -> MasterConfig {
-    MasterConfig {
-        rpc_address: "127.0.0.1".into(),
-        rpc_port: 0,
-        metrics_host: "127.0.0.1".into(),
-        metrics_port: 0,
-        metadata: Some(MetadataServerConfig { host: "127.0.0.1".into(), port: 0 }),
-        clean_up: Some(CleanUpConfig::default()),
-        ..MasterConfig::default()
-    }
-}
-
-/// Sends bytes as they are and reads until the other side closes.
-async fn raw(at: std::net::SocketAddr, request: &[u8]) -> Vec<u8> {
-    let mut stream = TcpStream::connect(at).await.unwrap();
-    stream.write_all(request).await.unwrap();
-    let _ = stream.shutdown().await;
-    let mut answer = Vec::new();
-    let _ =
-        tokio::time::timeout(Duration::from_secs(5), stream.read_to_end(&mut answer)).await.expect("an end");
-    answer
-}
-
-async fn http(at: std::net::SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
-    let request = format!(
-        "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
-    );
-    let answer = String::from_utf8(raw(at, request.as_bytes()).await).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a whole answer");
-    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
-}
 
 async fn put(master: &RemoteMaster, key: &[u8], len: u64) {
     let caller = Caller { client: client(1), tenant: DEFAULT_TENANT, attempt: 0 };
@@ -142,7 +112,9 @@ async fn metadata_keys_are_the_same_escaped_and_raw() {
     assert_eq!(http(at, "GET", "/metadata", "").await, (400, "Missing key parameter".into()));
     assert_eq!(http(at, "GET", "/metadata?key=", "").await.0, 400);
     assert_eq!(http(at, "GET", "/metadata?key=%ff", "").await.0, 400);
-    assert_eq!(http(at, "POST", ram, "").await.0, 404);
+    for (method, path) in [("POST", ram), ("GET", "/elsewhere")] {
+        assert_eq!(http(at, method, path, "").await, (404, "404 Not Found".into()));
+    }
     assert_eq!(http(at, "GET", "/health", "").await, (200, "OK".into()));
     server.stop().await;
 }

@@ -12,7 +12,7 @@ use axum::routing::get;
 use mooncake_core::ErrorKind;
 use mooncake_core::meta::{Expect, MetadataBackend};
 
-use super::http::parameter;
+use super::admin::{nothing_here, parameter};
 
 type Backend = Arc<dyn MetadataBackend>;
 
@@ -20,10 +20,11 @@ type Backend = Arc<dyn MetadataBackend>;
 const MAX_VALUE: usize = 16 << 20;
 
 pub(super) fn pages(backend: Backend) -> Router {
-    let entry = get(read).put(write).delete(remove).fallback(async || StatusCode::NOT_FOUND);
     Router::new()
-        .route("/metadata", entry)
+        .route("/metadata", get(read).put(write).delete(remove))
         .route("/health", get(async || "OK"))
+        .fallback(nothing_here)
+        .method_not_allowed_fallback(nothing_here)
         .layer(DefaultBodyLimit::max(MAX_VALUE))
         .with_state(backend)
 }

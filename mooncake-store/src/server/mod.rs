@@ -1,5 +1,7 @@
 //! A master that answers on sockets: RPC, admin HTTP, and the transfer engine's metadata over HTTP.
 
+#[cfg(feature = "http")]
+mod admin;
 #[cfg(feature = "cli")]
 pub mod cli;
 mod counting;
@@ -22,9 +24,9 @@ use mooncake_core::clock::{Rng, SharedClock, SystemClock};
 use mooncake_core::meta::{MemoryMetadata, MetadataBackend};
 use mooncake_transport::http::HttpMetadata;
 
-use self::counting::Requests;
 #[cfg(feature = "http")]
-pub use self::http::parameter as query_parameter;
+pub use self::admin::parameter as query_parameter;
+use self::counting::Requests;
 use self::rpc::Counted;
 use self::ticker::Ticker;
 use crate::config::MasterConfig;

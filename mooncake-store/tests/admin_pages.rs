@@ -1,0 +1,403 @@
+//! Admin pages: bodies as the existing master writes them, and every page against its own description.
+
+#[path = "http_support/mod.rs"]
+mod http_support;
+#[path = "master_support/mod.rs"]
+mod support;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use http_support::{Answer, ask, config, http};
+use mooncake_core::replica::{ReplicaType, ReplicateConfig};
+use mooncake_store::api::WriteMode;
+use mooncake_store::master::{Put, Writer};
+use mooncake_store::server::MasterServer;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use support::{MIB, client, segment};
+
+const JSON: &str = "application/json; charset=utf-8";
+const TEXT: &str = "text/plain; version=0.0.4";
+
+/// A master with two segments and a few objects.
+async fn server() -> (MasterServer, SocketAddr) {
+    let server = MasterServer::start(config()).await.unwrap();
+    let master = server.master();
+    master.mount(client(1), &segment(1, 100 * MIB)).unwrap();
+    for key in ["a b", "k/2", "50%25", "x,y"] {
+        let config = ReplicateConfig::default();
+        let put = Put {
+            writer: client(1).into(),
+            mode: WriteMode::Put,
+            key: key.as_bytes(),
+            len: 1000,
+            config: &config,
+            group: "",
+        };
+        master.put_start(&put).unwrap();
+        master.put_end(Writer::from(client(1)), key.as_bytes(), None, ReplicaType::All).unwrap();
+    }
+    let admin = server.addresses().admin.unwrap();
+    (server, admin)
+}
+
+async fn get(at: SocketAddr, path: &str) -> Answer {
+    ask(at, "GET", path, "").await
+}
+
+#[tokio::test]
+async fn who_leads() {
+    let (server, at) = server().await;
+    for (path, content_type, body) in [
+        (
+            "/health",
+            JSON,
+            r#"{"status":"ok","role":"leader","ha_state":"serving","service_ready":true,"leader_address":null,"view_version":null}"#,
+        ),
+        ("/role", "text/plain; charset=utf-8", "leader"),
+        ("/ha_status", "text/plain; charset=utf-8", "serving"),
+        ("/leader", JSON, r#"{"present":false,"leader_address":null,"view_version":null}"#),
+        (
+            "/kv_events/status",
+            JSON,
+            r#"{"enabled":false,"published_batches":0,"published_events":0,"dropped_events":0,"skipped_unparsed_keys":0}"#,
+        ),
+    ] {
+        let answer = get(at, path).await;
+        assert_eq!(
+            (answer.status, &*answer.content_type, &*answer.body),
+            (200, content_type, body),
+            "{path}"
+        );
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn where_objects_lie() {
+    let (server, at) = server().await;
+    let memory = |key: &[u8]| {
+        let replica = server.master().peek(key).unwrap().remove(0);
+        let at = replica.location.memory().unwrap().address;
+        format!(
+            r#"[{{"size_":1000,"buffer_address_":{at},"protocol_":"tcp","transport_endpoint_":"10.0.0.1:1"}}]"#
+        )
+    };
+    // As it was sent, or decoded: both find it, and what the bytes say literally goes first.
+    for (query, key) in
+        [("a%20b", "a b"), ("k/2", "k/2"), ("k%2F2", "k/2"), ("50%25", "50%25"), ("50%2525", "50%25")]
+    {
+        let answer = get(at, &format!("/query_key?x=1&key={query}&y=2")).await;
+        let body = format!(r#"{{"success":true,"data":{}}}"#, memory(key.as_bytes()));
+        assert_eq!((answer.status, &*answer.content_type, answer.body), (200, JSON, body), "{query}");
+    }
+    let absent = r#"{"success":false,"error_code":-704,"error_message":"OBJECT_NOT_FOUND"}"#;
+    for query in ["?key=none", "?key=", "", "?key=a+b"] {
+        assert_eq!(http(at, "GET", &format!("/query_key{query}"), "").await, (404, absent.into()), "{query}");
+    }
+
+    let rest = r#""disk_values":null,"local_disk_values":null,"nof_values":null"#;
+    let found = |key: &str| {
+        let values = memory(key.as_bytes());
+        format!(r#""{key}":{{"ok":true,"error":null,"values":{values},{rest}}}"#)
+    };
+    let lost =
+        |key: &str| format!(r#""{key}":{{"ok":false,"error":"OBJECT_NOT_FOUND","values":null,{rest}}}"#);
+    for (keys, data) in [
+        ("k/2,none,a%20b", [found("a b"), found("k/2"), lost("none")].join(",")),
+        ("a+b,x%2Cy", [found("a b"), found("x,y")].join(",")),
+        (",,k%2F2", [lost(""), found("k/2")].join(",")),
+    ] {
+        let answer = get(at, &format!("/batch_query_keys?keys={keys}")).await;
+        assert_eq!(answer.body, format!(r#"{{"success":true,"data":{{{data}}}}}"#), "{keys}");
+        assert_eq!((answer.status, &*answer.content_type), (200, JSON));
+    }
+    let none = r#"{"success":false,"error":"No keys provided. Use ?keys=key1,key2,..."}"#;
+    for path in ["/batch_query_keys", "/batch_query_keys?keys="] {
+        assert_eq!(http(at, "GET", path, "").await, (400, none.into()));
+    }
+    let stats = server.master().stats();
+    assert_eq!(stats.reads, 0, "asking is not reading");
+
+    let answer = get(at, "/get_all_keys").await;
+    let mut keys: Vec<_> = answer.body.lines().collect();
+    keys.sort_unstable();
+    assert_eq!((&*answer.content_type, keys), (TEXT, vec!["50%25", "a b", "k/2", "x,y"]));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn segments_and_their_states() {
+    let (server, at) = server().await;
+    let answer = get(at, "/get_all_segments").await;
+    assert_eq!((answer.status, &*answer.content_type, &*answer.body), (200, TEXT, "node1:1\n"));
+    let used = format!("node1:1\nUsed(bytes): 4096\nCapacity(bytes) : {}\n", 100 * MIB);
+    for query in ["node1:1", "node1%3A1"] {
+        let answer = get(at, &format!("/query_segment?segment={query}")).await;
+        assert_eq!((answer.status, &*answer.content_type, &answer.body), (200, TEXT, &used));
+    }
+    for query in ["?segment=x", "?segment=", ""] {
+        let answer = get(at, &format!("/query_segment{query}")).await;
+        assert_eq!((answer.status, &*answer.body), (500, "Failed to query segment"));
+        assert_eq!(answer.content_type, TEXT);
+    }
+    let detail = |status: &str| {
+        format!(
+            concat!(
+                r#"{{"total_segments":1,"segments":[{{"segment_name":"node1:1","segment_id":"2-1","client_id":"1-1","#,
+                r#""base_address":"0x20000000000","size_bytes":104857600,"size_human":"0.0976562 GiB","te_endpoint":"10.0.0.1:1","#,
+                r#""protocol":"tcp","status":"{}","allocator_used_bytes":4096,"allocator_capacity_bytes":104857600,"#,
+                r#""allocator_usage_percent":0.00390625}}]}}"#
+            ),
+            status
+        )
+    };
+    assert_eq!(http(at, "GET", "/get_segments_detail", "").await, (200, detail("OK")));
+    let state = |number: i32, name: &str| {
+        format!(
+            r#"{{"success":true,"segment":"node1:1","status":{number},"status_name":"{name}","error_code":0,"error_message":""}}"#
+        )
+    };
+    let path = "/api/v1/segments/status?segment=";
+    assert_eq!(http(at, "GET", &format!("{path}node1%3A1"), "").await, (200, state(1, "OK")));
+    server.master().unmount_after(client(1), segment(1, MIB).id, Duration::from_secs(60)).unwrap();
+    let leaving = "GRACEFULLY_UNMOUNTING";
+    assert_eq!(http(at, "GET", &format!("{path}node1:1"), "").await, (200, state(4, leaving)));
+    assert_eq!(http(at, "GET", "/get_segments_detail", "").await, (200, detail(leaving)));
+    let unknown = r#"{"success":false,"error_code":-101,"error_message":"SEGMENT_NOT_FOUND"}"#;
+    let missing = r#"{"success":false,"error_code":-600,"error_message":"Missing segment query parameter"}"#;
+    for (query, status, body) in [("none", 404, unknown), ("%zz", 404, unknown), ("", 400, missing)] {
+        assert_eq!(http(at, "GET", &format!("{path}{query}"), "").await, (status, body.into()));
+    }
+    assert_eq!(http(at, "GET", "/api/v1/segments/status", "").await, (400, missing.into()));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_not_built_answers_as_if_switched_off() {
+    let (server, at) = server().await;
+    let failure =
+        |code: i32, text: &str| json!({"success": false, "error_code": code, "error_message": text});
+    let invalid = failure(-600, "INVALID_PARAMS");
+    let unknown = failure(-101, "SEGMENT_NOT_FOUND");
+    let off = failure(-1011, "UNAVAILABLE_IN_CURRENT_MODE");
+    let no_id = failure(-600, "Missing or invalid job_id");
+    let no_job = failure(-1402, "JOB_NOT_FOUND");
+    let no_tenant = failure(-600, "Missing or invalid tenant_id");
+    let range = failure(-600, "Tenant quota must be in [1, 2^63 - 1] bytes");
+    let quotas = "/api/v1/tenant_quotas";
+    for (method, path, body, status, says) in [
+        ("POST", "/api/v1/drain_jobs", "{}", 400, &invalid),
+        ("POST", "/api/v1/drain_jobs", r#"{"segments":[]}"#, 400, &invalid),
+        ("POST", "/api/v1/drain_jobs", r#"{"segments":["a","a"]}"#, 400, &invalid),
+        ("POST", "/api/v1/drain_jobs", r#"{"segments":["a"],"max_concurrency":0}"#, 400, &invalid),
+        ("POST", "/api/v1/drain_jobs", r#"{"segments":["a"],"x":1}"#, 404, &unknown),
+        ("POST", "/api/v1/drain_jobs", r#"{"segments":["node1:1"],"target_segments":["a"]}"#, 404, &unknown),
+        ("POST", "/api/v1/drain_jobs", r#"{"segments":["node1:1"]}"#, 409, &off),
+        ("GET", "/api/v1/drain_jobs/query", "", 400, &no_id),
+        ("GET", "/api/v1/drain_jobs/query?job_id=x", "", 400, &no_id),
+        ("GET", "/api/v1/drain_jobs/query?job_id=1%2D2", "", 404, &no_job),
+        ("POST", "/api/v1/drain_jobs/cancel?job_id=", "", 400, &no_id),
+        ("POST", "/api/v1/drain_jobs/cancel?job_id=1-2", "", 404, &no_job),
+        ("GET", quotas, "", 409, &off),
+        ("GET", "/api/v1/tenant_quotas?tenant_id=t", "", 409, &off),
+        ("GET", "/api/v1/tenant_quotas?tenant_id=_t", "", 400, &failure(-600, "Invalid tenant_id")),
+        ("PUT", quotas, "", 400, &no_tenant),
+        ("PUT", "/api/v1/tenant_quotas?tenant_id=t", "{}", 400, &range),
+        ("PUT", "/api/v1/tenant_quotas?tenant_id=t", r#"{"requested_quota_bytes":5}"#, 409, &off),
+        (
+            "PUT",
+            "/api/v1/tenant_quotas?tenant_id=t",
+            r#"{"requested_quota_bytes":9223372036854775808}"#,
+            400,
+            &range,
+        ),
+        ("DELETE", "/api/v1/tenant_quotas?tenant_id=_x", "", 400, &no_tenant),
+        ("DELETE", "/api/v1/tenant_quotas?tenant_id=t", "", 409, &off),
+    ] {
+        let (got, answer) = http(at, method, path, body).await;
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        assert_eq!((got, &answer), (status, says), "{method} {path} {body}");
+    }
+    for body in ["", "{", "[]", r#"{"segments":"x"}"#, r#"{"segments":["a"],"max_concurrency":-1}"#] {
+        let (status, answer) = http(at, "POST", "/api/v1/drain_jobs", body).await;
+        assert!(
+            status == 400 && answer.contains(r#""error_message":"Invalid JSON body: "#),
+            "{body}: {answer}"
+        );
+    }
+    for (method, path) in [("GET", "/nothing"), ("POST", "/health"), ("GET", "/api/v1/drain_jobs")] {
+        assert_eq!(http(at, method, path, "").await, (404, "404 Not Found".into()));
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn everything_can_be_removed() {
+    let (server, at) = server().await;
+    server.master().locate(b"k/2").unwrap();
+    let removed = |count: u64| (200, format!(r#"{{"success":true,"removed_count":{count}}}"#));
+    let path = "/api/v1/remove_all";
+    assert_eq!(http(at, "POST", path, "").await, removed(3), "not what somebody reads");
+    assert_eq!(http(at, "POST", &format!("{path}?force=yes"), "").await, removed(0));
+    assert_eq!(http(at, "POST", &format!("{path}?force=1&tenant_id=t"), "").await, removed(1));
+    assert_eq!(http(at, "GET", "/get_all_keys", "").await, (200, String::new()));
+    server.stop().await;
+}
+
+/// What `/openapi.json` says of one method of one path.
+struct Operation {
+    method: String,
+    path: String,
+    described: Value,
+}
+
+impl Operation {
+    fn parameters(&self) -> Vec<String> {
+        let list = self.described["parameters"].as_array().cloned().unwrap_or_default();
+        list.iter().map(|parameter| parameter["name"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// Whether an answer is one of those described, in status, kind and shape.
+    fn check(&self, document: &Value, answer: &Answer) -> Result<(), String> {
+        let Self { method, path, .. } = self;
+        let response = &self.described["responses"][answer.status.to_string()];
+        let Some(content) = response["content"].as_object() else {
+            return Err(format!("{method} {path}: status {} is not described: {answer:?}", answer.status));
+        };
+        let (kind, media) = content.iter().next().unwrap();
+        if !answer.content_type.starts_with(kind.as_str()) {
+            return Err(format!("{method} {path}: {kind} is described: {answer:?}"));
+        }
+        if kind == "application/json" {
+            let body: Value = serde_json::from_str(&answer.body).map_err(|error| error.to_string())?;
+            let mut schema = media["schema"].clone();
+            schema["components"] = document["components"].clone();
+            let schema = jsonschema::validator_for(&schema).map_err(|error| error.to_string())?;
+            schema.validate(&body).map_err(|error| format!("{method} {path}: {error} in {body}"))?;
+        }
+        Ok(())
+    }
+}
+
+async fn description(at: SocketAddr) -> (Value, Vec<Operation>) {
+    let answer = get(at, "/openapi.json").await;
+    assert_eq!((answer.status, &*answer.content_type), (200, JSON));
+    let document: Value = serde_json::from_str(&answer.body).unwrap();
+    let mut operations = Vec::new();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, described) in item.as_object().unwrap() {
+            assert!(!described["summary"].as_str().unwrap_or_default().is_empty(), "{method} {path}");
+            let method = method.to_uppercase();
+            operations.push(Operation { method, path: path.clone(), described: described.clone() });
+        }
+    }
+    (document, operations)
+}
+
+#[tokio::test]
+async fn every_page_is_described() {
+    let (server, at) = server().await;
+    let (document, operations) = description(at).await;
+    let known: Vec<String> =
+        operations.iter().map(|operation| format!("{} {}", operation.method, operation.path)).collect();
+    for page in [
+        "GET /metrics",
+        "GET /metrics/summary",
+        "GET /health",
+        "GET /role",
+        "GET /ha_status",
+        "GET /leader",
+        "GET /kv_events/status",
+        "GET /query_key",
+        "GET /get_all_keys",
+        "GET /get_all_segments",
+        "GET /get_segments_detail",
+        "GET /query_segment",
+        "GET /batch_query_keys",
+        "POST /api/v1/drain_jobs",
+        "GET /api/v1/drain_jobs/query",
+        "POST /api/v1/drain_jobs/cancel",
+        "GET /api/v1/segments/status",
+        "GET /api/v1/tenant_quotas",
+        "PUT /api/v1/tenant_quotas",
+        "DELETE /api/v1/tenant_quotas",
+        "POST /api/v1/remove_all",
+    ] {
+        assert!(known.iter().any(|have| have == page), "{page} is not described");
+    }
+    let values = ["", "k/2", "a b", "node1:1", "1-2", "t", "true"];
+    for operation in &operations {
+        let names = operation.parameters();
+        for value in values {
+            let query: Vec<String> =
+                names.iter().map(|name| format!("{name}={}", value.replace(' ', "%20"))).collect();
+            let path = format!("{}?{}", operation.path, query.join("&"));
+            for body in ["", "{}", r#"{"segments":["node1:1"],"requested_quota_bytes":1}"#] {
+                let answer = ask(at, &operation.method, &path, body).await;
+                operation.check(&document, &answer).unwrap();
+            }
+        }
+    }
+    server.stop().await;
+}
+
+/// What may stand in a query without ending it.
+fn query_text() -> impl Strategy<Value = String> {
+    proptest::collection::vec(
+        prop_oneof![
+            Just("%00".to_owned()),
+            Just("%ff".to_owned()),
+            Just("%2C".to_owned()),
+            Just("%".to_owned()),
+            Just("%%".to_owned()),
+            Just("+".to_owned()),
+            Just(",".to_owned()),
+            Just("&".to_owned()),
+            Just("=".to_owned()),
+            Just("99999999999999999999-1".to_owned()),
+            "[!$-;=?-Z_a-z~]{0,8}",
+        ],
+        0..12,
+    )
+    .prop_map(|parts| parts.concat())
+}
+
+fn body_text() -> impl Strategy<Value = String> {
+    prop_oneof![
+        ".{0,40}",
+        Just("[".repeat(100_000)),
+        Just(format!("{{\"segments\":[{}\"a\"]}}", "\"b\",".repeat(10_000))),
+        "[-0-9.eE]{1,30}".prop_map(|number| format!("{{\"requested_quota_bytes\":{number}}}")),
+        query_text().prop_map(|name| json!({"segments": [name], "max_concurrency": 1}).to_string()),
+        Just("x".repeat((1 << 20) + 1)),
+    ]
+}
+
+/// Whatever is asked: an answer that the description knows, and a master that is none the worse.
+#[test]
+fn bad_input_gets_a_described_answer() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let (server, at) = runtime.block_on(server());
+    let (document, operations) = runtime.block_on(description(at));
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(400));
+    let cases = (0..operations.len(), query_text(), query_text(), body_text());
+    runner
+        .run(&cases, |(which, value, tail, body)| {
+            let operation = &operations[which];
+            let names = operation.parameters();
+            let query: Vec<String> = names.iter().map(|name| format!("{name}={value}")).collect();
+            let path = format!("{}?{}&{tail}", operation.path, query.join("&"));
+            let answer = runtime.block_on(ask(at, &operation.method, &path, &body));
+            if answer.status != 413 || body.len() <= 1 << 20 {
+                operation.check(&document, &answer).map_err(TestCaseError::fail)?;
+            }
+            Ok(())
+        })
+        .unwrap();
+    runtime.block_on(async {
+        assert_eq!(http(at, "GET", "/health", "").await.0, 200);
+        server.stop().await;
+    });
+}
