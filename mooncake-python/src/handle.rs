@@ -5,7 +5,9 @@ use std::ffi::{c_int, c_void};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
+use crate::error::exception;
 use crate::lease::Lease;
 
 /// A value in the store's memory, given back when the last view of it is gone.
@@ -17,6 +19,12 @@ pub(crate) struct BufferHandle {
 impl BufferHandle {
     pub(crate) fn new(lease: Lease) -> Self {
         Self { lease }
+    }
+
+    /// A copy of the value.
+    pub(crate) fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let slice = self.lease.slice_mut().map_err(|error| exception(py, &error))?;
+        PyBytes::new_with(py, slice.len(), |to| slice.copy_to(0, to).map_err(|error| exception(py, &error)))
     }
 }
 

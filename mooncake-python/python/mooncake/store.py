@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mooncake import _environment, _mooncake
+from mooncake import _environment
 from mooncake._mooncake import (
     BufferHandle,
     BufferLease,
@@ -21,6 +21,7 @@ from mooncake._mooncake import (
     get_free_func_addr,
 )
 from mooncake._sizes import parse_size
+from mooncake._tensors import TensorCalls, _deserialize_tensor, _serialize_tensor, _tensor_metadata_size
 from mooncake._types import (
     ObjectDataType,
     ParallelAxis,
@@ -46,7 +47,7 @@ _INVALID_PARAMS = -600
 _TRUE = ("true", "1", "yes", "on", "enable", "enabled")
 
 
-class MooncakeDistributedStore(_mooncake.Store):
+class MooncakeDistributedStore(TensorCalls):
     """A member of a cluster's store. Every call may come from any thread; those that wait let others run."""
 
     def setup(
@@ -129,6 +130,10 @@ def _get_pyclient_from_wrapper(store: Any) -> Any:
 
 
 __all__ = [
+    "_deserialize_tensor",
+    "_get_pyclient_from_wrapper",
+    "_serialize_tensor",
+    "_tensor_metadata_size",
     "BufferHandle",
     "BufferLease",
     "BufferLeaseView",

@@ -16,7 +16,7 @@ use crate::args::{Keep, bytes_of, new_bytes, part_of};
 use crate::config::{self, Config};
 use crate::handle::BufferHandle;
 use crate::lease::Lease;
-use crate::memory::{Wire, lent, lent_mut};
+use crate::memory::{Wire, lent, lent_mut, needs_registration};
 use crate::runtime::wait;
 
 /// Pieces of a value that follow each other.
@@ -173,6 +173,12 @@ impl Store {
         session: &Session,
         keys: &[String],
     ) -> PyResult<Option<Vec<Option<Bound<'py, PyBytes>>>>> {
+        if needs_registration(&session.client) {
+            // Such a wire does not write into Python's own memory.
+            let handles = self.read_handles(py, session, keys).into_iter();
+            let copy = |handle: BufferHandle| handle.to_bytes(py);
+            return handles.map(|handle| handle.map(copy).transpose()).collect::<PyResult<_>>().map(Some);
+        }
         let located = match wait(py, session.find(keys)) {
             Ok(located) => located,
             Err(error) => {

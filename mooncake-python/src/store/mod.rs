@@ -6,6 +6,7 @@ mod ranges;
 mod replicas;
 mod segments;
 mod sessions;
+mod tensors;
 mod zero_copy;
 
 use std::collections::HashMap;
@@ -28,6 +29,7 @@ use crate::memory::{Regions, Wire};
 use crate::runtime::{not_forked, runtime, wait};
 
 pub(crate) use self::replicas::{Descriptor, DiskDescriptor, MemoryDescriptor, ReplicaDescriptor};
+pub(crate) use self::tensors::LocatedObject;
 
 /// What calls that give a number return before setup and after close.
 const NOT_SET_UP: i64 = -600;

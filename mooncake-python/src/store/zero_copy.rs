@@ -25,7 +25,7 @@ impl Session {
     }
 
     /// Writes those items that can be, each for itself.
-    async fn write_pieces(
+    pub(super) async fn write_pieces(
         &self,
         mode: WriteMode,
         keys: Vec<String>,

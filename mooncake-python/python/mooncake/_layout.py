@@ -1,0 +1,326 @@
+"""How tensors lie in the store: the header of an object, keys of shards, and which bytes a shard has."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+HEADER_SIZE = 304
+_MAGIC = 0x4D4F4F4E
+_VERSION = 1
+_MAX_DIMS = 8
+_MAX_AXES = 4
+FULL = 0
+SHARD = 1
+_FIXED = struct.Struct("<IHHiiIIQQ8q8qII")
+_AXIS = struct.Struct("<iiiiiiq")
+
+MANIFEST_SIZE = 96
+_MANIFEST_MAGIC = 0x574D414E
+_MANIFEST = struct.Struct("<IHHiiiiii8q")
+
+# Names of torch's types by their number in the header, and bytes of one element.
+DTYPES: tuple[tuple[str, int], ...] = (
+    ("float32", 4),
+    ("float64", 8),
+    ("int8", 1),
+    ("uint8", 1),
+    ("int16", 2),
+    ("uint16", 2),
+    ("int32", 4),
+    ("uint32", 4),
+    ("int64", 8),
+    ("uint64", 8),
+    ("bool", 1),
+    ("float16", 2),
+    ("bfloat16", 2),
+    ("float8_e4m3fn", 1),
+    ("float8_e5m2", 1),
+)
+DTYPE_CODES = {name: code for code, (name, _) in enumerate(DTYPES)}
+
+# Kinds of axes in the order of keys.
+KINDS = ("dp", "tp", "ep", "pp")
+
+
+class LayoutError(ValueError):
+    """What was asked for is no layout, or does not fit the tensor."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a shard, as headers and keys have it."""
+
+    kind: str
+    index: int
+    rank: int
+    size: int
+    split_dim: int | None
+    aux: int
+
+    @property
+    def order(self) -> int:
+        return KINDS.index(self.kind)
+
+    @property
+    def identity(self) -> tuple[str, int, int, int | None, int]:
+        """All but the place in the caller's list."""
+        return (self.kind, self.rank, self.size, self.split_dim, self.aux)
+
+    def suffix(self) -> str:
+        """Its part of a key."""
+        text = f"__{self.kind}_{self.rank}of{self.size}"
+        if self.split_dim is not None:
+            text += f"_sd{self.split_dim}"
+        if self.kind == "ep":
+            text += f"_eid{self.aux}"
+        if self.kind == "pp":
+            text += f"_sid{self.aux}"
+        return text
+
+
+@dataclass(frozen=True)
+class Header:
+    """What an object says of the tensor in it."""
+
+    dtype: int
+    local_shape: tuple[int, ...]
+    global_shape: tuple[int, ...]
+    layout: int = FULL
+    axes: tuple[Axis, ...] = ()
+    data_offset: int = HEADER_SIZE
+
+    @property
+    def element_size(self) -> int:
+        return DTYPES[self.dtype][1]
+
+    @property
+    def data_bytes(self) -> int:
+        return math.prod(self.local_shape) * self.element_size
+
+    def axis(self, kind: str) -> Axis | None:
+        return next((axis for axis in self.axes if axis.kind == kind), None)
+
+    def pack(self) -> bytes:
+        """The header as it lies in the store."""
+
+        def padded(shape: tuple[int, ...]) -> list[int]:
+            return [*shape, *([-1] * (_MAX_DIMS - len(shape)))]
+
+        fixed = _FIXED.pack(
+            _MAGIC,
+            _VERSION,
+            HEADER_SIZE,
+            self.dtype,
+            len(self.local_shape),
+            self.layout,
+            0,
+            HEADER_SIZE,
+            self.data_bytes,
+            *padded(self.global_shape),
+            *padded(self.local_shape),
+            len(self.axes),
+            0,
+        )
+        axes = b"".join(
+            _AXIS.pack(
+                axis.order,
+                axis.index,
+                axis.rank,
+                axis.size,
+                -1 if axis.split_dim is None else axis.split_dim,
+                axis.aux,
+                0 if axis.split_dim is None else self.local_shape[axis.split_dim],
+            )
+            for axis in self.axes
+        )
+        return (fixed + axes).ljust(HEADER_SIZE, b"\0")
+
+    @staticmethod
+    def parse(head: bytes, total: int) -> Header | None:
+        """The header at the front of an object of `total` bytes; `None` for what is no tensor."""
+        if len(head) < HEADER_SIZE or total < HEADER_SIZE:
+            return None
+        magic, version, size, dtype, ndim, layout, _, offset, data_bytes, *rest = _FIXED.unpack_from(head)
+        shapes, count = rest[:16], rest[16]
+        if (magic, version, size) != (_MAGIC, _VERSION, HEADER_SIZE):
+            return None
+        if not (0 <= dtype < len(DTYPES) and 0 <= ndim <= _MAX_DIMS and layout <= SHARD and count <= _MAX_AXES):
+            return None
+        global_shape, local_shape = tuple(shapes[:ndim]), tuple(shapes[8 : 8 + ndim])
+        unused = [*shapes[ndim:8], *shapes[8 + ndim :]]
+        if any(dim < 0 for dim in (*global_shape, *local_shape)) or any(dim != -1 for dim in unused):
+            return None
+        axes = []
+        for i in range(count):
+            kind, index, rank, parts, split_dim, aux, _ = _AXIS.unpack_from(head, _FIXED.size + i * _AXIS.size)
+            if not (0 <= kind < len(KINDS) and 0 <= rank < parts and -1 <= split_dim < ndim):
+                return None
+            axes.append(Axis(KINDS[kind], index, rank, parts, None if split_dim < 0 else split_dim, aux))
+        header = Header(dtype, local_shape, global_shape, layout, tuple(axes), offset)
+        if not HEADER_SIZE <= offset <= total:
+            return None
+        if data_bytes != total - offset or data_bytes != header.data_bytes:
+            return None
+        return header
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What shards of one tensor have in common."""
+
+    dtype: int
+    split_dim: int
+    shards: int
+    global_shape: tuple[int, ...]
+
+    def pack(self) -> bytes:
+        """The manifest as it lies in the store."""
+        shape = [*self.global_shape, *([-1] * (_MAX_DIMS - len(self.global_shape)))]
+        return _MANIFEST.pack(
+            _MANIFEST_MAGIC,
+            _VERSION,
+            MANIFEST_SIZE,
+            self.dtype,
+            len(self.global_shape),
+            self.split_dim,
+            self.shards,
+            0,
+            0,
+            *shape,
+        )
+
+    @staticmethod
+    def parse(data: bytes) -> Manifest | None:
+        """The manifest in an object; `None` for what is none."""
+        if len(data) != MANIFEST_SIZE:
+            return None
+        magic, version, size, dtype, ndim, split_dim, shards, _, _, *shape = _MANIFEST.unpack(data)
+        if (magic, version, size) != (_MANIFEST_MAGIC, _VERSION, MANIFEST_SIZE):
+            return None
+        if not (0 <= dtype < len(DTYPES) and 0 < ndim <= _MAX_DIMS and 0 <= split_dim < ndim and shards > 0):
+            return None
+        if any(dim < 0 for dim in shape[:ndim]):
+            return None
+        return Manifest(dtype, split_dim, shards, tuple(shape[:ndim]))
+
+
+def parallelism_manifest_key(key: str) -> str:
+    return f"{key}__parallelism_manifest"
+
+
+def writer_manifest_key(key: str) -> str:
+    return f"{key}__writer_manifest"
+
+
+def writer_key(key: str, rank: int, size: int, split_dim: int) -> str:
+    return f"{key}__writer_{rank}of{size}_sd{split_dim}"
+
+
+def shard_key(key: str, axes: Sequence[Axis]) -> str:
+    """Key of the shard with these axes."""
+    if len(axes) == 1 and axes[0].kind == "tp":
+        return f"{key}_tp_{axes[0].rank}"
+    return key + "".join(axis.suffix() for axis in sorted(axes, key=lambda axis: axis.order))
+
+
+def axes_of(parallelism: Any) -> tuple[Axis, ...]:
+    """The axes of a `TensorParallelism`, or of anything with the same attributes. `LayoutError` for what makes no sense."""
+    given = list(parallelism.axes)
+    if not 1 <= len(given) <= _MAX_AXES:
+        raise LayoutError(f"{len(given)} axes: 1 to {_MAX_AXES} are possible")
+    axes = []
+    for index, one in enumerate(given):
+        kind, rank, size = str(one.kind).lower(), one.rank, one.size
+        split_dim, expert, stage = one.split_dim, one.expert_id, one.stage_id
+        if kind not in KINDS:
+            raise LayoutError(f"unknown kind of axis: {one.kind!r}")
+        if not 0 <= rank < size:
+            raise LayoutError(f"rank {rank} of {size}")
+        if (kind == "tp") != (split_dim is not None) or (split_dim is not None and split_dim < 0):
+            raise LayoutError(f"a {kind} axis with split_dim {split_dim}")
+        if (kind == "ep" and expert is None) or (kind == "pp" and stage is None):
+            raise LayoutError(f"a {kind} axis needs its id")
+        aux = {"ep": expert, "pp": stage}.get(kind)
+        axes.append(Axis(kind, index, rank, size, split_dim, aux or 0))
+    if len({axis.kind for axis in axes}) != len(axes):
+        raise LayoutError("two axes of one kind")
+    return tuple(axes)
+
+
+def same_axes(one: Sequence[Axis], other: Sequence[Axis]) -> bool:
+    """Whether two shards are the same, in whatever order their axes are listed."""
+    return {axis.identity for axis in one} == {axis.identity for axis in other}
+
+
+def shard_range(dim: int, rank: int, parts: int) -> tuple[int, int]:
+    """First and last-but-one index of a shard. `LayoutError` when the dimension does not divide evenly."""
+    if parts < 1 or dim % parts != 0:
+        raise LayoutError(f"a dimension of {dim} does not divide into {parts} even parts")
+    return dim * rank // parts, dim * (rank + 1) // parts
+
+
+def with_dim(shape: tuple[int, ...], dim: int, length: int) -> tuple[int, ...]:
+    return (*shape[:dim], length, *shape[dim + 1 :])
+
+
+@dataclass(frozen=True)
+class Strips:
+    """Bytes of a part of a tensor along one dimension: `rows` strips of `width`, every `stride`, from `start` on."""
+
+    start: int
+    stride: int
+    rows: int
+    width: int
+
+    @staticmethod
+    def whole(data_bytes: int) -> Strips:
+        return Strips(0, data_bytes, 1, data_bytes)
+
+    @staticmethod
+    def part(shape: tuple[int, ...], element: int, dim: int, begin: int, end: int) -> Strips:
+        """Indices `begin` to `end` of a dimension of a tensor of that shape."""
+        inner = math.prod(shape[dim + 1 :]) * element
+        return Strips(begin * inner, shape[dim] * inner, math.prod(shape[:dim]), (end - begin) * inner)
+
+
+@dataclass
+class Source:
+    """A stored object that holds indices `begin` to `end` of the dimension in question."""
+
+    located: Any
+    header: Header
+    begin: int
+    end: int
+
+
+@dataclass
+class Plan:
+    """A tensor to read: what its header says, and which strips of which objects go where in its data."""
+
+    header: Header
+    reads: list[tuple[Any, Strips, Strips]] = field(default_factory=list)
+
+
+def assemble(header: Header, dim: int, begin: int, end: int, sources: list[Source]) -> Plan | None:
+    """How indices `begin` to `end` come together from stored parts; `None` when some are missing."""
+    plan = Plan(header)
+    at = begin
+    for source in sorted(sources, key=lambda source: source.begin):
+        first, last = max(at, source.begin), min(end, source.end)
+        if first >= last:
+            continue
+        if first != at:
+            return None
+        element = header.element_size
+        stored = Strips.part(
+            source.header.local_shape, element, dim, first - source.begin, last - source.begin
+        )
+        stored = Strips(stored.start + source.header.data_offset, stored.stride, stored.rows, stored.width)
+        target = Strips.part(header.local_shape, element, dim, first - begin, last - begin)
+        plan.reads.append((source.located, stored, target))
+        at = last
+    return plan if at == end else None

@@ -1,0 +1,923 @@
+"""Tensors in the store: whole, or in shards that several workers write and read. torch is imported when it is first needed."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mooncake import _mooncake
+from mooncake._layout import (
+    DTYPE_CODES,
+    DTYPES,
+    HEADER_SIZE,
+    SHARD,
+    Axis,
+    Header,
+    LayoutError,
+    Manifest,
+    Plan,
+    Source,
+    Strips,
+    assemble,
+    axes_of,
+    parallelism_manifest_key,
+    same_axes,
+    shard_key,
+    shard_range,
+    with_dim,
+    writer_key,
+    writer_manifest_key,
+)
+from mooncake._mooncake import ReplicateConfig
+
+_INVALID_PARAMS = -600
+# Objects up to this length are read in one go with their headers.
+_SMALL = 64 << 10
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """Bytes of a whole tensor in memory, what they are, and who keeps them."""
+
+    header: Header
+    address: int
+    owner: Any
+
+
+@dataclass(frozen=True)
+class _Write:
+    """One object to write, as the native part takes it."""
+
+    key: str
+    header: bytes
+    memory: tuple[int, int]
+    start: int
+    stride: int
+    rows: int
+    width: int
+
+
+@dataclass(frozen=True)
+class _Read:
+    """One read of strips, as the native part takes it."""
+
+    object: Any
+    # `from` is a word of the language.
+    from_: int
+    from_stride: int
+    to: int
+    to_stride: int
+    rows: int
+    width: int
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Reads into one piece of memory, as the native part takes them."""
+
+    memory: tuple[int, int]
+    reads: list[_Read]
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
+def _is_tensor(value: Any) -> bool:
+    # A subclass by another name (a parameter of a module, say) is not one, as in the existing package.
+    return "Tensor" in type(value).__name__
+
+
+def _tensor_in_memory(value: Any) -> _Tensor | None:
+    """A tensor's bytes in host memory, in C order; `None` for what is no tensor the store keeps."""
+    if not _is_tensor(value):
+        return None
+    torch = _torch()
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
+        return None
+    dtype = DTYPE_CODES.get(str(value.dtype).removeprefix("torch."))
+    if dtype is None or value.dim() > 8:
+        return None
+    held = value.detach()
+    if held.device.type != "cpu":
+        held = held.cpu()
+    held = held.contiguous()
+    if held.is_conj() or held.is_neg():
+        held = held.clone()
+    shape = tuple(held.shape)
+    return _Tensor(Header(dtype, shape, shape), held.data_ptr(), held)
+
+
+def _whole(key: str, tensor: _Tensor) -> _Write:
+    size = tensor.header.data_bytes
+    return _Write(key, tensor.header.pack(), (tensor.address, size), 0, size, 1 if size else 0, size)
+
+
+def _part(key: str, tensor: _Tensor, header: Header, dim: int, begin: int, end: int) -> _Write:
+    """Indices `begin` to `end` of one dimension, under a header of their own."""
+    whole = tensor.header
+    strips = Strips.part(whole.local_shape, whole.element_size, dim, begin, end)
+    rows = strips.rows if strips.width else 0
+    memory = (tensor.address, whole.data_bytes)
+    return _Write(key, header.pack(), memory, strips.start, strips.stride, rows, strips.width)
+
+
+def _bare(key: str, data: bytes) -> _Write:
+    return _Write(key, data, (0, 0), 0, 0, 0, 0)
+
+
+def _shard(key: str, tensor: _Tensor, axes: tuple[Axis, ...], tp: Axis) -> _Write:
+    """The part of a whole tensor that belongs to a rank of its `tp` axis."""
+    shape, dim = tensor.header.local_shape, tp.split_dim
+    if dim is None or not 0 <= dim < len(shape):
+        raise LayoutError(f"split_dim {dim} of a tensor of {len(shape)} dimensions")
+    begin, end = shard_range(shape[dim], tp.rank, tp.size)
+    header = Header(tensor.header.dtype, with_dim(shape, dim, end - begin), shape, SHARD, axes)
+    return _part(key, tensor, header, dim, begin, end)
+
+
+def _all_shards(key: str, tensor: _Tensor, axes: tuple[Axis, ...], tp: Axis) -> list[_Write]:
+    """The parts of every rank of the `tp` axis."""
+    writes = []
+    for rank in range(tp.size):
+        of_rank = Axis("tp", tp.index, rank, tp.size, tp.split_dim, 0)
+        others = tuple(of_rank if axis is tp else axis for axis in axes)
+        writes.append(_shard(shard_key(key, others), tensor, others, of_rank))
+    return writes
+
+
+def _legacy(key: str, tensor: _Tensor, tp_size: int, split_dim: int) -> list[_Write]:
+    """What `*_with_tp` stores of a whole tensor."""
+    if tp_size <= 1:
+        return [_whole(key, tensor)]
+    tp = Axis("tp", 0, 0, tp_size, split_dim, 0)
+    return _all_shards(key, tensor, (tp,), tp)
+
+
+def _partition(key: str, tensor: _Tensor, writer: Any) -> list[_Write]:
+    """What a write with a writer's partition stores."""
+    rank, size, dim = writer.rank, writer.size, writer.split_dim
+    if not 0 <= rank < size:
+        raise LayoutError(f"rank {rank} of {size}")
+    tp = Axis("tp", 0, rank, size, dim, 0)
+    shard = _shard(writer_key(key, rank, size, dim), tensor, (tp,), tp)
+    header = tensor.header
+    manifest = Manifest(header.dtype, dim, size, header.local_shape)
+    return [shard, _bare(writer_manifest_key(key), manifest.pack())]
+
+
+def _parallel(key: str, tensor: _Tensor, parallelism: Any, writer: Any, from_buffer: bool) -> list[_Write]:
+    """What `*_with_parallelism` stores."""
+    if parallelism is not None and writer is not None:
+        raise LayoutError("parallelism and writer_partition exclude each other")
+    if writer is not None:
+        return _partition(key, tensor, writer)
+    if parallelism is None:
+        return [_whole(key, tensor)]
+    axes = axes_of(parallelism)
+    header = tensor.header
+    tp = next((axis for axis in axes if axis.kind == "tp"), None)
+    if tp is None:
+        shard = Header(header.dtype, header.local_shape, header.local_shape, SHARD, axes)
+        return [_whole(shard_key(key, axes), _Tensor(shard, tensor.address, tensor.owner))]
+    if from_buffer:
+        return _all_shards(key, tensor, axes, tp)
+    dim = tp.split_dim
+    if dim is None or not 0 <= dim < len(header.local_shape):
+        raise LayoutError(f"split_dim {dim} of a tensor of {len(header.local_shape)} dimensions")
+    if len(axes) == 1:
+        # Plain tensor parallelism: what is given is the shard.
+        whole = with_dim(header.local_shape, dim, header.local_shape[dim] * tp.size)
+        shard = Header(header.dtype, header.local_shape, whole, SHARD, axes)
+        write = _whole(shard_key(key, axes), _Tensor(shard, tensor.address, tensor.owner))
+    else:
+        whole = header.local_shape
+        write = _shard(shard_key(key, axes), tensor, axes, tp)
+    manifest = Manifest(header.dtype, dim, tp.size, whole)
+    return [write, _bare(parallelism_manifest_key(key), manifest.pack())]
+
+
+def _views(address: int, header: Header) -> Any:
+    """A tensor over memory of the caller's, at the data behind a header."""
+    torch = _torch()
+    dtype = getattr(torch, DTYPES[header.dtype][0])
+    if header.data_bytes == 0:
+        return torch.empty(header.local_shape, dtype=dtype)
+    memory = (ctypes.c_uint8 * header.data_bytes).from_address(address)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).reshape(header.local_shape)
+
+
+def _empty(header: Header) -> Any:
+    torch = _torch()
+    return torch.empty(header.local_shape, dtype=getattr(torch, DTYPES[header.dtype][0]))
+
+
+def _of_bytes(header: Header, data: bytes) -> Any:
+    torch = _torch()
+    if not data:
+        return _empty(header)
+    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return flat.view(getattr(torch, DTYPES[header.dtype][0])).reshape(header.local_shape)
+
+
+def _job(address: int, plan: Plan) -> _Job:
+    reads = [
+        _Read(located, stored.start, stored.stride, target.start, target.stride, stored.rows, stored.width)
+        for located, stored, target in plan.reads
+    ]
+    return _Job((address, plan.header.data_bytes), reads)
+
+
+def _list_of(values: Any, n: int) -> list[Any] | None:
+    """One value per key; `None` when what was given does not fit."""
+    if values is None:
+        return [None] * n
+    return values if isinstance(values, list) and len(values) == n else None
+
+
+class TensorCalls(_mooncake.Store):
+    """The calls about tensors."""
+
+    # Writing.
+
+    def _store(
+        self,
+        upsert: bool,
+        entries: Sequence[list[_Write] | int],
+        config: ReplicateConfig | None,
+        owners: list[Any] | None,
+    ) -> list[int]:
+        """Stores what each entry consists of; for each the first code that is not 0. A number in place of an entry is its code."""
+        writes: list[_Write] = []
+        groups: list[str] = []
+        given = config.group_ids if config is not None else None
+        if given is not None and len(given) != len(entries):
+            return [self._note(_INVALID_PARAMS, f"{len(given)} group_ids for {len(entries)} keys")] * len(entries)
+        for i, entry in enumerate(entries):
+            if isinstance(entry, list):
+                writes += entry
+                groups += [given[i]] * len(entry) if given is not None else []
+        if given is not None and config is not None:
+            config = copy.copy(config)
+            config.group_ids = groups
+        codes = iter(self._write_strips(upsert, writes, config, owners) if writes else [])
+        answer = []
+        for entry in entries:
+            if isinstance(entry, int):
+                answer.append(entry)
+                continue
+            own = [next(codes) for _ in entry]
+            answer.append(next((code for code in own if code != 0), 0))
+        return answer
+
+    def _invalid(self, why: str) -> int:
+        return self._note(_INVALID_PARAMS, why)
+
+    def _entry(self, make: Callable[[], list[_Write]]) -> list[_Write] | int:
+        """What `make` gives, or the code of why it gives nothing."""
+        try:
+            return make()
+        except (LayoutError, AttributeError, TypeError) as error:
+            return self._invalid(str(error))
+
+    def _from_tensors(
+        self,
+        upsert: bool,
+        keys: Sequence[str],
+        tensors: Sequence[Any],
+        config: ReplicateConfig | None,
+        make: Callable[[int, str, _Tensor], list[_Write]],
+    ) -> list[int]:
+        if len(keys) != len(tensors):
+            return [self._invalid(f"{len(keys)} keys and {len(tensors)} tensors")] * len(keys)
+        entries: list[list[_Write] | int] = []
+        owners = []
+        for i, (key, value) in enumerate(zip(keys, tensors)):
+            tensor = _tensor_in_memory(value)
+            if tensor is None:
+                entries.append(self._invalid(f"{key!r}: not a tensor that the store keeps"))
+                continue
+            owners.append(tensor.owner)
+            entries.append(self._entry(lambda i=i, key=key, tensor=tensor: make(i, key, tensor)))  # type: ignore[misc]
+        return self._store(upsert, entries, config, owners)
+
+    def _in_buffer(self, buffer_ptr: int, size: int) -> _Tensor | None:
+        """The serialized tensor in registered memory, with its local part taken for the whole; `None` for what is none."""
+        if size < HEADER_SIZE:
+            return None
+        head = self._peek(buffer_ptr, HEADER_SIZE)
+        header = Header.parse(head, size) if head is not None else None
+        if header is None:
+            return None
+        whole = Header(header.dtype, header.local_shape, header.local_shape)
+        return _Tensor(whole, buffer_ptr + header.data_offset, None)
+
+    def _from_buffers(
+        self,
+        upsert: bool,
+        keys: Sequence[str],
+        buffer_ptrs: Sequence[int],
+        sizes: Sequence[int],
+        config: ReplicateConfig | None,
+        make: Callable[[int, str, _Tensor], list[_Write]],
+    ) -> list[int]:
+        if not len(keys) == len(buffer_ptrs) == len(sizes):
+            return [self._invalid("keys, buffers and sizes are not as many")] * len(keys)
+        entries: list[list[_Write] | int] = []
+        for i, (key, pointer, size) in enumerate(zip(keys, buffer_ptrs, sizes)):
+            tensor = self._in_buffer(pointer, size)
+            if tensor is None:
+                entries.append(self._invalid(f"{key!r}: no serialized tensor in registered memory"))
+                continue
+            entries.append(self._entry(lambda i=i, key=key, tensor=tensor: make(i, key, tensor)))  # type: ignore[misc]
+        return self._store(upsert, entries, config, None)
+
+    def _published(self, config: ReplicateConfig | None) -> bool:
+        """Whether a configuration with segments names one for each copy."""
+        if config is None or not config.preferred_segments:
+            return True
+        return len(config.preferred_segments) == config.replica_num
+
+    def _tensors(
+        self, upsert: bool, keys: Sequence[str], tensors: list[Any], config: ReplicateConfig | None
+    ) -> list[int]:
+        if not isinstance(tensors, list):
+            raise TypeError(f"incompatible function arguments: tensors_list must be a list, not {type(tensors).__name__}")
+        if not self._published(config):
+            return [self._invalid("preferred_segments does not name one segment for each copy")] * len(keys)
+        return self._from_tensors(upsert, keys, tensors, config, lambda _, key, tensor: [_whole(key, tensor)])
+
+    def put_tensor(self, key: str, tensor: Any, config: ReplicateConfig | None = None) -> int:
+        """Stores a whole tensor under a key that is not there yet: 0 or a negative code."""
+        return self._tensors(False, [key], [tensor], config)[0]
+
+    def batch_put_tensor(
+        self, keys: list[str], tensors_list: list[Any], config: ReplicateConfig | None = None
+    ) -> list[int]:
+        """`put_tensor` of many."""
+        return self._tensors(False, keys, tensors_list, config)
+
+    def pub_tensor(self, key: str, tensor: Any, config: ReplicateConfig | None = None) -> int:
+        """`put_tensor`, kept as `config` says."""
+        return self._tensors(False, [key], [tensor], config)[0]
+
+    def batch_pub_tensor(
+        self, keys: list[str], tensors_list: list[Any], config: ReplicateConfig | None = None
+    ) -> list[int]:
+        """`pub_tensor` of many."""
+        return self._tensors(False, keys, tensors_list, config)
+
+    def upsert_tensor(self, key: str, tensor: Any, config: ReplicateConfig | None = None) -> int:
+        """Stores a whole tensor in place of what is there."""
+        return self._tensors(True, [key], [tensor], config)[0]
+
+    def batch_upsert_tensor(
+        self, keys: list[str], tensors_list: list[Any], config: ReplicateConfig | None = None
+    ) -> list[int]:
+        """`upsert_tensor` of many."""
+        return self._tensors(True, keys, tensors_list, config)
+
+    def upsert_pub_tensor(self, key: str, tensor: Any, config: ReplicateConfig | None = None) -> int:
+        """`upsert_tensor`, kept as `config` says."""
+        return self._tensors(True, [key], [tensor], config)[0]
+
+    def batch_upsert_pub_tensor(
+        self, keys: list[str], tensors_list: list[Any], config: ReplicateConfig | None = None
+    ) -> list[int]:
+        """`upsert_pub_tensor` of many."""
+        return self._tensors(True, keys, tensors_list, config)
+
+    def _whole_from(self, upsert: bool, keys: list[str], buffer_ptrs: list[int], sizes: list[int]) -> list[int]:
+        if not len(keys) == len(buffer_ptrs) == len(sizes):
+            return [self._invalid("keys, buffers and sizes are not as many")] * len(keys)
+        if any(self._in_buffer(pointer, size) is None for pointer, size in zip(buffer_ptrs, sizes)):
+            return [self._invalid("no serialized tensor in registered memory")] * len(keys)
+        call = self.batch_upsert_from if upsert else self.batch_put_from
+        return call(keys, buffer_ptrs, sizes)
+
+    def put_tensor_from(self, key: str, buffer_ptr: int, size: int) -> int:
+        """Stores a serialized tensor from registered memory."""
+        return self._whole_from(False, [key], [buffer_ptr], [size])[0]
+
+    def batch_put_tensor_from(self, keys: list[str], buffer_ptrs: list[int], sizes: list[int]) -> list[int]:
+        """`put_tensor_from` of many; one that is no tensor fails all."""
+        return self._whole_from(False, keys, buffer_ptrs, sizes)
+
+    def upsert_tensor_from(self, key: str, buffer_ptr: int, size: int) -> int:
+        """Stores a serialized tensor from registered memory in place of what is there."""
+        return self._whole_from(True, [key], [buffer_ptr], [size])[0]
+
+    def batch_upsert_tensor_from(self, keys: list[str], buffer_ptrs: list[int], sizes: list[int]) -> list[int]:
+        """`upsert_tensor_from` of many; one that is no tensor fails all."""
+        return self._whole_from(True, keys, buffer_ptrs, sizes)
+
+    def put_tensor_with_tp(
+        self, key: str, tensor: Any, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
+    ) -> int:
+        """Stores the shards of every rank of a whole tensor; `tp_rank` does not matter."""
+        return self.batch_put_tensor_with_tp([key], [tensor], tp_rank, tp_size, split_dim)[0]
+
+    def batch_put_tensor_with_tp(
+        self, base_keys: list[str], tensors_list: list[Any], tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
+    ) -> list[int]:
+        """`put_tensor_with_tp` of many."""
+        return self.batch_pub_tensor_with_tp(base_keys, tensors_list, None, tp_rank, tp_size, split_dim)
+
+    def pub_tensor_with_tp(
+        self,
+        key: str,
+        tensor: Any,
+        config: ReplicateConfig | None = None,
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        split_dim: int = 0,
+    ) -> int:
+        """`put_tensor_with_tp`, kept as `config` says."""
+        return self.batch_pub_tensor_with_tp([key], [tensor], config, tp_rank, tp_size, split_dim)[0]
+
+    def batch_pub_tensor_with_tp(
+        self,
+        base_keys: list[str],
+        tensors_list: list[Any],
+        config: ReplicateConfig | None = None,
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        split_dim: int = 0,
+    ) -> list[int]:
+        """`pub_tensor_with_tp` of many."""
+        del tp_rank
+        if not isinstance(tensors_list, list):
+            raise TypeError("incompatible function arguments: tensors_list must be a list")
+        if not self._published(config):
+            return [self._invalid("preferred_segments does not name one segment for each copy")] * len(base_keys)
+        return self._from_tensors(
+            False, base_keys, tensors_list, config, lambda _, key, tensor: _legacy(key, tensor, tp_size, split_dim)
+        )
+
+    def put_tensor_with_tp_from(
+        self, key: str, buffer_ptr: int, size: int, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
+    ) -> int:
+        """Stores the shards of every rank of a serialized whole tensor in registered memory."""
+        return self.batch_put_tensor_with_tp_from([key], [buffer_ptr], [size], tp_rank, tp_size, split_dim)[0]
+
+    def batch_put_tensor_with_tp_from(
+        self,
+        base_keys: list[str],
+        buffer_ptrs: list[int],
+        sizes: list[int],
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        split_dim: int = 0,
+    ) -> list[int]:
+        """`put_tensor_with_tp_from` of many, each for itself."""
+        del tp_rank
+        return self._from_buffers(
+            False,
+            base_keys,
+            buffer_ptrs,
+            sizes,
+            None,
+            lambda _, key, tensor: _legacy(key, tensor, tp_size, split_dim),
+        )
+
+    def _parallel_tensors(
+        self,
+        upsert: bool,
+        keys: list[str],
+        tensors: list[Any],
+        parallelisms: Any,
+        config: ReplicateConfig | None,
+        writer_partitions: Any,
+    ) -> list[int]:
+        if not isinstance(tensors, list):
+            raise TypeError("incompatible function arguments: tensors_list must be a list")
+        axes, writers = _list_of(parallelisms, len(keys)), _list_of(writer_partitions, len(keys))
+        if axes is None or writers is None or not self._published(config):
+            return [self._invalid("not one layout, partition or segment for each")] * len(keys)
+        return self._from_tensors(
+            upsert,
+            keys,
+            tensors,
+            config,
+            lambda i, key, tensor: _parallel(key, tensor, axes[i], writers[i], False),
+        )
+
+    def _parallel_buffers(
+        self,
+        upsert: bool,
+        keys: list[str],
+        buffer_ptrs: list[int],
+        sizes: list[int],
+        parallelisms: Any,
+        config: ReplicateConfig | None,
+        writer_partitions: Any,
+    ) -> list[int]:
+        axes, writers = _list_of(parallelisms, len(keys)), _list_of(writer_partitions, len(keys))
+        if axes is None or writers is None or not self._published(config):
+            return [self._invalid("not one layout, partition or segment for each")] * len(keys)
+        return self._from_buffers(
+            upsert,
+            keys,
+            buffer_ptrs,
+            sizes,
+            config,
+            lambda i, key, tensor: _parallel(key, tensor, axes[i], writers[i], True),
+        )
+
+    def put_tensor_with_parallelism(
+        self,
+        key: str,
+        tensor: Any,
+        parallelism: Any = None,
+        config: ReplicateConfig | None = None,
+        writer_partition: Any = None,
+    ) -> int:
+        """Stores a tensor or the shard of it that `parallelism` or `writer_partition` names."""
+        return self._parallel_tensors(False, [key], [tensor], [parallelism], config, [writer_partition])[0]
+
+    def batch_put_tensor_with_parallelism(
+        self,
+        keys: list[str],
+        tensors_list: list[Any],
+        parallelisms: Any = None,
+        config: ReplicateConfig | None = None,
+        writer_partitions: Any = None,
+    ) -> list[int]:
+        """`put_tensor_with_parallelism` of many."""
+        return self._parallel_tensors(False, keys, tensors_list, parallelisms, config, writer_partitions)
+
+    def upsert_tensor_with_parallelism(
+        self,
+        key: str,
+        tensor: Any,
+        parallelism: Any = None,
+        config: ReplicateConfig | None = None,
+        writer_partition: Any = None,
+    ) -> int:
+        """`put_tensor_with_parallelism` in place of what is there."""
+        return self._parallel_tensors(True, [key], [tensor], [parallelism], config, [writer_partition])[0]
+
+    def batch_upsert_tensor_with_parallelism(
+        self,
+        keys: list[str],
+        tensors_list: list[Any],
+        parallelisms: Any = None,
+        config: ReplicateConfig | None = None,
+        writer_partitions: Any = None,
+    ) -> list[int]:
+        """`upsert_tensor_with_parallelism` of many."""
+        return self._parallel_tensors(True, keys, tensors_list, parallelisms, config, writer_partitions)
+
+    def put_tensor_with_parallelism_from(
+        self,
+        key: str,
+        buffer_ptr: int,
+        size: int,
+        parallelism: Any = None,
+        config: ReplicateConfig | None = None,
+        writer_partition: Any = None,
+    ) -> int:
+        """Stores a serialized whole tensor from registered memory, or the shards of it that are named."""
+        return self._parallel_buffers(
+            False, [key], [buffer_ptr], [size], [parallelism], config, [writer_partition]
+        )[0]
+
+    def batch_put_tensor_with_parallelism_from(
+        self,
+        keys: list[str],
+        buffer_ptrs: list[int],
+        sizes: list[int],
+        parallelisms: Any = None,
+        config: ReplicateConfig | None = None,
+        writer_partitions: Any = None,
+    ) -> list[int]:
+        """`put_tensor_with_parallelism_from` of many."""
+        return self._parallel_buffers(
+            False, keys, buffer_ptrs, sizes, parallelisms, config, writer_partitions
+        )
+
+    def upsert_tensor_with_parallelism_from(
+        self,
+        key: str,
+        buffer_ptr: int,
+        size: int,
+        parallelism: Any = None,
+        config: ReplicateConfig | None = None,
+        writer_partition: Any = None,
+    ) -> int:
+        """`put_tensor_with_parallelism_from` in place of what is there."""
+        return self._parallel_buffers(
+            True, [key], [buffer_ptr], [size], [parallelism], config, [writer_partition]
+        )[0]
+
+    def batch_upsert_tensor_with_parallelism_from(
+        self,
+        keys: list[str],
+        buffer_ptrs: list[int],
+        sizes: list[int],
+        parallelisms: Any = None,
+        config: ReplicateConfig | None = None,
+        writer_partitions: Any = None,
+    ) -> list[int]:
+        """`upsert_tensor_with_parallelism_from` of many."""
+        return self._parallel_buffers(
+            True, keys, buffer_ptrs, sizes, parallelisms, config, writer_partitions
+        )
+
+    # Reading.
+
+    def get_tensor(self, key: str) -> Any:
+        """The tensor of an object; `None` when it is not there or is none."""
+        return self.batch_get_tensor([key])[0]
+
+    def batch_get_tensor(self, keys: list[str]) -> list[Any]:
+        """`get_tensor` of many."""
+        tensors: list[Any] = [None] * len(keys)
+        jobs: list[_Job] = []
+        of: list[int] = []
+        for i, found in enumerate(self._heads(keys, _SMALL)):
+            if found is None:
+                continue
+            located, head = found
+            header = Header.parse(head, located.size)
+            if header is None:
+                continue
+            if len(head) == located.size:
+                tensors[i] = _of_bytes(header, head[header.data_offset :])
+                continue
+            tensors[i] = _empty(header)
+            jobs.append(_job(tensors[i].data_ptr(), _as_it_is(located, header)))
+            of.append(i)
+        self._materialize(jobs, of, tensors)
+        return tensors
+
+    def _materialize(self, jobs: list[_Job], of: list[int], tensors: list[Any]) -> None:
+        """Reads into new tensors; those that could not be read are `None`."""
+        if not jobs:
+            return
+        for i, code in zip(of, self._read_strips(jobs, [tensors[i] for i in of])):
+            if code != 0:
+                tensors[i] = None
+
+    def get_tensor_into(self, key: str, buffer_ptr: int, size: int) -> Any:
+        """Reads an object into registered memory: a tensor over its data there, which the caller keeps; or `None`."""
+        return self.batch_get_tensor_into([key], [buffer_ptr], [size])[0]
+
+    def batch_get_tensor_into(self, keys: list[str], buffer_ptrs: list[int], sizes: list[int]) -> list[Any]:
+        """`get_tensor_into` of many; -600 for each when the lists are not as long."""
+        if not len(keys) == len(buffer_ptrs) == len(sizes):
+            return [self._invalid("keys, buffers and sizes are not as many")] * len(keys)
+        tensors = []
+        for pointer, code in zip(buffer_ptrs, self.batch_get_into(keys, buffer_ptrs, sizes)):
+            head = self._peek(pointer, HEADER_SIZE) if code >= HEADER_SIZE else None
+            header = Header.parse(head, code) if head is not None else None
+            tensors.append(None if header is None else _views(pointer + header.data_offset, header))
+        return tensors
+
+    @staticmethod
+    def _tp_keys(keys: list[str], tp_rank: int, tp_size: int) -> list[str]:
+        return keys if tp_size <= 1 else [f"{key}_tp_{tp_rank}" for key in keys]
+
+    def get_tensor_with_tp(self, key: str, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0) -> Any:
+        """The shard of a rank, as it was stored."""
+        del split_dim
+        return self.batch_get_tensor(self._tp_keys([key], tp_rank, tp_size))[0]
+
+    def batch_get_tensor_with_tp(self, base_keys: list[str], tp_rank: int = 0, tp_size: int = 1) -> list[Any]:
+        """`get_tensor_with_tp` of many."""
+        return self.batch_get_tensor(self._tp_keys(base_keys, tp_rank, tp_size))
+
+    def get_tensor_with_tp_into(
+        self, key: str, buffer_ptr: int, size: int, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
+    ) -> Any:
+        """`get_tensor_with_tp` into registered memory."""
+        del split_dim
+        return self.batch_get_tensor_into(self._tp_keys([key], tp_rank, tp_size), [buffer_ptr], [size])[0]
+
+    def batch_get_tensor_with_tp_into(
+        self, base_keys: list[str], buffer_ptrs: list[int], sizes: list[int], tp_rank: int = 0, tp_size: int = 1
+    ) -> list[Any]:
+        """`get_tensor_with_tp_into` of many."""
+        return self.batch_get_tensor_into(self._tp_keys(base_keys, tp_rank, tp_size), buffer_ptrs, sizes)
+
+    def get_tensor_with_parallelism(self, key: str, target: Any = None) -> Any:
+        """What `target` names of a tensor: as it is stored, one shard of it, or all of it; `None` when it is not there."""
+        return self.batch_get_tensor_with_parallelism([key], [target])[0]
+
+    def batch_get_tensor_with_parallelism(self, keys: list[str], targets: Any = None) -> list[Any]:
+        """`get_tensor_with_parallelism` of many."""
+        plans = self._plans(keys, targets)
+        tensors: list[Any] = [None if plan is None else _empty(plan.header) for plan in plans]
+        of = [i for i, plan in enumerate(plans) if plan is not None and plan.header.data_bytes]
+        self._materialize([_job(tensors[i].data_ptr(), plans[i]) for i in of], of, tensors)  # type: ignore[arg-type]
+        return tensors
+
+    def get_tensor_with_parallelism_into(self, key: str, buffer_ptr: int, size: int, target: Any = None) -> Any:
+        """`get_tensor_with_parallelism` into registered memory: a tensor over its data there, which the caller keeps."""
+        return self.batch_get_tensor_with_parallelism_into([key], [buffer_ptr], [size], [target])[0]
+
+    def batch_get_tensor_with_parallelism_into(
+        self, keys: list[str], buffer_ptrs: list[int], sizes: list[int], targets: Any = None
+    ) -> list[Any]:
+        """`get_tensor_with_parallelism_into` of many."""
+        if not len(keys) == len(buffer_ptrs) == len(sizes):
+            return [None] * len(keys)
+        plans = self._plans(keys, targets)
+        answer: list[Any] = [None] * len(keys)
+        of = [
+            i
+            for i, plan in enumerate(plans)
+            if plan is not None and HEADER_SIZE + plan.header.data_bytes <= sizes[i]
+        ]
+        jobs = [_job(buffer_ptrs[i] + HEADER_SIZE, plans[i]) for i in of]  # type: ignore[arg-type]
+        for i, code in zip(of, self._read_strips(jobs) if jobs else []):
+            plan = plans[i]
+            # The header last: what is in the memory is a tensor only when all of it is there.
+            if code == 0 and plan is not None and self._poke(buffer_ptrs[i], plan.header.pack()):
+                answer[i] = _views(buffer_ptrs[i] + HEADER_SIZE, plan.header)
+        return answer
+
+    def _plans(self, keys: list[str], targets: Any) -> list[Plan | None]:
+        wanted = _list_of(targets, len(keys))
+        if wanted is None:
+            return [None] * len(keys)
+        return [self._plan(key, target) for key, target in zip(keys, wanted)]
+
+    def _plan(self, key: str, target: Any) -> Plan | None:
+        """How what a target names comes together from what is stored."""
+        if target is None:
+            return self._stored(key)
+        mode, parallelism = str(target.mode).lower(), target.parallelism
+        try:
+            axes = () if parallelism is None else axes_of(parallelism)
+            if mode == "as_stored":
+                return self._stored(key) if parallelism is None else None
+            if mode == "shard":
+                return self._shard_plan(key, axes) if axes else None
+            if mode == "full":
+                return self._full_plan(key, axes)
+        except LayoutError as error:
+            self._invalid(str(error))
+        return None
+
+    def _objects(self, keys: list[str], upto: int = HEADER_SIZE) -> list[tuple[Any, Header] | None]:
+        """Where tensors lie, and their headers."""
+        found = []
+        for one in self._heads(keys, upto):
+            header = Header.parse(one[1], one[0].size) if one is not None else None
+            found.append(None if one is None or header is None else (one[0], header))
+        return found
+
+    def _stored(self, key: str) -> Plan | None:
+        found = self._objects([key])[0]
+        return None if found is None else _as_it_is(*found)
+
+    def _shard_plan(self, key: str, axes: tuple[Axis, ...]) -> Plan | None:
+        exact = self._objects([shard_key(key, axes)])[0]
+        if exact is not None and same_axes(exact[1].axes, axes):
+            return _as_it_is(*exact)
+        tp = next((axis for axis in axes if axis.kind == "tp"), None)
+        if tp is None or tp.split_dim is None:
+            return None
+        if len(axes) == 1:
+            written = self._objects([writer_key(key, tp.rank, tp.size, tp.split_dim)])[0]
+            if written is not None:
+                return _as_it_is(*written)
+        return self._rebuilt(key, axes, tp, False)
+
+    def _full_plan(self, key: str, axes: tuple[Axis, ...]) -> Plan | None:
+        if not axes:
+            manifest = self._manifest(writer_manifest_key(key))
+            if manifest is None:
+                return self._stored(key)
+            dim = manifest.split_dim
+            keys = [writer_key(key, rank, manifest.shards, dim) for rank in range(manifest.shards)]
+            return self._assembled(keys, manifest, (), 0, manifest.global_shape[dim])
+        tp = next((axis for axis in axes if axis.kind == "tp"), None)
+        return None if tp is None else self._rebuilt(key, axes, tp, True)
+
+    def _manifest(self, key: str) -> Manifest | None:
+        found = self._heads([key], 1 << 10)[0]
+        return None if found is None else Manifest.parse(found[1])
+
+    def _rebuilt(self, key: str, axes: tuple[Axis, ...], tp: Axis, full: bool) -> Plan | None:
+        """A shard of another size than the stored ones, or all of them together."""
+        manifest = self._manifest(parallelism_manifest_key(key))
+        if manifest is None and len(axes) == 1:
+            manifest = self._manifest_of_shards(key)
+        if manifest is None or manifest.split_dim != tp.split_dim:
+            return None
+        dim = manifest.split_dim
+        length = manifest.global_shape[dim]
+        # Also of a full read: the dimension must divide into as many parts as are asked for.
+        begin, end = shard_range(length, tp.rank, tp.size)
+        if full:
+            begin, end = 0, length
+        keys = []
+        for rank in range(manifest.shards):
+            stored = Axis("tp", tp.index, rank, manifest.shards, dim, 0)
+            keys.append(shard_key(key, [stored if axis is tp else axis for axis in axes]))
+        return self._assembled(keys, manifest, () if full else axes, begin, end)
+
+    def _manifest_of_shards(self, key: str) -> Manifest | None:
+        """What the first shard of plain tensor parallelism says of all of them."""
+        first = self._objects([f"{key}_tp_0"])[0]
+        tp = first[1].axis("tp") if first is not None else None
+        if first is None or tp is None or tp.split_dim is None or len(first[1].axes) != 1:
+            return None
+        return Manifest(first[1].dtype, tp.split_dim, tp.size, first[1].global_shape)
+
+    def _assembled(
+        self, keys: list[str], manifest: Manifest, axes: tuple[Axis, ...], begin: int, end: int
+    ) -> Plan | None:
+        dim, shape = manifest.split_dim, manifest.global_shape
+        sources = []
+        for rank, found in enumerate(self._objects(keys)):
+            first, last = shard_range(shape[dim], rank, manifest.shards)
+            if found is None or last <= begin or end <= first:
+                continue
+            located, header = found
+            if header.dtype != manifest.dtype or header.local_shape != with_dim(shape, dim, last - first):
+                return None
+            sources.append(Source(located, header, first, last))
+        local = with_dim(shape, dim, end - begin)
+        header = Header(manifest.dtype, local, shape, SHARD if axes else 0, axes)
+        return assemble(header, dim, begin, end, sources)
+
+    # Tensors in files, and on devices that this build does not reach.
+
+    def save_tensor_to_safetensor(self, key: str, file_name: str | None = None) -> int:
+        """Writes a stored tensor to a safetensors file, by default `<key>.safetensors`: 0, -1100 when it is not there."""
+        try:
+            from safetensors.torch import save_file
+        except ImportError:
+            return self._invalid("the package safetensors is not installed")
+        tensor = self.get_tensor(key)
+        if tensor is None:
+            return self._note(-1100, f"no tensor under {key!r}")
+        try:
+            save_file({key: tensor}, file_name or f"{key}.safetensors")
+        except OSError as error:
+            return self._note(-1103, str(error))
+        return 0
+
+    def load_tensor_from_safetensor(self, key: str | None = None, file_name: str = "") -> Any:
+        """The tensor of that name in a safetensors file (the first one by default), stored under its key; `None` when there is none."""
+        try:
+            from safetensors.torch import load_file
+        except ImportError:
+            self._invalid("the package safetensors is not installed")
+            return None
+        try:
+            tensors = load_file(file_name)
+        except (OSError, ValueError) as error:
+            self._note(-1102, str(error))
+            return None
+        name = next(iter(tensors), None) if key is None else key
+        tensor = None if name is None else tensors.get(name)
+        if tensor is None or name is None or self.put_tensor(name, tensor) != 0:
+            return None
+        return tensor
+
+    def get_tensor_into_cuda(self, key: str, tensor: Any) -> int:
+        """Reads into memory of a GPU: -600, this build reaches none."""
+        del tensor
+        return self._invalid(f"{key!r}: no CUDA here")
+
+    def batch_get_tensor_into_cuda(self, keys: list[str], tensors_list: list[Any]) -> list[int]:
+        """`get_tensor_into_cuda` of many."""
+        del tensors_list
+        return [self._invalid("no CUDA here")] * len(keys)
+
+
+def _as_it_is(located: Any, header: Header) -> Plan:
+    size = header.data_bytes
+    if size == 0:
+        return Plan(header)
+    return Plan(header, [(located, Strips(header.data_offset, size, 1, size), Strips.whole(size))])
+
+
+def _tensor_metadata_size() -> int:
+    return HEADER_SIZE
+
+
+def _serialize_tensor(tensor: Any) -> tuple[bytes, int, int, Any]:
+    """Header, address and length of the data, and what keeps it. `ValueError` for what the store does not keep."""
+    held = _tensor_in_memory(tensor)
+    if held is None:
+        raise ValueError(f"unsupported tensor {type(tensor).__name__}")
+    return held.header.pack(), held.address, held.header.data_bytes, held.owner
+
+
+def _deserialize_tensor(data: bytes) -> Any:
+    """The tensor of a serialized one. `ValueError` for what is none."""
+    data = bytes(data)
+    header = Header.parse(data, len(data))
+    if header is None:
+        raise ValueError("invalid serialized tensor")
+    return _of_bytes(header, data[header.data_offset :])

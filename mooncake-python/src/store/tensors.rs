@@ -1,0 +1,448 @@
+//! What the tensor calls of `python/mooncake/_tensors.py` move: heads of objects, and strips of bytes at regular distances, which is how
+//! a part of a tensor along one dimension lies in memory.
+
+use std::sync::Arc;
+
+use mooncake_core::memory::MemorySpan;
+use mooncake_core::{Error, Result};
+use mooncake_store::api::WriteMode;
+use mooncake_store::client::{Located, RangeRead};
+use mooncake_transport::{Slice, SliceMut};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use std::ptr::NonNull;
+
+use super::{NOT_SET_UP, Session, Store};
+use crate::args::{Keep, Uint, bytes_of};
+use crate::config::{self, Config};
+use crate::lease::Lease;
+use crate::memory::{Wire, lent, lent_mut, needs_registration};
+use crate::runtime::wait;
+
+/// Strips shorter than this go through one buffer when there are many: one request costs more than copying them.
+const SHORT: usize = 16 << 10;
+/// How many are many.
+const MANY: usize = 8;
+
+/// An object found by `_heads`, for reads of its parts.
+#[pyclass(frozen, module = "mooncake._mooncake", name = "Located")]
+pub(crate) struct LocatedObject {
+    object: Located,
+}
+
+#[pymethods]
+impl LocatedObject {
+    /// Length of the object in bytes.
+    #[getter]
+    fn size(&self) -> u64 {
+        self.object.size()
+    }
+}
+
+/// Bytes at regular distances: `rows` strips of `width`, the first at `start`, each `stride` after the one before.
+#[derive(Clone, Copy, Debug)]
+struct Strips {
+    start: u64,
+    stride: u64,
+    rows: u64,
+    width: u64,
+}
+
+impl Strips {
+    /// One past the last byte, if it can be counted.
+    fn end(&self) -> Option<u64> {
+        let last = self.rows.checked_sub(1)?.checked_mul(self.stride)?;
+        self.start.checked_add(last)?.checked_add(self.width)
+    }
+
+    /// First bytes of the strips.
+    fn starts(self) -> impl Iterator<Item = u64> {
+        (0..self.rows).map(move |row| self.start + row * self.stride)
+    }
+
+    /// As few strips as there can be.
+    fn joined(self) -> Self {
+        if self.stride == self.width {
+            return Self { rows: 1, width: self.width * self.rows, stride: self.width * self.rows, ..self };
+        }
+        self
+    }
+
+    fn is_fine(&self) -> bool {
+        self.rows > MANY as u64 && self.width < SHORT as u64
+    }
+}
+
+/// One value to write: a header, then strips of memory.
+#[derive(FromPyObject)]
+struct Write<'py> {
+    key: String,
+    header: Bound<'py, PyBytes>,
+    /// Memory that holds the strips, and how much of it there is.
+    memory: (Uint, Uint),
+    start: Uint,
+    stride: Uint,
+    rows: Uint,
+    width: Uint,
+}
+
+/// One read: which object, where its strips are, and where they go.
+#[derive(FromPyObject)]
+struct Read<'py> {
+    object: PyRef<'py, LocatedObject>,
+    #[pyo3(attribute("from_"))]
+    from: Uint,
+    from_stride: Uint,
+    to: Uint,
+    to_stride: Uint,
+    rows: Uint,
+    width: Uint,
+}
+
+/// One destination and what is read into it.
+#[derive(FromPyObject)]
+struct Job<'py> {
+    memory: (Uint, Uint),
+    reads: Vec<Read<'py>>,
+}
+
+/// An object and its first bytes.
+type Head<'py> = (LocatedObject, Bound<'py, PyBytes>);
+
+/// A job without Python's references.
+struct Plan {
+    address: u64,
+    len: u64,
+    reads: Vec<(Located, Strips, Strips)>,
+}
+
+impl Job<'_> {
+    fn plan(&self) -> Plan {
+        let read = |read: &Read<'_>| {
+            let (rows, width) = (read.rows.0, read.width.0);
+            let from = Strips { start: read.from.0, stride: read.from_stride.0, rows, width };
+            let to = Strips { start: read.to.0, stride: read.to_stride.0, rows, width };
+            (read.object.object.clone(), from, to)
+        };
+        Plan { address: self.memory.0.0, len: self.memory.1.0, reads: self.reads.iter().map(read).collect() }
+    }
+}
+
+/// Where memory that a job names comes from.
+#[derive(Clone)]
+enum Owner {
+    /// The program registered it.
+    Registered,
+    /// Objects of Python, kept meanwhile.
+    Kept(Arc<Keep>),
+}
+
+impl Session {
+    fn piece(&self, owner: &Owner, address: u64, len: u64) -> Result<Slice<Wire>> {
+        let len = Uint(len).len();
+        match owner {
+            Owner::Registered => self.source(address, len),
+            Owner::Kept(keep) => lent(&self.client, span(address, len)?, keep),
+        }
+    }
+
+    fn target(&self, owner: &Owner, address: u64, len: u64) -> Result<SliceMut<Wire>> {
+        let len = Uint(len).len();
+        match owner {
+            Owner::Registered => self.sink(address, len),
+            Owner::Kept(keep) => lent_mut(span(address, len)?, keep),
+        }
+    }
+
+    /// Header and strips as pieces of one value. Many short ones are copied into memory of ours, which `leases` keeps.
+    fn gather(
+        &self,
+        owner: &Owner,
+        memory: (u64, u64),
+        strips: Strips,
+        leases: &mut Vec<Lease>,
+    ) -> Result<Vec<Slice<Wire>>> {
+        if strips.rows == 0 || strips.width == 0 {
+            return Ok(Vec::new());
+        }
+        if strips.end().is_none_or(|end| end > memory.1) {
+            return Err(Error::invalid("a part of a tensor does not lie inside it"));
+        }
+        let strips = strips.joined();
+        let whole = self.piece(owner, memory.0, memory.1)?;
+        let width = Uint(strips.width).len();
+        if !strips.is_fine() {
+            return strips
+                .starts()
+                .map(|start| {
+                    let start = Uint(start).len();
+                    whole.slice(start..start + width)
+                })
+                .collect();
+        }
+        let lease = self.arena()?.take(&self.client, Uint(strips.rows * strips.width).len())?;
+        let mut copy = lease.slice_mut()?;
+        for (row, start) in strips.starts().enumerate() {
+            copy_strip(&whole, Uint(start).len(), &mut copy, row * width, width)?;
+        }
+        leases.push(lease);
+        Ok(vec![copy.into_shared()])
+    }
+
+    /// Reads strips, all jobs at once; each fails for itself.
+    async fn scatter(&self, owner: &Owner, plans: Vec<Plan>) -> Vec<Result<()>> {
+        let mut reads = Vec::new();
+        // For every read the job it is for, and what is to be copied where afterwards.
+        let mut after: Vec<(usize, Option<(Strips, Strips)>)> = Vec::new();
+        let mut outcomes: Vec<Result<()>> = Vec::with_capacity(plans.len());
+        let mut leases: Vec<Option<Lease>> = Vec::new();
+        for (job, plan) in plans.iter().enumerate() {
+            outcomes.push(plan.reads.iter().try_for_each(|(object, from, to)| {
+                let (Some(from_end), Some(to_end)) = (from.end(), to.end()) else {
+                    return Ok(());
+                };
+                if from.width == 0 {
+                    return Ok(());
+                }
+                if from_end > object.size() || to_end > plan.len {
+                    return Err(Error::invalid("a part of a tensor does not lie inside it"));
+                }
+                let by_way_of_ours = matches!(owner, Owner::Kept(_)) && needs_registration(&self.client);
+                if by_way_of_ours || (from.is_fine() && from.stride != from.width) {
+                    // All of it, and then the strips out of that.
+                    let lease = self.arena()?.take(&self.client, Uint(from_end - from.start).len())?;
+                    reads.push(RangeRead {
+                        object: object.clone(),
+                        offset: from.start,
+                        into: lease.slice_mut()?,
+                    });
+                    leases.push(Some(lease));
+                    after.push((job, Some((Strips { start: 0, ..*from }, *to))));
+                    return Ok(());
+                }
+                let (from, to) = if from.stride == from.width && to.stride == to.width {
+                    (from.joined(), to.joined())
+                } else {
+                    (*from, *to)
+                };
+                for (at, start) in from.starts().zip(to.starts()) {
+                    let address = plan.address.saturating_add(start);
+                    let into = self.target(owner, address, from.width)?;
+                    reads.push(RangeRead { object: object.clone(), offset: at, into });
+                    leases.push(None);
+                    after.push((job, None));
+                }
+                Ok(())
+            }));
+        }
+        let read = self.client.read_ranges(reads).await;
+        for (((outcome, from), (job, copy)), lease) in read.into_iter().zip(after).zip(leases) {
+            let done = outcome.and_then(|()| match copy {
+                Some((strips, to)) => self.spread(owner, &plans[job], from, strips, to),
+                None => Ok(()),
+            });
+            drop(lease);
+            if done.is_err() && outcomes[job].is_ok() {
+                outcomes[job] = done;
+            }
+        }
+        outcomes
+    }
+
+    fn spread(
+        &self,
+        owner: &Owner,
+        plan: &Plan,
+        from: SliceMut<Wire>,
+        strips: Strips,
+        to: Strips,
+    ) -> Result<()> {
+        let mut whole = self.target(owner, plan.address, plan.len)?;
+        let (from, width) = (from.into_shared(), Uint(strips.width).len());
+        for (at, start) in strips.starts().zip(to.starts()) {
+            copy_strip(&from, Uint(at).len(), &mut whole, Uint(start).len(), width)?;
+        }
+        Ok(())
+    }
+}
+
+fn span(address: u64, len: usize) -> Result<MemorySpan> {
+    let ptr =
+        usize::try_from(address).ok().and_then(|a| NonNull::new(std::ptr::with_exposed_provenance_mut(a)));
+    ptr.map(|ptr| MemorySpan::new(ptr, len)).ok_or_else(|| Error::invalid("the null pointer holds no tensor"))
+}
+
+/// Copies a range of one to a range of the other, both checked.
+#[allow(unsafe_code)]
+fn copy_strip(
+    from: &Slice<Wire>,
+    at: usize,
+    to: &mut SliceMut<Wire>,
+    start: usize,
+    len: usize,
+) -> Result<()> {
+    let inside = at.checked_add(len).is_some_and(|end| end <= from.len())
+        && start.checked_add(len).is_some_and(|end| end <= to.len());
+    if !inside {
+        return Err(Error::invalid("a part of a tensor does not lie inside it"));
+    }
+    let source = std::ptr::with_exposed_provenance::<u8>(from.addr() as usize + at);
+    let target = std::ptr::with_exposed_provenance_mut::<u8>(to.addr() as usize + start);
+    // SAFETY: both ranges were just checked, and are kept by what was handed in; the program's own memory may overlap.
+    unsafe { std::ptr::copy(source, target, len) };
+    Ok(())
+}
+
+#[pymethods]
+impl Store {
+    /// For each key where it lies and its first bytes, at most `upto`; `None` for one that is not there.
+    fn _heads<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<String>,
+        upto: usize,
+    ) -> PyResult<Vec<Option<Head<'py>>>> {
+        let Some(session) = self.session()? else { return Ok(keys.iter().map(|_| None).collect()) };
+        let read = async {
+            let located = session.client.locate(&keys).await?;
+            let located: Vec<Option<Located>> = located.into_iter().map(|one| one.ok().flatten()).collect();
+            let arena = session.arena()?;
+            let (mut reads, mut leases) = (Vec::new(), Vec::new());
+            for object in located.iter().flatten() {
+                let len = Uint(object.size()).len().min(upto);
+                let lease = arena.take(&session.client, len)?;
+                reads.push(RangeRead { object: object.clone(), offset: 0, into: lease.slice_mut()? });
+                leases.push(lease);
+            }
+            let outcomes = session.client.read_ranges(reads).await;
+            Ok((located, outcomes, leases))
+        };
+        let (located, outcomes, leases) = match wait(py, read) {
+            Ok(read) => read,
+            Err(error) => {
+                self.errors.note(&error);
+                return Ok(keys.iter().map(|_| None).collect());
+            }
+        };
+        let mut outcomes = outcomes.into_iter();
+        let head = |object: Option<Located>| {
+            let Some(object) = object else { return Ok(None) };
+            let Some((outcome, slice)) = outcomes.next() else { return Ok(None) };
+            if let Err(error) = outcome {
+                self.errors.note(&error);
+                return Ok(None);
+            }
+            let bytes = PyBytes::new_with(py, slice.len(), |bytes| {
+                slice.copy_to(0, bytes).map_err(|error| crate::error::exception(py, &error))
+            })?;
+            Ok(Some((LocatedObject { object }, bytes)))
+        };
+        let heads = located.into_iter().map(head).collect();
+        drop(leases);
+        heads
+    }
+
+    /// Reads strips of located objects into memory: a code for each job. Memory is registered, or `owners` keep it.
+    #[pyo3(signature = (jobs, owners=None))]
+    fn _read_strips(
+        &self,
+        py: Python<'_>,
+        jobs: Vec<Job<'_>>,
+        owners: Option<Vec<Py<PyAny>>>,
+    ) -> PyResult<Vec<i64>> {
+        let n = jobs.len();
+        let Some(session) = self.session()? else { return Ok(vec![NOT_SET_UP; n]) };
+        let plans: Vec<Plan> = jobs.iter().map(Job::plan).collect();
+        drop(jobs);
+        let owner = owner(owners);
+        let outcomes = wait(py, async { Ok(session.scatter(&owner, plans).await) });
+        Ok(self.codes(n, outcomes))
+    }
+
+    /// Writes values of a header and strips of memory: a code for each. Memory is registered, or `owners` keep it.
+    #[pyo3(signature = (upsert, writes, config=None, owners=None))]
+    fn _write_strips(
+        &self,
+        py: Python<'_>,
+        upsert: bool,
+        writes: Vec<Write<'_>>,
+        config: Config<'_>,
+        owners: Option<Vec<Py<PyAny>>>,
+    ) -> PyResult<Vec<i64>> {
+        let n = writes.len();
+        let Some(session) = self.session()? else { return Ok(vec![NOT_SET_UP; n]) };
+        let config = match config::of_call(&config, n, false) {
+            Ok(config) => config,
+            Err(error) => return Ok(self.codes(n, Err(error))),
+        };
+        let mut keep = Keep::default();
+        let mut plans = Vec::with_capacity(n);
+        for write in writes {
+            let header = bytes_of(write.header.as_any(), &mut keep)?;
+            let strips = Strips {
+                start: write.start.0,
+                stride: write.stride.0,
+                rows: write.rows.0,
+                width: write.width.0,
+            };
+            plans.push((write.key, header, (write.memory.0.0, write.memory.1.0), strips));
+        }
+        let headers = Arc::new(keep);
+        let owner = owner(owners);
+        let mode = if upsert { WriteMode::Upsert } else { WriteMode::Put };
+        let outcomes = wait(py, async {
+            let mut leases = Vec::new();
+            let (mut keys, mut values) = (Vec::with_capacity(n), Vec::with_capacity(n));
+            for (key, header, memory, strips) in plans {
+                let gathered = session.gather(&owner, memory, strips, &mut leases);
+                keys.push(key);
+                values.push(gathered.and_then(|data| {
+                    let mut pieces = Vec::with_capacity(1 + data.len());
+                    if let Some(header) = header {
+                        pieces.push(lent(&session.client, header, &headers)?);
+                    }
+                    pieces.extend(data);
+                    Ok(pieces)
+                }));
+            }
+            session.write_pieces(mode, keys, values, &config).await
+        });
+        Ok(self.codes(n, outcomes))
+    }
+
+    /// Copies bytes out of registered memory; `None` when they do not lie there.
+    fn _peek<'py>(&self, py: Python<'py>, address: Uint, len: Uint) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let Some(session) = self.session()? else { return Ok(None) };
+        let slice = match session.source(address.0, len.len()) {
+            Ok(slice) => slice,
+            Err(error) => {
+                self.errors.note(&error);
+                return Ok(None);
+            }
+        };
+        let bytes = PyBytes::new_with(py, slice.len(), |bytes| {
+            slice.copy_to(0, bytes).map_err(|error| crate::error::exception(py, &error))
+        })?;
+        Ok(Some(bytes))
+    }
+
+    /// Copies bytes into registered memory; whether they fit.
+    fn _poke(&self, address: Uint, bytes: &[u8]) -> PyResult<bool> {
+        let Some(session) = self.session()? else { return Ok(false) };
+        let written = session.sink(address.0, bytes.len()).and_then(|mut slice| slice.copy_from(0, bytes));
+        Ok(match written {
+            Ok(()) => true,
+            Err(error) => {
+                self.errors.note(&error);
+                false
+            }
+        })
+    }
+}
+
+fn owner(owners: Option<Vec<Py<PyAny>>>) -> Owner {
+    let Some(objects) = owners else { return Owner::Registered };
+    let mut keep = Keep::default();
+    objects.into_iter().for_each(|object| keep.object(object));
+    Owner::Kept(Arc::new(keep))
+}
