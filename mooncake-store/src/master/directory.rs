@@ -8,7 +8,7 @@ use hashbrown::HashTable;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::EvictionPolicy;
-use mooncake_core::ids::{ObjectKey, SlotId};
+use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SlotId};
 use mooncake_core::replica::{Replica, ReplicaStatus, SoftPin};
 use parking_lot::{Mutex, MutexGuard};
 use slab::Slab;
@@ -16,6 +16,7 @@ use smallvec::SmallVec;
 
 use super::put::Writer;
 use super::segments::Held;
+use crate::protocol::wire::TaskKind;
 
 /// Most objects have one replica; those need no allocation of their own.
 pub(super) type Replicas<A> = SmallVec<[Held<A>; 1]>;
@@ -34,6 +35,7 @@ pub(super) struct Object<A> {
     used: u64,
     value: Option<Value<A>>,
     write: Option<Box<Write<A>>>,
+    copying: Option<Box<Copying<A>>>,
 }
 
 /// What can be read.
@@ -66,6 +68,22 @@ pub(super) struct Write<A> {
     seat: usize,
 }
 
+/// More replicas of a value, being made. While they are, the value stays as it is: it is neither replaced nor removed.
+pub(super) struct Copying<A> {
+    pub(super) client: ClientId,
+    pub(super) kind: TaskKind,
+    pub(super) started: Moment,
+    /// What is read; what a move drops in the end.
+    pub(super) source: ReplicaId,
+    pub(super) targets: Replicas<A>,
+}
+
+impl<A: SegmentAllocator> Copying<A> {
+    pub(super) fn retire(self, until: Moment, now: Moment) {
+        self.targets.into_iter().for_each(|held| held.retire(until, now));
+    }
+}
+
 impl<A: SegmentAllocator> Object<A> {
     pub(super) fn value(&self) -> Option<&Value<A>> {
         self.value.as_ref()
@@ -73,6 +91,10 @@ impl<A: SegmentAllocator> Object<A> {
 
     pub(super) fn write(&self) -> Option<&Write<A>> {
         self.write.as_deref()
+    }
+
+    pub(super) fn copying(&self) -> Option<&Copying<A>> {
+        self.copying.as_deref()
     }
 
     pub(super) fn soft_pin(&self) -> Moment {
@@ -174,6 +196,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
             used: 0,
             value: None,
             write: None,
+            copying: None,
         };
         // 2^32 objects in one shard are far beyond what memory holds.
         let slot = SlotId(self.objects.insert(object) as u32);
@@ -252,6 +275,30 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
                 self.take_write(slot);
             }
         }
+        let object = &mut self.objects[slot.index()];
+        if let Some(copying) = &mut object.copying {
+            let until = copying.started.after(put_release);
+            drop_dead(&mut copying.targets, until, now);
+            if object.value.is_none()
+                && let Some(copying) = object.copying.take()
+            {
+                copying.retire(until, now);
+            }
+        }
+    }
+
+    pub(super) fn begin_copy(&mut self, slot: SlotId, copying: Copying<A>) {
+        debug_assert!(self[slot].value.is_some() && self[slot].copying.is_none());
+        self.objects[slot.index()].copying = Some(Box::new(copying));
+    }
+
+    pub(super) fn take_copy(&mut self, slot: SlotId) -> Option<Copying<A>> {
+        self.objects[slot.index()].copying.take().map(|copying| *copying)
+    }
+
+    /// Replicas of what can be read, to be added to or taken from; one must stay.
+    pub(super) fn replicas_mut(&mut self, slot: SlotId) -> Option<&mut Replicas<A>> {
+        self.objects[slot.index()].value.as_mut().map(|value| &mut value.replicas)
     }
 
     pub(super) fn put_write(&mut self, slot: SlotId, mut write: Write<A>) {

@@ -137,6 +137,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     pub(super) fn evictable(&self, object: &Object<A>, pass: Pass, now: Moment) -> bool {
         object.value().is_some()
             && object.write().is_none()
+            && object.copying().is_none()
             && !object.hard_pin
             && (pass == Pass::SoftPinned || object.soft_pin() <= now)
             && !self.lease_holds(object, now)

@@ -2,9 +2,10 @@
 //!
 //! Locks, outermost first; nobody holds two of one kind, and nothing is locked while another party is called:
 //! membership (mounts, unmounts, expiry) -> a shard of the directory -> the list of segments -> one segment's space.
-//! The table of clients is locked alone. Every method is synchronous and short; `tick` does what takes longer.
+//! The tables of clients, of tasks and of copies under way are each locked alone. Every method is synchronous and short; `tick` does what takes longer.
 
 mod clients;
+mod copy;
 mod directory;
 mod evict;
 mod graves;
@@ -16,18 +17,21 @@ mod remove;
 mod segments;
 mod service;
 mod stats;
+mod tasks;
 mod tick;
 mod window;
 
 #[cfg(feature = "testkit")]
 mod planted;
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 
 use mooncake_core::alloc::{BuiltinAllocator, SegmentAllocator};
 use mooncake_core::clock::{Moment, Rng, SharedClock, SystemClock};
 use mooncake_core::evict::{BuiltinPolicy, EvictionPolicy};
+use mooncake_core::ids::ObjectKey;
 use parking_lot::{Mutex, RwLock};
 
 use self::clients::Clients;
@@ -37,8 +41,9 @@ use self::graves::Graves;
 use self::placement::Dice;
 use self::segments::Registry;
 use self::stats::Counters;
+use self::tasks::Tasks;
 
-pub use self::options::{MasterOptions, ParsePlacementError, Placement};
+pub use self::options::{MasterOptions, ParsePlacementError, Placement, TaskOptions};
 #[cfg(feature = "testkit")]
 pub use self::planted::Bug;
 pub use self::put::{Put, Writer};
@@ -69,6 +74,9 @@ pub struct Master<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = Bu
     eviction: EvictionState,
     timers: tick::Timers,
     counters: Counters,
+    /// Copies that were begun, each with the time when it counts as abandoned.
+    copies: Mutex<VecDeque<(Moment, ObjectKey)>>,
+    tasks: Mutex<Tasks>,
     #[cfg(feature = "testkit")]
     planted: planted::Planted,
 }
@@ -116,6 +124,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             eviction: EvictionState::default(),
             timers: tick::Timers::default(),
             counters: Counters::default(),
+            copies: Mutex::default(),
+            tasks: Mutex::new(Tasks::new(rng.next_u64())),
             #[cfg(feature = "testkit")]
             planted: planted::Planted::default(),
             allocator: allocator.clone(),

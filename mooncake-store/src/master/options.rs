@@ -55,6 +55,36 @@ impl fmt::Display for ParsePlacementError {
 
 impl std::error::Error for ParsePlacementError {}
 
+/// Limits of the table of tasks. The defaults are the existing system's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskOptions {
+    /// Tasks that may wait to be fetched (10000).
+    pub max_pending: usize,
+    /// Tasks that may be under way (10000).
+    pub max_processing: usize,
+    /// Tasks that are over and still known (10000).
+    pub max_finished: usize,
+    /// A task that nobody fetched for this long has failed (300 s).
+    pub pending_timeout: Duration,
+    /// A task that was fetched this long ago and not ended has failed (300 s).
+    pub processing_timeout: Duration,
+    /// How often a client may try again where there is no room (10).
+    pub max_retries: u32,
+}
+
+impl Default for TaskOptions {
+    fn default() -> Self {
+        Self {
+            max_pending: 10_000,
+            max_processing: 10_000,
+            max_finished: 10_000,
+            pending_timeout: Duration::from_secs(300),
+            processing_timeout: Duration::from_secs(300),
+            max_retries: 10,
+        }
+    }
+}
+
 /// How a [`Master`](super::Master) behaves. The defaults are the existing system's where it has them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MasterOptions {
@@ -86,6 +116,8 @@ pub struct MasterOptions {
     pub remount_rest: Option<Duration>,
     /// How segments are chosen.
     pub placement: Placement,
+    /// Tasks: how many, for how long.
+    pub tasks: TaskOptions,
     /// Shards of the directory, a power of two up to 4096 (64).
     pub shards: usize,
 }
@@ -105,6 +137,7 @@ impl Default for MasterOptions {
             revoke_rest: Duration::from_secs(10),
             remount_rest: None,
             placement: Placement::default(),
+            tasks: TaskOptions::default(),
             shards: 64,
         }
     }

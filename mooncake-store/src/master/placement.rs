@@ -8,6 +8,7 @@ use mooncake_core::clock::{Moment, Rng};
 use mooncake_core::evict::EvictionPolicy;
 use mooncake_core::ids::ReplicaId;
 use mooncake_core::replica::ReplicateConfig;
+use mooncake_core::{Error, ErrorCode, Result};
 
 use super::Master;
 use super::directory::Replicas;
@@ -41,6 +42,29 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             search.run(config, self.options.placement);
         }
         (!search.found.is_empty()).then_some(search.found)
+    }
+
+    /// Space in a segment of that name.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`; `UNAVAILABLE_IN_CURRENT_STATUS` when nothing is placed there now; `NO_AVAILABLE_HANDLE`.
+    pub(super) fn place_in(&self, name: &str, len: u64, now: Moment) -> Result<Held<A>> {
+        let registry = self.segments.read();
+        let named = registry.named(name);
+        if named.is_empty() {
+            return Err(Error::new(ErrorCode::SegmentNotFound, format!("no segment {name}")));
+        }
+        if !named.iter().any(|segment| segment.would_open(now)) {
+            let text = format!("segment {name} takes no objects now");
+            return Err(Error::new(ErrorCode::UnavailableInCurrentStatus, text));
+        }
+        for segment in named.iter().filter(|segment| segment.would_open(now) && segment.fits(len)) {
+            if let Some(extent) = segment.allocate(len) {
+                let id = ReplicaId(self.next_replica.fetch_add(1, Relaxed));
+                return Ok(Held { id, segment: segment.clone(), extent });
+            }
+        }
+        Err(Error::new(ErrorCode::NoAvailableHandle, format!("segment {name} has no room for {len} bytes")))
     }
 
     /// Whether some open segment could ever hold `len` bytes.
@@ -170,7 +194,7 @@ impl Dice {
     }
 
     /// A number in `0..bound`; `bound` must not be 0.
-    fn below(&self, bound: usize) -> usize {
+    pub(super) fn below(&self, bound: usize) -> usize {
         if bound == 1 { 0 } else { self.next().below(bound as u64) as usize }
     }
 

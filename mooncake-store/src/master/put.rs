@@ -84,7 +84,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// # Errors
     /// `INVALID_PARAMS`; `OBJECT_ALREADY_EXISTS` (put only; a write in progress counts until it is
     /// [`MasterOptions::put_discard`](super::MasterOptions::put_discard) old); `OBJECT_REPLICA_BUSY` (upsert only:
-    /// another write of the same client is in progress); `NO_AVAILABLE_HANDLE`.
+    /// another write of the same client is in progress); `OBJECT_HAS_REPLICATION_TASK` (upsert only: it is being copied or
+    /// moved); `NO_AVAILABLE_HANDLE`.
     pub fn put_start(&self, put: &Put<'_>) -> Result<Vec<Replica>> {
         self.check_put(put)?;
         let hash = self.directory.hash(put.key);
@@ -230,6 +231,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
         if object.value().is_some() && object.group.as_deref().unwrap_or("") != put.group {
             return Err(Error::invalid("the group of an existing object cannot change"));
+        }
+        if object.copying().is_some() {
+            return Err(ErrorCode::ObjectHasReplicationTask.into());
         }
         // What is about to be replaced should not be what makes room for its successor.
         shard.touch(slot, self.directory.use_number());

@@ -17,7 +17,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// because its space rests until the last lease has run out.
     ///
     /// # Errors
-    /// `OBJECT_NOT_FOUND`; `OBJECT_HAS_LEASE` (not with `force`); `REPLICA_IS_NOT_READY` while a write is in progress.
+    /// `OBJECT_NOT_FOUND`; `OBJECT_HAS_LEASE` (not with `force`); `REPLICA_IS_NOT_READY` while a write or copy is in progress;
+    /// `OBJECT_HAS_REPLICATION_TASK` during a move that needs no copy.
     pub fn remove(&self, key: &[u8], force: bool) -> Result<()> {
         let now = self.clock.now();
         let hash = self.directory.hash(key);
@@ -96,6 +97,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     fn blocked(&self, object: &Object<A>, force: bool, now: Moment) -> Option<ErrorCode> {
         if object.write().is_some_and(|write| now < write.started.after(self.options.put_discard)) {
             Some(ErrorCode::ReplicaIsNotReady)
+        } else if let Some(copying) = object.copying() {
+            // As the existing system has it: first whether all replicas are complete, then whether a task is at work.
+            let moved = copying.targets.is_empty();
+            Some(if moved { ErrorCode::ObjectHasReplicationTask } else { ErrorCode::ReplicaIsNotReady })
         } else if !force && object.value().is_some() && self.lease_holds(object, now) {
             Some(ErrorCode::ObjectHasLease)
         } else {

@@ -59,6 +59,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if self.timers.zombies.load(SeqCst) <= now.0 {
             self.timers.zombies.store(now.after(ZOMBIES).0, SeqCst);
             self.reap(now);
+            self.reap_copies(now);
+            self.tasks.lock().expire(now, self.clock.wall_ms(), &self.options.tasks);
         }
         if self.reclaim(now) > 0 {
             self.eviction.something_changed();

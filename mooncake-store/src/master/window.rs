@@ -72,9 +72,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             .collect();
         for shard in self.directory.each() {
             for (_, object) in shard.objects() {
+                let stays = |extent| Block { extent, cost: None, object: None };
                 if let Some(write) = object.write() {
-                    let stays = |extent| Block { extent, cost: None, object: None };
                     blocks.extend(write.replicas.iter().filter(here).map(|held| stays(held.extent)));
+                }
+                if let Some(copying) = object.copying() {
+                    blocks.extend(copying.targets.iter().filter(here).map(|held| stays(held.extent)));
                 }
                 let Some(value) = object.value() else { continue };
                 for held in value.replicas.iter().filter(here) {

@@ -7,10 +7,11 @@ use std::time::Duration;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::error::Result;
 use mooncake_core::evict::EvictionPolicy;
-use mooncake_core::ids::{ClientId, ObjectKey, SegmentId};
+use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
 
 use super::service::{ObjectCalls, OwnerCalls, SegmentCalls, TaskCalls};
+use super::wire::{CopyPlan, MovePlan, Task, TaskInfo, TaskKind, TaskReport};
 use crate::api::{Caller, EndItem, PingReply, PutItem, WriteMode};
 use crate::master::{Master, Put, Writer};
 
@@ -101,8 +102,43 @@ impl<A: SegmentAllocator, E: EvictionPolicy> SegmentCalls for Master<A, E> {
     }
 }
 
-/// Copies and moves are not made yet.
-impl<A: SegmentAllocator, E: EvictionPolicy> TaskCalls for Master<A, E> {}
+impl<A: SegmentAllocator, E: EvictionPolicy> TaskCalls for Master<A, E> {
+    fn fetch_tasks(&self, client: ClientId, limit: u64) -> Result<Vec<Task>> {
+        Ok(self.fetch_tasks(client, limit))
+    }
+
+    fn create_copy(&self, _: &str, key: &[u8], targets: &[&str]) -> Result<Uuid> {
+        self.create_copy(key, targets)
+    }
+
+    fn create_move(&self, _: &str, key: &[u8], source: &str, target: &str) -> Result<Uuid> {
+        self.create_move(key, source, target)
+    }
+
+    fn task(&self, task: Uuid) -> Result<TaskInfo> {
+        self.task(task)
+    }
+
+    fn complete_task(&self, client: ClientId, report: &TaskReport) -> Result<()> {
+        self.complete_task(client, report)
+    }
+
+    fn copy_start(&self, caller: Caller<'_>, key: &[u8], from: &str, to: &[&str]) -> Result<CopyPlan> {
+        self.copy_start(caller.client, key, from, to)
+    }
+
+    fn move_start(&self, caller: Caller<'_>, key: &[u8], from: &str, to: &str) -> Result<MovePlan> {
+        self.move_start(caller.client, key, from, to)
+    }
+
+    fn replication_end(&self, caller: Caller<'_>, kind: TaskKind, key: &[u8]) -> Result<()> {
+        self.replication_end(caller.client, kind, key)
+    }
+
+    fn replication_revoke(&self, caller: Caller<'_>, kind: TaskKind, key: &[u8]) -> Result<()> {
+        self.replication_revoke(caller.client, kind, key)
+    }
+}
 
 impl<A: SegmentAllocator, E: EvictionPolicy> OwnerCalls for Master<A, E> {
     fn client_addresses(&self, clients: &[ClientId]) -> Result<Vec<(ClientId, Vec<String>)>> {

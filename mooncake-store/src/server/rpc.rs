@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::Result;
-use mooncake_core::ids::{ClientId, ObjectKey, SegmentId};
+use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
 
 use super::State;
@@ -13,6 +13,7 @@ use crate::api::{Caller, EndItem, PingReply, PutItem, WriteMode};
 use crate::master::Master;
 use crate::protocol::server::{Refusal, Service};
 use crate::protocol::service::{MasterService, ObjectCalls, OwnerCalls, SegmentCalls, TaskCalls};
+use crate::protocol::wire::{CopyPlan, MovePlan, Task, TaskInfo, TaskKind, TaskReport};
 
 /// Counts calls on their way to the master.
 pub(super) struct Counted {
@@ -141,5 +142,40 @@ impl OwnerCalls for Items {
     }
 }
 
-/// There are no copies or moves yet: nothing to fetch, and what is asked for is refused.
-impl TaskCalls for Items {}
+impl TaskCalls for Items {
+    fn fetch_tasks(&self, client: ClientId, limit: u64) -> Result<Vec<Task>> {
+        Tally::item(TaskCalls::fetch_tasks(&*self.0, client, limit))
+    }
+
+    fn create_copy(&self, tenant: &str, key: &[u8], targets: &[&str]) -> Result<Uuid> {
+        Tally::item(TaskCalls::create_copy(&*self.0, tenant, key, targets))
+    }
+
+    fn create_move(&self, tenant: &str, key: &[u8], source: &str, target: &str) -> Result<Uuid> {
+        Tally::item(TaskCalls::create_move(&*self.0, tenant, key, source, target))
+    }
+
+    fn task(&self, task: Uuid) -> Result<TaskInfo> {
+        Tally::item(self.0.task(task))
+    }
+
+    fn complete_task(&self, client: ClientId, report: &TaskReport) -> Result<()> {
+        Tally::item(self.0.complete_task(client, report))
+    }
+
+    fn copy_start(&self, caller: Caller<'_>, key: &[u8], from: &str, to: &[&str]) -> Result<CopyPlan> {
+        Tally::item(TaskCalls::copy_start(&*self.0, caller, key, from, to))
+    }
+
+    fn move_start(&self, caller: Caller<'_>, key: &[u8], from: &str, to: &str) -> Result<MovePlan> {
+        Tally::item(TaskCalls::move_start(&*self.0, caller, key, from, to))
+    }
+
+    fn replication_end(&self, caller: Caller<'_>, kind: TaskKind, key: &[u8]) -> Result<()> {
+        Tally::item(TaskCalls::replication_end(&*self.0, caller, kind, key))
+    }
+
+    fn replication_revoke(&self, caller: Caller<'_>, kind: TaskKind, key: &[u8]) -> Result<()> {
+        Tally::item(TaskCalls::replication_revoke(&*self.0, caller, kind, key))
+    }
+}
