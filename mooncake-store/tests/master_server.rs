@@ -12,7 +12,7 @@ use std::time::Duration;
 use http_support::{config, http, raw};
 use mooncake_core::clock::ManualClock;
 use mooncake_core::meta::Expect;
-use mooncake_core::replica::{ReplicaType, ReplicateConfig};
+use mooncake_core::replica::{ReplicaType, ReplicateConfig, Segment};
 use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_store::api::{
     Caller, DEFAULT_TENANT, EndItem, ObjectService, PutItem, SegmentService, WriteMode,
@@ -137,6 +137,97 @@ async fn the_dead_leave_no_metadata() {
     tokio::time::timeout(Duration::from_secs(5), gone).await.expect("the ticker cleans up");
     assert!(metadata.get("mooncake/ram/other").await.unwrap().is_some());
     server.stop().await;
+}
+
+#[tokio::test]
+async fn the_living_keep_their_metadata() {
+    let clock = Arc::new(ManualClock::new());
+    let server = MasterServer::start_with_clock(config(), clock.clone()).await.unwrap();
+    // Two segments of one client share a name; one of them is taken back with grace.
+    let (first, second) = (segment(1, MIB), segment(2, MIB));
+    let second = Segment { name: first.name.clone(), endpoint: first.endpoint.clone(), ..second };
+    for segment in [&first, &second] {
+        server.master().mount(client(1), segment).unwrap();
+    }
+    let metadata = server.metadata().clone();
+    let key = "mooncake/rpc_meta/node1:1";
+    metadata.put(key, "x".into(), Expect::Any).await.unwrap();
+    server.master().unmount_after(client(1), second.id, Duration::from_secs(1)).unwrap();
+    clock.advance(Duration::from_secs(2));
+    server.master().ping(client(1));
+    until(|| server.master().stats().segments.len() == 1).await;
+    // A dead client's name that somebody else has taken over meanwhile.
+    let other = Segment { name: first.name.clone(), ..segment(3, MIB) };
+    server.master().mount(client(3), &other).unwrap();
+    clock.advance(Duration::from_secs(9));
+    server.master().ping(client(3));
+    clock.advance(Duration::from_secs(2));
+    until(|| server.master().stats().segments.len() == 1).await;
+    // What is cleaned up after them, if it is, is cleaned up in order.
+    server.master().mount(client(4), &segment(4, MIB)).unwrap();
+    metadata.put("mooncake/rpc_meta/node4:1", "x".into(), Expect::Any).await.unwrap();
+    for _ in 0..2 {
+        clock.advance(Duration::from_secs(6));
+        server.master().ping(client(3));
+    }
+    while metadata.get("mooncake/rpc_meta/node4:1").await.unwrap().is_some() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(metadata.get(key).await.unwrap().is_some());
+    server.stop().await;
+}
+
+async fn until(done: impl Fn() -> bool) {
+    let waited = async {
+        while !done() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), waited).await.expect("it happens");
+}
+
+/// A name belongs to whoever said first where it is reached, as long as that one lives.
+#[tokio::test]
+async fn the_name_of_a_dead_process_can_be_taken() {
+    let clock = Arc::new(ManualClock::new());
+    let server = MasterServer::start_with_clock(config(), clock.clone()).await.unwrap();
+    let at = server.addresses().metadata.unwrap();
+    let value = |port: u16| format!("{{\"ip_or_host_name\":\"127.0.0.1\",\"rpc_port\":{port}}}");
+    let path = "/metadata?key=mooncake%2Frpc_meta%2Fnode1:1";
+    let duplicate = (400, "Duplicate rpc_meta key not allowed".to_owned());
+    let updated = (200, "metadata updated".to_owned());
+
+    let owner = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = owner.local_addr().unwrap().port();
+    assert_eq!(http(at, "PUT", path, &value(port)).await, updated);
+    assert_eq!(http(at, "PUT", path, &value(1)).await, duplicate, "its owner listens");
+    drop(owner);
+    assert_eq!(http(at, "PUT", path, "{}").await, duplicate, "that is not the same process again");
+    let elsewhere = value(1).replace("127.0.0.1", "127.0.0.2");
+    assert_eq!(http(at, "PUT", path, &elsewhere).await, duplicate, "nor is another host");
+    assert_eq!(http(at, "PUT", path, &value(2)).await, updated, "nobody listens any more");
+    assert_eq!(http(at, "GET", path, "").await, (200, value(2)));
+
+    // Members are also known to be dead by their silence, wherever they come back.
+    let server_without_clean_up = {
+        let config = MasterConfig { clean_up: None, ..config() };
+        MasterServer::start_with_clock(config, clock.clone()).await.unwrap()
+    };
+    let (server_too, at) = (&server_without_clean_up, server_without_clean_up.addresses().metadata.unwrap());
+    server_too.master().mount(client(1), &segment(1, MIB)).unwrap();
+    assert_eq!(http(at, "PUT", path, &value(port)).await, updated);
+    assert_eq!(http(at, "PUT", path, &elsewhere).await, duplicate, "a member");
+    clock.advance(Duration::from_secs(11));
+    until(|| server_too.master().stats().segments.is_empty()).await;
+    let taken = async {
+        while http(at, "PUT", path, &elsewhere).await != updated {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), taken).await.expect("the member is known to be dead");
+    assert_eq!(http(at, "PUT", path, &value(3)).await, duplicate, "the new owner is not");
+    server.stop().await;
+    server_without_clean_up.stop().await;
 }
 
 #[tokio::test]

@@ -54,6 +54,17 @@ fn process_variables() -> Vec<(String, String)> {
         .collect()
 }
 
+/// What the Python package reads, in `mooncake-python/python/mooncake/_environment.py`: name, default, effect.
+const PYTHON: &[(&str, &str, &str)] = &[
+    ("MC_STORE_CLIENT_MIN_PORT", "12300", "First port that clients draw from"),
+    ("MC_STORE_CLIENT_MAX_PORT", "14300", "Last port that clients draw from"),
+    ("MC_STORE_USE_HUGEPAGE", "", "Memory of huge pages, unless 0, false, no or off"),
+    ("MC_STORE_HUGEPAGE_SIZE", "2MB", "Their size"),
+    ("MC_TRANSFER_TIMEOUT", "30", "Seconds that a transfer may take, 5 at least"),
+    ("MC_FORCE_TCP", "", "Leave every other wire alone, unless 0, false, no or off"),
+    ("MC_LOG_LEVEL", "WARNING", "What the native part logs"),
+];
+
 /// Variables of the existing system that are not read, with one reason for all of them.
 struct Unread {
     names: &'static [&'static str],
@@ -68,12 +79,8 @@ const fn unread(names: &'static [&'static str], reason: &'static str) -> Unread 
 const LATER: &[Unread] = &[
     unread(
         &[
-            "MC_STORE_CLIENT_MIN_PORT",
-            "MC_STORE_CLIENT_MAX_PORT",
             "MC_STORE_CLIENT_SETUP_RETRIES",
             "MC_STORE_MEMCPY",
-            "MC_STORE_USE_HUGEPAGE",
-            "MC_STORE_HUGEPAGE_SIZE",
             "MC_STORE_NUMA_SOCKET_ID",
             "MC_RPC_TIMEOUT_MS",
             "MC_RPC_CONNECT_TIMEOUT_MS",
@@ -84,11 +91,11 @@ const LATER: &[Unread] = &[
             "MOONCAKE_PROTOCOL",
             "MOONCAKE_TENANT_ID",
         ],
-        "a Rust client is told in code (`ClientConfig`); the Python module and `mooncake_client`, which read these, are not built yet",
+        "a client is told in code (`ClientConfig`, in Python `setup`); the programs that read these are not built yet",
     ),
     unread(
         &["MOONCAKE_CONFIG_PATH", "MOONCAKE_DEVICE"],
-        "configuration of the Python wheel, which is not built yet; a master that cleans up metadata is told by MOONCAKE_TE_META_DATA_SERVER",
+        "configuration of programs of the Python package that are not built yet; a master that cleans up metadata is told by MOONCAKE_TE_META_DATA_SERVER",
     ),
     unread(
         &["MOONCAKE_ENABLE_CLIENT_HTTP_SERVER", "MOONCAKE_CLIENT_HTTP_PORT"],
@@ -108,7 +115,6 @@ const LATER: &[Unread] = &[
     ),
     unread(
         &[
-            "MC_TRANSFER_TIMEOUT",
             "MC_LEGACY_RPC_PORT_BINDING",
             "MC_TCP_BIND_ADDRESS",
             "MC_HANDSHAKE_PORT",
@@ -137,7 +143,6 @@ const LATER: &[Unread] = &[
     ),
     unread(
         &[
-            "MC_FORCE_TCP",
             "MC_FORCE_HCA",
             "MC_CUSTOM_TOPO_JSON",
             "MC_TE_FILTERS",
@@ -234,8 +239,8 @@ const NEVER: &[Unread] = &[
         "each segment and buffer is one mapping of its own; there is no arena",
     ),
     unread(
-        &["MC_YLT_LOG_LEVEL", "MC_LOG_LEVEL", "MC_LOG_DIR"],
-        "one log for everything, set by RUST_LOG or the flags of the program",
+        &["MC_YLT_LOG_LEVEL", "MC_LOG_DIR"],
+        "one log for everything, set by RUST_LOG or the flags of the program, in Python by MC_LOG_LEVEL",
     ),
     unread(
         &["MC_TE_METRIC", "MC_TE_METRIC_INTERVAL_SECONDS"],
@@ -283,7 +288,7 @@ pub fn environment_document() -> String {
          ## What is read\n\n\
          `mooncake_master` reads a variable for each of its flags. The command line goes before the environment, the environment \
          before the configuration file; `mooncake_master --print_config` shows each value and who set it. A variable that \
-         begins with `MC_MASTER_` and is not in the table is warned of at the start. Libraries read no environment.\n\n\
+         begins with `MC_MASTER_` and is not in the table is warned of at the start. The Rust libraries read no environment.\n\n\
          | variable | flag | default | effect |\n|---|---|---|---|\n",
     );
     for flag in flags() {
@@ -297,6 +302,10 @@ pub fn environment_document() -> String {
             code(flag.default),
             effect(flag)
         );
+    }
+    text.push_str("\nThe Python package reads these.\n\n| variable | default | effect |\n|---|---|---|\n");
+    for (name, default, effect) in PYTHON {
+        let _ = writeln!(text, "| `{name}` | {} | {effect} |", code(default));
     }
     for (title, variables) in [
         ("Variables of the existing system that are not read yet", LATER),
@@ -398,6 +407,7 @@ mod tests {
     fn no_variable_is_listed_twice() {
         let mut names: Vec<String> =
             LATER.iter().chain(NEVER).flat_map(|unread| unread.names).map(|name| (*name).into()).collect();
+        names.extend(PYTHON.iter().map(|(name, ..)| (*name).to_owned()));
         for flag in flags() {
             names.push(flag.variable());
             names.extend(flag.variables.iter().map(|name| (*name).to_owned()));

@@ -167,7 +167,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         found
     }
 
-    /// Buries the segments of clients that were silent too long, and of those whose grace is over.
+    /// Buries the segments of clients that were silent too long, and those whose grace is over. Returns the former.
     pub(super) fn expire(&self, graves: &mut Graves<A>, now: Moment) -> Vec<Segment> {
         let mut clients = self.clients.lock();
         let gone: Vec<_> = clients
@@ -195,7 +195,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         for mounted in self.segments.read().list.iter() {
             mounted.leaves().into_iter().for_each(|at| self.timers.at(at));
         }
-        due.iter().map(|mounted| mounted.info.clone()).collect()
+        due.iter().filter(|mounted| gone.contains(&mounted.client)).map(|m| m.info.clone()).collect()
     }
 
     fn mount_one(

@@ -17,7 +17,7 @@ const ZOMBIES: Duration = Duration::from_secs(1);
 /// What a [`Master::tick`] did that others may want to act on.
 #[derive(Debug, Default)]
 pub struct TickReport {
-    /// Segments that went because their client was silent too long, or their grace was over.
+    /// Segments that went because their client was silent too long.
     pub expired: Vec<Segment>,
 }
 

@@ -44,7 +44,7 @@ pub(super) async fn start_all(state: &Arc<State>) -> Result<Started> {
     let mut pages = vec![serve(admin, admin::pages(state.clone()))];
     let metadata_at = metadata.as_ref().map(|(_, at)| *at);
     if let Some((listener, _)) = metadata {
-        pages.push(serve(listener, metadata::pages(state.metadata.clone())));
+        pages.push(serve(listener, metadata::pages(state.clone())));
     }
     Ok((pages, Some(admin_at), metadata_at))
 }

@@ -2,70 +2,120 @@
 //! form of a key name the same entry.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, RawQuery, State as Shared};
+use axum::extract::{DefaultBodyLimit, RawQuery, State as Extract};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use mooncake_core::ErrorKind;
-use mooncake_core::meta::{Expect, MetadataBackend};
+use mooncake_core::meta::Expect;
+use mooncake_core::{ErrorKind, Result};
+use serde::Deserialize;
+use tokio::net::TcpStream;
 
+use super::State;
 use super::admin::{nothing_here, parameter};
 
-type Backend = Arc<dyn MetadataBackend>;
+type Shared = Extract<Arc<State>>;
 
 /// Largest value taken, in bytes; a descriptor of thousands of buffers is far below.
 const MAX_VALUE: usize = 16 << 20;
 
-pub(super) fn pages(backend: Backend) -> Router {
+/// How long it may take to see that nobody listens at a port.
+const PROBE: Duration = Duration::from_millis(500);
+
+pub(super) fn pages(state: Arc<State>) -> Router {
     Router::new()
         .route("/metadata", get(read).put(write).delete(remove))
         .route("/health", get(async || "OK"))
         .fallback(nothing_here)
         .method_not_allowed_fallback(nothing_here)
         .layer(DefaultBodyLimit::max(MAX_VALUE))
-        .with_state(backend)
+        .with_state(state)
 }
 
-async fn read(Shared(backend): Shared<Backend>, RawQuery(query): RawQuery) -> Response {
+async fn read(Extract(state): Shared, RawQuery(query): RawQuery) -> Response {
     let key = match key(query) {
         Ok(key) => key,
         Err(refusal) => return refusal,
     };
-    match backend.get(&key).await {
+    match state.metadata.get(&key).await {
         Ok(Some(found)) => ([(header::CONTENT_TYPE, "application/json")], found.value).into_response(),
         Ok(None) => (StatusCode::NOT_FOUND, "metadata not found").into_response(),
         Err(error) => failed(&error),
     }
 }
 
-async fn write(Shared(backend): Shared<Backend>, RawQuery(query): RawQuery, body: Bytes) -> Response {
+async fn write(Extract(state): Shared, RawQuery(query): RawQuery, body: Bytes) -> Response {
     let key = match key(query) {
         Ok(key) => key,
         Err(refusal) => return refusal,
     };
-    // Two nodes must not answer to one name: the first to say where it is reached keeps it.
-    let unique = key.contains("rpc_meta");
-    let expect = if unique { Expect::Absent } else { Expect::Any };
-    match backend.put(&key, body.clone(), expect).await {
-        Ok(_) => "metadata updated".into_response(),
-        Err(error) if unique && error.kind() == ErrorKind::AlreadyExists => match backend.get(&key).await {
-            Ok(Some(same)) if same.value == body => "metadata unchanged".into_response(),
-            Ok(_) => (StatusCode::BAD_REQUEST, "Duplicate rpc_meta key not allowed").into_response(),
-            Err(error) => failed(&error),
-        },
+    match put(&state, &key, body).await {
+        Ok(said) => said.into_response(),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            (StatusCode::BAD_REQUEST, "Duplicate rpc_meta key not allowed").into_response()
+        }
         Err(error) => failed(&error),
     }
 }
 
-async fn remove(Shared(backend): Shared<Backend>, RawQuery(query): RawQuery) -> Response {
+/// Sets an entry. Two nodes must not answer to one name: the first to say where it is reached keeps it as long as it lives.
+async fn put(state: &State, key: &str, value: Bytes) -> Result<&'static str> {
+    const UPDATED: &str = "metadata updated";
+    let Some((_, name)) = key.split_once("rpc_meta") else {
+        return state.metadata.put(key, value, Expect::Any).await.map(|_| UPDATED);
+    };
+    let refused = match state.metadata.put(key, value.clone(), Expect::Absent).await {
+        Err(refused) if refused.kind() == ErrorKind::AlreadyExists => refused,
+        done => return done.map(|_| UPDATED),
+    };
+    let name = name.trim_start_matches('/');
+    let Some(found) = state.metadata.get(key).await? else { return Err(refused) };
+    if found.value == value {
+        return Ok("metadata unchanged");
+    }
+    let dead = state.departed.has(name) && state.master.segment_status_named(name).is_err();
+    if !dead && !same_process_again(&found.value, &value).await {
+        return Err(refused);
+    }
+    // Of several who want it, one gets it.
+    state.metadata.put(key, value, Expect::At(found.revision)).await?;
+    state.departed.forget(name);
+    tracing::info!(key, "the name of a dead process was taken");
+    Ok(UPDATED)
+}
+
+/// Where a process is reached, as far as it matters here.
+#[derive(Deserialize)]
+struct RpcMeta {
+    ip_or_host_name: String,
+    rpc_port: u16,
+}
+
+/// Whether the new entry is of the host of the old one, and the process of the old one is gone: nobody listens at its port.
+/// Of another host nothing is believed, as a host that does not answer may be back.
+async fn same_process_again(old: &[u8], new: &[u8]) -> bool {
+    let read = |value| serde_json::from_slice::<RpcMeta>(value).ok();
+    let (Some(old), Some(new)) = (read(old), read(new)) else { return false };
+    if old.ip_or_host_name != new.ip_or_host_name {
+        return false;
+    }
+    let connect = TcpStream::connect((old.ip_or_host_name.as_str(), old.rpc_port));
+    match tokio::time::timeout(PROBE, connect).await {
+        Ok(Err(error)) => error.kind() == std::io::ErrorKind::ConnectionRefused,
+        Ok(Ok(_)) | Err(_) => false,
+    }
+}
+
+async fn remove(Extract(state): Shared, RawQuery(query): RawQuery) -> Response {
     let key = match key(query) {
         Ok(key) => key,
         Err(refusal) => return refusal,
     };
-    match backend.delete(&key).await {
+    match state.metadata.delete(&key).await {
         Ok(true) => "metadata deleted".into_response(),
         Ok(false) => (StatusCode::NOT_FOUND, "metadata not found").into_response(),
         Err(error) => failed(&error),

@@ -5,6 +5,7 @@ mod admin;
 #[cfg(feature = "cli")]
 pub mod cli;
 mod counting;
+mod departed;
 #[cfg(feature = "http")]
 mod http;
 #[cfg(feature = "http")]
@@ -27,6 +28,7 @@ use mooncake_transport::http::HttpMetadata;
 #[cfg(feature = "http")]
 pub use self::admin::parameter as query_parameter;
 use self::counting::Requests;
+use self::departed::Departed;
 use self::rpc::Counted;
 use self::ticker::Ticker;
 use crate::config::MasterConfig;
@@ -62,6 +64,7 @@ struct State {
     metadata: Arc<dyn MetadataBackend>,
     /// Where clients publish themselves: `metadata`, or a server elsewhere.
     published: Arc<dyn MetadataBackend>,
+    departed: Departed,
     requests: Requests,
     config: MasterConfig,
 }
@@ -101,6 +104,7 @@ impl MasterServer {
             master: Arc::new(master),
             metadata,
             published,
+            departed: Departed::default(),
             requests: Requests::default(),
             config,
         });

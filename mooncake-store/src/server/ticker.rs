@@ -65,10 +65,11 @@ fn run(state: &Arc<State>, (stopped, wake): &(Mutex<bool>, Condvar), runtime: &H
             return;
         }
         let report = parking_lot::MutexGuard::unlocked(&mut stopped, || state.master.tick());
-        if let Some(config) = &state.config.clean_up
-            && !report.expired.is_empty()
-        {
-            runtime.spawn(clean_up(state.clone(), MetaKeys::new(&config.cluster_id), report.expired));
+        if !report.expired.is_empty() {
+            state.departed.note(&report.expired);
+            if let Some(config) = &state.config.clean_up {
+                runtime.spawn(clean_up(state.clone(), MetaKeys::new(&config.cluster_id), report.expired));
+            }
         }
         let now = state.master.clock().now();
         if state.config.metric_reporting && now.since(reported) >= REPORT {
@@ -81,6 +82,10 @@ fn run(state: &Arc<State>, (stopped, wake): &(Mutex<bool>, Condvar), runtime: &H
 /// Removes what dead clients published.
 async fn clean_up(state: Arc<State>, keys: MetaKeys, expired: Vec<Segment>) {
     for segment in expired {
+        // Its client has more than this one, or somebody else goes by its name by now.
+        if state.master.segment_status_named(&segment.name).is_ok() {
+            continue;
+        }
         for key in [keys.segment(&segment.name), keys.rpc_meta(&segment.name)] {
             match state.published.delete(&key).await {
                 Ok(true) => tracing::info!(key, "metadata of a dead client removed"),
