@@ -7,9 +7,11 @@
 use std::fmt::Debug;
 
 use async_trait::async_trait;
-use mooncake_core::Result;
-use mooncake_core::ids::{ClientId, SegmentId};
+use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
+use mooncake_core::{Error, ErrorCode, Result};
+
+use crate::protocol::wire::{CopyPlan, MovePlan, Task, TaskInfo, TaskKind, TaskReport};
 
 /// Tenant of every call when the cluster has none.
 pub const DEFAULT_TENANT: &str = "default";
@@ -141,7 +143,73 @@ pub trait SegmentService: Debug + Send + Sync + 'static {
     }
 }
 
-/// Everything a client asks of a master.
-pub trait MasterApi: ObjectService + SegmentService {}
+/// Calls about copies and moves between segments. A master without them keeps the defaults: there is nothing to do, and
+/// what is asked for is refused with `NOT_SUPPORTED`.
+#[async_trait]
+pub trait TaskService: Debug + Send + Sync + 'static {
+    /// Asks for another copy in each of the segments named.
+    async fn create_copy(&self, _tenant: &str, _key: &[u8], _targets: &[&str]) -> Result<Uuid> {
+        Err(no_copies())
+    }
 
-impl<T: ObjectService + SegmentService> MasterApi for T {}
+    /// Asks for the copy in a segment to be moved to another one.
+    async fn create_move(&self, _tenant: &str, _key: &[u8], _source: &str, _target: &str) -> Result<Uuid> {
+        Err(no_copies())
+    }
+
+    /// Where a task stands. `TASK_NOT_FOUND`.
+    async fn task(&self, _task: Uuid) -> Result<TaskInfo> {
+        Err(no_copies())
+    }
+
+    /// Tasks for this client; from now on they are its own.
+    async fn fetch_tasks(&self, _client: ClientId, _limit: u64) -> Result<Vec<Task>> {
+        Ok(Vec::new())
+    }
+
+    /// A task is over.
+    async fn complete_task(&self, _client: ClientId, _report: &TaskReport) -> Result<()> {
+        Err(no_copies())
+    }
+
+    /// Space for copies in the segments named.
+    async fn copy_start(
+        &self,
+        _caller: Caller<'_>,
+        _key: &[u8],
+        _source: &str,
+        _targets: &[&str],
+    ) -> Result<CopyPlan> {
+        Err(no_copies())
+    }
+
+    /// Space for a copy elsewhere.
+    async fn move_start(
+        &self,
+        _caller: Caller<'_>,
+        _key: &[u8],
+        _source: &str,
+        _target: &str,
+    ) -> Result<MovePlan> {
+        Err(no_copies())
+    }
+
+    /// The bytes of a copy or move have landed.
+    async fn replication_end(&self, _caller: Caller<'_>, _kind: TaskKind, _key: &[u8]) -> Result<()> {
+        Err(no_copies())
+    }
+
+    /// A copy or move failed.
+    async fn replication_revoke(&self, _caller: Caller<'_>, _kind: TaskKind, _key: &[u8]) -> Result<()> {
+        Err(no_copies())
+    }
+}
+
+fn no_copies() -> Error {
+    Error::new(ErrorCode::NotSupported, "this master makes no copies")
+}
+
+/// Everything a client asks of a master.
+pub trait MasterApi: ObjectService + SegmentService + TaskService {}
+
+impl<T: ObjectService + SegmentService + TaskService> MasterApi for T {}

@@ -361,6 +361,7 @@ impl<W: Wires> ClientBuilder<W> {
                 master: api,
                 segments: Mutex::default(),
                 mounting: tokio::sync::Mutex::default(),
+                working: tokio::sync::Semaphore::new(super::tasks::AT_ONCE),
                 staging,
                 engine,
                 directory,

@@ -1,6 +1,6 @@
 //! Signs of life to the master, and mounting again when it has forgotten the client.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use mooncake_core::{ErrorKind, Result};
@@ -50,7 +50,7 @@ impl Beat {
         interval.saturating_mul(1 << doublings).min(MAX_BACKOFF.max(interval))
     }
 
-    async fn once<T: Transport>(&mut self, client: &Inner<T>) {
+    async fn once<T: Transport>(&mut self, client: &Arc<Inner<T>>) {
         match self.ask(client).await {
             Ok(()) => {
                 if self.failures >= FAILURES_BEFORE_RECONNECT {
@@ -69,7 +69,7 @@ impl Beat {
         }
     }
 
-    async fn ask<T: Transport>(&self, client: &Inner<T>) -> Result<()> {
+    async fn ask<T: Transport>(&self, client: &Arc<Inner<T>>) -> Result<()> {
         let limit = client.config.timeout;
         let deadline = Deadline::after(&client.config.clock, limit);
         if self.failures >= FAILURES_BEFORE_RECONNECT {
@@ -81,7 +81,7 @@ impl Beat {
         if reply.need_remount {
             client.remount(&deadline).await?;
         }
-        Ok(())
+        client.take_tasks(&deadline).await
     }
 }
 

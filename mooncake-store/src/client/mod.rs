@@ -16,6 +16,7 @@ mod ranges;
 mod send;
 mod sessions;
 mod staging;
+mod tasks;
 mod version;
 
 use std::fmt;
@@ -81,6 +82,8 @@ pub(crate) struct Inner<T: Transport> {
     turn: AtomicUsize,
     runtime: Handle,
     closed: watch::Sender<bool>,
+    /// Tasks of the master's that may be under way at once.
+    working: tokio::sync::Semaphore,
     heart: Mutex<Option<tokio::task::JoinHandle<()>>>,
     /// Keeps our port of the name ours.
     _reserved: Option<socket2::Socket>,

@@ -7,7 +7,7 @@ use mooncake_core::memory::{HostMemory, MemorySource};
 use mooncake_core::replica::Segment;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::handshake::HandshakeConfig;
-use mooncake_transport::{Region, Transport};
+use mooncake_transport::{Region, Slice, Transport};
 
 use super::deadline::Deadline;
 use super::{Client, Inner, config};
@@ -24,6 +24,13 @@ impl<T: Transport> Mounted<T> {
     /// Its number.
     pub(crate) fn id(&self) -> SegmentId {
         self.segment.id
+    }
+
+    /// These bytes, if they lie here.
+    pub(super) fn slice(&self, address: u64, len: u64) -> Option<Slice<T>> {
+        let start = self.holds(address, len).then(|| address - self.region.addr())?;
+        let range = usize::try_from(start).ok()?..usize::try_from(start + len).ok()?;
+        self.region.slice(range).ok()
     }
 
     /// Whether the bytes lie here.

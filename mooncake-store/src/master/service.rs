@@ -3,13 +3,16 @@
 use async_trait::async_trait;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::evict::EvictionPolicy;
-use mooncake_core::ids::{ClientId, SegmentId};
+use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
 use mooncake_core::{Error, Result};
 
 use super::{Master, Put, Writer};
-use crate::api::{Caller, EndItem, ObjectService, PingReply, PutItem, SegmentService, WriteMode};
+use crate::api::{
+    Caller, EndItem, ObjectService, PingReply, PutItem, SegmentService, TaskService, WriteMode,
+};
 use crate::protocol::message::MASTER_VERSION;
+use crate::protocol::wire::{CopyPlan, MovePlan, Task, TaskInfo, TaskKind, TaskReport};
 
 /// There are no tenants yet: as in the existing system with `enable_multi_tenants` off, every one is the same.
 #[async_trait]
@@ -102,6 +105,57 @@ impl<A: SegmentAllocator, E: EvictionPolicy> SegmentService for Master<A, E> {
 
     async fn unmount(&self, client: ClientId, segment: SegmentId) -> Result<()> {
         Master::unmount(self, client, segment)
+    }
+}
+
+#[async_trait]
+impl<A: SegmentAllocator, E: EvictionPolicy> TaskService for Master<A, E> {
+    async fn create_copy(&self, _tenant: &str, key: &[u8], targets: &[&str]) -> Result<Uuid> {
+        Master::create_copy(self, key, targets)
+    }
+
+    async fn create_move(&self, _tenant: &str, key: &[u8], source: &str, target: &str) -> Result<Uuid> {
+        Master::create_move(self, key, source, target)
+    }
+
+    async fn task(&self, task: Uuid) -> Result<TaskInfo> {
+        Master::task(self, task)
+    }
+
+    async fn fetch_tasks(&self, client: ClientId, limit: u64) -> Result<Vec<Task>> {
+        Ok(Master::fetch_tasks(self, client, limit))
+    }
+
+    async fn complete_task(&self, client: ClientId, report: &TaskReport) -> Result<()> {
+        Master::complete_task(self, client, report)
+    }
+
+    async fn copy_start(
+        &self,
+        caller: Caller<'_>,
+        key: &[u8],
+        source: &str,
+        targets: &[&str],
+    ) -> Result<CopyPlan> {
+        Master::copy_start(self, caller.client, key, source, targets)
+    }
+
+    async fn move_start(
+        &self,
+        caller: Caller<'_>,
+        key: &[u8],
+        source: &str,
+        target: &str,
+    ) -> Result<MovePlan> {
+        Master::move_start(self, caller.client, key, source, target)
+    }
+
+    async fn replication_end(&self, caller: Caller<'_>, kind: TaskKind, key: &[u8]) -> Result<()> {
+        Master::replication_end(self, caller.client, kind, key)
+    }
+
+    async fn replication_revoke(&self, caller: Caller<'_>, kind: TaskKind, key: &[u8]) -> Result<()> {
+        Master::replication_revoke(self, caller.client, kind, key)
     }
 }
 

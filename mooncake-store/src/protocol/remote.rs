@@ -5,13 +5,16 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use async_trait::async_trait;
 use mooncake_core::error::{Error, ErrorCode, Result};
-use mooncake_core::ids::{ClientId, SegmentId};
+use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
 
 use super::client::{RpcClient, RpcOptions};
 use super::message::*;
 use super::pack::Answer;
-use crate::api::{Caller, EndItem, ObjectService, PingReply, PutItem, SegmentService, WriteMode};
+use super::wire::{CopyPlan, MovePlan, Task, TaskInfo, TaskKind, TaskReport};
+use crate::api::{
+    Caller, EndItem, ObjectService, PingReply, PutItem, SegmentService, TaskService, WriteMode,
+};
 
 /// A master reached over RPC. A batch of one travels as the single call.
 #[derive(Debug)]
@@ -264,5 +267,66 @@ impl SegmentService for RemoteMaster {
 
     async fn unmount(&self, client: ClientId, segment: SegmentId) -> Result<()> {
         self.plain(UnmountSegment { segment, client }).await
+    }
+}
+
+#[async_trait]
+impl TaskService for RemoteMaster {
+    async fn create_copy(&self, tenant: &str, key: &[u8], targets: &[&str]) -> Result<Uuid> {
+        self.plain(CreateCopyTask { key, tenant, targets: targets.into() }).await
+    }
+
+    async fn create_move(&self, tenant: &str, key: &[u8], source: &str, target: &str) -> Result<Uuid> {
+        self.plain(CreateMoveTask { key, tenant, source, target }).await
+    }
+
+    async fn task(&self, task: Uuid) -> Result<TaskInfo> {
+        self.plain(QueryTask { task }).await
+    }
+
+    async fn fetch_tasks(&self, client: ClientId, limit: u64) -> Result<Vec<Task>> {
+        self.plain(FetchTasks { client, limit }).await
+    }
+
+    async fn complete_task(&self, client: ClientId, report: &TaskReport) -> Result<()> {
+        self.plain(MarkTaskToComplete { client, report: report.clone() }).await
+    }
+
+    async fn copy_start(
+        &self,
+        caller: Caller<'_>,
+        key: &[u8],
+        source: &str,
+        targets: &[&str],
+    ) -> Result<CopyPlan> {
+        let Caller { client, tenant, .. } = caller;
+        self.plain(CopyStart { client, key, tenant, source, targets: targets.into() }).await
+    }
+
+    async fn move_start(
+        &self,
+        caller: Caller<'_>,
+        key: &[u8],
+        source: &str,
+        target: &str,
+    ) -> Result<MovePlan> {
+        let Caller { client, tenant, .. } = caller;
+        self.plain(MoveStart { client, key, tenant, source, target }).await
+    }
+
+    async fn replication_end(&self, caller: Caller<'_>, kind: TaskKind, key: &[u8]) -> Result<()> {
+        let Caller { client, tenant, .. } = caller;
+        match kind {
+            TaskKind::Copy => self.plain(CopyEnd { client, key, tenant }).await,
+            TaskKind::Move => self.plain(MoveEnd { client, key, tenant }).await,
+        }
+    }
+
+    async fn replication_revoke(&self, caller: Caller<'_>, kind: TaskKind, key: &[u8]) -> Result<()> {
+        let Caller { client, tenant, .. } = caller;
+        match kind {
+            TaskKind::Copy => self.plain(CopyRevoke { client, key, tenant }).await,
+            TaskKind::Move => self.plain(MoveRevoke { client, key, tenant }).await,
+        }
     }
 }

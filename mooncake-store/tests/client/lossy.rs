@@ -8,7 +8,9 @@ use mooncake_core::clock::{ManualClock, SharedClock};
 use mooncake_core::ids::{ClientId, SegmentId};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
 use mooncake_core::{ErrorCode, Result};
-use mooncake_store::api::{Caller, EndItem, ObjectService, PingReply, PutItem, SegmentService, WriteMode};
+use mooncake_store::api::{
+    Caller, EndItem, ObjectService, PingReply, PutItem, SegmentService, TaskService, WriteMode,
+};
 use mooncake_store::client::{Client, ClientConfig, MasterHandle, PutOutcome};
 use mooncake_store::master::{Master, MasterOptions};
 use parking_lot::Mutex;
@@ -169,6 +171,8 @@ impl SegmentService for Front {
         SegmentService::unmount(&*self.master(), client, segment).await
     }
 }
+
+impl TaskService for Front {}
 
 #[tokio::test]
 async fn a_put_survives_the_loss_of_an_answer() {

@@ -6,3 +6,4 @@ mod parts;
 mod restart;
 mod scenarios;
 mod support;
+mod tasks;
