@@ -223,7 +223,9 @@ def test_segments(own_master, make_store, tmp_path):
     assert store.mount_segment(str(tmp_path / "none"), 1 << 20)["ret"] == -1
     assert store.mount_segment(str(file), 32 << 20)["ret"] == -1
     assert store.mount_segment(str(file), 4096, 1)["ret"] == -1
-    assert store.unmount_segment("no id") == -1
+    assert store.unmount_segment(["no id"]) == -1
+    with pytest.raises(TypeError):
+        store.unmount_segment("no list")
     assert store.unmount_segment(["1-2"]) == -1
 
 

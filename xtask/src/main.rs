@@ -124,6 +124,7 @@ fn miri() -> Result {
 
 fn ci() -> Result {
     lint()?;
+    python::install_torch()?;
     step("test");
     test(&[])?;
     step("features");

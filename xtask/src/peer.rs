@@ -21,6 +21,9 @@ pub(crate) fn interop() -> Result {
     let binary = target_dir().join("release/interop");
     let master = target_dir().join("release/mooncake_master");
     let words = [path(&binary), "--python".into(), path(&python), "--master".into(), path(&master)];
+    in_own_network(&words)?;
+    let Some(words) = crate::python::matrix(&python)? else { return Ok(()) };
+    step("two Python packages");
     in_own_network(&words)
 }
 

@@ -1,20 +1,59 @@
 //! The Python package: installed into a virtual environment of its own as users install it, and tested from there.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::run::{Result, command, root, step, target_dir};
 
 /// What the interpreter is asked before anything else: whether it is new enough and can make environments.
 const USABLE: &str = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))";
+/// Where an interpreter keeps its packages.
+const PACKAGES: &str = "import sysconfig; print(sysconfig.get_path('purelib'))";
 
 /// Installs the package and runs its tests; `rest` goes to pytest. Without a Python it says so and does nothing.
 pub(crate) fn test(rest: &[&str]) -> Result {
+    let Some(python) = install()? else { return Ok(()) };
     step("python");
+    command(&python, &["-m", "pytest", "-q"]).args(rest).dir("mooncake-python").run().map_err(|error| {
+        let folder = root().join("mooncake-python/tests");
+        format!(
+            "{error}\n(the package is installed in {python}'s environment, its tests are in {})",
+            folder.display()
+        )
+    })
+}
+
+/// Installs torch beside the package, so that the tests of tensors run: 5 GB, once.
+pub(crate) fn install_torch() -> Result {
+    let Some(python) = install()? else { return Ok(()) };
+    step("torch");
+    command(&python, &["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "torch"]).run()
+}
+
+/// Our package and the peer's in one cluster. What to run, or nothing without a Python.
+pub(crate) fn matrix(peer: &Path) -> Result<Option<Vec<String>>> {
+    let Some(python) = install()? else { return Ok(None) };
+    let packages =
+        |python: &str| command(python, &["-c", PACKAGES]).output().map(|out| out.trim().to_owned());
+    let peer = peer.to_string_lossy().into_owned();
+    if command(&python, &["-c", "import torch"]).output().is_ok() {
+        // The peer uses our torch; its own `mooncake` comes first.
+        let link = Path::new(&packages(&peer)?).join("torch-of-others.pth");
+        let path = packages(&python)?;
+        std::fs::write(&link, format!("{path}\n"))
+            .map_err(|e| format!("cannot write {}: {e}", link.display()))?;
+    }
+    let script = root().join("mooncake-python/tests/peer/matrix.py").to_string_lossy().into_owned();
+    Ok(Some(vec![python.clone(), script, python, peer, "--host".into(), "10.213.0.1".into()]))
+}
+
+/// Installs the package as a user does; the interpreter of its environment. Without a Python it says so.
+fn install() -> Result<Option<String>> {
+    step("python package");
     if command("python3", &["-c", USABLE]).output().is_err() {
         println!(
             "skipped: the Python package needs `python3` 3.11 or newer with venv (Debian: python3-venv)"
         );
-        return Ok(());
+        return Ok(None);
     }
     let environment = target_dir().join("python-venv");
     let python = environment.join("bin/python").to_string_lossy().into_owned();
@@ -29,11 +68,5 @@ pub(crate) fn test(rest: &[&str]) -> Result {
     )
     .env("CARGO_TARGET_DIR", &target)
     .run()?;
-    let folder = root().join("mooncake-python").to_string_lossy().into_owned();
-    command(&python, &["-m", "pytest", "-q"]).args(rest).dir("mooncake-python").run().map_err(|error| {
-        format!(
-            "{error}\n(the package is installed in {}, its tests are in {folder}/tests)",
-            environment.display()
-        )
-    })
+    Ok(Some(python))
 }

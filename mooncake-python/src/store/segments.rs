@@ -18,25 +18,12 @@ const GRANULE: u64 = 16 << 20;
 /// Longest grace period, in seconds.
 const MAX_GRACE: u64 = 3600;
 
-/// One id, or several.
-#[derive(FromPyObject)]
-enum Ids {
-    One(String),
-    Many(Vec<String>),
-}
-
-impl Ids {
-    fn parse(self) -> Result<Vec<SegmentId>> {
-        let texts = match self {
-            Ids::One(text) => vec![text],
-            Ids::Many(texts) => texts,
-        };
-        let parse = |text: &String| {
-            let id = text.parse::<Uuid>();
-            id.map(SegmentId).map_err(|error| Error::invalid(format!("segment id {text:?}: {error}")))
-        };
-        texts.iter().map(parse).collect()
-    }
+fn parse(texts: &[String]) -> Result<Vec<SegmentId>> {
+    let parse = |text: &String| {
+        let id = text.parse::<Uuid>();
+        id.map(SegmentId).map_err(|error| Error::invalid(format!("segment id {text:?}: {error}")))
+    };
+    texts.iter().map(parse).collect()
 }
 
 impl Session {
@@ -62,8 +49,8 @@ impl Session {
         Err(Error::invalid(format!("this store was set up with {ours}, not with {protocol}")))
     }
 
-    async fn unmount(&self, ids: Ids, grace: Uint) -> Result<()> {
-        let ids = ids.parse()?;
+    async fn unmount(&self, ids: Vec<String>, grace: Uint) -> Result<()> {
+        let ids = parse(&ids)?;
         let known = self.client.segments();
         if let Some(unknown) = ids.iter().find(|id| !known.contains(id)) {
             return Err(Error::new(
@@ -161,7 +148,12 @@ impl Store {
 
     /// Takes memory back, after a grace period when one is given: 0 or -1.
     #[pyo3(signature = (segment_ids, grace_period_seconds=Uint(0)))]
-    fn unmount_segment(&self, py: Python<'_>, segment_ids: Ids, grace_period_seconds: Uint) -> PyResult<i64> {
+    fn unmount_segment(
+        &self,
+        py: Python<'_>,
+        segment_ids: Vec<String>,
+        grace_period_seconds: Uint,
+    ) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(-1) };
         Ok(self.unmounted(wait(py, session.unmount(segment_ids, grace_period_seconds))))
     }
@@ -171,7 +163,7 @@ impl Store {
     fn unmount_and_free_segment(
         &self,
         py: Python<'_>,
-        segment_ids: Ids,
+        segment_ids: Vec<String>,
         grace_period_seconds: Uint,
     ) -> PyResult<i64> {
         self.unmount_segment(py, segment_ids, grace_period_seconds)

@@ -1,0 +1,305 @@
+"""Two builds of the package in one cluster: what one writes the other reads, and both write the same bytes.
+
+    python matrix.py OUR_PYTHON PEER_PYTHON [--host 10.213.0.1]
+
+Runs against a master of each build. Exits with 1 and says what differs when something does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import itertools
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+MIB = 1 << 20
+DTYPES = [
+    "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
+    "bool", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
+]  # fmt: skip
+
+
+class Node:
+    """A member in a process of its own."""
+
+    def __init__(self, name, python, log):
+        self.name = name
+        self.process = subprocess.Popen(
+            [python, str(HERE / "node.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+
+    def __call__(self, call, *args, **kw):
+        return self.send({"call": call, "args": list(args), "kw": kw})
+
+    def send(self, command):
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            # The existing package writes its log between the answers.
+            if line.startswith("=>"):
+                answer = json.loads(line[2:])
+                return answer.get("returned") if "returned" in answer else {"raised": answer["raised"]}
+        raise RuntimeError(f"{self.name} ended with {self.process.wait()}")
+
+    def stop(self):
+        self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def of(kind, value):
+    return {"as": kind, "of": value}
+
+
+def raw(data):
+    return of("bytes", base64.b64encode(data).decode())
+
+
+def tp(rank, size, dim):
+    return {"kind": "tp", "rank": rank, "size": size, "split_dim": dim}
+
+
+class Checks:
+    """Counts comparisons and remembers those that failed."""
+
+    def __init__(self):
+        self.done = 0
+        self.failed = []
+
+    def same(self, what, one, other):
+        self.done += 1
+        if one != other:
+            self.failed.append(f"{what}: {str(one)[:160]} / {str(other)[:160]}")
+
+
+def stored(node, key):
+    return node("get", key)
+
+
+def both(checks, what, nodes, call, *args, keys=("",), **kw):
+    """Both nodes make the same call under keys of their own; answers and what is stored must be equal."""
+    answers = []
+    for node in nodes:
+        named = [f"{node.name}/{arg[1:]}" if isinstance(arg, str) and arg.startswith("@") else arg for arg in args]
+        named = [
+            [f"{node.name}/{one[1:]}" if isinstance(one, str) and one.startswith("@") else one for one in arg]
+            if isinstance(arg, list)
+            else arg
+            for arg in named
+        ]
+        answers.append(node(call, *named, **kw))
+    checks.same(f"{what}: {call} returns", *answers)
+    names = [arg for arg in args if isinstance(arg, str) and arg.startswith("@")]
+    names += [one for arg in args if isinstance(arg, list) for one in arg if isinstance(one, str) and one.startswith("@")]
+    for name, suffix in itertools.product(names, keys):
+        for reader in nodes:
+            values = [stored(reader, f"{node.name}/{name[1:]}{suffix}") for node in nodes]
+            checks.same(f"{what}: bytes of {name}{suffix} as {reader.name} reads them", *values)
+
+
+def bytes_and_codes(checks, nodes):
+    for size in (1, 100, 4096, 100_000, 3 * MIB):
+        both(checks, f"{size} bytes", nodes, "put", f"@b{size}", raw(bytes(i * 7 % 256 for i in range(size))))
+    both(checks, "again", nodes, "put", "@b100", raw(b"other"))
+    both(checks, "empty", nodes, "put", "@empty", raw(b""))
+    both(checks, "upsert", nodes, "upsert", "@b100", raw(b"longer or shorter"))
+    both(checks, "parts", nodes, "put_parts", "@parts", raw(b"ab"), raw(b"c"), raw(b"def"))
+    both(checks, "no parts", nodes, "put_parts", "@noparts")
+    both(checks, "batch", nodes, "put_batch", ["@k1", "@k2"], [raw(b"1"), raw(b"22")])
+    both(checks, "batch with one empty", nodes, "put_batch", ["@k3", "@k4"], [raw(b"1"), raw(b"")])
+    both(checks, "batch of two lengths", nodes, "put_batch", ["@k5"], [])
+    for call, args in [
+        ("get", ["missing"]),
+        ("get_size", ["missing"]),
+        ("is_exist", ["missing"]),
+        ("remove", ["missing"]),
+        ("get_batch", [["missing", "missing"]]),
+        ("get_batch", [[]]),
+        ("batch_is_exist", [[]]),
+        ("batch_remove", [[]]),
+        ("batch_get_buffer", [["missing"]]),
+        ("get_replica_desc", ["missing"]),
+        ("remove_by_regex", ["("]),
+        ("batch_put_from", [["a", "b"], [1], [2]]),
+        ("batch_get_into", [["missing"], [1, 2], [3]]),
+        ("put", ["k", 7]),
+        ("put", [7, raw(b"x")]),
+        ("batch_get_into_multi_buffers", [[], [], []]),
+        ("get_into_ranges", [[], [], [], [], []]),
+        ("unregister_buffer", [12345]),
+        ("register_buffer", [0, 10]),
+        ("health_check", []),
+        ("unmount_segment", [["no id"]]),
+        ("unmount_segment", ["no list"]),
+        ("mount_segment", ["/nonexistent", 1 << 20]),
+        ("batch_put_session_end", [["none"]]),
+        ("batch_get_session_end", [["none"]]),
+    ]:
+        both(checks, "answers", nodes, call, *args)
+    for writer, reader in itertools.permutations(nodes):
+        writer("put", f"{writer.name}/shared", raw(b"x" * 5000))
+        checks.same("size", reader("get_size", f"{writer.name}/shared"), 5000)
+        checks.same("handle", reader("get_buffer", f"{writer.name}/shared"), stored(writer, f"{writer.name}/shared"))
+
+
+def memory(checks, nodes):
+    pattern = bytes(i * 31 % 256 for i in range(10_000))
+    for node in nodes:
+        checks.same("register", node.send({"call": "buffer", "name": "m", "size": 20_000}), 0)
+        node.send({"call": "fill", "name": "m", "bytes": base64.b64encode(pattern).decode()})
+    at = lambda offset: of("buffer", {"name": "m", "at": offset})  # noqa: E731
+    both(checks, "zero copy", nodes, "put_from", "@z", at(0), 5000)
+    both(checks, "zero bytes", nodes, "put_from", "@z0", at(0), 0)
+    both(checks, "metadata", nodes, "put_from_with_metadata", "@zm", at(100), at(0), 1000, 28)
+    both(checks, "batch", nodes, "batch_put_from", ["@z1", "@z2"], [at(0), at(100)], [10, 20])
+    both(checks, "several", nodes, "batch_put_from_multi_buffers", ["@z3"], [[at(0), at(500)]], [[100, 50]])
+    both(checks, "upsert", nodes, "upsert_from", "@z", at(1), 3)
+    both(checks, "too small", nodes, "get_into", "@z3", at(10_000), 100)
+    both(checks, "fits", nodes, "get_into", "@z3", at(10_000), 200)
+    both(checks, "sum", nodes, "batch_get_into_multi_buffers", ["@z3"], [[at(10_000), at(11_000)]], [[100, 49]])
+    both(checks, "parts", nodes, "batch_get_into_multi_buffers", ["@z3"], [[at(10_000), at(11_000)]], [[100, 50]])
+    read = [[at(12_000)], [["@z3"]], [[[0, 10, 0]]], [[[5, 140, 149]]], [[[10, 10, 2]]]]
+    for node in nodes:
+        read[1] = [[f"{node.name}/z3", "missing"]]
+        answer = node("get_into_ranges", read[0], read[1], [[[0, 10, 0], [0]]], [[[5, 140, 149], [0]]], [[[10, 10, 2], [1]]])
+        checks.same("ranges", answer, [[[10, 10, -600], [-704]]])
+    dumps = [node.send({"call": "dump", "name": "m", "size": 20_000}) for node in nodes]
+    checks.same("memory afterwards", *dumps)
+
+
+def tensors(checks, nodes):
+    for dtype in DTYPES:
+        for shape in ([], [3], [0, 4], [2, 3], [2, 1, 3, 1, 2, 1, 1, 2]):
+            spec = {"dtype": dtype, "shape": shape}
+            both(checks, f"{dtype} {shape}", nodes, "put_tensor", f"@t-{dtype}-{shape}", of("tensor", spec))
+            for writer, reader in itertools.permutations(nodes):
+                got = reader("get_tensor", f"{writer.name}/t-{dtype}-{shape}")
+                own = writer("get_tensor", f"{writer.name}/t-{dtype}-{shape}")
+                if shape:
+                    checks.same(f"{dtype} {shape} read by the other", got, own)
+                else:
+                    checks.same(f"{dtype} {shape} read by the other", (got or {}).get("bytes"), (own or {}).get("bytes"))
+    spec = of("tensor", {"dtype": "bfloat16", "shape": [8, 12, 4]})
+    for dim in range(3):
+        both(
+            checks, f"tp along {dim}", nodes, "put_tensor_with_tp", f"@tp{dim}", spec, 0, 4, dim,
+            keys=[f"_tp_{rank}" for rank in range(4)],
+        )  # fmt: skip
+    both(checks, "uneven", nodes, "put_tensor_with_tp", "@uneven", spec, 0, 5, 0)
+    full = {"dtype": "int32", "shape": [12, 8]}
+    for rank in range(3):
+        writer = of("writer", {"rank": rank, "size": 3, "split_dim": 0})
+        both(
+            checks, "writer", nodes, "put_tensor_with_parallelism", "@w", of("tensor", full), writer_partition=writer,
+            keys=["__writer_manifest", f"__writer_{rank}of3_sd0"],
+        )  # fmt: skip
+    layouts = {
+        "a": [tp(1, 4, 1)],
+        "b": [{"kind": "dp", "rank": 1, "size": 2}, tp(0, 2, 0)],
+        "c": [{"kind": "dp", "rank": 0, "size": 4}],
+        "d": [tp(1, 2, 1), {"kind": "ep", "rank": 0, "size": 4, "expert_id": 3}],
+        "e": [
+            {"kind": "pp", "rank": 0, "size": 2, "stage_id": 1}, {"kind": "dp", "rank": 0, "size": 2},
+            tp(1, 2, 0), {"kind": "ep", "rank": 1, "size": 2, "expert_id": 7},
+        ],
+    }  # fmt: skip
+    suffixes = {
+        "a": ["_tp_1", "__parallelism_manifest"],
+        "b": ["__dp_1of2__tp_0of2_sd0", "__parallelism_manifest"],
+        "c": ["__dp_0of4"],
+        "d": ["__tp_1of2_sd1__ep_0of4_eid3", "__parallelism_manifest"],
+        "e": ["__dp_0of2__tp_1of2_sd0__ep_1of2_eid7__pp_0of2_sid1", "__parallelism_manifest"],
+    }
+    for name, axes in layouts.items():
+        both(
+            checks, f"layout {name}", nodes, "put_tensor_with_parallelism", f"@l{name}", of("tensor", full),
+            of("layout", axes), keys=suffixes[name],
+        )  # fmt: skip
+        target = of("target", {"mode": "shard", "axes": axes})
+        for writer in nodes:
+            got = [node("get_tensor_with_parallelism", f"{writer.name}/l{name}", target) for node in nodes]
+            checks.same(f"layout {name} of {writer.name}", *got)
+    for rank in range(4):
+        part = of("tensor", {"dtype": "float16", "shape": [6, 9], "seed": rank})
+        both(checks, "part", nodes, "put_tensor_with_parallelism", "@r", part, of("layout", [tp(rank, 4, 0)]))
+    for writer in nodes:
+        for size in (1, 2, 3, 4, 6, 8):
+            for mode in ("shard", "full"):
+                target = of("target", {"mode": mode, "axes": [tp(size - 1, size, 0)]})
+                got = [node("get_tensor_with_parallelism", f"{writer.name}/r", target) for node in nodes]
+                checks.same(f"{mode} of {size}, written by {writer.name}", *got)
+        for name in ("w", "tp0"):
+            target = of("target", {"mode": "full"} if name == "w" else {"mode": "full", "axes": [tp(0, 2, 0)]})
+            got = [node("get_tensor_with_parallelism", f"{writer.name}/{name}", target) for node in nodes]
+            checks.same(f"full {name} of {writer.name}", *got)
+
+
+def wait_for(port):
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise RuntimeError(f"nobody listens on {port}")
+
+
+def has_torch(python):
+    return subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("ours")
+    parser.add_argument("peer")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--log", default=os.devnull)
+    options = parser.parse_args()
+    pythons = {"ours": options.ours, "peer": options.peer}
+    checks = Checks()
+    with open(options.log, "ab") as log:
+        for index, (owner, python) in enumerate(pythons.items()):
+            port = 51051 + index
+            binary = str(Path(python).parent / "mooncake_master")
+            flags = [f"--rpc_port={port}", f"--metrics_port={9103 + index}", "--default_kv_lease_ttl=200"]
+            master = subprocess.Popen([binary, *flags], stdout=log, stderr=log)
+            try:
+                wait_for(port)
+                nodes = [Node(name, python, log) for name, python in pythons.items()]
+                for node in nodes:
+                    # Not everything is to fit in one member, so that the other one's memory is written, too.
+                    arguments = [options.host, "P2PHANDSHAKE", 64 * MIB, 32 * MIB, "tcp", "", f"127.0.0.1:{port}"]
+                    assert node("setup", *arguments) == 0, node.name
+                before = len(checks.failed)
+                parts = [bytes_and_codes, memory]
+                if all(has_torch(python) for python in pythons.values()):
+                    parts.append(tensors)
+                else:
+                    print("tensors are left out: torch is not installed for both")
+                for part in parts:
+                    part(checks, nodes)
+                print(f"master of {owner}: {checks.done} comparisons so far, {len(checks.failed) - before} differ")
+                for node in nodes:
+                    node("close")
+                    node.stop()
+            finally:
+                master.terminate()
+                master.wait(30)
+    for failure in checks.failed:
+        print("  " + re.sub(r"\s+", " ", failure))
+    return 1 if checks.failed or not checks.done else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""One member of a cluster, of whichever `mooncake` the interpreter has: takes commands as JSON lines, answers in kind.
+
+Used by `matrix.py` to let two builds of the package read what the other wrote.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+import sys
+from types import SimpleNamespace
+
+from mooncake.store import MooncakeDistributedStore, ParallelAxis, ReadTarget, TensorParallelism
+
+store = MooncakeDistributedStore()
+buffers = {}
+
+
+def tensor_of(spec):
+    import torch
+
+    dtype, shape, seed = getattr(torch, spec["dtype"]), spec["shape"], spec.get("seed", 0)
+    size, count = torch.empty(0, dtype=dtype).element_size(), 1
+    for dim in shape:
+        count *= dim
+    high = 2 if dtype == torch.bool else 128
+    generator = torch.Generator().manual_seed(seed)
+    data = torch.randint(0, high, (max(count * size, 1),), dtype=torch.uint8, generator=generator)
+    return data[: count * size].view(dtype).reshape(shape)
+
+
+def layout_of(axes):
+    if axes is None:
+        return None
+    made = TensorParallelism()
+    listed = []
+    for fields in axes:
+        axis = ParallelAxis()
+        for name, value in fields.items():
+            setattr(axis, name, value)
+        listed.append(axis)
+    made.axes = listed
+    return made
+
+
+def target_of(spec):
+    if spec is None:
+        return None
+    made = ReadTarget()
+    made.mode = spec["mode"]
+    made.parallelism = layout_of(spec.get("axes"))
+    return made
+
+
+def shown(value):
+    """What a call returned, so that two builds can be compared."""
+    if value is None or isinstance(value, (int, str, bool)):
+        return value
+    if isinstance(value, (bytes, bytearray)):
+        return {"bytes": base64.b64encode(bytes(value)).decode()}
+    if isinstance(value, (list, tuple)):
+        return [shown(one) for one in value]
+    if type(value).__name__ == "BufferHandle":
+        return {"bytes": base64.b64encode(bytes(memoryview(value).cast("B"))).decode()}
+    if "Tensor" in type(value).__name__:
+        import torch
+
+        raw = bytes(value.contiguous().view(-1).view(torch.uint8).tolist()) if value.numel() else b""
+        return {"dtype": str(value.dtype), "shape": list(value.shape), "bytes": base64.b64encode(raw).decode()}
+    return repr(type(value))
+
+
+def prepared(name, value):
+    if name == "bytes":
+        return base64.b64decode(value)
+    if name == "tensor":
+        return tensor_of(value)
+    if name == "tensors":
+        return [tensor_of(one) if one else None for one in value]
+    if name == "layout":
+        return layout_of(value)
+    if name == "target":
+        return target_of(value)
+    if name == "writer":
+        return SimpleNamespace(**value)
+    if name == "buffer":
+        return ctypes.addressof(buffers[value["name"]]) + value.get("at", 0)
+    raise ValueError(name)
+
+
+def argument(value):
+    """A plain value, or `{"as": kind, "of": ..}` for what JSON has no word for."""
+    if isinstance(value, dict) and "as" in value:
+        return prepared(value["as"], value["of"])
+    if isinstance(value, list):
+        return [argument(one) for one in value]
+    return value
+
+
+def run(command):
+    name, arguments = command["call"], command.get("args", [])
+    keywords = {key: argument(value) for key, value in command.get("kw", {}).items()}
+    if name == "buffer":
+        size = command["size"]
+        buffers[command["name"]] = (ctypes.c_ubyte * size)()
+        return store.register_buffer(ctypes.addressof(buffers[command["name"]]), size)
+    if name == "fill":
+        data = base64.b64decode(command["bytes"])
+        ctypes.memmove(ctypes.addressof(buffers[command["name"]]) + command.get("at", 0), data, len(data))
+        return 0
+    if name == "dump":
+        start = command.get("at", 0)
+        return bytes(buffers[command["name"]][start : start + command["size"]])
+    return getattr(store, name)(*[argument(one) for one in arguments], **keywords)
+
+
+for line in sys.stdin:
+    try:
+        answer = {"returned": shown(run(json.loads(line)))}
+    except Exception as error:  # what is raised is part of what is compared
+        answer = {"raised": type(error).__name__, "text": str(error)[:300]}
+    print("=>" + json.dumps(answer), flush=True)
