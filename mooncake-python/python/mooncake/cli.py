@@ -14,3 +14,25 @@ def master() -> int:
     # The server has handlers of its own.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _mooncake.run_master([os.fspath(part) for part in sys.argv])
+
+
+def http_metadata_server() -> int:
+    """`mooncake_http_metadata_server`."""
+    from mooncake.http_metadata_server import main
+
+    return main()
+
+
+def rest_server() -> int:
+    """`mc_store_rest_server`."""
+    from mooncake.mooncake_store_service import main
+
+    return main()
+
+
+def topology_dump() -> int:
+    """`transfer_engine_topology_dump`: prints which devices are near which memory."""
+    from mooncake.engine import TransferEngine
+
+    print(f"Local topology [te/discover]: {TransferEngine().get_local_topology()}")
+    return 0

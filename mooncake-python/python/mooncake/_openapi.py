@@ -1,0 +1,79 @@
+"""What the REST server does, as OpenAPI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _body(required: list[str], **properties: str) -> dict[str, Any]:
+    schema = {
+        "type": "object",
+        "required": required,
+        "properties": {name: {"type": kind} for name, kind in properties.items()},
+    }
+    return {"required": True, "content": {"application/json": {"schema": schema}}}
+
+
+_IDS = {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_SEGMENTS = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["segment_ids"],
+                "properties": {"segment_ids": _IDS, "grace_period_seconds": {"type": "integer"}},
+            }
+        }
+    },
+}
+_KEY = [{"name": "key", "in": "path", "required": True, "schema": {"type": "string"}}]
+
+
+def _does(summary: str, *errors: int, **more: Any) -> dict[str, Any]:
+    responses: dict[str, Any] = {"200": {"description": "done"}}
+    responses.update({str(status): {"description": '`{"error": ..}`'} for status in errors})
+    return {"summary": summary, "responses": responses, **more}
+
+
+DOCUMENT: dict[str, Any] = {
+    "openapi": "3.1.0",
+    "info": {"title": "Mooncake store", "version": "1"},
+    "paths": {
+        "/api/put": {"put": _does("Stores a text", 400, 500, requestBody=_body(["key", "value"], key="string", value="string"))},
+        "/api/get/{key}": {"get": _does("The value of a key", 404, 500, parameters=_KEY)},
+        "/api/exist/{key}": {"get": _does("Whether a key is there", 500, parameters=_KEY)},
+        "/api/remove/{key}": {"delete": _does("Removes a key", 404, 409, 500, parameters=_KEY)},
+        "/api/remove_all": {"delete": _does("Removes every key that nobody is reading", 500)},
+        "/api/mount": {
+            "post": _does(
+                "Offers new memory", 400, 500, requestBody=_body(["size"], size="integer", protocol="string", location="string")
+            )
+        },
+        "/api/unmount": {"post": _does("Takes memory back", 400, 500, requestBody=_SEGMENTS)},
+        "/api/mount_shm": {
+            "post": _does(
+                "Offers shared memory",
+                400,
+                500,
+                requestBody=_body(
+                    ["name", "size"], name="string", size="integer", offset="integer", protocol="string", location="string"
+                ),
+            )
+        },
+        "/api/unmount_shm": {"post": _does("Takes shared memory back", 400, 500, requestBody=_SEGMENTS)},
+        "/api/unmount_local_disk": {
+            "post": _does("Stops offering a disk", 400, 500, requestBody=_body([], grace_period_seconds="integer"))
+        },
+        "/api/reconfigure": {
+            "post": _does(
+                "Changes what is offered",
+                400,
+                500,
+                requestBody=_body(["mode"], mode="string", path="string", size="integer", offset="integer"),
+            )
+        },
+        "/health": {"get": _does("Whether the master answers", 503)},
+        "/openapi.json": {"get": _does("This document")},
+    },
+}

@@ -1,0 +1,139 @@
+"""A directory of transfer engines over HTTP: `/metadata?key=..` keeps small values in memory. Needs aiohttp."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import threading
+from enum import IntEnum
+
+
+from aiohttp import web
+
+_LOG = logging.getLogger(__name__)
+# Longest value, as long as a segment's descriptor may get.
+_MAX_VALUE = 64 << 20
+
+
+class KVPoll(IntEnum):
+    """State of something that is set up step by step."""
+
+    Failed = 0
+    Bootstrapping = 1
+    WaitingForInput = 2
+    Transferring = 3
+    Success = 4
+
+
+class KVBootstrapServer:
+    """The server, on a thread of its own."""
+
+    def __init__(self, port: int, host: str = "0.0.0.0") -> None:
+        self.port = port
+        self.host = host
+        self.app = web.Application(client_max_size=_MAX_VALUE)
+        self.app.router.add_route("*", "/metadata", self._handle)
+        self.app.router.add_get("/health", self._health)
+        self.store: dict[str, bytes] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._stop: asyncio.Event | None = None
+        self._started = threading.Event()
+        self._failure: BaseException | None = None
+
+    async def _health(self, request: web.Request) -> web.Response:
+        del request
+        return web.Response(text="OK")
+
+    async def _handle(self, request: web.Request) -> web.Response:
+        key = request.query.get("key", "")
+        if request.method not in ("GET", "PUT", "DELETE"):
+            raise web.HTTPMethodNotAllowed(request.method, ["GET", "PUT", "DELETE"])
+        if not key:
+            return web.Response(status=400, text="missing key")
+        if request.method == "PUT":
+            if key in self.store and "rpc_meta" in key:
+                return web.Response(status=400, text="Duplicate rpc_meta key not allowed")
+            self.store[key] = await request.read()
+            return web.Response(text="metadata updated")
+        if key not in self.store:
+            return web.Response(status=404, text="metadata not found")
+        if request.method == "DELETE":
+            del self.store[key]
+            return web.Response(text="metadata deleted")
+        return web.Response(body=self.store[key], content_type="application/json")
+
+    def run(self) -> None:
+        """Starts the server; returns when it listens. `OSError` when it cannot."""
+        self._thread = threading.Thread(target=self._serve, name="mooncake-metadata", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _serve(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:
+            self._failure = error
+            self._started.set()
+
+    async def _main(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        runner = web.AppRunner(self.app, access_log=None)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, self.host, self.port)
+            await site.start()
+            if self.port == 0:
+                self.port = runner.addresses[0][1]
+            self._started.set()
+            await self._stop.wait()
+        finally:
+            await runner.cleanup()
+
+    def close(self) -> None:
+        """Stops the server."""
+        if self._loop is not None and self._stop is not None and self._loop.is_running():
+            self._loop.call_soon_threadsafe(self._stop.set)
+        if self._thread is not None:
+            self._thread.join(10)
+
+    def poll(self) -> KVPoll:
+        """Whether the server runs."""
+        running = self._thread is not None and self._thread.is_alive()
+        return KVPoll.Success if running else KVPoll.Failed
+
+    def wait(self) -> None:
+        """Returns when the server has ended."""
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(1)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """`mooncake_http_metadata_server`: serves until it is interrupted."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--host", default="0.0.0.0")
+    parser.add_argument("--log-level", default="INFO")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=options.log_level.upper())
+    server = KVBootstrapServer(options.port, options.host)
+    try:
+        server.run()
+    except OSError as error:
+        _LOG.error("%s", error)
+        return 1
+    _LOG.info("metadata server on %s:%s", server.host, server.port)
+    try:
+        server.wait()
+    except KeyboardInterrupt:
+        server.close()
+    return 0
+
+
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,135 @@
+"""Settings of a store, from a file or from the environment."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mooncake._sizes import parse_size
+
+_LOG = logging.getLogger(__name__)
+
+DEFAULT_GLOBAL_SEGMENT_SIZE = 3355443200
+DEFAULT_LOCAL_BUFFER_SIZE = 1073741824
+_PROTOCOLS = ("tcp", "rdma", "efa", "cxi", "ascend", "hccl", "cxl", "ub", "nvlink", "rpc_only")
+_TRUE = ("true", "1", "yes", "on", "enable", "enabled", "y", "t")
+_FALSE = ("false", "0", "no", "off", "disable", "disabled", "n", "f", "")
+_REQUIRED = ("local_hostname", "metadata_server", "master_server_address")
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ValueError(f"not a size: {value!r}")
+    return parse_size(value)
+
+
+def _switch(value: Any) -> bool:
+    text = str(value).strip().lower()
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise ValueError(f"neither true nor false: {value!r}")
+
+
+def _protocol(value: Any) -> str:
+    protocol = str(value).strip().lower()
+    if not protocol:
+        raise ValueError("the protocol is empty")
+    if protocol not in _PROTOCOLS:
+        _LOG.warning("unknown protocol %r; known are %s", protocol, ", ".join(_PROTOCOLS))
+    return protocol
+
+
+@dataclass
+class MooncakeConfig:
+    """What `MooncakeDistributedStore.setup` is told."""
+
+    local_hostname: str
+    metadata_server: str
+    global_segment_size: int
+    local_buffer_size: int
+    protocol: str
+    device_name: str
+    master_server_address: str
+    enable_ssd_offload: bool = False
+    ssd_offload_path: str = ""
+    tenant_id: str = "default"
+    enable_client_http_server: bool = False
+    client_http_port: int = 9300
+
+    @staticmethod
+    def _of(fields: Mapping[str, Any]) -> MooncakeConfig:
+        return MooncakeConfig(
+            local_hostname=str(fields["local_hostname"]),
+            metadata_server=str(fields["metadata_server"]),
+            global_segment_size=_size(fields.get("global_segment_size", DEFAULT_GLOBAL_SEGMENT_SIZE)),
+            local_buffer_size=_size(fields.get("local_buffer_size", DEFAULT_LOCAL_BUFFER_SIZE)),
+            protocol=_protocol(fields.get("protocol", "tcp")),
+            device_name=str(fields.get("device_name", "")),
+            master_server_address=str(fields["master_server_address"]),
+            enable_ssd_offload=_switch(fields.get("enable_ssd_offload", False)),
+            ssd_offload_path=str(fields.get("ssd_offload_path", "")),
+            tenant_id=str(fields.get("tenant_id", "default")),
+            enable_client_http_server=_switch(fields.get("enable_client_http_server", False)),
+            client_http_port=int(fields.get("client_http_port", 9300)),
+        )
+
+    @staticmethod
+    def from_file(file_path: str) -> MooncakeConfig:
+        """Settings of a JSON file. `ValueError` for what is missing or makes no sense."""
+        with open(file_path, encoding="utf-8") as file:
+            fields = json.load(file)
+        if not isinstance(fields, dict):
+            raise ValueError(f"{file_path} does not hold an object")
+        for name in _REQUIRED:
+            if name not in fields:
+                raise ValueError(f"Missing required config field: {name}")
+        return MooncakeConfig._of(fields)
+
+    @staticmethod
+    def load_from_env() -> MooncakeConfig:
+        """Settings of the file that `MOONCAKE_CONFIG_PATH` names, or of the variables `MOONCAKE_*`."""
+        path = os.environ.get("MOONCAKE_CONFIG_PATH")
+        if path:
+            return MooncakeConfig.from_file(path)
+        if not os.environ.get("MOONCAKE_MASTER"):
+            raise ValueError("neither MOONCAKE_CONFIG_PATH nor MOONCAKE_MASTER is set")
+        variables = {
+            "local_hostname": "MOONCAKE_LOCAL_HOSTNAME",
+            "metadata_server": "MOONCAKE_TE_META_DATA_SERVER",
+            "global_segment_size": "MOONCAKE_GLOBAL_SEGMENT_SIZE",
+            "local_buffer_size": "MOONCAKE_LOCAL_BUFFER_SIZE",
+            "protocol": "MOONCAKE_PROTOCOL",
+            "device_name": "MOONCAKE_DEVICE",
+            "master_server_address": "MOONCAKE_MASTER",
+            "enable_ssd_offload": "MOONCAKE_OFFLOAD_ENABLED",
+            "ssd_offload_path": "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH",
+            "tenant_id": "MOONCAKE_TENANT_ID",
+            "enable_client_http_server": "MOONCAKE_ENABLE_CLIENT_HTTP_SERVER",
+            "client_http_port": "MOONCAKE_CLIENT_HTTP_PORT",
+        }
+        fields: dict[str, Any] = {"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE"}
+        fields.update({name: os.environ[variable] for name, variable in variables.items() if variable in os.environ})
+        return MooncakeConfig._of(fields)
+
+    def as_setup(self) -> dict[str, Any]:
+        """The same by the names of `MooncakeDistributedStore.setup`."""
+        return {
+            "local_hostname": self.local_hostname,
+            "metadata_server": self.metadata_server,
+            "global_segment_size": self.global_segment_size,
+            "local_buffer_size": self.local_buffer_size,
+            "protocol": self.protocol,
+            "rdma_devices": self.device_name,
+            "master_server_addr": self.master_server_address,
+            "enable_ssd_offload": self.enable_ssd_offload,
+            "ssd_offload_path": self.ssd_offload_path,
+            "tenant_id": self.tenant_id,
+            "enable_client_http_server": self.enable_client_http_server,
+            "client_http_port": self.client_http_port,
+        }

@@ -1,0 +1,358 @@
+"""A store over HTTP: `mc_store_rest_server`. Needs aiohttp."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from mooncake import _openapi
+from mooncake.mooncake_config import MooncakeConfig
+from mooncake.store import MooncakeDistributedStore
+
+_LOG = logging.getLogger(__name__)
+_MAX_BODY = 100 << 20
+_MAX_GRACE_S = 3600
+# Values longer than this are sent in pieces of it.
+_PIECE = 1 << 20
+_NOT_FOUND = -704
+_HAS_LEASE = -706
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _json(body: dict[str, Any], status: int = 200) -> web.Response:
+    return web.json_response(body, status=status)
+
+
+def _error(text: str, status: int, **more: Any) -> web.Response:
+    return _json({"error": text, **more}, status)
+
+
+class BadRequest(Exception):
+    """The request makes no sense; the text says why."""
+
+
+def _answered(handler: Callable[[Any, web.Request], Awaitable[web.StreamResponse]]) -> Any:
+    """Turns what a handler raises into an answer."""
+
+    @functools.wraps(handler)
+    async def wrapped(self: Any, request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(self, request)
+        except BadRequest as error:
+            return _error(str(error), 400)
+        except (web.HTTPException, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            _LOG.exception("%s %s failed", request.method, request.path)
+            return _error(str(error) or type(error).__name__, 500)
+
+    return wrapped
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        body = json.loads(await request.read() or b"{}")
+    except ValueError:
+        raise BadRequest("Invalid JSON") from None
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object")
+    return body
+
+
+def _whole(body: dict[str, Any], name: str, default: int | None = None, least: int = 0, most: int | None = None) -> int:
+    value = body.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        raise BadRequest(f"Invalid {name}")
+    return value
+
+
+def _text(body: dict[str, Any], name: str, default: str) -> str:
+    value = body.get(name, default)
+    if not isinstance(value, str):
+        raise BadRequest(f"Invalid {name}")
+    return value
+
+
+def _ids(body: dict[str, Any]) -> list[str]:
+    ids = body.get("segment_ids")
+    listed = [ids] if isinstance(ids, str) else ids
+    if not isinstance(listed, list) or not listed or not all(isinstance(one, str) for one in listed):
+        raise BadRequest("Missing or invalid segment_ids")
+    return listed
+
+
+def _shared_path(body: dict[str, Any]) -> str:
+    name = _text(body, "name", "").removeprefix("/")
+    if not name or "/" in name or name in (".", "..") or "\0" in name:
+        raise BadRequest("Invalid shared memory name")
+    return f"/dev/shm/{name}"
+
+
+class MooncakeStoreService:
+    """Routes over one store. Calls of the store run beside the loop."""
+
+    def __init__(self, config: MooncakeConfig, store: MooncakeDistributedStore | None = None) -> None:
+        self.config = config
+        self.store = store or MooncakeDistributedStore()
+        # What `reconfigure` mounted, and who changes it now.
+        self._mode_ids: list[str] = []
+        self._mode = asyncio.Lock()
+        self.app = web.Application(client_max_size=_MAX_BODY)
+        self.app.add_routes(
+            [
+                web.put("/api/put", self.put),
+                web.get("/api/get/{key:.+}", self.get),
+                web.get("/api/exist/{key:.+}", self.exist),
+                web.delete("/api/remove_all", self.remove_all),
+                web.delete("/api/remove/{key:.+}", self.remove),
+                web.post("/api/mount", self.mount),
+                web.post("/api/unmount", self.unmount),
+                web.post("/api/mount_shm", self.mount_shm),
+                web.post("/api/unmount_shm", self.unmount),
+                web.post("/api/unmount_local_disk", self.unmount_local_disk),
+                web.post("/api/reconfigure", self.reconfigure),
+                web.get("/health", self.health),
+                web.get("/openapi.json", self.openapi),
+            ]
+        )
+
+    async def _call(self, call: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.to_thread(call, *args)
+
+    async def start_store(self, patience: float) -> bool:
+        """Sets the store up, again and again until it works or `patience` seconds are over."""
+        deadline = time.monotonic() + patience
+        while True:
+            if await self._call(lambda: self.store.setup(**self.config.as_setup())) == 0:
+                return True
+            if time.monotonic() >= deadline:
+                _LOG.error("the store cannot be set up: %s", self.store.last_error())
+                return False
+            await asyncio.sleep(1)
+
+    @_answered
+    async def put(self, request: web.Request) -> web.Response:
+        """Stores a text under a key."""
+        body = await _body(request)
+        key, value = body.get("key"), body.get("value")
+        if not isinstance(key, str) or not isinstance(value, str) or not key:
+            raise BadRequest("Missing key or value")
+        if await self._call(self.store.put, key, value.encode()) != 0:
+            return _error("PUT operation failed", 500, cause=str(self.store.last_error()))
+        return _json({"status": "success"})
+
+    @_answered
+    async def get(self, request: web.Request) -> web.StreamResponse:
+        """The value of a key."""
+        handle = await self._call(self.store.get_buffer, request.match_info["key"])
+        if handle is None:
+            exists = await self._call(self.store.is_exist, request.match_info["key"])
+            if exists == 0:
+                return _error("Key not found", 404)
+            return _error("Exist check failed" if exists < 0 else "GET operation failed", 500)
+        view = memoryview(handle).cast("B")
+        if len(view) <= _PIECE:
+            return web.Response(body=bytes(view), content_type="application/octet-stream")
+        response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
+        response.content_length = len(view)
+        await response.prepare(request)
+        for at in range(0, len(view), _PIECE):
+            await response.write(bytes(view[at : at + _PIECE]))
+        await response.write_eof()
+        return response
+
+    @_answered
+    async def exist(self, request: web.Request) -> web.Response:
+        """Whether a key is there."""
+        exists = await self._call(self.store.is_exist, request.match_info["key"])
+        if exists < 0:
+            return _error("Exist check failed", 500)
+        return _json({"exists": exists == 1})
+
+    @_answered
+    async def remove(self, request: web.Request) -> web.Response:
+        """Removes a key."""
+        code = await self._call(self.store.remove, request.match_info["key"])
+        if code == 0:
+            return _json({"status": "success"})
+        status = {_NOT_FOUND: 404, _HAS_LEASE: 409}.get(code, 500)
+        return _error("Remove operation failed", status, cause=str(self.store.last_error()))
+
+    @_answered
+    async def remove_all(self, request: web.Request) -> web.Response:
+        """Removes every key that nobody is reading."""
+        del request
+        removed = await self._call(self.store.remove_all)
+        if removed < 0:
+            return _error("Remove all operation failed", 500)
+        return _json({"status": f"success removed {removed} keys"})
+
+    @_answered
+    async def mount(self, request: web.Request) -> web.Response:
+        """Offers new memory to the cluster."""
+        body = await _body(request)
+        size = _whole(body, "size", least=1)
+        protocol, location = _text(body, "protocol", self.config.protocol), _text(body, "location", "")
+        answer = await self._call(self.store.allocate_and_mount_segment, size, protocol, location)
+        if answer["ret"] != 0:
+            return _error("Mount operation failed", 500, cause=str(self.store.last_error()))
+        return _json(
+            {
+                "status": "success",
+                "segment_ids": answer["segment_ids"],
+                "allocated_size": answer["allocated_size"],
+            }
+        )
+
+    async def _mount_file(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = await self._call(
+            self.store.mount_segment,
+            path,
+            _whole(body, "size", least=1),
+            _whole(body, "offset", 0),
+            _text(body, "protocol", self.config.protocol),
+            _text(body, "location", ""),
+        )
+        return answer
+
+    @_answered
+    async def mount_shm(self, request: web.Request) -> web.Response:
+        """Offers shared memory to the cluster."""
+        body = await _body(request)
+        answer = await self._mount_file(_shared_path(body), body)
+        if answer["ret"] != 0:
+            return _error("Mount operation failed", 500, cause=str(self.store.last_error()))
+        return _json({"status": "success", "segment_ids": answer["segment_ids"]})
+
+    async def _unmount_each(self, ids: list[str], grace: int) -> list[str]:
+        """Those that could not be unmounted."""
+        return [one for one in ids if await self._call(self.store.unmount_segment, [one], grace) != 0]
+
+    @_answered
+    async def unmount(self, request: web.Request) -> web.Response:
+        """Takes memory back."""
+        body = await _body(request)
+        grace = _whole(body, "grace_period_seconds", 0, most=_MAX_GRACE_S)
+        failed = await self._unmount_each(_ids(body), grace)
+        if failed:
+            return _error("Unmount operation failed", 500, failed_segment_ids=failed)
+        return _json({"status": "success"})
+
+    @_answered
+    async def unmount_local_disk(self, request: web.Request) -> web.Response:
+        """Stops offering this client's disk."""
+        body = await _body(request)
+        grace = _whole(body, "grace_period_seconds", 0, most=_MAX_GRACE_S)
+        if await self._call(self.store.unmount_local_disk_segment, grace) != 0:
+            return _error("Unmount operation failed", 500, cause=str(self.store.last_error()))
+        return _json({"status": "success"})
+
+    @_answered
+    async def reconfigure(self, request: web.Request) -> web.Response:
+        """Offers a file's memory (`decode`) in place of what was offered before, or none (`prefill`)."""
+        body = await _body(request)
+        mode = body.get("mode")
+        if mode not in ("decode", "prefill"):
+            raise BadRequest("Invalid mode. Use 'decode' or 'prefill'")
+        async with self._mode:
+            if mode == "prefill":
+                self._mode_ids = await self._unmount_each(self._mode_ids, 0)
+                if self._mode_ids:
+                    return _error("Unmount operation failed", 500, mode="decode")
+                return _json({"status": "success", "mode": "prefill"})
+            path = _text(body, "path", "")
+            if not path:
+                raise BadRequest("Missing path")
+            # The new memory first, so that there is always some.
+            answer = await self._mount_file(path, body)
+            if answer["ret"] != 0:
+                now = "decode" if self._mode_ids else "prefill"
+                return _error("Mount operation failed", 500, mode=now, cause=str(self.store.last_error()))
+            self._mode_ids = answer["segment_ids"] + await self._unmount_each(self._mode_ids, 0)
+            return _json({"status": "success", "mode": "decode", "segment_ids": answer["segment_ids"]})
+
+    @_answered
+    async def health(self, request: web.Request) -> web.Response:
+        """Whether the store's master answers."""
+        del request
+        code = await self._call(self.store.health_check)
+        return _json({"status": "healthy" if code == 0 else "unhealthy", "code": code}, 200 if code == 0 else 503)
+
+    async def openapi(self, request: web.Request) -> web.Response:
+        """What this server does, for programs."""
+        del request
+        return _json(_openapi.DOCUMENT)
+
+    async def run(self, port: int, patience: float) -> int:
+        """Serves until it is told to stop; an exit status."""
+        if not await self.start_store(patience):
+            return 1
+        runner = web.AppRunner(self.app, access_log=None)
+        await runner.setup()
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        try:
+            await web.TCPSite(runner, "0.0.0.0", port).start()
+            _LOG.info("REST server on port %s", port)
+            await stop.wait()
+        except OSError as error:
+            _LOG.error("%s", error)
+            return 1
+        finally:
+            await runner.cleanup()
+            await self._call(self.store.close)
+        return 0
+
+
+def _settings(path: str | None, changes: list[str]) -> MooncakeConfig:
+    config = MooncakeConfig.from_file(path) if path else None
+    fields: dict[str, Any] = dict(vars(config)) if config else {}
+    for change in changes:
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise ValueError(f"-D {change}: give key=value")
+        fields[name.strip()] = value.strip()
+    if not fields:
+        return MooncakeConfig.load_from_env()
+    for name in ("local_hostname", "metadata_server", "master_server_address"):
+        if name not in fields:
+            raise ValueError(f"Missing required config field: {name}")
+    return MooncakeConfig._of(fields)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """`mc_store_rest_server`: serves a store until it is told to stop."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", help="JSON file; by default the environment")
+    parser.add_argument("-D", dest="changes", action="append", default=[], metavar="key=value")
+    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--max-wait-time", type=float, default=60, help="seconds to wait for the store")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO)
+    try:
+        config = _settings(options.config, options.changes)
+    except (OSError, ValueError) as error:
+        print(f"mc_store_rest_server: {error}", file=sys.stderr)
+        return 2
+    return asyncio.run(_serve(config, options.port, options.max_wait_time))
+
+
+async def _serve(config: MooncakeConfig, port: int, patience: float) -> int:
+    return await MooncakeStoreService(config).run(port, patience)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

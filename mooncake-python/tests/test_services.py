@@ -1,0 +1,197 @@
+"""The REST server, the metadata server, asyncio, and settings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from conftest import free_port
+from mooncake.async_store import MooncakeDistributedStoreAsync
+from mooncake.mooncake_config import MooncakeConfig
+
+pytest.importorskip("aiohttp", reason="the servers need aiohttp")
+
+
+def ask(method, url, body=None):
+    data = json.dumps(body).encode() if isinstance(body, dict) else body
+    request = urllib.request.Request(url, data=data, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+@pytest.fixture
+def rest(master):
+    port = free_port()
+    settings = [
+        "local_hostname=127.0.0.1",
+        "metadata_server=P2PHANDSHAKE",
+        f"master_server_address={master.address}",
+        "global_segment_size=64MB",
+        "local_buffer_size=16MB",
+    ]
+    script = str(Path(sys.executable).parent / "mc_store_rest_server")
+    flags = [part for setting in settings for part in ("-D", setting)]
+    process = subprocess.Popen([script, "--port", str(port), *flags])
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            break
+        except OSError:
+            time.sleep(0.05)
+    yield f"http://127.0.0.1:{port}"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+
+
+def test_rest(rest, store, key):
+    assert ask("PUT", f"{rest}/api/put", {"key": key, "value": "text äöü"}) == (200, b'{"status": "success"}')
+    assert ask("GET", f"{rest}/api/get/{key}") == (200, "text äöü".encode())
+    assert ask("GET", f"{rest}/api/exist/{key}") == (200, b'{"exists": true}')
+    assert ask("GET", f"{rest}/api/exist/missing") == (200, b'{"exists": false}')
+    assert ask("GET", f"{rest}/api/get/missing")[0] == 404
+    assert ask("PUT", f"{rest}/api/put", {"key": key})[0] == 400
+    assert ask("PUT", f"{rest}/api/put", b"no json")[0] == 400
+    assert ask("PUT", f"{rest}/api/put", b"[1]")[0] == 400
+    assert ask("PUT", f"{rest}/api/put", {"key": key + "e", "value": ""})[0] == 500
+    big = os.urandom(5 << 20)
+    assert store.put(key + "/big", big) == 0
+    assert ask("GET", f"{rest}/api/get/{key}/big") == (200, big)
+    assert ask("DELETE", f"{rest}/api/remove/{key}")[0] == 409, "it was just read"
+    assert ask("DELETE", f"{rest}/api/remove/missing")[0] == 404
+    time.sleep(0.6)
+    assert ask("DELETE", f"{rest}/api/remove/{key}") == (200, b'{"status": "success"}')
+    assert ask("GET", f"{rest}/health") == (200, b'{"status": "healthy", "code": 0}')
+    document = json.loads(ask("GET", f"{rest}/openapi.json")[1])
+    assert "/api/get/{key}" in document["paths"] and document["openapi"].startswith("3.")
+
+
+def test_rest_segments(rest, tmp_path):
+    status, body = ask("POST", f"{rest}/api/mount", {"size": 1 << 20})
+    answer = json.loads(body)
+    assert status == 200 and answer["allocated_size"] == 16 << 20
+    assert ask("POST", f"{rest}/api/unmount", {"segment_ids": answer["segment_ids"]})[0] == 200
+    status, body = ask("POST", f"{rest}/api/unmount", {"segment_ids": "1-2"})
+    assert status == 500 and json.loads(body)["failed_segment_ids"] == ["1-2"]
+    for wrong in ({"size": 0}, {"size": "1"}, {"size": True}, {}):
+        assert ask("POST", f"{rest}/api/mount", wrong)[0] == 400
+    for name in ("../x", "a/b", "..", "", "/"):
+        assert ask("POST", f"{rest}/api/mount_shm", {"name": name, "size": 4096})[0] == 400
+    shared = Path("/dev/shm") / f"mooncake-test-{os.getpid()}"
+    shared.write_bytes(bytes(1 << 20))
+    try:
+        status, body = ask("POST", f"{rest}/api/mount_shm", {"name": "/" + shared.name, "size": 1 << 20})
+        assert status == 200
+        assert ask("POST", f"{rest}/api/unmount_shm", {"segment_ids": json.loads(body)["segment_ids"]})[0] == 200
+        decode = {"mode": "decode", "path": str(shared), "size": 1 << 19}
+        first = json.loads(ask("POST", f"{rest}/api/reconfigure", decode)[1])
+        assert first["mode"] == "decode"
+        status, body = ask("POST", f"{rest}/api/reconfigure", {**decode, "path": "/nonexistent"})
+        assert status == 500 and json.loads(body)["mode"] == "decode"
+        assert ask("POST", f"{rest}/api/reconfigure", {**decode, "offset": 1 << 19})[0] == 200
+        assert json.loads(ask("POST", f"{rest}/api/reconfigure", {"mode": "prefill"})[1]) == {
+            "status": "success",
+            "mode": "prefill",
+        }
+        assert ask("POST", f"{rest}/api/reconfigure", {"mode": "x"})[0] == 400
+    finally:
+        shared.unlink()
+    assert ask("POST", f"{rest}/api/unmount_local_disk", {"grace_period_seconds": 4000})[0] == 400
+    assert ask("POST", f"{rest}/api/unmount_local_disk", {})[0] == 500
+
+
+def test_metadata_server(make_store, key):
+    from mooncake.http_metadata_server import KVBootstrapServer, KVPoll
+
+    server = KVBootstrapServer(0, "127.0.0.1")
+    server.run()
+    try:
+        url = f"http://127.0.0.1:{server.port}/metadata"
+        assert server.poll() == KVPoll.Success
+        assert ask("GET", f"{url}?key=a") == (404, b"metadata not found")
+        assert ask("PUT", f"{url}?key=a", b"1")[0] == 200 and ask("PUT", f"{url}?key=a", b"2")[0] == 200
+        assert ask("GET", f"{url}?key=a") == (200, b"2")
+        assert ask("PUT", f"{url}?key=x/rpc_meta/y", b"1")[0] == 200
+        assert ask("PUT", f"{url}?key=x/rpc_meta/y", b"1")[0] == 400
+        assert ask("DELETE", f"{url}?key=a")[0] == 200 and ask("DELETE", f"{url}?key=a")[0] == 404
+        assert ask("GET", url)[0] == 400 and ask("POST", f"{url}?key=a")[0] == 405
+        a, b = make_store(metadata_server=url), make_store(metadata_server=url)
+        assert a.put(key, b"by directory") == 0 and b.get(key) == b"by directory"
+        a.close()
+        b.close()
+    finally:
+        server.close()
+    assert server.poll() == KVPoll.Failed
+
+
+def test_asyncio(master, key):
+    async def work():
+        store = MooncakeDistributedStoreAsync()
+        assert await store.async_setup("127.0.0.1", "P2PHANDSHAKE", 64 << 20, 16 << 20, "tcp", "", master.address) == 0
+        put = await asyncio.gather(*(store.async_put(f"{key}-{i}", bytes([i]) * 1000) for i in range(50)))
+        assert put == [0] * 50
+        got = await asyncio.gather(*(store.async_get(f"{key}-{i}") for i in range(50)))
+        assert got == [bytes([i]) * 1000 for i in range(50)]
+        assert await store.async_batch_is_exist([f"{key}-0", "missing"]) == [1, 0]
+        assert await store.async_upsert(key, b"x") == 0
+        assert await store.async_get_batch([key, "missing"]) == [b"x", b""]
+        with pytest.raises(AttributeError):
+            store.async_no_such_call
+        with pytest.raises(AttributeError):
+            store.no_such_call
+        with pytest.raises(TypeError):
+            await store.async_put(key, 7)
+        assert await store.async_close() == 0
+
+    asyncio.run(work())
+
+
+def test_settings(tmp_path, monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("MOONCAKE_"):
+            monkeypatch.delenv(name)
+    with pytest.raises(ValueError):
+        MooncakeConfig.load_from_env()
+    monkeypatch.setenv("MOONCAKE_MASTER", "h:1")
+    config = MooncakeConfig.load_from_env()
+    assert (config.local_hostname, config.metadata_server, config.protocol) == ("localhost", "P2PHANDSHAKE", "tcp")
+    assert (config.global_segment_size, config.local_buffer_size) == (3355443200, 1073741824)
+    monkeypatch.setenv("MOONCAKE_GLOBAL_SEGMENT_SIZE", "1.5 GB")
+    monkeypatch.setenv("MOONCAKE_OFFLOAD_ENABLED", "on")
+    monkeypatch.setenv("MOONCAKE_PROTOCOL", "RDMA")
+    config = MooncakeConfig.load_from_env()
+    assert config.global_segment_size == 3 << 29 and config.enable_ssd_offload and config.protocol == "rdma"
+    for name, value in [
+        ("MOONCAKE_GLOBAL_SEGMENT_SIZE", "-1"),
+        ("MOONCAKE_GLOBAL_SEGMENT_SIZE", "much"),
+        ("MOONCAKE_OFFLOAD_ENABLED", "perhaps"),
+        ("MOONCAKE_PROTOCOL", " "),
+    ]:
+        with monkeypatch.context() as changed, pytest.raises(ValueError):
+            changed.setenv(name, value)
+            MooncakeConfig.load_from_env()
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"local_hostname": "a", "metadata_server": "b"}))
+    with pytest.raises(ValueError, match="Missing required config field: master_server_address"):
+        MooncakeConfig.from_file(str(file))
+    file.write_text(
+        json.dumps(
+            {"local_hostname": "a", "metadata_server": "b", "master_server_address": "c", "local_buffer_size": "64k"}
+        )
+    )
+    monkeypatch.setenv("MOONCAKE_CONFIG_PATH", str(file))
+    assert MooncakeConfig.load_from_env().local_buffer_size == 65536
