@@ -14,6 +14,7 @@ use parking_lot::{Mutex, MutexGuard};
 use slab::Slab;
 use smallvec::SmallVec;
 
+use super::groups::Group;
 use super::put::Writer;
 use super::segments::Held;
 use crate::protocol::wire::TaskKind;
@@ -30,7 +31,7 @@ pub(super) struct Object<A> {
     /// Until when it is soft-pinned; zero for never.
     soft_pin: Moment,
     pub(super) hard_pin: bool,
-    pub(super) group: Option<Arc<str>>,
+    group: Option<Arc<Group>>,
     /// When it was last used, counted in uses of all objects.
     used: u64,
     value: Option<Value<A>>,
@@ -95,6 +96,22 @@ impl<A: SegmentAllocator> Object<A> {
 
     pub(super) fn copying(&self) -> Option<&Copying<A>> {
         self.copying.as_deref()
+    }
+
+    pub(super) fn group(&self) -> Option<&Arc<Group>> {
+        self.group.as_ref()
+    }
+
+    pub(super) fn group_name(&self) -> &str {
+        self.group.as_deref().map_or("", Group::name)
+    }
+
+    /// A reader may rely on the present value until then.
+    pub(super) fn grant_lease(&mut self, until: Moment) {
+        self.lease = self.lease.max(until);
+        if let Some(group) = &self.group {
+            group.extend(until);
+        }
     }
 
     pub(super) fn soft_pin(&self) -> Moment {
@@ -333,6 +350,22 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
             }
             let object = self.objects.remove(slot.index());
             self.soft_pins -= usize::from(object.soft_pin != Moment(0));
+            if let Some(group) = &object.group {
+                group.leave(&object.key);
+            }
+        }
+    }
+
+    /// Puts an object into a group, and out of the one before.
+    pub(super) fn join(&mut self, slot: SlotId, group: Arc<Group>) {
+        let object = &mut self.objects[slot.index()];
+        if object.group.as_ref().is_some_and(|before| Arc::ptr_eq(before, &group)) {
+            return;
+        }
+        group.join(object.key.clone());
+        group.extend(object.lease);
+        if let Some(before) = object.group.replace(group) {
+            before.leave(&object.key);
         }
     }
 
@@ -363,10 +396,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         self.next.map(|slot| self.objects[slot.index()].used)
     }
 
-    /// Takes the value of what was chosen.
-    pub(super) fn take_chosen(&mut self) -> Option<(SlotId, Value<A>)> {
-        let slot = self.next?;
-        self.take_value(slot).map(|value| (slot, value))
+    /// What was chosen, and is still there.
+    pub(super) fn chosen(&self) -> Option<SlotId> {
+        self.next
     }
 
     /// Slots with a write in progress.

@@ -7,10 +7,11 @@ use std::time::Duration;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::SlotId;
 use smallvec::SmallVec;
 
 use super::Master;
-use super::directory::Object;
+use super::directory::{Object, Shard};
 use super::segments::Mounted;
 
 /// How far below the watermark the background goes at most, as a part of the capacity.
@@ -48,6 +49,12 @@ pub(super) enum Pass {
 pub(super) struct Victim<A> {
     pub(super) bytes: u64,
     pub(super) segments: SmallVec<[Arc<Mounted<A>>; 1]>,
+}
+
+impl<A> Victim<A> {
+    pub(super) fn none() -> Self {
+        Self { bytes: 0, segments: SmallVec::new() }
+    }
 }
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
@@ -120,18 +127,37 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 self.directory.note_age(index, found);
                 continue;
             }
-            let Some((slot, value)) = shard.take_chosen() else { continue };
-            let segments = value.replicas.iter().map(|held| held.segment.clone()).collect();
-            let bytes = value.replicas.iter().map(|held| held.extent.len).sum();
-            let lease = shard[slot].lease;
-            value.retire(self.rest_until(lease), now);
-            shard.settle(slot);
-            self.counters.evicted(1, bytes);
+            let Some(slot) = shard.chosen() else { continue };
+            let group = shard[slot].group().cloned();
+            let mut victim = Victim::none();
+            self.evict_slot(&mut shard, slot, now, &mut victim);
             let next = shard.choose(|object| self.evictable(object, pass, now));
             self.directory.note_age(index, next);
-            return Some(Victim { bytes, segments });
+            drop(shard);
+            if let Some(group) = group {
+                self.evict_rest(&group, pass, now, &mut victim);
+            }
+            return Some(victim);
         }
         None
+    }
+
+    /// Evicts the value in a slot, which there must be, and adds it to what went before.
+    pub(super) fn evict_slot(
+        &self,
+        shard: &mut Shard<A, E>,
+        slot: SlotId,
+        now: Moment,
+        victim: &mut Victim<A>,
+    ) {
+        let lease = shard[slot].lease;
+        let Some(value) = shard.take_value(slot) else { return };
+        let bytes = value.replicas.iter().map(|held| held.extent.len).sum();
+        victim.bytes += bytes;
+        victim.segments.extend(value.replicas.iter().map(|held| held.segment.clone()));
+        value.retire(self.rest_until(lease), now);
+        shard.settle(slot);
+        self.counters.evicted(1, bytes);
     }
 
     pub(super) fn evictable(&self, object: &Object<A>, pass: Pass, now: Moment) -> bool {
@@ -141,6 +167,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             && !object.hard_pin
             && (pass == Pass::SoftPinned || object.soft_pin() <= now)
             && !self.lease_holds(object, now)
+            // One member that is being read keeps all.
+            && object.group().is_none_or(|group| group.lease() <= now)
     }
 
     /// Frees what has rested long enough, everywhere; how many bytes.

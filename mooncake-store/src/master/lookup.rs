@@ -27,7 +27,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if object.value().and_then(|value| value.live().next()).is_none() {
             return false;
         }
-        object.lease = object.lease.max(self.lease_from(now));
+        object.grant_lease(self.lease_from(now));
         shard.touch(slot, self.directory.use_number());
         true
     }
@@ -63,7 +63,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             let replicas = value.describe();
             if !replicas.is_empty() {
                 found.push((object.key.clone(), replicas));
-                object.lease = object.lease.max(lease);
+                object.grant_lease(lease);
                 shard.touch(slot, self.directory.use_number());
             }
         });
@@ -100,12 +100,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         shard.reads.asked += 1;
         let slot = shard.find(hash, key).ok_or_else(absent)?;
         let object = &mut shard[slot];
-        let lease = object.lease.max(self.lease_from(now));
         let Some(value) = object.value().filter(|value| value.live().next().is_some()) else {
             return Err(unreadable(object));
         };
         let (shown, len) = (show(value), value.len);
-        object.lease = lease;
+        object.grant_lease(self.lease_from(now));
         shard.touch(slot, self.directory.use_number());
         shard.reads.hits += 1;
         shard.reads.hit_bytes += len;

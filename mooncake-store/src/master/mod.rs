@@ -2,6 +2,7 @@
 //!
 //! Locks, outermost first; nobody holds two of one kind, and nothing is locked while another party is called:
 //! membership (mounts, unmounts, expiry) -> a shard of the directory -> the list of segments -> one segment's space.
+//! Inside a shard, too: the table of groups, then the members of one.
 //! The tables of clients, of tasks and of copies under way are each locked alone. Every method is synchronous and short; `tick` does what takes longer.
 
 mod clients;
@@ -9,6 +10,7 @@ mod copy;
 mod directory;
 mod evict;
 mod graves;
+mod groups;
 mod lookup;
 mod options;
 mod placement;
@@ -38,6 +40,7 @@ use self::clients::Clients;
 use self::directory::Directory;
 use self::evict::EvictionState;
 use self::graves::Graves;
+use self::groups::Groups;
 use self::placement::Dice;
 use self::segments::Registry;
 use self::stats::Counters;
@@ -77,6 +80,7 @@ pub struct Master<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = Bu
     /// Copies that were begun, each with the time when it counts as abandoned.
     copies: Mutex<VecDeque<(Moment, ObjectKey)>>,
     tasks: Mutex<Tasks>,
+    groups: Mutex<Groups>,
     #[cfg(feature = "testkit")]
     planted: planted::Planted,
 }
@@ -125,6 +129,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             timers: tick::Timers::default(),
             counters: Counters::default(),
             copies: Mutex::default(),
+            groups: Mutex::default(),
             tasks: Mutex::new(Tasks::new(rng.next_u64())),
             #[cfg(feature = "testkit")]
             planted: planted::Planted::default(),

@@ -1,6 +1,5 @@
 //! Writes: grants space, makes values readable, takes failed writes back.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
@@ -229,7 +228,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if put.mode == WriteMode::Put && object.value().is_some() {
             return Err(exists());
         }
-        if object.value().is_some() && object.group.as_deref().unwrap_or("") != put.group {
+        if object.value().is_some() && object.group_name() != put.group {
             return Err(Error::invalid("the group of an existing object cannot change"));
         }
         if object.copying().is_some() {
@@ -284,7 +283,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let replicas = write.describe();
         shard.put_write(slot, write);
         if !put.group.is_empty() {
-            shard[slot].group = Some(Arc::from(put.group));
+            shard.join(slot, self.groups.lock().named(put.group));
         }
         replicas
     }

@@ -10,7 +10,7 @@ use mooncake_core::evict::EvictionPolicy;
 use mooncake_core::ids::{ObjectKey, ReplicaId};
 
 use super::Master;
-use super::evict::Pass;
+use super::evict::{Pass, Victim};
 use super::segments::{GRAIN, Mounted};
 
 /// After a search in vain, nobody searches for this long.
@@ -110,13 +110,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if !same || !self.evictable(object, pass, now) {
             return;
         }
-        let lease = object.lease;
-        if let Some(value) = shard.take_value(slot) {
-            let bytes = value.replicas.iter().map(|held| held.extent.len).sum();
-            value.retire(self.rest_until(lease), now);
-            self.counters.evicted(1, bytes);
+        let group = object.group().cloned();
+        let mut victim = Victim::none();
+        self.evict_slot(&mut shard, slot, now, &mut victim);
+        drop(shard);
+        if let Some(group) = group {
+            self.evict_rest(&group, pass, now, &mut victim);
         }
-        shard.settle(slot);
     }
 }
 
