@@ -316,9 +316,7 @@ def assemble(header: Header, dim: int, begin: int, end: int, sources: list[Sourc
         if first != at:
             return None
         element = header.element_size
-        stored = Strips.part(
-            source.header.local_shape, element, dim, first - source.begin, last - source.begin
-        )
+        stored = Strips.part(source.header.local_shape, element, dim, first - source.begin, last - source.begin)
         stored = Strips(stored.start + source.header.data_offset, stored.stride, stored.rows, stored.width)
         target = Strips.part(header.local_shape, element, dim, first - begin, last - begin)
         plan.reads.append((source.located, stored, target))

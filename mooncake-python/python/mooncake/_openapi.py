@@ -40,14 +40,19 @@ DOCUMENT: dict[str, Any] = {
     "openapi": "3.1.0",
     "info": {"title": "Mooncake store", "version": "1"},
     "paths": {
-        "/api/put": {"put": _does("Stores a text", 400, 500, requestBody=_body(["key", "value"], key="string", value="string"))},
+        "/api/put": {
+            "put": _does("Stores a text", 400, 500, requestBody=_body(["key", "value"], key="string", value="string"))
+        },
         "/api/get/{key}": {"get": _does("The value of a key", 404, 500, parameters=_KEY)},
         "/api/exist/{key}": {"get": _does("Whether a key is there", 500, parameters=_KEY)},
         "/api/remove/{key}": {"delete": _does("Removes a key", 404, 409, 500, parameters=_KEY)},
         "/api/remove_all": {"delete": _does("Removes every key that nobody is reading", 500)},
         "/api/mount": {
             "post": _does(
-                "Offers new memory", 400, 500, requestBody=_body(["size"], size="integer", protocol="string", location="string")
+                "Offers new memory",
+                400,
+                500,
+                requestBody=_body(["size"], size="integer", protocol="string", location="string"),
             )
         },
         "/api/unmount": {"post": _does("Takes memory back", 400, 500, requestBody=_SEGMENTS)},
@@ -57,7 +62,12 @@ DOCUMENT: dict[str, Any] = {
                 400,
                 500,
                 requestBody=_body(
-                    ["name", "size"], name="string", size="integer", offset="integer", protocol="string", location="string"
+                    ["name", "size"],
+                    name="string",
+                    size="integer",
+                    offset="integer",
+                    protocol="string",
+                    location="string",
                 ),
             )
         },

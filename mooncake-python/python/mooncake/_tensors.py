@@ -347,7 +347,9 @@ class TensorCalls(_mooncake.Store):
         self, upsert: bool, keys: Sequence[str], tensors: list[Any], config: ReplicateConfig | None
     ) -> list[int]:
         if not isinstance(tensors, list):
-            raise TypeError(f"incompatible function arguments: tensors_list must be a list, not {type(tensors).__name__}")
+            raise TypeError(
+                f"incompatible function arguments: tensors_list must be a list, not {type(tensors).__name__}"
+            )
         if not self._published(config):
             return [self._invalid("preferred_segments does not name one segment for each copy")] * len(keys)
         return self._from_tensors(upsert, keys, tensors, config, lambda _, key, tensor: [_whole(key, tensor)])
@@ -416,9 +418,7 @@ class TensorCalls(_mooncake.Store):
         """`upsert_tensor_from` of many; one that is no tensor fails all."""
         return self._whole_from(True, keys, buffer_ptrs, sizes)
 
-    def put_tensor_with_tp(
-        self, key: str, tensor: Any, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
-    ) -> int:
+    def put_tensor_with_tp(self, key: str, tensor: Any, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0) -> int:
         """Stores the shards of every rank of a whole tensor; `tp_rank` does not matter."""
         return self.batch_put_tensor_with_tp([key], [tensor], tp_rank, tp_size, split_dim)[0]
 
@@ -583,9 +583,7 @@ class TensorCalls(_mooncake.Store):
         writer_partition: Any = None,
     ) -> int:
         """Stores a serialized whole tensor from registered memory, or the shards of it that are named."""
-        return self._parallel_buffers(
-            False, [key], [buffer_ptr], [size], [parallelism], config, [writer_partition]
-        )[0]
+        return self._parallel_buffers(False, [key], [buffer_ptr], [size], [parallelism], config, [writer_partition])[0]
 
     def batch_put_tensor_with_parallelism_from(
         self,
@@ -597,9 +595,7 @@ class TensorCalls(_mooncake.Store):
         writer_partitions: Any = None,
     ) -> list[int]:
         """`put_tensor_with_parallelism_from` of many."""
-        return self._parallel_buffers(
-            False, keys, buffer_ptrs, sizes, parallelisms, config, writer_partitions
-        )
+        return self._parallel_buffers(False, keys, buffer_ptrs, sizes, parallelisms, config, writer_partitions)
 
     def upsert_tensor_with_parallelism_from(
         self,
@@ -611,9 +607,7 @@ class TensorCalls(_mooncake.Store):
         writer_partition: Any = None,
     ) -> int:
         """`put_tensor_with_parallelism_from` in place of what is there."""
-        return self._parallel_buffers(
-            True, [key], [buffer_ptr], [size], [parallelism], config, [writer_partition]
-        )[0]
+        return self._parallel_buffers(True, [key], [buffer_ptr], [size], [parallelism], config, [writer_partition])[0]
 
     def batch_upsert_tensor_with_parallelism_from(
         self,
@@ -625,9 +619,7 @@ class TensorCalls(_mooncake.Store):
         writer_partitions: Any = None,
     ) -> list[int]:
         """`upsert_tensor_with_parallelism_from` of many."""
-        return self._parallel_buffers(
-            True, keys, buffer_ptrs, sizes, parallelisms, config, writer_partitions
-        )
+        return self._parallel_buffers(True, keys, buffer_ptrs, sizes, parallelisms, config, writer_partitions)
 
     # Reading.
 
@@ -730,9 +722,7 @@ class TensorCalls(_mooncake.Store):
         plans = self._plans(keys, targets)
         answer: list[Any] = [None] * len(keys)
         of = [
-            i
-            for i, plan in enumerate(plans)
-            if plan is not None and HEADER_SIZE + plan.header.data_bytes <= sizes[i]
+            i for i, plan in enumerate(plans) if plan is not None and HEADER_SIZE + plan.header.data_bytes <= sizes[i]
         ]
         jobs = [_job(buffer_ptrs[i] + HEADER_SIZE, plans[i]) for i in of]  # type: ignore[arg-type]
         for i, code in zip(of, self._read_strips(jobs) if jobs else []):
@@ -854,7 +844,7 @@ class TensorCalls(_mooncake.Store):
     def save_tensor_to_safetensor(self, key: str, file_name: str | None = None) -> int:
         """Writes a stored tensor to a safetensors file, by default `<key>.safetensors`: 0, -1100 when it is not there."""
         try:
-            from safetensors.torch import save_file
+            from safetensors.torch import save_file  # type: ignore[import-not-found,unused-ignore]
         except ImportError:
             return self._invalid("the package safetensors is not installed")
         tensor = self.get_tensor(key)
@@ -869,7 +859,7 @@ class TensorCalls(_mooncake.Store):
     def load_tensor_from_safetensor(self, key: str | None = None, file_name: str = "") -> Any:
         """The tensor of that name in a safetensors file (the first one by default), stored under its key; `None` when there is none."""
         try:
-            from safetensors.torch import load_file
+            from safetensors.torch import load_file  # type: ignore[import-not-found,unused-ignore]
         except ImportError:
             self._invalid("the package safetensors is not installed")
             return None

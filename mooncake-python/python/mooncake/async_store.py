@@ -26,9 +26,7 @@ class MooncakeDistributedStoreAsync(MooncakeDistributedStore):
 
         @functools.wraps(call)
         async def coroutine(*args: Any, **kwargs: Any) -> Any:
-            return await asyncio.get_running_loop().run_in_executor(
-                None, functools.partial(bound, *args, **kwargs)
-            )
+            return await asyncio.get_running_loop().run_in_executor(None, functools.partial(bound, *args, **kwargs))
 
         setattr(self, name, coroutine)
         return coroutine

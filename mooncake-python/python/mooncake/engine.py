@@ -47,6 +47,9 @@ class TransferNotify:
         return f"TransferNotify(name={self.name!r}, msg={self.msg!r})"
 
 
+_Opcode = TransferOpcode
+
+
 def _is_write(opcode: TransferOpcode) -> bool:
     if not isinstance(opcode, TransferOpcode):
         raise TypeError(f"incompatible function arguments: opcode must be a TransferOpcode, not {opcode!r}")
@@ -137,7 +140,7 @@ class TransferEngine(_mooncake.Engine):
         buffer: int,
         peer_buffer_address: int,
         length: int,
-        opcode: TransferOpcode,
+        opcode: _Opcode,
         notify: TransferNotify | None = None,
         transport_hint: str = "",
     ) -> int:
@@ -184,7 +187,7 @@ class TransferEngine(_mooncake.Engine):
         buffers: Sequence[int],
         peer_buffer_addresses: Sequence[int],
         lengths: Sequence[int],
-        opcode: TransferOpcode,
+        opcode: _Opcode,
         notify: TransferNotify | None = None,
         transport_hint: str = "",
     ) -> int:
@@ -200,7 +203,7 @@ class TransferEngine(_mooncake.Engine):
         buffers: Sequence[int],
         peer_buffer_addresses: Sequence[int],
         lengths: Sequence[int],
-        opcode: TransferOpcode,
+        opcode: _Opcode,
         transport_hint: str = "",
     ) -> int:
         """Begins several transfers: the number of their batch, 0 when they could not begin."""

@@ -133,7 +133,5 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-
-
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -44,7 +44,6 @@ del _enumeration
 
 _MIB = 1 << 20
 _INVALID_PARAMS = -600
-_TRUE = ("true", "1", "yes", "on", "enable", "enabled")
 
 
 class MooncakeDistributedStore(TensorCalls):
@@ -101,27 +100,25 @@ class MooncakeDistributedStore(TensorCalls):
             if not texts.get(name):
                 return self._note(_INVALID_PARAMS, f"setup: {name} is missing")
         try:
-            sizes = {
-                name: parse_size(texts.get(name, str(16 * _MIB)))
-                for name in ("global_segment_size", "local_buffer_size")
-            }
+            segment, buffer = (
+                parse_size(texts.get(name, str(16 * _MIB))) for name in ("global_segment_size", "local_buffer_size")
+            )
         except ValueError as error:
             return self._note(_INVALID_PARAMS, f"setup: {error}")
         return self.setup(
             texts["local_hostname"],
             texts["metadata_server"],
+            segment,
+            buffer,
             protocol=texts.get("protocol", "tcp"),
             rdma_devices=texts.get("rdma_devices", ""),
             master_server_addr=texts.get("master_server_addr", "127.0.0.1:50051"),
             tenant_id=texts.get("tenant_id", "default"),
-            **sizes,
         )
 
     def init_all(self, protocol: str, device_name: str, mount_segment_size: int = 16 * _MIB, /) -> int:
         """`setup` with the addresses of a test cluster on this machine."""
-        return self.setup(
-            "localhost:12345", "127.0.0.1:2379", mount_segment_size, 1024 * _MIB, protocol, device_name
-        )
+        return self.setup("localhost:12345", "127.0.0.1:2379", mount_segment_size, 1024 * _MIB, protocol, device_name)
 
 
 def _get_pyclient_from_wrapper(store: Any) -> Any:

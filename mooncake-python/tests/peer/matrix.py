@@ -100,7 +100,9 @@ def both(checks, what, nodes, call, *args, keys=("",), **kw):
         answers.append(node(call, *named, **kw))
     checks.same(f"{what}: {call} returns", *answers)
     names = [arg for arg in args if isinstance(arg, str) and arg.startswith("@")]
-    names += [one for arg in args if isinstance(arg, list) for one in arg if isinstance(one, str) and one.startswith("@")]
+    names += [
+        one for arg in args if isinstance(arg, list) for one in arg if isinstance(one, str) and one.startswith("@")
+    ]
     for name, suffix in itertools.product(names, keys):
         for reader in nodes:
             values = [stored(reader, f"{node.name}/{name[1:]}{suffix}") for node in nodes]
@@ -171,7 +173,9 @@ def memory(checks, nodes):
     read = [[at(12_000)], [["@z3"]], [[[0, 10, 0]]], [[[5, 140, 149]]], [[[10, 10, 2]]]]
     for node in nodes:
         read[1] = [[f"{node.name}/z3", "missing"]]
-        answer = node("get_into_ranges", read[0], read[1], [[[0, 10, 0], [0]]], [[[5, 140, 149], [0]]], [[[10, 10, 2], [1]]])
+        answer = node(
+            "get_into_ranges", read[0], read[1], [[[0, 10, 0], [0]]], [[[5, 140, 149], [0]]], [[[10, 10, 2], [1]]]
+        )
         checks.same("ranges", answer, [[[10, 10, -600], [-704]]])
     dumps = [node.send({"call": "dump", "name": "m", "size": 20_000}) for node in nodes]
     checks.same("memory afterwards", *dumps)
@@ -188,7 +192,9 @@ def tensors(checks, nodes):
                 if shape:
                     checks.same(f"{dtype} {shape} read by the other", got, own)
                 else:
-                    checks.same(f"{dtype} {shape} read by the other", (got or {}).get("bytes"), (own or {}).get("bytes"))
+                    checks.same(
+                        f"{dtype} {shape} read by the other", (got or {}).get("bytes"), (own or {}).get("bytes")
+                    )
     spec = of("tensor", {"dtype": "bfloat16", "shape": [8, 12, 4]})
     for dim in range(3):
         both(
