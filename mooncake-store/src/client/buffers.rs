@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::checksum::Sum;
 use bytes::Bytes;
+use mooncake_core::Result;
 use mooncake_core::memory::MemorySpan;
 use mooncake_transport::pool::PoolBuf;
 use mooncake_transport::region::Local;
@@ -80,6 +82,17 @@ impl<T: Transport> Front<T> {
 }
 
 impl<T: Transport> Incoming<T> {
+    /// Of the value, once it is there.
+    pub(crate) fn checksum(&self) -> Result<u64> {
+        let mut sum = Sum::new();
+        match self {
+            Self::Buffer(buffer) => sum.bytes(buffer),
+            Self::Heap(bytes) => sum.bytes(bytes),
+            Self::Into(front) => sum.front(&front.slice, front.len)?,
+        }
+        Ok(sum.value())
+    }
+
     /// The value, once it is there; `None` when it went into the caller's memory.
     pub(crate) fn into_bytes(self) -> Option<Bytes> {
         match self {

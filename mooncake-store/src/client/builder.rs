@@ -276,6 +276,12 @@ impl<W: Wires> ClientBuilder<W> {
         self
     }
 
+    /// [`ClientConfig::checksum`].
+    pub fn checksum(mut self, yes: bool) -> Self {
+        self.config.checksum = yes;
+        self
+    }
+
     /// [`ClientConfig::tenant`].
     pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
         self.config.tenant = tenant.into();

@@ -37,6 +37,9 @@ pub struct ClientConfig {
     pub memory: HostMemoryOptions,
     /// Bytes between members in one process are copied and take no wire.
     pub copy_in_process: bool,
+    /// Whether values are stored with a checksum (CRC-64/ECMA-182, kept by the master) and compared with it when they are read as a
+    /// whole. Costs a pass over the bytes on either side.
+    pub checksum: bool,
     /// Tenant of every key.
     pub tenant: String,
     /// Longest time any one operation takes, whatever happens to the others; in it fall master calls, connecting,
@@ -65,6 +68,7 @@ impl Default for ClientConfig {
             local_buffer: DEFAULT_BUFFER,
             memory: HostMemoryOptions::default(),
             copy_in_process: true,
+            checksum: false,
             tenant: DEFAULT_TENANT.into(),
             timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(10),

@@ -80,6 +80,8 @@ struct Read<'a, T: Transport> {
     /// Replicas not tried yet, the best last.
     replicas: Vec<MemoryLocation>,
     lease: Moment,
+    /// What the bytes must come to, when this client compares.
+    checksum: Option<u64>,
     state: State,
 }
 
@@ -100,6 +102,7 @@ impl<'a, T: Transport> Read<'a, T> {
             place: None,
             replicas: Vec::new(),
             lease: Moment::default(),
+            checksum: None,
             state: State::Pending(None),
         }
     }
@@ -113,7 +116,9 @@ impl<'a, T: Transport> Read<'a, T> {
             State::Found(len) => Ok(Some(len)),
             State::Missing | State::Pending(None) => Ok(None),
             // Nobody could give the bytes: the cache has lost them, or as good as.
-            State::Pending(Some(error)) if error.kind() != ErrorKind::Expired => {
+            State::Pending(Some(error))
+                if !matches!(error.kind(), ErrorKind::Expired | ErrorKind::Corrupt) =>
+            {
                 tracing::debug!(key = %shown(self.key), "no replica could be read: {error}");
                 Ok(None)
             }
@@ -141,6 +146,7 @@ impl<'a, T: Transport> Read<'a, T> {
             }
         };
         self.lease = asked.after(list.lease);
+        self.checksum = list.checksum.filter(|_| client.config.checksum);
         self.replicas.clear();
         let readable = list.replicas.iter().filter(|replica| replica.status == ReplicaStatus::Complete);
         self.replicas.extend(readable.filter_map(|replica| replica.location.memory()).cloned());
@@ -262,6 +268,15 @@ async fn fetch<T: Transport>(client: &Arc<Inner<T>>, reads: &mut [Read<'_, T>], 
 impl<T: Transport> Read<'_, T> {
     fn landed(&mut self, result: Result<()>, place: Incoming<T>, now: Moment) {
         let len = Source::<T>::local(&place).span.len;
+        let compared = || match self.checksum {
+            Some(expected) if place.checksum()? != expected => {
+                tracing::warn!(key = %shown(self.key), "a replica holds other bytes than were written");
+                Err(Error::from(ErrorCode::ChecksumMismatch))
+            }
+            _ => Ok(()),
+        };
+        // After the lease they may well be another object's.
+        let result = result.and_then(|()| if now < self.lease { compared() } else { Ok(()) });
         self.place = Some(place);
         self.state = match result {
             // Written over or not, nobody can tell any more: the bytes do not count.

@@ -3,6 +3,7 @@
 #[allow(unsafe_code)]
 mod buffers;
 mod builder;
+mod checksum;
 mod config;
 mod deadline;
 mod get;

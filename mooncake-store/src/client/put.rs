@@ -18,6 +18,7 @@ use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::{Slice, Transport};
 
 use super::buffers::Outgoing;
+use super::checksum::Sum;
 use super::deadline::{Deadline, late};
 use super::send::{Flight, Target};
 use super::{Inner, again, shown};
@@ -68,6 +69,18 @@ impl<T: Transport> Payload<'_, T> {
             Payload::Shared(bytes) if needs_registration => Some(bytes),
             Payload::Shared(_) | Payload::Slice(_) | Payload::Pieces(_) => None,
         }
+    }
+
+    /// Of all its bytes.
+    pub(crate) fn checksum(&self) -> Result<u64> {
+        let mut sum = Sum::new();
+        match *self {
+            Payload::Bytes(bytes) => sum.bytes(bytes),
+            Payload::Shared(bytes) => sum.bytes(bytes),
+            Payload::Slice(slice) => sum.slice(slice)?,
+            Payload::Pieces(slices) => slices.iter().try_for_each(|slice| sum.slice(slice))?,
+        }
+        Ok(sum.value())
     }
 
     /// How many pieces are sent from where they are.
@@ -206,6 +219,8 @@ pub(super) struct Grant<'a> {
     /// Which item it is for.
     pub(super) item: usize,
     key: &'a [u8],
+    /// Of the value, when this client computes them.
+    pub(super) checksum: Option<u64>,
     /// Why the bytes are not there.
     pub(super) failure: Option<Error>,
     /// They may still come.
@@ -347,7 +362,14 @@ impl<'a, T: Transport> Writing<'a, T> {
 
     fn grant(&mut self, item: usize, wanted: &Item<'a, T>, replicas: &[Replica]) {
         let grant = self.grants.len();
-        self.grants.push(Grant { item, key: wanted.key, failure: None, late: false, settled: false });
+        self.grants.push(Grant {
+            item,
+            key: wanted.key,
+            checksum: None,
+            failure: None,
+            late: false,
+            settled: false,
+        });
         let mut written = false;
         for replica in replicas {
             let Some(at) = replica.location.memory() else {
@@ -393,7 +415,7 @@ impl<'a, T: Transport> Writing<'a, T> {
 
     async fn end(&mut self, outcomes: &mut Outcomes) {
         let landed = |grant: &&Grant<'_>| grant.failure.is_none();
-        let item = |grant: &Grant<'a>| EndItem { key: grant.key, checksum: None };
+        let item = |grant: &Grant<'a>| EndItem { key: grant.key, checksum: grant.checksum };
         let items: Vec<EndItem<'_>> = self.grants.iter().filter(landed).map(item).collect();
         if items.is_empty() {
             return;

@@ -55,8 +55,22 @@ impl<T: Transport> Writing<'_, T> {
         let landing = self.deadline.portion(7, 8);
         self.send_direct(items, &peers, landing);
         self.send_staged(items, &peers, landing).await;
+        self.sum(items);
         while !self.flights.is_empty() {
             self.land_first().await;
+        }
+    }
+
+    /// Computes checksums, while the bytes are under way.
+    fn sum(&mut self, items: &[Item<'_, T>]) {
+        if !self.client.config.checksum {
+            return;
+        }
+        for grant in self.grants.iter_mut().filter(|grant| grant.failure.is_none()) {
+            match items[grant.item].value.checksum() {
+                Ok(sum) => grant.checksum = Some(sum),
+                Err(error) => grant.fail(error),
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! The client against a real master: embedded over loopback, and remote over RPC and TCP.
 
+mod checksum;
 mod faults;
 mod lossy;
 mod parts;
