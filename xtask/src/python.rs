@@ -35,13 +35,11 @@ pub(crate) fn matrix(peer: &Path) -> Result<Option<Vec<String>>> {
     let packages =
         |python: &str| command(python, &["-c", PACKAGES]).output().map(|out| out.trim().to_owned());
     let peer = peer.to_string_lossy().into_owned();
-    if command(&python, &["-c", "import torch"]).output().is_ok() {
-        // The peer uses our torch; its own `mooncake` comes first.
-        let link = Path::new(&packages(&peer)?).join("torch-of-others.pth");
-        let path = packages(&python)?;
-        std::fs::write(&link, format!("{path}\n"))
-            .map_err(|e| format!("cannot write {}: {e}", link.display()))?;
-    }
+    // The peer uses our numpy, and our torch if it is there; its own `mooncake` comes first.
+    let link = Path::new(&packages(&peer)?).join("packages-of-others.pth");
+    let path = packages(&python)?;
+    std::fs::write(&link, format!("{path}\n"))
+        .map_err(|e| format!("cannot write {}: {e}", link.display()))?;
     let script = root().join("mooncake-python/tests/peer/matrix.py").to_string_lossy().into_owned();
     Ok(Some(vec![python.clone(), script, python, peer, "--host".into(), "10.213.0.1".into()]))
 }

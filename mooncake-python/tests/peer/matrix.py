@@ -250,6 +250,14 @@ def tensors(checks, nodes):
             checks.same(f"full {name} of {writer.name}", *got)
 
 
+def objects(checks, nodes):
+    for writer in nodes:
+        manifest = writer("structured_put")
+        checks.same("an object is written", isinstance(manifest, str), True)
+        for call in ("structured_get", "structured_slice"):
+            checks.same(f"{call} of {writer.name}", *[node(call, manifest) for node in nodes])
+
+
 def wait_for(port):
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
@@ -288,7 +296,7 @@ def main() -> int:
                     arguments = [options.host, "P2PHANDSHAKE", 64 * MIB, 32 * MIB, "tcp", "", f"127.0.0.1:{port}"]
                     assert node("setup", *arguments) == 0, node.name
                 before = len(checks.failed)
-                parts = [bytes_and_codes, memory]
+                parts = [bytes_and_codes, memory, objects]
                 if all(has_torch(python) for python in pythons.values()):
                     parts.append(tensors)
                 else:

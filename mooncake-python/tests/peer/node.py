@@ -98,6 +98,28 @@ def argument(value):
     return value
 
 
+def structured(name, argument=None):
+    """Writes an object of several members, or reads one."""
+    import numpy as np
+    from mooncake.structured_object_store import MooncakeBundleTransfer, StructuredObjectPayload
+
+    transfer = MooncakeBundleTransfer(store, "matrix/objects", default_chunk_bytes=50)
+    if name == "structured_put":
+        members = {
+            "a": np.arange(60, dtype=np.int32).reshape(15, 4),
+            "b": b"bytes of a member",
+            "c": np.linspace(0, 1, 33),
+            "d": b"",
+        }
+        return transfer.put_structured_object(StructuredObjectPayload({"step": 7}, members)).manifest_key
+    spec = transfer.read_spec({"manifest_key": argument})
+    if name == "structured_slice":
+        spec = spec.select_members(["a"]).slice_member("a", 0, 3, 11, 2)
+    result = transfer.materialize(spec)
+    members = {key: bytes(memoryview(value).tobytes()) for key, value in result.objects.items()}
+    return [result.metadata["step"], sorted(members), *[members[key] for key in sorted(members)]]
+
+
 def run(command):
     name, arguments = command["call"], command.get("args", [])
     keywords = {key: argument(value) for key, value in command.get("kw", {}).items()}
@@ -109,6 +131,8 @@ def run(command):
         data = base64.b64decode(command["bytes"])
         ctypes.memmove(ctypes.addressof(buffers[command["name"]]) + command.get("at", 0), data, len(data))
         return 0
+    if name.startswith("structured_"):
+        return structured(name, *arguments)
     if name == "dump":
         start = command.get("at", 0)
         return bytes(buffers[command["name"]][start : start + command["size"]])

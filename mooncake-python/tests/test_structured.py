@@ -1,0 +1,177 @@
+"""Objects of several members."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from mooncake.store import MooncakeDistributedStore
+from mooncake.structured_object_store import (
+    BundleTransferPolicy,
+    MooncakeBundleTransfer,
+    RemoteBundleRef,
+    StructuredObjectPayload,
+)
+
+
+class Fake:
+    """A store that can do the least."""
+
+    def __init__(self):
+        self.values = {}
+        self.refuse = None
+
+    def put(self, key, value):
+        if self.refuse is not None and self.refuse in key:
+            return -200
+        self.values[key] = bytes(value)
+        return 0
+
+    def get(self, key):
+        return self.values.get(key, b"")
+
+    def remove(self, key):
+        return 0 if self.values.pop(key, None) is not None else -704
+
+
+@pytest.fixture(params=["store", "fake"])
+def backing(request):
+    return Fake() if request.param == "fake" else request.getfixturevalue("store")
+
+
+def payload():
+    return StructuredObjectPayload(
+        metadata={"step": 7, "layout": "rollout"},
+        buffers={
+            "tokens": np.arange(24, dtype=np.int32).reshape(6, 4),
+            "mask": np.ones((6, 4), dtype=np.int8)[:, ::2],
+            "prompt_ids": b"sample-ids",
+            "none": b"",
+            "no_rows": np.zeros((0, 3), np.float16),
+            "scalar": np.array(3.5),
+        },
+    )
+
+
+@pytest.mark.parametrize("chunk", [7, 40, 1 << 20])
+def test_write_and_read(backing, chunk):
+    transfer = MooncakeBundleTransfer(backing, "/demo/structured/", default_chunk_bytes=chunk)
+    ref = transfer.put_structured_object(payload())
+    assert ref.manifest_key == f"demo/structured/{ref.manifest['object_id']}/manifest"
+    stored = json.loads(backing.get(ref.manifest_key))
+    assert stored == ref.manifest and stored["version"] == 1 and stored["layout"] == "bundle"
+    for given in (ref, RemoteBundleRef(ref.manifest_key, {}), {"manifest_key": ref.manifest_key}):
+        result = transfer.materialize(transfer.read_spec(given))
+        assert result.metadata["step"] == 7 and result.metadata["layout"] == "rollout"
+        objects = result.objects
+        assert (objects["tokens"] == np.arange(24).reshape(6, 4)).all() and objects["tokens"].dtype == np.int32
+        assert objects["mask"].shape == (6, 2) and bytes(objects["prompt_ids"]) == b"sample-ids"
+        assert bytes(objects["none"]) == b"" and objects["no_rows"].shape == (0, 3)
+        assert objects["scalar"].shape == (1,) and objects["scalar"][0] == 3.5
+    transfer.remove_bundle(ref)
+    transfer.remove_bundle({"manifest_key": ref.manifest_key})
+    with pytest.raises(json.JSONDecodeError):
+        transfer.materialize(transfer.read_spec({"manifest_key": ref.manifest_key}))
+
+
+@pytest.mark.parametrize("chunk", [7, 1 << 20])
+def test_parts_are_read(backing, chunk):
+    transfer = MooncakeBundleTransfer(backing, "demo", default_chunk_bytes=chunk)
+    ref = transfer.put_structured_object(payload())
+    tokens = np.arange(24, dtype=np.int32).reshape(6, 4)
+    whole = transfer.read_spec(ref).select_members(["tokens"])
+    for start, end, step in [(2, 5, 1), (-2, 100, 1), (0, 6, 2), (1, 6, 3), (4, 2, 1), (5, -5, 1)]:
+        spec = whole.slice_member("tokens", axis=0, start=start, end=end, step=step)
+        (got,) = transfer.materialize(spec).objects.values()
+        assert np.array_equal(got, tokens[start:end:step]) and got.dtype == np.int32
+    destination = np.empty((3, 4), np.int32)
+    spec = whole.slice_member("tokens", axis=0, start=2, end=5)
+    assert spec.member_slice("tokens").start == 2 and whole.member_slice("tokens") is None
+    result = transfer.materialize_into(spec, {"tokens": destination, "other": None})
+    assert result.objects["tokens"] is destination and (destination == tokens[2:5]).all()
+    for wrong in (np.empty((2, 4), np.int32), np.empty((3, 4), np.int64), np.empty((3, 8), np.int32)[:, ::2]):
+        with pytest.raises(ValueError):
+            transfer.materialize_into(spec, {"tokens": wrong})
+    with pytest.raises(TypeError):
+        transfer.materialize_into(spec, {"tokens": bytearray(48)})
+    with pytest.raises(ValueError, match="axis=0 only"):
+        transfer.materialize(whole.slice_member("tokens", axis=1, start=0, end=1))
+    with pytest.raises(ValueError):
+        transfer.materialize(transfer.read_spec(ref).slice_member("prompt_ids", axis=0, start=0, end=1))
+    with pytest.raises(KeyError, match="unknown bundle buffers"):
+        transfer.materialize(transfer.read_spec(ref).select_members(["what"]))
+    with pytest.raises(ValueError):
+        transfer.read_spec(ref).select_members([])
+
+
+def test_bundles_and_objects(backing):
+    transfer = MooncakeBundleTransfer(backing)
+    ref = transfer.put_bundle(b"raw", {"x": b"12345", "y": np.arange(3, dtype=np.float32)}, partition="p")
+    assert ref.manifest["object_id"].startswith("p/")
+    assert backing.get(ref.manifest["meta"]["key"]) == b"raw"
+    assert backing.get(ref.manifest["buffers"]["x"]["key"]) == b"12345"
+    transfer.remove_bundle(ref)
+    assert backing.get(ref.manifest["buffers"]["x"]["key"]) == b""
+    assert (transfer.get_object(transfer.put_object(np.arange(5))) == np.arange(5)).all()
+    assert set(transfer.get_object(transfer.put_object({"a": b"1", "b": np.zeros(2)}))) == {"a", "b"}
+
+
+def test_what_cannot_be():
+    transfer = MooncakeBundleTransfer(Fake())
+    with pytest.raises(TypeError, match="requires buffers"):
+        StructuredObjectPayload({})
+    for name in ("", "a/b", "\n"):
+        with pytest.raises(ValueError):
+            transfer.put_structured_object(StructuredObjectPayload(buffers={name: b"x"}))
+    for value in ("text", [1], np.array([None])):
+        with pytest.raises(TypeError):
+            transfer.put_structured_object(StructuredObjectPayload(buffers={"m": value}))
+    with pytest.raises(ValueError):
+        transfer.put_structured_object(StructuredObjectPayload({"__mooncake_structured_fields__": 1}, {"m": b"x"}))
+    for prefix in ("", "//", "a\nb"):
+        with pytest.raises(ValueError):
+            MooncakeBundleTransfer(Fake(), prefix)
+    for wrong in ({"put_mode": "x"}, {"copy_mode": "x"}, {"max_inflight_put": 0}):
+        with pytest.raises(ValueError):
+            BundleTransferPolicy(**wrong)
+    # A store that is not set up is refused when it is used.
+    with pytest.raises(RuntimeError, match="put failed"):
+        MooncakeBundleTransfer(MooncakeDistributedStore()).put_bundle(b"m", {"x": b"1"})
+
+
+def test_a_put_that_fails_leaves_nothing():
+    fake = Fake()
+    fake.refuse = "buffer/b"
+    with pytest.raises(RuntimeError, match="put failed for .*: -200"):
+        MooncakeBundleTransfer(fake).put_bundle(b"m", {"a": b"1", "b": b"2"})
+    assert fake.values == {}
+
+
+def test_manifests_that_lie():
+    fake = Fake()
+    transfer = MooncakeBundleTransfer(fake)
+    ref = transfer.put_bundle(b"m", {"a": b"123"})
+    for change in (
+        lambda m: m["buffers"]["a"]["chunks"][0].update(key="elsewhere"),
+        lambda m: m["buffers"]["a"].update(bytes=4),
+        lambda m: m.update(object_id="default/other"),
+    ):
+        manifest = json.loads(json.dumps(ref.manifest))
+        change(manifest)
+        with pytest.raises(ValueError):
+            transfer.materialize(transfer.read_spec(RemoteBundleRef(ref.manifest_key, manifest)))
+    with pytest.raises(ValueError):
+        transfer.read_spec({"manifest_key": "x"}) and transfer.materialize(transfer.read_spec({"manifest_key": "x"}))
+
+
+def test_tensors(backing):
+    torch = pytest.importorskip("torch", reason="tensor members need torch")
+    transfer = MooncakeBundleTransfer(backing, default_chunk_bytes=64)
+    tensor = torch.arange(60, dtype=torch.bfloat16).reshape(10, 6)
+    ref = transfer.put_structured_object(StructuredObjectPayload(buffers={"t": tensor}))
+    assert ref.manifest["buffers"]["t"]["metadata_bytes"] == 304
+    assert torch.equal(transfer.materialize(transfer.read_spec(ref)).objects["t"], tensor)
+    spec = transfer.read_spec(ref).slice_member("t", 0, 3, 7)
+    assert torch.equal(transfer.materialize(spec).objects["t"], tensor[3:7])
