@@ -47,6 +47,11 @@ def force_tcp() -> bool:
     return os.environ.get("MC_FORCE_TCP", "").lower() not in _FALSE
 
 
+def checksum() -> bool:
+    """Whether values are stored with checksums and compared with them: `MOONCAKE_STORE_CHECKSUM`."""
+    return os.environ.get("MOONCAKE_STORE_CHECKSUM", "").lower() not in _FALSE
+
+
 def log_level() -> str:
     """Level of what the native part logs: `MC_LOG_LEVEL`."""
     return os.environ.get("MC_LOG_LEVEL", "") or "WARNING"

@@ -90,6 +90,7 @@ class MooncakeDistributedStore(TensorCalls):
                 "rdma_devices": rdma_devices,
                 "master_server_addr": master_server_addr,
                 "tenant_id": tenant_id,
+                "checksum": _environment.checksum(),
             },
             engine,
         )

@@ -166,6 +166,8 @@ struct Setup {
     /// Ports to draw from when the hostname has none.
     first_port: u16,
     last_port: u16,
+    /// Whether values are stored with checksums and compared with them.
+    checksum: bool,
 }
 
 impl Setup {
@@ -180,6 +182,7 @@ impl Setup {
         let tenant = if self.tenant_id.is_empty() { "default" } else { &self.tenant_id };
         let config = ClientConfig {
             ports: self.first_port..=self.last_port,
+            checksum: self.checksum,
             memory: HostMemoryOptions { huge_pages: huge_pages(), ..Default::default() },
             ..ClientConfig::default()
         };

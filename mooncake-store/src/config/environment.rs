@@ -62,6 +62,11 @@ const PYTHON: &[(&str, &str, &str)] = &[
     ("MC_STORE_HUGEPAGE_SIZE", "2MB", "Their size"),
     ("MC_TRANSFER_TIMEOUT", "30", "Seconds that a transfer may take, 5 at least"),
     ("MC_FORCE_TCP", "", "Leave every other wire alone, unless 0, false, no or off"),
+    (
+        "MOONCAKE_STORE_CHECKSUM",
+        "",
+        "Values are stored with a checksum and compared with it, unless 0, false, no or off",
+    ),
     ("MC_LOG_LEVEL", "WARNING", "What the native part logs"),
 ];
 
@@ -102,7 +107,6 @@ const LATER: &[Unread] = &[
         "a client has no HTTP server yet",
     ),
     unread(&["MC_STORE_CLIENT_METRIC", "MC_STORE_CLIENT_METRIC_INTERVAL"], "clients have no metrics yet"),
-    unread(&["MOONCAKE_STORE_CHECKSUM"], "checksums of values are not computed yet"),
     unread(&["MC_STORE_REPLICA_SCORING"], "replicas are not scored yet"),
     unread(
         &[
