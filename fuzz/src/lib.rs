@@ -1,6 +1,7 @@
 //! One function per parser of bytes from outside. It must not panic, hang, or allocate out of proportion, and what it
 //! understood must survive being written and read again.
 
+use mooncake_shm::record::{Listing, RECORD_LEN, Record};
 use mooncake_store::protocol::frame::{Parsed, parse_reply, parse_request, write_request};
 use mooncake_store::protocol::message::{ADDED, Shape, TABLE};
 use mooncake_store::protocol::pack::PackError;
@@ -17,6 +18,7 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("descriptor", descriptor),
     ("handshake_frame", handshake_frame),
     ("metadata_key", metadata_key),
+    ("shm_record", shm_record),
 ];
 
 /// Longest body taken by the RPC target.
@@ -113,5 +115,30 @@ pub fn metadata_key(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     if let Some(key) = query_parameter(Some(&text), "key") {
         assert!(key.len() <= text.len());
+    }
+}
+
+/// The socket of shared memory: records, and an answer made of them, each region with the size of its file before it.
+pub fn shm_record(data: &[u8]) {
+    let (chunks, _) = data.as_chunks::<{ 8 + RECORD_LEN }>();
+    let mut listing: Option<Listing> = None;
+    let mut taken: Vec<(u64, u64)> = Vec::new();
+    for chunk in chunks {
+        let (size, record) = chunk.split_at(8);
+        let (Ok(size), Ok(record)) = (size.try_into().map(u64::from_le_bytes), record.try_into()) else {
+            return;
+        };
+        let Ok(record) = Record::decode(record) else { continue };
+        assert_eq!(Record::decode(&record.encode()).ok(), Some(record));
+        match &mut listing {
+            None => listing = Listing::begin(record).ok(),
+            Some(listing) => {
+                if let Ok(region) = listing.push(record, size) {
+                    assert!(region.offset + region.len <= size && region.len > 0);
+                    assert!(taken.iter().all(|(from, end)| region.addr >= *end || region.end() <= *from));
+                    taken.push((region.addr, region.end()));
+                }
+            }
+        }
     }
 }

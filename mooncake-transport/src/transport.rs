@@ -22,6 +22,8 @@ impl Protocol {
     pub const RDMA: Protocol = Protocol(Cow::Borrowed("rdma"));
     /// NVLink between GPUs.
     pub const NVLINK: Protocol = Protocol(Cow::Borrowed("nvlink"));
+    /// Shared memory of one host, crate `mooncake-shm`.
+    pub const SHM: Protocol = Protocol(Cow::Borrowed("shm"));
     /// Inside one process, [`Loopback`](crate::loopback::Loopback).
     pub const LOOPBACK: Protocol = Protocol(Cow::Borrowed("loopback"));
 

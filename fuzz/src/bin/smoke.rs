@@ -109,7 +109,8 @@ fn read_corpus(folder: &Path) -> Result<Vec<Vec<u8>>, String> {
 
 /// A corpus input with a few bytes changed, cut, doubled, spliced, or numbers put at their limits.
 fn mutate(corpus: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
-    let pick = |rng: &mut Rng| corpus.get(rng.below(corpus.len() as u64) as usize).cloned().unwrap_or_default();
+    let pick =
+        |rng: &mut Rng| corpus.get(rng.below(corpus.len() as u64) as usize).cloned().unwrap_or_default();
     let mut input = pick(rng);
     for _ in 0..=rng.below(4) {
         let at = rng.below(input.len() as u64 + 1) as usize;
@@ -123,7 +124,8 @@ fn mutate(corpus: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
                 input.extend_from_slice(&other[from..]);
             }
             3 => {
-                let limits = [0, 1, 0x7f, 0x80, 0xff, 0xffff, u64::from(u32::MAX), 1 << 31, 1 << 63, u64::MAX];
+                let limits =
+                    [0, 1, 0x7f, 0x80, 0xff, 0xffff, u64::from(u32::MAX), 1 << 31, 1 << 63, u64::MAX];
                 let number = limits[rng.below(limits.len() as u64) as usize].to_le_bytes();
                 let end = (at + 8).min(input.len());
                 let width = end - at;

@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
+use super::shared::SharedMapping;
 use super::{Location, MemorySource, MemorySpan};
 use crate::error::{Error, ErrorCode, Result};
 
@@ -42,7 +43,8 @@ pub struct HostMemoryOptions {
     pub huge_pages: HugePages,
     /// Bind the pages to this NUMA node.
     pub numa_node: Option<u32>,
-    /// Back it by a memfd of this name, so that the file descriptor can be given to another process.
+    /// Back it by a memfd of this name, so that the file descriptor can be given to another process. Its size is sealed, so that
+    /// nobody who has it can take pages away from those who mapped it.
     pub shared: Option<String>,
 }
 
@@ -53,7 +55,7 @@ pub struct HostMemory {
     len: usize,
     mapped: usize,
     location: Location,
-    file: Option<OwnedFd>,
+    shared: Option<SharedMapping>,
 }
 
 // SAFETY: the mapping belongs to this value alone and has no thread affinity.
@@ -90,13 +92,18 @@ impl HostMemory {
         }
         let ptr = map(mapped, flags, file.as_ref().map(|f| f.as_fd()), 0)
             .map_err(|e| cannot_map(len, options.huge_pages, e))?;
-        let mut memory = Self { ptr, len, mapped, location: Location::Any, file };
-        if options.huge_pages == HugePages::Off && memory.file.is_none() && !cfg!(miri) {
+        let mut memory = Self { ptr, len, mapped, location: Location::Any, shared: None };
+        if options.huge_pages == HugePages::Off && !cfg!(miri) {
             // SAFETY: the range is the mapping just made; advice changes no contents. Failure costs only speed.
             unsafe { libc::madvise(ptr.as_ptr().cast(), mapped, libc::MADV_HUGEPAGE) };
         }
         if let Some(node) = options.numa_node {
             memory.bind(node)?;
+        }
+        if let Some(file) = file {
+            let whole = MemorySpan { ptr, len: mapped, location: memory.location };
+            // SAFETY: mapped just now from the start of that file; `drop` takes it off the list before the mapping goes.
+            memory.shared = Some(unsafe { SharedMapping::new(whole, file, 0) }?);
         }
         Ok(memory)
     }
@@ -120,12 +127,12 @@ impl HostMemory {
         let mapped = round_up(len, page_size())?;
         let ptr = map(mapped, libc::MAP_SHARED, Some(file.as_fd()), start)
             .map_err(|e| cannot_map(len, HugePages::Off, e))?;
-        Ok(Self { ptr, len, mapped, location: Location::Any, file: None })
+        Ok(Self { ptr, len, mapped, location: Location::Any, shared: None })
     }
 
     /// The memfd behind shared memory, to pass to another process.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.file.as_ref().map(|f| f.as_fd())
+        self.shared.as_ref().map(|shared| shared.file().as_fd())
     }
 
     /// Length in bytes.
@@ -172,6 +179,8 @@ impl HostMemory {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
+        // Before its addresses can be another mapping's.
+        self.shared = None;
         // SAFETY: the mapping is ours, and the contract of `MemorySource` ends here.
         unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.mapped) };
     }
@@ -196,7 +205,7 @@ fn map(
 
 fn memfd(name: &str, len: usize, huge: HugePages) -> Result<OwnedFd> {
     let c_name = CString::new(name).map_err(|_| Error::invalid("a memfd name has no NUL"))?;
-    let mut flags = libc::MFD_CLOEXEC;
+    let mut flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     if huge != HugePages::Off {
         flags |= libc::MFD_HUGETLB | (huge.log2().cast_unsigned() << libc::MFD_HUGE_SHIFT);
     }
@@ -208,6 +217,11 @@ fn memfd(name: &str, len: usize, huge: HugePages) -> Result<OwnedFd> {
     // SAFETY: the descriptor was just made and nobody else has it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     File::from(fd.try_clone()?).set_len(len as u64)?;
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: the call takes numbers only.
+    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
+        return Err(Error::from(io::Error::last_os_error()).context("sealing the size of a memfd"));
+    }
     Ok(fd)
 }
 

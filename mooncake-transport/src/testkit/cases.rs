@@ -8,7 +8,7 @@ use bytes::Bytes;
 use mooncake_core::ErrorKind;
 
 use super::Fixture;
-use super::world::{World, bytes_of, describe, kind, pattern, patterned, region};
+use super::world::{World, bytes_of, describe, kind, pattern, patterned};
 use crate::region::{Local, Region, Slice, SliceMut, Source};
 use crate::transfer::{self, Transfer};
 use crate::transport::{Access, Transport};
@@ -51,7 +51,7 @@ pub fn completed_write_is_applied<F: Fixture>(fixture: &mut F) {
         let mut kept = vec![0; len];
         source.copy_to(0, &mut kept).expect("in range");
         assert_eq!(kept, sent, "a write changes nothing on this side");
-        let into = region(&third, len, Access::Local, 9).exclusive().expect("the one handle");
+        let into = world.region(&third, len, Access::Local, 9).exclusive().expect("the one handle");
         let deadline = world.patience();
         let read = [Transfer::new(remote.addr() + at as u64, into)];
         let read = world.run_on(&third, |third| transfer::read(third, &other, read, deadline));
@@ -98,7 +98,7 @@ pub fn refused_ranges_change_nothing<F: Fixture>(fixture: &mut F) {
 /// ".. or crosses two registrations fails with kind `Invalid`": even when they are neighbours.
 pub fn ranges_across_registrations_are_refused<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
-    let memory = Arc::new(mooncake_core::memory::HostMemory::new(8192).expect("host memory"));
+    let memory = Arc::new(world.fixture.memory(8192));
     let part = |from| -> Region<F::T> {
         let half = super::world::Part::new(memory.clone(), from, 4096);
         Region::register(&*world.owner, Arc::new(half), Access::Remote).expect("neighbours do not overlap")
@@ -120,7 +120,7 @@ pub fn ranges_across_registrations_are_refused<F: Fixture>(fixture: &mut F) {
 pub fn local_memory_is_closed_to_peers<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
     let open = world.open(64, 1);
-    let closed = region(&world.owner, 4096, Access::Local, 5);
+    let closed = world.region(&world.owner, 4096, Access::Local, 5);
     let peer = world.connect(&[&open, &closed]);
     let (result, into) = world.read(&peer, closed.addr(), world.local(64, 2));
     assert_eq!(kind(result), ErrorKind::Invalid, "a read of memory that is not open to peers");
@@ -290,7 +290,7 @@ pub fn concurrent_submissions<F: Fixture>(fixture: &mut F) {
     let second = world.fixture.node();
     let (threads, rounds) = if cfg!(miri) { (2, 2) } else { (4, 40) };
     let remotes: Vec<_> = (0..threads)
-        .map(|i| region(if i % 2 == 0 { &world.owner } else { &second }, 4096, Access::Remote, 1))
+        .map(|i| world.region(if i % 2 == 0 { &world.owner } else { &second }, 4096, Access::Remote, 1))
         .collect();
     let mut tickets = Vec::new();
     let peers: Vec<_> = (0..threads)

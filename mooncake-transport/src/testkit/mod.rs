@@ -15,6 +15,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use mooncake_core::clock::SharedClock;
+use mooncake_core::memory::HostMemory;
 
 use crate::transport::Transport;
 
@@ -36,6 +37,11 @@ pub trait Fixture {
 
     /// The clock that deadlines are moments of.
     fn clock(&self) -> SharedClock;
+
+    /// Zero-filled memory that nodes of this wire can open to each other.
+    fn memory(&self, len: usize) -> HostMemory {
+        HostMemory::new(len).expect("host memory")
+    }
 
     /// Size of the large transfers, in bytes.
     fn large(&self) -> usize {

@@ -34,12 +34,21 @@ impl<'f, F: Fixture> World<'f, F> {
 
     /// Memory of the owner, open to peers, filled with a pattern.
     pub(super) fn open(&self, len: usize, seed: u8) -> Region<F::T> {
-        region(&self.owner, len, Access::Remote, seed)
+        self.region(&self.owner, len, Access::Remote, seed)
     }
 
     /// Memory of the user, filled with a pattern.
     pub(super) fn local(&self, len: usize, seed: u8) -> SliceMut<F::T> {
-        region(&self.user, len, Access::Local, seed).exclusive().expect("the one handle")
+        self.region(&self.user, len, Access::Local, seed).exclusive().expect("the one handle")
+    }
+
+    /// Registered memory filled with the pattern of `seed`.
+    pub(super) fn region(&self, node: &Arc<F::T>, len: usize, access: Access, seed: u8) -> Region<F::T> {
+        let memory = Arc::new(self.fixture.memory(len));
+        let region = Region::register(&**node, memory, access).expect("host memory can be registered");
+        let mut all = region.exclusive().expect("the one handle");
+        all.copy_from(0, &patterned(seed, len)).expect("in range");
+        all.into_region().expect("the one range")
     }
 
     /// The way to the owner, from a descriptor that names these regions and has been through JSON.
@@ -89,15 +98,6 @@ impl<'f, F: Fixture> World<'f, F> {
         let call = std::future::poll_fn(|_| std::task::Poll::Ready(f.take().map(|f| f(node))));
         self.fixture.block_on(call).expect("polled once")
     }
-}
-
-/// Registered memory filled with the pattern of `seed`.
-pub(super) fn region<T: Transport>(node: &Arc<T>, len: usize, access: Access, seed: u8) -> Region<T> {
-    let memory = HostMemory::new(len).expect("host memory");
-    let region = Region::register(&**node, Arc::new(memory), access).expect("host memory can be registered");
-    let mut all = region.exclusive().expect("the one handle");
-    all.copy_from(0, &patterned(seed, len)).expect("in range");
-    all.into_region().expect("the one range")
 }
 
 /// The bytes of a region.

@@ -1,0 +1,236 @@
+//! What travels on the socket: records of 64 bytes, little-endian, some with one file descriptor each. And what a peer makes of
+//! the answer it got ([`Listing`]): nothing in it is believed unchecked.
+//!
+//! The asking side sends [`Record::Ask`]. The first answer opens with [`Record::Board`] and [`Record::Page`]; every answer goes on with
+//! [`Record::Head`] and as many [`Record::Region`] as that says.
+
+use mooncake_core::{Error, Result};
+
+use crate::words::SLOTS;
+
+/// Length of a record in bytes.
+pub const RECORD_LEN: usize = 64;
+
+const MAGIC: u32 = u32::from_le_bytes(*b"MKSH");
+/// Both sides of a host must be of one version; others take another wire.
+const VERSION: u16 = 1;
+
+/// One message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// "What have you got?"
+    Ask,
+    /// Comes with the file of the owner's board.
+    Board,
+    /// Comes with the file of the page in which the asking side says where it is.
+    Page,
+    /// How many regions follow, and the number of this state of affairs.
+    Head {
+        /// Regions that follow.
+        regions: u32,
+        /// The board's number when the answer was made.
+        version: u32,
+    },
+    /// Comes with the file the region's bytes are in.
+    Region(RegionRecord),
+}
+
+/// One region of an owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionRecord {
+    /// Its slot on the board.
+    pub slot: u32,
+    /// What the slot says while the region is open; odd.
+    pub generation: u32,
+    /// First address in the owner's process.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Where in the file the first byte is.
+    pub offset: u64,
+}
+
+impl RegionRecord {
+    /// First address behind it.
+    pub fn end(&self) -> u64 {
+        self.addr.saturating_add(self.len)
+    }
+}
+
+impl Record {
+    /// The bytes of it.
+    pub fn encode(&self) -> [u8; RECORD_LEN] {
+        let (kind, a, b, words) = match *self {
+            Record::Ask => (1u16, 0, 0, [0; 3]),
+            Record::Board => (2, 0, 0, [0; 3]),
+            Record::Page => (3, 0, 0, [0; 3]),
+            Record::Head { regions, version } => (4, regions, version, [0; 3]),
+            Record::Region(r) => (5, r.slot, r.generation, [r.addr, r.len, r.offset]),
+        };
+        let mut out = [0; RECORD_LEN];
+        out[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        out[4..6].copy_from_slice(&VERSION.to_le_bytes());
+        out[6..8].copy_from_slice(&kind.to_le_bytes());
+        out[8..12].copy_from_slice(&a.to_le_bytes());
+        out[12..16].copy_from_slice(&b.to_le_bytes());
+        for (i, word) in words.iter().enumerate() {
+            out[16 + 8 * i..24 + 8 * i].copy_from_slice(&word.to_le_bytes());
+        }
+        out
+    }
+
+    /// Reads one. The error says what is wrong with it.
+    pub fn decode(bytes: &[u8; RECORD_LEN]) -> Result<Self> {
+        let short = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        if word(0) != MAGIC {
+            return Err(Error::invalid(format!("a record that begins with {:#010x}", word(0))));
+        }
+        if short(4) != VERSION {
+            return Err(Error::invalid(format!("a record of version {}, ours is {VERSION}", short(4))));
+        }
+        if bytes[40..].iter().any(|byte| *byte != 0) {
+            return Err(Error::invalid("a record with something in its unused bytes"));
+        }
+        match short(6) {
+            1 => Ok(Record::Ask),
+            2 => Ok(Record::Board),
+            3 => Ok(Record::Page),
+            4 => Ok(Record::Head { regions: word(8), version: word(12) }),
+            5 => Ok(Record::Region(RegionRecord {
+                slot: word(8),
+                generation: word(12),
+                addr: long(16),
+                len: long(24),
+                offset: long(32),
+            })),
+            other => Err(Error::invalid(format!("a record of kind {other}"))),
+        }
+    }
+}
+
+/// The regions of one answer, as they come in.
+#[derive(Debug)]
+pub struct Listing {
+    version: u32,
+    expected: usize,
+    regions: Vec<RegionRecord>,
+}
+
+impl Listing {
+    /// Begins with the head of an answer. `Invalid` when it promises more regions than there can be.
+    pub fn begin(head: Record) -> Result<Self> {
+        let Record::Head { regions, version } = head else {
+            return Err(Error::invalid(format!("an answer that goes on with {head:?}")));
+        };
+        let expected = regions as usize;
+        if expected > SLOTS {
+            return Err(Error::invalid(format!(
+                "an answer with {expected} regions, {SLOTS} at most are possible"
+            )));
+        }
+        Ok(Self { version, expected, regions: Vec::with_capacity(expected) })
+    }
+
+    /// The number of the state it shows.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// Whether more regions are to come.
+    pub fn wants_more(&self) -> bool {
+        self.regions.len() < self.expected
+    }
+
+    /// Takes the next region, whose file has `file_len` bytes. `Invalid` when it is not one, lies outside its file, or overlaps
+    /// another or its slot.
+    pub fn push(&mut self, record: Record, file_len: u64) -> Result<RegionRecord> {
+        let Record::Region(region) = record else {
+            return Err(Error::invalid(format!("{record:?} instead of a region")));
+        };
+        let RegionRecord { slot, generation, addr, len, offset } = region;
+        if slot as usize >= SLOTS || generation % 2 == 0 {
+            return Err(Error::invalid(format!("a region in slot {slot}, generation {generation}")));
+        }
+        if addr == 0 || len == 0 || addr.checked_add(len).is_none() {
+            return Err(Error::invalid(format!("a region of {len} bytes at {addr:#x}")));
+        }
+        if offset.checked_add(len).is_none_or(|end| end > file_len) {
+            return Err(Error::invalid(format!("{len} bytes from {offset} in a file of {file_len} bytes")));
+        }
+        let other = self.regions.iter().find(|o| o.slot == slot || (addr < o.end() && o.addr < region.end()));
+        if let Some(other) = other {
+            return Err(Error::invalid(format!("{region:?} is in the way of {other:?}")));
+        }
+        if !self.wants_more() {
+            return Err(Error::invalid("more regions than were announced"));
+        }
+        self.regions.push(region);
+        Ok(region)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REGION: RegionRecord =
+        RegionRecord { slot: 3, generation: 7, addr: 0x1000, len: 4096, offset: 8192 };
+
+    #[test]
+    fn records_come_back() {
+        for record in [
+            Record::Ask,
+            Record::Board,
+            Record::Page,
+            Record::Head { regions: 2, version: u32::MAX },
+            Record::Region(REGION),
+        ] {
+            assert_eq!(Record::decode(&record.encode()).unwrap(), record);
+        }
+    }
+
+    #[test]
+    fn malformed_records_are_named() {
+        let good = Record::Ask.encode();
+        for (at, word) in [(0, "begins"), (4, "version"), (6, "kind"), (63, "unused")] {
+            let mut bad = good;
+            bad[at] ^= 0x40;
+            assert!(Record::decode(&bad).unwrap_err().message().contains(word), "{at}");
+        }
+    }
+
+    #[test]
+    fn listings_are_checked() {
+        let head = |regions| Record::Head { regions, version: 1 };
+        assert!(Listing::begin(head(u32::MAX)).is_err() && Listing::begin(Record::Ask).is_err());
+        let mut listing = Listing::begin(head(2)).unwrap();
+        for bad in [
+            RegionRecord { slot: u32::MAX, ..REGION },
+            RegionRecord { generation: 6, ..REGION },
+            RegionRecord { addr: 0, ..REGION },
+            RegionRecord { len: 0, ..REGION },
+            RegionRecord { addr: u64::MAX, ..REGION },
+            RegionRecord { len: u64::MAX, ..REGION },
+            RegionRecord { offset: 8193, ..REGION },
+            RegionRecord { offset: u64::MAX, ..REGION },
+        ] {
+            assert!(listing.push(Record::Region(bad), 12288).is_err(), "{bad:?}");
+        }
+        assert!(listing.push(Record::Page, 12288).is_err());
+        listing.push(Record::Region(REGION), 12288).unwrap();
+        for bad in [
+            RegionRecord { addr: 0x9000, ..REGION },
+            RegionRecord { slot: 4, addr: 0x1fff, ..REGION },
+            RegionRecord { slot: 4, addr: 1, ..REGION },
+        ] {
+            assert!(listing.push(Record::Region(bad), 12288).is_err(), "{bad:?}");
+        }
+        assert!(listing.wants_more());
+        listing.push(Record::Region(RegionRecord { slot: 4, addr: 0x2000, ..REGION }), 12288).unwrap();
+        assert!(!listing.wants_more());
+        let more = Record::Region(RegionRecord { slot: 5, addr: 0x8000, ..REGION });
+        assert!(listing.push(more, 12288).is_err());
+    }
+}

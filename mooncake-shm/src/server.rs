@@ -1,0 +1,110 @@
+//! The owner's side of the socket.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::clock::Rng;
+use mooncake_core::{Error, ErrorKind, Result};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::JoinSet;
+use tracing::debug;
+
+use crate::owner::{Owner, Visitor};
+use crate::record::Record;
+use crate::socket::Wire;
+
+/// Pause after a connection could not be taken, mostly for want of file descriptors.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A new listener and the name it has in the abstract namespace: nobody else's, and gone with it.
+pub(crate) fn listen() -> Result<(UnixListener, String)> {
+    let mut rng = Rng::from_os();
+    let name = format!("mooncake-shm-{:016x}{:016x}", rng.next_u64(), rng.next_u64());
+    let listener = UnixListener::bind(format!("\0{name}"))
+        .map_err(|e| Error::from(e).context("the socket for peers of this host"))?;
+    Ok((listener, name))
+}
+
+/// Serves until it is dropped.
+pub(crate) async fn serve(owner: Arc<Owner>, listener: UnixListener, answer_timeout: Duration) {
+    let mut peers = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    let owner = owner.clone();
+                    peers.spawn(async move {
+                        if let Err(error) = attend(&owner, stream, answer_timeout).await {
+                            debug!(%error, "a peer on this host is turned away");
+                        }
+                    });
+                }
+                Err(error) => {
+                    debug!(%error, "no connection from a peer on this host");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            },
+            Some(_) = peers.join_next() => {}
+        }
+    }
+}
+
+async fn attend(owner: &Arc<Owner>, stream: UnixStream, limit: Duration) -> Result<()> {
+    let wire = Wire::new(stream)?;
+    // Who connects wants something at once.
+    if !in_time(limit, ask(&wire)).await? {
+        return Ok(());
+    }
+    let mut visitor = Listed { visitor: owner.admit(wire)?, owner, left: false };
+    let result = attend_to(owner, &visitor.visitor, limit).await;
+    // It may be in the middle of a copy, so it stays listed until it has closed its end.
+    while !matches!(visitor.visitor.wire.receive().await, Err(error) if error.kind() != ErrorKind::Invalid) {}
+    visitor.left = true;
+    result
+}
+
+async fn attend_to(owner: &Owner, visitor: &Visitor, limit: Duration) -> Result<()> {
+    let wire = &visitor.wire;
+    in_time(limit, async {
+        wire.send(Record::Board, Some(owner.board().fd()?)).await?;
+        wire.send(Record::Page, Some(visitor.page.fd()?)).await?;
+        owner.answer(wire).await
+    })
+    .await?;
+    while ask(wire).await? {
+        in_time(limit, owner.answer(wire)).await?;
+    }
+    Ok(())
+}
+
+/// Waits for a question; false when the other end is closed.
+async fn ask(wire: &Wire) -> Result<bool> {
+    match wire.receive().await {
+        Ok((Record::Ask, None)) => Ok(true),
+        Ok((other, _)) => Err(Error::invalid(format!("{other:?} instead of a question"))),
+        Err(error) if error.kind() == ErrorKind::Invalid => Err(error),
+        Err(_) => Ok(false),
+    }
+}
+
+async fn in_time<R>(limit: Duration, work: impl Future<Output = Result<R>>) -> Result<R> {
+    tokio::time::timeout(limit, work).await.map_err(|_| Error::invalid("the peer neither asks nor reads"))?
+}
+
+/// A visitor while its connection is served.
+struct Listed<'a> {
+    visitor: Arc<Visitor>,
+    owner: &'a Arc<Owner>,
+    left: bool,
+}
+
+impl Drop for Listed<'_> {
+    fn drop(&mut self) {
+        if self.left {
+            self.owner.dismiss(&self.visitor);
+        } else {
+            // We stop serving. It learns that, but may still be in the middle of a copy, which closing a region has to know.
+            self.visitor.wire.shut_down();
+        }
+    }
+}

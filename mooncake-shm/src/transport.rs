@@ -1,0 +1,490 @@
+//! [`Transport`] by copying in shared memory.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use mooncake_core::clock::{SharedClock, SystemClock};
+use mooncake_core::memory::{Location, MemorySpan};
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::{Access, Completion, Op, Opcode, Protocol, SegmentDesc, Transport};
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+use tracing::debug;
+
+use crate::config::ShmConfig;
+use crate::copy::{Copiers, Copy, Outcome, closed, gone};
+use crate::link::Link;
+use crate::owner::{self, Owner, Registration};
+use crate::server;
+
+/// Key of ours in descriptors: the host by the id of its boot, and the name of the socket. Peers that do not know it ignore it.
+const ENDPOINT: &str = "shm_endpoint";
+
+/// A node that shares memory with others of its host.
+///
+/// Its tasks run on the runtime given to [`ShmTransport::start`]; calls may come from any thread. Dropping it closes its socket, and peers
+/// see it as dead.
+pub struct ShmTransport {
+    config: ShmConfig,
+    clock: SharedClock,
+    runtime: Handle,
+    owner: Arc<Owner>,
+    /// What [`ENDPOINT`] says of us.
+    endpoint: String,
+    host: String,
+    links: Arc<Links>,
+    copiers: Copiers,
+    tasks: [JoinHandle<()>; 3],
+}
+
+/// Links by the name of the owner's socket.
+type Links = Mutex<HashMap<String, Weak<Link>>>;
+
+/// A way to one owner. Clones share its connection.
+#[derive(Clone)]
+pub struct ShmPeer {
+    link: Arc<Link>,
+}
+
+impl ShmPeer {
+    /// Bytes of the owner's memory that are mapped here; none once it is known to be dead.
+    pub fn mapped_bytes(&self) -> u64 {
+        self.link.mapped().bytes()
+    }
+}
+
+impl ShmTransport {
+    /// Opens the socket and serves it on `runtime`. `Invalid` when the configuration cannot work; another error where there are no
+    /// sockets of this kind, or the host cannot be told from others.
+    pub fn start(config: ShmConfig, runtime: &Handle) -> Result<Self> {
+        Self::start_with_clock(config, runtime, SystemClock::shared())
+    }
+
+    /// The same with a clock, on which the deadlines of completions are understood.
+    pub fn start_with_clock(config: ShmConfig, runtime: &Handle, clock: SharedClock) -> Result<Self> {
+        config.check()?;
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+            .map_err(|e| Error::from(e).context("the id of this host's boot"))?;
+        let host = boot.trim().to_owned();
+        let owner = Owner::new(&config)?;
+        let links = Arc::new(Links::default());
+        let _here = runtime.enter();
+        let (listener, name) = server::listen()?;
+        let tasks = [
+            runtime.spawn(server::serve(owner.clone(), listener, config.answer_timeout)),
+            runtime.spawn(owner::keep_turning(Arc::downgrade(&owner), config.stall_timeout)),
+            runtime.spawn(look_after(links.clone(), config.upkeep_interval)),
+        ];
+        Ok(Self {
+            endpoint: format!("{host}:{name}"),
+            host,
+            copiers: Copiers::new(config.copiers, clock.clone()),
+            config,
+            clock,
+            runtime: runtime.clone(),
+            owner,
+            links,
+            tasks,
+        })
+    }
+
+    /// The clock of [`Completion::deadline`].
+    pub fn clock(&self) -> &SharedClock {
+        &self.clock
+    }
+
+    /// [`Transport::submit`] for a node with another wire to the same peer: operations this wire cannot do, because the owner is gone or the
+    /// remote range is not in shared memory, are handed to `other` untouched.
+    pub fn submit_or<'a, I, F>(&self, peer: &ShmPeer, ops: I, done: Completion, mut other: F)
+    where
+        I: ExactSizeIterator<Item = Op<'a, Registration>>,
+        F: FnMut(Op<'a, Registration>, Completion),
+    {
+        let link = &peer.link;
+        let mapped = link.is_alive().then(|| link.mapped());
+        let deadline = done.deadline();
+        let (mut inline, mut missed) = (self.config.inline_bytes, false);
+        for (op, share) in ops.zip(done.each()) {
+            let region = mapped.as_ref().filter(|_| !matches!(op.local().location, Location::Cuda(_)));
+            let Some(region) = region.and_then(|mapped| mapped.find(op.remote(), op.len() as u64)) else {
+                missed = true;
+                other(op, share);
+                continue;
+            };
+            let copy = Copy {
+                link: link.clone(),
+                region: region.clone(),
+                opcode: op.opcode(),
+                local: op.local(),
+                remote: op.remote(),
+            };
+            if op.len() <= inline {
+                inline -= op.len();
+                // SAFETY: `find` saw the range in the region; whoever made the op vouches for the local bytes until the share is finished.
+                match unsafe { copy.run(deadline, &self.clock) } {
+                    Outcome::Closed => {
+                        missed = true;
+                        other(op, share);
+                    }
+                    outcome => share.finish(copy.result(outcome)),
+                }
+            } else {
+                self.in_pieces(copy, share, &mut inline);
+            }
+        }
+        if missed && mapped.is_some() && link.is_stale() {
+            self.runtime.spawn(link.clone().refresh_alone());
+        }
+    }
+
+    /// Splits a long copy between the copying threads and, as far as may be, this one.
+    fn in_pieces(&self, copy: Copy, mut share: Completion, inline: &mut usize) {
+        let piece = self.config.piece_bytes;
+        let own = if piece <= *inline { piece } else { 0 };
+        let shares = (own..copy.local.len).step_by(piece).map(|from| {
+            // SAFETY: `from` is inside.
+            (unsafe { copy.part(from, piece) }, share.share())
+        });
+        // SAFETY: as for the copy as a whole; each piece has a share.
+        unsafe { self.copiers.queue(shares) };
+        if own == 0 {
+            return share.finish(Ok(()));
+        }
+        *inline -= own;
+        // SAFETY: not empty, and the share of the whole stands for this piece.
+        let outcome = unsafe { copy.part(0, own).run(share.deadline(), &self.clock) };
+        share.finish(copy.result(outcome));
+    }
+
+    async fn link(&self, name: &str) -> Result<Arc<Link>> {
+        let known = self.links.lock().get(name).and_then(Weak::upgrade).filter(|link| link.is_alive());
+        let (owned, timeout) = (name.to_owned(), self.config.answer_timeout);
+        // On our own runtime, which the connection then belongs to.
+        let work = self.runtime.spawn(async move {
+            match known {
+                Some(link) => link.refresh().await.map(|()| link),
+                None => Link::open(&owned, timeout).await,
+            }
+        });
+        let link = work.await.map_err(|_| gone())??;
+        self.links.lock().insert(name.to_owned(), Arc::downgrade(&link));
+        Ok(link)
+    }
+}
+
+// SAFETY: remote bytes are touched through mappings that stay (`copy`), only while the owner counts us inside an open region (`link`,
+// `owner`); an owner's registration ends when nobody is inside, or the memory has been cut off from who is. Local bytes are touched
+// inside `submit`, and by pieces that hold a share of their own.
+unsafe impl Transport for ShmTransport {
+    type Registration = Registration;
+    type Peer = ShmPeer;
+
+    fn protocol(&self) -> Protocol {
+        Protocol::SHM
+    }
+
+    unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Registration> {
+        if span.len == 0 || span.addr().checked_add(span.len as u64).is_none() {
+            return Err(Error::invalid(format!("cannot register {} bytes at {:#x}", span.len, span.addr())));
+        }
+        Ok(match access {
+            Access::Local => Registration::closed(),
+            Access::Remote => self.owner.open(span),
+        })
+    }
+
+    fn describe(&self, desc: &mut SegmentDesc) {
+        // Older peers read one protocol, so beside another wire this one is told by its key alone.
+        if desc.protocols.is_empty() {
+            desc.protocols.push(Protocol::SHM);
+        }
+        desc.extra.insert(ENDPOINT.into(), self.endpoint.as_str().into());
+    }
+
+    fn reaches(&self, desc: &SegmentDesc) -> bool {
+        endpoint(desc).is_some_and(|(host, _)| host == self.host)
+    }
+
+    async fn connect(&self, desc: &SegmentDesc) -> Result<ShmPeer> {
+        let (host, name) = endpoint(desc).ok_or_else(|| {
+            Error::invalid(format!("segment {:?} has no {ENDPOINT:?}: its memory is not shared", desc.name))
+        })?;
+        if host != self.host {
+            return Err(Error::new(
+                ErrorCode::NotSupported,
+                format!("segment {:?} is on another host, or on this one before it was booted", desc.name),
+            ));
+        }
+        Ok(ShmPeer { link: self.link(name).await? })
+    }
+
+    fn submit<'a, I>(&self, peer: &ShmPeer, ops: I, done: Completion)
+    where
+        I: ExactSizeIterator<Item = Op<'a, Registration>>,
+    {
+        let mut again = Vec::new();
+        self.submit_or(peer, ops, done, |op, share| {
+            if !peer.link.is_alive() {
+                share.finish(Err(gone()));
+            } else if matches!(op.local().location, Location::Cuda(_)) {
+                share.finish(Err(Error::invalid(format!("{} is not host memory", op.local().location))));
+            } else if op.is_empty() || !peer.link.is_stale() {
+                share.finish(Err(closed(op.remote(), op.len())));
+            } else {
+                again.push(Later { opcode: op.opcode(), local: op.local(), remote: op.remote(), share });
+            }
+        });
+        if !again.is_empty() {
+            let (link, clock) = (peer.link.clone(), self.clock.clone());
+            self.runtime.spawn(after_refresh(link, again, clock));
+        }
+    }
+}
+
+/// An operation that waits for what the owner has opened or closed since it was asked.
+struct Later {
+    opcode: Opcode,
+    local: MemorySpan,
+    remote: u64,
+    share: Completion,
+}
+
+async fn after_refresh(link: Arc<Link>, ops: Vec<Later>, clock: SharedClock) {
+    let refreshed = link.refresh().await.is_ok();
+    let mapped = link.mapped();
+    for Later { opcode, local, remote, share } in ops {
+        let region = mapped.find(remote, local.len as u64).cloned();
+        let result = match region {
+            _ if !refreshed => Err(gone()),
+            None => Err(closed(remote, local.len)),
+            Some(region) => {
+                let copy = Copy { link: link.clone(), region, opcode, local, remote };
+                // SAFETY: `find` saw the range in the region; the local bytes are vouched for until the share is finished.
+                copy.result(unsafe { copy.run(share.deadline(), &clock) })
+            }
+        };
+        share.finish(result);
+    }
+}
+
+/// The host and the socket a descriptor names.
+fn endpoint(desc: &SegmentDesc) -> Option<(&str, &str)> {
+    desc.extra.get(ENDPOINT)?.as_str()?.split_once(':')
+}
+
+/// Gives up links to the dead, with the memory they show, and maps what owners have opened and closed.
+async fn look_after(links: Arc<Links>, interval: Duration) {
+    loop {
+        tokio::time::sleep(interval).await;
+        let alive: Vec<Arc<Link>> = {
+            let mut links = links.lock();
+            links.retain(|_, link| link.strong_count() != 0);
+            links.values().filter_map(Weak::upgrade).collect()
+        };
+        for link in alive {
+            if !link.is_alive() {
+                link.give_up();
+            } else if link.is_stale()
+                && let Err(error) = link.refresh().await
+            {
+                debug!(%error, "an owner on this host was asked in vain");
+            }
+        }
+    }
+}
+
+impl Drop for ShmTransport {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+impl fmt::Debug for ShmTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ShmTransport").field("endpoint", &self.endpoint).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ShmPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ShmPeer(alive: {})", self.link.is_alive())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use mooncake_core::ErrorKind;
+    use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
+    use mooncake_transport::transfer::{self, Transfer};
+    use mooncake_transport::{BufferDesc, Region};
+    use tokio::runtime::Runtime;
+
+    use super::*;
+    use crate::link::MappedRegion;
+
+    const LEN: usize = 3 * 4096;
+
+    struct Pair {
+        owner: ShmTransport,
+        user: ShmTransport,
+        runtime: Runtime,
+    }
+
+    fn pair() -> Pair {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let config = ShmConfig {
+            drain_timeout: Duration::from_millis(50),
+            // Turns are made by hand.
+            stall_timeout: Duration::from_secs(3600),
+            ..ShmConfig::default()
+        };
+        let start = || ShmTransport::start(config.clone(), runtime.handle()).unwrap();
+        Pair { owner: start(), user: start(), runtime }
+    }
+
+    impl Pair {
+        fn open(&self, memory: &Arc<HostMemory>) -> Region<ShmTransport> {
+            Region::register(&self.owner, memory.clone(), Access::Remote).unwrap()
+        }
+
+        fn connect(&self) -> ShmPeer {
+            let mut desc = SegmentDesc::new("owner");
+            desc.buffers.push(BufferDesc::default());
+            self.owner.describe(&mut desc);
+            self.runtime.block_on(self.user.connect(&desc)).unwrap()
+        }
+
+        fn write(&self, peer: &ShmPeer, at: u64, byte: u8) -> Result<()> {
+            let deadline = Some(self.user.clock.now().after(Duration::from_secs(20)));
+            transfer::write(&self.user, peer, [Transfer::new(at, vec![byte; 64])], deadline).wait().0
+        }
+    }
+
+    fn shared() -> Arc<HostMemory> {
+        let options = HostMemoryOptions { shared: Some("t".into()), ..Default::default() };
+        Arc::new(HostMemory::with(LEN, &options).unwrap())
+    }
+
+    fn byte(memory: &HostMemory, at: usize) -> u8 {
+        // SAFETY: in range; volatile, for others may write it.
+        unsafe { memory.span().ptr.add(at).read_volatile() }
+    }
+
+    /// The first bytes of a region as the peer has them mapped, whatever the owner says by now.
+    fn scribble(region: &MappedRegion, value: u8) {
+        // SAFETY: the mapping is held.
+        unsafe { region.memory().span().ptr.write_volatile(value) }
+    }
+
+    #[test]
+    fn a_peer_that_stays_inside_is_cut_off_when_the_region_is_closed() {
+        let pair = pair();
+        let memory = shared();
+        let region = pair.open(&memory);
+        let peer = pair.connect();
+        pair.write(&peer, region.addr(), 1).unwrap();
+        let mapped = peer.link.mapped().find(region.addr(), 1).unwrap().clone();
+        let inside = peer.link.enter(&mapped).unwrap();
+        scribble(&mapped, 2);
+        drop(region);
+        scribble(&mapped, 3);
+        assert_eq!((byte(&memory, 0), byte(&memory, 1)), (2, 1), "what came late has landed nowhere");
+        assert!(!inside.leave(), "and it learns that");
+        assert_eq!(pair.write(&peer, memory.span().addr(), 4).unwrap_err().kind(), ErrorKind::Invalid);
+        let again = pair.open(&memory);
+        assert!(!again.registration().unwrap().is_reachable(), "it is no longer the file's memory");
+    }
+
+    #[test]
+    fn closing_waits_for_who_is_inside() {
+        let pair = pair();
+        let memory = shared();
+        let region = pair.open(&memory);
+        let peer = pair.connect();
+        let mapped = peer.link.mapped().find(region.addr(), 1).unwrap().clone();
+        let (entered, is_inside) = channel();
+        std::thread::scope(|scope| {
+            let (link, board) = (&peer.link, pair.owner.owner.board());
+            scope.spawn(move || {
+                let inside = link.enter(&mapped).unwrap();
+                entered.send(()).unwrap();
+                while board.state(0).load(std::sync::atomic::Ordering::SeqCst) % 2 == 1 {
+                    std::thread::yield_now();
+                }
+                scribble(&mapped, 9);
+                inside.leave()
+            });
+            is_inside.recv().unwrap();
+            drop(region);
+            assert_eq!(byte(&memory, 0), 9, "the last write came before the region was closed");
+        });
+        assert!(pair.open(&memory).registration().unwrap().is_reachable(), "nothing had to be cut off");
+    }
+
+    #[test]
+    fn a_peer_that_is_stopped_in_a_copy_loses_the_memory() {
+        let pair = pair();
+        let memory = shared();
+        let region = pair.open(&memory);
+        let peer = pair.connect();
+        pair.write(&peer, region.addr(), 1).unwrap();
+        let mapped = peer.link.mapped().find(region.addr(), 1).unwrap().clone();
+        let owner = pair.owner.owner.clone();
+        // Who comes and goes is not meant.
+        for _ in 0..3 {
+            owner.turn();
+            pair.write(&peer, region.addr(), 2).unwrap();
+        }
+        let inside = peer.link.enter(&mapped).unwrap();
+        owner.turn();
+        assert!(region.registration().unwrap().is_reachable(), "it came after the turn before");
+        owner.turn();
+        assert!(!region.registration().unwrap().is_reachable());
+        scribble(&mapped, 3);
+        assert_eq!(byte(&memory, 0), 2, "what came late has landed nowhere");
+        assert!(!inside.leave());
+        assert_eq!(pair.write(&peer, region.addr(), 4).unwrap_err().kind(), ErrorKind::Invalid);
+        owner.turn();
+        drop(region);
+    }
+
+    #[test]
+    fn memory_opened_later_is_found() {
+        let pair = pair();
+        let first = pair.open(&shared());
+        let peer = pair.connect();
+        let second = pair.open(&shared());
+        pair.write(&peer, second.addr(), 7).unwrap();
+        pair.write(&peer, first.addr(), 7).unwrap();
+        let private = Arc::new(HostMemory::new(LEN).unwrap());
+        let private = Region::register(&pair.owner, private, Access::Remote).unwrap();
+        assert!(!private.registration().unwrap().is_reachable());
+        assert_eq!(pair.write(&peer, private.addr(), 7).unwrap_err().kind(), ErrorKind::Invalid);
+    }
+
+    #[test]
+    fn two_regions_never_share_a_page() {
+        let pair = pair();
+        let memory = shared();
+        let part = |from, len| {
+            // SAFETY: inside the memory, which outlives the registration.
+            unsafe {
+                let span = MemorySpan::new(memory.span().ptr.add(from), len);
+                pair.owner.register(span, Access::Remote).unwrap()
+            }
+        };
+        let first = part(0, 4097);
+        let (second, third) = (part(4097, 100), part(8192, 100));
+        assert!(first.is_reachable() && !second.is_reachable() && third.is_reachable());
+        drop(first);
+        assert!(part(4097, 100).is_reachable());
+    }
+}

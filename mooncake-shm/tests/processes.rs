@@ -1,0 +1,200 @@
+//! Two processes: the owner is this test binary, started again for the one test that serves memory until it is told not to.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::ErrorKind;
+use mooncake_core::memory::{HostMemory, HostMemoryOptions};
+use mooncake_shm::{ShmConfig, ShmPeer, ShmTransport};
+use mooncake_transport::transfer::{self, Transfer};
+use mooncake_transport::{Access, BufferDesc, Region, SegmentDesc, Transport};
+use tokio::runtime::Runtime;
+
+const LEN: usize = 8 << 20;
+const NAME: &str = "processes-test";
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+/// The owner's process: memory full of one byte, and a line on the standard output for each thing done.
+#[test]
+#[ignore = "the other process of the tests in this file"]
+fn owner() {
+    let mut orders = std::io::stdin().lines();
+    let Some(seed) = orders.next().and_then(|line| line.ok()?.parse::<u8>().ok()) else { return };
+    let runtime = runtime();
+    let node = ShmTransport::start(ShmConfig::default(), runtime.handle()).unwrap();
+    let options = HostMemoryOptions { shared: Some(NAME.into()), ..Default::default() };
+    let memory = Arc::new(HostMemory::with(LEN, &options).unwrap());
+    let mut region = Some(Region::register(&node, memory.clone(), Access::Remote).unwrap());
+    let mut all = region.take().unwrap().exclusive().unwrap();
+    all.copy_from(0, &vec![seed; LEN]).unwrap();
+    let mut region = Some(all.into_region().unwrap());
+    let mut desc = SegmentDesc::new("owner");
+    desc.buffers.push(BufferDesc {
+        name: "owner".into(),
+        addr: region.as_ref().unwrap().addr(),
+        length: LEN as u64,
+        ..BufferDesc::default()
+    });
+    node.describe(&mut desc);
+    say(&String::from_utf8(desc.encode()).unwrap());
+    for line in orders {
+        match line.unwrap().as_str() {
+            "close" => {
+                drop(region.take());
+                // Whatever is written from now on is wrong to be seen by a peer.
+                let all = Region::<ShmTransport>::unregistered(memory.clone()).unwrap();
+                all.exclusive().unwrap().copy_from(0, &vec![seed + 1; LEN]).unwrap();
+                say("closed");
+            }
+            other => panic!("{other}?"),
+        }
+    }
+}
+
+fn say(line: &str) {
+    let mut out = std::io::stdout();
+    writeln!(out, "> {line}").unwrap();
+    out.flush().unwrap();
+}
+
+struct Owner {
+    child: Child,
+    lines: std::io::Lines<BufReader<ChildStdout>>,
+    desc: SegmentDesc,
+}
+
+impl Owner {
+    fn start(seed: u8) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["owner", "--exact", "--ignored", "--nocapture"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut owner = Self { child, lines, desc: SegmentDesc::default() };
+        owner.tell(&seed.to_string());
+        owner.desc = SegmentDesc::decode(owner.hear().as_bytes()).unwrap();
+        owner
+    }
+
+    fn hear(&mut self) -> String {
+        loop {
+            let line = self.lines.next().expect("the owner says something").unwrap();
+            // The test harness says things, too, and begins a line.
+            if let Some((_, said)) = line.split_once("> ") {
+                return said.to_owned();
+            }
+        }
+    }
+
+    fn tell(&mut self, what: &str) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{what}").unwrap();
+    }
+
+    fn addr(&self) -> u64 {
+        self.desc.buffers[0].addr
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+struct User {
+    node: ShmTransport,
+    runtime: Runtime,
+}
+
+impl User {
+    fn new() -> Self {
+        let runtime = runtime();
+        let config = ShmConfig { upkeep_interval: Duration::from_millis(20), ..ShmConfig::default() };
+        Self { node: ShmTransport::start(config, runtime.handle()).unwrap(), runtime }
+    }
+
+    fn connect(&self, owner: &Owner) -> mooncake_core::Result<ShmPeer> {
+        assert!(self.node.reaches(&owner.desc));
+        self.runtime.block_on(self.node.connect(&owner.desc))
+    }
+
+    fn read(&self, peer: &ShmPeer, at: u64, len: usize) -> mooncake_core::Result<Vec<u8>> {
+        let deadline = Some(self.node.clock().now().after(Duration::from_secs(20)));
+        let read = [Transfer::new(at, vec![0u8; len])];
+        let (result, [read]) = transfer::read(&self.node, peer, read, deadline).wait();
+        result.map(|()| read.buffer)
+    }
+}
+
+#[test]
+fn memory_of_another_process_is_read_and_written() {
+    let (owner, user) = (Owner::start(1), User::new());
+    let peer = user.connect(&owner).unwrap();
+    assert!(user.read(&peer, owner.addr(), LEN).unwrap() == vec![1; LEN]);
+    let at = owner.addr() + 12345;
+    let write = [Transfer::new(at, vec![9u8; 3 << 20])];
+    transfer::write(&user.node, &peer, write, None).wait().0.unwrap();
+    let read = user.read(&peer, at - 1, (3 << 20) + 2).unwrap();
+    assert!(read[0] == 1 && read[1..read.len() - 1].iter().all(|b| *b == 9) && read[read.len() - 1] == 1);
+    owner.kill();
+}
+
+#[test]
+fn a_killed_owner_is_unavailable_at_once_and_its_memory_is_given_back() {
+    let (owner, user) = (Owner::start(1), User::new());
+    let peer = user.connect(&owner).unwrap();
+    user.read(&peer, owner.addr(), LEN).unwrap();
+    assert_eq!(peer.mapped_bytes(), LEN as u64);
+    let (desc, addr) = (owner.desc.clone(), owner.addr());
+    owner.kill();
+    let error = user.read(&peer, addr, 64).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(user.runtime.block_on(user.node.connect(&desc)).is_err());
+    // By the next upkeep.
+    let start = user.node.clock().now();
+    while peer.mapped_bytes() != 0 {
+        assert!(user.node.clock().now().since(start) < Duration::from_secs(20), "the memory is still mapped");
+        std::thread::yield_now();
+    }
+
+    // Under the name of the one before.
+    let owner = Owner::start(7);
+    assert!(user.read(&peer, addr, 64).is_err(), "the old way does not lead to the new owner");
+    let again = user.connect(&owner).unwrap();
+    assert_eq!(user.read(&again, owner.addr(), 64).unwrap(), [7; 64]);
+    owner.kill();
+}
+
+#[test]
+fn a_region_closed_under_a_reader_never_shows_what_came_after() {
+    let (mut owner, user) = (Owner::start(3), User::new());
+    let peer = user.connect(&owner).unwrap();
+    let addr = owner.addr();
+    let (read_once, has_read) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut reads = 0;
+            loop {
+                match user.read(&peer, addr, LEN) {
+                    Ok(bytes) => assert!(bytes.iter().all(|b| *b == 3), "bytes of another time"),
+                    Err(error) => return (reads, error),
+                }
+                reads += 1;
+                let _ = read_once.send(());
+            }
+        });
+        has_read.recv().unwrap();
+        owner.tell("close");
+        assert_eq!(owner.hear(), "closed");
+        let (reads, error) = reader.join().unwrap();
+        assert!(reads > 0);
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    });
+    owner.kill();
+}

@@ -1,0 +1,173 @@
+//! What comes from the other end of the socket is not believed: with an owner, and with a peer, that are nothing but a socket.
+
+use std::fs::File;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::ErrorKind;
+use mooncake_core::memory::{HostMemory, HostMemoryOptions};
+use mooncake_shm::record::{Record, RegionRecord};
+use mooncake_shm::{ShmConfig, ShmTransport};
+use mooncake_transport::transfer::{self, Transfer};
+use mooncake_transport::{Access, Region, SegmentDesc, Transport};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use tokio::runtime::Runtime;
+
+const KEY: &str = "shm_endpoint";
+
+fn node() -> (ShmTransport, Runtime) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let config = ShmConfig { answer_timeout: Duration::from_millis(300), ..ShmConfig::default() };
+    (ShmTransport::start(config, runtime.handle()).unwrap(), runtime)
+}
+
+fn shared(len: usize) -> HostMemory {
+    HostMemory::with(len, &HostMemoryOptions { shared: Some("t".into()), ..Default::default() }).unwrap()
+}
+
+fn send(to: &UnixStream, bytes: &[u8], fd: Option<BorrowedFd<'_>>) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = fd.map(|fd| [fd]);
+    if let Some(fds) = &fds {
+        control.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    let _ = sendmsg(to, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
+}
+
+/// Connects a node to an owner that sends this; the error it comes to.
+fn connect(number: usize, script: impl FnOnce(&UnixStream) + Send) -> mooncake_core::Error {
+    let name = format!("mooncake-shm-stranger-{}-{number}", std::process::id());
+    let listener =
+        UnixListener::bind_addr(&SocketAddr::from_abstract_name(name.as_bytes()).unwrap()).unwrap();
+    let (node, runtime) = node();
+    let mut desc = SegmentDesc::new("stranger");
+    node.describe(&mut desc);
+    let ours = desc.extra[KEY].as_str().unwrap().to_owned();
+    let (host, _) = ours.split_once(':').unwrap();
+    desc.extra.insert(KEY.into(), format!("{host}:{name}").into());
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            script(&stream);
+            // Until the node has had enough.
+            let _ = std::io::copy(&mut &stream, &mut std::io::sink());
+        });
+        runtime.block_on(node.connect(&desc)).unwrap_err()
+    })
+}
+
+#[test]
+fn answers_that_make_no_sense_are_refused_by_name() {
+    let good = shared(4096);
+    let small = tempfile();
+    let board = |to: &UnixStream| {
+        send(to, &Record::Board.encode(), good.fd());
+        send(to, &Record::Page.encode(), good.fd());
+    };
+    let head = |to: &UnixStream, regions| send(to, &Record::Head { regions, version: 0 }.encode(), None);
+    let region = RegionRecord { slot: 0, generation: 1, addr: 0x1000, len: 4096, offset: 0 };
+    let one = |to: &UnixStream, region| {
+        board(to);
+        head(to, 1);
+        send(to, &Record::Region(region).encode(), good.fd());
+    };
+    type Script<'a> = Box<dyn Fn(&UnixStream) + Send + Sync + 'a>;
+    let scripts: Vec<(&str, Script<'_>)> = vec![
+        ("begins with", Box::new(|to| send(to, &[7; 64], None))),
+        ("not one record", Box::new(|to| send(to, &[7; 63], None))),
+        ("instead of a board", Box::new(|to| send(to, &Record::Page.encode(), good.fd()))),
+        ("without the file", Box::new(|to| send(to, &Record::Board.encode(), None))),
+        ("cannot be sealed", Box::new(|to| send(to, &Record::Board.encode(), Some(to.as_fd())))),
+        ("sealed", Box::new(|to| send(to, &Record::Board.encode(), Some(small.as_fd())))),
+        (
+            "at most",
+            Box::new(|to| {
+                board(to);
+                head(to, u32::MAX);
+            }),
+        ),
+        ("slot", Box::new(|to| one(to, RegionRecord { slot: 480, ..region }))),
+        ("in a file of", Box::new(|to| one(to, RegionRecord { offset: 1, ..region }))),
+        ("a region of", Box::new(|to| one(to, RegionRecord { addr: u64::MAX, ..region }))),
+        (
+            "without the file",
+            Box::new(|to| {
+                board(to);
+                head(to, 1);
+                send(to, &Record::Region(region).encode(), None);
+            }),
+        ),
+        ("does not answer", Box::new(|to| board(to))),
+    ];
+    for (number, (word, script)) in scripts.iter().enumerate() {
+        let error = connect(number, script);
+        assert!(error.to_string().contains(word), "{number}: {error}");
+    }
+}
+
+/// A file whose size anybody could change.
+fn tempfile() -> File {
+    let fd = rustix::fs::memfd_create("unsealed", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    let file = File::from(fd);
+    file.set_len(4096).unwrap();
+    file
+}
+
+#[test]
+fn descriptors_that_lead_nowhere_are_errors() {
+    let (node, runtime) = node();
+    let mut desc = SegmentDesc::new("nowhere");
+    assert!(!node.reaches(&desc));
+    node.describe(&mut desc);
+    let ours = desc.extra[KEY].as_str().unwrap().to_owned();
+    let (host, _) = ours.split_once(':').unwrap();
+    for (value, kind) in [
+        (serde_json::json!(7), ErrorKind::Invalid),
+        (serde_json::json!("no colon"), ErrorKind::Invalid),
+        (serde_json::json!("another-host:name"), ErrorKind::Unsupported),
+        (serde_json::json!(format!("{host}:nobody-listens-here")), ErrorKind::Unavailable),
+        (serde_json::json!(format!("{host}:{}", "x".repeat(5000))), ErrorKind::Invalid),
+        (serde_json::json!(format!("{host}:")), ErrorKind::Invalid),
+    ] {
+        desc.extra.insert(KEY.into(), value.clone());
+        let error = runtime.block_on(node.connect(&desc)).unwrap_err();
+        assert_eq!(error.kind(), kind, "{value}: {error}");
+    }
+}
+
+#[test]
+fn an_owner_outlives_peers_that_talk_nonsense() {
+    let (owner, runtime) = node();
+    let region = Region::register(&owner, Arc::new(shared(4096)), Access::Remote).unwrap();
+    let mut desc = SegmentDesc::new("owner");
+    owner.describe(&mut desc);
+    let name = desc.extra[KEY].as_str().unwrap().split_once(':').unwrap().1.to_owned();
+    let address = SocketAddr::from_abstract_name(name.as_bytes()).unwrap();
+    let mut kept = Vec::new();
+    for bytes in [&b""[..], b"GET / HTTP/1.1\r\n\r\n", &[0; 64], &[255; 64], &Record::Page.encode()] {
+        let stream = UnixStream::connect_addr(&address).unwrap();
+        send(&stream, bytes, None);
+        kept.push(stream);
+        // Asked rightly at first, and nonsense after that, with a file nobody wants.
+        let stream = UnixStream::connect_addr(&address).unwrap();
+        send(&stream, &Record::Ask.encode(), None);
+        send(&stream, bytes, Some(stream.as_fd()));
+        send(&stream, bytes, None);
+        kept.push(stream);
+    }
+    let (user, _runtime) = node();
+    let peer = runtime.block_on(user.connect(&desc)).unwrap();
+    let deadline = Some(user.clock().now().after(Duration::from_secs(20)));
+    let read = [Transfer::new(region.addr(), vec![1u8; 64])];
+    let (result, [read]) = transfer::read(&user, &peer, read, deadline).wait();
+    result.unwrap();
+    assert_eq!(read.buffer, [0; 64]);
+    drop(kept);
+    drop(region);
+}
