@@ -119,7 +119,7 @@ fn a_group_forgets_those_that_left() {
     assert_eq!(upsert("b"), Ok(()));
     rig.revoke(9, "a0").unwrap();
     rig.alive_for(20.0);
-    let left = rig.master.stats().keys as u64;
+    let left = rig.master.stats().keys;
     assert_eq!(rig.master.remove_all(true), left);
     assert_eq!(rig.used(), 0);
 }

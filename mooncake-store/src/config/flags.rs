@@ -2,7 +2,7 @@
 
 use super::draft::Draft;
 use super::flag::{Flag, Group, flag, idle, off};
-use super::values::{Parsed, cluster_id, millis, number, ratio, said, seconds, switch, text};
+use super::values::{Parsed, cluster_id, limit, millis, number, ratio, said, seconds, switch, text};
 
 /// Every flag, in the order they are shown.
 pub fn flags() -> impl Iterator<Item = &'static Flag> {
@@ -24,7 +24,6 @@ macro_rules! set {
     };
 }
 
-const TASKS: &str = "copies and moves are not built yet";
 const SSD: &str = "the SSD tier is not built yet";
 const FILES: &str = "the file tier is not built yet";
 const NOF: &str = "NVMe-over-Fabrics is not built";
@@ -319,12 +318,42 @@ const LOG: &[Flag] = &[
 ];
 
 const COPIES: &[Flag] = &[
-    idle("max_total_finished_tasks", "10000", "Finished tasks that are kept", TASKS, is_count),
-    idle("max_total_pending_tasks", "10000", "Tasks that may wait", TASKS, is_count),
-    idle("max_total_processing_tasks", "10000", "Tasks that may run", TASKS, is_count),
-    idle("pending_task_timeout_sec", "300", "Longest wait of a task", TASKS, is_count),
-    idle("processing_task_timeout_sec", "300", "Longest run of a task", TASKS, is_count),
-    idle("max_retry_attempts", "10", "Attempts of a task", TASKS, is_count),
+    flag(
+        "max_total_pending_tasks",
+        "10000",
+        "Copies and moves that may wait for their client",
+        set!(config.options.tasks.max_pending = number),
+    ),
+    flag(
+        "max_total_processing_tasks",
+        "10000",
+        "Copies and moves that may be under way",
+        set!(config.options.tasks.max_processing = number),
+    ),
+    flag(
+        "max_total_finished_tasks",
+        "10000",
+        "Copies and moves that are over and can still be asked about",
+        set!(config.options.tasks.max_finished = number),
+    ),
+    flag(
+        "pending_task_timeout_sec",
+        "300",
+        "A task that nobody fetched for this long has failed; 0 for never",
+        set!(config.options.tasks.pending_timeout = limit),
+    ),
+    flag(
+        "processing_task_timeout_sec",
+        "300",
+        "A task that was fetched this long ago and not ended has failed; 0 for never",
+        set!(config.options.tasks.processing_timeout = limit),
+    ),
+    flag(
+        "max_retry_attempts",
+        "10",
+        "How often a client tries a task again where there is no room",
+        set!(config.options.tasks.max_retries = number),
+    ),
     off("dynamic_replication_mode", "off", "More replicas of hot keys: off, observe, enforce", HOT),
     idle("dynamic_replication_heat_window_seconds", "10", "Window of their heat", HOT, is_count),
     idle(

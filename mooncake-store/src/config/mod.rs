@@ -206,6 +206,14 @@ mod tests {
     }
 
     #[test]
+    fn no_time_limit_is_written_as_zero() {
+        let flags = [("pending_task_timeout_sec", "0"), ("max_total_pending_tasks", "7")];
+        let tasks = MasterConfig::from_flags(flags).unwrap().options.tasks;
+        assert_eq!((tasks.pending_timeout, tasks.max_pending), (Duration::MAX, 7));
+        assert_eq!(tasks.processing_timeout, Duration::from_secs(300));
+    }
+
+    #[test]
     fn log_levels() {
         let level = |flags: &[(&'static str, &'static str)]| {
             MasterConfig::from_flags(flags.iter().copied()).unwrap().log_level

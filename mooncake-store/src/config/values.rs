@@ -42,6 +42,11 @@ pub(super) fn seconds(text: &str) -> Parsed<Duration> {
     duration(text, "s")
 }
 
+/// Seconds, 0 for no limit.
+pub(super) fn limit(text: &str) -> Parsed<Duration> {
+    seconds(text).map(|limit| if limit.is_zero() { Duration::MAX } else { limit })
+}
+
 /// A whole number with a unit, or in the unit given.
 fn duration(text: &str, unit: &str) -> Parsed<Duration> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());

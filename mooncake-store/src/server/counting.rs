@@ -1,13 +1,13 @@
 //! Requests by kind: how many, how many failed.
 
 use std::cell::Cell;
-use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use crate::protocol::message as call;
 use crate::protocol::message::Request;
 
-use super::State;
+use super::latency::Latency;
 
 thread_local! {
     /// Items and failures of the call that this thread answers. Calls are answered inline, so one cell is enough.
@@ -49,16 +49,15 @@ macro_rules! operations {
 
         impl Requests {
             /// Counts a call that was answered.
-            pub(super) fn count(&self, function: u32, tally: Tally) {
+            pub(super) fn count(&self, function: u32, tally: Tally, took: Duration) {
                 match as_existing(function, tally.items) {
-                    $($(call::$call::FUNCTION)|+ => self.$single.count(tally),)*
-                    $(call::$batch_call::FUNCTION => self.$batch.count(tally),)*
+                    $($(call::$call::FUNCTION)|+ => self.$single.count(tally, took),)*
+                    $(call::$batch_call::FUNCTION => self.$batch.count(tally, took),)*
                     _ => {}
                 }
             }
 
             /// Name, and what is counted, of every operation.
-            #[cfg(feature = "http")]
             pub(super) fn all(&self) -> (Vec<(&'static str, &Single)>, Vec<(&'static str, &Batch)>) {
                 (
                     vec![$((stringify!($single), &self.$single)),*],
@@ -130,6 +129,7 @@ fn as_existing(function: u32, items: u64) -> u32 {
 pub(super) struct Single {
     requests: AtomicU64,
     failures: AtomicU64,
+    pub(super) latency: Latency,
 }
 
 /// An operation on many.
@@ -140,10 +140,12 @@ pub(super) struct Batch {
     partial: AtomicU64,
     items: AtomicU64,
     failed_items: AtomicU64,
+    pub(super) latency: Latency,
 }
 
 impl Single {
-    fn count(&self, tally: Tally) {
+    fn count(&self, tally: Tally, took: Duration) {
+        self.latency.note(took);
         self.requests.fetch_add(1, Relaxed);
         if tally.failed > 0 {
             self.failures.fetch_add(1, Relaxed);
@@ -157,7 +159,8 @@ impl Single {
 }
 
 impl Batch {
-    fn count(&self, tally: Tally) {
+    fn count(&self, tally: Tally, took: Duration) {
+        self.latency.note(took);
         self.requests.fetch_add(1, Relaxed);
         self.items.fetch_add(tally.items, Relaxed);
         if tally.failed == 0 {
@@ -169,67 +172,10 @@ impl Batch {
     }
 
     /// Requests, failures, partial successes, items, failed items.
-    #[cfg(any(test, feature = "http"))]
     pub(super) fn read(&self) -> [u64; 5] {
         [&self.requests, &self.failures, &self.partial, &self.items, &self.failed_items]
             .map(|c| c.load(Relaxed))
     }
-}
-
-/// A line of figures for people.
-pub(super) fn summary(state: &State) -> String {
-    let stats = state.master.stats();
-    let (used, capacity) = (stats.used(), stats.capacity());
-    let part = if capacity == 0 { 0.0 } else { used as f64 * 100.0 / capacity as f64 };
-    let mut line = format!(
-        "Mem Storage: {} / {} ({part:.1}%) | Keys: {} (soft-pinned: {}) | Clients: {} | Requests (Success/Total):",
-        human(used),
-        human(capacity),
-        stats.keys,
-        stats.soft_pinned,
-        stats.clients,
-    );
-    let requests = &state.requests;
-    for (name, single) in [
-        ("PutStart", &requests.put_start),
-        ("PutEnd", &requests.put_end),
-        ("PutRevoke", &requests.put_revoke),
-        ("Get", &requests.get_replica_list),
-        ("Exist", &requests.exist_key),
-        ("Del", &requests.remove),
-        ("DelAll", &requests.remove_all),
-        ("Ping", &requests.ping),
-    ] {
-        let [total, failed] = single.read();
-        // Writing to a string cannot fail.
-        let _ = write!(line, " {name}={}/{total},", total - failed.min(total));
-    }
-    line.pop();
-    let _ = write!(
-        line,
-        " | Eviction: Success/Attempts={}/{}, AllocFail={}, PartialAlloc={}, keys={}, size={} | Discard: Released/Total={}/{}, StagingSize={}",
-        stats.evictions_successful,
-        stats.evictions_attempted,
-        stats.no_room,
-        stats.partial,
-        stats.evicted_keys,
-        human(stats.evicted_bytes),
-        stats.released,
-        stats.discarded,
-        human(stats.resting()),
-    );
-    line
-}
-
-fn human(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut size = bytes as f64;
-    let mut unit = 0;
-    while size >= 1024.0 && unit + 1 < UNITS.len() {
-        size /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{size:.2} {}", UNITS[unit]) }
 }
 
 #[cfg(test)]
@@ -244,18 +190,12 @@ mod tests {
             for ok in outcomes {
                 let _ = Tally::item(if *ok { Ok(()) } else { Err(()) });
             }
-            requests.count(call::BatchExistKey::FUNCTION, Tally::end());
+            requests.count(call::BatchExistKey::FUNCTION, Tally::end(), Duration::from_micros(3));
         };
         call(&[true, true]);
         call(&[true, false]);
         call(&[false, false, false]);
         assert_eq!(requests.batch_exist_key.read(), [3, 1, 1, 7, 4]);
-    }
-
-    #[test]
-    fn sizes_for_people() {
-        assert_eq!(human(1023), "1023 B");
-        assert_eq!(human(1536), "1.50 KiB");
-        assert_eq!(human(u64::MAX), "16777216.00 TiB");
+        assert_eq!(requests.batch_exist_key.latency.read().1, 3);
     }
 }

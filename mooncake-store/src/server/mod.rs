@@ -9,12 +9,16 @@ mod departed;
 #[cfg(feature = "http")]
 mod http;
 #[cfg(feature = "http")]
+mod idle_metrics;
+mod latency;
+#[cfg(feature = "http")]
 mod metadata;
 #[cfg(feature = "cli")]
 pub mod process;
 mod rpc;
 #[cfg(feature = "http")]
 mod scrape;
+mod summary;
 mod ticker;
 
 use std::net::SocketAddr;
@@ -30,6 +34,7 @@ pub use self::admin::parameter as query_parameter;
 use self::counting::Requests;
 use self::departed::Departed;
 use self::rpc::Counted;
+use self::summary::Rates;
 use self::ticker::Ticker;
 use crate::config::MasterConfig;
 use crate::master::Master;
@@ -66,6 +71,7 @@ struct State {
     published: Arc<dyn MetadataBackend>,
     departed: Departed,
     requests: Requests,
+    rates: Rates,
     config: MasterConfig,
 }
 
@@ -100,8 +106,10 @@ impl MasterServer {
             Some(url) => Arc::new(HttpMetadata::new(url)?),
             None => metadata.clone(),
         };
+        let rates = Rates::from(master.clock().now());
         let state = Arc::new(State {
             master: Arc::new(master),
+            rates,
             metadata,
             published,
             departed: Departed::default(),

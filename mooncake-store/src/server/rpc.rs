@@ -31,8 +31,10 @@ impl Counted {
 impl Service for Counted {
     fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {
         Tally::begin();
+        let clock = self.state.master.clock();
+        let begun = clock.now();
         let outcome = self.calls.call(function, body, out);
-        self.state.requests.count(function, Tally::end());
+        self.state.requests.count(function, Tally::end(), clock.now().since(begun));
         outcome
     }
 }

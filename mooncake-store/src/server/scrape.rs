@@ -5,6 +5,7 @@ use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, Me
 use prometheus::{Encoder, TextEncoder};
 
 use super::State;
+use super::idle_metrics::IDLE;
 use crate::master::{SegmentStats, Stats};
 
 /// All metrics, as text.
@@ -15,6 +16,8 @@ pub(super) fn text(state: &State) -> Result<Vec<u8>> {
     page.reads(&stats);
     page.evictions(&stats);
     page.requests(state);
+    page.latencies(state);
+    page.idle();
     let mut text = Vec::new();
     TextEncoder::new()
         .encode(&page.families, &mut text)
@@ -36,6 +39,7 @@ impl Page {
         self.gauge("master_key_count", "Keys", stats.keys);
         self.gauge("master_soft_pin_key_count", "Soft-pinned objects", stats.soft_pinned);
         self.gauge("master_active_clients", "Clients heard of in time", stats.clients);
+        self.gauge("master_puts_in_progress", "Writes granted and not ended", stats.writing);
         self.gauge("mem_cache_nums_", "Objects in memory", stats.objects);
         self.gauge("file_cache_nums_", "Objects in files", 0);
         self.gauge(
@@ -114,6 +118,29 @@ impl Page {
         }
     }
 
+    /// Time that calls took in the master, in one histogram per operation.
+    fn latencies(&mut self, state: &State) {
+        let (single, batch) = state.requests.all();
+        let single = single.into_iter().map(|(name, counters)| (name, &counters.latency));
+        let all = single.chain(batch.into_iter().map(|(name, counters)| (name, &counters.latency)));
+        let metrics = all.map(|(name, latency)| {
+            let (buckets, count, sum) = latency.read();
+            let mut metric = histogram(buckets.into_iter(), count, sum);
+            metric.set_label(vec![label("operation", name)]);
+            metric
+        });
+        let help = "Seconds a call took in the master, without the network";
+        self.family("master_rpc_latency_seconds", help, MetricType::HISTOGRAM, metrics.collect());
+    }
+
+    fn idle(&mut self) {
+        for (subject, gauges, counters) in IDLE {
+            let help = format!("{subject}: not built, always 0");
+            gauges.iter().for_each(|name| self.gauge(name, &help, 0));
+            counters.iter().for_each(|name| self.counter(name, &help, 0));
+        }
+    }
+
     fn counter(&mut self, name: &str, help: &str, value: u64) {
         let mut counter = Counter::default();
         counter.set_value(value as f64);
@@ -135,11 +162,8 @@ impl Page {
         let metrics: Vec<_> = by_name
             .into_iter()
             .map(|(segment, value)| {
-                let mut label = LabelPair::default();
-                label.set_name("segment".into());
-                label.set_value(segment.into());
                 let mut metric = gauge(value);
-                metric.set_label(vec![label]);
+                metric.set_label(vec![label("segment", segment)]);
                 metric
             })
             .collect();
@@ -152,18 +176,8 @@ impl Page {
     fn sizes(&mut self, stats: &Stats) {
         let count = stats.value_sizes.last().map_or(0, |(_, count)| *count);
         let bounded = stats.value_sizes.iter().filter(|(bound, _)| *bound != u64::MAX);
-        let buckets = bounded.map(|(bound, count)| {
-            let mut bucket = Bucket::default();
-            bucket.set_upper_bound(*bound as f64);
-            bucket.set_cumulative_count(*count);
-            bucket
-        });
-        let mut histogram = Histogram::default();
-        histogram.set_bucket(buckets.collect());
-        histogram.set_sample_count(count);
-        histogram.set_sample_sum(stats.value_bytes as f64);
-        let mut metric = Metric::default();
-        metric.set_histogram(histogram);
+        let buckets = bounded.map(|(bound, count)| (*bound as f64, *count));
+        let metric = histogram(buckets, count, stats.value_bytes as f64);
         self.family("master_value_size_bytes", "Sizes of values", MetricType::HISTOGRAM, vec![metric]);
     }
 
@@ -182,5 +196,29 @@ fn gauge(value: u64) -> Metric {
     gauge.set_value(value as f64);
     let mut metric = Metric::default();
     metric.set_gauge(gauge);
+    metric
+}
+
+fn label(name: &str, value: &str) -> LabelPair {
+    let mut label = LabelPair::default();
+    label.set_name(name.into());
+    label.set_value(value.into());
+    label
+}
+
+/// Of buckets by upper bound, each with what is in it or below.
+fn histogram(buckets: impl Iterator<Item = (f64, u64)>, count: u64, sum: f64) -> Metric {
+    let bucket = |(bound, count)| {
+        let mut bucket = Bucket::default();
+        bucket.set_upper_bound(bound);
+        bucket.set_cumulative_count(count);
+        bucket
+    };
+    let mut histogram = Histogram::default();
+    histogram.set_bucket(buckets.map(bucket).collect());
+    histogram.set_sample_count(count);
+    histogram.set_sample_sum(sum);
+    let mut metric = Metric::default();
+    metric.set_histogram(histogram);
     metric
 }

@@ -14,7 +14,7 @@ use super::State;
 /// How often the master is asked to do what is due.
 const TICK: Duration = Duration::from_millis(10);
 
-/// How often a line of figures is logged.
+/// How often a line of figures is logged, and what rates are counted from.
 const REPORT: Duration = Duration::from_secs(10);
 
 /// A thread of its own: a sweep over millions of objects must not hold up the connections of a worker.
@@ -72,9 +72,12 @@ fn run(state: &Arc<State>, (stopped, wake): &(Mutex<bool>, Condvar), runtime: &H
             }
         }
         let now = state.master.clock().now();
-        if state.config.metric_reporting && now.since(reported) >= REPORT {
+        if now.since(reported) >= REPORT {
             reported = now;
-            tracing::info!(target: "mooncake_store::figures", "{}", super::counting::summary(state));
+            if state.config.metric_reporting {
+                tracing::info!(target: "mooncake_store::figures", "{}", super::summary::line(state));
+            }
+            state.rates.take(now, &state.requests);
         }
     }
 }

@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::answers::{Health, Leader};
 use super::{Shared, page, text};
-use crate::server::{counting, scrape};
+use crate::server::{scrape, summary};
 
 /// Whether the master is there; always 200.
 #[utoipa::path(get, path = "/health", responses((status = 200, body = Health)))]
@@ -54,7 +54,10 @@ pub(super) async fn metrics(State(state): Shared) -> Response {
     path = "/metrics/summary",
     responses((status = 200, body = String, content_type = "text/plain"))
 )]
-pub(super) async fn summary(State(state): Shared) -> Response {
-    let master = counting::summary(&state);
-    text(format!("role=leader, state=serving, service_ready=true, master={{{master}}}, ha={{}}"))
+pub(super) async fn figures(State(state): Shared) -> Response {
+    let master = summary::line(&state);
+    text(format!(
+        "role=leader, state=serving, service_ready=true, master={{{master}}}, ha={{{}}}",
+        summary::HA
+    ))
 }

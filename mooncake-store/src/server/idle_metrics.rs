@@ -1,0 +1,45 @@
+//! Metrics of the existing master for what is not built. They stand at 0, so that its dashboards show that and not "no data".
+
+/// Of what, the gauges, and the counters.
+pub(super) const IDLE: &[(&str, &[&str], &[&str])] = &[
+    ("NVMe-oF tier", &["master_nof_allocated_bytes", "master_total_nof_capacity_bytes"], &[]),
+    (
+        "File tier",
+        &["master_allocated_file_size_bytes", "master_total_file_capacity_bytes"],
+        &["master_evict_disk_replica_requests_total", "master_evict_disk_replica_failures_total"],
+    ),
+    (
+        "Promotion from SSD",
+        &["master_promotion_in_flight"],
+        &[
+            "master_promotion_admitted_total",
+            "master_promotion_cancelled_total",
+            "master_promotion_candidate_admission_rejected_total",
+            "master_promotion_candidate_admitted_total",
+            "master_promotion_candidate_dropped_limit_total",
+            "master_promotion_candidate_expired_evaluated_total",
+            "master_promotion_candidate_expired_unevaluated_total",
+            "master_promotion_candidate_recorded_total",
+            "master_promotion_completed_bytes_total",
+            "master_promotion_completed_total",
+            "master_promotion_expired_total",
+            "master_promotion_failed_total",
+            "master_promotion_rejected_cap_total",
+            "master_promotion_rejected_frequency_total",
+            "master_promotion_rejected_watermark_total",
+        ],
+    ),
+    (
+        "Several masters",
+        &[
+            "ha_oplog_applied_sequence_id",
+            "ha_oplog_last_sequence_id",
+            "ha_oplog_pending_entries",
+            "ha_oplog_standby_lag",
+            "ha_pending_mutation_queue_size",
+            "ha_standby_state",
+        ],
+        &[],
+    ),
+    ("Snapshots", &[], &["master_snapshot_success", "master_snapshot_fail"]),
+];
