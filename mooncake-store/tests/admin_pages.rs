@@ -194,7 +194,13 @@ async fn what_is_not_built_answers_as_if_switched_off() {
         ("POST", "/api/v1/drain_jobs", r#"{"segments":["a"],"max_concurrency":0}"#, 400, &invalid),
         ("POST", "/api/v1/drain_jobs", r#"{"segments":["a"],"x":1}"#, 404, &unknown),
         ("POST", "/api/v1/drain_jobs", r#"{"segments":["node1:1"],"target_segments":["a"]}"#, 404, &unknown),
-        ("POST", "/api/v1/drain_jobs", r#"{"segments":["node1:1"]}"#, 409, &off),
+        (
+            "POST",
+            "/api/v1/drain_jobs",
+            r#"{"segments":["node1:1"],"target_segments":["node1:1"]}"#,
+            400,
+            &invalid,
+        ),
         ("GET", "/api/v1/drain_jobs/query", "", 400, &no_id),
         ("GET", "/api/v1/drain_jobs/query?job_id=x", "", 400, &no_id),
         ("GET", "/api/v1/drain_jobs/query?job_id=1%2D2", "", 404, &no_job),
@@ -230,6 +236,53 @@ async fn what_is_not_built_answers_as_if_switched_off() {
     for (method, path) in [("GET", "/nothing"), ("POST", "/health"), ("GET", "/api/v1/drain_jobs")] {
         assert_eq!(http(at, method, path, "").await, (404, "404 Not Found".into()));
     }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_drain_job() {
+    let (server, at) = server().await;
+    let jobs = "/api/v1/drain_jobs";
+    let request = r#"{"segments":["node1:1"],"target_segments":[],"max_concurrency":2}"#;
+    let (status, answer) = http(at, "POST", jobs, request).await;
+    let id = serde_json::from_str::<Value>(&answer).unwrap()["job_id"].as_str().unwrap().to_owned();
+    let changed = |to: &str| {
+        format!(r#"{{"success":true,"job_id":"{id}","status":"{to}","error_code":0,"error_message":""}}"#)
+    };
+    assert_eq!((status, answer), (200, changed("CREATED")));
+    let wrong = r#"{"success":false,"error_code":-1010,"error_message":"UNAVAILABLE_IN_CURRENT_STATUS"}"#;
+    assert_eq!(http(at, "POST", jobs, request).await, (409, wrong.into()), "it is draining already");
+    let state = http(at, "GET", "/api/v1/segments/status?segment=node1:1", "").await.1;
+    assert!(state.contains(r#""status":2,"status_name":"DRAINING""#), "{state}");
+
+    // There is nowhere to go.
+    let query = format!("{jobs}/query?job_id={id}");
+    let job = loop {
+        let answer = http(at, "GET", &query, "").await.1;
+        let job: Value = serde_json::from_str(&answer).unwrap();
+        if job["status"] == 2 {
+            break answer;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    let shown: Value = serde_json::from_str(&job).unwrap();
+    let expected = format!(
+        concat!(
+            r#"{{"success":true,"job_id":"{}","type":0,"type_name":"DRAIN","status":2,"status_name":"RUNNING","#,
+            r#""created_at_ms_epoch":{},"last_updated_at_ms_epoch":{},"segments":["node1:1"],"succeeded_units":0,"#,
+            r#""failed_units":0,"blocked_units":{},"active_units":0,"migrated_bytes":0,"message":"Drain job running","#,
+            r#""error_code":0,"error_message":""}}"#
+        ),
+        id, shown["created_at_ms_epoch"], shown["last_updated_at_ms_epoch"], shown["blocked_units"],
+    );
+    assert_eq!(job, expected);
+    let cancel = format!("{jobs}/cancel?job_id={id}");
+    assert_eq!(http(at, "POST", &cancel, "").await, (200, changed("CANCELED")));
+    assert_eq!(http(at, "POST", &cancel, "").await, (409, wrong.into()));
+    let job = http(at, "GET", &query, "").await.1;
+    assert!(job.contains(r#""status_name":"CANCELED""#) && job.contains("Drain job canceled"), "{job}");
+    let state = http(at, "GET", "/api/v1/segments/status?segment=node1:1", "").await.1;
+    assert!(state.contains(r#""status_name":"OK""#), "{state}");
     server.stop().await;
 }
 

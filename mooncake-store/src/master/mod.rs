@@ -1,13 +1,14 @@
 //! The master: who holds which object where. It places, grants, leases and evicts; it never touches an object's bytes.
 //!
 //! Locks, outermost first; nobody holds two of one kind, and nothing is locked while another party is called:
-//! membership (mounts, unmounts, expiry) -> a shard of the directory -> the list of segments -> one segment's space.
+//! drain jobs, membership (mounts, unmounts, expiry) -> a shard of the directory -> the list of segments -> one segment's space.
 //! Inside a shard, too: the table of groups, then the members of one.
-//! The tables of clients, of tasks and of copies under way are each locked alone. Every method is synchronous and short; `tick` does what takes longer.
+//! The tables of clients, of tasks and of copies under way are each locked inside of none but the drain jobs. Every method is synchronous and short; `tick` does what takes longer.
 
 mod clients;
 mod copy;
 mod directory;
+mod drain;
 mod evict;
 mod graves;
 mod groups;
@@ -38,6 +39,7 @@ use parking_lot::{Mutex, RwLock};
 
 use self::clients::Clients;
 use self::directory::Directory;
+use self::drain::Drains;
 use self::evict::EvictionState;
 use self::graves::Graves;
 use self::groups::Groups;
@@ -46,6 +48,7 @@ use self::segments::Registry;
 use self::stats::Counters;
 use self::tasks::Tasks;
 
+pub use self::drain::{DrainInfo, DrainRequest, DrainStatus};
 pub use self::options::{MasterOptions, ParsePlacementError, Placement, TaskOptions};
 #[cfg(feature = "testkit")]
 pub use self::planted::Bug;
@@ -80,6 +83,7 @@ pub struct Master<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = Bu
     /// Copies that were begun, each with the time when it counts as abandoned.
     copies: Mutex<VecDeque<(Moment, ObjectKey)>>,
     tasks: Mutex<Tasks>,
+    drains: Drains<A>,
     groups: Mutex<Groups>,
     #[cfg(feature = "testkit")]
     planted: planted::Planted,
@@ -131,6 +135,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             copies: Mutex::default(),
             groups: Mutex::default(),
             tasks: Mutex::new(Tasks::new(rng.next_u64())),
+            drains: Drains::new(rng.next_u64()),
             #[cfg(feature = "testkit")]
             planted: planted::Planted::default(),
             allocator: allocator.clone(),

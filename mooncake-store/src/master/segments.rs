@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 use mooncake_core::alloc::{Extent, SegmentAllocator};
 use mooncake_core::clock::Moment;
@@ -25,6 +25,8 @@ pub(super) struct Mounted<A> {
     alive: AtomicBool,
     /// End of the grace period of a graceful unmount, 0 for none.
     leaves: AtomicU64,
+    /// Number of the state that a drain has brought it to: OK, DRAINING, DRAINED.
+    drain: AtomicU8,
     /// Somebody could not reach its owner, and the owner has not been heard of since.
     doubted: AtomicBool,
     space: Mutex<Space<A>>,
@@ -66,6 +68,7 @@ impl<A: SegmentAllocator> Mounted<A> {
             opens,
             alive: AtomicBool::new(true),
             leaves: AtomicU64::new(0),
+            drain: AtomicU8::new(SegmentStatus::Ok as u8),
             doubted: AtomicBool::new(false),
             used: AtomicU64::new(0),
             largest: AtomicU64::new(0),
@@ -162,7 +165,17 @@ impl<A: SegmentAllocator> Mounted<A> {
 
     /// Whether new objects could go here, if its owner is there after all.
     pub(super) fn would_open(&self, now: Moment) -> bool {
-        self.is_alive() && self.leaves.load(Relaxed) == 0 && self.opens <= now
+        self.is_alive() && self.leaves.load(Relaxed) == 0 && self.opens <= now && !self.is_draining()
+    }
+
+    /// Whether it is being emptied, or is empty for good.
+    fn is_draining(&self) -> bool {
+        self.drain.load(Relaxed) != SegmentStatus::Ok as u8
+    }
+
+    /// OK, DRAINING or DRAINED.
+    pub(super) fn set_drain(&self, status: SegmentStatus) {
+        self.drain.store(status as u8, Relaxed);
     }
 
     /// Whether its owner may be gone; `true` until the owner is heard of.
@@ -200,7 +213,11 @@ impl<A: SegmentAllocator> Mounted<A> {
         match (self.is_alive(), self.leaves()) {
             (false, _) => SegmentStatus::Unmounting,
             (true, Some(_)) => SegmentStatus::GracefullyUnmounting,
-            (true, None) => SegmentStatus::Ok,
+            (true, None) if !self.is_draining() => SegmentStatus::Ok,
+            (true, None) if self.drain.load(Relaxed) == SegmentStatus::Drained as u8 => {
+                SegmentStatus::Drained
+            }
+            (true, None) => SegmentStatus::Draining,
         }
     }
 

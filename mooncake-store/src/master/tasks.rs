@@ -97,7 +97,19 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             return Err(ErrorCode::IllegalClient.into());
         }
         tasks.end(report.id, report.status, &report.message, self.clock.wall_ms(), &self.options.tasks);
+        drop(tasks);
+        self.drains.wake();
         Ok(())
+    }
+
+    /// Ends a task that nobody has fetched; whether there was one.
+    pub(super) fn withdraw_task(&self, id: Uuid, message: &str) -> bool {
+        let mut tasks = self.tasks.lock();
+        let waiting = tasks.by_id.get(&id).is_some_and(|entry| entry.status == TaskStatus::Pending);
+        if waiting {
+            tasks.end(id, TaskStatus::Failed, message, self.clock.wall_ms(), &self.options.tasks);
+        }
+        waiting
     }
 
     fn check_target(&self, name: &str) -> Result<()> {

@@ -42,7 +42,7 @@ impl Timers {
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// Does what is due: silent clients, ended grace periods, dead segments, abandoned writes, space that has rested, the
-    /// watermark. Costs a few loads per segment when nothing is.
+    /// watermark, drain jobs. Costs a few loads per segment when nothing is.
     pub fn tick(&self) -> TickReport {
         let now = self.clock.now();
         let mut report = TickReport::default();
@@ -66,6 +66,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             self.eviction.something_changed();
         }
         self.evict_to_watermark(now);
+        if self.drains.is_due(now) {
+            self.drive_drains(now);
+        }
         report
     }
 

@@ -1,7 +1,10 @@
 //! The client against a real master: embedded over loopback, and remote over RPC and TCP.
 
 mod checksum;
+mod drain;
 mod faults;
+#[path = "../http_support/mod.rs"]
+mod http;
 mod lossy;
 mod parts;
 mod restart;

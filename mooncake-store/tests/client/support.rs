@@ -40,6 +40,11 @@ impl Cluster {
         Self { master: server.master().clone(), server: Some(server) }
     }
 
+    /// Where the admin pages are.
+    pub(crate) fn admin(&self) -> std::net::SocketAddr {
+        self.server.as_ref().and_then(|server| server.addresses().admin).unwrap()
+    }
+
     pub(crate) fn handle(&self) -> MasterHandle {
         match &self.server {
             None => MasterHandle::embedded(self.master.clone()),

@@ -227,6 +227,61 @@ pub(super) struct DrainRequest {
     pub(super) max_concurrency: u64,
 }
 
+/// A drain job was begun or ended.
+#[derive(Serialize, ToSchema)]
+pub(super) struct DrainChanged {
+    /// True.
+    pub(super) success: bool,
+    /// Its id, two decimal numbers joined by `-`.
+    pub(super) job_id: String,
+    /// `CREATED` or `CANCELED`.
+    pub(super) status: &'static str,
+    /// 0.
+    pub(super) error_code: i32,
+    /// Empty.
+    pub(super) error_message: &'static str,
+}
+
+/// Where a drain job stands.
+#[derive(Serialize, ToSchema)]
+pub(super) struct DrainJob {
+    /// True.
+    pub(super) success: bool,
+    /// Its id, two decimal numbers joined by `-`.
+    pub(super) job_id: String,
+    /// 0.
+    #[serde(rename = "type")]
+    pub(super) kind: i32,
+    /// `DRAIN`.
+    pub(super) type_name: &'static str,
+    /// Number of its state.
+    pub(super) status: i32,
+    /// `CREATED`, `PLANNING`, `RUNNING`, `SUCCEEDED`, `FAILED` or `CANCELED`.
+    pub(super) status_name: &'static str,
+    /// When it was begun, in milliseconds since 1970.
+    pub(super) created_at_ms_epoch: u64,
+    /// When it last changed.
+    pub(super) last_updated_at_ms_epoch: u64,
+    /// What it empties.
+    pub(super) segments: Vec<String>,
+    /// Replicas moved.
+    pub(super) succeeded_units: u64,
+    /// Replicas given up after three tries.
+    pub(super) failed_units: u64,
+    /// Replicas that have to stay for now: hard-pinned, being written or copied, or without room elsewhere.
+    pub(super) blocked_units: u64,
+    /// Replicas being moved.
+    pub(super) active_units: u64,
+    /// Bytes moved.
+    pub(super) migrated_bytes: u64,
+    /// The state in words, or what went wrong last.
+    pub(super) message: String,
+    /// 0.
+    pub(super) error_code: i32,
+    /// Empty.
+    pub(super) error_message: &'static str,
+}
+
 fn four() -> u64 {
     4
 }

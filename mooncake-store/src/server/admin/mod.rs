@@ -2,6 +2,7 @@
 
 mod answers;
 mod cluster;
+mod drain;
 mod later;
 mod objects;
 mod query;
@@ -16,6 +17,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use mooncake_core::{Error, ErrorCode};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -58,9 +60,9 @@ pub(super) fn pages(state: Arc<State>) -> Router {
         .routes(routes!(segments::query_segment))
         .routes(routes!(segments::status))
         .routes(routes!(later::events))
-        .routes(routes!(later::drain))
-        .routes(routes!(later::drain_job))
-        .routes(routes!(later::cancel_drain_job))
+        .routes(routes!(drain::start))
+        .routes(routes!(drain::query))
+        .routes(routes!(drain::cancel))
         .routes(routes!(later::quotas, later::set_quota, later::remove_quota))
         .split_for_parts();
     let description = description.to_json().unwrap_or_default();
@@ -95,6 +97,14 @@ fn answer(status: StatusCode, body: &impl Serialize) -> Response {
         Ok(body) => (status, [(header::CONTENT_TYPE, JSON)], body).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
+}
+
+/// A JSON object, or why the body is none.
+fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Box<Response>> {
+    // By way of a map: a list would pass for an object otherwise.
+    let object = serde_json::from_slice::<serde_json::Map<_, _>>(body);
+    let request = object.and_then(|object| serde_json::from_value(object.into()));
+    request.map_err(|error| Box::new(bad_request(&format!("Invalid JSON body: {error}"))))
 }
 
 /// A failure that is told by its name alone.

@@ -1,0 +1,70 @@
+//! A member is emptied over HTTP while others read, and then goes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use mooncake_core::replica::ReplicateConfig;
+use mooncake_store::master::MasterOptions;
+
+use crate::http::http;
+use crate::support::{Cluster, Kind, eventually, value};
+
+const OBJECTS: u64 = 60;
+
+fn len(at: u64) -> usize {
+    1 + (at as usize * 7919) % 90_000
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drained_member_goes_without_a_miss() {
+    let lease_ttl = Duration::from_millis(500);
+    let cluster = Cluster::start(Kind::Tcp, MasterOptions { lease_ttl, ..MasterOptions::default() }).await;
+    let (a, b) = cluster.pair().await;
+    let c = cluster.member().connect().await.unwrap();
+    for at in 0..OBJECTS {
+        let preferred_segment = if at % 4 == 3 { b.hostname() } else { a.hostname() }.to_owned();
+        let config = ReplicateConfig { preferred_segment, ..ReplicateConfig::default() };
+        c.put_with(format!("k{at}"), value(at, len(at)), &config).await.unwrap();
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    let reads = Arc::new(AtomicU64::new(0));
+    let reader = tokio::spawn({
+        let (client, stop, reads) = (c.clone(), stop.clone(), reads.clone());
+        async move {
+            while !stop.load(SeqCst) {
+                for at in 0..OBJECTS {
+                    let found = client.get(format!("k{at}")).await.unwrap().expect("a hit");
+                    assert!(found == value(at, len(at)), "k{at} is not what was put");
+                    reads.fetch_add(1, SeqCst);
+                }
+            }
+        }
+    });
+
+    let admin = cluster.admin();
+    let body = serde_json::json!({"segments": [a.hostname()], "max_concurrency": 64}).to_string();
+    let (status, answer) = http(admin, "POST", "/api/v1/drain_jobs", &body).await;
+    assert_eq!(status, 200, "{answer}");
+    let job = serde_json::from_str::<serde_json::Value>(&answer).unwrap()["job_id"].clone();
+    let query = format!("/api/v1/drain_jobs/query?job_id={}", job.as_str().unwrap());
+    eventually("the member is empty", async || {
+        let answer = http(admin, "GET", &query, "").await.1;
+        let job: serde_json::Value = serde_json::from_str(&answer).unwrap();
+        assert_ne!(job["status_name"], "FAILED", "{answer}");
+        job["status_name"] == "SUCCEEDED"
+    })
+    .await;
+    let answer = http(admin, "GET", &query, "").await.1;
+    assert!(answer.contains(r#""succeeded_units":45,"failed_units":0,"blocked_units":0"#), "{answer}");
+    let path = format!("/api/v1/segments/status?segment={}", a.hostname());
+    let state = http(admin, "GET", &path, "").await.1;
+    assert!(state.contains(r#""status":3,"status_name":"DRAINED""#), "{state}");
+
+    a.close().await.unwrap();
+    let seen = reads.load(SeqCst);
+    eventually("everything was read again", async || reads.load(SeqCst) >= seen + 2 * OBJECTS).await;
+    stop.store(true, SeqCst);
+    reader.await.unwrap();
+    assert_eq!(cluster.master.stats().objects, OBJECTS);
+}
