@@ -3,6 +3,7 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
@@ -135,6 +136,18 @@ impl HostMemory {
         self.shared.as_ref().map(|shared| shared.file().as_fd())
     }
 
+    /// Gives the pages back and keeps the addresses: nothing else comes to lie there before the hole is dropped.
+    pub fn into_hole(self) -> Result<AddressHole> {
+        let hole = AddressHole { addr: self.ptr.as_ptr().expose_provenance(), len: self.mapped };
+        let mut memory = ManuallyDrop::new(self);
+        memory.shared = None;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        // SAFETY: the range is our own mapping, which nobody uses any more: this value was the only one, and is gone.
+        let at = unsafe { libc::mmap(memory.ptr.as_ptr().cast(), hole.len, libc::PROT_NONE, flags, -1, 0) };
+        // On failure the old mapping is still there; the hole unmaps it.
+        if at == libc::MAP_FAILED { Err(io::Error::last_os_error().into()) } else { Ok(hole) }
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
@@ -174,6 +187,20 @@ impl HostMemory {
         }
         self.location = Location::Cpu(node);
         Ok(())
+    }
+}
+
+/// Addresses that hold nothing and that nothing else can have.
+#[derive(Debug)]
+pub struct AddressHole {
+    addr: usize,
+    len: usize,
+}
+
+impl Drop for AddressHole {
+    fn drop(&mut self) {
+        // SAFETY: the range belongs to this value.
+        unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(self.addr), self.len) };
     }
 }
 
@@ -273,6 +300,21 @@ mod tests {
         poke(span, 4999, 7);
         let moved = Box::new(memory);
         assert_eq!((moved.span(), peek(moved.span(), 4999)), (span, 7));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "no fixed mappings there")]
+    fn a_hole_keeps_its_addresses() {
+        for shared in [None, Some("mooncake test".to_owned())] {
+            let options = HostMemoryOptions { shared, ..Default::default() };
+            let memory = HostMemory::with(1 << 20, &options).unwrap();
+            poke(memory.span(), 7, 1);
+            let addr = memory.span().addr();
+            let hole = memory.into_hole().unwrap();
+            let others: Vec<_> = (0..8).map(|_| HostMemory::with(1 << 20, &options).unwrap()).collect();
+            assert!(others.iter().all(|other| !other.span().contains(addr, 1)));
+            drop(hole);
+        }
     }
 
     #[test]

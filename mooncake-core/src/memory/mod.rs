@@ -12,7 +12,7 @@ mod shared;
 use std::fmt;
 use std::ptr::NonNull;
 
-pub use host::{HostMemory, HostMemoryOptions, HugePages};
+pub use host::{AddressHole, HostMemory, HostMemoryOptions, HugePages};
 pub use shared::{SharedMapping, SharedPages, shared_pages};
 
 /// Which memory a span lies in; the text is the one of the segment descriptors (`cpu:0`, `cuda:1`, `*`).

@@ -78,8 +78,8 @@ impl Beat {
             version::check(&version)?;
         }
         let reply = deadline.bound("ping", client.master.ping(client.id)).await?;
-        if reply.need_remount {
-            client.remount(&deadline).await?;
+        if reply.need_remount || client.has_unconfirmed() {
+            client.remount(reply.need_remount, &deadline).await?;
         }
         client.take_tasks(&deadline).await
     }

@@ -14,6 +14,7 @@ mod objects;
 mod peers;
 mod put;
 mod ranges;
+mod remount;
 mod send;
 mod sessions;
 mod staging;

@@ -6,7 +6,6 @@ use mooncake_core::ids::{SegmentId, Uuid};
 use mooncake_core::memory::{HostMemory, MemorySource};
 use mooncake_core::replica::Segment;
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_transport::handshake::HandshakeConfig;
 use mooncake_transport::{Region, Slice, Transport};
 
 use super::deadline::Deadline;
@@ -15,9 +14,15 @@ use super::{Client, Inner, config};
 /// Memory of this client that the master may place objects in.
 #[derive(Debug)]
 pub(crate) struct Mounted<T: Transport> {
-    segment: Segment,
+    pub(super) segment: Segment,
     // Dropped when the segment is taken back: from then on the wire refuses whoever still comes.
-    region: Region<T>,
+    pub(super) region: Region<T>,
+    /// The memory under the region, when this client allocated it.
+    pub(super) own: Option<Arc<HostMemory>>,
+    /// No master before the present one was told of it.
+    pub(super) new: bool,
+    /// The present master is known to have it.
+    pub(super) confirmed: bool,
 }
 
 impl<T: Transport> Mounted<T> {
@@ -50,7 +55,8 @@ impl<T: Transport> Client<T> {
             Error::invalid(format!("a segment of {bytes} bytes: it needs {} at least", config::MIN_BUFFER))
         })?;
         let memory = HostMemory::with(len, &self.inner.config.memory)?;
-        self.mount_memory(Arc::new(memory)).await
+        let memory = Arc::new(memory);
+        self.mount_any(memory.clone(), Some(memory)).await
     }
 
     /// Offers memory of the caller's to the cluster.
@@ -58,9 +64,17 @@ impl<T: Transport> Client<T> {
     /// # Errors
     /// Whatever keeps the wire or the master from taking it; the memory is then free again.
     pub async fn mount_memory(&self, memory: Arc<dyn MemorySource>) -> Result<SegmentId> {
+        self.mount_any(memory, None).await
+    }
+
+    async fn mount_any(
+        &self,
+        memory: Arc<dyn MemorySource>,
+        own: Option<Arc<HostMemory>>,
+    ) -> Result<SegmentId> {
         self.inner.usable()?;
         let deadline = self.inner.deadline();
-        let id = self.inner.mount(memory, &deadline).await?;
+        let id = self.inner.mount(memory, own, &deadline).await?;
         self.start_heartbeat();
         Ok(id)
     }
@@ -84,6 +98,7 @@ impl<T: Transport> Inner<T> {
     pub(crate) async fn mount(
         &self,
         memory: Arc<dyn MemorySource>,
+        own: Option<Arc<HostMemory>>,
         deadline: &Deadline,
     ) -> Result<SegmentId> {
         let region = deadline.bound("registering", self.engine.register(memory)).await?;
@@ -108,8 +123,9 @@ impl<T: Transport> Inner<T> {
             host_id: config::host_id(&self.name).to_owned(),
         };
         // Listed first: should the answer be lost, the heartbeat and `close` still know of it.
-        self.segments.lock().push(Mounted { segment: segment.clone(), region });
-        match deadline.bound("mounting", self.master.mount(self.id, &segment)).await {
+        let mounted = Mounted { segment: segment.clone(), region, own, new: true, confirmed: false };
+        self.segments.lock().push(mounted);
+        match self.offer_listed(deadline).await {
             Ok(()) => Ok(id),
             Err(error) => {
                 // Should it have been the answer that was lost, nobody is to be sent to memory that is gone.
@@ -124,7 +140,7 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Waits until no other change of the segments is under way.
-    async fn changing(&self, deadline: &Deadline) -> Result<tokio::sync::MutexGuard<'_, ()>> {
+    pub(super) async fn changing(&self, deadline: &Deadline) -> Result<tokio::sync::MutexGuard<'_, ()>> {
         deadline.bound("waiting for another mount", async { Ok(self.mounting.lock().await) }).await
     }
 
@@ -137,30 +153,6 @@ impl<T: Transport> Inner<T> {
         deadline.bound("unmounting", self.master.unmount(self.id, id)).await?;
         // Only now: while the master knows the segment, writers may come, and completed writes must land.
         drop_region(self.take(id)).await
-    }
-
-    /// Mounts everything again after the master forgot this client.
-    pub(crate) async fn remount(&self, deadline: &Deadline) -> Result<()> {
-        let _changing = self.changing(deadline).await?;
-        self.remount_listed(deadline).await
-    }
-
-    async fn remount_listed(&self, deadline: &Deadline) -> Result<()> {
-        let segments: Vec<Segment> = self.segments.lock().iter().map(|m| m.segment.clone()).collect();
-        tracing::info!(client = %self.id, segments = segments.len(), "the master does not know us: mounting again");
-        deadline.bound("mounting again", self.master.remount(self.id, &segments)).await?;
-        // The master may have removed our directory entry when it took us for dead.
-        deadline.bound("publishing again", self.republish()).await
-    }
-
-    async fn republish(&self) -> Result<()> {
-        let name = self.engine.name();
-        if let Some(at) = self.engine.handshake_addr()
-            && self.directory.locate(name).await?.as_ref() != Some(at)
-        {
-            self.directory.announce(name, at, &HandshakeConfig::default()).await?;
-        }
-        self.directory.publish(&self.engine.descriptor(), false).await
     }
 
     /// Forgets a segment and hands out its memory.

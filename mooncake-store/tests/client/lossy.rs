@@ -41,7 +41,7 @@ impl Front {
     }
 
     fn fresh(clock: &Arc<ManualClock>) -> Arc<Master> {
-        let options = MasterOptions { remount_rest: Some(Duration::ZERO), ..MasterOptions::default() };
+        let options = MasterOptions::default();
         let clock: SharedClock = clock.clone();
         Arc::new(Master::with_parts(options, &Default::default(), &Default::default(), clock, 7).unwrap())
     }

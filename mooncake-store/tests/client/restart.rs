@@ -3,19 +3,20 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use mooncake_core::memory::HostMemory;
 use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_store::client::{Client, PutOutcome};
-use mooncake_store::master::MasterOptions;
+use mooncake_store::master::{MasterOptions, SegmentStats};
 use mooncake_store::protocol::frame::Status;
 use mooncake_store::protocol::pack;
 use mooncake_store::protocol::server::{Server, ServerOptions, Service};
 use mooncake_store::server::MasterServer;
 
-use crate::support::{eventually, master_config};
+use crate::support::{eventually, master_config, value};
 
 fn options() -> MasterOptions {
-    // Nobody holds a lease of the master before.
-    MasterOptions { remount_rest: Some(Duration::ZERO), ..MasterOptions::default() }
+    MasterOptions::default()
 }
 
 #[tokio::test]
@@ -64,6 +65,56 @@ async fn a_client_that_comes_first_waits_for_the_master() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn promises_of_the_master_before_are_void() {
+    let server = MasterServer::start(master_config(0, options())).await.unwrap();
+    let address = server.addresses().rpc;
+    let member = |segment| {
+        Client::builder()
+            .master(address.to_string())
+            .copy_in_process(false)
+            .segment(segment)
+            .timeout(Duration::from_secs(1))
+            .connect()
+    };
+    let (a, b) = (member(4 << 20).await.unwrap(), member(0).await.unwrap());
+    let given = HostMemory::new(8 << 20).unwrap();
+    let given = a.mount_memory(Arc::new(given)).await.unwrap();
+    let ids = a.segments();
+    let old = server.master().stats().segments;
+    server.stop().await;
+    let server = MasterServer::start(master_config(address.port(), options())).await.unwrap();
+    eventually("both segments are mounted again", async || server.master().stats().segments.len() == 2).await;
+    assert_eq!(a.segments(), ids, "the caller knows them by these");
+    let now = server.master().stats().segments;
+    let base = |of: &[SegmentStats], given_one: bool| {
+        of.iter().find(|s| (s.id() == given) == given_one).unwrap().segment.base
+    };
+    assert_eq!(base(&now, true), base(&old, true));
+    assert_ne!(base(&now, false), base(&old, false));
+
+    // A late writer of the master before: what it was granted is not there any more.
+    let target = b.engine().open(&old[0].segment.endpoint).await.unwrap();
+    let write = async |at| b.engine().write(&target, at, Bytes::from_static(b"late"), None).await.0;
+    eventually("the old memory is gone", async || write(base(&old, false)).await.is_err()).await;
+    write(base(&now, false)).await.unwrap();
+
+    // What cannot be replaced rests, and the other takes its place.
+    for i in 0..3 {
+        assert_eq!(b.put(format!("k{i}"), value(i, 1 << 20)).await.unwrap(), PutOutcome::Stored);
+        let replicas = server.master().peek(format!("k{i}").as_bytes()).unwrap();
+        let at = replicas[0].location.memory().unwrap().address;
+        assert!((base(&now, false)..base(&now, false) + (4 << 20)).contains(&at));
+    }
+    for i in 0..3 {
+        assert_eq!(b.get(format!("k{i}")).await.unwrap().unwrap(), value(i, 1 << 20));
+    }
+    a.unmount(given).await.unwrap();
+    assert_eq!(server.master().stats().segments.len(), 1);
+    a.close().await.unwrap();
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_that_comes_back_gets_the_segments_again() {
     let server = MasterServer::start(master_config(0, options())).await.unwrap();
     let address = server.addresses().rpc;
@@ -85,9 +136,11 @@ async fn a_master_that_comes_back_gets_the_segments_again() {
         }
     }
     let server = MasterServer::start(master_config(address.port(), options())).await.unwrap();
+    let begun = Instant::now();
     eventually("both segments are mounted again", async || server.master().stats().segments.len() == 2).await;
     assert_eq!(b.get("before").await.unwrap(), None);
     assert_eq!(a.put("after", "w").await.unwrap(), PutOutcome::Stored);
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     assert_eq!(&b.get("after").await.unwrap().unwrap()[..], b"w");
     a.close().await.unwrap();
     b.close().await.unwrap();
