@@ -31,6 +31,7 @@ fn _mooncake(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::DiskDescriptor>()?;
     module.add_class::<store::Descriptor>()?;
     module.add_class::<store::LocatedObject>()?;
+    module.add_class::<store::QueryTaskResponse>()?;
     module.add_class::<config::ReplicateConfig>()?;
     module.add_class::<error::LastError>()?;
     module.add_class::<handle::BufferHandle>()?;

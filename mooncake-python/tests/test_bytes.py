@@ -298,3 +298,80 @@ def test_setup_says_what_is_wrong(master):
     assert store.close() == 0
     with pytest.raises(TypeError, match="no_such_argument"):
         store.setup("127.0.0.1", "P2PHANDSHAKE", no_such_argument=1)
+
+
+def test_copies_and_moves(own_master, make_store):
+    from mooncake.store import TaskStatus, TaskType
+
+    mine = own_master("--default_kv_lease_ttl=100")
+    a, b, c = (make_store(mine) for _ in range(3))
+    config = ReplicateConfig()
+    config.preferred_segment = a.get_hostname()
+    value = os.urandom(300_000)
+    assert a.put("k", value, config) == 0
+
+    def done(task, code):
+        assert code == 0, a.last_error()
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            answer, code = b.query_task(task)
+            assert code == 0 and answer.id == task
+            if answer.status in (TaskStatus.SUCCESS, TaskStatus.FAILED):
+                return answer
+            time.sleep(0.05)
+        raise AssertionError("the task does not end")
+
+    answer = done(*a.create_copy_task("k", [b.get_hostname()]))
+    assert answer.status == TaskStatus.SUCCESS and answer.type == TaskType.REPLICA_COPY, answer
+    assert len(a.get_replica_desc("k")) == 2
+    answer = done(*a.create_move_task("k", b.get_hostname(), c.get_hostname()))
+    assert answer.status == TaskStatus.SUCCESS and answer.type == TaskType.REPLICA_MOVE, answer
+    assert answer.created_at_ms_epoch <= answer.last_updated_at_ms_epoch
+    assert c.get("k") == value
+    assert a.create_copy_task("missing", [b.get_hostname()]) == ((0, 0), -704)
+    assert a.create_copy_task("k", ["nowhere:1"])[0] == (0, 0)
+    assert a.query_task((1, 2)) == (None, -1400)
+    assert TaskStatus.SUCCESS != 3 and int(TaskStatus.SUCCESS) == 3
+    assert b.batch_replica_clear(["k"]) == [], "another wrote it"
+    time.sleep(0.3)
+    assert a.batch_replica_clear(["k", "missing"]) == ["k"]
+    assert a.get("k") == b""
+
+
+def test_checksums(own_master, make_store, monkeypatch):
+    mine = own_master()
+    monkeypatch.setenv("MOONCAKE_STORE_CHECKSUM", "1")
+    a = make_store(mine)
+    value = os.urandom(100_000)
+    assert a.put("k", value) == 0 and a.put_parts("p", value[:10], value[10:]) == 0
+    assert a.get("k") == value and bytes(a.get_buffer("p")) == value and a.get_batch(["p", "x"]) == [value, b""]
+
+
+CHILD = """
+import os, sys
+from mooncake.store import MooncakeDistributedStore
+import mooncake
+store = MooncakeDistributedStore()
+assert store.setup("127.0.0.1", "P2PHANDSHAKE", 16 << 20, 1 << 20, "tcp", "", sys.argv[1]) == 0
+store.put(sys.argv[2], b"of the parent")
+child = os.fork()
+if child == 0:
+    try:
+        store.get(sys.argv[2])
+    except mooncake.ForkedError:
+        os._exit(7)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert store.get(sys.argv[2]) == b"of the parent"
+# The interpreter ends with the store open.
+"""
+
+
+def test_forks_are_refused_and_exits_are_tidy(master, store, key):
+    import subprocess
+    import sys
+
+    done = subprocess.run([sys.executable, "-c", CHILD, master.address, key], capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
+    # It took its memory back, so what lay there is gone at once.
+    assert store.get(key) == b"" or store.remove(key, True) == 0

@@ -7,7 +7,7 @@
 use std::fmt::Debug;
 
 use async_trait::async_trait;
-use mooncake_core::ids::{ClientId, SegmentId, Uuid};
+use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
 use mooncake_core::{Error, ErrorCode, Result};
 
@@ -160,6 +160,17 @@ pub trait TaskService: Debug + Send + Sync + 'static {
     /// Where a task stands. `TASK_NOT_FOUND`.
     async fn task(&self, _task: Uuid) -> Result<TaskInfo> {
         Err(no_copies())
+    }
+
+    /// Drops copies that the caller wrote and nobody reads: those in the segment named, or all for an empty name. The keys of which
+    /// something was dropped.
+    async fn clear_replicas(
+        &self,
+        _client: ClientId,
+        _keys: &[&[u8]],
+        _segment: &str,
+    ) -> Result<Vec<ObjectKey>> {
+        Err(Error::new(ErrorCode::NotSupported, "this master clears no copies"))
     }
 
     /// Tasks for this client; from now on they are its own.

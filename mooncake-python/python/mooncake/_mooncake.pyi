@@ -5,7 +5,7 @@ from typing import Any, Self, final
 
 from typing_extensions import disjoint_base
 
-from mooncake._types import ObjectDataType, ReplicaStatus, SoftPinAction
+from mooncake._types import ObjectDataType, ReplicaStatus, SoftPinAction, TaskStatus, TaskType
 
 __all__ = [
     "BufferHandle",
@@ -27,6 +27,7 @@ __all__ = [
     "MooncakeHostMemAllocator",
     "NoSpaceError",
     "NotFoundError",
+    "QueryTaskResponse",
     "ReplicaDescriptor",
     "ReplicateConfig",
     "Store",
@@ -267,6 +268,33 @@ class MooncakeHostMemAllocator:
         """Gives memory of `alloc` back: 0, -1 for what is none."""
 
 @final
+class QueryTaskResponse:
+    """Where a copy or move that was asked for stands."""
+
+    def __repr__(self, /) -> str: ...
+    @property
+    def id(self) -> tuple[int, int]:
+        """Its number, in two halves."""
+    @property
+    def type(self) -> TaskType:
+        """What it does: a `TaskType`."""
+    @property
+    def status(self) -> TaskStatus:
+        """How it goes: a `TaskStatus`."""
+    @property
+    def created_at_ms_epoch(self) -> int:
+        """When it was asked for, in milliseconds since 1970."""
+    @property
+    def last_updated_at_ms_epoch(self) -> int:
+        """When it last changed, in milliseconds since 1970."""
+    @property
+    def assigned_client(self) -> tuple[int, int]:
+        """The client that does it, in two halves."""
+    @property
+    def message(self) -> str:
+        """A sentence about it."""
+
+@final
 class ReplicaDescriptor:
     """One copy of an object."""
 
@@ -354,6 +382,14 @@ class Store:
     def __new__(cls) -> Self: ...
     def get_replica_desc(self, /, key: str) -> list[ReplicaDescriptor]:
         """The copies of an object; empty when it is not there."""
+    def batch_replica_clear(self, /, keys: list[str], segment_name: str = "") -> list[str]:
+        """Drops copies of objects that this store wrote and nobody reads: those in a segment, or all. The keys of which some were."""
+    def create_copy_task(self, /, key: str, targets: list[str]) -> tuple[tuple[int, int], int]:
+        """Asks for another copy of an object in each of these segments: the task's id and 0, or a negative code."""
+    def create_move_task(self, /, key: str, source: str, target: str) -> tuple[tuple[int, int], int]:
+        """Asks for the copy in one segment to be moved to another: the task's id and 0, or a negative code."""
+    def query_task(self, /, task_id: tuple[int, int]) -> tuple[QueryTaskResponse | None, int]:
+        """Where a task stands and 0, or `None` and a negative code."""
     def batch_get_replica_desc(self, /, keys: list[str]) -> dict[str, list[ReplicaDescriptor]]:
         """The copies of many objects by key; those that are not there are left out."""
     def _setup(self, /, config: dict[str, Any], engine: InnerTransferEngine | None = None) -> int:

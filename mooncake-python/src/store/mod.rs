@@ -28,7 +28,9 @@ use crate::lease::Arena;
 use crate::memory::{Regions, Wire};
 use crate::runtime::{not_forked, runtime, wait};
 
-pub(crate) use self::replicas::{Descriptor, DiskDescriptor, MemoryDescriptor, ReplicaDescriptor};
+pub(crate) use self::replicas::{
+    Descriptor, DiskDescriptor, MemoryDescriptor, QueryTaskResponse, ReplicaDescriptor,
+};
 pub(crate) use self::tensors::LocatedObject;
 
 /// What calls that give a number return before setup and after close.

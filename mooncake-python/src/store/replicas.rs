@@ -1,11 +1,15 @@
 //! Where objects lie, as Python sees it.
 
+use mooncake_core::ids::Uuid;
 use mooncake_core::replica::{Replica, ReplicaLocation};
+use mooncake_core::{Error, Result};
+use mooncake_store::protocol::wire::TaskInfo;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::Store;
+use super::{NOT_SET_UP, Store};
+use crate::args::Uint;
 use crate::runtime::wait;
 
 /// One copy of an object.
@@ -111,6 +115,68 @@ pub(crate) struct DiskDescriptor {
     object_size: u64,
 }
 
+/// Where a copy or move that was asked for stands.
+#[pyclass(frozen, module = "mooncake.store", name = "QueryTaskResponse")]
+pub(crate) struct QueryTaskResponse {
+    task: TaskInfo,
+}
+
+#[pymethods]
+impl QueryTaskResponse {
+    /// Its number, in two halves.
+    #[getter]
+    fn id(&self) -> (u64, u64) {
+        halves(self.task.id)
+    }
+
+    /// What it does: a `TaskType`.
+    #[getter]
+    fn r#type<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        py.import("mooncake._types")?.getattr("TaskType")?.call1((self.task.kind as i32,))
+    }
+
+    /// How it goes: a `TaskStatus`.
+    #[getter]
+    fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        py.import("mooncake._types")?.getattr("TaskStatus")?.call1((self.task.status as i32,))
+    }
+
+    /// When it was asked for, in milliseconds since 1970.
+    #[getter]
+    fn created_at_ms_epoch(&self) -> i64 {
+        self.task.created_ms
+    }
+
+    /// When it last changed, in milliseconds since 1970.
+    #[getter]
+    fn last_updated_at_ms_epoch(&self) -> i64 {
+        self.task.updated_ms
+    }
+
+    /// The client that does it, in two halves.
+    #[getter]
+    fn assigned_client(&self) -> (u64, u64) {
+        halves(self.task.client.0)
+    }
+
+    /// A sentence about it.
+    #[getter]
+    fn message(&self) -> &str {
+        &self.task.message
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "<QueryTaskResponse id={} status={:?} message={:?}>",
+            self.task.id, self.task.status, self.task.message
+        )
+    }
+}
+
+fn halves(id: Uuid) -> (u64, u64) {
+    (id.first, id.second)
+}
+
 fn descriptors(replicas: Vec<Replica>) -> Vec<ReplicaDescriptor> {
     replicas.into_iter().map(|replica| ReplicaDescriptor { replica }).collect()
 }
@@ -148,5 +214,69 @@ impl Store {
             Err(error) => drop(self.errors.note(&error)),
         }
         Ok(answer)
+    }
+
+    /// Drops copies of objects that this store wrote and nobody reads: those in a segment, or all. The keys of which some were.
+    #[pyo3(signature = (keys, segment_name=""))]
+    fn batch_replica_clear(
+        &self,
+        py: Python<'_>,
+        keys: Vec<String>,
+        segment_name: &str,
+    ) -> PyResult<Vec<String>> {
+        let Some(session) = self.session()? else { return Ok(Vec::new()) };
+        Ok(match wait(py, session.client.clear_replicas(&keys, segment_name)) {
+            Ok(cleared) => {
+                cleared.iter().map(|key| String::from_utf8_lossy(key.as_bytes()).into_owned()).collect()
+            }
+            Err(error) => {
+                self.errors.note(&error);
+                Vec::new()
+            }
+        })
+    }
+
+    /// Asks for another copy of an object in each of these segments: the task's id and 0, or a negative code.
+    fn create_copy_task(
+        &self,
+        py: Python<'_>,
+        key: String,
+        targets: Vec<String>,
+    ) -> PyResult<((u64, u64), i64)> {
+        let Some(session) = self.session()? else { return Ok(((0, 0), NOT_SET_UP)) };
+        let targets: Vec<&str> = targets.iter().map(String::as_str).collect();
+        Ok(self.created(wait(py, session.client.copy_task(key, &targets))))
+    }
+
+    /// Asks for the copy in one segment to be moved to another: the task's id and 0, or a negative code.
+    fn create_move_task(
+        &self,
+        py: Python<'_>,
+        key: String,
+        source: &str,
+        target: &str,
+    ) -> PyResult<((u64, u64), i64)> {
+        let Some(session) = self.session()? else { return Ok(((0, 0), NOT_SET_UP)) };
+        Ok(self.created(wait(py, session.client.move_task(key, source, target))))
+    }
+
+    /// Where a task stands and 0, or `None` and a negative code.
+    fn query_task(
+        &self,
+        py: Python<'_>,
+        task_id: (Uint, Uint),
+    ) -> PyResult<(Option<QueryTaskResponse>, i64)> {
+        let Some(session) = self.session()? else { return Ok((None, NOT_SET_UP)) };
+        let id = Uuid::new(task_id.0.0, task_id.1.0);
+        Ok(match wait(py, session.client.task(id)) {
+            Ok(task) => (Some(QueryTaskResponse { task }), 0),
+            Err(error) => (None, i64::from(self.errors.note(&error))),
+        })
+    }
+}
+
+impl Store {
+    fn created(&self, task: Result<Uuid>) -> ((u64, u64), i64) {
+        task.map_or_else(|error: Error| ((0, 0), i64::from(self.errors.note(&error))), |id| (halves(id), 0))
     }
 }

@@ -27,6 +27,11 @@ struct Place {
 }
 
 impl Located {
+    /// Its key.
+    pub fn key(&self) -> &[u8] {
+        &self.place.key
+    }
+
     /// Length of the object in bytes.
     pub fn size(&self) -> u64 {
         self.place.size

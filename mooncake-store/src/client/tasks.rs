@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mooncake_core::ids::Uuid;
+use mooncake_core::ids::{ObjectKey, Uuid};
 use mooncake_core::replica::Replica;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::engine::Request;
@@ -43,6 +43,19 @@ impl<T: Transport> Client<T> {
         inner.usable()?;
         let call = inner.master.create_move(&inner.config.tenant, key.as_ref(), source, target);
         inner.deadline().bound("asking for a move", call).await
+    }
+
+    /// Drops copies of objects that this client wrote and nobody reads now: those in the segment named, or all for an empty
+    /// name. The keys of which something was dropped.
+    ///
+    /// # Errors
+    /// `NOT_SUPPORTED`, and what keeps the master from answering.
+    pub async fn clear_replicas<K: AsRef<[u8]>>(&self, keys: &[K], segment: &str) -> Result<Vec<ObjectKey>> {
+        let inner = &self.inner;
+        inner.usable()?;
+        let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
+        let call = inner.master.clear_replicas(inner.id, &keys, segment);
+        inner.deadline().bound("clearing copies", call).await
     }
 
     /// Where a task stands.

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::evict::EvictionPolicy;
-use mooncake_core::ids::{ClientId, SegmentId, Uuid};
+use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
 use mooncake_core::{Error, Result};
 
@@ -120,6 +120,15 @@ impl<A: SegmentAllocator, E: EvictionPolicy> TaskService for Master<A, E> {
 
     async fn task(&self, task: Uuid) -> Result<TaskInfo> {
         Master::task(self, task)
+    }
+
+    async fn clear_replicas(
+        &self,
+        client: ClientId,
+        keys: &[&[u8]],
+        segment: &str,
+    ) -> Result<Vec<ObjectKey>> {
+        Ok(Master::clear_replicas(self, keys, client, segment))
     }
 
     async fn fetch_tasks(&self, client: ClientId, limit: u64) -> Result<Vec<Task>> {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use async_trait::async_trait;
 use mooncake_core::error::{Error, ErrorCode, Result};
-use mooncake_core::ids::{ClientId, SegmentId, Uuid};
+use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
 
 use super::client::{RpcClient, RpcOptions};
@@ -282,6 +282,17 @@ impl TaskService for RemoteMaster {
 
     async fn task(&self, task: Uuid) -> Result<TaskInfo> {
         self.plain(QueryTask { task }).await
+    }
+
+    async fn clear_replicas(
+        &self,
+        client: ClientId,
+        keys: &[&[u8]],
+        segment: &str,
+    ) -> Result<Vec<ObjectKey>> {
+        let cleared =
+            self.plain(BatchReplicaClear { keys: keys.into(), client, segment_name: segment }).await?;
+        cleared.into_iter().map(|key| ObjectKey::new(key).map_err(Error::from)).collect()
     }
 
     async fn fetch_tasks(&self, client: ClientId, limit: u64) -> Result<Vec<Task>> {
