@@ -7,6 +7,7 @@
 )]
 
 mod args;
+mod awaitable;
 mod config;
 mod engine;
 mod error;
@@ -34,6 +35,7 @@ fn _mooncake(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::QueryTaskResponse>()?;
     module.add_class::<config::ReplicateConfig>()?;
     module.add_class::<error::LastError>()?;
+    module.add_class::<awaitable::Canceller>()?;
     module.add_class::<handle::BufferHandle>()?;
     module.add_class::<pool::BufferPool>()?;
     module.add_class::<pool::BufferLease>()?;

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -155,6 +157,45 @@ def test_asyncio(master, key):
             store.no_such_call
         with pytest.raises(TypeError):
             await store.async_put(key, 7)
+        memory = bytearray(b"0123456789")
+        view = (ctypes.c_char * 10).from_buffer(memory)
+        at = ctypes.addressof(view)
+        assert store.register_buffer(at, 10) == 0
+        assert await store.async_put_from(key + "f", at, 10) == 0
+        assert await store.async_batch_put_from([key + "g", key + "h"], [at, 8], [5, 5]) == [0, -600]
+        assert await store.async_get_into(key + "g", at + 5, 5) == 5 and bytes(memory) == b"0123401234"
+        assert await store.async_batch_get_into([key + "g", "missing"], [at, at], [5, 5]) == [5, -704]
+        assert await store.async_put_from(key + "f", at, 0) == 0
+        assert await store.async_get("missing") == b"" and await store.async_is_exist("missing") == 0
+        assert await store.async_put(key, b"") == -600
+        assert await store.async_remove("missing") == -704
+        assert store.unregister_buffer(at) == 0
+        assert await store.async_close() == 0
+        assert await store.async_put(key, b"x") == -600 and await store.async_get(key) == b""
+
+    asyncio.run(work())
+
+
+def test_what_is_awaited_can_be_cancelled(own_master, make_store):
+    mine = own_master()
+
+    async def work():
+        store = MooncakeDistributedStoreAsync()
+        assert await store.async_setup("127.0.0.1", "P2PHANDSHAKE", 64 << 20, 16 << 20, "tcp", "", mine.address) == 0
+        mine.process.send_signal(signal.SIGSTOP)
+        try:
+            # A thousand that wait, and not a thread for any of them.
+            threads = threading.active_count()
+            waiting = [asyncio.ensure_future(store.async_get(f"k{i}")) for i in range(1000)]
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(store.async_put("cancelled", b"x" * 1000), 0.2)
+            assert threading.active_count() <= threads + 1
+            for one in waiting:
+                one.cancel()
+            assert all(isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*waiting, return_exceptions=True))
+        finally:
+            mine.process.send_signal(signal.SIGCONT)
+        assert await store.async_put("after", b"y") == 0 and await store.async_get("after") == b"y"
         assert await store.async_close() == 0
 
     asyncio.run(work())

@@ -844,7 +844,7 @@ class TensorCalls(_mooncake.Store):
     def save_tensor_to_safetensor(self, key: str, file_name: str | None = None) -> int:
         """Writes a stored tensor to a safetensors file, by default `<key>.safetensors`: 0, -1100 when it is not there."""
         try:
-            from safetensors.torch import save_file  # type: ignore[import-not-found,unused-ignore]
+            from safetensors.torch import save_file
         except ImportError:
             return self._invalid("the package safetensors is not installed")
         tensor = self.get_tensor(key)
@@ -859,7 +859,7 @@ class TensorCalls(_mooncake.Store):
     def load_tensor_from_safetensor(self, key: str | None = None, file_name: str = "") -> Any:
         """The tensor of that name in a safetensors file (the first one by default), stored under its key; `None` when there is none."""
         try:
-            from safetensors.torch import load_file  # type: ignore[import-not-found,unused-ignore]
+            from safetensors.torch import load_file
         except ImportError:
             self._invalid("the package safetensors is not installed")
             return None

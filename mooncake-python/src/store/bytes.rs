@@ -43,7 +43,7 @@ impl Session {
         }
     }
 
-    async fn write_lent(
+    pub(super) async fn write_lent(
         &self,
         mode: WriteMode,
         items: Vec<(String, Spans)>,
@@ -62,6 +62,27 @@ impl Session {
     async fn find(&self, keys: &[String]) -> Result<Vec<Option<Located>>> {
         let found = self.client.locate(keys).await?;
         Ok(found.into_iter().map(|one| one.ok().flatten()).collect())
+    }
+
+    /// Values in memory that is lent for them; `None` for those that are not there.
+    pub(super) async fn read_leases(&self, keys: &[String]) -> Result<Vec<Option<Result<Lease>>>> {
+        let located = self.find(keys).await?;
+        let arena = self.arena()?;
+        let (mut leases, mut reads): (Vec<Option<Lease>>, Vec<RangeRead<Wire>>) = Default::default();
+        for object in located {
+            let Some(object) = object else {
+                leases.push(None);
+                continue;
+            };
+            let len = usize::try_from(object.size()).map_err(|_| Error::invalid("too large"))?;
+            let lease = arena.take(&self.client, len)?;
+            reads.push(RangeRead { object, offset: 0, into: lease.slice_mut()? });
+            leases.push(Some(lease));
+        }
+        let mut outcomes = self.read_whole(reads).await.into_iter();
+        let lost = || Err(Error::internal("an answer without an item"));
+        let mut filled = |lease: Lease| outcomes.next().unwrap_or_else(lost).map(|()| lease);
+        Ok(leases.into_iter().map(|lease| lease.map(&mut filled)).collect::<Vec<_>>())
     }
 
     /// The same by way of the calls that compare checksums.
@@ -241,42 +262,22 @@ impl Store {
 
     /// Values in memory of the local buffer's.
     fn read_handles(&self, py: Python<'_>, session: &Session, keys: &[String]) -> Vec<Option<BufferHandle>> {
-        let read = async {
-            let located = session.find(keys).await?;
-            let arena = session.arena()?;
-            let (mut leases, mut reads): (Vec<Option<Lease>>, Vec<RangeRead<Wire>>) = Default::default();
-            for object in located {
-                let lease = object.as_ref().map(|object| {
-                    let len = usize::try_from(object.size()).map_err(|_| Error::invalid("too large"))?;
-                    arena.take(&session.client, len)
-                });
-                let lease = lease.transpose()?;
-                if let (Some(object), Some(lease)) = (object, &lease) {
-                    reads.push(RangeRead { object, offset: 0, into: lease.slice_mut()? });
-                }
-                leases.push(lease);
-            }
-            let mut outcomes = session.read_whole(reads).await.into_iter();
-            let handle = |lease: Option<Lease>| {
-                let lease = lease?;
-                match outcomes.next()? {
-                    Ok(()) => Some(BufferHandle::new(lease)),
-                    Err(error) => {
-                        self.errors.note(&error);
-                        None
-                    }
-                }
-            };
-            Ok(leases.into_iter().map(handle).collect())
-        };
-        wait(py, read).unwrap_or_else(|error| {
+        let leases = wait(py, session.read_leases(keys)).unwrap_or_else(|error| {
             self.errors.note(&error);
             keys.iter().map(|_| None).collect()
-        })
+        });
+        let handle = |lease: Option<Result<Lease>>| match lease? {
+            Ok(lease) => Some(BufferHandle::new(lease)),
+            Err(error) => {
+                self.errors.note(&error);
+                None
+            }
+        };
+        leases.into_iter().map(handle).collect()
     }
 }
 
-fn one(mut outcomes: Vec<Result<()>>) -> Result<()> {
+pub(super) fn one(mut outcomes: Vec<Result<()>>) -> Result<()> {
     outcomes.pop().unwrap_or_else(|| Err(Error::internal("an answer without an item")))
 }
 

@@ -1,6 +1,7 @@
 //! `MooncakeDistributedStore`: the calls in Rust. What needs torch is in `python/mooncake/store.py`, on top of them.
 
 mod bytes;
+mod futures;
 mod objects;
 mod ranges;
 mod replicas;
@@ -108,7 +109,7 @@ impl Session {
 #[derive(Default)]
 pub(crate) struct Store {
     session: RwLock<Option<Arc<Session>>>,
-    pub(crate) errors: Errors,
+    pub(crate) errors: Arc<Errors>,
 }
 
 impl Store {
@@ -309,7 +310,7 @@ pub(crate) fn _close_all(py: Python<'_>) {
     // A master that does not answer must not keep the interpreter.
     const LIMIT: Duration = Duration::from_secs(2);
     let _ = wait(py, async move {
-        let all = futures::future::join_all(open.iter().map(|session| session.close()));
+        let all = ::futures::future::join_all(open.iter().map(|session| session.close()));
         let _ = tokio::time::timeout(LIMIT, all).await;
         Ok(())
     });

@@ -7,7 +7,7 @@ use super::{NOT_SET_UP, Store};
 use crate::runtime::wait;
 
 /// Removing what is not there has a number of its own.
-fn removed(outcome: Result<bool>) -> Result<()> {
+pub(super) fn removed(outcome: Result<bool>) -> Result<()> {
     match outcome {
         Ok(true) => Ok(()),
         Ok(false) => Err(Error::from(ErrorCode::ObjectNotFound)),

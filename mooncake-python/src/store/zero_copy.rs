@@ -16,7 +16,7 @@ use crate::runtime::wait;
 type Pieces = Result<Vec<Slice<Wire>>>;
 
 impl Session {
-    fn pieces(&self, pointers: &[Uint], sizes: &[Uint]) -> Pieces {
+    pub(super) fn pieces(&self, pointers: &[Uint], sizes: &[Uint]) -> Pieces {
         if pointers.len() != sizes.len() {
             return Err(Error::invalid(format!("{} addresses and {} sizes", pointers.len(), sizes.len())));
         }
@@ -98,7 +98,7 @@ impl Session {
         Ok(plans.into_iter().map(total).collect())
     }
 
-    async fn read_into(
+    pub(super) async fn read_into(
         &self,
         keys: Vec<String>,
         pointers: &[Uint],

@@ -1,0 +1,180 @@
+//! The calls that asyncio awaits. Each is the one of its name without waiting; dropping it half-way is safe.
+
+use std::sync::Arc;
+
+use mooncake_core::Result;
+use mooncake_store::api::WriteMode;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+use super::bytes::one;
+use super::objects::removed;
+use super::{NOT_SET_UP, Store};
+use crate::args::{Keep, Uint, bytes_of};
+use crate::awaitable::{awaitable, ready};
+use crate::config::{self, Config};
+use crate::error::Errors;
+use crate::handle::BufferHandle;
+use crate::lease::Lease;
+
+fn number<'py>(py: Python<'py>, errors: &Errors, outcome: Result<u64>) -> PyResult<Bound<'py, PyAny>> {
+    let number = outcome.map_or_else(|error| i64::from(errors.note(&error)), |n| i64::try_from(n).unwrap_or(i64::MAX));
+    Ok(number.into_pyobject(py)?.into_any())
+}
+
+fn numbers<'py>(
+    py: Python<'py>,
+    errors: &Errors,
+    n: usize,
+    outcome: Result<Vec<Result<u64>>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let numbers: Vec<i64> = match outcome {
+        Ok(all) => all
+            .into_iter()
+            .map(|one| one.map_or_else(|e| i64::from(errors.note(&e)), |n| i64::try_from(n).unwrap_or(i64::MAX)))
+            .collect(),
+        Err(error) => vec![i64::from(errors.note(&error)); n],
+    };
+    Ok(PyList::new(py, numbers)?.into_any())
+}
+
+fn nothing(outcome: Result<()>) -> Result<u64> {
+    outcome.map(|()| 0)
+}
+
+/// A value out of memory that was lent for it, empty when it is not there.
+fn value<'py>(py: Python<'py>, errors: &Errors, lease: Option<Result<Lease>>) -> PyResult<Bound<'py, PyBytes>> {
+    match lease {
+        Some(Ok(lease)) => BufferHandle::new(lease).to_bytes(py),
+        Some(Err(error)) => {
+            errors.note(&error);
+            Ok(PyBytes::new(py, b""))
+        }
+        None => Ok(PyBytes::new(py, b"")),
+    }
+}
+
+#[pymethods]
+impl Store {
+    #[pyo3(signature = (key, value, config=None, upsert=false))]
+    fn _async_put<'py>(
+        &self,
+        py: Python<'py>,
+        key: String,
+        value: &Bound<'_, PyAny>,
+        config: Config<'_>,
+        upsert: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let Some(session) = self.session()? else { return ready(py, NOT_SET_UP) };
+        let mut keep = Keep::default();
+        let spans = bytes_of(value, &mut keep)?.into_iter().collect();
+        let keep = Arc::new(keep);
+        let config = match config::of_call(&config, 1, false) {
+            Ok(config) => config,
+            Err(error) => return ready(py, self.errors.note(&error)),
+        };
+        let mode = if upsert { WriteMode::Upsert } else { WriteMode::Put };
+        let errors = self.errors.clone();
+        let work = async move { one(session.write_lent(mode, vec![(key, spans)], &keep, &config).await?) };
+        awaitable(py, work, move |py, outcome| number(py, &errors, nothing(outcome)))
+    }
+
+    fn _async_get<'py>(&self, py: Python<'py>, key: String) -> PyResult<Bound<'py, PyAny>> {
+        let Some(session) = self.session()? else { return ready(py, PyBytes::new(py, b"")) };
+        let errors = self.errors.clone();
+        let work = async move { session.read_leases(&[key]).await };
+        awaitable(py, work, move |py, outcome| {
+            let lease = match outcome {
+                Ok(mut leases) => leases.pop().flatten(),
+                Err(error) => Some(Err(error)),
+            };
+            Ok(value(py, &errors, lease)?.into_any())
+        })
+    }
+
+    fn _async_get_batch<'py>(&self, py: Python<'py>, keys: Vec<String>) -> PyResult<Bound<'py, PyAny>> {
+        let nothing = || PyList::new(py, [PyBytes::new(py, b"")]);
+        let Some(session) = self.session()? else { return ready(py, nothing()?) };
+        if keys.is_empty() {
+            return ready(py, nothing()?);
+        }
+        let errors = self.errors.clone();
+        let work = async move { session.read_leases(&keys).await };
+        awaitable(py, work, move |py, outcome| {
+            let leases = outcome.unwrap_or_else(|error| vec![Some(Err(error))]);
+            let values = leases.into_iter().map(|lease| value(py, &errors, lease));
+            Ok(PyList::new(py, values.collect::<PyResult<Vec<_>>>()?)?.into_any())
+        })
+    }
+
+    fn _async_is_exist<'py>(&self, py: Python<'py>, key: String) -> PyResult<Bound<'py, PyAny>> {
+        let Some(session) = self.session()? else { return ready(py, -1) };
+        let errors = self.errors.clone();
+        let work = async move { session.client.exist(key).await.map(u64::from) };
+        awaitable(py, work, move |py, outcome| number(py, &errors, outcome))
+    }
+
+    fn _async_batch_is_exist<'py>(&self, py: Python<'py>, keys: Vec<String>) -> PyResult<Bound<'py, PyAny>> {
+        let n = keys.len();
+        let Some(session) = self.session()? else { return ready(py, vec![-1; n]) };
+        let errors = self.errors.clone();
+        let work = async move {
+            let found = session.client.batch_exist(&keys).await?;
+            Ok(found.into_iter().map(|one| one.map(u64::from)).collect())
+        };
+        awaitable(py, work, move |py, outcome| numbers(py, &errors, n, outcome))
+    }
+
+    #[pyo3(signature = (key, force=false))]
+    fn _async_remove<'py>(&self, py: Python<'py>, key: String, force: bool) -> PyResult<Bound<'py, PyAny>> {
+        let Some(session) = self.session()? else { return ready(py, NOT_SET_UP) };
+        let errors = self.errors.clone();
+        let work = async move { removed(session.client.remove(key, force).await) };
+        awaitable(py, work, move |py, outcome| number(py, &errors, nothing(outcome)))
+    }
+
+    fn _async_batch_get_into<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<String>,
+        buffer_ptrs: Vec<Uint>,
+        sizes: Vec<Uint>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let n = keys.len();
+        let Some(session) = self.session()? else { return ready(py, vec![NOT_SET_UP; n]) };
+        if let Err(error) = self.same_length(&[n, buffer_ptrs.len(), sizes.len()]) {
+            return ready(py, vec![self.errors.note(&error); n]);
+        }
+        let errors = self.errors.clone();
+        let work = async move { session.read_into(keys, &buffer_ptrs, &sizes).await };
+        awaitable(py, work, move |py, outcome| numbers(py, &errors, n, outcome))
+    }
+
+    #[pyo3(signature = (keys, buffer_ptrs, sizes, config=None, upsert=false))]
+    fn _async_batch_put_from<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<String>,
+        buffer_ptrs: Vec<Uint>,
+        sizes: Vec<Uint>,
+        config: Config<'_>,
+        upsert: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let n = keys.len();
+        let Some(session) = self.session()? else { return ready(py, vec![NOT_SET_UP; n]) };
+        let checked = self.same_length(&[n, buffer_ptrs.len(), sizes.len()]);
+        let config = match checked.and_then(|()| config::of_call(&config, n, false)) {
+            Ok(config) => config,
+            Err(error) => return ready(py, vec![self.errors.note(&error); n]),
+        };
+        let pieces = |(pointer, size)| session.pieces(&[pointer], &[size]);
+        let values = buffer_ptrs.into_iter().zip(sizes).map(pieces).collect();
+        let mode = if upsert { WriteMode::Upsert } else { WriteMode::Put };
+        let errors = self.errors.clone();
+        let work = async move {
+            let outcomes = session.write_pieces(mode, keys, values, &config).await?;
+            Ok(outcomes.into_iter().map(nothing).collect())
+        };
+        awaitable(py, work, move |py, outcome| numbers(py, &errors, n, outcome))
+    }
+}
