@@ -84,7 +84,12 @@ pub(crate) fn awaitable<'py, R: Send + 'static>(
     Ok(future)
 }
 
-fn settle(py: Python<'_>, future: &Py<PyAny>, at: &Py<PyAny>, outcome: PyResult<Bound<'_, PyAny>>) -> PyResult<()> {
+fn settle(
+    py: Python<'_>,
+    future: &Py<PyAny>,
+    at: &Py<PyAny>,
+    outcome: PyResult<Bound<'_, PyAny>>,
+) -> PyResult<()> {
     let settle = py.import("mooncake.async_store")?.getattr("_settle")?;
     let arguments = match outcome {
         Ok(value) => (settle, future, Some(value), None),

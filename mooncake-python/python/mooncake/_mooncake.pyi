@@ -1,5 +1,6 @@
 """The native half of the package."""
 
+from asyncio import Future
 from collections.abc import Sequence
 from typing import Any, Self, final
 
@@ -14,6 +15,7 @@ __all__ = [
     "BufferPool",
     "BusyError",
     "CorruptError",
+    "Canceller",
     "Descriptor",
     "DiskDescriptor",
     "Engine",
@@ -140,6 +142,12 @@ class BufferPool:
         """Ends the pool; `RuntimeError` while memory is lent out. May be repeated."""
     def __enter__(self, /) -> Self: ...
     def __exit__(self, /, exc_type: Any = None, exc_value: Any = None, traceback: Any = None) -> None: ...
+
+@final
+class Canceller:
+    """Stops work that nobody awaits any more."""
+
+    def __call__(self, /, future: Any) -> None: ...
 
 @final
 class Descriptor:
@@ -561,6 +569,26 @@ class Store:
         """The values of many keys, empty where one is not there; a single empty one when nothing could be asked."""
     def get_buffer(self, /, key: str) -> BufferHandle | None:
         """The value of a key in memory of the local buffer's, without a copy; `None` when it is not there."""
+    def _async_put(
+        self, /, key: str, value: _ReadableBuffer, config: ReplicateConfig | None = None, upsert: bool = False
+    ) -> Future[int]: ...
+    def _async_get(self, /, key: str) -> Future[bytes]: ...
+    def _async_get_batch(self, /, keys: list[str]) -> Future[list[bytes]]: ...
+    def _async_is_exist(self, /, key: str) -> Future[int]: ...
+    def _async_batch_is_exist(self, /, keys: list[str]) -> Future[list[int]]: ...
+    def _async_remove(self, /, key: str, force: bool = False) -> Future[int]: ...
+    def _async_batch_get_into(
+        self, /, keys: list[str], buffer_ptrs: list[int], sizes: list[int]
+    ) -> Future[list[int]]: ...
+    def _async_batch_put_from(
+        self,
+        /,
+        keys: list[str],
+        buffer_ptrs: list[int],
+        sizes: list[int],
+        config: ReplicateConfig | None = None,
+        upsert: bool = False,
+    ) -> Future[list[int]]: ...
     def batch_get_buffer(self, /, keys: list[str]) -> list[BufferHandle | None]:
         """`get_buffer` of many keys."""
 

@@ -18,7 +18,8 @@ use crate::handle::BufferHandle;
 use crate::lease::Lease;
 
 fn number<'py>(py: Python<'py>, errors: &Errors, outcome: Result<u64>) -> PyResult<Bound<'py, PyAny>> {
-    let number = outcome.map_or_else(|error| i64::from(errors.note(&error)), |n| i64::try_from(n).unwrap_or(i64::MAX));
+    let number =
+        outcome.map_or_else(|error| i64::from(errors.note(&error)), |n| i64::try_from(n).unwrap_or(i64::MAX));
     Ok(number.into_pyobject(py)?.into_any())
 }
 
@@ -31,7 +32,9 @@ fn numbers<'py>(
     let numbers: Vec<i64> = match outcome {
         Ok(all) => all
             .into_iter()
-            .map(|one| one.map_or_else(|e| i64::from(errors.note(&e)), |n| i64::try_from(n).unwrap_or(i64::MAX)))
+            .map(|one| {
+                one.map_or_else(|e| i64::from(errors.note(&e)), |n| i64::try_from(n).unwrap_or(i64::MAX))
+            })
             .collect(),
         Err(error) => vec![i64::from(errors.note(&error)); n],
     };
@@ -43,7 +46,11 @@ fn nothing(outcome: Result<()>) -> Result<u64> {
 }
 
 /// A value out of memory that was lent for it, empty when it is not there.
-fn value<'py>(py: Python<'py>, errors: &Errors, lease: Option<Result<Lease>>) -> PyResult<Bound<'py, PyBytes>> {
+fn value<'py>(
+    py: Python<'py>,
+    errors: &Errors,
+    lease: Option<Result<Lease>>,
+) -> PyResult<Bound<'py, PyBytes>> {
     match lease {
         Some(Ok(lease)) => BufferHandle::new(lease).to_bytes(py),
         Some(Err(error)) => {

@@ -1,0 +1,22 @@
+"""The programs in the documents run as they stand, with `MASTER` for the master's address."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parent.parent
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("document", ["../docs/python.md", "README.md"])
+def test_programs_of(document, own_master, monkeypatch):
+    text = (PROJECT / document).read_text(encoding="utf-8")
+    blocks = BLOCK.findall(text)
+    assert blocks
+    master = own_master()
+    # A document's blocks are one program.
+    program = "\n".join(blocks).replace('"localhost:50051"', "MASTER").replace('"localhost",', '"127.0.0.1",')
+    exec(compile(program, document, "exec"), {"MASTER": master.address})
