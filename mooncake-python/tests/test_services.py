@@ -192,7 +192,10 @@ def test_what_is_awaited_can_be_cancelled(own_master, make_store):
             assert threading.active_count() <= threads + 1
             for one in waiting:
                 one.cancel()
-            assert all(isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*waiting, return_exceptions=True))
+            assert all(
+                isinstance(one, asyncio.CancelledError)
+                for one in await asyncio.gather(*waiting, return_exceptions=True)
+            )
         finally:
             mine.process.send_signal(signal.SIGCONT)
         assert await store.async_put("after", b"y") == 0 and await store.async_get("after") == b"y"
