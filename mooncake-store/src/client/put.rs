@@ -30,6 +30,9 @@ const ATTEMPTS: usize = 4;
 /// may write the key, and the call would be taken for theirs.
 pub(super) const OURS_FOR: Duration = Duration::from_secs(25);
 
+/// Between two tries to give space back to a master that does not answer.
+const REVOKE_PAUSE: Duration = Duration::from_millis(500);
+
 /// What became of a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PutOutcome {
@@ -280,6 +283,17 @@ impl Attempt {
             }
         }
     }
+
+    /// As [`Attempt::revoke`], again and again while the master does not answer, and as long as it makes sense.
+    async fn revoke_until_heard<T: Transport>(&self, client: &Inner<T>, keys: &[&[u8]]) -> bool {
+        while !self.revoke(client, keys, &client.deadline()).await {
+            if client.usable().is_err() || client.config.clock.now().since(self.asked) > OURS_FOR {
+                return false;
+            }
+            tokio::time::sleep(REVOKE_PAUSE).await;
+        }
+        true
+    }
 }
 
 /// Puts between start and end. Dropped before that, it lets what is under way land and then gives the space back.
@@ -484,10 +498,12 @@ impl<T: Transport> Drop for Writing<'_, T> {
             let open = grants.iter().filter(|(_, leave)| !leave);
             let open = open.map(|(key, _)| key.as_slice());
             let keys: Vec<&[u8]> = open.chain(asking.iter().map(Vec::as_slice)).collect();
-            if !keys.is_empty() {
-                let deadline = client.deadline();
-                attempt.revoke(&client, &keys, &deadline).await;
+            if keys.is_empty() || !attempt.revoke_until_heard(&client, &keys).await || asking.is_empty() {
+                return;
             }
+            // The start whose answer never came may have been read after that.
+            tokio::time::sleep(REVOKE_PAUSE).await;
+            attempt.revoke(&client, &keys, &client.deadline()).await;
         });
     }
 }
