@@ -1,5 +1,6 @@
 //! Real processes that die, freeze and come back: contract point 4. The master is the program; members are this test binary, started
 //! again for one test that serves memory until its input ends.
+#![allow(clippy::print_stdout, reason = "how a member says that it is there, and the figures of a run")]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
