@@ -29,6 +29,9 @@ pub(crate) fn interop() -> Result {
 
 /// `cargo xtask bench [name] [--peer]`.
 pub(crate) fn bench(words: &[&str]) -> Result {
+    if words.contains(&"--master") {
+        return bench_master();
+    }
     let peer = words.contains(&"--peer");
     let names: Vec<&str> = words.iter().copied().filter(|w| !w.starts_with("--")).collect();
     if let Some(unknown) = words.iter().find(|w| w.starts_with("--") && **w != "--peer") {
@@ -55,6 +58,15 @@ pub(crate) fn bench(words: &[&str]) -> Result {
         }
     }
     Ok(())
+}
+
+/// `cargo xtask bench --master`: calls of a master alone, ours beside the peer's.
+fn bench_master() -> Result {
+    let python = install()?;
+    build_release()?;
+    let (bench, master) =
+        (target_dir().join("release/master_bench"), target_dir().join("release/mooncake_master"));
+    in_own_network(&[path(&bench), "--master".into(), path(&master), "--peer".into(), path(&python)])
 }
 
 /// Makes the virtual environment if it is not there; returns its python.

@@ -1,4 +1,5 @@
 //! Masters that are absent, old, or go away and come back.
+#![allow(clippy::disallowed_methods, reason = "the bounds are of real time")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,7 +21,6 @@ fn options() -> MasterOptions {
 }
 
 #[tokio::test]
-#[allow(clippy::disallowed_methods, reason = "the bound is one of real time")]
 async fn an_absent_master_is_a_clear_error_in_time() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let begun = Instant::now();

@@ -1,0 +1,333 @@
+//! A master alone: calls a second and how long they take, ours and the reference system's in turn in one run, asked by the same
+//! load generator with the calls that both know. No bytes are moved. Run by `cargo xtask bench --master`.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
+
+use std::borrow::Cow;
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use mooncake_benches::peer::{Installation, Process, Result};
+use mooncake_core::Clock;
+use mooncake_core::clock::{Rng, SystemClock};
+use mooncake_core::ids::{ClientId, SegmentId, Uuid};
+use mooncake_core::replica::{ReplicaType, ReplicateConfig, Segment};
+use mooncake_store::api::{EndItem, SegmentService};
+use mooncake_store::protocol::client::{RpcClient, RpcOptions};
+use mooncake_store::protocol::message::*;
+use mooncake_store::protocol::remote::RemoteMaster;
+use tokio::runtime::Runtime;
+
+const OURS: u16 = 51_151;
+const THEIRS: u16 = 52_151;
+/// Objects that are there to be asked for.
+const OBJECTS: u64 = 20_000;
+const BATCH: u64 = 500;
+const SIZE: u64 = 4096;
+/// How long a cell is measured at a time, and how often.
+const TURN: Duration = Duration::from_millis(700);
+const ROUNDS: usize = 5;
+const TENANT: &str = "default";
+
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    Exist,
+    Locate,
+    Put,
+    BatchExist,
+    BatchLocate,
+    BatchPut,
+}
+
+impl Call {
+    const ALL: [Call; 6] =
+        [Call::Exist, Call::Locate, Call::Put, Call::BatchExist, Call::BatchLocate, Call::BatchPut];
+
+    fn name(self) -> &'static str {
+        match self {
+            Call::Exist => "exist",
+            Call::Locate => "get replica list",
+            Call::Put => "put start + end",
+            Call::BatchExist => "exist x500",
+            Call::BatchLocate => "get replica list x500",
+            Call::BatchPut => "put start + end x500",
+        }
+    }
+
+    /// Wanted ratio of throughputs.
+    fn wanted(self) -> f64 {
+        match self {
+            Call::Exist | Call::Locate | Call::Put => 1.3,
+            Call::BatchExist | Call::BatchLocate | Call::BatchPut => 2.0,
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let outcome = match words.as_slice() {
+        ["--master", master] => run(PathBuf::from(master), None),
+        ["--master", master, "--peer", python] => {
+            run(PathBuf::from(master), Some(Installation::new(*python)))
+        }
+        other => {
+            Err(format!("unknown arguments {other:?}; `cargo xtask bench --master` gives the right ones"))
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("master_bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(binary: PathBuf, peer: Option<Installation>) -> Result<()> {
+    let mut command = Command::new(binary);
+    command.args([format!("--rpc_port={OURS}"), format!("--metrics_port={}", OURS + 1)]);
+    let _ours = Process::start(command, "mooncake_master")?;
+    let _theirs = peer.as_ref().map(|peer| peer.master(THEIRS, None)).transpose()?;
+    wait_for(OURS)?;
+    let runtime = Runtime::new().map_err(|e| e.to_string())?;
+    let mut masters = vec![Side::new(&runtime, OURS)?];
+    if peer.is_some() {
+        masters.push(Side::new(&runtime, THEIRS)?);
+    }
+    println!(
+        "{:<22} {:>5}  {:>10} {:>9}  {:>10} {:>9}  {:>6}  wanted",
+        "call", "conns", "ours /s", "p99 us", "peer /s", "p99 us", "ratio"
+    );
+    for call in Call::ALL {
+        for connections in [1, 64] {
+            let mut results = vec![Vec::new(); masters.len()];
+            // The first round only warms up.
+            for round in 0..=ROUNDS {
+                for (side, results) in masters.iter().zip(&mut results) {
+                    let turn = runtime.block_on(side.measure(call, connections))?;
+                    if round > 0 {
+                        results.push(turn);
+                    }
+                }
+            }
+            print_row(call, connections, &results.iter().map(|turns| middle(turns)).collect::<Vec<_>>());
+        }
+    }
+    Ok(())
+}
+
+fn wait_for(port: u16) -> Result<()> {
+    for _ in 0..200 {
+        if TcpStream::connect(("127.0.0.1", port)).is_ok() {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(25));
+    }
+    Err(format!("nothing listens on port {port}"))
+}
+
+/// Calls a second, and the 99th percentile of their durations in microseconds.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    rate: f64,
+    p99: f64,
+}
+
+fn middle(turns: &[Turn]) -> Turn {
+    let median = |mut values: Vec<f64>| {
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    Turn {
+        rate: median(turns.iter().map(|turn| turn.rate).collect()),
+        p99: median(turns.iter().map(|turn| turn.p99).collect()),
+    }
+}
+
+fn print_row(call: Call, connections: usize, sides: &[Turn]) {
+    let ours = sides[0];
+    print!("{:<22} {connections:>5}  {:>10.0} {:>9.1}", call.name(), ours.rate, ours.p99);
+    if let Some(theirs) = sides.get(1) {
+        let ratio = ours.rate / theirs.rate;
+        let verdict = if ratio >= call.wanted() { "yes" } else { "NO" };
+        print!(
+            "  {:>10.0} {:>9.1}  {ratio:>6.2}  >= {:.1}: {verdict}",
+            theirs.rate,
+            theirs.p99,
+            call.wanted()
+        );
+    }
+    println!();
+}
+
+/// A master under load, with a segment that nobody ever writes to.
+struct Side {
+    address: String,
+    client: ClientId,
+    keys: Arc<Vec<Vec<u8>>>,
+    /// For keys that are put.
+    next: Arc<AtomicU64>,
+}
+
+impl Side {
+    fn new(runtime: &Runtime, port: u16) -> Result<Self> {
+        let address = format!("127.0.0.1:{port}");
+        let client = ClientId(Uuid::new(0xbe9c, u64::from(port)));
+        let keys = Arc::new((0..OBJECTS).map(|i| format!("object/{i:012}").into_bytes()).collect());
+        let side = Self { address, client, keys, next: Arc::default() };
+        runtime.block_on(side.fill())?;
+        let (address, client) = (side.address.clone(), side.client);
+        runtime.spawn(async move {
+            let master = RemoteMaster::new(address, RpcOptions::default());
+            loop {
+                let _ = master.ping(client).await;
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        });
+        Ok(side)
+    }
+
+    fn rpc(&self) -> RpcClient {
+        RpcClient::new(self.address.clone(), RpcOptions { max_connections: 1, ..RpcOptions::default() })
+    }
+
+    async fn fill(&self) -> Result<()> {
+        let segment = Segment {
+            id: SegmentId(self.client.0),
+            name: "127.0.0.1:14000".into(),
+            base: 0x1000_0000_0000,
+            size: 64 << 30,
+            endpoint: "127.0.0.1:14001".into(),
+            protocol: "tcp".into(),
+            host_id: String::new(),
+        };
+        let master = RemoteMaster::new(self.address.clone(), RpcOptions::default());
+        master.mount(self.client, &segment).await.map_err(|e| e.to_string())?;
+        master.remount(self.client, &[segment]).await.map_err(|e| e.to_string())?;
+        let rpc = self.rpc();
+        for keys in self.keys.chunks(BATCH as usize) {
+            put_all(&rpc, self.client, keys).await?;
+        }
+        Ok(())
+    }
+
+    /// As many calls as fit, over so many connections with one call at a time on each.
+    async fn measure(&self, call: Call, connections: usize) -> Result<Turn> {
+        let clock = SystemClock::new();
+        let begun = clock.now();
+        let workers: Vec<_> = (0..connections)
+            .map(|number| {
+                let mut worker = Worker {
+                    rpc: self.rpc(),
+                    client: self.client,
+                    keys: self.keys.clone(),
+                    next: self.next.clone(),
+                    rng: Rng::seeded(number as u64),
+                };
+                tokio::spawn(async move {
+                    let clock = SystemClock::new();
+                    let mut spans = Vec::new();
+                    while clock.now().since(begun) < TURN {
+                        let before = clock.now();
+                        worker.call(call).await?;
+                        spans.push(clock.now().since(before).as_nanos() as f64 / 1e3);
+                    }
+                    Ok::<_, String>(spans)
+                })
+            })
+            .collect();
+        let mut spans = Vec::new();
+        for worker in workers {
+            spans.extend(worker.await.map_err(|e| e.to_string())??);
+        }
+        let rate = spans.len() as f64 / clock.now().since(begun).as_secs_f64();
+        spans.sort_by(f64::total_cmp);
+        Ok(Turn { rate, p99: spans[(spans.len() - 1) * 99 / 100] })
+    }
+}
+
+struct Worker {
+    rpc: RpcClient,
+    client: ClientId,
+    keys: Arc<Vec<Vec<u8>>>,
+    next: Arc<AtomicU64>,
+    rng: Rng,
+}
+
+impl Worker {
+    async fn call(&mut self, call: Call) -> Result<()> {
+        let at = self.rng.below(OBJECTS - BATCH) as usize;
+        let some: Vec<&[u8]> = match call {
+            Call::BatchExist | Call::BatchLocate => {
+                self.keys[at..at + BATCH as usize].iter().map(Vec::as_slice).collect()
+            }
+            _ => Vec::new(),
+        };
+        let key = self.keys[at].as_slice();
+        let there = match call {
+            Call::Exist => ask(&self.rpc, ExistKey { key, tenant: TENANT }).await? == Ok(true),
+            Call::Locate => ask(&self.rpc, GetReplicaList { key, tenant: TENANT }).await?.is_ok(),
+            Call::BatchExist => {
+                let answers =
+                    ask(&self.rpc, BatchExistKey { keys: (&some[..]).into(), tenant: TENANT }).await?;
+                answers.iter().all(|answer| *answer == Ok(true))
+            }
+            Call::BatchLocate => {
+                let request = BatchGetReplicaList { keys: (&some[..]).into(), tenant: TENANT };
+                ask(&self.rpc, request).await?.iter().all(std::result::Result::is_ok)
+            }
+            Call::Put => {
+                self.put().await?;
+                true
+            }
+            Call::BatchPut => {
+                let first = self.next.fetch_add(BATCH, Relaxed);
+                let keys: Vec<_> =
+                    (first..first + BATCH).map(|i| format!("new/{i:012}").into_bytes()).collect();
+                put_all(&self.rpc, self.client, &keys).await?;
+                true
+            }
+        };
+        if there { Ok(()) } else { Err(format!("{call:?} of objects that are there failed")) }
+    }
+
+    async fn put(&self) -> Result<()> {
+        let key = format!("new/{:012}", self.next.fetch_add(1, Relaxed)).into_bytes();
+        let (client, key, tenant) = (self.client, key.as_slice(), TENANT);
+        let config = Cow::Owned(ReplicateConfig::default());
+        let start = PutStart { client, key, size: SIZE, config, tenant };
+        ask(&self.rpc, start).await?.map_err(|code| format!("put start: {code:?}"))?;
+        let end =
+            PutEnd { client, item: EndItem { key, checksum: None }, replicas: ReplicaType::All, tenant };
+        ask(&self.rpc, end).await?.map_err(|code| format!("put end: {code:?}"))
+    }
+}
+
+async fn ask<R: Request + Sync>(rpc: &RpcClient, request: R) -> Result<R::Reply> {
+    rpc.call(&request).await.map_err(|e| e.to_string())
+}
+
+async fn put_all(rpc: &RpcClient, client: ClientId, keys: &[Vec<u8>]) -> Result<()> {
+    let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    let sizes = vec![SIZE; names.len()];
+    let start = BatchPutStart {
+        client,
+        keys: (&names[..]).into(),
+        sizes: (&sizes[..]).into(),
+        config: Cow::Owned(ReplicateConfig::default()),
+        tenant: TENANT,
+    };
+    let started = ask(rpc, start).await?;
+    let items: Vec<_> = names.iter().map(|key| EndItem { key, checksum: None }).collect();
+    let end = BatchPutEnd { client, items: (&items[..]).into(), replicas: ReplicaType::All, tenant: TENANT };
+    let ended = ask(rpc, end).await?;
+    if started.iter().any(std::result::Result::is_err) || ended.iter().any(std::result::Result::is_err) {
+        return Err("a put of a batch failed".into());
+    }
+    Ok(())
+}
