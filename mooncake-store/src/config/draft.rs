@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use mooncake_core::{Error, Result};
 
-use super::{CleanUpConfig, MasterConfig, MetadataServerConfig};
+use super::{CleanUpConfig, EventsConfig, MasterConfig, MetadataServerConfig};
 
 #[derive(Default)]
 pub(super) struct Draft {
@@ -14,6 +14,9 @@ pub(super) struct Draft {
     pub(super) metadata_url: String,
     pub(super) metadata_cluster: String,
     pub(super) clean_up: bool,
+    pub(super) events: EventsConfig,
+    pub(super) events_enabled: bool,
+    pub(super) events_somewhere: bool,
     pub(super) verbosity: u8,
     pub(super) log_dir: Option<PathBuf>,
     pub(super) to_stderr: Option<bool>,
@@ -46,6 +49,19 @@ impl Draft {
             config.clean_up = Some(CleanUpConfig { server, cluster_id: self.metadata_cluster });
         }
         config.metadata = self.metadata_enabled.then_some(self.metadata);
+        if self.events_enabled {
+            if !self.events_somewhere {
+                return Err(Error::invalid(
+                    "--enable_kv_events needs --kv_events_bind_endpoint, such as tcp://*:5557",
+                ));
+            }
+            if self.events.backend_id.is_empty() {
+                return Err(Error::invalid(
+                    "--enable_kv_events needs --kv_events_backend_id, the name of this cache in events",
+                ));
+            }
+            config.events = Some(self.events);
+        }
         config.options.check()?;
         Ok(config)
     }

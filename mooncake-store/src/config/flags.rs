@@ -2,7 +2,9 @@
 
 use super::draft::Draft;
 use super::flag::{Flag, Group, flag, idle, off};
-use super::values::{Parsed, cluster_id, limit, millis, number, ratio, said, seconds, switch, text};
+use super::values::{
+    Parsed, cluster_id, endpoint, limit, millis, number, ratio, said, seconds, switch, text,
+};
 
 /// Every flag, in the order they are shown.
 pub fn flags() -> impl Iterator<Item = &'static Flag> {
@@ -32,7 +34,7 @@ const HOT: &str = "more replicas of hot keys are not built yet";
 const HA: &str = "several masters are not built yet";
 const TENANTS: &str = "tenants are not built yet";
 const SNAPSHOTS: &str = "snapshots are not built yet";
-const EVENTS: &str = "publishing of events is not built yet";
+const EVENTS: &str = "the existing master does not put it into events any more either";
 const STDERR: &str = "log lines are written as they come, by one writer";
 const ARENA: &str = "a master allocates no object memory";
 
@@ -422,18 +424,47 @@ const QUOTAS: &[Flag] = &[
 ];
 
 const KV_EVENTS: &[Flag] = &[
-    off("enable_kv_events", "false", "Publish what is stored and removed", EVENTS),
-    idle("kv_events_bind_endpoint", "", "Where to: tcp://*:5557", EVENTS, is_anything),
-    idle("kv_events_backend_id", "", "Name of this cache in events", EVENTS, is_anything),
-    idle("kv_events_queue_capacity", "65536", "Events that may wait", EVENTS, is_count),
-    idle("kv_events_emit_legacy_compat", "true", "Older fields in events", EVENTS, is_switch),
-    idle("kv_events_emit_object_key", "true", "Keys in events", EVENTS, is_switch),
-    idle("kv_events_model_name", "", "Not in events any more", EVENTS, is_anything),
-    idle("kv_events_tenant_id", "default", "Not in events any more", EVENTS, is_anything),
-    idle("kv_events_additional_salt", "", "Not in events any more", EVENTS, is_anything),
-    idle("kv_events_lora_name", "", "Not in events any more", EVENTS, is_anything),
-    idle("kv_events_block_size", "0", "Not in events any more", EVENTS, is_count),
-    idle("kv_events_dp_rank", "0", "Not in events any more", EVENTS, is_count),
+    flag(
+        "enable_kv_events",
+        "false",
+        "Publish what is stored and removed, over ZeroMQ",
+        set!(events_enabled = switch),
+    ),
+    flag("kv_events_bind_endpoint", "", "Where: tcp://*:5557", |draft, text| {
+        draft.events_somewhere = !text.is_empty();
+        if draft.events_somewhere {
+            (draft.events.host, draft.events.port) = endpoint(text)?;
+        }
+        Ok(())
+    }),
+    flag("kv_events_backend_id", "", "Name of this cache in events", |draft, text| {
+        draft.events.backend_id = text.into();
+        Ok(())
+    }),
+    flag(
+        "kv_events_queue_capacity",
+        "65536",
+        "Events that may wait, 0 for any number; the oldest goes when it is full",
+        set!(events.capacity = number),
+    ),
+    flag(
+        "kv_events_emit_legacy_compat",
+        "true",
+        "Events have the older fields of vLLM and SGLang too",
+        set!(events.legacy = switch),
+    ),
+    flag(
+        "kv_events_emit_object_key",
+        "true",
+        "Events have the key; those whose key is no hash are left out otherwise",
+        set!(events.object_key = switch),
+    ),
+    idle("kv_events_model_name", "", "A field of events", EVENTS, is_anything),
+    idle("kv_events_tenant_id", "default", "A field of events", EVENTS, is_anything),
+    idle("kv_events_additional_salt", "", "A field of events", EVENTS, is_anything),
+    idle("kv_events_lora_name", "", "A field of events", EVENTS, is_anything),
+    idle("kv_events_block_size", "0", "A field of events", EVENTS, is_count),
+    idle("kv_events_dp_rank", "0", "A field of events", EVENTS, is_count),
 ];
 
 fn is_switch(_: &mut Draft, text: &str) -> Parsed<()> {

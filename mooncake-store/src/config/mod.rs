@@ -46,6 +46,8 @@ pub struct MasterConfig {
     pub metadata: Option<MetadataServerConfig>,
     /// What is done about the metadata of a client that was silent too long; nothing, if absent.
     pub clean_up: Option<CleanUpConfig>,
+    /// Publishing of events, if there is to be any.
+    pub events: Option<EventsConfig>,
     /// How the master behaves.
     pub options: MasterOptions,
     /// How space inside a segment is found.
@@ -80,6 +82,36 @@ pub struct CleanUpConfig {
     pub cluster_id: String,
 }
 
+/// Events about what is stored and what is gone, published over ZeroMQ.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EventsConfig {
+    /// Address to publish at.
+    pub host: String,
+    /// Its port; 0 takes a free one.
+    pub port: u16,
+    /// Name of this cache in events.
+    pub backend_id: String,
+    /// Whether events have the older fields of vLLM and SGLang too (true).
+    pub legacy: bool,
+    /// Whether events have the key; those whose key is no hash are left out otherwise (true).
+    pub object_key: bool,
+    /// Events that may wait (65536); 0 for any number. When it is full, the oldest goes.
+    pub capacity: usize,
+}
+
+impl Default for EventsConfig {
+    fn default() -> Self {
+        Self {
+            host: "0.0.0.0".into(),
+            port: 5557,
+            backend_id: String::new(),
+            legacy: true,
+            object_key: true,
+            capacity: 65536,
+        }
+    }
+}
+
 impl Default for MasterConfig {
     fn default() -> Self {
         Self {
@@ -93,6 +125,7 @@ impl Default for MasterConfig {
             metric_reporting: true,
             metadata: None,
             clean_up: None,
+            events: None,
             options: MasterOptions::default(),
             allocator: BuiltinAllocatorConfig::default(),
             eviction: BuiltinPolicyConfig::default(),
@@ -190,6 +223,10 @@ mod tests {
             ("metrics_host", "", "empty"),
             ("enable_metric_reporting", "maybe", "true or false"),
             ("enable_metadata_cleanup_on_timeout", "true", "enable_http_metadata_server"),
+            ("enable_kv_events", "true", "--kv_events_bind_endpoint"),
+            ("kv_events_bind_endpoint", "ipc:///tmp/x", "tcp://host:port"),
+            ("kv_events_bind_endpoint", "tcp://*", "tcp://host:port"),
+            ("kv_events_bind_endpoint", "tcp://*:x", "tcp://host:port"),
         ] {
             assert!(error(name, value).contains(says), "{name}: {}", error(name, value));
         }
@@ -211,6 +248,22 @@ mod tests {
         let tasks = MasterConfig::from_flags(flags).unwrap().options.tasks;
         assert_eq!((tasks.pending_timeout, tasks.max_pending), (Duration::MAX, 7));
         assert_eq!(tasks.processing_timeout, Duration::from_secs(300));
+    }
+
+    #[test]
+    fn events_need_a_place_and_a_name() {
+        let on = ("enable_kv_events", "true");
+        let with = |flags: &[(&'static str, &'static str)]| {
+            MasterConfig::from_flags(flags.iter().copied().chain([on])).map(|config| config.events)
+        };
+        let at = ("kv_events_bind_endpoint", "tcp://*:5557");
+        assert!(with(&[at]).unwrap_err().message().contains("--kv_events_backend_id"));
+        let events = with(&[at, ("kv_events_backend_id", "a")]).unwrap();
+        let wanted = EventsConfig { backend_id: "a".into(), ..EventsConfig::default() };
+        assert_eq!(events, Some(wanted.clone()));
+        let v6 = with(&[("kv_events_bind_endpoint", "tcp://[::1]:*"), ("kv_events_backend_id", "a")]);
+        assert_eq!(v6.unwrap(), Some(EventsConfig { host: "[::1]".into(), port: 0, ..wanted }));
+        assert_eq!(MasterConfig::from_flags([at]).unwrap().events, None);
     }
 
     #[test]

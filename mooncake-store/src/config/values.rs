@@ -71,6 +71,15 @@ pub(super) fn cluster_id(text: &str) -> Parsed<String> {
     Ok(text.into())
 }
 
+/// Host and port of `tcp://host:port`, with `*` for every address and for a free port.
+pub(super) fn endpoint(text: &str) -> Parsed<(String, u16)> {
+    let refuse = || "must be tcp://host:port, with * for every address or a free port".to_owned();
+    let (host, port) = text.strip_prefix("tcp://").and_then(|at| at.rsplit_once(':')).ok_or_else(refuse)?;
+    let host = if host == "*" { "0.0.0.0" } else { host };
+    let port = if port == "*" { 0 } else { port.parse().map_err(|_| refuse())? };
+    if host.is_empty() { Err(refuse()) } else { Ok((host.into(), port)) }
+}
+
 /// The known name that was probably meant.
 pub(super) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let (distance, nearest) = known.map(|known| (distance(name, known), known)).min()?;

@@ -15,6 +15,7 @@ use slab::Slab;
 use smallvec::SmallVec;
 
 use super::groups::Group;
+use super::journal::Journal;
 use super::put::Writer;
 use super::segments::Held;
 use crate::protocol::wire::TaskKind;
@@ -172,6 +173,7 @@ pub(super) struct Shard<A, E> {
     values: usize,
     /// Objects that were soft-pinned once.
     soft_pins: usize,
+    journal: Option<Arc<dyn Journal>>,
     pub(super) reads: Reads,
 }
 
@@ -193,8 +195,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
             writing: Vec::new(),
             values: 0,
             soft_pins: 0,
+            journal: None,
             reads: Reads::default(),
         }
+    }
+
+    pub(super) fn set_journal(&mut self, journal: Arc<dyn Journal>) {
+        self.journal = Some(journal);
     }
 
     pub(super) fn find(&self, hash: u64, key: &[u8]) -> Option<SlotId> {
@@ -246,6 +253,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         }
         object.value = Some(value);
         self.values += 1;
+        if let Some(journal) = &self.journal {
+            journal.stored(&object.key, object.group_name());
+        }
         before
     }
 
@@ -258,6 +268,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     /// The slot's value has just gone.
     fn forget(&mut self, slot: SlotId) {
         self.values -= 1;
+        if let Some(journal) = &self.journal {
+            let object = &self.objects[slot.index()];
+            journal.removed(&object.key, object.group_name());
+        }
         if self.next == Some(slot) {
             self.next = None;
         } else {

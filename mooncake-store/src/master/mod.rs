@@ -12,6 +12,7 @@ mod drain;
 mod evict;
 mod graves;
 mod groups;
+mod journal;
 mod lookup;
 mod options;
 mod placement;
@@ -49,6 +50,7 @@ use self::stats::Counters;
 use self::tasks::Tasks;
 
 pub use self::drain::{DrainInfo, DrainRequest, DrainStatus};
+pub use self::journal::Journal;
 pub use self::options::{MasterOptions, ParsePlacementError, Placement, TaskOptions};
 #[cfg(feature = "testkit")]
 pub use self::planted::Bug;

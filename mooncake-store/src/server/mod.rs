@@ -6,6 +6,8 @@ mod admin;
 pub mod cli;
 mod counting;
 mod departed;
+#[cfg(feature = "events-zmq")]
+mod events;
 #[cfg(feature = "http")]
 mod http;
 #[cfg(feature = "http")]
@@ -47,6 +49,8 @@ pub struct MasterServer {
     rpc: RunningServer,
     #[cfg(feature = "http")]
     pages: Vec<http::Pages>,
+    #[cfg(feature = "events-zmq")]
+    _publisher: Option<events::Publisher>,
     ticker: Ticker,
     addresses: Addresses,
 }
@@ -60,6 +64,8 @@ pub struct Addresses {
     pub admin: Option<SocketAddr>,
     /// The transfer engine's metadata, if it is switched on.
     pub metadata: Option<SocketAddr>,
+    /// Events, if they are published.
+    pub events: Option<SocketAddr>,
 }
 
 /// What the servers share.
@@ -70,9 +76,33 @@ struct State {
     /// Where clients publish themselves: `metadata`, or a server elsewhere.
     published: Arc<dyn MetadataBackend>,
     departed: Departed,
+    #[cfg(feature = "events-zmq")]
+    events: Option<Arc<events::Feed>>,
     requests: Requests,
     rates: Rates,
     config: MasterConfig,
+}
+
+/// What a master has published about its objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventStats {
+    /// Messages.
+    pub batches: u64,
+    /// Events in them.
+    pub events: u64,
+    /// Events that were lost because too many waited.
+    pub dropped: u64,
+    /// Events about keys that are no hash.
+    pub without_hash: u64,
+}
+
+impl State {
+    fn event_stats(&self) -> Option<EventStats> {
+        #[cfg(feature = "events-zmq")]
+        return self.events.as_ref().map(|feed| feed.stats());
+        #[cfg(not(feature = "events-zmq"))]
+        None
+    }
 }
 
 impl MasterServer {
@@ -80,7 +110,7 @@ impl MasterServer {
     ///
     /// # Errors
     /// `INVALID_PARAMS` when the configuration contradicts itself; `RPC_FAIL` when a port cannot be had, naming it and its flag;
-    /// `NOT_SUPPORTED` when a metadata server is asked for and feature `http` is off.
+    /// `NOT_SUPPORTED` when a metadata server is asked for and feature `http` is off, or events and feature `events-zmq` is.
     pub async fn start(config: MasterConfig) -> Result<Self> {
         Self::start_with_clock(config, SystemClock::shared()).await
     }
@@ -106,6 +136,18 @@ impl MasterServer {
             Some(url) => Arc::new(HttpMetadata::new(url)?),
             None => metadata.clone(),
         };
+        #[cfg(feature = "events-zmq")]
+        let (feed, publisher, events) = match &config.events {
+            None => (None, None, None),
+            Some(wanted) => {
+                let (feed, publisher, at) = events::start(wanted, master.clock().clone()).await?;
+                let journal: Arc<dyn crate::master::Journal> = feed.clone();
+                master.set_journal(&journal);
+                (Some(feed), Some(publisher), Some(at))
+            }
+        };
+        #[cfg(not(feature = "events-zmq"))]
+        let events = no_events(&config)?;
         let rates = Rates::from(master.clock().now());
         let state = Arc::new(State {
             master: Arc::new(master),
@@ -113,6 +155,8 @@ impl MasterServer {
             metadata,
             published,
             departed: Departed::default(),
+            #[cfg(feature = "events-zmq")]
+            events: feed,
             requests: Requests::default(),
             config,
         });
@@ -120,11 +164,13 @@ impl MasterServer {
         let (pages, admin, metadata) = http::start_all(&state).await?;
         #[cfg(not(feature = "http"))]
         let (admin, metadata) = no_pages(&state.config)?;
-        let addresses = Addresses { rpc: rpc.local_addr(), admin, metadata };
+        let addresses = Addresses { rpc: rpc.local_addr(), admin, metadata, events };
         Ok(Self {
             rpc: rpc.start(Arc::new(Counted::new(state.clone()))),
             #[cfg(feature = "http")]
             pages,
+            #[cfg(feature = "events-zmq")]
+            _publisher: publisher,
             ticker: Ticker::start(state.clone())?,
             addresses,
             state,
@@ -134,6 +180,11 @@ impl MasterServer {
     /// Where it answers.
     pub fn addresses(&self) -> Addresses {
         self.addresses
+    }
+
+    /// What it has published, if it publishes events.
+    pub fn event_stats(&self) -> Option<EventStats> {
+        self.state.event_stats()
     }
 
     /// The master behind it.
@@ -164,6 +215,17 @@ fn no_pages(config: &MasterConfig) -> Result<(Option<SocketAddr>, Option<SocketA
         Some(_) => Err(mooncake_core::Error::new(
             mooncake_core::ErrorCode::NotSupported,
             "--enable_http_metadata_server needs a build with feature `http`",
+        )),
+    }
+}
+
+#[cfg(not(feature = "events-zmq"))]
+fn no_events(config: &MasterConfig) -> Result<Option<SocketAddr>> {
+    match config.events {
+        None => Ok(None),
+        Some(_) => Err(mooncake_core::Error::new(
+            mooncake_core::ErrorCode::NotSupported,
+            "--enable_kv_events needs a build with feature `events-zmq`",
         )),
     }
 }

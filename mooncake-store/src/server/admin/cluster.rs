@@ -4,9 +4,9 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use super::answers::{Health, Leader};
+use super::answers::{Events, Health, Leader};
 use super::{Shared, page, text};
-use crate::server::{scrape, summary};
+use crate::server::{EventStats, scrape, summary};
 
 /// Whether the master is there; always 200.
 #[utoipa::path(get, path = "/health", responses((status = 200, body = Health)))]
@@ -60,4 +60,18 @@ pub(super) async fn figures(State(state): Shared) -> Response {
         "role=leader, state=serving, service_ready=true, master={{{master}}}, ha={{{}}}",
         summary::HA
     ))
+}
+
+/// Publishing of events.
+#[utoipa::path(get, path = "/kv_events/status", responses((status = 200, body = Events)))]
+pub(super) async fn events(State(state): Shared) -> Response {
+    let stats = state.event_stats();
+    let EventStats { batches, events, dropped, without_hash } = stats.unwrap_or_default();
+    page(&Events {
+        enabled: stats.is_some(),
+        published_batches: batches,
+        published_events: events,
+        dropped_events: dropped,
+        skipped_unparsed_keys: without_hash,
+    })
 }

@@ -1,5 +1,4 @@
-//! Tenants and events: not built. What is asked is checked as the existing master checks it, and answered as it
-//! answers where these are off.
+//! Tenants: not built. What is asked is checked as the existing master checks it, and answered as it answers where they are off.
 
 use axum::body::Bytes;
 use axum::extract::RawQuery;
@@ -7,21 +6,9 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use mooncake_core::ErrorCode;
 
-use super::answers::{Events, Failure, QuotaRequest};
+use super::answers::{Failure, QuotaRequest};
 use super::query::{form_text, raw};
-use super::{bad_request, failure, page, read};
-
-/// Publishing of events: there is none.
-#[utoipa::path(get, path = "/kv_events/status", responses((status = 200, body = Events)))]
-pub(super) async fn events() -> Response {
-    page(&Events {
-        enabled: false,
-        published_batches: 0,
-        published_events: 0,
-        dropped_events: 0,
-        skipped_unparsed_keys: 0,
-    })
-}
+use super::{bad_request, failure, read};
 
 /// The quota of a tenant, or of all. There are no tenants: 409.
 #[utoipa::path(

@@ -59,7 +59,7 @@ pub(super) fn pages(state: Arc<State>) -> Router {
         .routes(routes!(segments::segments_detail))
         .routes(routes!(segments::query_segment))
         .routes(routes!(segments::status))
-        .routes(routes!(later::events))
+        .routes(routes!(cluster::events))
         .routes(routes!(drain::start))
         .routes(routes!(drain::query))
         .routes(routes!(drain::cancel))
