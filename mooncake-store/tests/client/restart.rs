@@ -115,6 +115,7 @@ async fn promises_of_the_master_before_are_void() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[allow(clippy::disallowed_methods, reason = "the bound is one of real time")]
 async fn a_master_that_comes_back_gets_the_segments_again() {
     let server = MasterServer::start(master_config(0, options())).await.unwrap();
     let address = server.addresses().rpc;
