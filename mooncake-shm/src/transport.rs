@@ -8,7 +8,7 @@ use std::time::Duration;
 use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::memory::{Location, MemorySpan};
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_transport::{Access, Completion, Op, Opcode, Protocol, SegmentDesc, Transport};
+use mooncake_transport::{Access, Capabilities, Completion, Op, Opcode, Protocol, SegmentDesc, Transport};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
@@ -184,6 +184,10 @@ unsafe impl Transport for ShmTransport {
 
     fn protocol(&self) -> Protocol {
         Protocol::SHM
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default().shared_memory(true)
     }
 
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Registration> {

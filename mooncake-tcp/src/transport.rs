@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use mooncake_core::clock::SystemClock;
+use mooncake_core::clock::{Moment, SystemClock};
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, Result, SharedClock};
 use mooncake_transport::{Access, Completion, Op, Protocol, SegmentDesc, Transport};
@@ -71,6 +71,40 @@ impl TcpTransport {
     /// The clock of [`Completion::deadline`].
     pub fn clock(&self) -> &SharedClock {
         &self.clock
+    }
+
+    /// [`Transport::submit`] for operations that have shares of their own already; together they travel better than one by one.
+    pub fn submit_shares<'a>(
+        &self,
+        peer: &TcpPeer,
+        ops: impl IntoIterator<Item = (Op<'a, Registration>, Completion)>,
+    ) {
+        let mut ops = ops.into_iter().peekable();
+        let Some((_, first)) = ops.peek() else { return };
+        let deadline = pool::deadline(first);
+        self.submit_each(peer, ops, deadline);
+    }
+
+    fn submit_each<'a>(
+        &self,
+        peer: &TcpPeer,
+        ops: impl Iterator<Item = (Op<'a, Registration>, Completion)>,
+        deadline: Moment,
+    ) {
+        let now = self.clock.now();
+        let mut touched = 0;
+        for (op, done) in ops {
+            let transfer = Transfer {
+                op,
+                framing: peer.framing,
+                may_cut: op.len() >= self.config.stripe_threshold && peer.holds(op.remote(), op.len()),
+                deadline,
+                now,
+                touched: &mut touched,
+            };
+            peer.pool.queue(transfer, done);
+        }
+        peer.pool.flush(touched);
     }
 
     fn pool(&self, host: &str, port: u16) -> Arc<Pool> {
@@ -149,21 +183,8 @@ unsafe impl Transport for TcpTransport {
     where
         I: ExactSizeIterator<Item = Op<'a, Registration>>,
     {
-        let now = self.clock.now();
         let deadline = pool::deadline(&done);
-        let mut touched = 0;
-        for (op, done) in ops.zip(done.each()) {
-            let transfer = Transfer {
-                op,
-                framing: peer.framing,
-                may_cut: op.len() >= self.config.stripe_threshold && peer.holds(op.remote(), op.len()),
-                deadline,
-                now,
-                touched: &mut touched,
-            };
-            peer.pool.queue(transfer, done);
-        }
-        peer.pool.flush(touched);
+        self.submit_each(peer, ops.zip(done.each()), deadline);
     }
 }
 

@@ -54,11 +54,21 @@ pub struct Capabilities {
     pub needs_registration: bool,
     /// Local and remote memory may be a device's.
     pub device_memory: bool,
+    /// Peers of this host have a shorter way to memory that is shared ([`HostMemoryOptions::shared`](mooncake_core::memory::HostMemoryOptions)).
+    pub shared_memory: bool,
 }
 
 impl Default for Capabilities {
     fn default() -> Self {
-        Self { max_op_bytes: u64::MAX, needs_registration: false, device_memory: false }
+        Self { max_op_bytes: u64::MAX, needs_registration: false, device_memory: false, shared_memory: false }
+    }
+}
+
+impl Capabilities {
+    /// The same with [`shared_memory`](Self::shared_memory) as given.
+    #[must_use]
+    pub fn shared_memory(self, yes: bool) -> Self {
+        Self { shared_memory: yes, ..self }
     }
 }
 

@@ -151,6 +151,7 @@ impl Wires for BuiltIn {
             (None, "" | "loopback", Some(net)) => TransportOptions::in_process(net.clone()),
             (None, protocol, _) => TransportOptions::named(protocol)?,
         };
+        let options = if setting.config.share_memory { options } else { options.without_shared_memory() };
         options.open(&Handle::current(), &setting.config.clock).map(Arc::new)
     }
 }
@@ -279,6 +280,12 @@ impl<W: Wires> ClientBuilder<W> {
     /// [`ClientConfig::checksum`].
     pub fn checksum(mut self, yes: bool) -> Self {
         self.config.checksum = yes;
+        self
+    }
+
+    /// [`ClientConfig::share_memory`].
+    pub fn share_memory(mut self, yes: bool) -> Self {
+        self.config.share_memory = yes;
         self
     }
 

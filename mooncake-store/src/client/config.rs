@@ -40,6 +40,9 @@ pub struct ClientConfig {
     /// Whether values are stored with a checksum (CRC-64/ECMA-182, kept by the master) and compared with it when they are read as a
     /// whole. Costs a pass over the bytes on either side.
     pub checksum: bool,
+    /// Memory is shared with members on this host, so that bytes between them are copied once and take no wire. Members that
+    /// do not, or cannot, are reached over the wire as ever.
+    pub share_memory: bool,
     /// Tenant of every key.
     pub tenant: String,
     /// Longest time any one operation takes, whatever happens to the others; in it fall master calls, connecting,
@@ -68,6 +71,7 @@ impl Default for ClientConfig {
             local_buffer: DEFAULT_BUFFER,
             memory: HostMemoryOptions::default(),
             copy_in_process: true,
+            share_memory: true,
             checksum: false,
             tenant: DEFAULT_TENANT.into(),
             timeout: Duration::from_secs(5),

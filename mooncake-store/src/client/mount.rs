@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mooncake_core::ids::{SegmentId, Uuid};
-use mooncake_core::memory::{HostMemory, MemorySource};
+use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
 use mooncake_core::replica::Segment;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::{Region, Slice, Transport};
@@ -54,8 +54,7 @@ impl<T: Transport> Client<T> {
         let len = usize::try_from(bytes).ok().filter(|_| bytes >= config::MIN_BUFFER).ok_or_else(|| {
             Error::invalid(format!("a segment of {bytes} bytes: it needs {} at least", config::MIN_BUFFER))
         })?;
-        let memory = HostMemory::with(len, &self.inner.config.memory)?;
-        let memory = Arc::new(memory);
+        let memory = Arc::new(self.inner.new_memory(len)?);
         self.mount_any(memory.clone(), Some(memory)).await
     }
 
@@ -95,6 +94,19 @@ impl<T: Transport> Client<T> {
 }
 
 impl<T: Transport> Inner<T> {
+    /// Memory to offer; shared where the wires have a use for that.
+    pub(super) fn new_memory(&self, len: usize) -> Result<HostMemory> {
+        let options = &self.config.memory;
+        if options.shared.is_none() && self.engine.transport().capabilities().shared_memory {
+            let shared = HostMemoryOptions { shared: Some("mooncake-segment".into()), ..options.clone() };
+            match HostMemory::with(len, &shared) {
+                Ok(memory) => return Ok(memory),
+                Err(error) => tracing::debug!(%error, "no shared memory for a segment; private memory it is"),
+            }
+        }
+        HostMemory::with(len, options)
+    }
+
     pub(crate) async fn mount(
         &self,
         memory: Arc<dyn MemorySource>,

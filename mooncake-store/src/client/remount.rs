@@ -69,7 +69,7 @@ impl<T: Transport> Inner<T> {
     }
 
     async fn fresh(&self, bytes: usize, deadline: &Deadline) -> Result<(Arc<HostMemory>, Region<T>)> {
-        let memory = Arc::new(HostMemory::with(bytes, &self.config.memory)?);
+        let memory = Arc::new(self.new_memory(bytes)?);
         let region = deadline.bound("registering", self.engine.register(memory.clone())).await?;
         Ok((memory, region))
     }

@@ -1,4 +1,4 @@
-//! The client against a real master: embedded over loopback, and remote over RPC and TCP.
+//! The client against a real master: embedded over loopback, and remote over RPC with TCP and shared memory.
 
 mod checksum;
 mod drain;
@@ -8,6 +8,8 @@ mod http;
 mod lossy;
 mod parts;
 mod restart;
+#[cfg(all(feature = "transport-shm", feature = "transport-tcp"))]
+mod same_host;
 mod scenarios;
 mod support;
 mod tasks;

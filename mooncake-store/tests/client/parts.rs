@@ -95,5 +95,6 @@ async fn embedded() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tcp() {
     pieces_and_ranges(Kind::Tcp).await;
+    pieces_and_ranges(Kind::Shm).await;
     a_reserved_object_is_there_when_committed(Kind::Tcp).await;
 }

@@ -23,6 +23,12 @@ macro_rules! over_every_wire {
                 super::$scenario(super::Kind::Tcp).await;
             })*
         }
+        mod shm {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $scenario() {
+                super::$scenario(super::Kind::Shm).await;
+            })*
+        }
         mod tcp_http {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $scenario() {

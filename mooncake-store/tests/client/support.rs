@@ -17,19 +17,22 @@ pub(crate) enum Kind {
     Embedded,
     /// RPC to the master, TCP between members, who find each other by address.
     Tcp,
-    /// The same, but they find each other in the master's HTTP metadata server.
+    /// The same, and what is in shared memory is copied there. Without the feature it is TCP.
+    Shm,
+    /// TCP again, but they find each other in the master's HTTP metadata server.
     TcpHttp,
 }
 
 pub(crate) struct Cluster {
     pub(crate) master: Arc<Master>,
     server: Option<MasterServer>,
+    kind: Kind,
 }
 
 impl Cluster {
     pub(crate) async fn start(kind: Kind, options: MasterOptions) -> Self {
         if kind == Kind::Embedded {
-            return Self { master: Arc::new(Master::new(options).unwrap()), server: None };
+            return Self { master: Arc::new(Master::new(options).unwrap()), server: None, kind };
         }
         let mut config = master_config(0, options);
         if kind == Kind::TcpHttp {
@@ -37,7 +40,7 @@ impl Cluster {
             config.metadata = Some(metadata);
         }
         let server = MasterServer::start(config).await.unwrap();
-        Self { master: server.master().clone(), server: Some(server) }
+        Self { master: server.master().clone(), server: Some(server), kind }
     }
 
     /// Where the admin pages are.
@@ -60,6 +63,7 @@ impl Cluster {
             .master(self.handle())
             .metadata(metadata)
             .copy_in_process(false)
+            .share_memory(self.kind == Kind::Shm)
             .segment(8 << 20)
             .local_buffer(2 << 20)
             .timeout(Duration::from_secs(5))

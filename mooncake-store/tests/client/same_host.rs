@@ -1,0 +1,109 @@
+//! Members of one host: what is in shared memory is copied there, and everything else goes over the wire as if there were none.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::memory::HostMemory;
+use mooncake_core::replica::ReplicateConfig;
+use mooncake_shm::ShmConfig;
+use mooncake_store::client::{Client, ClientBuilder, PutOutcome};
+use mooncake_store::master::MasterOptions;
+use mooncake_store::transport_set::TransportOptions;
+use mooncake_tcp::TcpConfig;
+
+use crate::support::{Cluster, Kind, eventually, value};
+
+/// A member whose data port is where nobody can connect.
+fn unreachable_by_tcp(cluster: &Cluster) -> ClientBuilder {
+    // An address of the block for documentation: nothing answers there.
+    let tcp = TcpConfig { data_host: "192.0.2.1".into(), ..TcpConfig::default() };
+    let wires =
+        TransportOptions { tcp: Some(tcp), shm: Some(ShmConfig::default()), ..TransportOptions::default() };
+    cluster.member().wires(wires)
+}
+
+async fn cluster() -> Cluster {
+    Cluster::start(Kind::Shm, MasterOptions::default()).await
+}
+
+async fn roundtrip(a: &Client, b: &Client, key: &str, len: usize) {
+    let bytes = value(len as u64, len);
+    assert_eq!(a.put(key, bytes.clone()).await.unwrap(), PutOutcome::Stored);
+    assert_eq!(b.get(key).await.unwrap().unwrap(), bytes);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shared_memory_is_what_leads_there() {
+    let cluster = cluster().await;
+    let owner = unreachable_by_tcp(&cluster).connect().await.unwrap();
+    let user = cluster.member().segment(0).connect().await.unwrap();
+    for (key, len) in [("a", 1), ("b", 5000), ("c", 1 << 20), ("d", 2_000_000)] {
+        roundtrip(&user, &user, key, len).await;
+    }
+    // A segment that came after the two knew each other: until it is mapped here, the wire is tried, in vain in this case.
+    let impatient = cluster.member().segment(0).timeout(Duration::from_millis(300)).connect().await.unwrap();
+    assert!(impatient.get("a").await.unwrap().is_some());
+    let first = owner.segments()[0];
+    owner.mount(8 << 20).await.unwrap();
+    owner.unmount(first).await.unwrap();
+    eventually("the new segment is mapped", async || impatient.put("late", b"late").await.is_ok()).await;
+    roundtrip(&impatient, &impatient, "more", 1 << 20).await;
+    let without = cluster.member().segment(0).share_memory(false).timeout(Duration::from_millis(500));
+    let without = without.connect().await.unwrap();
+    assert!(!matches!(without.get("more").await, Ok(Some(_))), "over the wire it is out of reach");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_that_is_not_shared_goes_over_the_wire() {
+    let cluster = cluster().await;
+    let owner = cluster.member().segment(0).connect().await.unwrap();
+    owner.mount_memory(Arc::new(HostMemory::new(8 << 20).unwrap())).await.unwrap();
+    let user = cluster.member().segment(0).connect().await.unwrap();
+    roundtrip(&user, &user, "private", 3_000_000).await;
+    let keys: Vec<String> = (0..50).map(|i| format!("k{i}")).collect();
+    let items: Vec<_> = keys.iter().map(|key| (key.as_str(), value(1, 3000))).collect();
+    for outcome in user.batch_put(&items, &ReplicateConfig::default()).await.unwrap() {
+        outcome.unwrap();
+    }
+    for outcome in user.batch_get(&keys).await.unwrap() {
+        assert_eq!(outcome.unwrap().unwrap(), value(1, 3000));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_that_shares_and_one_that_does_not_understand_each_other() {
+    let cluster = cluster().await;
+    let shares = cluster.member().connect().await.unwrap();
+    let does_not = cluster.member().share_memory(false).connect().await.unwrap();
+    roundtrip(&shares, &does_not, "there", 1 << 20).await;
+    roundtrip(&does_not, &shares, "back", 1 << 20).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_segment_that_goes_under_readers_is_a_miss_and_never_wrong_bytes() {
+    let cluster = cluster().await;
+    let owner = cluster.member().segment(0).connect().await.unwrap();
+    let user = cluster.member().segment(0).connect().await.unwrap();
+    for round in 0..5u64 {
+        let id = owner.mount(8 << 20).await.unwrap();
+        let (key, bytes) = (format!("k{round}"), value(round, 4 << 20));
+        eventually("there is room", async || user.put(&key, bytes.clone()).await.is_ok()).await;
+        let reader = {
+            let (user, key, bytes) = (user.clone(), key.clone(), bytes.clone());
+            tokio::spawn(async move {
+                let mut reads = 0;
+                // An error is fine while the segment goes, bytes of another time are not.
+                while let Ok(Some(read)) = user.get(&key).await {
+                    assert!(read == bytes, "wrong bytes");
+                    reads += 1;
+                }
+                reads
+            })
+        };
+        eventually("it is read", async || user.get(&key).await.is_ok_and(|read| read.is_some())).await;
+        owner.unmount(id).await.unwrap();
+        reader.await.unwrap();
+        let after = user.get(&key).await;
+        assert!(matches!(&after, Ok(None)) || after.is_err(), "{after:?}");
+    }
+}
