@@ -15,6 +15,7 @@ mod handle;
 #[allow(unsafe_code)]
 mod host;
 mod lease;
+mod log;
 mod master;
 mod memory;
 mod pool;
@@ -47,6 +48,9 @@ fn _mooncake(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(host::get_alloc_func_addr, module)?)?;
     module.add_function(wrap_pyfunction!(host::get_free_func_addr, module)?)?;
     module.add_function(wrap_pyfunction!(host::_configure, module)?)?;
+    module.add_function(wrap_pyfunction!(log::_start_log, module)?)?;
+    module.add_function(wrap_pyfunction!(log::_next_record, module)?)?;
+    module.add_function(wrap_pyfunction!(log::_stop_log, module)?)?;
     module.add_function(wrap_pyfunction!(master::run_master, module)?)?;
     module.add_function(wrap_pyfunction!(runtime::_after_fork, module)?)?;
     module.add_function(wrap_pyfunction!(store::_close_all, module)?)?;

@@ -375,3 +375,44 @@ def test_forks_are_refused_and_exits_are_tidy(master, store, key):
     assert done.returncode == 0, done.stderr.decode()
     # It took its memory back, so what lay there is gone at once.
     assert store.get(key) == b"" or store.remove(key, True) == 0
+
+
+LOUD = """
+import logging, sys
+records = []
+class Keep(logging.Handler):
+    def emit(self, record):
+        records.append((record.name, record.levelname, record.getMessage()))
+        if len(records) == 1:
+            raise RuntimeError("a handler that fails")
+logging.getLogger("mooncake").addHandler(Keep())
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+assert store.setup("127.0.0.1", "P2PHANDSHAKE", 16 << 20, 1 << 20, "tcp", "", sys.argv[1]) == 0
+store.put("empty", b"")
+store.get_into("x", 8, 8)
+store.close()
+from mooncake import _mooncake
+def check():
+    assert any("must not be empty" in text for _, _, text in records), records
+    assert all(name.startswith("mooncake.") for name, _, _ in records), records
+    print("checked")
+_mooncake._stop_log()
+import threading
+[one.join(5) for one in threading.enumerate() if one.name == "mooncake-log"]
+check()
+"""
+
+
+def test_the_log_is_pythons(master):
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-c", LOUD, master.address],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "MC_LOG_LEVEL": "DEBUG"},
+    )
+    assert done.returncode == 0 and "checked" in done.stdout, done.stdout + done.stderr

@@ -14,8 +14,8 @@ __all__ = [
     "BufferLeaseView",
     "BufferPool",
     "BusyError",
-    "CorruptError",
     "Canceller",
+    "CorruptError",
     "Descriptor",
     "DiskDescriptor",
     "Engine",
@@ -38,6 +38,9 @@ __all__ = [
     "_after_fork",
     "_close_all",
     "_configure",
+    "_next_record",
+    "_start_log",
+    "_stop_log",
     "bind_to_numa_node",
     "get_alloc_func_addr",
     "get_free_func_addr",
@@ -597,6 +600,15 @@ def _after_fork() -> None:
 
 def _close_all() -> None:
     """Leaves every cluster, for the end of the interpreter."""
+
+def _next_record() -> tuple[int, str, str] | None:
+    """Waits for the next event: level, origin and text. `None` when the log has ended."""
+
+def _start_log(level: str) -> bool:
+    """Begins to keep events of a level and above, by its name in Python; false when something else does so in this process."""
+
+def _stop_log() -> None:
+    """Ends the log, once what is queued has been taken."""
 
 def _configure(huge_page_size: int) -> None:
     """Sets what the package read from the environment."""

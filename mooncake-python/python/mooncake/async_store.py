@@ -71,9 +71,7 @@ class MooncakeDistributedStoreAsync(MooncakeDistributedStore):
         codes: list[int] = await self._async_batch_get_into(keys, buffer_ptrs, sizes)
         return codes
 
-    async def async_put_from(
-        self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None
-    ) -> int:
+    async def async_put_from(self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None) -> int:
         """`put_from`."""
         if size == 0:
             return self.put_from(key, buffer_ptr, size, config)
@@ -105,9 +103,7 @@ class MooncakeDistributedStoreAsync(MooncakeDistributedStore):
 
         @functools.wraps(call)
         async def coroutine(*args: Any, **kwargs: Any) -> Any:
-            return await asyncio.get_running_loop().run_in_executor(
-                None, functools.partial(bound, *args, **kwargs)
-            )
+            return await asyncio.get_running_loop().run_in_executor(None, functools.partial(bound, *args, **kwargs))
 
         setattr(self, name, coroutine)
         return coroutine

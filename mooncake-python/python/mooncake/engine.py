@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
-from mooncake import _environment, _mooncake
+from mooncake import _environment, _log, _mooncake
 from mooncake._mooncake import InnerTransferEngine
 
 SUPPORT_CUDA = False
@@ -72,6 +72,7 @@ class TransferEngine(_mooncake.Engine):
     def initialize(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str) -> int:
         """Starts the engine: 0, or -1 (see `last_error`)."""
         del device_name
+        _log.start()
         wire = "tcp" if _environment.force_tcp() else protocol
         return self._initialize(local_hostname, metadata_server, wire, _environment.transfer_timeout())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mooncake import _environment
+from mooncake import _environment, _log
 from mooncake._mooncake import (
     BufferHandle,
     BufferLease,
@@ -78,6 +78,7 @@ class MooncakeDistributedStore(TensorCalls):
                 + type(local_hostname).__name__
             )
         del enable_ssd_offload, ssd_offload_path, enable_client_http_server, client_http_port
+        _log.start()
         first_port, last_port = _environment.client_ports()
         return self._setup(
             {
