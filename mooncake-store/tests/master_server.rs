@@ -20,6 +20,7 @@ use mooncake_store::api::{
 use mooncake_store::config::MasterConfig;
 use mooncake_store::protocol::remote::RemoteMaster;
 use mooncake_store::server::MasterServer;
+use proptest::prelude::*;
 use support::{MIB, client, segment};
 use tokio::net::TcpStream;
 
@@ -301,4 +302,35 @@ async fn garbage_on_any_port_harms_nobody() {
     assert_eq!(http(at.admin.unwrap(), "GET", "/health", "").await.0, 200);
     assert_eq!(server.master().stats().keys, 0);
     server.stop().await;
+}
+
+/// Whatever key and value: an answer that the server has, and what was put is what is got.
+#[test]
+fn any_key_and_value_in_the_metadata() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let server = runtime.block_on(MasterServer::start(config())).unwrap();
+    let at = server.addresses().metadata.unwrap();
+    let key = "(%[0-9a-f]{2}|rpc_meta|[!$-;=?-Z_a-z~]){0,6}";
+    let value = proptest::prop_oneof![
+        "[ -~]{0,40}",
+        "[0-9]{1,6}".prop_map(|port| format!("{{\"ip_or_host_name\":\"127.0.0.1\",\"rpc_port\":{port}}}")),
+    ];
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(300));
+    runner
+        .run(&(key, value), |(key, value)| {
+            let path = format!("/metadata?key={key}");
+            let ask = |method: &str, body: &str| runtime.block_on(http(at, method, &path, body));
+            let (status, said) = ask("PUT", &value);
+            prop_assert!(matches!(status, 200 | 400), "{} {}", status, said);
+            let (status, found) = ask("GET", "");
+            prop_assert!(matches!(status, 200 | 400), "{} {}", status, found);
+            if status == 200 && !key.contains("rpc_meta") {
+                prop_assert_eq!(found, value);
+                prop_assert_eq!(ask("DELETE", ""), (200, "metadata deleted".to_owned()));
+                prop_assert_eq!(ask("GET", "").0, 404);
+            }
+            Ok(())
+        })
+        .unwrap();
+    runtime.block_on(server.stop());
 }
