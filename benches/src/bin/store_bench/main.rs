@@ -1,7 +1,8 @@
 //! Put, get and exist between processes, beside raw loopback TCP, memcpy and, with `--peer`, the reference system; all in
 //! one run, cell by cell in turn, medians. Run by `cargo xtask bench`.
 //!
-//! Three processes of ours (master, owner of the segment, this one as the requester) against three of theirs.
+//! Three processes of ours (master, owner of the segment, this one as the requester) against three of theirs. Ours are measured twice: over
+//! TCP, as between hosts, and through shared memory, as on one host, which is how they are used when nothing is said.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
 
 mod ours;
@@ -14,7 +15,7 @@ use std::time::Duration;
 use mooncake_benches::peer::{Installation, Node, Process, Result};
 use serde_json::{Value, json};
 
-use ours::Ours;
+use ours::{Ours, Way};
 use raw::Raw;
 use table::{Cell, Table};
 
@@ -67,7 +68,9 @@ fn run(peer: Option<Installation>) -> Result<()> {
             for cell in [Cell::Put(size), Cell::Get(size)] {
                 table.raw(cell, raw.times(cell, count)?);
                 table.memcpy(cell, raw.memcpy(size, count));
-                table.ours(cell, ours.times(cell, &prefix, count)?);
+                for way in [Way::Tcp, Way::SameHost] {
+                    table.ours(way, cell, ours.times(way, cell, &prefix, count)?);
+                }
                 if let Some(theirs) = &mut theirs {
                     table.theirs(cell, theirs.median(cell, &prefix, count)?);
                 }
@@ -75,7 +78,9 @@ fn run(peer: Option<Installation>) -> Result<()> {
             if size == SIZES[0].0 {
                 for (cell, count) in [(Cell::Exist, EXISTS), (Cell::BatchExist(BATCH), BATCHES)] {
                     table.raw(cell, raw.times(cell, count)?);
-                    table.ours(cell, ours.times(cell, &prefix, count)?);
+                    for way in [Way::Tcp, Way::SameHost] {
+                        table.ours(way, cell, ours.times(way, cell, &prefix, count)?);
+                    }
                     if let Some(theirs) = &mut theirs {
                         table.theirs(cell, theirs.median(cell, &prefix, count)?);
                     }
@@ -89,9 +94,11 @@ fn run(peer: Option<Installation>) -> Result<()> {
             std::thread::sleep(Duration::from_millis(LEASE_MS + 100));
         }
     }
-    table.print();
+    for way in [Way::Tcp, Way::SameHost] {
+        table.print(way);
+    }
     println!(
-        "\npeak memory of our requester beyond its {} MiB of registered memory: {} MiB",
+        "peak memory of our requester beyond its {} MiB of registered memory: {} MiB",
         ours.registered() >> 20,
         ours.peak_beyond_registered()? >> 20
     );

@@ -44,31 +44,46 @@ pub(crate) fn master(lease_ms: u64) -> Result<()> {
 pub(crate) fn owner(master: &str, segment: u64) -> Result<()> {
     let runtime = Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
     runtime.block_on(async {
-        let client = join(master, segment).await?;
+        let client = join(master, segment, true).await?;
         println!("{}", client.hostname());
         std::future::pending::<Result<()>>().await
     })
 }
 
-async fn join(master: &str, segment: u64) -> Result<Client> {
+async fn join(master: &str, segment: u64, share_memory: bool) -> Result<Client> {
     Client::builder()
         .master(master)
         .local_hostname("127.0.0.1")
         .advertise(std::net::Ipv4Addr::LOCALHOST.into())
         .segment(segment)
+        .share_memory(share_memory)
         .local_buffer(0)
         .connect()
         .await
         .map_err(|e| e.to_string())
 }
 
-/// The requester and the processes it talks to.
+/// Which way bytes take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// TCP, as between hosts.
+    Tcp,
+    /// Shared memory.
+    SameHost,
+}
+
+/// The requesters, one for each way, and the processes they talk to.
 pub(crate) struct Ours {
+    tcp: Requester,
+    same_host: Requester,
+    runtime: Runtime,
+    children: [Child; 2],
+}
+
+struct Requester {
     client: Client,
     slice: Option<SliceMut<TransportSet>>,
     clock: SystemClock,
-    runtime: Runtime,
-    children: [Child; 2],
 }
 
 impl Ours {
@@ -85,17 +100,52 @@ impl Ours {
         let (master, address) = start(&["--role", "master"])?;
         let (owner, _) = start(&["--role", "owner", &address])?;
         let runtime = Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
-        let client = runtime.block_on(join(&address, 0))?;
-        let region = client.alloc_registered(REGISTERED).map_err(|e| e.to_string())?;
-        let slice = region.exclusive().map_err(|_| "a new region has another handle")?;
-        Ok(Self { client, slice: Some(slice), clock: SystemClock::new(), runtime, children: [master, owner] })
+        let requester = |share_memory| -> Result<Requester> {
+            let client = runtime.block_on(join(&address, 0, share_memory))?;
+            let region = client.alloc_registered(REGISTERED).map_err(|e| e.to_string())?;
+            let slice = region.exclusive().map_err(|_| "a new region has another handle")?;
+            Ok(Requester { client, slice: Some(slice), clock: SystemClock::new() })
+        };
+        let (tcp, same_host) = (requester(false)?, requester(true)?);
+        Ok(Self { tcp, same_host, runtime, children: [master, owner] })
     }
 
     /// Times of `count` calls in microseconds.
-    pub(crate) fn times(&mut self, cell: Cell, prefix: &str, count: usize) -> Result<Vec<f64>> {
+    pub(crate) fn times(&mut self, way: Way, cell: Cell, prefix: &str, count: usize) -> Result<Vec<f64>> {
+        let prefix = format!("{way:?}/{prefix}");
+        let requester = match way {
+            Way::Tcp => &mut self.tcp,
+            Way::SameHost => &mut self.same_host,
+        };
+        self.runtime.block_on(requester.times(cell, &prefix, count))
+    }
+
+    pub(crate) fn clear(&self) -> Result<()> {
+        self.runtime.block_on(self.tcp.client.remove_all(true)).map(drop).map_err(|e| e.to_string())
+    }
+
+    /// Bytes of the requesters' registered memory.
+    pub(crate) fn registered(&self) -> u64 {
+        2 * REGISTERED as u64
+    }
+
+    /// Peak resident size of this process without its registered memory, the raw client's buffers, and what it maps of the owner's memory.
+    pub(crate) fn peak_beyond_registered(&self) -> Result<u64> {
+        let status = std::fs::read_to_string("/proc/self/status").map_err(|e| e.to_string())?;
+        let kib = |name: &str| -> Result<u64> {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).ok_or("a line is missing")?;
+            Ok(line.split_whitespace().next().and_then(|n| n.parse().ok()).ok_or("an odd line")?)
+        };
+        let own = (kib("VmHWM:")? - kib("RssShmem:")?) << 10;
+        Ok(own.saturating_sub(self.registered() + crate::raw::FOOTPRINT))
+    }
+}
+
+impl Requester {
+    async fn times(&mut self, cell: Cell, prefix: &str, count: usize) -> Result<Vec<f64>> {
         let keys: Vec<String> = (0..count).map(|i| format!("{prefix}{i}")).collect();
         let whole = self.slice.take().ok_or("the registered memory was lost")?;
-        let (times, whole) = self.runtime.block_on(async {
+        let (times, whole) = async {
             match cell {
                 Cell::Put(size) => self.puts(&keys, whole, size).await,
                 Cell::Get(size) => self.gets(&keys, whole, size).await,
@@ -116,10 +166,11 @@ impl Ours {
                         self.client.batch_exist(&keys).await.map_err(|e| e.to_string())?;
                         times.push(self.us_since(before));
                     }
-                    Ok((times, whole))
+                    Ok::<_, String>((times, whole))
                 }
             }
-        })?;
+        }
+        .await?;
         self.slice = Some(whole);
         Ok(times)
     }
@@ -155,23 +206,6 @@ impl Ours {
             }
         }
         Ok((times, whole))
-    }
-
-    pub(crate) fn clear(&self) -> Result<()> {
-        self.runtime.block_on(self.client.remove_all(true)).map(drop).map_err(|e| e.to_string())
-    }
-
-    /// Bytes of the requester's registered memory.
-    pub(crate) fn registered(&self) -> u64 {
-        REGISTERED as u64
-    }
-
-    /// Peak resident size of this process without its registered memory and the raw client's buffers.
-    pub(crate) fn peak_beyond_registered(&self) -> Result<u64> {
-        let status = std::fs::read_to_string("/proc/self/status").map_err(|e| e.to_string())?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).ok_or("no VmHWM")?;
-        let kib: u64 = line.split_whitespace().next().and_then(|n| n.parse().ok()).ok_or("an odd VmHWM")?;
-        Ok((kib << 10).saturating_sub(self.registered() + crate::raw::FOOTPRINT))
     }
 
     fn us_since(&self, before: mooncake_core::clock::Moment) -> f64 {

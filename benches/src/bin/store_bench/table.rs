@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::ours::Way;
+
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Cell {
@@ -56,7 +58,8 @@ impl Cell {
 
 #[derive(Default)]
 struct Row {
-    ours: Vec<f64>,
+    tcp: Vec<f64>,
+    same_host: Vec<f64>,
     raw: Vec<f64>,
     memcpy: Vec<f64>,
     /// One median a round.
@@ -70,8 +73,12 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    pub(crate) fn ours(&mut self, cell: Cell, times: Vec<f64>) {
-        self.rows.entry(cell).or_default().ours.extend(times);
+    pub(crate) fn ours(&mut self, way: Way, cell: Cell, times: Vec<f64>) {
+        let row = self.rows.entry(cell).or_default();
+        match way {
+            Way::Tcp => row.tcp.extend(times),
+            Way::SameHost => row.same_host.extend(times),
+        }
     }
 
     pub(crate) fn raw(&mut self, cell: Cell, times: Vec<f64>) {
@@ -86,13 +93,22 @@ impl Table {
         self.rows.entry(cell).or_default().theirs.push(median);
     }
 
-    pub(crate) fn print(&self) {
+    /// The figures of ours on one way, beside what does not depend on it.
+    pub(crate) fn print(&self, way: Way) {
+        match way {
+            Way::Tcp => println!("over TCP, as between hosts"),
+            Way::SameHost => println!("through shared memory, as on one host"),
+        }
         println!(
             "{:<12} {:>10} {:>7} {:>10} {:>8} {:>8} {:>10} {:>11}  wanted",
             "median", "ours µs", "GB/s", "raw µs", "of raw", "memcpy", "peer µs", "ours/peer"
         );
         for (cell, row) in &self.rows {
-            let (ours, raw) = (median(&row.ours), median(&row.raw));
+            let ours = match way {
+                Way::Tcp => &row.tcp,
+                Way::SameHost => &row.same_host,
+            };
+            let (ours, raw) = (median(ours), median(&row.raw));
             let rate =
                 cell.bytes().map(|bytes| format!("{:.2}", bytes as f64 / ours / 1e3)).unwrap_or_default();
             let of_memcpy =
@@ -110,6 +126,7 @@ impl Table {
                 verdict(*cell, raw / ours, (!row.theirs.is_empty()).then_some(ours / theirs))
             );
         }
+        println!();
     }
 }
 
