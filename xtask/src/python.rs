@@ -32,20 +32,23 @@ pub(crate) fn install_torch() -> Result {
 /// Our package and the peer's in one cluster. What to run, or nothing without a Python.
 pub(crate) fn matrix(peer: &Path) -> Result<Option<Vec<String>>> {
     let Some(python) = install()? else { return Ok(None) };
-    let packages =
-        |python: &str| command(python, &["-c", PACKAGES]).output().map(|out| out.trim().to_owned());
     let peer = peer.to_string_lossy().into_owned();
-    // The peer uses our numpy, and our torch if it is there; its own `mooncake` comes first.
-    let link = Path::new(&packages(&peer)?).join("packages-of-others.pth");
-    let path = packages(&python)?;
-    std::fs::write(&link, format!("{path}\n"))
-        .map_err(|e| format!("cannot write {}: {e}", link.display()))?;
+    share_packages(&python, &peer)?;
     let script = root().join("mooncake-python/tests/peer/matrix.py").to_string_lossy().into_owned();
     Ok(Some(vec![python.clone(), script, python, peer, "--host".into(), "10.213.0.1".into()]))
 }
 
+/// Lets the peer use our numpy, and our torch if it is there; its own `mooncake` comes first.
+pub(crate) fn share_packages(ours: &str, peer: &str) -> Result {
+    let packages =
+        |python: &str| command(python, &["-c", PACKAGES]).output().map(|out| out.trim().to_owned());
+    let link = Path::new(&packages(peer)?).join("packages-of-others.pth");
+    let path = packages(ours)?;
+    std::fs::write(&link, format!("{path}\n")).map_err(|e| format!("cannot write {}: {e}", link.display()))
+}
+
 /// Installs the package as a user does; the interpreter of its environment. Without a Python it says so.
-fn install() -> Result<Option<String>> {
+pub(crate) fn install() -> Result<Option<String>> {
     step("python package");
     if command("python3", &["-c", USABLE]).output().is_err() {
         println!(

@@ -26,7 +26,7 @@ use crate::engine::InnerTransferEngine;
 use crate::error::{Errors, LastError};
 use crate::host::huge_pages;
 use crate::lease::Arena;
-use crate::memory::{Regions, Wire};
+use crate::memory::{Regions, Wire, needs_registration};
 use crate::runtime::{not_forked, runtime, wait};
 
 pub(crate) use self::replicas::{
@@ -223,6 +223,8 @@ impl Store {
         let engine = engine.map(|engine| engine.regions());
         let session = wait(py, async move {
             let client = config.connect().await?;
+            // Registered with the engine's wire: of use only where ours asks for no registration.
+            let engine = engine.filter(|_| !needs_registration(&client));
             Ok(Arc::new(Session {
                 client,
                 regions: Arc::default(),
