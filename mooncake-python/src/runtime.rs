@@ -52,8 +52,8 @@ pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Error {
 pub(crate) fn not_forked() -> PyResult<()> {
     if FORKED.load(Ordering::Relaxed) {
         return Err(ForkedError::new_err(
-            "this process was forked after mooncake was set up; its connections belong to the parent. Start workers with \
-             the `spawn` method, or set the store up in each of them",
+            "this process was forked after mooncake was used in it, and its connections belong to the parent. Start workers with the \
+             `spawn` method, or use mooncake only after the fork",
         ));
     }
     Ok(())

@@ -33,6 +33,9 @@ pub(crate) fn bench(words: &[&str]) -> Result {
         return bench_master();
     }
     let peer = words.contains(&"--peer");
+    if words.contains(&"--python") {
+        return bench_python(peer);
+    }
     let names: Vec<&str> = words.iter().copied().filter(|w| !w.starts_with("--")).collect();
     if let Some(unknown) = words.iter().find(|w| w.starts_with("--") && **w != "--peer") {
         return Err(format!("bench knows --peer, not {unknown}"));
@@ -58,6 +61,33 @@ pub(crate) fn bench(words: &[&str]) -> Result {
         }
     }
     Ok(())
+}
+
+/// `cargo xtask bench --python [--peer]`: the Python packages, one after the other, on the same machine.
+fn bench_python(peer: bool) -> Result {
+    let Some(ours) = crate::python::install()? else { return Ok(()) };
+    let mut packages = vec![("ours", ours.clone())];
+    if peer {
+        let theirs = path(&install()?);
+        crate::python::share_packages(&ours, &theirs)?;
+        packages.push(("peer", theirs));
+    }
+    let script = path(&crate::run::root().join("mooncake-python/benches/store.py"));
+    let mut files = Vec::new();
+    for (name, python) in packages {
+        step(&format!("bench of the package of {name}"));
+        let out = path(&target_dir().join(format!("bench-python-{name}.txt")));
+        let master = path(&Path::new(&python).with_file_name("mooncake_master"));
+        let run = format!(
+            "{master} --rpc_port=51061 --metrics_port=51161 >/dev/null 2>&1 & sleep 2; {python} {script} 10.213.0.1:51061 \
+             10.213.0.1 >{out}; status=$?; kill $!; wait; exit $status"
+        );
+        in_own_network(&["sh".into(), "-c".into(), run])?;
+        files.push(out);
+    }
+    let mut words = vec![script.as_str(), "--table"];
+    words.extend(files.iter().map(String::as_str));
+    command(&ours, &words).run()
 }
 
 /// `cargo xtask bench --master`: calls of a master alone, ours beside the peer's.
