@@ -23,7 +23,7 @@ cargo xtask <task>
   miri          core and transport under Miri (needs a nightly toolchain with the miri component)
   fuzz [secs]   every fuzz target over its corpus and mutations of it, on stable (default 20 s each)
   bench [name]  the measurements; --peer measures the reference peer in the same run,
-                --master the calls of a master alone, beside the peer's
+                --master the calls of a master alone, beside the peer's, --python the Python packages (also with --peer)
   interop       our nodes and the reference peer's in one cluster (Linux; installs the peer with pip)
   ci            everything above but docs and bench, as .ci/run does
 ";
