@@ -287,6 +287,98 @@ async fn a_drain_job() {
 }
 
 #[tokio::test]
+async fn quotas_of_tenants() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tenants.yaml");
+    std::fs::write(&path, "version: 1\ntenants:\n  - {name: b, quota: 1GB}\n  - {name: a, quota: 4MB}\n")
+        .unwrap();
+    let start = async || {
+        let config = mooncake_store::config::MasterConfig { tenant_policy: Some(path.clone()), ..config() };
+        let server = MasterServer::start(config).await.unwrap();
+        let at = server.addresses().admin.unwrap();
+        (server, at)
+    };
+    let (server, at) = start().await;
+    let master = server.master();
+    master.mount(client(1), &segment(1, 256 * MIB)).unwrap();
+    let put = |tenant: &str, key: &str| {
+        let key = master.scoped(tenant, key.as_bytes()).unwrap();
+        let config = ReplicateConfig::default();
+        let put = Put {
+            writer: client(1).into(),
+            mode: WriteMode::Put,
+            key: &key,
+            len: 1000,
+            config: &config,
+            group: "",
+        };
+        master.put_start(&put).unwrap();
+        master.put_end(Writer::from(client(1)), &key, None, ReplicaType::All).unwrap();
+    };
+    put("a", "k");
+    put("b", "l");
+    let quota = |name: &str, requested: u64, effective: u64, charged: u64| {
+        let over = charged > effective;
+        format!(
+            concat!(
+                r#"{{"tenant_id":"{}","requested_quota_bytes":{},"effective_quota_bytes":{},"charged_bytes":{},"#,
+                r#""admission_closed":false,"over_quota":{},"has_explicit_policy":true}}"#
+            ),
+            name, requested, effective, charged, over
+        )
+    };
+    let data = |data: &str| (200, format!(r#"{{"success":true,"data":{data}}}"#));
+    let failure = |code: i32, name: &str| {
+        format!(r#"{{"success":false,"error_code":{code},"error_message":"{name}"}}"#)
+    };
+    let quotas = "/api/v1/tenant_quotas";
+    let of = |name: &str| format!("{quotas}?tenant_id={name}");
+    let (a, b) = (4 * MIB, 1024 * MIB);
+    let both = [quota("a", a, 1_044_496, 1000), quota("b", b, 267_390_960, 1000)].join(",");
+    assert_eq!(http(at, "GET", quotas, "").await, data(&format!("[{both}]")));
+    let absent = failure(-704, "OBJECT_NOT_FOUND");
+    assert_eq!(http(at, "GET", &of("c"), "").await, (404, absent.clone()));
+    let body = |bytes: u64| format!(r#"{{"requested_quota_bytes":{bytes}}}"#);
+    let small = quota("c", 1000, 249, 0);
+    assert_eq!(http(at, "PUT", &of("c"), &body(1000)).await, data(&small));
+    assert_eq!(http(at, "PUT", &of("a"), &body(900)).await, data(&quota("a", 900, 225, 1000)));
+    assert_eq!(http(at, "DELETE", &of("a"), "").await, (409, failure(-1702, "TENANT_NOT_EMPTY")));
+    assert_eq!(http(at, "DELETE", &of("none"), "").await, (404, absent));
+
+    let scrape = http(at, "GET", "/metrics", "").await.1;
+    for line in [
+        r#"mooncake_tenant_quota_charged_bytes{tenant_id="a"} 1000"#,
+        r#"mooncake_tenant_quota_over_quota{tenant_id="a"} 1"#,
+        r#"mooncake_tenant_quota_reject_total{tenant_id="b",reason="quota_exceeded"} 0"#,
+        "mooncake_tenant_quota_allocatable_capacity_bytes 268435456",
+    ] {
+        assert!(scrape.lines().any(|have| have == line), "{line} in {scrape}");
+    }
+    assert_eq!(http(at, "GET", "/get_all_keys", "").await.1, "", "there is no tenant `default`");
+    assert_eq!(http(at, "GET", "/get_all_keys?tenant_id=a", "").await.1, "k\n");
+    assert_eq!(http(at, "GET", "/query_key?key=k", "").await.0, 404);
+    assert_eq!(http(at, "GET", "/query_key?key=k&tenant_id=a", "").await.0, 200);
+    let removed = |count: u64| (200, format!(r#"{{"success":true,"removed_count":{count}}}"#));
+    assert_eq!(http(at, "POST", "/api/v1/remove_all?tenant_id=none", "").await, removed(0));
+    assert_eq!(http(at, "POST", "/api/v1/remove_all?tenant_id=a", "").await, removed(1));
+    assert_eq!(http(at, "DELETE", &of("a"), "").await, data("null"));
+    assert_eq!(http(at, "POST", "/api/v1/remove_all", "").await, removed(1), "of all tenants");
+    server.stop().await;
+
+    // What was changed is known after a restart.
+    let (server, at) = start().await;
+    let both = [quota("b", b, 0, 0), quota("c", 1000, 0, 0)].join(",");
+    assert_eq!(http(at, "GET", quotas, "").await, data(&format!("[{both}]")));
+    // Nothing is changed that cannot be kept.
+    std::fs::remove_dir_all(folder.path()).unwrap();
+    assert_eq!(http(at, "PUT", &of("b"), &body(7)).await.0, 500);
+    assert_eq!(http(at, "PUT", &of("d"), &body(7)).await.0, 500);
+    assert_eq!(http(at, "DELETE", &of("b"), "").await.0, 500);
+    assert_eq!(http(at, "GET", quotas, "").await, data(&format!("[{both}]")));
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn everything_can_be_removed() {
     let (server, at) = server().await;
     server.master().locate(b"k/2").unwrap();

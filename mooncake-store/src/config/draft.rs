@@ -17,6 +17,8 @@ pub(super) struct Draft {
     pub(super) events: EventsConfig,
     pub(super) events_enabled: bool,
     pub(super) events_somewhere: bool,
+    pub(super) tenants: bool,
+    pub(super) tenant_policy: PathBuf,
     pub(super) verbosity: u8,
     pub(super) log_dir: Option<PathBuf>,
     pub(super) to_stderr: Option<bool>,
@@ -32,6 +34,15 @@ impl Draft {
         }
         if self.to_stderr != Some(true) {
             config.log_dir = self.log_dir;
+        }
+        if self.tenants {
+            if self.tenant_policy.as_os_str().is_empty() {
+                return Err(Error::invalid(
+                    "--enable_multi_tenants needs --tenant_quota_connector_uri: the path of the file that says which \
+                     tenants there are",
+                ));
+            }
+            config.tenant_policy = Some(self.tenant_policy);
         }
         if self.clean_up {
             let server = Some(self.metadata_url).filter(|_| !self.metadata_enabled);

@@ -47,7 +47,7 @@ impl Settings {
     }
 }
 
-fn read(path: &Path) -> std::io::Result<String> {
+pub(super) fn read(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     let size = std::fs::File::open(path)?.take(MAX_FILE + 1).read_to_string(&mut text)?;
     if size as u64 > MAX_FILE {

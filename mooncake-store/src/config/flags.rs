@@ -32,7 +32,6 @@ const NOF: &str = "NVMe-over-Fabrics is not built";
 const CXL: &str = "CXL memory is not built yet";
 const HOT: &str = "more replicas of hot keys are not built yet";
 const HA: &str = "several masters are not built yet";
-const TENANTS: &str = "tenants are not built yet";
 const SNAPSHOTS: &str = "snapshots are not built yet";
 const EVENTS: &str = "the existing master does not put it into events any more either";
 const STDERR: &str = "log lines are written as they come, by one writer";
@@ -418,9 +417,21 @@ const MASTERS: &[Flag] = &[
 ];
 
 const QUOTAS: &[Flag] = &[
-    off("enable_multi_tenants", "false", "Tenants with names and quotas of their own", TENANTS),
-    idle("tenant_quota_connector_type", "file", "Where their policy lies: file, etcd", TENANTS, is_anything),
-    idle("tenant_quota_connector_uri", "", "Its path or key", TENANTS, is_anything),
+    flag(
+        "enable_multi_tenants",
+        "false",
+        "Tenants with names and quotas of their own",
+        set!(tenants = switch),
+    ),
+    flag("tenant_quota_connector_type", "file", "What their policy lies in: file", |_, text| match text {
+        "file" => Ok(()),
+        "etcd" => Err("a policy in etcd is not built; only a file is".into()),
+        _ => Err("must be file".into()),
+    }),
+    flag("tenant_quota_connector_uri", "", "Path of the policy: YAML, version 1", |draft, text| {
+        draft.tenant_policy = text.into();
+        Ok(())
+    }),
 ];
 
 const KV_EVENTS: &[Flag] = &[

@@ -7,6 +7,8 @@ mod file;
 mod flag;
 mod flags;
 mod settings;
+#[cfg(feature = "http")]
+pub(crate) mod tenants;
 mod values;
 
 use std::path::PathBuf;
@@ -48,6 +50,8 @@ pub struct MasterConfig {
     pub clean_up: Option<CleanUpConfig>,
     /// Publishing of events, if there is to be any.
     pub events: Option<EventsConfig>,
+    /// File with the tenants, which are on if there is one; changes are written to it. Goes before the options' list.
+    pub tenant_policy: Option<PathBuf>,
     /// How the master behaves.
     pub options: MasterOptions,
     /// How space inside a segment is found.
@@ -126,6 +130,7 @@ impl Default for MasterConfig {
             metadata: None,
             clean_up: None,
             events: None,
+            tenant_policy: None,
             options: MasterOptions::default(),
             allocator: BuiltinAllocatorConfig::default(),
             eviction: BuiltinPolicyConfig::default(),

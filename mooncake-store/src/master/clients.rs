@@ -220,6 +220,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let mounted = Mounted::new(segment.clone(), client, opens, &self.allocator, &resting);
         self.timers.at(mounted.next_release());
         self.segments.write().insert(Arc::new(mounted));
+        self.count_capacity();
         self.eviction.something_changed();
         tracing::info!(segment = %segment.id, name = segment.name, size = segment.size, %client, "segment mounted");
         Ok(())
@@ -247,11 +248,21 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
 
     fn bury(&self, graves: &mut Graves<A>, mounted: &Arc<Mounted<A>>) {
         self.segments.write().remove(mounted.info.id);
+        self.count_capacity();
         mounted.bury();
         graves.add(mounted.clone());
         self.timers.at(self.clock.now());
         self.eviction.something_changed();
         tracing::info!(segment = %mounted.info.id, name = mounted.info.name, "segment unmounted");
+    }
+
+    /// Tenants share what there is.
+    fn count_capacity(&self) {
+        if self.tenants.are_on() {
+            let registry = self.segments.read();
+            let sizes = registry.list.iter().map(|mounted| mounted.info.size);
+            self.tenants.set_capacity(sizes.fold(0, u64::saturating_add));
+        }
     }
 
     fn own_segment(&self, client: ClientId, segment: SegmentId) -> Result<Option<Arc<Mounted<A>>>> {

@@ -120,12 +120,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let hash = self.directory.hash(key);
         let mut shard = self.directory.lock(hash);
         let (slot, wanted) = self.begun(&mut shard, hash, key, client, kind, now)?;
+        let _held = self.tenants.hold(shard[slot].tenant(), shard[slot].charged());
         let Some(copying) = shard.take_copy(slot) else { return Err(no_task()) };
         if copying.targets.is_empty() && wanted {
             return Err(Error::new(ErrorCode::ReplicaIsGone, "the segments it was to lie in are gone"));
         }
         let lease = self.rest_until(shard[slot].lease);
-        if let Some(replicas) = shard.replicas_mut(slot) {
+        shard.change_replicas(slot, |replicas| {
             replicas.extend(copying.targets);
             let source = replicas.iter().position(|held| held.id == copying.source);
             if kind == TaskKind::Move
@@ -134,7 +135,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             {
                 replicas.remove(source).retire(lease, now);
             }
-        }
+        });
         drop(shard);
         self.eviction.something_changed();
         Ok(())

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use foldhash::quality::FixedState;
 use hashbrown::HashTable;
@@ -18,6 +19,7 @@ use super::groups::Group;
 use super::journal::Journal;
 use super::put::Writer;
 use super::segments::Held;
+use super::tenants::Tenants;
 use crate::protocol::wire::TaskKind;
 
 /// Most objects have one replica; those need no allocation of their own.
@@ -32,6 +34,8 @@ pub(super) struct Object<A> {
     /// Until when it is soft-pinned; zero for never.
     soft_pin: Moment,
     pub(super) hard_pin: bool,
+    /// Number of its tenant, 0 for none.
+    tenant: u32,
     group: Option<Arc<Group>>,
     /// When it was last used, counted in uses of all objects.
     used: u64,
@@ -99,6 +103,19 @@ impl<A: SegmentAllocator> Object<A> {
         self.copying.as_deref()
     }
 
+    pub(super) fn tenant(&self) -> u32 {
+        self.tenant
+    }
+
+    /// What its tenant is charged for it: bytes of every replica there is or will be.
+    pub(super) fn charged(&self) -> u64 {
+        let len = self.value.as_ref().map_or(0, |value| value.len);
+        let value = self.value.as_ref().map_or(0, |value| value.replicas.len());
+        let copies = self.copying.as_ref().map_or(0, |copying| copying.targets.len());
+        let write = self.write.as_ref().map_or(0, |write| write.len * write.replicas.len() as u64);
+        len * (value + copies) as u64 + write
+    }
+
     pub(super) fn group(&self) -> Option<&Arc<Group>> {
         self.group.as_ref()
     }
@@ -163,18 +180,35 @@ impl<A: SegmentAllocator> Write<A> {
 ///
 /// A slot is known to the policy, or is `next`, exactly while its object has a value that is not hard-pinned; it is listed in
 /// `writing` exactly while its object has a write.
-pub(super) struct Shard<A, E> {
+pub(super) struct Shard<A, E: EvictionPolicy> {
     table: HashTable<SlotId>,
     objects: Slab<Object<A>>,
-    policy: E,
-    /// What the policy would evict next, taken out of it so that it can be compared with what other shards would.
-    next: Option<SlotId>,
+    /// Objects without a tenant, as eviction sees them; those of tenants come after, by number.
+    own: Pool<E>,
+    others: Vec<Pool<E>>,
+    /// Number of the pool that the last choice was made from.
+    first: u32,
+    config: E::Config,
+    tenants: Arc<Tenants>,
     writing: Vec<SlotId>,
     values: usize,
     /// Objects that were soft-pinned once.
     soft_pins: usize,
     journal: Option<Arc<dyn Journal>>,
     pub(super) reads: Reads,
+}
+
+/// Objects among which eviction chooses.
+struct Pool<E> {
+    policy: E,
+    /// What the policy would evict next, taken out of it so that it can be compared with what others would.
+    next: Option<SlotId>,
+}
+
+impl<E: EvictionPolicy> Pool<E> {
+    fn new(config: &E::Config) -> Self {
+        Self { policy: E::new(0, config), next: None }
+    }
 }
 
 /// Counted under the shard's lock, so that readers share no counter.
@@ -186,12 +220,15 @@ pub(super) struct Reads {
 }
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
-    fn new(config: &E::Config) -> Self {
+    fn new(config: &E::Config, tenants: Arc<Tenants>) -> Self {
         Self {
             table: HashTable::new(),
             objects: Slab::new(),
-            policy: E::new(0, config),
-            next: None,
+            own: Pool::new(config),
+            others: Vec::new(),
+            first: 0,
+            config: config.clone(),
+            tenants,
             writing: Vec::new(),
             values: 0,
             soft_pins: 0,
@@ -209,13 +246,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     }
 
     /// An object without value or write, to be given one before the lock is left.
-    pub(super) fn add(&mut self, hash: u64, key: ObjectKey) -> SlotId {
+    pub(super) fn add(&mut self, hash: u64, key: ObjectKey, tenant: u32) -> SlotId {
         let object = Object {
             key,
             hash,
             lease: Moment(0),
             soft_pin: Moment(0),
             hard_pin: false,
+            tenant,
             group: None,
             used: 0,
             value: None,
@@ -231,65 +269,112 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
 
     /// The object was used, as number `use_number` of all uses.
     pub(super) fn touch(&mut self, slot: SlotId, use_number: u64) {
-        if !self.policy.heeds_use() {
+        if !self.own.policy.heeds_use() {
             return;
         }
-        self.objects[slot.index()].used = use_number;
-        if self.next == Some(slot) {
-            self.put_back();
+        let object = &mut self.objects[slot.index()];
+        object.used = use_number;
+        let tenant = object.tenant;
+        let pool = self.pool(tenant);
+        if pool.next == Some(slot) {
+            self.put_back(tenant);
         } else {
-            self.policy.touch(slot);
+            pool.policy.touch(slot);
         }
     }
 
     /// Sets what can be read and returns what could be before. The hard pin must be as it shall be.
     pub(super) fn put_value(&mut self, slot: SlotId, value: Value<A>, use_number: u64) -> Option<Value<A>> {
         let before = self.take_value(slot);
-        let object = &mut self.objects[slot.index()];
-        object.used = use_number;
-        // The policy would pass over what is pinned for ever at every eviction.
-        if !object.hard_pin {
-            self.policy.insert_hashed(slot, value.len, object.hash);
-        }
-        object.value = Some(value);
-        self.values += 1;
-        if let Some(journal) = &self.journal {
-            journal.stored(&object.key, object.group_name());
-        }
+        self.charged(slot, |shard| {
+            let object = &mut shard.objects[slot.index()];
+            object.used = use_number;
+            let (tenant, len, hash, pinned) = (object.tenant, value.len, object.hash, object.hard_pin);
+            object.value = Some(value);
+            // The policy would pass over what is pinned for ever at every eviction.
+            if !pinned {
+                shard.pool(tenant).policy.insert_hashed(slot, len, hash);
+            }
+            shard.values += 1;
+            shard.tell(slot, true);
+        });
         before
     }
 
     pub(super) fn take_value(&mut self, slot: SlotId) -> Option<Value<A>> {
-        let value = self.objects[slot.index()].value.take()?;
-        self.forget(slot);
-        Some(value)
+        self.charged(slot, |shard| {
+            let value = shard.objects[slot.index()].value.take()?;
+            shard.forget(slot);
+            Some(value)
+        })
+    }
+
+    /// Makes a change and charges its tenant for it. Nothing else changes what an object takes; not to be nested.
+    fn charged<R>(&mut self, slot: SlotId, change: impl FnOnce(&mut Self) -> R) -> R {
+        let object = &self.objects[slot.index()];
+        let tenant = object.tenant;
+        if tenant == 0 {
+            return change(self);
+        }
+        let before = object.charged();
+        let outcome = change(self);
+        self.tenants.charge(tenant, before, self.objects[slot.index()].charged());
+        outcome
+    }
+
+    fn pool(&mut self, tenant: u32) -> &mut Pool<E> {
+        let Some(at) = (tenant as usize).checked_sub(1) else { return &mut self.own };
+        while self.others.len() <= at {
+            self.others.push(Pool::new(&self.config));
+        }
+        &mut self.others[at]
     }
 
     /// The slot's value has just gone.
     fn forget(&mut self, slot: SlotId) {
         self.values -= 1;
-        if let Some(journal) = &self.journal {
-            let object = &self.objects[slot.index()];
-            journal.removed(&object.key, object.group_name());
-        }
-        if self.next == Some(slot) {
-            self.next = None;
+        self.tell(slot, false);
+        let tenant = self.objects[slot.index()].tenant;
+        let pool = self.pool(tenant);
+        if pool.next == Some(slot) {
+            pool.next = None;
         } else {
-            self.policy.remove(slot);
+            pool.policy.remove(slot);
+        }
+    }
+
+    /// Tells whoever wants to know that a value came or went.
+    fn tell(&self, slot: SlotId, stored: bool) {
+        let Some(journal) = &self.journal else { return };
+        let object = &self.objects[slot.index()];
+        let Some((tenant, key)) = self.tenants.unscoped(&object.key) else { return };
+        // A group's name is scoped as a key is.
+        let group = object.group_name();
+        let group =
+            if object.tenant == 0 { group } else { group.split_once('\0').map_or(group, |(_, name)| name) };
+        if stored {
+            journal.stored(tenant, &key, group);
+        } else {
+            journal.removed(tenant, &key, group);
         }
     }
 
     /// Gives what would have gone next back to the policy.
-    fn put_back(&mut self) {
-        let Some(slot) = self.next.take() else { return };
+    fn put_back(&mut self, tenant: u32) {
+        let Some(slot) = self.pool(tenant).next.take() else { return };
         let object = &self.objects[slot.index()];
-        if let Some(value) = &object.value {
-            self.policy.insert_hashed(slot, value.len, object.hash);
+        if let Some(len) = object.value.as_ref().map(|value| value.len) {
+            let hash = object.hash;
+            self.pool(tenant).policy.insert_hashed(slot, len, hash);
         }
     }
 
     /// Keeps only replicas in live segments; what is dropped rests in its dead segment.
-    pub(super) fn prune(&mut self, slot: SlotId, now: Moment, put_release: std::time::Duration) {
+    pub(super) fn prune(&mut self, slot: SlotId, now: Moment, put_release: Duration) {
+        self.charged(slot, |shard| shard.prune_parts(slot, now, put_release));
+    }
+
+    fn prune_parts(&mut self, slot: SlotId, now: Moment, put_release: Duration) {
         let object = &mut self.objects[slot.index()];
         let lease = object.lease;
         if let Some(value) = &mut object.value {
@@ -303,7 +388,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         if let Some(write) = &mut object.write {
             drop_dead(&mut write.replicas, write.started.after(put_release), now);
             if write.replicas.is_empty() {
-                self.take_write(slot);
+                self.unseat_write(slot);
             }
         }
         let object = &mut self.objects[slot.index()];
@@ -320,19 +405,31 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
 
     pub(super) fn begin_copy(&mut self, slot: SlotId, copying: Copying<A>) {
         debug_assert!(self[slot].value.is_some() && self[slot].copying.is_none());
-        self.objects[slot.index()].copying = Some(Box::new(copying));
+        self.charged(slot, |shard| shard.objects[slot.index()].copying = Some(Box::new(copying)));
     }
 
     pub(super) fn take_copy(&mut self, slot: SlotId) -> Option<Copying<A>> {
-        self.objects[slot.index()].copying.take().map(|copying| *copying)
+        self.charged(slot, |shard| shard.objects[slot.index()].copying.take().map(|copying| *copying))
     }
 
-    /// Replicas of what can be read, to be added to or taken from; one must stay.
-    pub(super) fn replicas_mut(&mut self, slot: SlotId) -> Option<&mut Replicas<A>> {
-        self.objects[slot.index()].value.as_mut().map(|value| &mut value.replicas)
+    /// Adds to the replicas of what can be read, or takes from them; one must stay.
+    pub(super) fn change_replicas(&mut self, slot: SlotId, change: impl FnOnce(&mut Replicas<A>)) {
+        self.charged(slot, |shard| {
+            if let Some(value) = &mut shard.objects[slot.index()].value {
+                change(&mut value.replicas);
+            }
+        });
     }
 
-    pub(super) fn put_write(&mut self, slot: SlotId, mut write: Write<A>) {
+    /// `prepaid` bytes have been charged for it.
+    pub(super) fn put_write(&mut self, slot: SlotId, write: Write<A>, prepaid: u64) {
+        let before = self[slot].charged();
+        self.seat_write(slot, write);
+        let object = &self.objects[slot.index()];
+        self.tenants.charge(object.tenant, before + prepaid, object.charged());
+    }
+
+    fn seat_write(&mut self, slot: SlotId, mut write: Write<A>) {
         debug_assert!(self[slot].write.is_none());
         write.seat = self.writing.len();
         self.writing.push(slot);
@@ -344,6 +441,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     }
 
     pub(super) fn take_write(&mut self, slot: SlotId) -> Option<Write<A>> {
+        self.charged(slot, |shard| shard.unseat_write(slot))
+    }
+
+    fn unseat_write(&mut self, slot: SlotId) -> Option<Write<A>> {
         let write = self.objects[slot.index()].write.take()?;
         self.writing.swap_remove(write.seat);
         if let Some(moved) = self.writing.get(write.seat)
@@ -400,19 +501,40 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
 
     /// Chooses what to evict next, if anything may go, and says when it was last used.
     pub(super) fn choose(&mut self, mut allowed: impl FnMut(&Object<A>) -> bool) -> Option<u64> {
-        if self.next.is_some_and(|slot| !allowed(&self.objects[slot.index()])) {
-            self.put_back();
+        let mut best: Option<u64> = None;
+        for tenant in 0..=self.others.len() as u32 {
+            if let Some((_, used)) = self.choose_of(tenant, &mut allowed)
+                && best.is_none_or(|least| used < least)
+            {
+                best = Some(used);
+                self.first = tenant;
+            }
         }
-        if self.next.is_none() {
+        best
+    }
+
+    /// As [`Shard::choose`] among the objects of a tenant: the object, and when it was last used.
+    pub(super) fn choose_of(
+        &mut self,
+        tenant: u32,
+        mut allowed: impl FnMut(&Object<A>) -> bool,
+    ) -> Option<(SlotId, u64)> {
+        let next = self.pool(tenant).next;
+        if next.is_some_and(|slot| !allowed(&self.objects[slot.index()])) {
+            self.put_back(tenant);
+        }
+        if self.pool(tenant).next.is_none() {
             let objects = &self.objects;
-            self.next = self.policy.evict(&mut |slot| objects.get(slot.index()).is_some_and(&mut allowed));
+            let pool = if tenant == 0 { &mut self.own } else { &mut self.others[tenant as usize - 1] };
+            pool.next = pool.policy.evict(&mut |slot| objects.get(slot.index()).is_some_and(&mut allowed));
         }
-        self.next.map(|slot| self.objects[slot.index()].used)
+        self.pool(tenant).next.map(|slot| (slot, self.objects[slot.index()].used))
     }
 
     /// What was chosen, and is still there.
-    pub(super) fn chosen(&self) -> Option<SlotId> {
-        self.next
+    pub(super) fn chosen(&mut self) -> Option<SlotId> {
+        let first = self.first;
+        self.pool(first).next
     }
 
     /// Slots with a write in progress.
@@ -434,7 +556,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     }
 }
 
-impl<A, E> std::ops::Index<SlotId> for Shard<A, E> {
+impl<A, E: EvictionPolicy> std::ops::Index<SlotId> for Shard<A, E> {
     type Output = Object<A>;
 
     fn index(&self, slot: SlotId) -> &Object<A> {
@@ -442,7 +564,7 @@ impl<A, E> std::ops::Index<SlotId> for Shard<A, E> {
     }
 }
 
-impl<A, E> std::ops::IndexMut<SlotId> for Shard<A, E> {
+impl<A, E: EvictionPolicy> std::ops::IndexMut<SlotId> for Shard<A, E> {
     fn index_mut(&mut self, slot: SlotId) -> &mut Object<A> {
         &mut self.objects[slot.index()]
     }
@@ -460,7 +582,7 @@ fn drop_dead<A: SegmentAllocator>(replicas: &mut Replicas<A>, until: Moment, now
 }
 
 /// All shards.
-pub(super) struct Directory<A, E> {
+pub(super) struct Directory<A, E: EvictionPolicy> {
     hasher: FixedState,
     shards: Box<[Locked<A, E>]>,
     /// For each shard, when what it would evict next was last used, as far as known.
@@ -475,10 +597,10 @@ type Locked<A, E> = Padded<Mutex<Shard<A, E>>>;
 struct Padded<T>(T);
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
-    pub(super) fn new(shards: usize, seed: u64, config: &E::Config) -> Self {
+    pub(super) fn new(shards: usize, seed: u64, config: &E::Config, tenants: &Arc<Tenants>) -> Self {
         Self {
             hasher: FixedState::with_seed(seed),
-            shards: (0..shards).map(|_| Padded(Mutex::new(Shard::new(config)))).collect(),
+            shards: (0..shards).map(|_| Padded(Mutex::new(Shard::new(config, tenants.clone())))).collect(),
             ages: (0..shards).map(|_| AtomicU64::new(0)).collect(),
             uses: Padded(AtomicU64::new(1)),
         }

@@ -177,7 +177,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         registry.list.iter().map(|segment| segment.reclaim(now)).sum()
     }
 
-    fn passes(&self) -> impl Iterator<Item = Pass> + use<A, E> {
+    pub(super) fn passes(&self) -> impl Iterator<Item = Pass> + use<A, E> {
         let soft = self.options.evict_soft_pinned.then_some(Pass::SoftPinned);
         [Some(Pass::Ordinary), soft].into_iter().flatten()
     }

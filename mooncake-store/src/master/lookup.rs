@@ -52,12 +52,16 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// `INVALID_PARAMS` for a pattern that is no pattern, or too large.
     pub fn locate_matching(&self, pattern: &str) -> Result<Vec<(ObjectKey, Vec<Replica>)>> {
         let pattern = compile(pattern)?;
+        Ok(self.locate_where(|key| pattern.is_match(key)))
+    }
+
+    pub(super) fn locate_where(&self, wanted: impl Fn(&[u8]) -> bool) -> Vec<(ObjectKey, Vec<Replica>)> {
         let now = self.clock.now();
         let lease = self.lease_from(now);
         let mut found = Vec::new();
         self.directory.visit(|shard, slot| {
             let object = &mut shard[slot];
-            let Some(value) = object.value().filter(|_| pattern.is_match(object.key.as_bytes())) else {
+            let Some(value) = object.value().filter(|_| wanted(object.key.as_bytes())) else {
                 return;
             };
             let replicas = value.describe();
@@ -67,7 +71,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 shard.touch(slot, self.directory.use_number());
             }
         });
-        Ok(found)
+        found
     }
 
     /// Where an object lies, for people: no lease, no count, no effect on what is evicted.

@@ -2,7 +2,7 @@
 //!
 //! Locks, outermost first; nobody holds two of one kind, and nothing is locked while another party is called:
 //! drain jobs, membership (mounts, unmounts, expiry) -> a shard of the directory -> the list of segments -> one segment's space.
-//! Inside a shard, too: the table of groups, then the members of one.
+//! The table of tenants is inside all of these. Inside a shard, too: the table of groups, then the members of one.
 //! The tables of clients, of tasks and of copies under way are each locked inside of none but the drain jobs. Every method is synchronous and short; `tick` does what takes longer.
 
 mod clients;
@@ -22,6 +22,7 @@ mod segments;
 mod service;
 mod stats;
 mod tasks;
+mod tenants;
 mod tick;
 mod window;
 
@@ -30,6 +31,7 @@ mod planted;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use mooncake_core::alloc::{BuiltinAllocator, SegmentAllocator};
@@ -48,6 +50,7 @@ use self::placement::Dice;
 use self::segments::Registry;
 use self::stats::Counters;
 use self::tasks::Tasks;
+use self::tenants::Tenants;
 
 pub use self::drain::{DrainInfo, DrainRequest, DrainStatus};
 pub use self::journal::Journal;
@@ -56,6 +59,7 @@ pub use self::options::{MasterOptions, ParsePlacementError, Placement, TaskOptio
 pub use self::planted::Bug;
 pub use self::put::{Put, Writer};
 pub use self::stats::{SegmentStats, Stats};
+pub use self::tenants::{TenantInfo, TenantQuota, is_tenant};
 pub use self::tick::TickReport;
 
 /// Holds all metadata of a cluster.
@@ -73,6 +77,7 @@ pub struct Master<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = Bu
     started: Moment,
     dice: Dice,
     next_replica: AtomicU64,
+    tenants: Arc<Tenants>,
     directory: Directory<A, E>,
     segments: RwLock<Registry<A>>,
     /// Not 0 while some segment may be doubted, so that the usual ping looks at none.
@@ -122,11 +127,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     ) -> mooncake_core::Result<Self> {
         options.check()?;
         let mut rng = Rng::seeded(seed);
+        let tenants = Arc::new(Tenants::new(options.tenants.as_deref()));
         Ok(Self {
             started: clock.now(),
             dice: Dice::new(rng.next_u64()),
             next_replica: AtomicU64::new(1),
-            directory: Directory::new(options.shards, rng.next_u64(), eviction),
+            directory: Directory::new(options.shards, rng.next_u64(), eviction, &tenants),
+            tenants,
             segments: RwLock::default(),
             doubts: AtomicU64::new(0),
             clients: Mutex::default(),

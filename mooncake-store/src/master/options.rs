@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use mooncake_core::{Error, Result};
 
+use super::tenants::TenantQuota;
+
 /// How segments are chosen for a new object. The names are the existing system's and case matters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Placement {
@@ -118,6 +120,8 @@ pub struct MasterOptions {
     pub placement: Placement,
     /// Tasks: how many, for how long.
     pub tasks: TaskOptions,
+    /// Tenants, each with a quota; `None` for no tenants at all (`None`).
+    pub tenants: Option<Vec<TenantQuota>>,
     /// Shards of the directory, a power of two up to 4096 (64).
     pub shards: usize,
 }
@@ -138,6 +142,7 @@ impl Default for MasterOptions {
             remount_rest: None,
             placement: Placement::default(),
             tasks: TaskOptions::default(),
+            tenants: None,
             shards: 64,
         }
     }
@@ -169,6 +174,13 @@ impl MasterOptions {
                 "default_kv_soft_pin_ttl ({:?}) must not exceed max_kv_soft_pin_ttl ({:?})",
                 self.soft_pin_ttl, self.max_soft_pin_ttl
             )));
+        }
+        let tenants = self.tenants.as_deref().unwrap_or_default();
+        for (at, tenant) in tenants.iter().enumerate() {
+            tenant.check()?;
+            if tenants[..at].iter().any(|other| other.name == tenant.name) {
+                return Err(Error::invalid(format!("tenant {} has two quotas", tenant.name)));
+            }
         }
         if self.client_ttl.is_zero() {
             return Err(Error::invalid("client_ttl must not be 0: every client would be gone at once"));

@@ -11,10 +11,13 @@ use mooncake_core::{Error, ErrorCode, Result};
 
 use super::Master;
 use super::directory::{Object, Replicas, Shard, Value, Write};
+use super::tenants::{Refused, Reservation, unknown};
 use crate::api::{Caller, WriteMode};
 
 /// How often a put looks for room again when others took what it had freed.
 const ROUNDS: usize = 8;
+/// How often it evicts from its tenant's objects.
+const QUOTA_ROUNDS: usize = 2;
 
 /// Who writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,20 +87,38 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// `INVALID_PARAMS`; `OBJECT_ALREADY_EXISTS` (put only; a write in progress counts until it is
     /// [`MasterOptions::put_discard`](super::MasterOptions::put_discard) old); `OBJECT_REPLICA_BUSY` (upsert only:
     /// another write of the same client is in progress); `OBJECT_HAS_REPLICATION_TASK` (upsert only: it is being copied or
-    /// moved); `NO_AVAILABLE_HANDLE`.
+    /// moved); `NO_AVAILABLE_HANDLE`; `TENANT_NOT_REGISTERED`; `TENANT_QUOTA_EXCEEDED`.
     pub fn put_start(&self, put: &Put<'_>) -> Result<Vec<Replica>> {
         self.check_put(put)?;
         let hash = self.directory.hash(put.key);
+        let tenant = self.tenants.number(put.key);
+        let mut quota_made = 0;
         for _ in 0..ROUNDS {
             let now = self.clock.now();
             let mut shard = self.directory.lock(hash);
             if let Some(same) = self.admit(&mut shard, hash, put, now)? {
                 return Ok(same);
             }
+            let bytes = put.len.saturating_mul(put.config.replicas);
+            let freed = self.frees(&shard, hash, put.key);
+            let charged = match self.tenants.reserve(tenant, bytes, freed) {
+                Ok(charged) => charged,
+                Err(Refused::Full) if quota_made < QUOTA_ROUNDS => {
+                    drop(shard);
+                    quota_made += 1;
+                    self.make_quota(tenant, bytes, freed, now);
+                    continue;
+                }
+                Err(Refused::Unknown) => return Err(unknown(self.tenants.split(put.key).0)),
+                Err(Refused::Full | Refused::TooLarge) => {
+                    return Err(self.over_quota(tenant, put.key, bytes));
+                }
+            };
             if let Some(space) = self.place(put.len, put.config, now) {
                 self.counters.placed(put.config.replicas, space.len());
-                return Ok(self.grant(&mut shard, hash, put, space, now));
+                return Ok(self.grant(&mut shard, hash, put, space, charged, now));
             }
+            drop(charged);
             drop(shard);
             if !self.make_room(put.len, now) {
                 break;
@@ -136,6 +157,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             Owner::Nobody => return Err(foreign(key)),
         }
         shard.prune(slot, now, self.options.put_release);
+        let _held = self.tenants.hold(shard[slot].tenant(), shard[slot].charged());
         let Some(write) = shard.take_write(slot) else {
             shard.settle(slot);
             return Err(absent().context("every segment it was written to is gone"));
@@ -262,11 +284,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         hash: u64,
         put: &Put<'_>,
         space: Replicas<A>,
+        charged: Reservation<'_>,
         now: Moment,
     ) -> Vec<Replica> {
         let slot = match (shard.find(hash, put.key), ObjectKey::new(put.key)) {
             (Some(slot), _) => slot,
-            (None, Ok(key)) => shard.add(hash, key),
+            (None, Ok(key)) => shard.add(hash, key, self.tenants.number(put.key)),
             // `check_put` has looked at the key's length.
             (None, Err(_)) => {
                 space.into_iter().for_each(|held| held.retire(now, now));
@@ -281,7 +304,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         write.soft_pin_ttl_ms = put.config.soft_pin_ttl_ms;
         write.hard_pin = put.config.hard_pin;
         let replicas = write.describe();
-        shard.put_write(slot, write);
+        shard.put_write(slot, write, charged.spend());
         if !put.group.is_empty() {
             shard.join(slot, self.groups.lock().named(put.group));
         }
@@ -304,8 +327,17 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if !fits || self.lease_holds(object, now) {
             return Ok(None);
         }
+        let charged = self.tenants.hold(object.tenant(), object.charged());
         let Some(old) = shard.take_value(slot) else { return Ok(None) };
-        Ok(Some(self.grant(&mut shard, hash, put, old.replicas, now)))
+        Ok(Some(self.grant(&mut shard, hash, put, old.replicas, charged, now)))
+    }
+
+    /// What its tenant is charged for that the write of a key will replace.
+    fn frees(&self, shard: &Shard<A, E>, hash: u64, key: &[u8]) -> u64 {
+        if !self.tenants.are_on() {
+            return 0;
+        }
+        shard.find(hash, key).map_or(0, |slot| shard[slot].charged())
     }
 
     fn complete(

@@ -79,7 +79,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         cleared
     }
 
-    fn remove_where(&self, force: bool, wanted: impl Fn(&Object<A>) -> bool) -> u64 {
+    pub(super) fn remove_where(&self, force: bool, wanted: impl Fn(&Object<A>) -> bool) -> u64 {
         let now = self.clock.now();
         let mut removed = 0;
         self.directory.visit(|shard, slot| {
@@ -126,6 +126,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if !shard[slot].value().is_some_and(|value| value.replicas.iter().any(there)) {
             return false;
         }
+        let _held = self.tenants.hold(shard[slot].tenant(), shard[slot].charged());
         let Some(mut value) = shard.take_value(slot) else { return false };
         let (gone, kept): (Replicas<A>, Replicas<A>) = value.replicas.into_iter().partition(there);
         gone.into_iter().for_each(|held| held.retire(lease, now));

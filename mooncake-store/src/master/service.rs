@@ -7,26 +7,27 @@ use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
 use mooncake_core::{Error, Result};
 
-use super::{Master, Put, Writer};
+use super::Master;
 use crate::api::{
     Caller, EndItem, ObjectService, PingReply, PutItem, SegmentService, TaskService, WriteMode,
 };
 use crate::protocol::message::MASTER_VERSION;
+use crate::protocol::service::{ObjectCalls, TaskCalls};
 use crate::protocol::wire::{CopyPlan, MovePlan, Task, TaskInfo, TaskKind, TaskReport};
 
-/// There are no tenants yet: as in the existing system with `enable_multi_tenants` off, every one is the same.
+/// By way of the calls that the RPC server makes, one by one.
 #[async_trait]
 impl<A: SegmentAllocator, E: EvictionPolicy> ObjectService for Master<A, E> {
     fn fences_writes(&self) -> bool {
         true
     }
 
-    async fn exist(&self, _tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<bool>>> {
-        Ok(keys.iter().map(|key| Ok(self.exists(key))).collect())
+    async fn exist(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<bool>>> {
+        Ok(keys.iter().map(|key| ObjectCalls::exist(self, tenant, key)).collect())
     }
 
-    async fn locate(&self, _tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<ReplicaList>>> {
-        Ok(keys.iter().map(|key| Master::locate(self, key)).collect())
+    async fn locate(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<ReplicaList>>> {
+        Ok(keys.iter().map(|key| ObjectCalls::locate(self, tenant, key)).collect())
     }
 
     async fn put_start(
@@ -36,10 +37,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> ObjectService for Master<A, E> {
         items: &[PutItem<'_>],
         config: &ReplicateConfig,
     ) -> Result<Vec<Result<Vec<Replica>>>> {
-        let writer = Writer::from(caller);
         let start = |(index, item): (usize, &PutItem<'_>)| {
             let group = group_of(config, index, items.len())?;
-            Master::put_start(self, &Put { writer, mode, key: item.key, len: item.len, config, group })
+            ObjectCalls::put_start(self, caller, mode, *item, config, group)
         };
         Ok(items.iter().enumerate().map(start).collect())
     }
@@ -47,36 +47,33 @@ impl<A: SegmentAllocator, E: EvictionPolicy> ObjectService for Master<A, E> {
     async fn put_end(
         &self,
         caller: Caller<'_>,
-        _mode: WriteMode,
+        mode: WriteMode,
         items: &[EndItem<'_>],
         replicas: ReplicaType,
     ) -> Result<Vec<Result<()>>> {
-        let writer = Writer::from(caller);
-        let end = |item: &EndItem<'_>| Master::put_end(self, writer, item.key, item.checksum, replicas);
-        Ok(items.iter().map(end).collect())
+        Ok(items.iter().map(|item| ObjectCalls::put_end(self, caller, mode, *item, replicas)).collect())
     }
 
     async fn put_revoke(
         &self,
         caller: Caller<'_>,
-        _mode: WriteMode,
+        mode: WriteMode,
         keys: &[&[u8]],
         replicas: ReplicaType,
     ) -> Result<Vec<Result<()>>> {
-        let writer = Writer::from(caller);
-        Ok(keys.iter().map(|key| Master::put_revoke(self, writer, key, replicas)).collect())
+        Ok(keys.iter().map(|key| ObjectCalls::put_revoke(self, caller, mode, key, replicas)).collect())
     }
 
-    async fn remove(&self, _tenant: &str, keys: &[&[u8]], force: bool) -> Result<Vec<Result<()>>> {
-        Ok(keys.iter().map(|key| Master::remove(self, key, force)).collect())
+    async fn remove(&self, tenant: &str, keys: &[&[u8]], force: bool) -> Result<Vec<Result<()>>> {
+        Ok(keys.iter().map(|key| ObjectCalls::remove(self, tenant, key, force)).collect())
     }
 
-    async fn remove_matching(&self, _tenant: &str, pattern: &str, force: bool) -> Result<u64> {
-        Master::remove_matching(self, pattern, force)
+    async fn remove_matching(&self, tenant: &str, pattern: &str, force: bool) -> Result<u64> {
+        ObjectCalls::remove_matching(self, tenant, pattern, force)
     }
 
-    async fn remove_all(&self, _tenant: &str, force: bool) -> Result<u64> {
-        Ok(Master::remove_all(self, force))
+    async fn remove_all(&self, tenant: &str, force: bool) -> Result<u64> {
+        ObjectCalls::remove_all(self, tenant, force)
     }
 }
 
@@ -110,12 +107,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> SegmentService for Master<A, E> {
 
 #[async_trait]
 impl<A: SegmentAllocator, E: EvictionPolicy> TaskService for Master<A, E> {
-    async fn create_copy(&self, _tenant: &str, key: &[u8], targets: &[&str]) -> Result<Uuid> {
-        Master::create_copy(self, key, targets)
+    async fn create_copy(&self, tenant: &str, key: &[u8], targets: &[&str]) -> Result<Uuid> {
+        TaskCalls::create_copy(self, tenant, key, targets)
     }
 
-    async fn create_move(&self, _tenant: &str, key: &[u8], source: &str, target: &str) -> Result<Uuid> {
-        Master::create_move(self, key, source, target)
+    async fn create_move(&self, tenant: &str, key: &[u8], source: &str, target: &str) -> Result<Uuid> {
+        TaskCalls::create_move(self, tenant, key, source, target)
     }
 
     async fn task(&self, task: Uuid) -> Result<TaskInfo> {
@@ -146,7 +143,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> TaskService for Master<A, E> {
         source: &str,
         targets: &[&str],
     ) -> Result<CopyPlan> {
-        Master::copy_start(self, caller.client, key, source, targets)
+        TaskCalls::copy_start(self, caller, key, source, targets)
     }
 
     async fn move_start(
@@ -156,15 +153,15 @@ impl<A: SegmentAllocator, E: EvictionPolicy> TaskService for Master<A, E> {
         source: &str,
         target: &str,
     ) -> Result<MovePlan> {
-        Master::move_start(self, caller.client, key, source, target)
+        TaskCalls::move_start(self, caller, key, source, target)
     }
 
     async fn replication_end(&self, caller: Caller<'_>, kind: TaskKind, key: &[u8]) -> Result<()> {
-        Master::replication_end(self, caller.client, kind, key)
+        TaskCalls::replication_end(self, caller, kind, key)
     }
 
     async fn replication_revoke(&self, caller: Caller<'_>, kind: TaskKind, key: &[u8]) -> Result<()> {
-        Master::replication_revoke(self, caller.client, kind, key)
+        TaskCalls::replication_revoke(self, caller, kind, key)
     }
 }
 

@@ -25,11 +25,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if targets.is_empty() {
             return Err(Error::invalid("a copy needs a target segment"));
         }
-        let text = key_text(key)?;
+        let (tenant_id, text) = self.key_text(key)?;
         targets.iter().try_for_each(|target| self.check_target(target))?;
         let (source, client) = self.source_of(key, None)?;
         let payload = CopyPayload {
-            tenant_id: crate::api::DEFAULT_TENANT,
+            tenant_id,
             key: text,
             source: &source,
             targets,
@@ -48,11 +48,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if source == target {
             return Err(Error::invalid("source and target of a move are the same segment"));
         }
-        let text = key_text(key)?;
+        let (tenant_id, text) = self.key_text(key)?;
         self.check_target(target)?;
         let (source, client) = self.source_of(key, Some(source))?;
-        let payload =
-            MovePayload { tenant_id: crate::api::DEFAULT_TENANT, key: text, source: &source, target };
+        let payload = MovePayload { tenant_id, key: text, source: &source, target };
         self.add_task(TaskKind::Move, client, &payload)
     }
 
@@ -144,17 +143,23 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok((found.info.name.clone(), found.client))
     }
 
+    /// A key as tenant and text.
+    fn key_text<'a>(&self, key: &'a [u8]) -> Result<(&'a str, &'a str)> {
+        let (tenant, key) = self.tenants.split(key);
+        match std::str::from_utf8(key) {
+            Ok(text) => Ok((tenant, text)),
+            Err(_) => {
+                Err(Error::invalid("only objects whose key is UTF-8 have copies made of them by tasks"))
+            }
+        }
+    }
+
     fn add_task(&self, kind: TaskKind, client: ClientId, payload: &impl Serialize) -> Result<Uuid> {
         let payload =
             serde_json::to_string(payload).map_err(|e| Error::internal(format!("a task's payload: {e}")))?;
         let (now, wall) = (self.clock.now(), self.clock.wall_ms());
         self.tasks.lock().add(kind, client, payload, now, wall, &self.options.tasks)
     }
-}
-
-fn key_text(key: &[u8]) -> Result<&str> {
-    std::str::from_utf8(key)
-        .map_err(|_| Error::invalid("only objects whose key is UTF-8 have copies made of them by tasks"))
 }
 
 /// As the existing system's clients read it.

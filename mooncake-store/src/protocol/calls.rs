@@ -1,6 +1,6 @@
 //! The master of this crate, as its RPC service asks it.
 //!
-//! There are no tenants yet: as in the existing system with `enable_multi_tenants` off, every one is the same.
+//! Where tenants are on, keys are made to be those of the caller's tenant here.
 
 use std::time::Duration;
 
@@ -16,16 +16,17 @@ use crate::api::{Caller, EndItem, PingReply, PutItem, WriteMode};
 use crate::master::{Master, Put, Writer};
 
 impl<A: SegmentAllocator, E: EvictionPolicy> ObjectCalls for Master<A, E> {
-    fn exist(&self, _: &str, key: &[u8]) -> Result<bool> {
-        Ok(self.exists(key))
+    fn exist(&self, tenant: &str, key: &[u8]) -> Result<bool> {
+        // A tenant that is not registered has no objects.
+        Ok(self.scoped(tenant, key).is_ok_and(|key| self.exists(&key)))
     }
 
-    fn locate(&self, _: &str, key: &[u8]) -> Result<ReplicaList> {
-        self.locate(key)
+    fn locate(&self, tenant: &str, key: &[u8]) -> Result<ReplicaList> {
+        self.locate(&self.scoped(tenant, key)?)
     }
 
-    fn locate_matching(&self, _: &str, pattern: &str) -> Result<Vec<(ObjectKey, Vec<Replica>)>> {
-        self.locate_matching(pattern)
+    fn locate_matching(&self, tenant: &str, pattern: &str) -> Result<Vec<(ObjectKey, Vec<Replica>)>> {
+        self.locate_matching_of(tenant, pattern)
     }
 
     fn put_start(
@@ -36,8 +37,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> ObjectCalls for Master<A, E> {
         config: &ReplicateConfig,
         group: &str,
     ) -> Result<Vec<Replica>> {
-        let writer = Writer::from(caller);
-        self.put_start(&Put { writer, mode, key: item.key, len: item.len, config, group })
+        let (writer, tenant) = (Writer::from(caller), caller.tenant);
+        let (key, group) = (self.scoped(tenant, item.key)?, self.scoped_group(tenant, group));
+        self.put_start(&Put { writer, mode, key: &key, len: item.len, config, group: &group })
     }
 
     fn put_end(
@@ -47,23 +49,23 @@ impl<A: SegmentAllocator, E: EvictionPolicy> ObjectCalls for Master<A, E> {
         item: EndItem<'_>,
         replicas: ReplicaType,
     ) -> Result<()> {
-        self.put_end(Writer::from(caller), item.key, item.checksum, replicas)
+        self.put_end(Writer::from(caller), &self.scoped(caller.tenant, item.key)?, item.checksum, replicas)
     }
 
     fn put_revoke(&self, caller: Caller<'_>, _: WriteMode, key: &[u8], replicas: ReplicaType) -> Result<()> {
-        self.put_revoke(Writer::from(caller), key, replicas)
+        self.put_revoke(Writer::from(caller), &self.scoped(caller.tenant, key)?, replicas)
     }
 
-    fn remove(&self, _: &str, key: &[u8], force: bool) -> Result<()> {
-        self.remove(key, force)
+    fn remove(&self, tenant: &str, key: &[u8], force: bool) -> Result<()> {
+        self.remove(&self.scoped(tenant, key)?, force)
     }
 
-    fn remove_matching(&self, _: &str, pattern: &str, force: bool) -> Result<u64> {
-        self.remove_matching(pattern, force)
+    fn remove_matching(&self, tenant: &str, pattern: &str, force: bool) -> Result<u64> {
+        self.remove_matching_of(tenant, pattern, force)
     }
 
-    fn remove_all(&self, _: &str, force: bool) -> Result<u64> {
-        Ok(self.remove_all(force))
+    fn remove_all(&self, tenant: &str, force: bool) -> Result<u64> {
+        Ok(self.remove_all_of(tenant, force))
     }
 }
 
@@ -107,12 +109,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> TaskCalls for Master<A, E> {
         Ok(self.fetch_tasks(client, limit))
     }
 
-    fn create_copy(&self, _: &str, key: &[u8], targets: &[&str]) -> Result<Uuid> {
-        self.create_copy(key, targets)
+    fn create_copy(&self, tenant: &str, key: &[u8], targets: &[&str]) -> Result<Uuid> {
+        self.create_copy(&self.scoped(tenant, key)?, targets)
     }
 
-    fn create_move(&self, _: &str, key: &[u8], source: &str, target: &str) -> Result<Uuid> {
-        self.create_move(key, source, target)
+    fn create_move(&self, tenant: &str, key: &[u8], source: &str, target: &str) -> Result<Uuid> {
+        self.create_move(&self.scoped(tenant, key)?, source, target)
     }
 
     fn task(&self, task: Uuid) -> Result<TaskInfo> {
@@ -124,19 +126,19 @@ impl<A: SegmentAllocator, E: EvictionPolicy> TaskCalls for Master<A, E> {
     }
 
     fn copy_start(&self, caller: Caller<'_>, key: &[u8], from: &str, to: &[&str]) -> Result<CopyPlan> {
-        self.copy_start(caller.client, key, from, to)
+        self.copy_start(caller.client, &self.scoped(caller.tenant, key)?, from, to)
     }
 
     fn move_start(&self, caller: Caller<'_>, key: &[u8], from: &str, to: &str) -> Result<MovePlan> {
-        self.move_start(caller.client, key, from, to)
+        self.move_start(caller.client, &self.scoped(caller.tenant, key)?, from, to)
     }
 
     fn replication_end(&self, caller: Caller<'_>, kind: TaskKind, key: &[u8]) -> Result<()> {
-        self.replication_end(caller.client, kind, key)
+        self.replication_end(caller.client, kind, &self.scoped(caller.tenant, key)?)
     }
 
     fn replication_revoke(&self, caller: Caller<'_>, kind: TaskKind, key: &[u8]) -> Result<()> {
-        self.replication_revoke(caller.client, kind, key)
+        self.replication_revoke(caller.client, kind, &self.scoped(caller.tenant, key)?)
     }
 }
 
@@ -146,6 +148,6 @@ impl<A: SegmentAllocator, E: EvictionPolicy> OwnerCalls for Master<A, E> {
     }
 
     fn clear_replicas(&self, client: ClientId, keys: &[&[u8]], segment: &str) -> Result<Vec<ObjectKey>> {
-        Ok(self.clear_replicas(keys, client, segment))
+        Ok(self.clear_replicas_anywhere(keys, client, segment))
     }
 }

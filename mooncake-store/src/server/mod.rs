@@ -81,6 +81,9 @@ struct State {
     requests: Requests,
     rates: Rates,
     config: MasterConfig,
+    /// Held while tenants are changed.
+    #[cfg(feature = "http")]
+    policy_changes: parking_lot::Mutex<()>,
 }
 
 /// What a master has published about its objects.
@@ -120,8 +123,12 @@ impl MasterServer {
     /// # Errors
     /// As for [`MasterServer::start`].
     pub async fn start_with_clock(config: MasterConfig, clock: SharedClock) -> Result<Self> {
+        let mut options = config.options.clone();
+        if let Some(path) = &config.tenant_policy {
+            options.tenants = Some(read_tenants(path)?);
+        }
         let master = Master::with_parts(
-            config.options.clone(),
+            options,
             &config.allocator,
             &config.eviction,
             clock,
@@ -158,6 +165,8 @@ impl MasterServer {
             #[cfg(feature = "events-zmq")]
             events: feed,
             requests: Requests::default(),
+            #[cfg(feature = "http")]
+            policy_changes: parking_lot::Mutex::default(),
             config,
         });
         #[cfg(feature = "http")]
@@ -228,6 +237,17 @@ fn no_events(config: &MasterConfig) -> Result<Option<SocketAddr>> {
             "--enable_kv_events needs a build with feature `events-zmq`",
         )),
     }
+}
+
+#[cfg(feature = "cli")]
+use crate::config::tenants::read_policy as read_tenants;
+
+#[cfg(not(feature = "cli"))]
+fn read_tenants(_: &std::path::Path) -> Result<Vec<crate::master::TenantQuota>> {
+    Err(mooncake_core::Error::new(
+        mooncake_core::ErrorCode::NotSupported,
+        "a file of tenants needs a build with feature `cli`",
+    ))
 }
 
 /// `host:port`, with brackets around an IPv6 address.

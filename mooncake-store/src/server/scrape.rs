@@ -6,7 +6,7 @@ use prometheus::{Encoder, TextEncoder};
 
 use super::State;
 use super::idle_metrics::IDLE;
-use crate::master::{SegmentStats, Stats};
+use crate::master::{SegmentStats, Stats, TenantInfo};
 
 /// All metrics, as text.
 pub(super) fn text(state: &State) -> Result<Vec<u8>> {
@@ -17,6 +17,7 @@ pub(super) fn text(state: &State) -> Result<Vec<u8>> {
     page.evictions(&stats);
     page.requests(state);
     page.latencies(state);
+    page.tenants(&state.master.tenants(), stats.capacity());
     page.idle();
     let mut text = Vec::new();
     TextEncoder::new()
@@ -131,6 +132,50 @@ impl Page {
         });
         let help = "Seconds a call took in the master, without the network";
         self.family("master_rpc_latency_seconds", help, MetricType::HISTOGRAM, metrics.collect());
+    }
+
+    fn tenants(&mut self, tenants: &[TenantInfo], capacity: u64) {
+        if tenants.is_empty() {
+            return;
+        }
+        let sum = |value: fn(&TenantInfo) -> u64| tenants.iter().map(value).fold(0, u64::saturating_add);
+        let prefix = "mooncake_tenant_quota";
+        self.gauge(&format!("{prefix}_allocatable_capacity_bytes"), "Bytes that tenants share", capacity);
+        let help = "Bytes that all tenants are to have";
+        self.gauge(&format!("{prefix}_requested_bytes_sum"), help, sum(|at| at.requested));
+        let help = "Bytes that all tenants may have";
+        self.gauge(&format!("{prefix}_effective_bytes_sum"), help, sum(|at| at.effective));
+        let mut each = |name: &str, help: &str, value: fn(&TenantInfo) -> u64| {
+            let metric = |at: &TenantInfo| {
+                let mut metric = gauge(value(at));
+                metric.set_label(vec![label("tenant_id", &at.name)]);
+                metric
+            };
+            let metrics = tenants.iter().map(metric).collect();
+            self.family(&format!("{prefix}_{name}"), help, MetricType::GAUGE, metrics);
+        };
+        each("requested_bytes", "Bytes that a tenant is to have", |at| at.requested);
+        each("effective_bytes", "Bytes that it may have", |at| at.effective);
+        each("charged_bytes", "Bytes that it has", |at| at.charged);
+        each("admission_closed", "Always 0", |_| 0);
+        each("over_quota", "Whether it has more than it may", |at| u64::from(at.charged > at.effective));
+        each("explicit_policy", "Always 1", |_| 1);
+        let mut count = |name: &str, help: &str, value: fn(&TenantInfo) -> u64, reason: Option<&str>| {
+            let metric = |at: &TenantInfo| {
+                let mut counter = Counter::default();
+                counter.set_value(value(at) as f64);
+                let mut metric = Metric::default();
+                metric.set_counter(counter);
+                let reason = reason.map(|reason| label("reason", reason));
+                metric.set_label(std::iter::once(label("tenant_id", &at.name)).chain(reason).collect());
+                metric
+            };
+            self.family(name, help, MetricType::COUNTER, tenants.iter().map(metric).collect());
+        };
+        let (name, help) = ("mooncake_tenant_quota_reject_total", "Puts refused for a quota");
+        count(name, help, |at| at.rejected, Some("quota_exceeded"));
+        let (name, help) = ("mooncake_tenant_evict_bytes_total", "Bytes evicted for a quota");
+        count(name, help, |at| at.evicted, None);
     }
 
     fn idle(&mut self) {

@@ -13,3 +13,4 @@ mod same_host;
 mod scenarios;
 mod support;
 mod tasks;
+mod tenants;

@@ -286,6 +286,44 @@ fn four() -> u64 {
     4
 }
 
+/// Quotas.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Quotas {
+    /// True.
+    pub(super) success: bool,
+    /// One, none, or all.
+    pub(super) data: QuotaData,
+}
+
+/// One quota, none, or all.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum QuotaData {
+    /// What was asked for, or null where it is gone.
+    One(Option<Quota>),
+    /// All, by name.
+    Many(Vec<Quota>),
+}
+
+/// The quota of a tenant, and what of it is used.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Quota {
+    /// Its name.
+    pub(super) tenant_id: String,
+    /// Bytes it is to have.
+    pub(super) requested_quota_bytes: u64,
+    /// Bytes it may have: less, where all together ask for more than there is.
+    pub(super) effective_quota_bytes: u64,
+    /// Bytes it has.
+    pub(super) charged_bytes: u64,
+    /// False.
+    pub(super) admission_closed: bool,
+    /// Whether it has more than it may.
+    pub(super) over_quota: bool,
+    /// True.
+    pub(super) has_explicit_policy: bool,
+}
+
 /// The quota of a tenant.
 #[derive(Deserialize, ToSchema)]
 pub(super) struct QuotaRequest {

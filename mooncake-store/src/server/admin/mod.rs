@@ -3,10 +3,10 @@
 mod answers;
 mod cluster;
 mod drain;
-mod later;
 mod objects;
 mod query;
 mod segments;
+mod tenants;
 
 use std::sync::Arc;
 
@@ -63,7 +63,7 @@ pub(super) fn pages(state: Arc<State>) -> Router {
         .routes(routes!(drain::start))
         .routes(routes!(drain::query))
         .routes(routes!(drain::cancel))
-        .routes(routes!(later::quotas, later::set_quota, later::remove_quota))
+        .routes(routes!(tenants::quotas, tenants::set_quota, tenants::remove_quota))
         .split_for_parts();
     let description = description.to_json().unwrap_or_default();
     router
@@ -129,7 +129,9 @@ fn status_of(error: &Error) -> StatusCode {
         ErrorCode::SegmentNotFound | ErrorCode::JobNotFound | ErrorCode::ObjectNotFound => {
             StatusCode::NOT_FOUND
         }
-        ErrorCode::UnavailableInCurrentMode | ErrorCode::UnavailableInCurrentStatus => StatusCode::CONFLICT,
+        ErrorCode::UnavailableInCurrentMode
+        | ErrorCode::UnavailableInCurrentStatus
+        | ErrorCode::TenantNotEmpty => StatusCode::CONFLICT,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }

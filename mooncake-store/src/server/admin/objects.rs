@@ -11,8 +11,9 @@ use mooncake_core::{ErrorCode, Result};
 use super::answers::{
     DiskReplica, Failure, Found, FoundMany, LocalDiskReplica, MemoryReplica, NoKeys, OneOfMany, Removed,
 };
-use super::query::{decoded, form_bytes, raw};
+use super::query::{decoded, form_bytes, form_text, raw};
 use super::{Shared, answer, failure, page, text, text_failure};
+use crate::api::DEFAULT_TENANT;
 
 /// Where an object's replicas in memory lie.
 ///
@@ -21,23 +22,32 @@ use super::{Shared, answer, failure, page, text, text_failure};
 #[utoipa::path(
     get,
     path = "/query_key",
-    params(("key" = String, Query, description = "The key")),
+    params(
+        ("key" = String, Query, description = "The key"),
+        ("tenant_id" = Option<String>, Query, description = "Whose; `default`'s, if absent")
+    ),
     responses((status = 200, body = Found), (status = 404, body = Failure))
 )]
 pub(super) async fn query_key(State(state): Shared, RawQuery(query): RawQuery) -> Response {
     let Some(key) = raw(query.as_deref(), "key") else {
         return failure(StatusCode::NOT_FOUND, ErrorCode::ObjectNotFound);
     };
-    let found = state.master.peek(key.as_bytes()).or_else(|absent| {
+    let tenant = tenant(query.as_deref());
+    let peek = |key: &[u8]| state.master.peek(&state.master.scoped(&tenant, key)?);
+    let found = peek(key.as_bytes()).or_else(|absent| {
         let decoded = decoded(key);
-        if decoded == key.as_bytes() { Err(absent) } else { state.master.peek(&decoded) }
+        if decoded == key.as_bytes() { Err(absent) } else { peek(&decoded) }
     });
     match found {
         Ok(replicas) => {
             page(&Found { success: true, data: replicas.iter().filter_map(MemoryReplica::of).collect() })
         }
-        Err(error) => failure(StatusCode::NOT_FOUND, error.code()),
+        Err(_) => failure(StatusCode::NOT_FOUND, ErrorCode::ObjectNotFound),
     }
+}
+
+fn tenant(query: Option<&str>) -> String {
+    form_text(query, "tenant_id").unwrap_or_else(|| DEFAULT_TENANT.to_owned())
 }
 
 /// Where several objects lie. As `/query_key`, without a lease.
@@ -46,7 +56,10 @@ pub(super) async fn query_key(State(state): Shared, RawQuery(query): RawQuery) -
 #[utoipa::path(
     get,
     path = "/batch_query_keys",
-    params(("keys" = String, Query, description = "Keys, separated by commas")),
+    params(
+        ("keys" = String, Query, description = "Keys, separated by commas"),
+        ("tenant_id" = Option<String>, Query, description = "Whose; `default`'s, if absent")
+    ),
     responses((status = 200, body = FoundMany), (status = 400, body = NoKeys))
 )]
 pub(super) async fn batch_query_keys(State(state): Shared, RawQuery(query): RawQuery) -> Response {
@@ -54,12 +67,17 @@ pub(super) async fn batch_query_keys(State(state): Shared, RawQuery(query): RawQ
         let error = "No keys provided. Use ?keys=key1,key2,...";
         return answer(StatusCode::BAD_REQUEST, &NoKeys { success: false, error });
     };
+    let tenant = tenant(query.as_deref());
+    let peek = |key: &[u8]| match state.master.scoped(&tenant, key) {
+        Ok(key) => state.master.peek(&key),
+        Err(_) => Err(ErrorCode::ObjectNotFound.into()),
+    };
     let data: BTreeMap<_, _> = keys
         .split(',')
         .map(|key| {
             let key = form_bytes(key);
             let shown = String::from_utf8_lossy(&key).into_owned();
-            (shown, one_of_many(state.master.peek(&key)))
+            (shown, one_of_many(peek(&key)))
         })
         .collect();
     page(&FoundMany { success: true, data })
@@ -112,12 +130,14 @@ fn one_of_many(found: Result<Vec<Replica>>) -> OneOfMany {
 #[utoipa::path(
     get,
     path = "/get_all_keys",
+    params(("tenant_id" = Option<String>, Query, description = "Whose; `default`'s, if absent")),
     responses((status = 200, body = String, content_type = "text/plain"), (status = 500, body = String, content_type = "text/plain"))
 )]
-pub(super) async fn all_keys(State(state): Shared) -> Response {
+pub(super) async fn all_keys(State(state): Shared, RawQuery(query): RawQuery) -> Response {
+    let tenant = tenant(query.as_deref());
     // A pass over the whole directory must not hold up the connections of a worker.
     let listed = tokio::task::spawn_blocking(move || {
-        let keys = state.master.keys();
+        let keys = state.master.keys_of(&tenant);
         keys.iter().map(|key| format!("{}\n", String::from_utf8_lossy(key.as_bytes()))).collect()
     });
     match listed.await {
@@ -132,13 +152,17 @@ pub(super) async fn all_keys(State(state): Shared) -> Response {
     path = "/api/v1/remove_all",
     params(
         ("force" = Option<String>, Query, description = "`true` or `1`: those with a lease too"),
-        ("tenant_id" = Option<String>, Query, description = "Of which tenant; there are none, so all objects are meant")
+        ("tenant_id" = Option<String>, Query, description = "Of which tenant; of all, if absent")
     ),
     responses((status = 200, body = Removed), (status = 500, body = Failure))
 )]
 pub(super) async fn remove_all(State(state): Shared, RawQuery(query): RawQuery) -> Response {
     let force = matches!(raw(query.as_deref(), "force"), Some("true" | "1"));
-    let removed = tokio::task::spawn_blocking(move || state.master.remove_all(force));
+    let tenant = form_text(query.as_deref(), "tenant_id");
+    let removed = tokio::task::spawn_blocking(move || match tenant {
+        Some(tenant) => state.master.remove_all_of(&tenant, force),
+        None => state.master.remove_all(force),
+    });
     match removed.await {
         Ok(removed_count) => {
             tracing::info!(removed_count, force, "all objects removed by request");

@@ -19,6 +19,7 @@ use tokio::sync::Notify;
 use self::payload::{hash_of, message};
 use self::subscribers::Subscribers;
 use super::EventStats;
+use crate::api::DEFAULT_TENANT;
 use crate::config::EventsConfig;
 use crate::master::Journal;
 
@@ -29,6 +30,8 @@ const BATCH: usize = 64;
 #[derive(Debug)]
 struct Event {
     stored: bool,
+    /// Usually `default`, which needs no memory.
+    tenant: std::borrow::Cow<'static, str>,
     key: ObjectKey,
     group: String,
 }
@@ -103,8 +106,9 @@ pub(super) async fn start(
 }
 
 impl Feed {
-    fn push(&self, stored: bool, key: &ObjectKey, group: &str) {
-        let event = Event { stored, key: key.clone(), group: group.to_owned() };
+    fn push(&self, stored: bool, tenant: &str, key: &ObjectKey, group: &str) {
+        let tenant = if tenant == DEFAULT_TENANT { DEFAULT_TENANT.into() } else { tenant.to_owned().into() };
+        let event = Event { stored, tenant, key: key.clone(), group: group.to_owned() };
         let mut queue = self.queue.lock();
         if self.config.capacity != 0 && queue.events.len() >= self.config.capacity {
             queue.events.pop_front();
@@ -173,11 +177,11 @@ impl Feed {
 }
 
 impl Journal for Feed {
-    fn stored(&self, key: &ObjectKey, group: &str) {
-        self.push(true, key, group);
+    fn stored(&self, tenant: &str, key: &ObjectKey, group: &str) {
+        self.push(true, tenant, key, group);
     }
 
-    fn removed(&self, key: &ObjectKey, group: &str) {
-        self.push(false, key, group);
+    fn removed(&self, tenant: &str, key: &ObjectKey, group: &str) {
+        self.push(false, tenant, key, group);
     }
 }

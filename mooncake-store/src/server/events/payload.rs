@@ -118,7 +118,7 @@ fn fields<'a>(
         ("block_size", Field::Nil),
         ("additional_salt", Field::Nil),
         ("lora_name", Field::Nil),
-        ("tenant_id", Field::Text(crate::api::DEFAULT_TENANT)),
+        ("tenant_id", Field::Text(&event.tenant)),
         ("backend_id", Field::Text(&config.backend_id)),
         ("medium", Field::Text(MEDIUM)),
         ("dp_rank", Field::Nil),

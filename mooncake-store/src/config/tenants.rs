@@ -1,0 +1,150 @@
+//! The file that says which tenants there are and how much each may have.
+
+use std::fmt::{self, Write};
+use std::io::Write as _;
+use std::path::Path;
+
+use mooncake_core::{Error, ErrorCode, Result};
+
+use crate::master::{TenantInfo, TenantQuota};
+
+/// Reads the tenants of a file: YAML, `version: 1` and a list `tenants` of `name` and `quota`, in bytes or with KB, MB, GB or TB
+/// (powers of 1024).
+///
+/// # Errors
+/// `INVALID_PARAMS`, naming the file and what is wrong in it.
+#[cfg(feature = "cli")]
+pub(crate) fn read_policy(path: &Path) -> Result<Vec<TenantQuota>> {
+    let refuse = |why: &dyn fmt::Display| Error::invalid(format!("tenants in {}: {why}", path.display()));
+    let text = super::file::read(path).map_err(|error| refuse(&error))?;
+    parse(&text).map_err(|why| refuse(&why))
+}
+
+#[cfg(feature = "cli")]
+fn parse(text: &str) -> Result<Vec<TenantQuota>, String> {
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Policy {
+        version: u64,
+        tenants: Vec<Entry>,
+    }
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Entry {
+        name: String,
+        quota: serde_json::Value,
+    }
+    let policy: Policy = yaml_serde::from_str(text).map_err(|error| error.to_string())?;
+    if policy.version != 1 {
+        return Err(format!("version {} is not known, only 1", policy.version));
+    }
+    let quota = |entry: Entry| {
+        let written = match &entry.quota {
+            serde_json::Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        let bytes = bytes(&written).ok_or_else(|| {
+            format!("tenant {}: quota {written:?} is no number of bytes, KB, MB, GB or TB", entry.name)
+        })?;
+        let quota = TenantQuota { name: entry.name, bytes };
+        quota.check().map_err(|error| error.message().to_owned())?;
+        Ok(quota)
+    };
+    policy.tenants.into_iter().map(quota).collect()
+}
+
+/// A size with a unit.
+#[cfg(feature = "cli")]
+fn bytes(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (count, unit) = text.split_at(digits);
+    let shift = match unit.trim_start().to_ascii_uppercase().as_str() {
+        "" | "B" => 0,
+        "K" | "KB" | "KIB" => 10,
+        "M" | "MB" | "MIB" => 20,
+        "G" | "GB" | "GIB" => 30,
+        "T" | "TB" | "TIB" => 40,
+        _ => return None,
+    };
+    count.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+/// Writes the tenants to a file, as a whole or not at all.
+///
+/// # Errors
+/// `PERSISTENT_FAIL`, naming the file.
+pub(crate) fn write_policy(path: &Path, tenants: &[TenantInfo]) -> Result<()> {
+    let mut text = "version: 1\ntenants:".to_owned();
+    if tenants.is_empty() {
+        text.push_str(" []");
+    }
+    text.push('\n');
+    for tenant in tenants {
+        // A JSON string is a YAML string. Writing to a string does not fail.
+        let name = serde_json::Value::from(tenant.name.as_str());
+        let _ = write!(text, "  - name: {name}\n    quota: {}\n", tenant.requested);
+    }
+    let refuse = |error: std::io::Error| {
+        let what = format!("cannot write the tenants to {}: {error}", path.display());
+        Error::new(ErrorCode::PersistentFail, what)
+    };
+    let new = path.with_extension("new");
+    let write = || {
+        let mut file = std::fs::File::create(&new)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&new, path)
+    };
+    write().map_err(refuse)
+}
+
+#[cfg(all(test, feature = "cli"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies() {
+        let policy = |tenants: &str| parse(&format!("version: 1\ntenants:\n{tenants}"));
+        let read = policy("  - name: a\n    quota: 2GB\n  - {name: 'b c', quota: 12345}\n").unwrap();
+        let expected = [("a", 2 << 30), ("b c", 12345)];
+        assert_eq!(read, expected.map(|(name, bytes)| TenantQuota { name: name.into(), bytes }));
+        assert_eq!(policy("  []").unwrap(), []);
+        for (bad, says) in [
+            ("version: 2\ntenants: []", "version 2"),
+            ("version: 1", "tenants"),
+            ("version: 1\ntenants: [{name: a, quota: 1GB, x: 1}]", "x"),
+            ("version: 1\ntenants: [{name: a, quota: 1.5GB}]", "1.5GB"),
+            ("version: 1\ntenants: [{name: a, quota: 5 miles}]", "5 miles"),
+            ("version: 1\ntenants: [{name: a, quota: 0}]", "not 0"),
+            ("version: 1\ntenants: [{name: a, quota: 99999999TB}]", "99999999TB"),
+            ("version: 1\ntenants: [{name: _a, quota: 1}]", "_a"),
+        ] {
+            let why = parse(bad).unwrap_err();
+            assert!(why.contains(says), "{bad}: {why}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_can_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tenants.yaml");
+        let info = |name: &str, requested| TenantInfo {
+            name: name.into(),
+            requested,
+            effective: 0,
+            charged: 0,
+            evicted: 0,
+            rejected: 0,
+        };
+        for tenants in [vec![], vec![info("a", 1), info("\"é: - #", i64::MAX as u64), info("yes", 7)]] {
+            write_policy(&path, &tenants).unwrap();
+            let read = read_policy(&path).unwrap();
+            let names: Vec<_> = read.iter().map(|quota| (&*quota.name, quota.bytes)).collect();
+            assert_eq!(names, tenants.iter().map(|t| (&*t.name, t.requested)).collect::<Vec<_>>());
+        }
+        let nowhere = folder.path().join("none").join("tenants.yaml");
+        assert_eq!(write_policy(&nowhere, &[]).unwrap_err().code(), ErrorCode::PersistentFail);
+        assert!(read_policy(&nowhere).unwrap_err().message().contains("tenants.yaml"));
+    }
+}
