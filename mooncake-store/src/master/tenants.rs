@@ -336,6 +336,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(Cow::Owned(scoped))
     }
 
+    /// As [`Master::scoped`], to be read or dropped: a tenant that is not registered has no objects.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`.
+    pub(crate) fn scoped_if_known<'a>(&self, tenant: &str, key: &'a [u8]) -> Result<Cow<'a, [u8]>> {
+        self.scoped(tenant, key).map_err(|_| ErrorCode::ObjectNotFound.into())
+    }
+
     /// A tenant's group as a [`Put`](super::Put) takes it.
     pub(crate) fn scoped_group<'a>(&self, tenant: &str, group: &'a str) -> Cow<'a, str> {
         if !self.tenants.are_on() || group.is_empty() {
@@ -394,13 +402,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if self.tenants.are_on() { Ok(()) } else { Err(ErrorCode::UnavailableInCurrentMode.into()) }
     }
 
-    /// As [`Master::remove_matching`], of one tenant; the pattern sees its keys as it wrote them.
+    /// As [`Master::remove_matching`], of one tenant; the pattern sees its keys as it wrote them. One that is not registered has none.
     ///
     /// # Errors
-    /// As for [`Master::remove_matching`]; `TENANT_NOT_REGISTERED`.
+    /// As for [`Master::remove_matching`].
     pub fn remove_matching_of(&self, tenant: &str, pattern: &str, force: bool) -> Result<u64> {
-        let prefix = self.tenants.prefix(tenant).ok_or_else(|| unknown(tenant))?;
         let pattern = compile(pattern)?;
+        let Some(prefix) = self.tenants.prefix(tenant) else { return Ok(0) };
         Ok(self.remove_where(force, |object| {
             object.key.as_bytes().strip_prefix(&*prefix).is_some_and(|key| pattern.is_match(key))
         }))
@@ -412,13 +420,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         self.remove_where(force, |object| object.key.as_bytes().starts_with(&prefix))
     }
 
-    /// As [`Master::locate_matching`], of one tenant; pattern and answer have its keys as it wrote them.
+    /// As [`Master::locate_matching`], of one tenant; pattern and answer have its keys as it wrote them. One that is not registered
+    /// has none.
     ///
     /// # Errors
-    /// As for [`Master::locate_matching`]; `TENANT_NOT_REGISTERED`.
+    /// As for [`Master::locate_matching`].
     pub fn locate_matching_of(&self, tenant: &str, pattern: &str) -> Result<Vec<(ObjectKey, Vec<Replica>)>> {
-        let prefix = self.tenants.prefix(tenant).ok_or_else(|| unknown(tenant))?;
         let pattern = compile(pattern)?;
+        let Some(prefix) = self.tenants.prefix(tenant) else { return Ok(Vec::new()) };
         let found =
             self.locate_where(|key| key.strip_prefix(&*prefix).is_some_and(|key| pattern.is_match(key)));
         Ok(found.into_iter().filter_map(|(key, replicas)| Some((self.unscoped(&key)?, replicas))).collect())

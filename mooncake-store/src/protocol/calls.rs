@@ -17,12 +17,11 @@ use crate::master::{Master, Put, Writer};
 
 impl<A: SegmentAllocator, E: EvictionPolicy> ObjectCalls for Master<A, E> {
     fn exist(&self, tenant: &str, key: &[u8]) -> Result<bool> {
-        // A tenant that is not registered has no objects.
-        Ok(self.scoped(tenant, key).is_ok_and(|key| self.exists(&key)))
+        Ok(self.scoped_if_known(tenant, key).is_ok_and(|key| self.exists(&key)))
     }
 
     fn locate(&self, tenant: &str, key: &[u8]) -> Result<ReplicaList> {
-        self.locate(&self.scoped(tenant, key)?)
+        self.locate(&self.scoped_if_known(tenant, key)?)
     }
 
     fn locate_matching(&self, tenant: &str, pattern: &str) -> Result<Vec<(ObjectKey, Vec<Replica>)>> {
@@ -49,15 +48,20 @@ impl<A: SegmentAllocator, E: EvictionPolicy> ObjectCalls for Master<A, E> {
         item: EndItem<'_>,
         replicas: ReplicaType,
     ) -> Result<()> {
-        self.put_end(Writer::from(caller), &self.scoped(caller.tenant, item.key)?, item.checksum, replicas)
+        self.put_end(
+            Writer::from(caller),
+            &self.scoped_if_known(caller.tenant, item.key)?,
+            item.checksum,
+            replicas,
+        )
     }
 
     fn put_revoke(&self, caller: Caller<'_>, _: WriteMode, key: &[u8], replicas: ReplicaType) -> Result<()> {
-        self.put_revoke(Writer::from(caller), &self.scoped(caller.tenant, key)?, replicas)
+        self.put_revoke(Writer::from(caller), &self.scoped_if_known(caller.tenant, key)?, replicas)
     }
 
     fn remove(&self, tenant: &str, key: &[u8], force: bool) -> Result<()> {
-        self.remove(&self.scoped(tenant, key)?, force)
+        self.remove(&self.scoped_if_known(tenant, key)?, force)
     }
 
     fn remove_matching(&self, tenant: &str, pattern: &str, force: bool) -> Result<u64> {
@@ -134,11 +138,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> TaskCalls for Master<A, E> {
     }
 
     fn replication_end(&self, caller: Caller<'_>, kind: TaskKind, key: &[u8]) -> Result<()> {
-        self.replication_end(caller.client, kind, &self.scoped(caller.tenant, key)?)
+        self.replication_end(caller.client, kind, &self.scoped_if_known(caller.tenant, key)?)
     }
 
     fn replication_revoke(&self, caller: Caller<'_>, kind: TaskKind, key: &[u8]) -> Result<()> {
-        self.replication_revoke(caller.client, kind, &self.scoped(caller.tenant, key)?)
+        self.replication_revoke(caller.client, kind, &self.scoped_if_known(caller.tenant, key)?)
     }
 }
 

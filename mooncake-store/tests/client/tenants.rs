@@ -49,7 +49,12 @@ async fn tenants_do_not_see_each_other() {
 
         let c = cluster.member().tenant("c").connect().await.unwrap();
         assert_eq!(c.put("k", value(5, 10)).await.unwrap_err().code(), TenantNotRegistered, "{kind:?}");
+        // As if it had none, to whoever only asks.
         assert!(!c.exist("k").await.unwrap());
+        assert!(c.get("k").await.unwrap().is_none());
+        assert!(!c.remove("k", true).await.unwrap());
+        assert_eq!(c.remove_matching("k", true).await.unwrap(), 0);
+        assert_eq!(c.copy_task("k", &[a.hostname()]).await.unwrap_err().code(), TenantNotRegistered);
         assert_eq!(b.remove_all(true).await.unwrap(), 1, "{kind:?}");
         assert!(a.get("m").await.unwrap().is_some());
         a.remove_all(true).await.unwrap();
