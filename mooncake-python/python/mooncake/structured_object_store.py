@@ -16,7 +16,8 @@ import numpy as np
 
 from mooncake import _mooncake
 from mooncake._layout import HEADER_SIZE, Header
-from mooncake._tensors import _deserialize_tensor, _is_tensor, _Job, _Read, _serialize_tensor
+from mooncake._shards import _is_tensor, _Job, _Read
+from mooncake._tensors import _deserialize_tensor, _serialize_tensor
 
 _FIELDS = "__mooncake_structured_fields__"
 _WRAPPED = "__mooncake_wrapped_object__"

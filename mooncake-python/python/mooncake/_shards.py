@@ -1,0 +1,228 @@
+"""Tensors in memory, the objects that are written of them, and the tensors that are made of what is read."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+from mooncake._layout import (
+    DTYPE_CODES,
+    DTYPES,
+    SHARD,
+    Axis,
+    Header,
+    LayoutError,
+    Manifest,
+    Plan,
+    Strips,
+    axes_of,
+    parallelism_manifest_key,
+    shard_key,
+    shard_range,
+    with_dim,
+    writer_key,
+    writer_manifest_key,
+)
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """Bytes of a whole tensor in memory, what they are, and who keeps them."""
+
+    header: Header
+    address: int
+    owner: Any
+
+
+@dataclass(frozen=True)
+class _Write:
+    """One object to write, as the native part takes it."""
+
+    key: str
+    header: bytes
+    memory: tuple[int, int]
+    start: int
+    stride: int
+    rows: int
+    width: int
+
+
+@dataclass(frozen=True)
+class _Read:
+    """One read of strips, as the native part takes it."""
+
+    object: Any
+    # `from` is a word of the language.
+    from_: int
+    from_stride: int
+    to: int
+    to_stride: int
+    rows: int
+    width: int
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Reads into one piece of memory, as the native part takes them."""
+
+    memory: tuple[int, int]
+    reads: list[_Read]
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
+def _is_tensor(value: Any) -> bool:
+    # A subclass by another name (a parameter of a module, say) is not one, as in the existing package.
+    return "Tensor" in type(value).__name__
+
+
+def _tensor_in_memory(value: Any) -> _Tensor | None:
+    """A tensor's bytes in host memory, in C order; `None` for what is no tensor the store keeps."""
+    if not _is_tensor(value):
+        return None
+    torch = _torch()
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
+        return None
+    dtype = DTYPE_CODES.get(str(value.dtype).removeprefix("torch."))
+    if dtype is None or value.dim() > 8:
+        return None
+    held = value.detach()
+    if held.device.type != "cpu":
+        held = held.cpu()
+    held = held.contiguous()
+    if held.is_conj() or held.is_neg():
+        held = held.clone()
+    shape = tuple(held.shape)
+    return _Tensor(Header(dtype, shape, shape), held.data_ptr(), held)
+
+
+def _whole(key: str, tensor: _Tensor) -> _Write:
+    size = tensor.header.data_bytes
+    return _Write(key, tensor.header.pack(), (tensor.address, size), 0, size, 1 if size else 0, size)
+
+
+def _part(key: str, tensor: _Tensor, header: Header, dim: int, begin: int, end: int) -> _Write:
+    """Indices `begin` to `end` of one dimension, under a header of their own."""
+    whole = tensor.header
+    strips = Strips.part(whole.local_shape, whole.element_size, dim, begin, end)
+    rows = strips.rows if strips.width else 0
+    memory = (tensor.address, whole.data_bytes)
+    return _Write(key, header.pack(), memory, strips.start, strips.stride, rows, strips.width)
+
+
+def _bare(key: str, data: bytes) -> _Write:
+    return _Write(key, data, (0, 0), 0, 0, 0, 0)
+
+
+def _shard(key: str, tensor: _Tensor, axes: tuple[Axis, ...], tp: Axis) -> _Write:
+    """The part of a whole tensor that belongs to a rank of its `tp` axis."""
+    shape, dim = tensor.header.local_shape, tp.split_dim
+    if dim is None or not 0 <= dim < len(shape):
+        raise LayoutError(f"split_dim {dim} of a tensor of {len(shape)} dimensions")
+    begin, end = shard_range(shape[dim], tp.rank, tp.size)
+    header = Header(tensor.header.dtype, with_dim(shape, dim, end - begin), shape, SHARD, axes)
+    return _part(key, tensor, header, dim, begin, end)
+
+
+def _all_shards(key: str, tensor: _Tensor, axes: tuple[Axis, ...], tp: Axis) -> list[_Write]:
+    """The parts of every rank of the `tp` axis."""
+    writes = []
+    for rank in range(tp.size):
+        of_rank = Axis("tp", tp.index, rank, tp.size, tp.split_dim, 0)
+        others = tuple(of_rank if axis is tp else axis for axis in axes)
+        writes.append(_shard(shard_key(key, others), tensor, others, of_rank))
+    return writes
+
+
+def _legacy(key: str, tensor: _Tensor, tp_size: int, split_dim: int) -> list[_Write]:
+    """What `*_with_tp` stores of a whole tensor."""
+    if tp_size <= 1:
+        return [_whole(key, tensor)]
+    tp = Axis("tp", 0, 0, tp_size, split_dim, 0)
+    return _all_shards(key, tensor, (tp,), tp)
+
+
+def _partition(key: str, tensor: _Tensor, writer: Any) -> list[_Write]:
+    """What a write with a writer's partition stores."""
+    rank, size, dim = writer.rank, writer.size, writer.split_dim
+    if not 0 <= rank < size:
+        raise LayoutError(f"rank {rank} of {size}")
+    tp = Axis("tp", 0, rank, size, dim, 0)
+    shard = _shard(writer_key(key, rank, size, dim), tensor, (tp,), tp)
+    header = tensor.header
+    manifest = Manifest(header.dtype, dim, size, header.local_shape)
+    return [shard, _bare(writer_manifest_key(key), manifest.pack())]
+
+
+def _parallel(key: str, tensor: _Tensor, parallelism: Any, writer: Any, from_buffer: bool) -> list[_Write]:
+    """What `*_with_parallelism` stores."""
+    if parallelism is not None and writer is not None:
+        raise LayoutError("parallelism and writer_partition exclude each other")
+    if writer is not None:
+        return _partition(key, tensor, writer)
+    if parallelism is None:
+        return [_whole(key, tensor)]
+    axes = axes_of(parallelism)
+    header = tensor.header
+    tp = next((axis for axis in axes if axis.kind == "tp"), None)
+    if tp is None:
+        shard = Header(header.dtype, header.local_shape, header.local_shape, SHARD, axes)
+        return [_whole(shard_key(key, axes), _Tensor(shard, tensor.address, tensor.owner))]
+    if from_buffer:
+        return _all_shards(key, tensor, axes, tp)
+    dim = tp.split_dim
+    if dim is None or not 0 <= dim < len(header.local_shape):
+        raise LayoutError(f"split_dim {dim} of a tensor of {len(header.local_shape)} dimensions")
+    if len(axes) == 1:
+        # Plain tensor parallelism: what is given is the shard.
+        whole = with_dim(header.local_shape, dim, header.local_shape[dim] * tp.size)
+        shard = Header(header.dtype, header.local_shape, whole, SHARD, axes)
+        write = _whole(shard_key(key, axes), _Tensor(shard, tensor.address, tensor.owner))
+    else:
+        whole = header.local_shape
+        write = _shard(shard_key(key, axes), tensor, axes, tp)
+    manifest = Manifest(header.dtype, dim, tp.size, whole)
+    return [write, _bare(parallelism_manifest_key(key), manifest.pack())]
+
+
+def _views(address: int, header: Header) -> Any:
+    """A tensor over memory of the caller's, at the data behind a header."""
+    torch = _torch()
+    dtype = getattr(torch, DTYPES[header.dtype][0])
+    if header.data_bytes == 0:
+        return torch.empty(header.local_shape, dtype=dtype)
+    memory = (ctypes.c_uint8 * header.data_bytes).from_address(address)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).reshape(header.local_shape)
+
+
+def _empty(header: Header) -> Any:
+    torch = _torch()
+    return torch.empty(header.local_shape, dtype=getattr(torch, DTYPES[header.dtype][0]))
+
+
+def _of_bytes(header: Header, data: bytes) -> Any:
+    torch = _torch()
+    if not data:
+        return _empty(header)
+    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return flat.view(getattr(torch, DTYPES[header.dtype][0])).reshape(header.local_shape)
+
+
+def _job(address: int, plan: Plan) -> _Job:
+    reads = [
+        _Read(located, stored.start, stored.stride, target.start, target.stride, stored.rows, stored.width)
+        for located, stored, target in plan.reads
+    ]
+    return _Job((address, plan.header.data_bytes), reads)
+
+
+def _list_of(values: Any, n: int) -> list[Any] | None:
+    """One value per key; `None` when what was given does not fit."""
+    if values is None:
+        return [None] * n
+    return values if isinstance(values, list) and len(values) == n else None
