@@ -77,6 +77,18 @@ class Master:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(30)
 
+    def freeze(self) -> None:
+        """Stops it where it is, and returns when it stands still."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        status = Path(f"/proc/{self.process.pid}/stat")
+        while status.read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.001)
+
+    def thaw(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
     def stop(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()

@@ -194,7 +194,7 @@ def test_many_threads(make_store, key):
 def test_others_run_while_a_call_waits(own_master, make_store):
     mine = own_master()
     waiting = make_store(mine)
-    mine.process.send_signal(19)
+    mine.freeze()
     try:
         ticks = 0
         thread = threading.Thread(target=waiting.get, args=("k",))
@@ -205,7 +205,7 @@ def test_others_run_while_a_call_waits(own_master, make_store):
             time.sleep(0.001)
         assert thread.is_alive() and ticks > 100
     finally:
-        mine.process.send_signal(18)
+        mine.thaw()
     thread.join(30)
     assert not thread.is_alive()
 

@@ -182,7 +182,7 @@ def test_what_is_awaited_can_be_cancelled(own_master, make_store):
     async def work():
         store = MooncakeDistributedStoreAsync()
         assert await store.async_setup("127.0.0.1", "P2PHANDSHAKE", 64 << 20, 16 << 20, "tcp", "", mine.address) == 0
-        mine.process.send_signal(signal.SIGSTOP)
+        mine.freeze()
         try:
             # A thousand that wait, and not a thread for any of them.
             threads = threading.active_count()
@@ -197,7 +197,7 @@ def test_what_is_awaited_can_be_cancelled(own_master, make_store):
                 for one in await asyncio.gather(*waiting, return_exceptions=True)
             )
         finally:
-            mine.process.send_signal(signal.SIGCONT)
+            mine.thaw()
         assert await store.async_put("after", b"y") == 0 and await store.async_get("after") == b"y"
         assert await store.async_close() == 0
 
