@@ -1,12 +1,14 @@
 //! The file that says which tenants there are and how much each may have.
 
-use std::fmt::{self, Write};
+use std::fmt::Write;
 use std::io::Write as _;
 use std::path::Path;
 
 use mooncake_core::{Error, ErrorCode, Result};
 
-use crate::master::{TenantInfo, TenantQuota};
+use crate::master::TenantInfo;
+#[cfg(feature = "cli")]
+use crate::master::TenantQuota;
 
 /// Reads the tenants of a file: YAML, `version: 1` and a list `tenants` of `name` and `quota`, in bytes or with KB, MB, GB or TB
 /// (powers of 1024).
@@ -15,7 +17,8 @@ use crate::master::{TenantInfo, TenantQuota};
 /// `INVALID_PARAMS`, naming the file and what is wrong in it.
 #[cfg(feature = "cli")]
 pub(crate) fn read_policy(path: &Path) -> Result<Vec<TenantQuota>> {
-    let refuse = |why: &dyn fmt::Display| Error::invalid(format!("tenants in {}: {why}", path.display()));
+    let refuse =
+        |why: &dyn std::fmt::Display| Error::invalid(format!("tenants in {}: {why}", path.display()));
     let text = super::file::read(path).map_err(|error| refuse(&error))?;
     parse(&text).map_err(|why| refuse(&why))
 }
