@@ -52,6 +52,8 @@ pub(crate) struct Driver {
 
 enum Turn {
     Again,
+    /// There is more to do, after others have had their turn.
+    Yield,
     Wait,
     Over,
 }
@@ -64,6 +66,12 @@ impl Future for Driver {
             match self.turn(cx) {
                 Turn::Again => {}
                 Turn::Wait => return Poll::Pending,
+                Turn::Yield => {
+                    // Wakes us after the runtime has looked at its sockets, which plain waking would put off for long:
+                    // a peer that takes all we have would keep its own answer from being seen, and others waiting.
+                    let _ = std::pin::pin!(tokio::task::yield_now()).poll(cx);
+                    return Poll::Pending;
+                }
                 Turn::Over => return Poll::Ready(()),
             }
         }
@@ -187,7 +195,12 @@ impl Driver {
             }
         }
         // A fault found by the flush above has woken us.
-        if readable || writable { Turn::Again } else { Turn::Wait }
+        match flushed {
+            _ if readable => Turn::Again,
+            Flushed::More => Turn::Yield,
+            _ if writable => Turn::Again,
+            _ => Turn::Wait,
+        }
     }
 
     /// One receive into the memory of the pieces whose answers are due.

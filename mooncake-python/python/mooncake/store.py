@@ -93,6 +93,7 @@ class MooncakeDistributedStore(TensorCalls):
                 "master_server_addr": master_server_addr,
                 "tenant_id": tenant_id,
                 "checksum": _environment.checksum(),
+                "share_memory": not _environment.force_tcp(),
             },
             engine,
         )

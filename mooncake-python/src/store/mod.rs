@@ -171,6 +171,8 @@ struct Setup {
     last_port: u16,
     /// Whether values are stored with checksums and compared with them.
     checksum: bool,
+    /// Whether members on this host may share memory.
+    share_memory: bool,
 }
 
 impl Setup {
@@ -186,6 +188,7 @@ impl Setup {
         let config = ClientConfig {
             ports: self.first_port..=self.last_port,
             checksum: self.checksum,
+            share_memory: self.share_memory,
             memory: HostMemoryOptions { huge_pages: huge_pages(), ..Default::default() },
             ..ClientConfig::default()
         };
