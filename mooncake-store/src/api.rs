@@ -1,7 +1,7 @@
 //! What a client asks of a master: the calls, whoever answers them.
 //!
 //! The master answers them itself (embedded, no sockets) and so does the RPC client that stands for a remote one.
-//! Every call takes a batch; on the wire a batch of one travels as the existing system's single call.
+//! Every call takes a batch; on the wire a batch of one travels as the existing system's single call, where it has one.
 //! The RPC server does not come through here: it calls the master's own synchronous methods.
 
 use std::fmt::Debug;

@@ -16,7 +16,7 @@ use crate::api::{
     Caller, EndItem, ObjectService, PingReply, PutItem, SegmentService, TaskService, WriteMode,
 };
 
-/// A master reached over RPC. A batch of one travels as the single call.
+/// A master reached over RPC. A batch of one travels as the single call, except for numbered writes, which have only one.
 #[derive(Debug)]
 pub struct RemoteMaster {
     rpc: RpcClient,
@@ -59,7 +59,10 @@ impl RemoteMaster {
         Ok(vec![self.rpc.call(&request).await?.map_err(Error::from)])
     }
 
-    /// Makes a call of a numbered write; `None` when it has no number or this master knows nothing of them.
+    /// Makes a call of a numbered write; `None` when it has no number or this master is known to know nothing of them.
+    ///
+    /// Learning that is an error, `NOT_SUPPORTED`: whoever asked for an end or a revoke has to look first whether it is not
+    /// too late for one that cannot be told from another write's.
     async fn numbered<R, T>(&self, attempt: u64, request: R, items: usize) -> Option<Result<Vec<Result<T>>>>
     where
         R: Request<Reply = Vec<Answer<T>>> + Sync,
@@ -67,13 +70,11 @@ impl RemoteMaster {
         if attempt == 0 || !self.fences_writes() {
             return None;
         }
-        match self.batch(request, items).await {
-            Err(error) if error.code() == ErrorCode::NotSupported => {
-                self.existing.store(true, Relaxed);
-                None
-            }
-            answer => Some(answer),
+        let answer = self.batch(request, items).await;
+        if answer.as_ref().is_err_and(|error| error.code() == ErrorCode::NotSupported) {
+            self.existing.store(true, Relaxed);
         }
+        Some(answer)
     }
 
     /// Makes a call whose own refusal is as good as none.
@@ -123,8 +124,11 @@ impl ObjectService for RemoteMaster {
             config: config.clone(),
             tenant,
         };
-        if let Some(answer) = self.numbered(attempt, request, items.len()).await {
-            return answer;
+        match self.numbered(attempt, request, items.len()).await {
+            // A start is as good without its number.
+            Some(Err(error)) if error.code() == ErrorCode::NotSupported => {}
+            Some(answer) => return answer,
+            None => {}
         }
         if let [PutItem { key, len: size }] = *items {
             return match mode {
