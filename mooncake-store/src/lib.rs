@@ -7,4 +7,5 @@ pub mod config;
 pub mod master;
 pub mod protocol;
 pub mod server;
-pub mod transport_set;
+
+pub use mooncake_engine::transport_set;

@@ -2,8 +2,14 @@
 
 use crate::run::{Result, cargo, root, step};
 
-const CRATES: &[&str] =
-    &["mooncake-core", "mooncake-transport", "mooncake-shm", "mooncake-tcp", "mooncake-store"];
+const CRATES: &[&str] = &[
+    "mooncake-core",
+    "mooncake-transport",
+    "mooncake-shm",
+    "mooncake-tcp",
+    "mooncake-engine",
+    "mooncake-store",
+];
 
 pub(crate) fn each_alone() -> Result {
     for name in CRATES {

@@ -1,4 +1,4 @@
-//! The wires a client has, as one: which of them leads to a peer is decided by the peer's descriptor.
+//! The wires a node has, as one: which of them leads to a peer is decided by the peer's descriptor.
 //!
 //! The only place that knows which wires are built in. A feature `transport-*` adds a member and changes nothing else; with
 //! none of them the set still works inside one process.
