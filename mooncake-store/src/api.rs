@@ -55,6 +55,22 @@ pub struct Caller<'a> {
     pub attempt: u64,
 }
 
+/// Which copy of a hot object a call is about. The master says so in the task; nil is no such copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CopyToken {
+    /// Number of the master's decision.
+    pub lease: Uuid,
+    /// Which value of the object it was made about.
+    pub epoch: u64,
+}
+
+impl CopyToken {
+    /// Whether it is about an ordinary copy.
+    pub fn is_nil(self) -> bool {
+        self.lease == Uuid::default()
+    }
+}
+
 /// What the master thinks of a client that pinged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PingReply {
@@ -183,13 +199,15 @@ pub trait TaskService: Debug + Send + Sync + 'static {
         Err(no_copies())
     }
 
-    /// Space for copies in the segments named.
+    /// Space for copies in the segments named. The token is that of the task where they are of a hot object, and nil otherwise;
+    /// so it is with the end and the revoke.
     async fn copy_start(
         &self,
         _caller: Caller<'_>,
         _key: &[u8],
         _source: &str,
         _targets: &[&str],
+        _token: CopyToken,
     ) -> Result<CopyPlan> {
         Err(no_copies())
     }
@@ -206,12 +224,24 @@ pub trait TaskService: Debug + Send + Sync + 'static {
     }
 
     /// The bytes of a copy or move have landed.
-    async fn replication_end(&self, _caller: Caller<'_>, _kind: TaskKind, _key: &[u8]) -> Result<()> {
+    async fn replication_end(
+        &self,
+        _caller: Caller<'_>,
+        _kind: TaskKind,
+        _key: &[u8],
+        _token: CopyToken,
+    ) -> Result<()> {
         Err(no_copies())
     }
 
     /// A copy or move failed.
-    async fn replication_revoke(&self, _caller: Caller<'_>, _kind: TaskKind, _key: &[u8]) -> Result<()> {
+    async fn replication_revoke(
+        &self,
+        _caller: Caller<'_>,
+        _kind: TaskKind,
+        _key: &[u8],
+        _token: CopyToken,
+    ) -> Result<()> {
         Err(no_copies())
     }
 }

@@ -5,6 +5,8 @@
 //!   command, which runs an existing client, runs; it must succeed.
 #![allow(clippy::disallowed_methods, reason = "the addresses come from the environment")]
 
+mod tier_answers;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -62,6 +64,7 @@ async fn an_existing_master_answers_every_call() {
     batch_calls(&master).await;
     upsert_calls(&master).await;
     task_calls(&master).await;
+    tier_answers::check_off(master.rpc(), client(), b"live/one", &segment().name).await;
     any_key(&master).await;
     remove_calls(&master).await;
     unmount_calls(&master).await;

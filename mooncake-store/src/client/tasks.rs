@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 use super::deadline::Deadline;
 use super::{Client, Inner};
+use crate::api::CopyToken;
 use crate::protocol::wire::{Task, TaskInfo, TaskKind, TaskReport, TaskStatus};
 
 /// Most tasks fetched at a time, and most made at a time.
@@ -80,6 +81,20 @@ struct Payload {
     targets: Vec<String>,
     #[serde(default)]
     target: String,
+    #[serde(default)]
+    dynamic_replication_lease_id_high: u64,
+    #[serde(default)]
+    dynamic_replication_lease_id_low: u64,
+    #[serde(default)]
+    dynamic_replication_version_epoch: u64,
+}
+
+impl Payload {
+    /// Of the copy, if it is one of a hot object.
+    fn token(&self) -> CopyToken {
+        let lease = Uuid::new(self.dynamic_replication_lease_id_high, self.dynamic_replication_lease_id_low);
+        CopyToken { lease, epoch: self.dynamic_replication_version_epoch }
+    }
 }
 
 impl<T: Transport> Inner<T> {
@@ -136,7 +151,7 @@ impl<T: Transport> Inner<T> {
     /// One copy or move, from start to end.
     async fn replicate(self: &Arc<Self>, kind: TaskKind, payload: &Payload) -> Result<()> {
         let deadline = self.deadline();
-        let (key, source) = (payload.key.as_bytes(), payload.source.as_str());
+        let (key, source, token) = (payload.key.as_bytes(), payload.source.as_str(), payload.token());
         let mut caller = self.caller(0);
         if !payload.tenant_id.is_empty() {
             caller.tenant = &payload.tenant_id;
@@ -144,7 +159,7 @@ impl<T: Transport> Inner<T> {
         let (from, to) = match kind {
             TaskKind::Copy => {
                 let targets: Vec<&str> = payload.targets.iter().map(String::as_str).collect();
-                let start = self.master.copy_start(caller, key, source, &targets);
+                let start = self.master.copy_start(caller, key, source, &targets, token);
                 let plan = deadline.bound("copy start", start).await?;
                 (plan.source, plan.targets)
             }
@@ -157,14 +172,14 @@ impl<T: Transport> Inner<T> {
         if let Err(error) = self.copy_bytes(&from, &to, &deadline).await {
             // What ran out of time may still land, so its space is left to the master, which waits long enough.
             if error.kind() != ErrorKind::Timeout {
-                let revoke = self.master.replication_revoke(caller, kind, key);
+                let revoke = self.master.replication_revoke(caller, kind, key, token);
                 if let Err(failed) = self.deadline().bound("revoke of a copy", revoke).await {
                     tracing::debug!(client = %self.id, "a copy was not revoked: {failed}");
                 }
             }
             return Err(error);
         }
-        deadline.bound("end of a copy", self.master.replication_end(caller, kind, key)).await
+        deadline.bound("end of a copy", self.master.replication_end(caller, kind, key, token)).await
     }
 
     /// Writes our replica to every place granted for another one.

@@ -11,6 +11,7 @@ use super::Master;
 use super::directory::{Copying, Object, Replicas, Shard};
 use super::put::absent;
 use super::segments::Held;
+use crate::api::CopyToken;
 use crate::protocol::wire::{CopyPlan, MovePlan, TaskKind};
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
@@ -27,7 +28,23 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         source: &str,
         targets: &[&str],
     ) -> Result<CopyPlan> {
-        self.begin(client, TaskKind::Copy, key, source, targets)
+        self.begin(client, TaskKind::Copy, key, source, targets, CopyToken::default())
+    }
+
+    /// As [`Master::copy_start`] for a copy of a hot object that this master asked for: the token is in the task. End and revoke
+    /// repeat it. A nil token is an ordinary copy.
+    ///
+    /// # Errors
+    /// As [`Master::copy_start`]; `UNAVAILABLE_IN_CURRENT_STATUS` when the master did not ask for it, or not any more.
+    pub fn hot_copy_start(
+        &self,
+        client: ClientId,
+        key: &[u8],
+        source: &str,
+        targets: &[&str],
+        token: CopyToken,
+    ) -> Result<CopyPlan> {
+        self.begin(client, TaskKind::Copy, key, source, targets, token)
     }
 
     /// As [`Master::copy_start`] with one target; the end drops the replica in `source`.
@@ -38,7 +55,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if source == target {
             return Err(Error::invalid("source and target of a move are the same segment"));
         }
-        let plan = self.begin(client, TaskKind::Move, key, source, &[target])?;
+        let plan = self.begin(client, TaskKind::Move, key, source, &[target], CopyToken::default())?;
         Ok(MovePlan { source: plan.source, target: plan.targets.into_iter().next() })
     }
 
@@ -49,11 +66,15 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         key: &[u8],
         source: &str,
         targets: &[&str],
+        token: CopyToken,
     ) -> Result<CopyPlan> {
         let now = self.clock.now();
         let hash = self.directory.hash(key);
         let mut shard = self.directory.lock(hash);
         let slot = shard.find(hash, key).ok_or_else(absent)?;
+        if !token.is_nil() {
+            return Err(not_asked_for());
+        }
         shard.prune(slot, now, self.options.put_release);
         let (source, space) = match self.space_for(&shard[slot], source, targets, now) {
             Ok(found) => found,
@@ -72,7 +93,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             targets: space.iter().map(|held| held.describe(value.len, ReplicaStatus::Processing)).collect(),
         };
         let key = object.key.clone();
-        shard.begin_copy(slot, Copying { client, kind, started: now, source, targets: space });
+        shard.begin_copy(slot, Copying { client, kind, token, started: now, source, targets: space });
         drop(shard);
         self.copies.lock().push_back((now.after(self.options.put_release), key));
         Ok(plan)
@@ -116,10 +137,28 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// `OBJECT_NOT_FOUND`; `OBJECT_NO_REPLICATION_TASK`; `ILLEGAL_CLIENT`; `INVALID_PARAMS` (it is of the other kind);
     /// `REPLICA_IS_GONE` (every segment it was made in is gone; a move then keeps its source).
     pub fn replication_end(&self, client: ClientId, kind: TaskKind, key: &[u8]) -> Result<()> {
+        self.end_copy(client, kind, key, CopyToken::default())
+    }
+
+    /// As [`Master::replication_end`] for what [`Master::hot_copy_start`] began.
+    ///
+    /// # Errors
+    /// As [`Master::replication_end`]; `INVALID_VERSION` when what is under way has another token.
+    pub fn hot_copy_end(&self, client: ClientId, key: &[u8], token: CopyToken) -> Result<()> {
+        self.end_copy(client, TaskKind::Copy, key, token)
+    }
+
+    pub(crate) fn end_copy(
+        &self,
+        client: ClientId,
+        kind: TaskKind,
+        key: &[u8],
+        token: CopyToken,
+    ) -> Result<()> {
         let now = self.clock.now();
         let hash = self.directory.hash(key);
         let mut shard = self.directory.lock(hash);
-        let (slot, wanted) = self.begun(&mut shard, hash, key, client, kind, now)?;
+        let (slot, wanted) = self.begun(&mut shard, hash, key, (client, kind, token), now)?;
         let _held = self.tenants.hold(shard[slot].tenant(), shard[slot].charged());
         let Some(copying) = shard.take_copy(slot) else { return Err(no_task()) };
         if copying.targets.is_empty() && wanted {
@@ -146,10 +185,28 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// # Errors
     /// As [`Master::replication_end`], except `REPLICA_IS_GONE`.
     pub fn replication_revoke(&self, client: ClientId, kind: TaskKind, key: &[u8]) -> Result<()> {
+        self.revoke_copy(client, kind, key, CopyToken::default())
+    }
+
+    /// As [`Master::replication_revoke`] for what [`Master::hot_copy_start`] began.
+    ///
+    /// # Errors
+    /// As [`Master::replication_revoke`]; `INVALID_VERSION` when what is under way has another token.
+    pub fn hot_copy_revoke(&self, client: ClientId, key: &[u8], token: CopyToken) -> Result<()> {
+        self.revoke_copy(client, TaskKind::Copy, key, token)
+    }
+
+    pub(crate) fn revoke_copy(
+        &self,
+        client: ClientId,
+        kind: TaskKind,
+        key: &[u8],
+        token: CopyToken,
+    ) -> Result<()> {
         let now = self.clock.now();
         let hash = self.directory.hash(key);
         let mut shard = self.directory.lock(hash);
-        let (slot, _) = self.begun(&mut shard, hash, key, client, kind, now)?;
+        let (slot, _) = self.begun(&mut shard, hash, key, (client, kind, token), now)?;
         if let Some(copying) = shard.take_copy(slot) {
             // Bytes the client gave up on may still be on their way.
             let abandoned = copying.started.after(self.options.put_release);
@@ -165,8 +222,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         shard: &mut Shard<A, E>,
         hash: u64,
         key: &[u8],
-        client: ClientId,
-        kind: TaskKind,
+        (client, kind, token): (ClientId, TaskKind, CopyToken),
         now: Moment,
     ) -> Result<(SlotId, bool)> {
         let slot = shard.find(hash, key).ok_or_else(absent)?;
@@ -188,6 +244,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 key.escape_ascii(),
                 copying.kind
             )));
+        }
+        if copying.token != token && !(copying.token.is_nil() && token.is_nil()) {
+            let text = format!("{}: what is under way is another copy", key.escape_ascii());
+            return Err(Error::new(ErrorCode::InvalidVersion, text));
         }
         Ok((slot, had_targets))
     }
@@ -219,6 +279,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
 #[cold]
 fn no_replica() -> Error {
     Error::new(ErrorCode::ReplicaNotFound, "no complete replica in the source segment")
+}
+
+#[cold]
+fn not_asked_for() -> Error {
+    let text = "this master has not asked for that copy, or does not want it any more";
+    Error::new(ErrorCode::UnavailableInCurrentStatus, text)
 }
 
 #[cold]

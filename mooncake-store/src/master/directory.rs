@@ -20,6 +20,7 @@ use super::journal::Journal;
 use super::put::Writer;
 use super::segments::Held;
 use super::tenants::Tenants;
+use crate::api::CopyToken;
 use crate::protocol::wire::TaskKind;
 
 /// Most objects have one replica; those need no allocation of their own.
@@ -78,6 +79,8 @@ pub(super) struct Write<A> {
 pub(super) struct Copying<A> {
     pub(super) client: ClientId,
     pub(super) kind: TaskKind,
+    /// Of a hot object's copy; nil for others.
+    pub(super) token: CopyToken,
     pub(super) started: Moment,
     /// What is read; what a move drops in the end.
     pub(super) source: ReplicaId,

@@ -74,6 +74,15 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         found
     }
 
+    /// Whether a key is known, readable or not; no lease, no count.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`.
+    pub fn find(&self, key: &[u8]) -> Result<()> {
+        let hash = self.directory.hash(key);
+        self.directory.lock(hash).find(hash, key).map(drop).ok_or_else(absent)
+    }
+
     /// Where an object lies, for people: no lease, no count, no effect on what is evicted.
     ///
     /// # Errors

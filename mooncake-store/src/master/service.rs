@@ -9,7 +9,7 @@ use mooncake_core::{Error, Result};
 
 use super::Master;
 use crate::api::{
-    Caller, EndItem, ObjectService, PingReply, PutItem, SegmentService, TaskService, WriteMode,
+    Caller, CopyToken, EndItem, ObjectService, PingReply, PutItem, SegmentService, TaskService, WriteMode,
 };
 use crate::protocol::message::MASTER_VERSION;
 use crate::protocol::service::{ObjectCalls, TaskCalls};
@@ -142,8 +142,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> TaskService for Master<A, E> {
         key: &[u8],
         source: &str,
         targets: &[&str],
+        token: CopyToken,
     ) -> Result<CopyPlan> {
-        TaskCalls::copy_start(self, caller, key, source, targets)
+        TaskCalls::copy_start(self, caller, key, source, targets, token)
     }
 
     async fn move_start(
@@ -156,12 +157,24 @@ impl<A: SegmentAllocator, E: EvictionPolicy> TaskService for Master<A, E> {
         TaskCalls::move_start(self, caller, key, source, target)
     }
 
-    async fn replication_end(&self, caller: Caller<'_>, kind: TaskKind, key: &[u8]) -> Result<()> {
-        TaskCalls::replication_end(self, caller, kind, key)
+    async fn replication_end(
+        &self,
+        caller: Caller<'_>,
+        kind: TaskKind,
+        key: &[u8],
+        token: CopyToken,
+    ) -> Result<()> {
+        TaskCalls::replication_end(self, caller, kind, key, token)
     }
 
-    async fn replication_revoke(&self, caller: Caller<'_>, kind: TaskKind, key: &[u8]) -> Result<()> {
-        TaskCalls::replication_revoke(self, caller, kind, key)
+    async fn replication_revoke(
+        &self,
+        caller: Caller<'_>,
+        kind: TaskKind,
+        key: &[u8],
+        token: CopyToken,
+    ) -> Result<()> {
+        TaskCalls::replication_revoke(self, caller, kind, key, token)
     }
 }
 

@@ -11,8 +11,9 @@ use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
 
 use super::service::{ObjectCalls, OwnerCalls, SegmentCalls, TaskCalls};
+use super::tiers::TierCalls;
 use super::wire::{CopyPlan, MovePlan, Task, TaskInfo, TaskKind, TaskReport};
-use crate::api::{Caller, EndItem, PingReply, PutItem, WriteMode};
+use crate::api::{Caller, CopyToken, EndItem, PingReply, PutItem, WriteMode};
 use crate::master::{Master, Put, Writer};
 
 impl<A: SegmentAllocator, E: EvictionPolicy> ObjectCalls for Master<A, E> {
@@ -129,20 +130,39 @@ impl<A: SegmentAllocator, E: EvictionPolicy> TaskCalls for Master<A, E> {
         self.complete_task(client, report)
     }
 
-    fn copy_start(&self, caller: Caller<'_>, key: &[u8], from: &str, to: &[&str]) -> Result<CopyPlan> {
-        self.copy_start(caller.client, &self.scoped(caller.tenant, key)?, from, to)
+    fn copy_start(
+        &self,
+        caller: Caller<'_>,
+        key: &[u8],
+        from: &str,
+        to: &[&str],
+        token: CopyToken,
+    ) -> Result<CopyPlan> {
+        self.hot_copy_start(caller.client, &self.scoped(caller.tenant, key)?, from, to, token)
     }
 
     fn move_start(&self, caller: Caller<'_>, key: &[u8], from: &str, to: &str) -> Result<MovePlan> {
         self.move_start(caller.client, &self.scoped(caller.tenant, key)?, from, to)
     }
 
-    fn replication_end(&self, caller: Caller<'_>, kind: TaskKind, key: &[u8]) -> Result<()> {
-        self.replication_end(caller.client, kind, &self.scoped_if_known(caller.tenant, key)?)
+    fn replication_end(
+        &self,
+        caller: Caller<'_>,
+        kind: TaskKind,
+        key: &[u8],
+        token: CopyToken,
+    ) -> Result<()> {
+        self.end_copy(caller.client, kind, &self.scoped_if_known(caller.tenant, key)?, token)
     }
 
-    fn replication_revoke(&self, caller: Caller<'_>, kind: TaskKind, key: &[u8]) -> Result<()> {
-        self.replication_revoke(caller.client, kind, &self.scoped_if_known(caller.tenant, key)?)
+    fn replication_revoke(
+        &self,
+        caller: Caller<'_>,
+        kind: TaskKind,
+        key: &[u8],
+        token: CopyToken,
+    ) -> Result<()> {
+        self.revoke_copy(caller.client, kind, &self.scoped_if_known(caller.tenant, key)?, token)
     }
 }
 
@@ -153,5 +173,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> OwnerCalls for Master<A, E> {
 
     fn clear_replicas(&self, client: ClientId, keys: &[&[u8]], segment: &str) -> Result<Vec<ObjectKey>> {
         Ok(self.clear_replicas_anywhere(keys, client, segment))
+    }
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> TierCalls for Master<A, E> {
+    fn find(&self, tenant: &str, key: &[u8]) -> Result<()> {
+        self.find(&self.scoped_if_known(tenant, key)?)
     }
 }

@@ -10,7 +10,10 @@ use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig,
 
 use super::literal::function_id;
 use super::pack::{self, Answer, List, Pack, PackError, Pairs, Unpack, wire_fields};
-use super::wire::{CopyPlan, MovePlan, StorageConfig, Task, TaskInfo, TaskReport};
+use super::wire::{
+    CopyPlan, MovePlan, NofOwner, NofSegment, OffloadItem, PromotionPlan, StorageConfig, StoredAt, Task,
+    TaskInfo, TaskReport,
+};
 use crate::api::{EndItem, PingReply};
 
 /// Version of the master that speaks this table, as it introduces itself. The existing client insists on equality.
@@ -150,6 +153,33 @@ macro_rules! meaning {
     };
     (report) => {
         "How the task ended."
+    };
+    (lease) => {
+        "Which copy of a hot object it is about; nil for none of these."
+    };
+    (epoch) => {
+        "Which value of the object: from the task."
+    };
+    (enabled) => {
+        "Whether the client's disk takes objects."
+    };
+    (offloaded) => {
+        "The objects that were written to disk."
+    };
+    (places) => {
+        "Where each of them lies."
+    };
+    (bytes) => {
+        "How many bytes the client's disk holds."
+    };
+    (preferred) => {
+        "Names of the segments that come first."
+    };
+    (nof_segment) => {
+        "The target."
+    };
+    (nof_segments) => {
+        "The targets."
     };
 }
 
@@ -318,6 +348,74 @@ calls! {
     MoveEnd<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
     /// The copy failed.
     MoveRevoke<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
+
+    /// [`CopyStart`] of a hot object.
+    DynamicReplicaCopyStart<'a>(
+        client: ClientId,
+        key: &'a [u8],
+        tenant: &'a str,
+        source: &'a str,
+        targets: List<'a, &'a str>,
+        lease: Uuid,
+        epoch: u64,
+    ) -> Answer<CopyPlan>;
+    /// The copies have landed.
+    DynamicReplicaCopyEnd<'a>(client: ClientId, key: &'a [u8], tenant: &'a str, lease: Uuid, epoch: u64)
+        -> Answer<()>;
+    /// The copies failed.
+    DynamicReplicaCopyRevoke<'a>(client: ClientId, key: &'a [u8], tenant: &'a str, lease: Uuid, epoch: u64)
+        -> Answer<()>;
+
+    /// Offers a disk.
+    MountLocalDiskSegment(client: ClientId, enabled: bool) -> Answer<()>;
+    /// Takes it back.
+    UnmountLocalDiskSegment(client: ClientId) -> Answer<()>;
+    /// What the client is to write to its disk.
+    OffloadObjectHeartbeat(client: ClientId, enabled: bool) -> Answer<Vec<OffloadItem>>;
+    /// It was written.
+    NotifyOffloadSuccess<'a>(
+        client: ClientId,
+        offloaded: List<'a, OffloadItem>,
+        places: List<'a, StoredAt>,
+    ) -> Answer<()>;
+    /// Whether the client is to empty its disk.
+    PollRemoveAll(client: ClientId) -> Answer<bool>;
+    /// How large the disk is.
+    ReportSsdCapacity(client: ClientId, bytes: i64) -> Answer<()>;
+    /// What the client is to read back into memory.
+    PromotionObjectHeartbeat(client: ClientId) -> Answer<Vec<OffloadItem>>;
+    /// Space for that.
+    PromotionAllocStart<'a>(
+        client: ClientId,
+        key: &'a [u8],
+        tenant: &'a str,
+        size: u64,
+        preferred: List<'a, &'a str>,
+    ) -> Answer<PromotionPlan>;
+    /// It was read back.
+    NotifyPromotionSuccess<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
+    /// It could not be read back.
+    NotifyPromotionFailure<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
+    /// The client dropped the object from its disk, or a shared one.
+    EvictDiskReplica<'a>(client: ClientId, key: &'a [u8], tenant: &'a str, replicas: ReplicaType) -> Answer<()>;
+    /// [`EvictDiskReplica`] for many.
+    BatchEvictDiskReplica<'a>(
+        client: ClientId,
+        keys: List<'a, &'a [u8]>,
+        tenant: &'a str,
+        replicas: ReplicaType,
+    ) -> Vec<Answer<()>>;
+
+    /// Offers an NVMe-oF target.
+    MountNoFSegment<'a>(nof_segment: Cow<'a, NofSegment>, client: ClientId) -> Answer<()>;
+    /// Offers it again.
+    ReMountNoFSegment<'a>(nof_segments: List<'a, NofSegment>, client: ClientId) -> Answer<()>;
+    /// Takes it back.
+    UnmountNoFSegment(segment: SegmentId, client: ClientId) -> Answer<()>;
+    /// Every NVMe-oF target.
+    GetAllNoFSegments() -> Answer<Vec<NofSegment>>;
+    /// Those of a name, and whose they are.
+    GetNoFSegmentsByName<'a>(segment_name: &'a str) -> Answer<Vec<NofOwner>>;
 }
 
 calls! {

@@ -9,4 +9,5 @@ pub mod pack;
 pub mod remote;
 pub mod server;
 pub mod service;
+pub mod tiers;
 pub mod wire;

@@ -13,7 +13,7 @@ use super::message::*;
 use super::pack::Answer;
 use super::wire::{CopyPlan, MovePlan, Task, TaskInfo, TaskKind, TaskReport};
 use crate::api::{
-    Caller, EndItem, ObjectService, PingReply, PutItem, SegmentService, TaskService, WriteMode,
+    Caller, CopyToken, EndItem, ObjectService, PingReply, PutItem, SegmentService, TaskService, WriteMode,
 };
 
 /// A master reached over RPC. A batch of one travels as the single call, except for numbered writes, which have only one.
@@ -313,9 +313,15 @@ impl TaskService for RemoteMaster {
         key: &[u8],
         source: &str,
         targets: &[&str],
+        token: CopyToken,
     ) -> Result<CopyPlan> {
         let Caller { client, tenant, .. } = caller;
-        self.plain(CopyStart { client, key, tenant, source, targets: targets.into() }).await
+        let targets = targets.into();
+        if token.is_nil() {
+            return self.plain(CopyStart { client, key, tenant, source, targets }).await;
+        }
+        let CopyToken { lease, epoch } = token;
+        self.plain(DynamicReplicaCopyStart { client, key, tenant, source, targets, lease, epoch }).await
     }
 
     async fn move_start(
@@ -329,18 +335,34 @@ impl TaskService for RemoteMaster {
         self.plain(MoveStart { client, key, tenant, source, target }).await
     }
 
-    async fn replication_end(&self, caller: Caller<'_>, kind: TaskKind, key: &[u8]) -> Result<()> {
-        let Caller { client, tenant, .. } = caller;
+    async fn replication_end(
+        &self,
+        caller: Caller<'_>,
+        kind: TaskKind,
+        key: &[u8],
+        token: CopyToken,
+    ) -> Result<()> {
+        let (Caller { client, tenant, .. }, CopyToken { lease, epoch }) = (caller, token);
         match kind {
-            TaskKind::Copy => self.plain(CopyEnd { client, key, tenant }).await,
+            TaskKind::Copy if token.is_nil() => self.plain(CopyEnd { client, key, tenant }).await,
+            TaskKind::Copy => self.plain(DynamicReplicaCopyEnd { client, key, tenant, lease, epoch }).await,
             TaskKind::Move => self.plain(MoveEnd { client, key, tenant }).await,
         }
     }
 
-    async fn replication_revoke(&self, caller: Caller<'_>, kind: TaskKind, key: &[u8]) -> Result<()> {
-        let Caller { client, tenant, .. } = caller;
+    async fn replication_revoke(
+        &self,
+        caller: Caller<'_>,
+        kind: TaskKind,
+        key: &[u8],
+        token: CopyToken,
+    ) -> Result<()> {
+        let (Caller { client, tenant, .. }, CopyToken { lease, epoch }) = (caller, token);
         match kind {
-            TaskKind::Copy => self.plain(CopyRevoke { client, key, tenant }).await,
+            TaskKind::Copy if token.is_nil() => self.plain(CopyRevoke { client, key, tenant }).await,
+            TaskKind::Copy => {
+                self.plain(DynamicReplicaCopyRevoke { client, key, tenant, lease, epoch }).await
+            }
             TaskKind::Move => self.plain(MoveRevoke { client, key, tenant }).await,
         }
     }

@@ -11,8 +11,9 @@ use super::frame::Status;
 use super::message::*;
 use super::pack::{self, Pack, Pairs, Unpack, Wire};
 use super::server::{Refusal, Service};
+use super::tiers::{TierCalls, tier_calls};
 use super::wire::{CopyPlan, MovePlan, StorageConfig, Task, TaskInfo, TaskKind, TaskReport};
-use crate::api::{Caller, EndItem, PingReply, PutItem, WriteMode};
+use crate::api::{Caller, CopyToken, EndItem, PingReply, PutItem, WriteMode};
 
 /// What a master answers about objects, one object at a time and without waiting.
 pub trait ObjectCalls: Send + Sync + 'static {
@@ -128,8 +129,15 @@ pub trait TaskCalls: Send + Sync + 'static {
         Err(ErrorCode::TaskNotFound.into())
     }
 
-    /// Space for copies.
-    fn copy_start(&self, _caller: Caller<'_>, _key: &[u8], _from: &str, _to: &[&str]) -> Result<CopyPlan> {
+    /// Space for copies; the token is that of the task where they are of a hot object, and nil otherwise.
+    fn copy_start(
+        &self,
+        _caller: Caller<'_>,
+        _key: &[u8],
+        _from: &str,
+        _to: &[&str],
+        _token: CopyToken,
+    ) -> Result<CopyPlan> {
         Err(unsupported())
     }
 
@@ -139,12 +147,24 @@ pub trait TaskCalls: Send + Sync + 'static {
     }
 
     /// The copies have landed.
-    fn replication_end(&self, _caller: Caller<'_>, _kind: TaskKind, _key: &[u8]) -> Result<()> {
+    fn replication_end(
+        &self,
+        _caller: Caller<'_>,
+        _kind: TaskKind,
+        _key: &[u8],
+        _token: CopyToken,
+    ) -> Result<()> {
         Err(unsupported())
     }
 
     /// The copies failed.
-    fn replication_revoke(&self, _caller: Caller<'_>, _kind: TaskKind, _key: &[u8]) -> Result<()> {
+    fn replication_revoke(
+        &self,
+        _caller: Caller<'_>,
+        _kind: TaskKind,
+        _key: &[u8],
+        _token: CopyToken,
+    ) -> Result<()> {
         Err(unsupported())
     }
 }
@@ -159,9 +179,9 @@ pub trait OwnerCalls: Send + Sync + 'static {
 }
 
 /// Everything a master answers over RPC.
-pub trait MasterCalls: ObjectCalls + SegmentCalls + TaskCalls + OwnerCalls {}
+pub trait MasterCalls: ObjectCalls + SegmentCalls + TaskCalls + OwnerCalls + TierCalls {}
 
-impl<T: ObjectCalls + SegmentCalls + TaskCalls + OwnerCalls> MasterCalls for T {}
+impl<T: ObjectCalls + SegmentCalls + TaskCalls + OwnerCalls + TierCalls> MasterCalls for T {}
 
 fn unsupported() -> Error {
     Error::new(ErrorCode::NotSupported, "this master makes no copies")
@@ -174,27 +194,28 @@ pub struct MasterService<M>(pub Arc<M>);
 impl<M: MasterCalls> Service for MasterService<M> {
     fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {
         let mut call = Call { body, out };
-        let groups: [Group<M>; 5] = [read_calls, write_calls, remove_calls, segment_calls, task_calls];
+        let groups: [Group<M>; 6] =
+            [read_calls, write_calls, remove_calls, segment_calls, task_calls, tier_calls];
         groups.iter().find_map(|group| group(&self.0, function, &mut call)).unwrap_or_else(|| {
             Err((Status::NotRegistered, format!("no function has the number {function:#010x}")))
         })
     }
 }
 
-type Outcome = Result<(), Refusal>;
+pub(super) type Outcome = Result<(), Refusal>;
 
 /// Answers a call if it is one of its own.
 type Group<M> = fn(&M, u32, &mut Call<'_>) -> Option<Outcome>;
 
 /// A call being answered.
-struct Call<'c> {
+pub(super) struct Call<'c> {
     body: &'c [u8],
     out: &'c mut Vec<u8>,
 }
 
 impl<'c> Call<'c> {
     /// Reads the arguments, asks, and writes the answer, whose type is the table's up to the kind of error.
-    fn answer<R: Request + Unpack<'c>, T: Pack>(&mut self, ask: impl FnOnce(R) -> T) -> Outcome {
+    pub(super) fn answer<R: Request + Unpack<'c>, T: Pack>(&mut self, ask: impl FnOnce(R) -> T) -> Outcome {
         const { assert!(<R::Reply as Wire>::LITERAL.hash() == T::LITERAL.hash()) };
         let request =
             if R::HAS_ARGUMENTS { pack::decode(self.body) } else { pack::decode_nothing(self.body) };
@@ -352,21 +373,36 @@ fn task_calls<M: MasterCalls>(master: &M, function: u32, call: &mut Call<'_>) ->
             call.answer(|r: MarkTaskToComplete| master.complete_task(r.client, &r.report))
         }
         CopyStart::FUNCTION => call.answer(|r: CopyStart<'_>| {
-            master.copy_start(caller(r.client, r.tenant), r.key, r.source, &r.targets)
+            let token = CopyToken::default();
+            master.copy_start(caller(r.client, r.tenant), r.key, r.source, &r.targets, token)
         }),
-        CopyEnd::FUNCTION => {
-            call.answer(|r: CopyEnd<'_>| master.replication_end(caller(r.client, r.tenant), Copy, r.key))
-        }
-        CopyRevoke::FUNCTION => call
-            .answer(|r: CopyRevoke<'_>| master.replication_revoke(caller(r.client, r.tenant), Copy, r.key)),
+        CopyEnd::FUNCTION => call.answer(|r: CopyEnd<'_>| {
+            master.replication_end(caller(r.client, r.tenant), Copy, r.key, CopyToken::default())
+        }),
+        CopyRevoke::FUNCTION => call.answer(|r: CopyRevoke<'_>| {
+            master.replication_revoke(caller(r.client, r.tenant), Copy, r.key, CopyToken::default())
+        }),
+        DynamicReplicaCopyStart::FUNCTION => call.answer(|r: DynamicReplicaCopyStart<'_>| {
+            let token = CopyToken { lease: r.lease, epoch: r.epoch };
+            master.copy_start(caller(r.client, r.tenant), r.key, r.source, &r.targets, token)
+        }),
+        DynamicReplicaCopyEnd::FUNCTION => call.answer(|r: DynamicReplicaCopyEnd<'_>| {
+            let token = CopyToken { lease: r.lease, epoch: r.epoch };
+            master.replication_end(caller(r.client, r.tenant), Copy, r.key, token)
+        }),
+        DynamicReplicaCopyRevoke::FUNCTION => call.answer(|r: DynamicReplicaCopyRevoke<'_>| {
+            let token = CopyToken { lease: r.lease, epoch: r.epoch };
+            master.replication_revoke(caller(r.client, r.tenant), Copy, r.key, token)
+        }),
         MoveStart::FUNCTION => call.answer(|r: MoveStart<'_>| {
             master.move_start(caller(r.client, r.tenant), r.key, r.source, r.target)
         }),
-        MoveEnd::FUNCTION => {
-            call.answer(|r: MoveEnd<'_>| master.replication_end(caller(r.client, r.tenant), Move, r.key))
-        }
-        MoveRevoke::FUNCTION => call
-            .answer(|r: MoveRevoke<'_>| master.replication_revoke(caller(r.client, r.tenant), Move, r.key)),
+        MoveEnd::FUNCTION => call.answer(|r: MoveEnd<'_>| {
+            master.replication_end(caller(r.client, r.tenant), Move, r.key, CopyToken::default())
+        }),
+        MoveRevoke::FUNCTION => call.answer(|r: MoveRevoke<'_>| {
+            master.replication_revoke(caller(r.client, r.tenant), Move, r.key, CopyToken::default())
+        }),
         _ => return None,
     })
 }
@@ -384,7 +420,7 @@ fn write_mode(replace: bool) -> WriteMode {
     if replace { WriteMode::Upsert } else { WriteMode::Put }
 }
 
-fn each<T, U>(items: &[T], ask: impl FnMut(&T) -> U) -> Vec<U> {
+pub(super) fn each<T, U>(items: &[T], ask: impl FnMut(&T) -> U) -> Vec<U> {
     items.iter().map(ask).collect()
 }
 

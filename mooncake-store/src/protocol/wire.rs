@@ -108,6 +108,68 @@ wire_struct! {
     }
 }
 
+wire_struct! {
+    /// An object to be written to disk, or read back from it.
+    pub struct OffloadItem {
+        /// Whose it is.
+        pub tenant: String,
+        /// Its key.
+        pub key: Vec<u8>,
+        /// Its length in bytes.
+        pub size: i64,
+    }
+}
+
+wire_struct! {
+    /// Where an object lies on a client's disk.
+    pub struct StoredAt {
+        /// Number of the file, as the client counts them.
+        pub bucket: i64,
+        /// Where in it, in bytes.
+        pub offset: i64,
+        /// Length of the key in bytes.
+        pub key_size: i64,
+        /// Length of the value in bytes; -1 when it could not be written.
+        pub data_size: i64,
+        /// Who serves it.
+        pub endpoint: String,
+    }
+}
+
+wire_struct! {
+    /// Space for an object that comes back from disk.
+    pub struct PromotionPlan {
+        /// Where to write it.
+        pub memory: Replica,
+    }
+}
+
+wire_struct! {
+    /// An NVMe-oF target.
+    pub struct NofSegment {
+        /// Its number.
+        pub id: SegmentId,
+        /// Its name.
+        pub name: String,
+        /// Where it begins.
+        pub base: u64,
+        /// Its length in bytes.
+        pub size: u64,
+        /// What a peer opens to reach it.
+        pub endpoint: String,
+    }
+}
+
+wire_struct! {
+    /// Who offered an NVMe-oF target.
+    pub struct NofOwner {
+        /// The target.
+        pub segment: SegmentId,
+        /// The client.
+        pub client: ClientId,
+    }
+}
+
 /// What a task is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]

@@ -83,10 +83,14 @@ operations! {
         mount_segment: MountSegment;
         unmount_segment: UnmountSegment | GracefulUnmountSegment;
         remount_segment: ReMountSegment;
+        mount_nof_segment: MountNoFSegment;
+        unmount_nof_segment: UnmountNoFSegment;
+        remount_nof_segment: ReMountNoFSegment;
+        evict_disk_replica: EvictDiskReplica | BatchEvictDiskReplica;
         ping: Ping;
-        copy_start: CopyStart;
-        copy_end: CopyEnd;
-        copy_revoke: CopyRevoke;
+        copy_start: CopyStart | DynamicReplicaCopyStart;
+        copy_end: CopyEnd | DynamicReplicaCopyEnd;
+        copy_revoke: CopyRevoke | DynamicReplicaCopyRevoke;
         move_start: MoveStart;
         move_end: MoveEnd;
         move_revoke: MoveRevoke;

@@ -3,11 +3,7 @@
 /// Of what, the gauges, and the counters.
 pub(super) const IDLE: &[(&str, &[&str], &[&str])] = &[
     ("NVMe-oF tier", &["master_nof_allocated_bytes", "master_total_nof_capacity_bytes"], &[]),
-    (
-        "File tier",
-        &["master_allocated_file_size_bytes", "master_total_file_capacity_bytes"],
-        &["master_evict_disk_replica_requests_total", "master_evict_disk_replica_failures_total"],
-    ),
+    ("File tier", &["master_allocated_file_size_bytes", "master_total_file_capacity_bytes"], &[]),
     (
         "Promotion from SSD",
         &["master_promotion_in_flight"],

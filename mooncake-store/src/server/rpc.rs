@@ -9,11 +9,12 @@ use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig,
 
 use super::State;
 use super::counting::Tally;
-use crate::api::{Caller, EndItem, PingReply, PutItem, WriteMode};
+use crate::api::{Caller, CopyToken, EndItem, PingReply, PutItem, WriteMode};
 use crate::master::Master;
 use crate::protocol::server::{Refusal, Service};
 use crate::protocol::service::{MasterService, ObjectCalls, OwnerCalls, SegmentCalls, TaskCalls};
-use crate::protocol::wire::{CopyPlan, MovePlan, Task, TaskInfo, TaskKind, TaskReport};
+use crate::protocol::tiers::TierCalls;
+use crate::protocol::wire::{CopyPlan, MovePlan, NofSegment, Task, TaskInfo, TaskKind, TaskReport};
 
 /// Counts calls on their way to the master.
 pub(super) struct Counted {
@@ -165,19 +166,62 @@ impl TaskCalls for Items {
         Tally::item(self.0.complete_task(client, report))
     }
 
-    fn copy_start(&self, caller: Caller<'_>, key: &[u8], from: &str, to: &[&str]) -> Result<CopyPlan> {
-        Tally::item(TaskCalls::copy_start(&*self.0, caller, key, from, to))
+    fn copy_start(
+        &self,
+        caller: Caller<'_>,
+        key: &[u8],
+        from: &str,
+        to: &[&str],
+        token: CopyToken,
+    ) -> Result<CopyPlan> {
+        Tally::item(TaskCalls::copy_start(&*self.0, caller, key, from, to, token))
     }
 
     fn move_start(&self, caller: Caller<'_>, key: &[u8], from: &str, to: &str) -> Result<MovePlan> {
         Tally::item(TaskCalls::move_start(&*self.0, caller, key, from, to))
     }
 
-    fn replication_end(&self, caller: Caller<'_>, kind: TaskKind, key: &[u8]) -> Result<()> {
-        Tally::item(TaskCalls::replication_end(&*self.0, caller, kind, key))
+    fn replication_end(
+        &self,
+        caller: Caller<'_>,
+        kind: TaskKind,
+        key: &[u8],
+        token: CopyToken,
+    ) -> Result<()> {
+        Tally::item(TaskCalls::replication_end(&*self.0, caller, kind, key, token))
     }
 
-    fn replication_revoke(&self, caller: Caller<'_>, kind: TaskKind, key: &[u8]) -> Result<()> {
-        Tally::item(TaskCalls::replication_revoke(&*self.0, caller, kind, key))
+    fn replication_revoke(
+        &self,
+        caller: Caller<'_>,
+        kind: TaskKind,
+        key: &[u8],
+        token: CopyToken,
+    ) -> Result<()> {
+        Tally::item(TaskCalls::replication_revoke(&*self.0, caller, kind, key, token))
+    }
+}
+
+impl TierCalls for Items {
+    fn find(&self, tenant: &str, key: &[u8]) -> Result<()> {
+        TierCalls::find(&*self.0, tenant, key)
+    }
+
+    fn mount_nof(&self, client: ClientId, segments: &[NofSegment]) -> Result<()> {
+        Tally::item(self.0.mount_nof(client, segments))
+    }
+
+    fn unmount_nof(&self, client: ClientId, segment: SegmentId) -> Result<()> {
+        Tally::item(self.0.unmount_nof(client, segment))
+    }
+
+    fn dropped_from_disk(
+        &self,
+        client: ClientId,
+        tenant: &str,
+        key: &[u8],
+        replicas: ReplicaType,
+    ) -> Result<()> {
+        Tally::item(self.0.dropped_from_disk(client, tenant, key, replicas))
     }
 }

@@ -12,6 +12,7 @@ use mooncake_core::replica::{
 };
 use mooncake_store::api::{Caller, EndItem, PingReply, PutItem, WriteMode};
 use mooncake_store::protocol::service::{ObjectCalls, OwnerCalls, SegmentCalls, TaskCalls};
+use mooncake_store::protocol::tiers::TierCalls;
 
 #[derive(Debug, Default)]
 pub(crate) struct TableMaster(Mutex<State>);
@@ -151,6 +152,12 @@ impl SegmentCalls for TableMaster {
 }
 
 impl TaskCalls for TableMaster {}
+
+impl TierCalls for TableMaster {
+    fn find(&self, _: &str, key: &[u8]) -> Result<()> {
+        self.state().objects.get(key).map(drop).ok_or_else(|| ErrorCode::ObjectNotFound.into())
+    }
+}
 
 impl OwnerCalls for TableMaster {
     fn client_addresses(&self, clients: &[ClientId]) -> Result<Vec<(ClientId, Vec<String>)>> {
