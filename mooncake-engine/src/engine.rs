@@ -6,7 +6,7 @@ use std::sync::Arc;
 use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::{Error, Result};
 use mooncake_transport::Directory;
-use mooncake_transport::directory::P2P;
+use mooncake_transport::directory::{DirectoryOptions, P2P, RedisLogin};
 use mooncake_transport::engine::{Engine, HandshakePort, LocalCopies};
 use tokio::runtime::Handle;
 
@@ -46,7 +46,7 @@ impl Deref for TransferEngine {
 pub struct TransferEngineBuilder {
     name: String,
     metadata: String,
-    cluster_id: String,
+    options: DirectoryOptions,
     directory: Option<Directory>,
     protocol: String,
     wires: Option<TransportOptions>,
@@ -60,7 +60,7 @@ impl Default for TransferEngineBuilder {
         Self {
             name: String::new(),
             metadata: P2P.into(),
-            cluster_id: String::new(),
+            options: DirectoryOptions::default(),
             directory: None,
             protocol: String::new(),
             wires: None,
@@ -79,7 +79,8 @@ impl TransferEngineBuilder {
         self
     }
 
-    /// Where segments are found, as the existing system spells it: `P2PHANDSHAKE` (the default), or `http://host:port/metadata`.
+    /// Where segments are found, as the existing system spells it: `P2PHANDSHAKE` (the default), `http://host:port/metadata`,
+    /// `etcd://host:port,host:port` or `redis://host:port` (features `metadata-etcd`, `metadata-redis`).
     pub fn metadata(mut self, text: impl Into<String>) -> Self {
         self.metadata = text.into();
         self
@@ -87,7 +88,13 @@ impl TransferEngineBuilder {
 
     /// What tells the keys of this cluster from those of others in the same directory (`MC_METADATA_CLUSTER_ID`).
     pub fn cluster_id(mut self, id: impl Into<String>) -> Self {
-        self.cluster_id = id.into();
+        self.options.cluster_id = id.into();
+        self
+    }
+
+    /// Who we are to a directory in Redis (`MC_REDIS_USERNAME`, `MC_REDIS_PASSWORD`, `MC_REDIS_DB_INDEX`).
+    pub fn redis_login(mut self, login: RedisLogin) -> Self {
+        self.options.redis = login;
         self
     }
 
@@ -142,7 +149,7 @@ impl TransferEngineBuilder {
         };
         let directory = match self.directory {
             Some(directory) => directory,
-            None => Directory::connect(&self.metadata, &self.cluster_id)?,
+            None => Directory::connect_with(&self.metadata, &self.options)?,
         };
         let transport = Arc::new(wires.open(&runtime, &self.clock)?);
         let mut engine = Engine::builder(transport)

@@ -17,6 +17,43 @@ pub const P2P: &str = "P2PHANDSHAKE";
 /// How long the owner of a name we want has to answer before it counts as gone.
 const PROBE: Duration = Duration::from_millis(1500);
 
+/// What can be connected to.
+const BUILT_IN: &[&str] = &[
+    P2P,
+    #[cfg(feature = "http")]
+    "http://host:port/metadata",
+    #[cfg(feature = "metadata-etcd")]
+    "etcd://host:port",
+    #[cfg(feature = "metadata-redis")]
+    "redis://host:port",
+];
+
+/// What a connection string does not say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DirectoryOptions {
+    /// Tells the keys of a cluster from those of others in the same directory; empty adds nothing.
+    pub cluster_id: String,
+    /// For a directory in Redis.
+    pub redis: RedisLogin,
+}
+
+/// Who we are to a Redis server.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct RedisLogin {
+    /// User; empty for the default one.
+    pub username: String,
+    /// Password; empty for none.
+    pub password: String,
+    /// Number of the database.
+    pub database: u8,
+}
+
+impl std::fmt::Debug for RedisLogin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RedisLogin({:?}, database {})", self.username, self.database)
+    }
+}
+
 /// How engines find each other.
 #[derive(Clone, Debug)]
 pub enum Directory {
@@ -37,29 +74,39 @@ impl Directory {
         Self::Metadata { backend, keys: MetaKeys::default() }
     }
 
-    /// Reads a connection string: `P2PHANDSHAKE`, or `http://host:port/path`. `Unsupported` names what is not built in.
+    /// Reads a connection string: `P2PHANDSHAKE`, `http://host:port/path`, `etcd://host:port,host:port` or `redis://host:port`; one without a
+    /// scheme is etcd's. Does not connect yet. `Unsupported` names what is not built in.
     pub fn connect(text: &str, cluster_id: &str) -> Result<Self> {
+        let options = DirectoryOptions { cluster_id: cluster_id.into(), ..DirectoryOptions::default() };
+        Self::connect_with(text, &options)
+    }
+
+    /// The same, with what a connection string does not say.
+    pub fn connect_with(text: &str, options: &DirectoryOptions) -> Result<Self> {
         if text == P2P {
             return Ok(Self::P2p);
         }
         // The existing system takes a string without a scheme for etcd.
         let scheme = text.split_once("://").map_or("etcd", |(scheme, _)| scheme);
-        match scheme {
+        let backend: Option<Arc<dyn MetadataBackend>> = match scheme {
             #[cfg(feature = "http")]
-            "http" => {
-                let backend = Arc::new(crate::http::HttpMetadata::new(text)?);
-                Ok(Self::Metadata { backend, keys: MetaKeys::new(cluster_id) })
-            }
-            _ => {
-                let _ = cluster_id;
-                Err(Error::new(
-                    ErrorCode::NotSupported,
-                    format!(
-                        "metadata directory {text:?}: {scheme:?} is not built in; use {P2P} or http://host:port/metadata"
-                    ),
-                ))
-            }
-        }
+            "http" => Some(Arc::new(crate::http::HttpMetadata::new(text)?)),
+            #[cfg(feature = "metadata-etcd")]
+            "etcd" => Some(Arc::new(crate::etcd::EtcdMetadata::new(text)?)),
+            #[cfg(feature = "metadata-redis")]
+            "redis" => Some(Arc::new(crate::redis::RedisMetadata::new(text, &options.redis)?)),
+            _ => None,
+        };
+        let Some(backend) = backend else {
+            let built_in = BUILT_IN.join(", ");
+            return Err(Error::new(
+                ErrorCode::NotSupported,
+                format!("metadata directory {text:?}: {scheme:?} is not built in; there is {built_in}"),
+            ));
+        };
+        let keys = MetaKeys::new(&options.cluster_id);
+        let keys = if scheme == "http" { keys } else { keys.with_newline() };
+        Ok(Self::Metadata { backend, keys })
     }
 
     /// Whether names are addresses.
@@ -72,8 +119,8 @@ impl Directory {
     pub async fn announce(&self, name: &str, at: &HostPort, config: &HandshakeConfig) -> Result<()> {
         let Directory::Metadata { backend, keys } = self else { return Ok(()) };
         let key = keys.rpc_meta(name);
-        let value = json!({"ip_or_host_name": at.host, "rpc_port": at.port}).to_string();
-        let refused = match backend.put(&key, value.clone().into(), Expect::Absent).await {
+        let value = keys.value(json!({"ip_or_host_name": at.host, "rpc_port": at.port}).to_string());
+        let refused = match backend.put(&key, value.clone(), Expect::Absent).await {
             Ok(_) => return Ok(()),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => error,
             Err(error) => return Err(error.context(format!("announcing segment {name:?}"))),
@@ -91,7 +138,7 @@ impl Directory {
         warn!(name, "taking over a segment name whose last owner does not answer");
         // Two steps: the existing servers refuse to overwrite these keys.
         backend.delete(&key).await?;
-        backend.put(&key, value.into(), Expect::Absent).await.map(|_| ()).map_err(|error| {
+        backend.put(&key, value, Expect::Absent).await.map(|_| ()).map_err(|error| {
             error
                 .context(format!("taking over the stale segment name {name:?} (another engine was quicker?)"))
         })
@@ -101,7 +148,7 @@ impl Directory {
     pub async fn publish(&self, desc: &SegmentDesc, fresh: bool) -> Result<()> {
         let Directory::Metadata { backend, keys } = self else { return Ok(()) };
         let expect = if fresh { Expect::Absent } else { Expect::Any };
-        match backend.put(&keys.segment(&desc.name), desc.encode().into(), expect).await {
+        match backend.put(&keys.segment(&desc.name), keys.value(desc.encode()), expect).await {
             Ok(_) => Ok(()),
             Err(error) => Err(error.context(format!("publishing segment {:?}", desc.name))),
         }
@@ -175,12 +222,28 @@ mod tests {
     #[test]
     fn connection_strings() {
         assert!(Directory::connect(P2P, "").unwrap().is_p2p());
-        for (text, word) in
-            [("127.0.0.1:2379", "etcd"), ("redis://h:1", "redis"), ("https://h/metadata", "https")]
-        {
-            let error = Directory::connect(text, "").unwrap_err();
+        for (text, word, built_in) in [
+            ("127.0.0.1:2379", "etcd", cfg!(feature = "metadata-etcd")),
+            ("etcd://a:1,b:2", "etcd", cfg!(feature = "metadata-etcd")),
+            ("redis://h:1", "redis", cfg!(feature = "metadata-redis")),
+            ("http://h/metadata", "http", cfg!(feature = "http")),
+            ("https://h/metadata", "https", false),
+        ] {
+            let connected = Directory::connect(text, "");
+            if built_in {
+                assert!(connected.is_ok_and(|directory| !directory.is_p2p()), "{text}");
+                continue;
+            }
+            let error = connected.unwrap_err();
             assert!(error.kind() == ErrorKind::Unsupported && error.message().contains(word), "{error}");
+            assert!(error.message().contains(P2P), "it says what there is: {error}");
         }
+    }
+
+    #[test]
+    fn a_password_is_not_printed() {
+        let login = RedisLogin { username: "u".into(), password: "secret".into(), database: 3 };
+        assert_eq!(format!("{login:?}"), "RedisLogin(\"u\", database 3)");
     }
 
     #[test]

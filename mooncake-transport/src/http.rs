@@ -1,18 +1,12 @@
 //! Client of the existing system's HTTP metadata servers, the stand-alone one and the one inside a master.
 
-use std::time::Duration;
-
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
-use mooncake_core::meta::{Expect, MetaCapabilities, MetaEvent, MetaValue, MetadataBackend};
+use mooncake_core::meta::{Expect, MetaCapabilities, MetaEvent, MetaValue, MetadataBackend, fingerprint};
 use mooncake_core::{Error, ErrorCode, Result};
 
-/// Time for a request in all, and for its connection; those of the existing system's client.
-const TOTAL: Duration = Duration::from_millis(3000);
-const CONNECT: Duration = Duration::from_millis(1500);
-/// Longest value that is read, in bytes.
-const MAX_VALUE: u64 = 32 << 20;
+use crate::web::{Reply, Verb, Web, excerpt};
 
 /// A metadata directory behind `GET`, `PUT` and `DELETE` of `<url>?key=<key>`.
 ///
@@ -21,12 +15,7 @@ const MAX_VALUE: u64 = 32 << 20;
 #[derive(Debug)]
 pub struct HttpMetadata {
     url: String,
-    agent: ureq::Agent,
-}
-
-struct Reply {
-    status: u16,
-    body: Vec<u8>,
+    web: Web,
 }
 
 impl HttpMetadata {
@@ -37,32 +26,11 @@ impl HttpMetadata {
                 "metadata directory {url:?}: only http:// URLs are understood"
             )));
         }
-        let config = ureq::Agent::config_builder()
-            .timeout_global(Some(TOTAL))
-            .timeout_connect(Some(CONNECT))
-            .http_status_as_error(false)
-            .max_redirects(0)
-            // What the environment says about proxies is meant for the outside world.
-            .proxy(None)
-            .build();
-        Ok(Self { url: url.trim_end_matches('/').to_owned(), agent: config.new_agent() })
+        Ok(Self { url: url.trim_end_matches('/').to_owned(), web: Web::new() })
     }
 
     async fn call(&self, verb: Verb, key: &str) -> Result<Reply> {
-        let url = format!("{}?key={}", self.url, escape(key));
-        let what = format!("{} {url}", verb.name());
-        let agent = self.agent.clone();
-        let runtime = tokio::runtime::Handle::try_current().map_err(|_| {
-            Error::invalid("the HTTP metadata directory needs a tokio runtime, and there is none here")
-        })?;
-        let reply = runtime.spawn_blocking(move || request(&agent, verb, &url)).await;
-        match reply {
-            Ok(Ok(reply)) => Ok(reply),
-            Ok(Err(error)) => Err(failed(error).context(what)),
-            Err(error) => {
-                Err(Error::internal(format!("an HTTP request was abandoned: {error}")).context(what))
-            }
-        }
+        self.web.call(verb, format!("{}?key={}", self.url, escape(key))).await
     }
 
     async fn check(&self, key: &str, expect: Expect) -> Result<()> {
@@ -81,22 +49,6 @@ impl HttpMetadata {
     }
 }
 
-enum Verb {
-    Get,
-    Put(Bytes),
-    Delete,
-}
-
-impl Verb {
-    fn name(&self) -> &'static str {
-        match self {
-            Verb::Get => "GET",
-            Verb::Put(_) => "PUT",
-            Verb::Delete => "DELETE",
-        }
-    }
-}
-
 #[async_trait]
 impl MetadataBackend for HttpMetadata {
     fn capabilities(&self) -> MetaCapabilities {
@@ -106,7 +58,7 @@ impl MetadataBackend for HttpMetadata {
     async fn get(&self, key: &str) -> Result<Option<MetaValue>> {
         let reply = self.call(Verb::Get, key).await?;
         match reply.status {
-            200 => Ok(Some(MetaValue { revision: revision(&reply.body), value: reply.body.into() })),
+            200 => Ok(Some(MetaValue { revision: fingerprint(&reply.body), value: reply.body.into() })),
             404 => Ok(None),
             _ => Err(unexpected("GET", key, &reply)),
         }
@@ -114,7 +66,7 @@ impl MetadataBackend for HttpMetadata {
 
     async fn put(&self, key: &str, value: Bytes, expect: Expect) -> Result<u64> {
         self.check(key, expect).await?;
-        let revision = revision(&value);
+        let revision = fingerprint(&value);
         let reply = self.call(Verb::Put(value), key).await?;
         match reply.status {
             200 => Ok(revision),
@@ -145,27 +97,8 @@ impl MetadataBackend for HttpMetadata {
     }
 }
 
-fn request(agent: &ureq::Agent, verb: Verb, url: &str) -> std::result::Result<Reply, ureq::Error> {
-    let mut response = match verb {
-        Verb::Get => agent.get(url).call(),
-        Verb::Put(value) => agent.put(url).content_type("application/json").send(&value[..]),
-        Verb::Delete => agent.delete(url).call(),
-    }?;
-    let body = response.body_mut().with_config().limit(MAX_VALUE).read_to_vec()?;
-    Ok(Reply { status: response.status().as_u16(), body })
-}
-
-fn failed(error: ureq::Error) -> Error {
-    let code = match &error {
-        ureq::Error::Timeout(_) => ErrorCode::RpcTimeout,
-        ureq::Error::BadUri(_) => ErrorCode::InvalidParams,
-        _ => ErrorCode::RpcFail,
-    };
-    Error::new(code, format!("the metadata server was not reached: {error}")).with_source(error)
-}
-
 fn unexpected(verb: &str, key: &str, reply: &Reply) -> Error {
-    let text = String::from_utf8_lossy(&reply.body[..reply.body.len().min(200)]).into_owned();
+    let text = excerpt(reply);
     Error::new(
         ErrorCode::RpcFail,
         format!("the metadata server answered {} to {verb} of {key:?}: {text}", reply.status),
@@ -185,13 +118,6 @@ fn escape(key: &str) -> String {
         }
         out
     })
-}
-
-/// A revision for a server that has none: a fingerprint of the value (64-bit FNV-1a).
-fn revision(value: &[u8]) -> u64 {
-    value
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 #[cfg(test)]

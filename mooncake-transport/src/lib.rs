@@ -3,6 +3,8 @@
 
 pub mod directory;
 pub mod engine;
+#[cfg(feature = "metadata-etcd")]
+pub mod etcd;
 #[allow(unsafe_code)]
 pub mod exposed;
 pub mod handshake;
@@ -13,6 +15,8 @@ pub mod loopback;
 pub mod net;
 #[allow(unsafe_code)]
 pub mod pool;
+#[cfg(feature = "metadata-redis")]
+pub mod redis;
 #[allow(unsafe_code)]
 pub mod region;
 pub mod segment;
@@ -24,6 +28,8 @@ pub mod ticket;
 #[allow(unsafe_code)]
 pub mod transfer;
 pub mod transport;
+#[cfg(any(feature = "http", feature = "metadata-etcd"))]
+mod web;
 
 pub use directory::Directory;
 pub use engine::{Engine, Request, Target};

@@ -1,6 +1,7 @@
 //! The task runner: `cargo xtask help`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
 
+mod debian;
 mod features;
 mod fuzz;
 mod peer;
@@ -32,7 +33,7 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let outcome = match words.as_slice() {
-        ["test", rest @ ..] => test(rest),
+        ["test", rest @ ..] => test(rest, false),
         ["python", rest @ ..] => python::test(rest),
         ["lint"] => lint(),
         ["features"] => features::each_alone(),
@@ -62,8 +63,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn test(rest: &[&str]) -> Result {
-    cargo(&["test", "--workspace", "--all-features"]).args(rest).run()?;
+/// Servers that tests start; what is not installed is skipped and said, in CI it fails.
+const SERVERS: &[(&str, &str)] = &[("etcd", "etcd-server"), ("redis-server", "redis-server")];
+
+fn test(rest: &[&str], in_ci: bool) -> Result {
+    let tests = cargo(&["test", "--workspace", "--all-features"]).args(rest);
+    let tests = if in_ci { tests.env("MOONCAKE_CI", "1") } else { tests };
+    tests.run()?;
     // Arguments are names of Rust tests.
     if rest.is_empty() { python::test(&[]) } else { Ok(()) }
 }
@@ -127,7 +133,8 @@ fn ci() -> Result {
     lint()?;
     python::install_torch()?;
     step("test");
-    test(&[])?;
+    debian::install_programs(SERVERS, "the test of metadata directories")?;
+    test(&[], true)?;
     step("features");
     features::each_alone()?;
     examples()?;

@@ -127,13 +127,7 @@ fn libraries() -> Result {
     }
     let mut packages = missing;
     packages.push("iproute2");
-    println!("installing {}", packages.join(" "));
-    command("apt-get", &["update", "-qq"]).run()?;
-    command("apt-get", &["install", "-y", "-qq"])
-        .args(&packages)
-        .env("DEBIAN_FRONTEND", "noninteractive")
-        .run()
-        .map_err(|e| format!("{e}\nthe reference peer needs {}; install them by hand", packages.join(" ")))
+    crate::debian::install(&packages, "the reference peer")
 }
 
 /// Runs a program in a network namespace that goes with it. The peer wants an interface besides `lo`.

@@ -1,9 +1,12 @@
-//! Where the existing system keeps things in a metadata directory.
+//! Where the existing system keeps things in a metadata directory, and how the values end.
+
+use bytes::Bytes;
 
 /// Builds keys: `mooncake/[<cluster>/]ram/<segment>` and `mooncake/[<cluster>/]rpc_meta/<segment>`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetaKeys {
     prefix: String,
+    newline: bool,
 }
 
 impl MetaKeys {
@@ -11,7 +14,23 @@ impl MetaKeys {
     pub fn new(cluster_id: &str) -> Self {
         let prefix =
             if cluster_id.is_empty() { "mooncake/".into() } else { format!("mooncake/{cluster_id}/") };
-        Self { prefix }
+        Self { prefix, newline: false }
+    }
+
+    /// The same for a directory in which values end with a newline: etcd and Redis. Readers take both.
+    #[must_use]
+    pub fn with_newline(mut self) -> Self {
+        self.newline = true;
+        self
+    }
+
+    /// A JSON text as it is put there.
+    pub fn value(&self, json: impl Into<Vec<u8>>) -> Bytes {
+        let mut json = json.into();
+        if self.newline {
+            json.push(b'\n');
+        }
+        json.into()
     }
 
     /// The segment descriptor of a segment. A name with a slash is already a path of its own.
@@ -47,5 +66,7 @@ mod tests {
         assert_eq!(keys.rpc_meta("a/b"), "mooncake/rpc_meta/a/b");
         assert_eq!(MetaKeys::new("c").segment("n"), "mooncake/c/ram/n");
         assert_eq!(MetaKeys::new("c").rpc_meta("n"), "mooncake/c/rpc_meta/n");
+        assert_eq!(keys.value("{}"), "{}");
+        assert_eq!(keys.with_newline().value("{}"), "{}\n");
     }
 }

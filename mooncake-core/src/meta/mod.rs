@@ -85,3 +85,11 @@ pub trait MetadataBackend: Debug + Send + Sync + 'static {
     /// Changes under this prefix from now on.
     async fn watch(&self, prefix: &str) -> Result<BoxStream<'static, MetaEvent>>;
 }
+
+/// A revision for a backend whose server has none: a fingerprint of the value (64-bit FNV-1a). Putting the same value
+/// again does not change it.
+pub fn fingerprint(value: &[u8]) -> u64 {
+    value
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}

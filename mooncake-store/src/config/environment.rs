@@ -218,7 +218,7 @@ const LATER: &[Unread] = &[
     ),
     unread(
         &["MC_REDIS_USERNAME", "MC_REDIS_PASSWORD", "MC_REDIS_DB_INDEX"],
-        "metadata in Redis is not built yet",
+        "a login to Redis is given in code (`RedisLogin`)",
     ),
     unread(
         &[

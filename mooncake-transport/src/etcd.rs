@@ -1,0 +1,330 @@
+//! A metadata directory in etcd, over the JSON gateway that its client port serves (version 3.4 and newer).
+//!
+//! Not over gRPC: the crates for that need `protoc` wherever they are built, and four times as many crates as this one has.
+
+use std::io::{BufRead, BufReader};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::channel::mpsc::{UnboundedSender, unbounded};
+use futures::stream::BoxStream;
+use mooncake_core::meta::{Expect, MetaCapabilities, MetaEvent, MetaValue, MetadataBackend};
+use mooncake_core::{Error, ErrorCode, Result};
+use serde_json::{Value, json};
+use tracing::warn;
+
+use crate::net::HostPort;
+use crate::web::{CONNECT, Verb, Web, excerpt};
+
+/// Port of an endpoint that has none.
+const PORT: u16 = 2379;
+/// How long a silent watch is read before it is opened anew: a bound on how long one that nobody wants any more is kept.
+const WATCH_SILENCE: Duration = Duration::from_secs(5);
+
+/// A metadata directory in etcd. Runs on a tokio runtime.
+///
+/// The endpoints are one cluster; a request goes to the one that answered last, then to the others. Revisions are etcd's.
+#[derive(Debug)]
+pub struct EtcdMetadata {
+    endpoints: Vec<String>,
+    /// Which of them answered last.
+    current: AtomicUsize,
+    web: Web,
+}
+
+impl EtcdMetadata {
+    /// A directory at `host:port`, or at several, separated by commas or semicolons; `etcd://` before them is taken. Does not connect yet.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` when there is no host.
+    pub fn new(endpoints: &str) -> Result<Self> {
+        let list = endpoints.strip_prefix("etcd://").unwrap_or(endpoints);
+        let urls: Vec<String> = list
+            .split([',', ';'])
+            .map(|one| one.trim().trim_start_matches("http://").trim_end_matches('/'))
+            .filter(|one| !one.is_empty())
+            .map(|one| format!("http://{}", HostPort::parse(one, PORT)))
+            .collect();
+        if urls.is_empty() || urls.iter().any(|url| url.starts_with("http://:") || url.contains("://https")) {
+            return Err(Error::invalid(format!(
+                "metadata directory {endpoints:?}: expected etcd://host:port, or several with commas between them"
+            )));
+        }
+        Ok(Self { endpoints: urls, current: AtomicUsize::new(0), web: Web::new() })
+    }
+
+    /// Posts to the first endpoint that answers.
+    async fn post(&self, path: &str, request: &Value) -> Result<Value> {
+        let body = Bytes::from(request.to_string());
+        let first = self.current.load(Ordering::Relaxed);
+        let mut last = None;
+        for step in 0..self.endpoints.len() {
+            let at = (first + step) % self.endpoints.len();
+            let url = format!("{}/v3/{path}", self.endpoints[at]);
+            match self.web.call(Verb::Post(body.clone()), url).await {
+                Ok(reply) if reply.status == 200 => {
+                    self.current.store(at, Ordering::Relaxed);
+                    return serde_json::from_slice(&reply.body)
+                        .map_err(|e| Error::invalid(format!("etcd answered something else than JSON: {e}")));
+                }
+                Ok(reply) => {
+                    let said = excerpt(&reply);
+                    let error = Error::new(
+                        ErrorCode::RpcFail,
+                        format!("etcd at {} answered {} to {path}: {said}", self.endpoints[at], reply.status),
+                    );
+                    // No leader, or not here: another member may know more.
+                    if reply.status < 500 {
+                        return Err(error);
+                    }
+                    last = Some(error);
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| Error::internal("etcd without endpoints")))
+    }
+
+    /// Entries of a range, and the revision they were read at.
+    async fn range(&self, request: Value) -> Result<(Vec<(String, MetaValue)>, u64)> {
+        let answer = self.post("kv/range", &request).await?;
+        let entries = array(&answer["kvs"]).iter().map(entry).collect::<Result<_>>()?;
+        Ok((entries, number(&answer["header"]["revision"])))
+    }
+}
+
+#[async_trait]
+impl MetadataBackend for EtcdMetadata {
+    fn capabilities(&self) -> MetaCapabilities {
+        MetaCapabilities { watch: true, durable: true, atomic: true, list: true }
+    }
+
+    async fn get(&self, key: &str) -> Result<Option<MetaValue>> {
+        let (mut entries, _) = self.range(json!({"key": encode(key)})).await?;
+        Ok(entries.pop().map(|(_, value)| value))
+    }
+
+    async fn put(&self, key: &str, value: Bytes, expect: Expect) -> Result<u64> {
+        let key64 = encode(key);
+        let compare = match expect {
+            Expect::Any => json!([]),
+            Expect::Absent => {
+                json!([{"key": key64, "target": "CREATE", "result": "EQUAL", "create_revision": "0"}])
+            }
+            Expect::At(revision) => {
+                json!([{"key": key64, "target": "MOD", "result": "EQUAL", "mod_revision": revision.to_string()}])
+            }
+        };
+        let put = json!({"request_put": {"key": key64, "value": encode(&value)}});
+        let answer = self.post("kv/txn", &json!({"compare": compare, "success": [put]})).await?;
+        if answer["succeeded"] == true {
+            return Ok(number(&answer["header"]["revision"]));
+        }
+        Err(Error::new(
+            ErrorCode::ObjectAlreadyExists,
+            format!("metadata key {key:?} is not as expected ({expect:?})"),
+        ))
+    }
+
+    async fn delete(&self, key: &str) -> Result<bool> {
+        let answer = self.post("kv/deleterange", &json!({"key": encode(key)})).await?;
+        Ok(number(&answer["deleted"]) > 0)
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<(String, MetaValue)>> {
+        let mut request = span(prefix);
+        request["sort_target"] = "KEY".into();
+        request["sort_order"] = "ASCEND".into();
+        Ok(self.range(request).await?.0)
+    }
+
+    async fn watch(&self, prefix: &str) -> Result<BoxStream<'static, MetaEvent>> {
+        let mut request = span(prefix);
+        request["limit"] = 1.into();
+        request["keys_only"] = true.into();
+        let (_, now) = self.range(request).await?;
+        let (sender, events) = unbounded();
+        let watch = Watch {
+            endpoints: self.endpoints.clone(),
+            at: self.current.load(Ordering::Relaxed),
+            agent: self.web.agent().clone(),
+            span: span(prefix),
+            next: now + 1,
+            sender,
+        };
+        // A thread of its own, which no runtime has to wait for when it ends.
+        std::thread::Builder::new().name("etcd-watch".into()).spawn(move || watch.run())?;
+        Ok(events.boxed())
+    }
+}
+
+/// A watch that is opened again wherever it broke off, so that it misses nothing.
+struct Watch {
+    endpoints: Vec<String>,
+    at: usize,
+    agent: ureq::Agent,
+    span: Value,
+    /// The first revision not seen yet.
+    next: u64,
+    sender: UnboundedSender<MetaEvent>,
+}
+
+/// Why the reading of a watch ended.
+enum End {
+    /// Nothing was said for a while, or the connection broke.
+    Again,
+    /// Nobody wants the events any more, or they are lost.
+    Over,
+}
+
+impl Watch {
+    fn run(mut self) {
+        while !self.sender.is_closed() {
+            match self.read() {
+                Ok(End::Again) => {}
+                Ok(End::Over) => return,
+                Err(error) => {
+                    warn!(endpoint = self.endpoints[self.at], %error, "a watch in etcd broke off; it is opened again");
+                    self.at = (self.at + 1) % self.endpoints.len();
+                    if self.at == 0 {
+                        // Nobody answers, and no event will say when somebody does.
+                        std::thread::park_timeout(Duration::from_millis(500));
+                    }
+                }
+            }
+        }
+    }
+
+    fn read(&mut self) -> Result<End> {
+        let mut create = self.span.clone();
+        create["start_revision"] = self.next.to_string().into();
+        let url = format!("{}/v3/watch", self.endpoints[self.at]);
+        let request = self.agent.post(url).config();
+        let request = request
+            .timeout_global(None)
+            .timeout_connect(Some(CONNECT))
+            .timeout_per_read(Some(WATCH_SILENCE))
+            .build()
+            .content_type("application/json");
+        let broken = |error: &dyn std::fmt::Display| Error::new(ErrorCode::RpcFail, error.to_string());
+        let mut response =
+            request.send(json!({"create_request": create}).to_string()).map_err(|e| broken(&e))?;
+        if response.status() != 200 {
+            return Err(broken(&format!("etcd answered {} to a watch", response.status())));
+        }
+        let mut lines = BufReader::new(response.body_mut().as_reader());
+        let mut line = String::new();
+        loop {
+            line.clear();
+            match lines.read_line(&mut line) {
+                Ok(0) => return Ok(End::Again),
+                Ok(_) => {}
+                Err(error) if is_silence(&error) => return Ok(End::Again),
+                Err(error) => return Err(error.into()),
+            }
+            let message: Value =
+                serde_json::from_str(&line).map_err(|e| broken(&format!("{e} in what etcd says")))?;
+            if let End::Over = self.take(&message)? {
+                return Ok(End::Over);
+            }
+        }
+    }
+
+    fn take(&mut self, message: &Value) -> Result<End> {
+        let result = &message["result"];
+        if result["canceled"] == true {
+            warn!(reason = %result["cancel_reason"], compacted = %result["compact_revision"], "etcd ended a watch");
+            return Ok(End::Over);
+        }
+        if result.is_null() {
+            return Err(Error::new(ErrorCode::RpcFail, format!("etcd ended a watch: {}", message["error"])));
+        }
+        for event in array(&result["events"]) {
+            let (key, value) = entry(&event["kv"])?;
+            self.next = self.next.max(value.revision + 1);
+            let value = (event["type"] != "DELETE").then_some(value);
+            if self.sender.unbounded_send(MetaEvent { key, value }).is_err() {
+                return Ok(End::Over);
+            }
+        }
+        Ok(End::Again)
+    }
+}
+
+fn is_silence(error: &std::io::Error) -> bool {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<ureq::Error>());
+    matches!(inner, Some(ureq::Error::Timeout(_)))
+        || matches!(error.kind(), std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock)
+}
+
+fn encode(bytes: impl AsRef<[u8]>) -> String {
+    BASE64.encode(bytes)
+}
+
+/// All keys with a prefix: from the prefix to the first key that is greater than all of them.
+fn span(prefix: &str) -> Value {
+    let mut end = prefix.as_bytes().to_vec();
+    // UTF-8 has no byte 255, so the last byte can always be counted up; no prefix at all means everything.
+    match end.last_mut() {
+        Some(last) => *last += 1,
+        None => return json!({"key": encode([0]), "range_end": encode([0])}),
+    }
+    json!({"key": encode(prefix), "range_end": encode(end)})
+}
+
+fn array(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// The gateway writes 64-bit numbers as text, and leaves zeros out.
+fn number(value: &Value) -> u64 {
+    value.as_str().and_then(|text| text.parse().ok()).or_else(|| value.as_u64()).unwrap_or(0)
+}
+
+fn entry(kv: &Value) -> Result<(String, MetaValue)> {
+    let bytes = |field: &str| match kv[field].as_str() {
+        None => Ok(Vec::new()),
+        Some(text) => BASE64
+            .decode(text)
+            .map_err(|e| Error::invalid(format!("etcd sent a {field} that is not base64: {e}"))),
+    };
+    let key = String::from_utf8(bytes("key")?)
+        .map_err(|_| Error::invalid("etcd holds a key under our prefix that is not UTF-8"))?;
+    Ok((key, MetaValue { value: bytes("value")?.into(), revision: number(&kv["mod_revision"]) }))
+}
+
+#[cfg(test)]
+mod tests {
+    use mooncake_core::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn endpoints_are_read_as_the_existing_system_reads_them() {
+        let urls = |text: &str| EtcdMetadata::new(text).map(|etcd| etcd.endpoints);
+        assert_eq!(urls("etcd://a:1,b:2").unwrap(), ["http://a:1", "http://b:2"]);
+        assert_eq!(urls("a:1;b").unwrap(), ["http://a:1", "http://b:2379"]);
+        assert_eq!(urls("etcd://[::1]:5").unwrap(), ["http://[::1]:5"]);
+        for text in ["", "etcd://", "etcd://,;", "etcd://:1"] {
+            let error = urls(text).unwrap_err();
+            assert!(
+                error.kind() == ErrorKind::Invalid && error.message().contains("etcd://host:port"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn answers_are_read_in_any_shape() {
+        let (key, value) = entry(&json!({"key": "YQ==", "mod_revision": "7"})).unwrap();
+        assert_eq!((key.as_str(), value.revision, value.value.len()), ("a", 7, 0));
+        assert!(entry(&json!({"key": "*"})).unwrap_err().message().contains("base64"));
+        assert!(entry(&json!({"key": "/w=="})).unwrap_err().message().contains("UTF-8"));
+        assert_eq!(span("a/"), json!({"key": encode("a/"), "range_end": encode("a0")}));
+    }
+}

@@ -1,0 +1,116 @@
+//! One HTTP request at a time, for the metadata directories that are reached over HTTP.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use mooncake_core::{Error, ErrorCode, Result};
+
+/// Time for a request in all, and for its connection; those of the existing system's client.
+const TOTAL: Duration = Duration::from_millis(3000);
+pub(crate) const CONNECT: Duration = Duration::from_millis(1500);
+/// Longest answer that is read, in bytes.
+const MAX_ANSWER: u64 = 32 << 20;
+
+/// A client with connections it keeps. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct Web {
+    agent: ureq::Agent,
+}
+
+pub(crate) struct Reply {
+    pub(crate) status: u16,
+    pub(crate) body: Vec<u8>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Verb {
+    #[cfg(feature = "http")]
+    Get,
+    #[cfg(feature = "http")]
+    Put(Bytes),
+    #[cfg(feature = "metadata-etcd")]
+    Post(Bytes),
+    #[cfg(feature = "http")]
+    Delete,
+}
+
+impl Verb {
+    fn name(&self) -> &'static str {
+        match self {
+            #[cfg(feature = "http")]
+            Verb::Get => "GET",
+            #[cfg(feature = "http")]
+            Verb::Put(_) => "PUT",
+            #[cfg(feature = "metadata-etcd")]
+            Verb::Post(_) => "POST",
+            #[cfg(feature = "http")]
+            Verb::Delete => "DELETE",
+        }
+    }
+}
+
+impl Web {
+    pub(crate) fn new() -> Self {
+        let config = ureq::Agent::config_builder()
+            .timeout_global(Some(TOTAL))
+            .timeout_connect(Some(CONNECT))
+            .http_status_as_error(false)
+            .max_redirects(0)
+            // What the environment says about proxies is meant for the outside world.
+            .proxy(None)
+            .build();
+        Self { agent: config.new_agent() }
+    }
+
+    #[cfg(feature = "metadata-etcd")]
+    pub(crate) fn agent(&self) -> &ureq::Agent {
+        &self.agent
+    }
+
+    /// Sends a request from a thread that may wait. Needs a tokio runtime.
+    pub(crate) async fn call(&self, verb: Verb, url: String) -> Result<Reply> {
+        let what = format!("{} {url}", verb.name());
+        let agent = self.agent.clone();
+        let runtime = tokio::runtime::Handle::try_current().map_err(|_| {
+            Error::invalid("a metadata directory over HTTP needs a tokio runtime, and there is none here")
+        })?;
+        let reply = runtime.spawn_blocking(move || request(&agent, verb, &url)).await;
+        match reply {
+            Ok(Ok(reply)) => Ok(reply),
+            Ok(Err(error)) => Err(failed(error).context(what)),
+            Err(error) => {
+                Err(Error::internal(format!("an HTTP request was abandoned: {error}")).context(what))
+            }
+        }
+    }
+}
+
+fn request(agent: &ureq::Agent, verb: Verb, url: &str) -> std::result::Result<Reply, ureq::Error> {
+    const JSON: &str = "application/json";
+    let mut response = match verb {
+        #[cfg(feature = "http")]
+        Verb::Get => agent.get(url).call(),
+        #[cfg(feature = "http")]
+        Verb::Put(value) => agent.put(url).content_type(JSON).send(&value[..]),
+        #[cfg(feature = "metadata-etcd")]
+        Verb::Post(value) => agent.post(url).content_type(JSON).send(&value[..]),
+        #[cfg(feature = "http")]
+        Verb::Delete => agent.delete(url).call(),
+    }?;
+    let body = response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec()?;
+    Ok(Reply { status: response.status().as_u16(), body })
+}
+
+fn failed(error: ureq::Error) -> Error {
+    let code = match &error {
+        ureq::Error::Timeout(_) => ErrorCode::RpcTimeout,
+        ureq::Error::BadUri(_) => ErrorCode::InvalidParams,
+        _ => ErrorCode::RpcFail,
+    };
+    Error::new(code, format!("the metadata server was not reached: {error}")).with_source(error)
+}
+
+/// The beginning of an answer, for a message.
+pub(crate) fn excerpt(reply: &Reply) -> String {
+    String::from_utf8_lossy(&reply.body[..reply.body.len().min(200)]).trim_end().to_owned()
+}

@@ -1,0 +1,257 @@
+//! Metadata directories in etcd and Redis, against real servers that each test starts for itself (Debian: `etcd-server`,
+//! `redis-server`). Without them a test says so and passes, except in CI.
+#![cfg(all(feature = "metadata-etcd", feature = "metadata-redis", not(miri)))]
+#![allow(clippy::disallowed_methods, reason = "CI says who it is in the environment")]
+#![allow(clippy::print_stderr, reason = "a test that did not run says so")]
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use mooncake_core::ErrorKind;
+use mooncake_core::meta::{Expect, MetadataBackend};
+use mooncake_core::testkit::meta::check;
+use mooncake_transport::directory::{DirectoryOptions, RedisLogin};
+use mooncake_transport::engine::HandshakePort;
+use mooncake_transport::etcd::EtcdMetadata;
+use mooncake_transport::redis::RedisMetadata;
+use mooncake_transport::{Directory, Engine, Loopback, LoopbackNet};
+
+/// A server of its own, killed when dropped.
+struct Server {
+    child: Child,
+    port: u16,
+    folder: tempfile::TempDir,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Server {
+    fn at(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// The same again, after it was killed: same port, same files.
+    fn restart(&mut self, command: fn(u16, &str) -> Command) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        self.child =
+            command(self.port, &self.folder.path().to_string_lossy()).spawn().expect("it started before");
+    }
+}
+
+fn etcd(port: u16, folder: &str) -> Command {
+    let mut command = Command::new("etcd");
+    let (client, peer) = (format!("http://127.0.0.1:{port}"), "http://127.0.0.1:0");
+    command.args(["--data-dir", folder, "--listen-client-urls", &client, "--advertise-client-urls", &client]);
+    command.args(["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]);
+    command.args(["--initial-cluster", &format!("default={peer}")]);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+fn redis(port: u16, folder: &str) -> Command {
+    let mut command = Command::new("redis-server");
+    command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir", folder, "--save", ""]);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+fn redis_with_password(port: u16, folder: &str) -> Command {
+    let mut command = redis(port, folder);
+    command.args(["--requirepass", "open sesame"]);
+    command
+}
+
+/// Starts a server at a port that is free now; `None` where it is not installed.
+fn start(command: fn(u16, &str) -> Command) -> Option<Server> {
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut command = command(port, &folder.path().to_string_lossy());
+    match command.spawn() {
+        Ok(child) => Some(Server { child, port, folder }),
+        Err(error) => {
+            let missing = format!(
+                "{:?} cannot be started ({error}): install it to run this test",
+                command.get_program()
+            );
+            assert!(std::env::var_os("MOONCAKE_CI").is_none(), "{missing}");
+            eprintln!("skipped: {missing}");
+            None
+        }
+    }
+}
+
+/// Waits until the server answers.
+async fn ready(backend: &dyn MetadataBackend) {
+    for _ in 0..600 {
+        if backend.get("ready").await.is_ok() {
+            return;
+        }
+        // A server that starts has no event for us.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("the server did not come up: {:?}", backend.get("ready").await);
+}
+
+async fn etcd_backend(server: &Server) -> Arc<EtcdMetadata> {
+    let backend = Arc::new(EtcdMetadata::new(&server.at()).unwrap());
+    ready(&*backend).await;
+    backend
+}
+
+async fn redis_backend(server: &Server, login: &RedisLogin) -> Arc<RedisMetadata> {
+    let backend = Arc::new(RedisMetadata::new(&server.at(), login).unwrap());
+    ready(&*backend).await;
+    backend
+}
+
+#[tokio::test]
+async fn etcd_conforms() {
+    let Some(server) = start(etcd) else { return };
+    let backend = etcd_backend(&server).await;
+    check(backend.clone()).await;
+    // Every key there is.
+    backend.put("a", "1".into(), Expect::Any).await.unwrap();
+    backend.put("é", "2".into(), Expect::Any).await.unwrap();
+    assert_eq!(backend.list("").await.unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn redis_conforms() {
+    let Some(server) = start(redis) else { return };
+    let backend = redis_backend(&server, &RedisLogin::default()).await;
+    check(backend.clone()).await;
+    for key in ["p*/a", "p*/b", "pq/c", "p-[x]/d"] {
+        backend.put(key, "v".into(), Expect::Any).await.unwrap();
+    }
+    let keys = |found: Vec<(String, _)>| found.into_iter().map(|(key, _)| key).collect::<Vec<_>>();
+    assert_eq!(keys(backend.list("p*/").await.unwrap()), ["p*/a", "p*/b"], "a prefix is no pattern");
+    assert_eq!(keys(backend.list("p-[x]").await.unwrap()), ["p-[x]/d"]);
+}
+
+#[tokio::test]
+async fn redis_is_told_who_we_are() {
+    let Some(server) = start(redis_with_password) else { return };
+    let login = RedisLogin { password: "open sesame".into(), database: 3, ..RedisLogin::default() };
+    let backend = redis_backend(&server, &login).await;
+    backend.put("k", "v".into(), Expect::Any).await.unwrap();
+    let nobody = RedisMetadata::new(&server.at(), &RedisLogin::default()).unwrap();
+    let error = nobody.get("k").await.unwrap_err();
+    assert!(error.to_string().contains("NOAUTH") && error.to_string().contains(&server.at()), "{error}");
+    let elsewhere = RedisMetadata::new(&server.at(), &RedisLogin { database: 0, ..login }).unwrap();
+    assert!(elsewhere.get("k").await.unwrap().is_none(), "databases are apart");
+}
+
+#[tokio::test]
+async fn a_watch_in_etcd_outlives_a_restart_of_the_server() {
+    let Some(mut server) = start(etcd) else { return };
+    let backend = etcd_backend(&server).await;
+    let mut events = backend.watch("w/").await.unwrap();
+    backend.put("w/a", "1".into(), Expect::Any).await.unwrap();
+    assert_eq!(events.next().await.unwrap().key, "w/a");
+    server.restart(etcd);
+    ready(&*backend).await;
+    assert_eq!(backend.get("w/a").await.unwrap().unwrap().value, "1", "etcd is durable");
+    backend.put("w/b", "2".into(), Expect::Any).await.unwrap();
+    let event = tokio::time::timeout(Duration::from_secs(30), events.next()).await.unwrap().unwrap();
+    assert_eq!(
+        (event.key.as_str(), event.value.unwrap().value),
+        ("w/b", "2".into()),
+        "nothing twice, nothing missed"
+    );
+}
+
+#[tokio::test]
+async fn a_member_of_etcd_that_is_gone_is_passed_over() {
+    let Some(server) = start(etcd) else { return };
+    ready(&*etcd_backend(&server).await).await;
+    let nobody = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).unwrap();
+    let backend = EtcdMetadata::new(&format!("etcd://{nobody},{}", server.at())).unwrap();
+    backend.put("k", "v".into(), Expect::Absent).await.unwrap();
+    let gone = EtcdMetadata::new(&nobody.to_string()).unwrap();
+    let error = gone.get("k").await.unwrap_err();
+    assert!(
+        error.kind() == ErrorKind::Unavailable && error.to_string().contains(&nobody.to_string()),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn redis_is_found_again_after_a_restart() {
+    let Some(mut server) = start(redis) else { return };
+    let backend = redis_backend(&server, &RedisLogin::default()).await;
+    backend.put("k", "v".into(), Expect::Any).await.unwrap();
+    server.restart(redis);
+    ready(&*backend).await;
+    assert!(backend.get("k").await.unwrap().is_none());
+}
+
+async fn engine(
+    net: &LoopbackNet,
+    name: &str,
+    directory: Directory,
+) -> mooncake_core::Result<Engine<Loopback>> {
+    let handshake = HandshakePort {
+        host: Some("127.0.0.1".into()),
+        bind: Some([127, 0, 0, 1].into()),
+        ..HandshakePort::default()
+    };
+    Engine::builder(Arc::new(net.node())).name(name).directory(directory).handshake(handshake).start().await
+}
+
+/// Two engines meet in a directory; what they leave there is the existing system's, newline and all.
+async fn engines_meet(url: &str, backend: Arc<dyn MetadataBackend>) {
+    let net = LoopbackNet::new();
+    let options = DirectoryOptions { cluster_id: "c".into(), ..DirectoryOptions::default() };
+    let directory = Directory::connect_with(url, &options).unwrap();
+    let (a, b) = (
+        engine(&net, "a:1", directory.clone()).await.unwrap(),
+        engine(&net, "b", directory.clone()).await.unwrap(),
+    );
+    let memory = Arc::new(mooncake_core::memory::HostMemory::new(4096).unwrap());
+    let region = a.register(memory).await.unwrap();
+    let target = b.open("a:1").await.unwrap();
+    b.write(&target, region.addr(), vec![1, 2, 3], None).await.0.unwrap();
+    let at = a.handshake_addr().unwrap();
+    let stored = backend.get("mooncake/c/rpc_meta/a:1").await.unwrap().unwrap().value;
+    assert_eq!(stored, format!("{{\"ip_or_host_name\":\"127.0.0.1\",\"rpc_port\":{}}}\n", at.port));
+    let stored = backend.get("mooncake/c/ram/a:1").await.unwrap().unwrap().value;
+    assert!(stored.ends_with(b"}\n") && stored.starts_with(b"{\"buffers\":[{"), "{stored:?}");
+    // A name in use is refused, by the address of who has it.
+    let refused = engine(&net, "a:1", directory.clone()).await.unwrap_err();
+    assert!(
+        refused.kind() == ErrorKind::AlreadyExists && refused.to_string().contains(&at.to_string()),
+        "{refused}"
+    );
+    // As after a crash: the entry stays, and nobody answers there.
+    let stale = backend.get("mooncake/c/rpc_meta/a:1").await.unwrap().unwrap().value;
+    drop(region);
+    a.close().await.unwrap();
+    backend.put("mooncake/c/rpc_meta/a:1", stale, Expect::Any).await.unwrap();
+    let again = engine(&net, "a:1", directory).await.unwrap();
+    again.close().await.unwrap();
+    b.close().await.unwrap();
+    assert!(backend.list("mooncake/").await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn engines_meet_in_etcd() {
+    let Some(server) = start(etcd) else { return };
+    let backend = etcd_backend(&server).await;
+    engines_meet(&format!("etcd://{}", server.at()), backend).await;
+}
+
+#[tokio::test]
+async fn engines_meet_in_redis() {
+    let Some(server) = start(redis) else { return };
+    let backend = redis_backend(&server, &RedisLogin::default()).await;
+    engines_meet(&format!("redis://{}", server.at()), backend).await;
+}
