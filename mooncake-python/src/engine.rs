@@ -526,7 +526,7 @@ impl EngineCalls {
     /// Notifications that arrived since the last call, as name and message.
     fn _notifications(&self, py: Python<'_>) -> PyResult<Vec<(String, String)>> {
         let Some(inner) = self.inner(py)? else { return Ok(Vec::new()) };
-        let all = inner.get().engine.notifications();
+        let all = inner.get().engine.take_notifications();
         Ok(all.into_iter().map(|notification| (notification.name, notification.message)).collect())
     }
 

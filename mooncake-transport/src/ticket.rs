@@ -7,7 +7,7 @@ use std::future::Future;
 use std::ops::{Deref, Range};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
@@ -21,6 +21,26 @@ use parking_lot::Mutex;
 ///
 /// `deadline`, on the transport's clock, is when the wire gives up; see [`Completion::deadline`].
 pub fn ticket<B: Send + 'static>(buffer: B, ops: usize, deadline: Option<Moment>) -> (Completion, Ticket<B>) {
+    make(buffer, ops, deadline, None)
+}
+
+/// The same with a watch on each single operation, for one more allocation.
+pub fn watched<B: Send + 'static>(
+    buffer: B,
+    ops: usize,
+    deadline: Option<Moment>,
+) -> (Completion, Ticket<B>, Watch) {
+    let watch = Watch { each: (0..ops).map(|_| AtomicU32::new(1)).collect() };
+    let (completion, ticket) = make(buffer, ops, deadline, Some(watch.clone()));
+    (completion, ticket, watch)
+}
+
+fn make<B: Send + 'static>(
+    buffer: B,
+    ops: usize,
+    deadline: Option<Moment>,
+    watch: Option<Watch>,
+) -> (Completion, Ticket<B>) {
     let shared = Arc::new(Shared {
         progress: Progress {
             unfinished: AtomicUsize::new(1),
@@ -28,11 +48,68 @@ pub fn ticket<B: Send + 'static>(buffer: B, ops: usize, deadline: Option<Moment>
             failures: Mutex::new(Vec::new()),
             ops,
             deadline,
+            watch,
         },
         buffer: Mutex::new(Some(buffer)),
     });
     let completion = Completion { core: Some(shared.clone() as Arc<dyn Core>), ops: 0..ops };
     (completion, Ticket { shared })
+}
+
+/// How the single operations of a [`watched`] ticket stand, while they run and afterwards. Clones watch the same ticket.
+#[derive(Clone, Debug)]
+pub struct Watch {
+    /// Unfinished shares of each operation, and the bits below.
+    each: Arc<[AtomicU32]>,
+}
+
+const FAILED: u32 = 1 << 31;
+const LATE: u32 = 1 << 30;
+
+/// How one operation stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpState {
+    /// Under way.
+    Pending,
+    /// Done.
+    Done,
+    /// Over without success.
+    Failed,
+    /// Failed with kind `Timeout`.
+    Late,
+}
+
+impl Watch {
+    /// How the operation of this number stands; `None` when there is none.
+    pub fn state(&self, op: usize) -> Option<OpState> {
+        let word = self.each.get(op)?.load(Ordering::Acquire);
+        Some(match word {
+            0 => OpState::Done,
+            _ if word & !(FAILED | LATE) != 0 => OpState::Pending,
+            _ if word & LATE != 0 => OpState::Late,
+            _ => OpState::Failed,
+        })
+    }
+
+    fn one_more(&self, ops: Range<usize>) {
+        for word in &self.each[ops] {
+            word.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn one_less(&self, ops: Range<usize>, result: &Result<()>) {
+        let bits = match result {
+            Ok(()) => 0,
+            Err(error) if error.kind() == ErrorKind::Timeout => FAILED | LATE,
+            Err(_) => FAILED,
+        };
+        for word in &self.each[ops] {
+            if bits != 0 {
+                word.fetch_or(bits, Ordering::Relaxed);
+            }
+            word.fetch_sub(1, Ordering::Release);
+        }
+    }
 }
 
 struct Shared<B> {
@@ -47,6 +124,7 @@ struct Progress {
     failures: Mutex<Vec<(Range<usize>, Error)>>,
     ops: usize,
     deadline: Option<Moment>,
+    watch: Option<Watch>,
 }
 
 trait Core: Send + Sync {
@@ -97,7 +175,7 @@ impl Completion {
     /// When it stands for fewer than `n`.
     pub fn split_at(mut self, n: usize) -> (Completion, Completion) {
         assert!(n <= self.ops.len(), "split at {n} of {} operations", self.ops.len());
-        let mut first = self.share();
+        let mut first = self.another();
         first.ops.end = self.ops.start + n;
         self.ops.start = first.ops.end;
         (first, self)
@@ -105,6 +183,13 @@ impl Completion {
 
     /// Another share of the same operations, for a wire that moves one operation in pieces. Both must be finished.
     pub fn share(&mut self) -> Completion {
+        if let Some(watch) = self.core.as_ref().and_then(|core| core.progress().watch.as_ref()) {
+            watch.one_more(self.ops.clone());
+        }
+        self.another()
+    }
+
+    fn another(&self) -> Completion {
         let core = self.core.clone();
         if let Some(core) = &core {
             // Relaxed: this share is unfinished, so the count cannot reach zero meanwhile.
@@ -125,6 +210,9 @@ impl Completion {
     fn end(&mut self, result: Result<()>) {
         let Some(core) = self.core.take() else { return };
         let progress = core.progress();
+        if let Some(watch) = &progress.watch {
+            watch.one_less(self.ops.clone(), &result);
+        }
         if let Err(error) = result {
             progress.failures.lock().push((self.ops.clone(), error));
         }
@@ -419,6 +507,28 @@ mod tests {
         let texts: Vec<_> =
             results.iter().map(|r| r.as_ref().map_err(|e| e.message().to_owned()).err()).collect();
         assert_eq!(texts, [Some("both".into()), Some("both".into()), None, None, Some("a piece".into())]);
+    }
+
+    #[test]
+    fn single_operations_can_be_watched() {
+        let (done, ticket, watch) = watched((), 4, None);
+        let (mut first, rest) = done.split_at(1);
+        let piece = first.share();
+        first.finish(Ok(()));
+        assert_eq!(watch.state(0), Some(OpState::Pending), "a piece of it is under way");
+        piece.finish(Ok(()));
+        assert_eq!((watch.state(0), watch.state(1)), (Some(OpState::Done), Some(OpState::Pending)));
+        let (second, rest) = rest.split_at(1);
+        second.finish(fail("x"));
+        let (mut third, last) = rest.split_at(1);
+        third.share().finish(Err(Error::new(ErrorCode::RpcTimeout, "late")));
+        assert_eq!(watch.state(2), Some(OpState::Pending), "another share may still touch its bytes");
+        third.finish(Ok(()));
+        drop(last);
+        assert_eq!(watch.state(1), Some(OpState::Failed));
+        assert_eq!((watch.state(2), watch.state(3)), (Some(OpState::Late), Some(OpState::Failed)));
+        assert_eq!(watch.state(4), None);
+        assert!(ticket.is_done());
     }
 
     #[test]

@@ -94,7 +94,7 @@ where
     let (done, ticket) = ticket(transfers, ops, deadline);
     // SAFETY: the ticket keeps the buffers until `done` is finished, whatever happens to it; buffers of reads are sinks, as
     // `read` demands, and were handed over.
-    unsafe { post_some(transport, peer, opcode, (*ticket.buffer()).as_ref().iter(), done) };
+    unsafe { post_some(transport, peer, (*ticket.buffer()).as_ref().iter().map(|t| (opcode, t)), done) };
     ticket
 }
 
@@ -102,21 +102,16 @@ where
 ///
 /// # Safety
 /// The buffers live, where they are, until `done` is finished. Those of reads are sinks nobody else holds.
-pub(crate) unsafe fn post_some<'a, T, B, I>(
-    transport: &T,
-    peer: &T::Peer,
-    opcode: Opcode,
-    transfers: I,
-    done: Completion,
-) where
+pub(crate) unsafe fn post_some<'a, T, B, I>(transport: &T, peer: &T::Peer, transfers: I, done: Completion)
+where
     T: Transport,
     B: Source<T>,
-    I: ExactSizeIterator<Item = &'a Transfer<B>> + Clone,
+    I: ExactSizeIterator<Item = (Opcode, &'a Transfer<B>)> + Clone,
 {
-    if let Err(error) = transfers.clone().try_for_each(|transfer| fits(transport, transfer)) {
+    if let Err(error) = transfers.clone().try_for_each(|(_, transfer)| fits(transport, transfer)) {
         return done.finish(Err(error));
     }
-    let ops = transfers.map(|transfer| {
+    let ops = transfers.map(|(opcode, transfer)| {
         let local = transfer.buffer.local();
         let key = transfer.key.as_deref().unwrap_or_default();
         // SAFETY: as promised by the caller, and by the buffer's own `unsafe impl`.

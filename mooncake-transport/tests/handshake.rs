@@ -70,9 +70,9 @@ async fn notifications_arrive_in_order_and_are_bounded() {
         sender.notify(receiver.name(), &note(i)).await.unwrap();
     }
     assert_eq!(sender.notify(receiver.name(), &note(2)).await.unwrap_err().kind(), ErrorKind::NoSpace);
-    assert_eq!(receiver.notifications(), [note(0), note(1)]);
+    assert_eq!(receiver.take_notifications(), [note(0), note(1)]);
     sender.notify(receiver.name(), &note(3)).await.unwrap();
-    assert_eq!(receiver.notifications(), [note(3)]);
+    assert_eq!(receiver.take_notifications(), [note(3)]);
 }
 
 #[tokio::test]

@@ -23,13 +23,37 @@ pub struct Request<T: Transport, B> {
     /// What to move.
     pub transfer: Transfer<B>,
     /// Its place in the caller's batch.
-    index: usize,
+    pub(super) index: usize,
+    /// Which way, in a posting of both.
+    pub(super) opcode: Opcode,
+}
+
+/// Which way the requests of a posting go. Reads come with sinks: the callers see to that.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Way {
+    All(Opcode),
+    /// As each request says.
+    Own,
+}
+
+impl Way {
+    fn of<T: Transport, B>(self, request: &Request<T, B>) -> Opcode {
+        match self {
+            Way::All(opcode) => opcode,
+            Way::Own => request.opcode,
+        }
+    }
 }
 
 impl<T: Transport, B> Request<T, B> {
     /// All of `buffer` against as many bytes at a remote address.
     pub fn new(target: &Target<T>, remote: u64, buffer: B) -> Self {
-        Self { target: target.clone(), transfer: Transfer::new(remote, buffer), index: 0 }
+        Self {
+            target: target.clone(),
+            transfer: Transfer::new(remote, buffer),
+            index: 0,
+            opcode: Opcode::Read,
+        }
     }
 }
 
@@ -57,7 +81,7 @@ impl<T: Transport> Engine<T> {
         into: B,
         deadline: Option<Moment>,
     ) -> (Result<()>, B) {
-        self.inner.one(Opcode::Read, Request::new(target, remote, into), deadline).await
+        self.inner.one(Way::All(Opcode::Read), Request::new(target, remote, into), deadline).await
     }
 
     /// Writes all of `from` to an absolute remote address. Repeated once when the target turns out to have moved, never after the deadline.
@@ -68,7 +92,7 @@ impl<T: Transport> Engine<T> {
         from: B,
         deadline: Option<Moment>,
     ) -> (Result<()>, B) {
-        self.inner.one(Opcode::Write, Request::new(target, remote, from), deadline).await
+        self.inner.one(Way::All(Opcode::Write), Request::new(target, remote, from), deadline).await
     }
 
     /// Reads from any number of targets at once: one posting per target, one wake-up, one result per request.
@@ -77,7 +101,7 @@ impl<T: Transport> Engine<T> {
         requests: Vec<Request<T, B>>,
         deadline: Option<Moment>,
     ) -> Outcome<T, B> {
-        self.inner.many(Opcode::Read, requests, deadline).await
+        self.inner.many(Way::All(Opcode::Read), requests, deadline).await
     }
 
     /// Writes to any number of targets at once.
@@ -86,7 +110,7 @@ impl<T: Transport> Engine<T> {
         requests: Vec<Request<T, B>>,
         deadline: Option<Moment>,
     ) -> Outcome<T, B> {
-        self.inner.many(Opcode::Write, requests, deadline).await
+        self.inner.many(Way::All(Opcode::Write), requests, deadline).await
     }
 
     /// Posts reads and returns at once; nothing is repeated. For callers without a runtime, and for those who overlap
@@ -96,7 +120,7 @@ impl<T: Transport> Engine<T> {
         B: Sink<T>,
         C: Requests<T, B>,
     {
-        self.inner.post(Opcode::Read, requests, deadline)
+        self.inner.post(Way::All(Opcode::Read), requests, deadline)
     }
 
     /// Posts writes and returns at once; nothing is repeated.
@@ -105,38 +129,37 @@ impl<T: Transport> Engine<T> {
         B: Source<T>,
         C: Requests<T, B>,
     {
-        self.inner.post(Opcode::Write, requests, deadline)
+        self.inner.post(Way::All(Opcode::Write), requests, deadline)
     }
 }
 
 impl<T: Transport> Inner<T> {
-    /// Reads come with sinks: the callers, all in this file, see to that.
-    fn post<B, C>(&self, opcode: Opcode, requests: C, deadline: Option<Moment>) -> Ticket<C>
+    fn post<B, C>(&self, way: Way, requests: C, deadline: Option<Moment>) -> Ticket<C>
     where
         B: Source<T>,
         C: Requests<T, B>,
     {
         let count = requests.as_ref().len();
         let (done, ticket) = ticket(requests, count, deadline);
-        self.post_runs(opcode, (*ticket.buffer()).as_ref(), done);
+        self.post_runs(way, (*ticket.buffer()).as_ref(), done);
         ticket
     }
 
-    fn post_runs<B: Source<T>>(&self, opcode: Opcode, requests: &[Request<T, B>], done: Completion) {
+    pub(super) fn post_runs<B: Source<T>>(&self, way: Way, requests: &[Request<T, B>], done: Completion) {
         let mut rest = done;
         for run in requests.chunk_by(|a, b| a.target.id() == b.target.id()) {
             if run.len() == rest.ops() {
-                return self.post_run(opcode, run, rest);
+                return self.post_run(way, run, rest);
             }
             let (share, others) = rest.split_at(run.len());
-            self.post_run(opcode, run, share);
+            self.post_run(way, run, share);
             rest = others;
         }
         rest.finish(Ok(()));
     }
 
     /// Posts requests that have one target.
-    fn post_run<B: Source<T>>(&self, opcode: Opcode, run: &[Request<T, B>], share: Completion) {
+    fn post_run<B: Source<T>>(&self, way: Way, run: &[Request<T, B>], share: Completion) {
         let Some(first) = run.first() else { return share.finish(Ok(())) };
         let route = first.target.route();
         if let Some(memory) = &route.local
@@ -145,27 +168,27 @@ impl<T: Transport> Inner<T> {
             let now = self.clock.now();
             for (request, share) in run.iter().zip(share.each()) {
                 let late = share.deadline().is_some_and(|at| now >= at);
-                share.finish(if late { Err(too_late()) } else { request.copy(opcode, memory) });
+                share.finish(if late { Err(too_late()) } else { request.copy(way.of(request), memory) });
             }
             return;
         }
-        let transfers = run.iter().map(|request| &request.transfer);
+        let transfers = run.iter().map(|request| (way.of(request), &request.transfer));
         // SAFETY: the requests sit in a ticket, which keeps them where they are until the share is finished; reads come with sinks
         // that were handed over.
-        unsafe { post_some(&*self.transport, &route.peer, opcode, transfers, share) };
+        unsafe { post_some(&*self.transport, &route.peer, transfers, share) };
     }
 
     async fn one<B: Source<T>>(
         &self,
-        opcode: Opcode,
+        way: Way,
         request: Request<T, B>,
         deadline: Option<Moment>,
     ) -> (Result<()>, B) {
         let stale = request.target.route();
-        let (result, [request]) = self.post(opcode, [request], deadline).await;
+        let (result, [request]) = self.post(way, [request], deadline).await;
         match result {
             Err(error) if self.may_repeat(&request, &error, &stale, deadline).await => {
-                let (result, [request]) = self.post(opcode, [request], deadline).await;
+                let (result, [request]) = self.post(way, [request], deadline).await;
                 (result, request.transfer.buffer)
             }
             result => (result, request.transfer.buffer),
@@ -174,32 +197,38 @@ impl<T: Transport> Inner<T> {
 
     async fn many<B: Source<T>>(
         &self,
-        opcode: Opcode,
+        way: Way,
         mut requests: Vec<Request<T, B>>,
         deadline: Option<Moment>,
     ) -> Outcome<T, B> {
-        for (index, request) in requests.iter_mut().enumerate() {
-            request.index = index;
-        }
-        let grouped = requests.is_sorted_by_key(|request| request.target.id());
-        if !grouped {
-            requests.sort_by_key(|request| request.target.id());
-        }
+        group(&mut requests);
         let routes = routes(&requests);
-        let (results, mut requests) = self.post(opcode, requests, deadline).results().await;
+        let (results, requests) = self.post(way, requests, deadline).results().await;
+        self.settle(way, results, requests, &routes, deadline).await
+    }
+
+    /// What comes after the first posting of a batch: repeats what may be repeated, and restores the caller's order.
+    pub(super) async fn settle<B: Source<T>>(
+        &self,
+        way: Way,
+        results: Vec<Result<()>>,
+        mut requests: Vec<Request<T, B>>,
+        routes: &[(usize, Arc<Route<T>>)],
+        deadline: Option<Moment>,
+    ) -> Outcome<T, B> {
         if results.iter().all(Result::is_ok) {
-            if !grouped {
+            if !requests.is_sorted_by_key(|request| request.index) {
                 requests.sort_unstable_by_key(|request| request.index);
             }
             return (results, requests);
         }
-        self.again(opcode, results, requests, &routes, deadline).await
+        self.again(way, results, requests, routes, deadline).await
     }
 
     /// Repeats those of a batch that may be repeated, and puts everything back in the caller's order.
     async fn again<B: Source<T>>(
         &self,
-        opcode: Opcode,
+        way: Way,
         results: Vec<Result<()>>,
         requests: Vec<Request<T, B>>,
         routes: &[(usize, Arc<Route<T>>)],
@@ -217,7 +246,7 @@ impl<T: Transport> Inner<T> {
             }
         }
         if !again.is_empty() {
-            let (results, requests) = self.post(opcode, again, deadline).results().await;
+            let (results, requests) = self.post(way, again, deadline).results().await;
             over.extend(results.into_iter().zip(requests));
         }
         over.sort_unstable_by_key(|(_, request)| request.index);
@@ -243,8 +272,18 @@ impl<T: Transport> Inner<T> {
     }
 }
 
+/// Numbers the requests of a batch and brings those of one target together.
+pub(super) fn group<T: Transport, B>(requests: &mut [Request<T, B>]) {
+    for (index, request) in requests.iter_mut().enumerate() {
+        request.index = index;
+    }
+    if !requests.is_sorted_by_key(|request| request.target.id()) {
+        requests.sort_by_key(|request| request.target.id());
+    }
+}
+
 /// The route of each target of a batch grouped by target.
-fn routes<T: Transport, B>(requests: &[Request<T, B>]) -> Vec<(usize, Arc<Route<T>>)> {
+pub(super) fn routes<T: Transport, B>(requests: &[Request<T, B>]) -> Vec<(usize, Arc<Route<T>>)> {
     requests
         .chunk_by(|a, b| a.target.id() == b.target.id())
         .map(|run| (run[0].target.id(), run[0].target.route()))

@@ -1,9 +1,9 @@
 //! Settings of an engine, and its start.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
@@ -158,9 +158,10 @@ impl<T: Transport> EngineBuilder<T> {
             clock: self.clock,
             local_copies: self.local_copies,
             targets: Mutex::new(HashMap::new()),
-            notifications: Mutex::new(VecDeque::new()),
+            inbox: Arc::default(),
             server: Mutex::new(None),
-            publishing: tokio::sync::Mutex::new(()),
+            changes: AtomicU64::new(0),
+            publishing: tokio::sync::Mutex::new(None),
             runtime: tokio::runtime::Handle::try_current().ok(),
             // Nothing to withdraw until the name is ours.
             closed: AtomicBool::new(true),
@@ -222,11 +223,6 @@ impl<T: Transport> HandshakeService for Service<T> {
 
     async fn notified(&self, notification: Notification) -> bool {
         let Some(engine) = self.0.upgrade() else { return false };
-        let mut queue = engine.notifications.lock();
-        let room = queue.len() < engine.limits.max_notifications;
-        if room {
-            queue.push_back(notification);
-        }
-        room
+        engine.inbox.push(notification, engine.limits.max_notifications)
     }
 }

@@ -3,6 +3,9 @@
 #[allow(unsafe_code)]
 mod batch;
 mod builder;
+mod code;
+#[allow(unsafe_code)]
+mod mixed;
 #[allow(unsafe_code)]
 mod regions;
 mod target;
@@ -10,9 +13,10 @@ mod target;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
-use futures::FutureExt;
+use futures::{FutureExt, Stream};
 use mooncake_core::clock::{Moment, SharedClock};
 use mooncake_core::memory::MemorySource;
 use mooncake_core::{Error, ErrorCode, Result};
@@ -28,6 +32,8 @@ use crate::transport::{Access, Transport};
 
 pub use batch::{Outcome, Request, Requests};
 pub use builder::{EngineBuilder, HandshakePort, LocalCopies};
+pub use code::EngineCode;
+pub use mixed::{Batch, BatchView, Buffer, Finished, Keep, Progress, Running, Status};
 pub use target::Target;
 
 use regions::{Entry, Regions};
@@ -48,9 +54,12 @@ struct Inner<T: Transport> {
     local_copies: LocalCopies,
     regions: Arc<Regions>,
     targets: Mutex<HashMap<String, Target<T>>>,
-    notifications: Mutex<VecDeque<Notification>>,
+    inbox: Arc<Inbox>,
     server: Mutex<Option<HandshakeServer>>,
-    publishing: tokio::sync::Mutex<()>,
+    /// How often what peers may reach has changed.
+    changes: AtomicU64,
+    /// Up to which change the directory knows.
+    publishing: tokio::sync::Mutex<Option<u64>>,
     runtime: Option<tokio::runtime::Handle>,
     closed: AtomicBool,
 }
@@ -84,14 +93,18 @@ impl<T: Transport> Engine<T> {
     /// Opens memory to peers and publishes it. `Invalid` for a length of zero and for an overlap with other memory of this engine.
     /// Peers are refused again, and the descriptor published anew, when the last handle and slice of the region is dropped.
     pub async fn register(&self, memory: Arc<dyn MemorySource>) -> Result<Region<T>> {
-        let place = self.inner.regions.claim(memory.span())?;
-        let mut region = Region::register(&*self.inner.transport, memory, Access::Remote)?;
-        let key = region.registration().map(|r| self.inner.transport.export(r)).unwrap_or_default();
-        let entry = self.inner.regions.open(&place, region.span(), key)?;
-        let published = Published { entry: Some(entry), engine: Arc::downgrade(&self.inner) };
-        region.tie(Some(Box::new(published)), Box::new(place));
+        let region = self.inner.open_region(memory)?;
         self.inner.publish(false).await?;
         Ok(region)
+    }
+
+    /// Registers several pieces of memory, all or none, and publishes once.
+    pub async fn register_many(&self, memory: Vec<Arc<dyn MemorySource>>) -> Result<Vec<Region<T>>> {
+        let regions: Result<Vec<_>> =
+            memory.into_iter().map(|memory| self.inner.open_region(memory)).collect();
+        let regions = regions?;
+        self.inner.publish(false).await?;
+        Ok(regions)
     }
 
     /// Registers memory for the local side of transfers only; peers are refused.
@@ -105,15 +118,26 @@ impl<T: Transport> Engine<T> {
     /// Closes a region and waits until the directory says so too. `Busy` when others still hold it or slices of it: then it is closed
     /// when the last of them goes.
     pub async fn unregister(&self, region: Region<T>) -> Result<()> {
-        let addr = region.addr();
-        let shared = region.exclusive().map(drop).is_err();
-        if shared {
-            return Err(Error::new(
+        self.unregister_many(vec![region]).await
+    }
+
+    /// Closes several regions and publishes once. `Busy`, naming the first, when some are still in use; the others are closed all the same.
+    pub async fn unregister_many(&self, regions: Vec<Region<T>>) -> Result<()> {
+        let mut busy = None;
+        for region in regions {
+            let addr = region.addr();
+            if region.exclusive().map(drop).is_err() {
+                busy.get_or_insert(addr);
+            }
+        }
+        self.inner.publish(false).await?;
+        match busy {
+            None => Ok(()),
+            Some(addr) => Err(Error::new(
                 ErrorCode::ObjectReplicaBusy,
                 format!("the region at {addr:#x} is in use; it is closed when its last slice is dropped"),
-            ));
+            )),
         }
-        self.inner.publish(false).await
     }
 
     /// Our descriptor as it is now.
@@ -152,15 +176,27 @@ impl<T: Transport> Engine<T> {
 
     /// Sends a notification to another engine's handshake port.
     pub async fn notify(&self, segment: &str, notification: &Notification) -> Result<()> {
-        let at = self.inner.directory.locate(segment.trim_start_matches('/')).await?.ok_or_else(|| {
-            Error::new(ErrorCode::SegmentNotFound, format!("segment {segment:?} has no handshake port"))
-        })?;
-        handshake::notify(&at, notification, &self.inner.limits).await
+        self.inner.notify(segment, notification).await
     }
 
     /// Notifications that arrived since the last call, in order.
-    pub fn notifications(&self) -> Vec<Notification> {
-        self.inner.notifications.lock().drain(..).collect()
+    pub fn take_notifications(&self) -> Vec<Notification> {
+        self.inner.inbox.queue.lock().drain(..).collect()
+    }
+
+    /// Notifications as they arrive, until the engine is closed. Each goes to one taker only, whoever asks first.
+    pub fn notifications(&self) -> impl Stream<Item = Notification> + Send + use<T> {
+        let inbox = self.inner.inbox.clone();
+        futures::stream::unfold(inbox, |inbox| async move {
+            let next = inbox.next().await?;
+            Some((next, inbox))
+        })
+    }
+
+    /// Whether another engine's handshake port answers within `patience`. `NotFound` when the name has none.
+    pub async fn probe(&self, segment: &str, patience: Duration) -> Result<bool> {
+        let at = self.inner.handshake_of(segment).await?;
+        Ok(handshake::probe(&at, patience, &self.inner.limits).await)
     }
 
     /// Withdraws the segment and stops answering. Memory stays registered until its regions are dropped.
@@ -172,6 +208,7 @@ impl<T: Transport> Engine<T> {
         let turn = self.inner.publishing.lock().await;
         let result = self.inner.directory.withdraw(&self.inner.name, self.inner.at.as_ref()).await;
         drop(turn);
+        self.inner.inbox.close();
         let server = self.inner.server.lock().take();
         if let Some(server) = server {
             server.stop().await;
@@ -192,7 +229,78 @@ impl<T: Transport> fmt::Debug for Engine<T> {
     }
 }
 
+/// What other engines have said and nobody has taken yet.
+#[derive(Default)]
+struct Inbox {
+    queue: Mutex<VecDeque<Notification>>,
+    arrived: tokio::sync::Notify,
+    closed: AtomicBool,
+}
+
+impl Inbox {
+    /// Takes a message, unless `most` wait already.
+    fn push(&self, notification: Notification, most: usize) -> bool {
+        let mut queue = self.queue.lock();
+        let room = queue.len() < most;
+        if room {
+            queue.push_back(notification);
+            self.arrived.notify_one();
+        }
+        room
+    }
+
+    async fn next(&self) -> Option<Notification> {
+        loop {
+            let arrived = self.arrived.notified();
+            {
+                let mut queue = self.queue.lock();
+                if let Some(next) = queue.pop_front() {
+                    if !queue.is_empty() {
+                        // One call may stand for many messages: another taker has its turn.
+                        self.arrived.notify_one();
+                    }
+                    return Some(next);
+                }
+            }
+            if self.closed.load(Ordering::SeqCst) {
+                // For the other takers.
+                self.arrived.notify_one();
+                return None;
+            }
+            arrived.await;
+        }
+    }
+
+    fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.arrived.notify_one();
+    }
+}
+
 impl<T: Transport> Inner<T> {
+    /// Opens memory to peers, and leaves it to the caller to publish that.
+    fn open_region(self: &Arc<Self>, memory: Arc<dyn MemorySource>) -> Result<Region<T>> {
+        let place = self.regions.claim(memory.span())?;
+        let mut region = Region::register(&*self.transport, memory, Access::Remote)?;
+        let key = region.registration().map(|r| self.transport.export(r)).unwrap_or_default();
+        let entry = self.regions.open(&place, region.span(), key)?;
+        let published = Published { entry: Some(entry), engine: Arc::downgrade(self) };
+        region.tie(Some(Box::new(published)), Box::new(place));
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        Ok(region)
+    }
+
+    async fn handshake_of(&self, segment: &str) -> Result<HostPort> {
+        self.directory.locate(segment.trim_start_matches('/')).await?.ok_or_else(|| {
+            Error::new(ErrorCode::SegmentNotFound, format!("segment {segment:?} has no handshake port"))
+        })
+    }
+
+    async fn notify(&self, segment: &str, notification: &Notification) -> Result<()> {
+        let at = self.handshake_of(segment).await?;
+        handshake::notify(&at, notification, &self.limits).await
+    }
+
     fn descriptor(&self) -> SegmentDesc {
         let mut desc = SegmentDesc::new(&self.name);
         desc.timestamp = timestamp(self.clock.wall_ms());
@@ -209,11 +317,15 @@ impl<T: Transport> Inner<T> {
 
     /// Publishes what is registered by the time it is our turn, so that the last one to finish leaves the newest.
     async fn publish(&self, fresh: bool) -> Result<()> {
-        let _turn = self.publishing.lock().await;
-        if self.closed.load(Ordering::SeqCst) {
+        let mut known = self.publishing.lock().await;
+        let change = self.changes.load(Ordering::SeqCst);
+        if self.closed.load(Ordering::SeqCst) || *known == Some(change) {
             return Ok(());
         }
-        self.directory.publish(&self.descriptor(), fresh).await
+        *known = None;
+        self.directory.publish(&self.descriptor(), fresh).await?;
+        *known = Some(change);
+        Ok(())
     }
 
     /// Runs something that nobody waits for. Without a runtime it must finish at once, as in-process directories do.
@@ -233,6 +345,7 @@ impl<T: Transport> Inner<T> {
 
 impl<T: Transport> Drop for Inner<T> {
     fn drop(&mut self) {
+        self.inbox.close();
         if !self.closed.swap(true, Ordering::SeqCst) {
             let (directory, name, at) = (self.directory.clone(), self.name.clone(), self.at.clone());
             self.detach("the segment could not be withdrawn", async move {
@@ -252,6 +365,7 @@ impl<T: Transport> Drop for Published<T> {
     fn drop(&mut self) {
         drop(self.entry.take());
         let Some(engine) = self.engine.upgrade() else { return };
+        engine.changes.fetch_add(1, Ordering::SeqCst);
         if !engine.directory.is_p2p() && !engine.closed.load(Ordering::SeqCst) {
             let weak = self.engine.clone();
             engine.detach("the descriptor could not be published without a region", async move {

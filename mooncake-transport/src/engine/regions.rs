@@ -8,6 +8,7 @@ use mooncake_core::memory::{Location, MemorySpan};
 use mooncake_core::{Error, Result};
 use parking_lot::Mutex;
 
+use super::code::EngineCode;
 use crate::exposed::{ExposedMemory, Exposure};
 use crate::segment::BufferDesc;
 
@@ -66,10 +67,9 @@ impl Regions {
         if let Some((other, entry)) = taken.range(..=last).next_back()
             && other + entry.len > addr
         {
-            return Err(Error::invalid(format!(
-                "{len} bytes at {addr:#x} overlap the {} bytes registered at {other:#x}",
-                entry.len
-            )));
+            let text =
+                format!("{len} bytes at {addr:#x} overlap the {} bytes registered at {other:#x}", entry.len);
+            return Err(Error::invalid(text).with_source(EngineCode::AddressOverlapped));
         }
         taken.insert(addr, Taken { len, open: None });
         Ok(Place { regions: self.clone(), addr })
