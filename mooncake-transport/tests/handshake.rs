@@ -135,6 +135,55 @@ async fn a_silent_client_costs_nobody_else_anything() {
 }
 
 #[tokio::test]
+async fn silent_clients_take_no_place_from_others() {
+    let net = LoopbackNet::new();
+    let limits = HandshakeConfig {
+        max_connections: 3,
+        receive_timeout: Duration::from_secs(60),
+        ..HandshakeConfig::default()
+    };
+    let engine = engine(&net, HandshakePort { limits, ..port() }).await;
+    let at = engine.handshake_addr().unwrap();
+    let mut silent = Vec::new();
+    for _ in 0..3 {
+        silent.push(TcpStream::connect((at.host.as_str(), at.port)).await.unwrap());
+    }
+    for _ in 0..2 {
+        assert!(probe(at, Duration::from_secs(10), &HandshakeConfig::default()).await);
+    }
+    // The first of them made room; the others still have their say.
+    let mut reply = Vec::new();
+    let _ = silent.remove(0).read_to_end(&mut reply).await;
+    assert!(reply.is_empty());
+    let mut last = silent.pop().unwrap();
+    last.write_all(&encode(Kind::Probe, false, b"{}")).await.unwrap();
+    last.shutdown().await.unwrap();
+    last.read_to_end(&mut reply).await.unwrap();
+    assert_eq!(reply, encode(Kind::Probe, false, br#"{"status":"success"}"#));
+}
+
+#[tokio::test]
+async fn a_peer_of_the_first_age_is_asked_without_a_type_byte() {
+    let listener = tokio::net::TcpListener::bind((HOST, 0)).await.unwrap();
+    let at = HostPort::new(HOST, listener.local_addr().unwrap().port());
+    let old = tokio::spawn(async move {
+        for _ in 0..2 {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let len = stream.read_u64_le().await.unwrap();
+            let mut text = vec![0; len as usize];
+            stream.read_exact(&mut text).await.unwrap();
+            // What does not begin like JSON is not understood, and hung up on.
+            if text[0] == b'{' {
+                stream.write_all(&encode(Kind::Connection, true, br#"{"qp_num":[7]}"#)).await.unwrap();
+            }
+        }
+    });
+    let limits = HandshakeConfig::default();
+    assert_eq!(exchange(&at, Kind::Connection, b"{}", &limits).await.unwrap(), br#"{"qp_num":[7]}"#);
+    old.await.unwrap();
+}
+
+#[tokio::test]
 async fn nobody_listening_and_nobody_answering_are_told_apart() {
     let limits = HandshakeConfig { reply_timeout: Duration::from_millis(50), ..HandshakeConfig::default() };
     let silent = tokio::net::TcpListener::bind((HOST, 0)).await.unwrap();

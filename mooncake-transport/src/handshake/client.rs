@@ -1,5 +1,6 @@
 //! The asking side. Closes right after the reply: peers of the existing kind serve nobody else until it does.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use mooncake_core::{Error, ErrorCode, Result};
@@ -13,31 +14,82 @@ use super::{HandshakeConfig, Notification};
 use crate::net::HostPort;
 use crate::segment::SegmentDesc;
 
-/// Sends one request and returns the body of its reply.
+/// Sends one request and returns the body of its reply. A peer that hangs up on a [`Kind::Connection`] may be one that knows no type bytes,
+/// and is asked again without.
 pub async fn exchange(peer: &HostPort, kind: Kind, body: &[u8], config: &HandshakeConfig) -> Result<Vec<u8>> {
-    let at = || format!("handshake port {peer}");
-    let mut stream = connect(peer, config.connect_timeout).await.map_err(|e| e.context(at()))?;
+    let at = |error: Error| error.context(format!("handshake port {peer}"));
+    match ask(peer, kind, false, body, config).await {
+        Err(Failure::HungUp) if kind == Kind::Connection => ask(peer, kind, true, body, config).await,
+        reply => reply,
+    }
+    .map_err(|failure| at(failure.into()))
+}
+
+enum Failure {
+    /// The connection ended before any reply.
+    HungUp,
+    Other(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Other(error)
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self::Other(error.into())
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::HungUp => Error::new(ErrorCode::RpcFail, "the connection ended without a reply"),
+            Failure::Other(error) => error,
+        }
+    }
+}
+
+async fn ask(
+    peer: &HostPort,
+    kind: Kind,
+    legacy: bool,
+    body: &[u8],
+    config: &HandshakeConfig,
+) -> Result<Vec<u8>, Failure> {
+    let mut stream = connect(peer, config.connect_timeout).await?;
     let reply = async {
-        stream.write_all(&encode(kind, false, body)).await?;
+        stream.write_all(&encode(kind, legacy, body)).await?;
         let mut header = [0; HEADER];
-        stream.read_exact(&mut header).await?;
+        match stream.read_exact(&mut header).await {
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => {
+                return Err(Failure::HungUp);
+            }
+            Err(error) => return Err(error.into()),
+        }
         let len = payload_len(header, config.max_len)?;
         let mut payload = Vec::new();
         // Grows with what comes, not with what is announced.
         (&mut stream).take(len as u64).read_to_end(&mut payload).await?;
         if payload.len() < len {
-            return Err(Error::new(ErrorCode::RpcFail, "the connection ended inside the reply"));
+            return Err(Error::new(ErrorCode::RpcFail, "the connection ended inside the reply").into());
         }
         let frame = parse_payload(&payload)?;
         if frame.kind != kind {
-            return Err(Error::invalid(format!("asked for {kind:?}, answered with {:?}", frame.kind)));
+            return Err(Error::invalid(format!("asked for {kind:?}, answered with {:?}", frame.kind)).into());
         }
         Ok(frame.body.to_vec())
     };
-    let late = |_| {
-        Error::new(ErrorCode::RpcTimeout, format!("no reply to {kind:?} within {:?}", config.reply_timeout))
-    };
-    timeout(config.reply_timeout, reply).await.map_err(late).and_then(|r| r).map_err(|e| e.context(at()))
+    match timeout(config.reply_timeout, reply).await {
+        Ok(reply) => reply,
+        Err(_) => {
+            let patience = config.reply_timeout;
+            Err(Error::new(ErrorCode::RpcTimeout, format!("no reply to {kind:?} within {patience:?}")).into())
+        }
+    }
 }
 
 /// The descriptor of the engine that listens there. `own` is what it is told about us.

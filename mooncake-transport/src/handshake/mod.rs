@@ -25,7 +25,8 @@ pub struct HandshakeConfig {
     pub connect_timeout: Duration,
     /// How long a client waits for the reply.
     pub reply_timeout: Duration,
-    /// Connections served at once; further ones are closed.
+    /// Connections served at once. One more takes the place of the one that has been silent for longest; it is closed where
+    /// all have asked something.
     pub max_connections: usize,
     /// Notifications kept until somebody takes them; further ones are rejected.
     pub max_notifications: usize,
