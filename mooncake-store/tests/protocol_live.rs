@@ -9,11 +9,13 @@ mod tier_answers;
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use mooncake_core::error::ErrorCode;
 use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::{ReplicaStatus, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
 use mooncake_store::api::{Caller, EndItem, ObjectService, PutItem, SegmentService, WriteMode};
+use mooncake_store::client::{Client, PutOutcome};
 use mooncake_store::master::{Master, MasterOptions};
 use mooncake_store::protocol::client::RpcOptions;
 use mooncake_store::protocol::message::*;
@@ -244,6 +246,30 @@ async fn unmount_calls(master: &RemoteMaster) {
     for _ in 0..2 {
         master.unmount(client(), segment).await.unwrap();
     }
+}
+
+/// Alone on the master: every object is under a lease, and a put gets room when the leases are over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs an existing master without members; cargo xtask interop runs it"]
+async fn a_client_waits_for_room_on_an_existing_master() {
+    let address = std::env::var("MOONCAKE_PEER_MASTER").expect("MOONCAKE_PEER_MASTER=host:port of a master");
+    let member = |segment, patience| {
+        let builder =
+            Client::builder().master(address.as_str()).local_hostname("10.213.0.1").segment(segment);
+        builder.timeout(Duration::from_secs(25)).room_patience(patience).connect()
+    };
+    let asks_once = member(4 << 20, Duration::ZERO).await.unwrap();
+    let value = vec![7; 256 << 10];
+    let mut stored = 0;
+    while asks_once.put(format!("room/{stored}"), &value).await.is_ok() {
+        assert!(asks_once.exist(format!("room/{stored}")).await.unwrap());
+        stored += 1;
+    }
+    assert!(stored >= 12, "{stored}");
+    let waits = member(0, Duration::from_secs(25)).await.unwrap();
+    assert_eq!(waits.put("room/new", &value).await.unwrap(), PutOutcome::Stored);
+    waits.close().await.unwrap();
+    asks_once.close().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

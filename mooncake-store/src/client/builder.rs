@@ -301,6 +301,12 @@ impl<W: Wires> ClientBuilder<W> {
         self
     }
 
+    /// [`ClientConfig::room_patience`].
+    pub fn room_patience(mut self, patience: Duration) -> Self {
+        self.config.room_patience = patience;
+        self
+    }
+
     /// [`ClientConfig::connect_timeout`].
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.config.connect_timeout = timeout;

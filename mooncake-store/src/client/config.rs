@@ -48,6 +48,9 @@ pub struct ClientConfig {
     /// Longest time any one operation takes, whatever happens to the others; in it fall master calls, connecting,
     /// transfers and retries.
     pub timeout: Duration,
+    /// Longest time a put goes on asking for room when there is none, within [`timeout`](Self::timeout): leases end, others remove,
+    /// members join. Zero: it asks once.
+    pub room_patience: Duration,
     /// Longest time [`connect`](super::ClientBuilder::connect) takes.
     pub connect_timeout: Duration,
     /// A member that could not be reached is not tried again for this long.
@@ -75,6 +78,7 @@ impl Default for ClientConfig {
             checksum: false,
             tenant: DEFAULT_TENANT.into(),
             timeout: Duration::from_secs(5),
+            room_patience: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(10),
             peer_cooldown: Duration::from_secs(1),
             ping_interval: Duration::from_secs(1),

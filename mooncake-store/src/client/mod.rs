@@ -15,6 +15,7 @@ mod peers;
 mod put;
 mod ranges;
 mod remount;
+mod room;
 mod send;
 mod sessions;
 mod staging;

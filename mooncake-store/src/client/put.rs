@@ -20,6 +20,7 @@ use mooncake_transport::{Slice, Transport};
 use super::buffers::Outgoing;
 use super::checksum::Sum;
 use super::deadline::{Deadline, late};
+use super::room::{Room, may_come, too_large};
 use super::send::{Flight, Target};
 use super::{Inner, again, shown};
 use crate::api::{EndItem, PutItem, WriteMode};
@@ -132,7 +133,10 @@ pub(crate) async fn write<T: Transport>(
     client.usable()?;
     let deadline = client.deadline();
     let mut outcomes: Outcomes = items.iter().map(|item| refusal(client, item).map(Err)).collect();
-    for attempt in 0..ATTEMPTS {
+    let mut room = Room::new(client, &deadline);
+    // Attempts are counted by members that failed; waiting for room has its own end.
+    let (mut attempt, mut asked) = (0, false);
+    while attempt < ATTEMPTS {
         let pending: Vec<usize> = (0..items.len()).filter(|&i| outcomes[i].is_none()).collect();
         if pending.is_empty() {
             break;
@@ -142,7 +146,7 @@ pub(crate) async fn write<T: Transport>(
         let mut writing = Writing::new(client, mode, &deadline);
         match writing.start(items, &pending, &config, &mut outcomes).await {
             Ok(()) => {}
-            Err(error) if attempt == 0 => return Err(error),
+            Err(error) if !asked => return Err(error),
             Err(error) => {
                 for i in pending {
                     outcomes[i] = Some(Err(again(&error)));
@@ -150,11 +154,18 @@ pub(crate) async fn write<T: Transport>(
                 break;
             }
         }
+        asked = true;
         writing.transfer(items).await;
         writing.finish(attempt + 1 == ATTEMPTS, &mut outcomes).await;
+        attempt += usize::from(pending.iter().any(|&i| outcomes[i].is_none()));
+        let mut full = pending;
+        full.retain(|&i| outcomes[i].as_ref().is_some_and(may_come));
+        if !full.is_empty() && attempt < ATTEMPTS && room.wait(client).await {
+            full.into_iter().for_each(|i| outcomes[i] = None);
+        }
     }
     let lost = || Err(Error::internal("a put without an outcome"));
-    Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(lost)).collect())
+    Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(lost).map_err(too_large)).collect())
 }
 
 /// Tells the master of members that could not be reached, before it is asked for space.
@@ -207,7 +218,11 @@ fn placement<'c, T: Transport>(
 }
 
 /// The same for some of the items only: each has a group of its own.
-fn of_some<'c>(config: &'c ReplicateConfig, some: &[usize], all: usize) -> Cow<'c, ReplicateConfig> {
+pub(super) fn of_some<'c>(
+    config: &'c ReplicateConfig,
+    some: &[usize],
+    all: usize,
+) -> Cow<'c, ReplicateConfig> {
     match &config.group_ids {
         Some(groups) if some.len() < all && groups.len() == all => {
             let group_ids = Some(some.iter().map(|&i| groups[i].clone()).collect());

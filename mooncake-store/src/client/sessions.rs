@@ -2,12 +2,13 @@
 
 use mooncake_core::clock::Moment;
 use mooncake_core::ids::ObjectKey;
-use mooncake_core::replica::{MemoryLocation, ReplicaType, ReplicateConfig};
+use mooncake_core::replica::{MemoryLocation, Replica, ReplicaType, ReplicateConfig};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::engine::Request;
 use mooncake_transport::{Slice, Transport};
 
-use super::put::{Attempt, OURS_FOR};
+use super::put::{Attempt, OURS_FOR, of_some};
+use super::room::{Room, may_come, too_large};
 use super::{Client, again, shown};
 use crate::api::{EndItem, PutItem, WriteMode};
 
@@ -61,14 +62,10 @@ impl<T: Transport> Client<T> {
         for (key, _) in items {
             ObjectKey::check(key.as_ref())?;
         }
-        let attempt = Attempt::new(inner, WriteMode::Put);
         let puts: Vec<PutItem<'_>> =
             items.iter().map(|(key, len)| PutItem { key: key.as_ref(), len: *len }).collect();
-        let call = inner.master.put_start(inner.caller(attempt.number), WriteMode::Put, &puts, config);
-        let answers = deadline.bound("put start", call).await?;
-        let reservation = |(put, answer): (&PutItem<'_>, Result<Vec<_>>)| {
-            let replicas: Vec<mooncake_core::replica::Replica> =
-                answer.map_err(|error| error.context(shown(put.key)))?;
+        let reservation = |put: &PutItem<'_>, answer: Result<Vec<Replica>>, attempt| {
+            let replicas = answer.map_err(|error| error.context(shown(put.key)))?;
             let memory = replicas.iter().filter_map(|replica| replica.location.memory().cloned());
             let replicas: Vec<MemoryLocation> = memory.filter(|at| at.size == put.len).collect();
             if replicas.is_empty() {
@@ -78,7 +75,31 @@ impl<T: Transport> Client<T> {
             }
             Ok(Reservation { key: put.key.to_vec(), size: put.len, replicas, attempt })
         };
-        Ok(puts.iter().zip(answers).map(reservation).collect())
+        let mut room = Room::new(inner, &deadline);
+        let mut outcomes: Vec<Option<Result<Reservation>>> = puts.iter().map(|_| None).collect();
+        let mut pending: Vec<usize> = (0..puts.len()).collect();
+        loop {
+            let attempt = Attempt::new(inner, WriteMode::Put);
+            let asked: Vec<PutItem<'_>> = pending.iter().map(|&i| puts[i]).collect();
+            let config = of_some(config, &pending, puts.len());
+            let call = inner.master.put_start(inner.caller(attempt.number), WriteMode::Put, &asked, &config);
+            match deadline.bound("put start", call).await {
+                Ok(answers) => {
+                    for (&i, answer) in pending.iter().zip(answers) {
+                        outcomes[i] = Some(reservation(&puts[i], answer, attempt));
+                    }
+                }
+                Err(error) if outcomes.iter().all(Option::is_none) => return Err(error),
+                // What was refused before stays refused.
+                Err(_) => break,
+            }
+            pending.retain(|&i| outcomes[i].as_ref().is_some_and(may_come));
+            if pending.is_empty() || !room.wait(inner).await {
+                break;
+            }
+        }
+        let lost = || Err(Error::internal("a reservation without an outcome"));
+        Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(lost).map_err(too_large)).collect())
     }
 
     /// Writes ranges of reserved objects to every replica of theirs, each range for itself.

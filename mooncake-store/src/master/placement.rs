@@ -67,6 +67,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Err(Error::new(ErrorCode::NoAvailableHandle, format!("segment {name} has no room for {len} bytes")))
     }
 
+    /// Whether there are segments, and none of them could ever hold `len` bytes.
+    pub(crate) fn is_too_large(&self, len: u64) -> bool {
+        !self.segments.read().list.is_empty() && !self.could_hold(len)
+    }
+
     /// Whether some open segment could ever hold `len` bytes.
     pub(super) fn could_hold(&self, len: u64) -> bool {
         self.segments.read().list.iter().any(|segment| len <= segment.info.size)

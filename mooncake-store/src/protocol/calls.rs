@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::error::Result;
+use mooncake_core::error::{Error, ErrorCode, Result};
 use mooncake_core::evict::EvictionPolicy;
 use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
@@ -39,7 +39,18 @@ impl<A: SegmentAllocator, E: EvictionPolicy> ObjectCalls for Master<A, E> {
     ) -> Result<Vec<Replica>> {
         let (writer, tenant) = (Writer::from(caller), caller.tenant);
         let (key, group) = (self.scoped(tenant, item.key)?, self.scoped_group(tenant, group));
-        self.put_start(&Put { writer, mode, key: &key, len: item.len, config, group: &group })
+        let outcome = self.put_start(&Put { writer, mode, key: &key, len: item.len, config, group: &group });
+        match outcome {
+            // Numbered writes are ours, and so is this answer: nobody need wait for room that cannot come.
+            Err(error)
+                if caller.attempt != 0
+                    && error.code() == ErrorCode::NoAvailableHandle
+                    && self.is_too_large(item.len) =>
+            {
+                Err(Error::new(ErrorCode::BufferOverflow, "no segment is large enough").with_source(error))
+            }
+            outcome => outcome,
+        }
     }
 
     fn put_end(

@@ -8,6 +8,7 @@ mod http;
 mod lossy;
 mod parts;
 mod restart;
+mod room;
 #[cfg(all(feature = "transport-shm", feature = "transport-tcp"))]
 mod same_host;
 mod scenarios;
