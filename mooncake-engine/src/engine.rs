@@ -1,15 +1,20 @@
 //! The engine over all built-in wires, and how it is started.
 
 use std::ops::Deref;
+use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Duration;
 
 use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::{Error, Result};
-use mooncake_transport::Directory;
 use mooncake_transport::directory::{DirectoryOptions, P2P, RedisLogin};
 use mooncake_transport::engine::{Engine, HandshakePort, LocalCopies};
-use tokio::runtime::Handle;
+use mooncake_transport::{Directory, Region};
+use tokio::runtime::{Handle, RuntimeFlavor};
 
+use crate::addressed::{Gone, Regions, UNUSED_WITHIN, foreign, still_in_use};
+use crate::ids::Batches;
+use crate::managed::Managed;
 use crate::transport_set::{TransportOptions, TransportSet};
 
 /// A transfer engine. A handle: clones are the same engine; the last one withdraws its segment.
@@ -18,6 +23,17 @@ use crate::transport_set::{TransportOptions, TransportSet};
 #[derive(Clone, Debug)]
 pub struct TransferEngine {
     engine: Engine<TransportSet>,
+    pub(crate) parts: Arc<Parts>,
+}
+
+/// What an engine has beside the one inside.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) batches: Batches,
+    pub(crate) managed: Managed,
+    pub(crate) regions: Arc<Regions>,
+    pub(crate) runtime: Handle,
+    timeout: Duration,
 }
 
 impl TransferEngine {
@@ -29,6 +45,124 @@ impl TransferEngine {
     /// The engine inside, for what is generic in the wire.
     pub fn engine(&self) -> &Engine<TransportSet> {
         &self.engine
+    }
+
+    /// How long a transfer of that many bytes may take when nothing else is said: the engine's timeout, and a nanosecond per byte.
+    pub fn patience(&self, bytes: u64) -> Duration {
+        self.parts.timeout.saturating_add(Duration::from_nanos(bytes))
+    }
+
+    /// Memory registered by address, for those who look ranges up themselves.
+    pub fn regions(&self) -> &Arc<Regions> {
+        &self.parts.regions
+    }
+
+    /// Registers memory of the caller's by its address, for peers and for requests that name it by address.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS`: no bytes, not mapped, or ([`EngineCode::AddressOverlapped`](mooncake_transport::engine::EngineCode)) an overlap.
+    ///
+    /// # Safety
+    /// As [`register_raw_many`](Self::register_raw_many).
+    pub async unsafe fn register_raw(&self, address: u64, len: usize) -> Result<()> {
+        let pieces = [(address, len)];
+        // SAFETY: passed on.
+        unsafe { self.register_raw_many(&pieces) }.await
+    }
+
+    /// The same for several pieces, all or none, published once.
+    ///
+    /// # Errors
+    /// As [`register_raw`](Self::register_raw).
+    ///
+    /// # Safety
+    /// Until [`unregister_raw`](Self::unregister_raw) has returned without an error, or the engine and all that was taken from it is dropped, the bytes stay
+    /// allocated, readable and writable, and the caller expects peers and requests to read and write them at any time.
+    pub async unsafe fn register_raw_many(&self, pieces: &[(u64, usize)]) -> Result<()> {
+        let (mut sources, mut signs) = (Vec::new(), Vec::new());
+        for &(address, len) in pieces {
+            // SAFETY: promised by the caller; unregistering waits for the sign.
+            let (source, gone) = unsafe { foreign(address, len) }?;
+            sources.push(source);
+            signs.push(gone);
+        }
+        for (region, gone) in self.engine.register_many(sources).await?.into_iter().zip(signs) {
+            self.parts.regions.add(region, gone);
+        }
+        Ok(())
+    }
+
+    /// Closes memory that was registered by its address, all pieces or none, and waits until no transfer uses it any more.
+    ///
+    /// # Errors
+    /// [`EngineCode::AddressNotRegistered`](mooncake_transport::engine::EngineCode) when no registered memory begins at an address. `OBJECT_REPLICA_BUSY` when a transfer does not
+    /// end within a minute: then the memory must stay allocated for good.
+    pub async fn unregister_raw(&self, addresses: &[u64]) -> Result<()> {
+        let mut all_gone = true;
+        for gone in self.parts.regions.take(addresses)? {
+            all_gone &= gone.within(UNUSED_WITHIN).await;
+        }
+        self.engine.settle_publication().await?;
+        if all_gone { Ok(()) } else { Err(still_in_use()) }
+    }
+
+    /// Registers memory of the caller's for as long as `work` runs. Returns when it is closed again and the last slice of it is
+    /// gone; a slice that is kept for ever keeps the caller here for ever.
+    ///
+    /// Blocks the thread: on a runtime it must be one with several threads.
+    ///
+    /// # Errors
+    /// As [`register_raw`](Self::register_raw), and `INVALID_PARAMS` on a runtime of one thread. `work` has not run then.
+    pub fn lend<R>(&self, bytes: &mut [u8], work: impl FnOnce(&Region<TransportSet>) -> R) -> Result<R> {
+        let span = NonNull::from(&mut *bytes).cast::<u8>();
+        // SAFETY: `until_gone` does not let go of the borrow before the sign is set, even when `work` panics.
+        let (source, gone) = unsafe { foreign(span.as_ptr().expose_provenance() as u64, bytes.len()) }?;
+        let until_gone = UntilGone(gone);
+        let region = self.block_on(self.engine.register(source))??;
+        let result = work(&region);
+        drop(region);
+        drop(until_gone);
+        self.block_on(self.engine.settle_publication())??;
+        Ok(result)
+    }
+
+    fn block_on<F: Future>(&self, future: F) -> Result<F::Output> {
+        match Handle::try_current() {
+            Ok(here) if here.runtime_flavor() == RuntimeFlavor::CurrentThread => Err(Error::invalid(
+                "this call blocks, and would block the one thread of this runtime; make it on a thread of its own",
+            )),
+            Ok(_) => Ok(tokio::task::block_in_place(|| self.parts.runtime.block_on(future))),
+            Err(_) => Ok(self.parts.runtime.block_on(future)),
+        }
+    }
+
+    /// A new buffer of registered memory, cut from larger regions; its address.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for no bytes; whatever keeps memory from being allocated or registered.
+    pub async fn allocate_managed(&self, len: u64) -> Result<u64> {
+        self.parts.managed.allocate(&self.engine, &self.parts.regions, len).await
+    }
+
+    /// Gives back what [`allocate_managed`](Self::allocate_managed) gave. Its memory is used again when no transfer uses it any more.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` when no managed buffer of that length begins there: nothing is freed.
+    pub fn free_managed(&self, address: u64, len: u64) -> Result<()> {
+        self.parts.managed.free(&self.parts.regions, address, len)
+    }
+}
+
+/// Holds on to borrowed memory until nothing uses it.
+struct UntilGone(Arc<Gone>);
+
+impl Drop for UntilGone {
+    fn drop(&mut self) {
+        while !self.0.wait(UNUSED_WITHIN) {
+            tracing::warn!(
+                "memory that was lent for a while is still in use; waiting for who kept a part of it"
+            );
+        }
     }
 }
 
@@ -53,6 +187,7 @@ pub struct TransferEngineBuilder {
     handshake: HandshakePort,
     local_copies: Option<LocalCopies>,
     clock: SharedClock,
+    timeout: Duration,
 }
 
 impl Default for TransferEngineBuilder {
@@ -67,6 +202,7 @@ impl Default for TransferEngineBuilder {
             handshake: HandshakePort::default(),
             local_copies: None,
             clock: SystemClock::shared(),
+            timeout: Duration::from_secs(30),
         }
     }
 }
@@ -134,6 +270,12 @@ impl TransferEngineBuilder {
         self
     }
 
+    /// How long a transfer may take when it is given no deadline, beside a nanosecond per byte; 30 s.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
     /// Opens the wires and the handshake port, takes the name and publishes an empty segment. All runs on the current tokio runtime.
     ///
     /// # Errors
@@ -160,6 +302,13 @@ impl TransferEngineBuilder {
         if let Some(which) = self.local_copies {
             engine = engine.local_copies(which);
         }
-        Ok(TransferEngine { engine: engine.start().await? })
+        let parts = Parts {
+            batches: Batches::default(),
+            managed: Managed::default(),
+            regions: Arc::default(),
+            runtime,
+            timeout: self.timeout,
+        };
+        Ok(TransferEngine { engine: engine.start().await?, parts: Arc::new(parts) })
     }
 }

@@ -1,8 +1,15 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
+#[allow(unsafe_code)]
+pub mod addressed;
+#[allow(unsafe_code)]
 mod engine;
+mod ids;
+#[allow(unsafe_code)]
+mod managed;
 pub mod transport_set;
 
 pub use engine::{TransferEngine, TransferEngineBuilder};
+pub use ids::{AddressRequest, INVALID_BATCH};
 pub use transport_set::{TransportOptions, TransportSet};

@@ -184,14 +184,14 @@ async fn several_takers_share_a_stream_of_notifications() {
     for i in 0..10u8 {
         let mut batch = Batch::new();
         batch.write(&target, region.addr(), vec![i]);
-        batch.notify(Notification { name: "n".into(), message: i.to_string() });
+        batch.notify(&target, Notification { name: "n".into(), message: i.to_string() });
         let done = a.submit(batch, None).await;
         done.notified.unwrap().unwrap();
         assert_eq!(bytes_of(&region)[0], i);
     }
     let mut failing = Batch::new();
     failing.write(&target, 8, vec![1]);
-    failing.notify(Notification { name: "n".into(), message: "never".into() });
+    failing.notify(&target, Notification { name: "n".into(), message: "never".into() });
     assert!(a.submit(failing, None).await.notified.unwrap().is_err());
     b.close().await.unwrap();
     let mut got = Vec::new();

@@ -88,7 +88,7 @@ unsafe impl<T: Transport> Source<T> for Buffer<T> {
 #[derive(Debug)]
 pub struct Batch<T: Transport> {
     requests: Vec<Request<T, Buffer<T>>>,
-    notify: Option<Notification>,
+    notify: Option<(Target<T>, Notification)>,
 }
 
 impl<T: Transport> Batch<T> {
@@ -122,9 +122,9 @@ impl<T: Transport> Batch<T> {
         self.push(Opcode::Write, target, remote, Buffer::Kept(from, keep))
     }
 
-    /// What the first request's target is sent when all requests have succeeded.
-    pub fn notify(&mut self, notification: Notification) {
-        self.notify = Some(notification);
+    /// What `target` is sent when all requests have succeeded, at once if there are none.
+    pub fn notify(&mut self, target: &Target<T>, notification: Notification) {
+        self.notify = Some((target.clone(), notification));
     }
 
     /// How many requests there are.
@@ -203,6 +203,23 @@ pub struct Progress {
     pub transferred: u64,
 }
 
+impl Progress {
+    /// Two things as one: completed when both are, failed as soon as one has not made it.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        let under_way = |status| matches!(status, Status::Waiting | Status::Pending);
+        let status = match (self.status, other.status) {
+            (known, Status::Completed) => known,
+            (Status::Completed, other) => other,
+            (known, other) if under_way(known) && under_way(other) => Status::Pending,
+            (known, other) if under_way(other) => known,
+            (Status::Failed, _) => Status::Failed,
+            (_, other) => other,
+        };
+        Self { status, transferred: self.transferred + other.transferred }
+    }
+}
+
 /// Looks at a submitted batch, while it runs and afterwards. Clones look at the same one.
 #[derive(Clone)]
 pub struct BatchView {
@@ -252,18 +269,8 @@ impl BatchView {
 
     /// How the batch stands: completed when all are, failed as soon as one has not made it.
     pub fn overall(&self) -> Progress {
-        let mut all = Progress { status: Status::Completed, transferred: 0 };
-        for Progress { status, transferred } in (0..self.len()).filter_map(|index| self.request(index)) {
-            all.transferred += transferred;
-            all.status = match (all.status, status) {
-                (known, Status::Completed) => known,
-                (Status::Completed | Status::Pending, Status::Waiting | Status::Pending) => Status::Pending,
-                (known, Status::Waiting | Status::Pending) => known,
-                (Status::Failed, _) => Status::Failed,
-                (_, worse) => worse,
-            };
-        }
-        all
+        let requests = (0..self.len()).filter_map(|index| self.request(index));
+        requests.fold(Progress { status: Status::Completed, transferred: 0 }, Progress::and)
     }
 
     /// Whether every request is over.
@@ -328,7 +335,6 @@ impl<T: Transport> Engine<T> {
     /// Posts a batch and returns without waiting. No request begins after the deadline.
     pub fn submit(&self, batch: Batch<T>, deadline: Option<Moment>) -> Running<T> {
         let Batch { mut requests, notify } = batch;
-        let notify = notify.zip(requests.first().map(|first| first.target.clone()));
         group(&mut requests);
         let routes = routes(&requests);
         let mut seen: Vec<Seen> =
@@ -356,7 +362,7 @@ async fn drive<T: Transport>(
     posted: Results<Posted<T>>,
     routes: Routes<T>,
     deadline: Option<Moment>,
-    notify: Option<(Notification, Target<T>)>,
+    notify: Option<(Target<T>, Notification)>,
 ) -> Finished<T> {
     let (results, requests) = posted.await;
     let (results, requests) = engine.settle(Way::Own, results, requests, &routes, deadline).await;
@@ -364,7 +370,7 @@ async fn drive<T: Transport>(
         seen.over.store(Status::of(result) as u8, Ordering::Release);
     }
     let notified = match notify {
-        Some((notification, target)) if results.iter().all(Result::is_ok) => {
+        Some((target, notification)) if results.iter().all(Result::is_ok) => {
             Some(engine.notify(target.name(), &notification).await)
         }
         Some(_) => Some(Err(Error::invalid("the batch failed, so nobody was notified"))),

@@ -140,6 +140,11 @@ impl<T: Transport> Engine<T> {
         }
     }
 
+    /// Waits until the directory says what is registered now.
+    pub async fn settle_publication(&self) -> Result<()> {
+        self.inner.publish(false).await
+    }
+
     /// Our descriptor as it is now.
     pub fn descriptor(&self) -> SegmentDesc {
         self.inner.descriptor()

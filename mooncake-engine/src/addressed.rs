@@ -1,0 +1,243 @@
+//! Memory that programs name by its address: what is registered, and for how long it is in use.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::memory::{MemorySource, MemorySpan};
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::engine::EngineCode;
+use mooncake_transport::{Region, Slice, SliceMut};
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use crate::TransportSet;
+
+/// How long giving up memory waits for transfers that use it. A wire ends its transfers long before.
+pub(crate) const UNUSED_WITHIN: Duration = Duration::from_secs(60);
+/// Past the end of what a process can map on the machines we know.
+const MAX_ADDRESS: u64 = 1 << 57;
+
+/// Says when the last user of some memory is gone.
+#[derive(Debug, Default)]
+pub struct Gone {
+    gone: Mutex<bool>,
+    changed: Condvar,
+    notify: tokio::sync::Notify,
+}
+
+impl Gone {
+    /// Parks the thread until it is gone; whether that was within `limit`.
+    pub fn wait(&self, limit: Duration) -> bool {
+        let mut gone = self.gone.lock();
+        if !*gone {
+            self.changed.wait_while_for(&mut gone, |gone| !*gone, limit);
+        }
+        *gone
+    }
+
+    /// The same without parking; on a tokio runtime.
+    pub async fn within(&self, limit: Duration) -> bool {
+        let told = async {
+            loop {
+                let told = self.notify.notified();
+                if *self.gone.lock() {
+                    return;
+                }
+                told.await;
+            }
+        };
+        tokio::time::timeout(limit, told).await.is_ok()
+    }
+
+    /// It is gone.
+    pub fn set(&self) {
+        *self.gone.lock() = true;
+        self.changed.notify_all();
+        self.notify.notify_one();
+    }
+}
+
+/// Memory of somebody else's at an address.
+struct Foreign {
+    span: MemorySpan,
+    gone: Arc<Gone>,
+}
+
+// SAFETY: whoever made it vouches for the memory until `gone` is set.
+unsafe impl MemorySource for Foreign {
+    fn span(&self) -> MemorySpan {
+        self.span
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        self.gone.set();
+    }
+}
+
+/// Memory at an address that the caller vouches for, and the sign that nobody uses it any more.
+///
+/// # Errors
+/// `INVALID_PARAMS` for what is no memory of this process, as far as the kernel can be asked.
+///
+/// # Safety
+/// Until the sign is set the bytes stay allocated, readable and writable, and the caller expects them to be read and written at any time by
+/// whatever names them by their address.
+pub unsafe fn foreign(address: u64, len: usize) -> Result<(Arc<dyn MemorySource>, Arc<Gone>)> {
+    let ptr = usize::try_from(address)
+        .ok()
+        .and_then(|a| NonNull::new(std::ptr::with_exposed_provenance_mut(a)))
+        .ok_or_else(|| Error::invalid("the null pointer cannot be registered"))?;
+    if len == 0 || address.checked_add(len as u64).is_none_or(|end| end > MAX_ADDRESS) {
+        return Err(Error::invalid(format!("{len} bytes at {address:#x} are no memory of a process")));
+    }
+    if !is_mapped(address, len) {
+        return Err(Error::invalid(format!(
+            "{len} bytes at {address:#x} are not all mapped in this process"
+        )));
+    }
+    let gone = Arc::new(Gone::default());
+    Ok((Arc::new(Foreign { span: MemorySpan::new(ptr, len), gone: gone.clone() }), gone))
+}
+
+/// Whether every page of a range is mapped, as far as the kernel can be asked; device memory mapped into the address space is.
+fn is_mapped(address: u64, len: usize) -> bool {
+    // SAFETY: a query without arguments that point anywhere.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    let Ok(page) = u64::try_from(page) else { return true };
+    let start = address & !(page - 1);
+    let Ok(len) = usize::try_from((address - start) + len as u64) else { return false };
+    let start = std::ptr::with_exposed_provenance_mut(start as usize);
+    // SAFETY: the kernel looks the range up; flags that ask for nothing change nothing.
+    let rc = unsafe { libc::msync(start, len, libc::MS_ASYNC) };
+    rc == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ENOMEM)
+}
+
+/// Registered memory that calls may name by address.
+#[derive(Debug, Default)]
+pub struct Regions {
+    by_start: RwLock<BTreeMap<u64, Registered>>,
+}
+
+#[derive(Debug)]
+struct Registered {
+    region: Region<TransportSet>,
+    gone: Arc<Gone>,
+    /// Lent out by us, not registered by the program.
+    ours: bool,
+}
+
+impl Regions {
+    /// Lists a region whose memory says when it is gone.
+    pub fn add(&self, region: Region<TransportSet>, gone: Arc<Gone>) {
+        self.insert(region, gone, false);
+    }
+
+    /// Lists a region of memory that the library itself lends out; it cannot be unregistered by its address.
+    pub fn add_ours(&self, region: Region<TransportSet>, gone: Arc<Gone>) {
+        self.insert(region, gone, true);
+    }
+
+    fn insert(&self, region: Region<TransportSet>, gone: Arc<Gone>, ours: bool) {
+        self.by_start.write().insert(region.addr(), Registered { region, gone, ours });
+    }
+
+    /// Takes the region that begins there off the list; its memory goes with its last user.
+    pub fn forget(&self, start: u64) {
+        let taken = self.by_start.write().remove(&start);
+        drop(taken);
+    }
+
+    /// Takes the regions that begin there off the list, all or none; what says when nobody uses their memory any more.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` ([`EngineCode::AddressNotRegistered`]) when no region begins at one of them.
+    pub fn take(&self, starts: &[u64]) -> Result<Vec<Arc<Gone>>> {
+        let mut regions = self.by_start.write();
+        for (index, start) in starts.iter().enumerate() {
+            if regions.get(start).is_none_or(|registered| registered.ours) || starts[..index].contains(start)
+            {
+                let text = format!("no buffer is registered at {start:#x}");
+                return Err(Error::invalid(text).with_source(EngineCode::AddressNotRegistered));
+            }
+        }
+        let taken: Vec<_> = starts.iter().filter_map(|start| regions.remove(start)).collect();
+        drop(regions);
+        Ok(taken.into_iter().map(|registered| registered.gone).collect())
+    }
+
+    /// Takes the region that begins there off the list and waits until no transfer uses its memory any more.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take), and `OBJECT_REPLICA_BUSY` when a transfer does not end: then the memory must stay allocated.
+    pub fn remove(&self, start: u64) -> Result<()> {
+        let in_vain = self.take(&[start])?.into_iter().find(|gone| !gone.wait(UNUSED_WITHIN));
+        in_vain.map_or(Ok(()), |_| Err(still_in_use()))
+    }
+
+    /// Everything off the list, and waits for transfers that use it, except for memory that leases still hold.
+    pub fn clear(&self) {
+        let all = std::mem::take(&mut *self.by_start.write());
+        for (_, Registered { region, gone, ours }) in all {
+            drop(region);
+            if !ours {
+                gone.wait(UNUSED_WITHIN);
+            }
+        }
+    }
+
+    /// A range to write from.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` ([`EngineCode::AddressNotRegistered`]) when the range does not lie in one region.
+    pub fn slice(&self, address: u64, len: usize) -> Result<Slice<TransportSet>> {
+        self.with(address, len, |region, range| region.slice(range))
+    }
+
+    /// A range to read into.
+    ///
+    /// # Errors
+    /// As [`slice`](Self::slice).
+    pub fn slice_mut(&self, address: u64, len: usize) -> Result<SliceMut<TransportSet>> {
+        self.with(address, len, |region, range| {
+            // SAFETY: the memory is the program's, which has it written by one call at a time, or gets a mixture of both.
+            unsafe { region.slice_mut_unchecked(range) }
+        })
+    }
+
+    /// How many bytes are registered from an address on.
+    ///
+    /// # Errors
+    /// As [`slice`](Self::slice).
+    pub fn room(&self, address: u64) -> Result<usize> {
+        self.with(address, 1, |region, range| Ok(region.len() - range.start))
+    }
+
+    fn with<R>(
+        &self,
+        address: u64,
+        len: usize,
+        then: impl FnOnce(&Region<TransportSet>, Range<usize>) -> Result<R>,
+    ) -> Result<R> {
+        let unknown = || {
+            let text =
+                format!("{len} bytes at {address:#x} do not lie in registered memory; register it first");
+            Error::invalid(text).with_source(EngineCode::AddressNotRegistered)
+        };
+        let regions = self.by_start.read();
+        let (start, registered) = regions.range(..=address).next_back().ok_or_else(unknown)?;
+        let region = &registered.region;
+        if len == 0 || !region.span().contains(address, len as u64) {
+            return Err(unknown());
+        }
+        let from = usize::try_from(address - start).map_err(|_| unknown())?;
+        then(region, from..from + len)
+    }
+}
+
+pub(crate) fn still_in_use() -> Error {
+    Error::new(ErrorCode::ObjectReplicaBusy, "a transfer still uses the buffer; it must stay allocated")
+}

@@ -1,0 +1,255 @@
+//! Batches by number, for callers that cannot hold a future: the C interface and Python.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use mooncake_core::clock::Moment;
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::Opcode;
+use mooncake_transport::engine::{Batch, BatchView, EngineCode, Finished, Progress, Status, Target};
+use mooncake_transport::handshake::Notification;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+use crate::{TransferEngine, TransportSet};
+
+/// A number that no batch ever has.
+pub const INVALID_BATCH: u64 = u64::MAX;
+/// The next batch of any engine in this process, so that no engine takes another's number for its own.
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+/// A request that names local memory by its address.
+#[derive(Clone, Debug)]
+pub struct AddressRequest {
+    /// Which way.
+    pub opcode: Opcode,
+    /// Local address, in registered or managed memory.
+    pub local: u64,
+    /// The other side.
+    pub target: Target<TransportSet>,
+    /// Address in the other process.
+    pub remote: u64,
+    /// Bytes. None is done without a word to anybody, wherever the addresses lead.
+    pub len: usize,
+}
+
+/// All numbered batches of an engine.
+#[derive(Default)]
+pub(crate) struct Batches {
+    open: Mutex<HashMap<u64, Entry>>,
+}
+
+struct Entry {
+    capacity: usize,
+    /// Where each request is: a part and its number there, or nowhere when it was of no bytes.
+    requests: Vec<Option<(usize, usize)>>,
+    parts: Vec<Part>,
+}
+
+struct Part {
+    view: BatchView,
+    /// The first failure, once it is over; the notification's too.
+    over: watch::Receiver<Option<Result<(), (ErrorCode, String)>>>,
+    task: AbortHandle,
+}
+
+impl Part {
+    /// Over, and nobody works on it any more.
+    fn is_over(&self) -> bool {
+        self.over.borrow().is_some() || (self.over.has_changed().is_err() && self.view.is_over())
+    }
+}
+
+impl Entry {
+    fn request(&self, index: usize) -> Option<Progress> {
+        match *self.requests.get(index)? {
+            None => Some(Progress { status: Status::Completed, transferred: 0 }),
+            Some((part, number)) => self.parts.get(part)?.view.request(number),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.parts.iter().all(Part::is_over)
+    }
+}
+
+impl Batches {
+    fn with<R>(&self, id: u64, then: impl FnOnce(&mut Entry) -> Result<R>) -> Result<R> {
+        match self.open.lock().get_mut(&id) {
+            Some(entry) => then(entry),
+            None => Err(Error::invalid(format!(
+                "{id} is no batch of this engine: it was freed, or never allocated here"
+            ))
+            .with_source(EngineCode::InvalidArgument)),
+        }
+    }
+}
+
+impl Drop for Batches {
+    fn drop(&mut self) {
+        for part in self.open.get_mut().values().flat_map(|entry| &entry.parts) {
+            part.task.abort();
+        }
+    }
+}
+
+impl fmt::Debug for Batches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batches").field("open", &self.open.lock().len()).finish()
+    }
+}
+
+impl TransferEngine {
+    /// A batch for up to `capacity` requests; its number, never zero, is never used again.
+    pub fn allocate_batch(&self, capacity: usize) -> u64 {
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let entry = Entry { capacity, requests: Vec::new(), parts: Vec::new() };
+        self.parts.batches.open.lock().insert(id, entry);
+        id
+    }
+
+    /// Posts requests as the next ones of a batch, and returns at once. With a notification, that is sent to the first request's target
+    /// when all of *these* requests have succeeded. Without a deadline there is [the engine's own](Self::patience).
+    ///
+    /// # Errors
+    /// Nothing is sent then. [`EngineCode::TooManyRequests`] when the batch has no room for them,
+    /// [`EngineCode::AddressNotRegistered`] for local memory that is not registered, `INVALID_PARAMS` for a freed or foreign number.
+    pub fn submit_batch(
+        &self,
+        id: u64,
+        requests: &[AddressRequest],
+        notify: Option<Notification>,
+        deadline: Option<Moment>,
+    ) -> Result<()> {
+        let bytes = requests.iter().fold(0u64, |sum, request| sum.saturating_add(request.len as u64));
+        let deadline = deadline.unwrap_or_else(|| self.clock().now().after(self.patience(bytes)));
+        let (batch, numbers) = self.batch_of(requests, notify)?;
+        self.parts.batches.with(id, |entry| {
+            if entry.requests.len() + requests.len() > entry.capacity {
+                let (have, more) = (entry.requests.len(), requests.len());
+                let text = format!(
+                    "batch {id} was allocated for {} requests: {have} and {more} are too many",
+                    entry.capacity
+                );
+                return Err(
+                    Error::new(ErrorCode::InvalidParams, text).with_source(EngineCode::TooManyRequests)
+                );
+            }
+            let running = self.submit(batch, Some(deadline));
+            let view = running.view();
+            let (tell, over) = watch::channel(None);
+            let task = self.parts.runtime.spawn(async move {
+                let Finished { results, buffers, notified } = running.await;
+                // Before anybody hears of it, so that memory can be given up then.
+                drop(buffers);
+                let failed = results.into_iter().chain(notified).find_map(Result::err);
+                if let Some(error) = &failed {
+                    tracing::debug!(batch = id, "a batch failed: {error}");
+                }
+                let over = failed.map_or(Ok(()), |error| Err((error.code(), error.message().to_owned())));
+                tell.send_replace(Some(over));
+            });
+            let part = entry.parts.len();
+            entry.requests.extend(numbers.into_iter().map(|number| number.map(|number| (part, number))));
+            entry.parts.push(Part { view, over, task: task.abort_handle() });
+            Ok(())
+        })
+    }
+
+    /// How a request of a batch stands.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for a freed or foreign number, and for a request that was not submitted.
+    pub fn request_progress(&self, id: u64, index: usize) -> Result<Progress> {
+        self.parts.batches.with(id, |entry| {
+            let missing = || Error::invalid(format!("batch {id} has no request {index}"));
+            entry.request(index).ok_or_else(missing)
+        })
+    }
+
+    /// How a batch stands: completed when all its requests are, failed as soon as one has not made it.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for a freed or foreign number.
+    pub fn batch_progress(&self, id: u64) -> Result<Progress> {
+        self.parts.batches.with(id, |entry| {
+            let parts = entry.parts.iter().map(|part| part.view.overall());
+            Ok(parts.fold(Progress { status: Status::Completed, transferred: 0 }, Progress::and))
+        })
+    }
+
+    /// Waits until every request of a batch is over.
+    ///
+    /// # Errors
+    /// The first failure, also that of a notification; `INVALID_PARAMS` for a freed or foreign number.
+    pub async fn finish_batch(&self, id: u64) -> Result<()> {
+        let parts = self
+            .parts
+            .batches
+            .with(id, |entry| Ok(entry.parts.iter().map(|part| part.over.clone()).collect::<Vec<_>>()))?;
+        let mut failed = None;
+        for mut part in parts {
+            let outcome = match part.wait_for(Option::is_some).await {
+                Ok(outcome) => outcome.clone().unwrap_or(Ok(())),
+                Err(_) => Err((ErrorCode::TransferFail, "the engine was closed".into())),
+            };
+            failed = failed.or(outcome.err());
+        }
+        failed.map_or(Ok(()), |(code, text)| Err(Error::new(code, text)))
+    }
+
+    /// Forgets a batch that is over.
+    ///
+    /// # Errors
+    /// [`EngineCode::BatchBusy`] when it is not: it stays. `INVALID_PARAMS` for a freed or foreign number.
+    pub fn free_batch(&self, id: u64) -> Result<()> {
+        self.parts.batches.with(id, |entry| {
+            if entry.is_over() {
+                return Ok(());
+            }
+            let text = format!("batch {id} is under way");
+            Err(Error::new(ErrorCode::ObjectReplicaBusy, text).with_source(EngineCode::BatchBusy))
+        })?;
+        self.parts.batches.open.lock().remove(&id);
+        Ok(())
+    }
+
+    /// Requests as a batch, and the number each has there.
+    fn batch_of(
+        &self,
+        requests: &[AddressRequest],
+        notify: Option<Notification>,
+    ) -> Result<(Batch<TransportSet>, Vec<Option<usize>>)> {
+        let mut batch = Batch::new();
+        let mut numbers = Vec::with_capacity(requests.len());
+        for AddressRequest { opcode, local, target, remote, len } in requests {
+            if *len == 0 {
+                numbers.push(None);
+                continue;
+            }
+            let (slice, keep) = match self.parts.managed.find(*local, *len) {
+                Some(found) => found.map(|(slice, keep)| (slice, Some(keep)))?,
+                None => (self.parts.regions.slice_mut(*local, *len)?, None),
+            };
+            numbers.push(Some(match (opcode, keep) {
+                (Opcode::Read, None) => batch.read(target, *remote, slice),
+                (Opcode::Read, Some(keep)) => batch.read_kept(target, *remote, slice, keep),
+                (Opcode::Write, None) => batch.write(target, *remote, slice),
+                (Opcode::Write, Some(keep)) => batch.write_kept(target, *remote, slice, keep),
+            }));
+        }
+        if let Some(notification) = notify {
+            match requests.first() {
+                Some(first) => batch.notify(&first.target, notification),
+                None => {
+                    return Err(Error::invalid(
+                        "a notification with a batch goes to its first target, and there is none",
+                    ));
+                }
+            }
+        }
+        Ok((batch, numbers))
+    }
+}

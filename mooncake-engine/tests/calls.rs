@@ -1,0 +1,218 @@
+//! Memory and batches named by numbers, between two engines over real sockets.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::memory::{HostMemory, MemorySource};
+use mooncake_core::{ErrorKind, Result};
+use mooncake_engine::{AddressRequest, INVALID_BATCH, TransferEngine, TransportOptions};
+use mooncake_transport::Opcode;
+use mooncake_transport::engine::{EngineCode, LocalCopies, Status};
+
+async fn engine() -> TransferEngine {
+    let wires = TransportOptions::named("tcp").unwrap().without_shared_memory();
+    let builder = TransferEngine::builder().name("127.0.0.1").wires(wires).local_copies(LocalCopies::Never);
+    builder.start().await.unwrap()
+}
+
+fn number<T: std::fmt::Debug>(result: Result<T>) -> i32 {
+    EngineCode::of(&result.unwrap_err()).number()
+}
+
+struct Memory(Arc<HostMemory>);
+
+impl Memory {
+    fn new(len: usize, fill: u8) -> Self {
+        let memory = HostMemory::new(len).unwrap();
+        // SAFETY: just made, and that long.
+        unsafe { memory.span().ptr.write_bytes(fill, len) };
+        Self(Arc::new(memory))
+    }
+
+    fn at(&self) -> u64 {
+        self.0.span().addr()
+    }
+
+    fn byte(&self, index: usize) -> u8 {
+        assert!(index < self.0.len());
+        // SAFETY: inside.
+        unsafe { self.0.span().ptr.add(index).read_volatile() }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_is_registered_by_address() {
+    let engine = engine().await;
+    let (memory, other) = (Memory::new(8192, 1), Memory::new(4096, 1));
+    let register = async |pieces: &[(u64, usize)]| {
+        // SAFETY: the memory outlives the engine, and expects everything.
+        unsafe { engine.register_raw_many(pieces) }.await
+    };
+    assert_eq!(number(register(&[(memory.at(), 0)]).await), -1, "no bytes");
+    assert_eq!(number(register(&[(0, 10)]).await), -1, "no memory");
+    assert_eq!(number(register(&[(1 << 45, 4096)]).await), -1, "not mapped");
+    register(&[(memory.at(), 8192)]).await.unwrap();
+    assert_eq!(number(register(&[(memory.at() + 8191, 1)]).await), -7);
+    assert_eq!(number(register(&[(other.at(), 4096), (other.at() + 100, 1)]).await), -7);
+    assert_eq!(engine.descriptor().buffers.len(), 1, "all or none");
+    register(&[(other.at(), 4096)]).await.unwrap();
+    assert_eq!(number(engine.unregister_raw(&[memory.at() + 1]).await), -3);
+    assert_eq!(number(engine.unregister_raw(&[memory.at(), 5]).await), -3);
+    assert_eq!(number(engine.unregister_raw(&[memory.at(), memory.at()]).await), -3);
+    assert_eq!(engine.descriptor().buffers.len(), 2, "all or none");
+    engine.unregister_raw(&[memory.at(), other.at()]).await.unwrap();
+    assert!(engine.descriptor().buffers.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batches_by_number() {
+    let (a, b) = (engine().await, engine().await);
+    let (mine, theirs) = (Memory::new(4096, 7), Memory::new(4096, 0));
+    // SAFETY: both outlive the engines, and expect everything.
+    unsafe {
+        a.register_raw(mine.at(), 4096).await.unwrap();
+        b.register_raw(theirs.at(), 4096).await.unwrap();
+    }
+    let target = a.open(b.name()).await.unwrap();
+    let request = |opcode, at: u64, len| {
+        let (local, remote) = (mine.at() + at, theirs.at() + at);
+        AddressRequest { opcode, local, target: target.clone(), remote, len }
+    };
+    let id = a.allocate_batch(4);
+    assert!(id != 0 && id != INVALID_BATCH);
+    assert_eq!(a.batch_progress(id).unwrap().status, Status::Completed, "nothing to do is done");
+    let writes =
+        [request(Opcode::Write, 0, 100), request(Opcode::Write, 5, 0), request(Opcode::Write, 200, 8)];
+    a.submit_batch(id, &writes, None, None).unwrap();
+    assert_eq!(number(a.submit_batch(id, &writes[..2], None, None)), -2, "five are too many for four");
+    a.finish_batch(id).await.unwrap();
+    let progress = a.batch_progress(id).unwrap();
+    assert_eq!((progress.status, progress.transferred), (Status::Completed, 108));
+    assert_eq!(a.request_progress(id, 1).unwrap().status, Status::Completed, "no bytes are done at once");
+    assert_eq!((theirs.byte(99), theirs.byte(100), theirs.byte(207)), (7, 0, 7));
+    assert_eq!(number(a.submit_batch(id, &[request(Opcode::Read, 4090, 100)], None, None)), -3);
+    let outside = AddressRequest { remote: theirs.at() + 4000, ..request(Opcode::Read, 0, 97) };
+    a.submit_batch(id, &[outside], None, None).unwrap();
+    assert_eq!(a.finish_batch(id).await.unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(a.batch_progress(id).unwrap().status, Status::Failed);
+    assert_eq!(a.request_progress(id, 3).unwrap().status, Status::Failed);
+    assert!(a.request_progress(id, 4).is_err());
+    assert!(b.batch_progress(id).is_err() && b.free_batch(id).is_err(), "another engine's number");
+    a.free_batch(id).unwrap();
+    for result in [a.free_batch(id), a.free_batch(INVALID_BATCH), a.free_batch(0), a.finish_batch(id).await] {
+        assert_eq!(number(result), -1);
+    }
+    assert!(a.submit_batch(id, &[], None, None).is_err() && a.request_progress(id, 0).is_err());
+    assert_ne!(a.allocate_batch(1), id);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_under_way_is_not_freed() {
+    let a = engine().await;
+    // A peer that takes requests and never answers.
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let directory = mooncake_transport::Directory::new(Arc::<mooncake_core::meta::MemoryMetadata>::default());
+    let mut desc = mooncake_transport::SegmentDesc::new("silent");
+    desc.protocols.push(mooncake_transport::Protocol::TCP);
+    desc.tcp_data_host = "127.0.0.1".into();
+    desc.tcp_data_port = silent.local_addr().unwrap().port();
+    directory.publish(&desc, true).await.unwrap();
+    drop(a);
+    let wires = TransportOptions::named("tcp").unwrap().without_shared_memory();
+    let a = TransferEngine::builder().name("a").directory(directory).wires(wires).start().await.unwrap();
+    let mine = Memory::new(4096, 7);
+    // SAFETY: it outlives the engine, and expects everything.
+    unsafe { a.register_raw(mine.at(), 4096).await.unwrap() };
+    let target = a.open("silent").await.unwrap();
+    let id = a.allocate_batch(1);
+    let request = AddressRequest { opcode: Opcode::Read, local: mine.at(), target, remote: 4096, len: 10 };
+    let deadline = a.clock().now().after(Duration::from_millis(300));
+    a.submit_batch(id, &[request], None, Some(deadline)).unwrap();
+    assert_eq!(a.request_progress(id, 0).unwrap().status, Status::Pending);
+    assert_eq!(number(a.free_batch(id)), -4);
+    assert_eq!(a.finish_batch(id).await.unwrap_err().kind(), ErrorKind::Timeout);
+    assert_eq!(a.batch_progress(id).unwrap().status, Status::Timeout);
+    a.free_batch(id).unwrap();
+    assert_eq!(mine.byte(0), 7);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_is_lent_for_a_while() {
+    let (a, b) = (engine().await, engine().await);
+    let target = a.open(b.name()).await.unwrap();
+    let mut bytes = vec![0u8; 1000];
+    let address = b
+        .lend(&mut bytes, |region| {
+            let write = a.post_write(
+                [mooncake_transport::Request::new(&target, region.addr() + 10, vec![9; 5])],
+                None,
+            );
+            write.wait().0.unwrap();
+            region.addr()
+        })
+        .unwrap();
+    assert_eq!(bytes[8..17], [0, 0, 9, 9, 9, 9, 9, 0, 0]);
+    let (result, _) = a.write(&target, address, vec![1], None).await;
+    assert_eq!(result.unwrap_err().kind(), ErrorKind::Invalid, "it is closed again");
+    // A slice that outlives the call holds it until it is gone.
+    let (send, kept) = std::sync::mpsc::channel();
+    let waiter = std::thread::spawn(move || {
+        let slice = kept.recv().unwrap();
+        std::thread::yield_now();
+        drop(slice);
+    });
+    b.lend(&mut bytes, |region| send.send(region.slice(0..10).unwrap()).unwrap()).unwrap();
+    waiter.join().unwrap();
+    let engine = b.clone();
+    let panicked = tokio::task::spawn_blocking(move || {
+        let mut bytes = vec![0u8; 1000];
+        engine.lend(&mut bytes, |_| panic!("on purpose")).unwrap()
+    });
+    assert!(panicked.await.is_err());
+    assert!(b.descriptor().buffers.is_empty(), "closed all the same");
+}
+
+#[tokio::test]
+async fn lending_on_the_only_thread_is_refused() {
+    let engine = engine().await;
+    let error = engine.lend(&mut [0; 10], |_| ()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn managed_memory() {
+    let (a, b) = (engine().await, engine().await);
+    let first = a.allocate_managed(100).await.unwrap();
+    let second = a.allocate_managed(100).await.unwrap();
+    assert_eq!(a.descriptor().buffers.len(), 1, "both are cut from one region");
+    for (address, len) in [(first, 99), (first + 1, 99), (5, 100), (first + 4096, 100)] {
+        assert_eq!(number(a.free_managed(address, len)), -3);
+    }
+    a.free_managed(first, 100).unwrap();
+    assert_eq!(number(a.free_managed(first, 100)), -3);
+    assert!(a.allocate_managed(0).await.is_err());
+    let theirs = Memory::new(8192, 3);
+    // SAFETY: it outlives the engine, and expects everything.
+    unsafe { b.register_raw(theirs.at(), 8192).await.unwrap() };
+    let target = a.open(b.name()).await.unwrap();
+    let read = |local| AddressRequest {
+        opcode: Opcode::Read,
+        local,
+        target: target.clone(),
+        remote: theirs.at(),
+        len: 100,
+    };
+    let id = a.allocate_batch(8);
+    assert_eq!(number(a.submit_batch(id, &[read(first)], None, None)), -3, "freed memory is not read into");
+    a.submit_batch(id, &[read(second)], None, None).unwrap();
+    a.finish_batch(id).await.unwrap();
+    // What is free is one piece again, and what is larger than a region has one of its own.
+    a.free_managed(second, 100).unwrap();
+    let whole = a.allocate_managed(64 << 20).await.unwrap();
+    assert_eq!(a.descriptor().buffers.len(), 1, "it fits where the small ones were");
+    let large = a.allocate_managed(65 << 20).await.unwrap();
+    assert_eq!(a.descriptor().buffers.len(), 2);
+    a.free_managed(large, 65 << 20).unwrap();
+    assert_eq!(a.descriptor().buffers.len(), 1, "given back to the system");
+    a.free_managed(whole, 64 << 20).unwrap();
+}
