@@ -3,6 +3,9 @@
 //! The only place that knows which wires are built in. A feature `transport-*` adds a member and changes nothing else; with
 //! none of them the set still works inside one process.
 
+#[cfg(feature = "transport-tcp")]
+use std::sync::Arc;
+
 use mooncake_core::clock::SharedClock;
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, ErrorCode, Result};
@@ -10,6 +13,8 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_shm::{ShmConfig, ShmPeer, ShmTransport};
 #[cfg(feature = "transport-tcp")]
 use mooncake_tcp::{TcpConfig, TcpPeer, TcpTransport};
+#[cfg(all(feature = "transport-shm", feature = "transport-tcp"))]
+use mooncake_transport::fallback::with_fallback;
 use mooncake_transport::loopback::{LoopbackPeer, LoopbackRegistration};
 use mooncake_transport::{
     Access, Capabilities, Completion, Loopback, LoopbackNet, Op, Protocol, SegmentDesc, Transport,
@@ -99,7 +104,7 @@ impl TransportOptions {
             tcp: self
                 .tcp
                 .clone()
-                .map(|config| TcpTransport::start_with_clock(config, runtime, clock.clone()))
+                .map(|config| TcpTransport::start_with_clock(config, runtime, clock.clone()).map(Arc::new))
                 .transpose()?,
         };
         if set.is_empty() {
@@ -129,7 +134,7 @@ pub struct TransportSet {
     #[cfg(feature = "transport-shm")]
     shm: Option<ShmTransport>,
     #[cfg(feature = "transport-tcp")]
-    tcp: Option<TcpTransport>,
+    tcp: Option<Arc<TcpTransport>>,
 }
 
 /// Memory as each wire knows it.
@@ -202,10 +207,24 @@ impl TransportSet {
             ops.map(|op| unsafe { op.with_registration(op.registration().and_then(|r| r.shm.as_ref())) });
         #[cfg(feature = "transport-tcp")]
         if let (Some(tcp), Some(peer_by_tcp)) = (&self.tcp, &beside.tcp) {
+            let ops: Vec<_> = ops.collect();
+            // What is copied here and now finishes before this returns, and what is not there is seen at once.
+            if ops.iter().map(Op::len).sum::<usize>() <= shm.inline_bytes() {
+                let mut missed = Vec::new();
+                shm.submit_or(peer, ops.into_iter(), done, |op, share| missed.push((bare(&op), share)));
+                return tcp.submit_shares(peer_by_tcp, missed);
+            }
+            // Longer copies may fail when half of them is done, and then there is still the wire.
+            let (wire, way) = (Arc::downgrade(tcp), peer_by_tcp.clone());
+            let guarded = with_fallback(ops.into_iter(), done, shm.clock(), move |failed| {
+                if let Some(wire) = wire.upgrade() {
+                    wire.submit_shares(&way, failed);
+                }
+            });
             let mut missed = Vec::new();
-            shm.submit_or(peer, ops, done, |op, share| {
-                // SAFETY: no registration, which this wire does not ask for.
-                missed.push((unsafe { op.with_registration(None) }, share));
+            shm.submit_or(peer, guarded.ops.into_iter(), guarded.done, |op, share| {
+                guarded.elsewhere.add(&share);
+                missed.push((bare(&op), share));
             });
             return tcp.submit_shares(peer_by_tcp, missed);
         }
@@ -363,6 +382,14 @@ unsafe impl Transport for TransportSet {
             },
         }
     }
+}
+
+/// The same for the wire that asks for no registration.
+#[cfg(all(feature = "transport-shm", feature = "transport-tcp"))]
+#[allow(unsafe_code)]
+fn bare<'a, S>(op: &Op<'a, mooncake_shm::Registration>) -> Op<'a, S> {
+    // SAFETY: none is given.
+    unsafe { op.with_registration(None) }
 }
 
 fn not_ours() -> Error {

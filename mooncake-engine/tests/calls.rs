@@ -1,4 +1,5 @@
 //! Memory and batches named by numbers, between two engines over real sockets.
+#![cfg(feature = "transport-tcp")]
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -96,6 +96,11 @@ impl ShmTransport {
         &self.clock
     }
 
+    /// Bytes of a submission that are copied before it returns.
+    pub fn inline_bytes(&self) -> usize {
+        self.config.inline_bytes
+    }
+
     /// [`Transport::submit`] for a node with another wire to the same peer: operations this wire cannot do, because the owner is gone or the
     /// remote range is not in shared memory, are handed to `other` untouched.
     pub fn submit_or<'a, I, F>(&self, peer: &ShmPeer, ops: I, done: Completion, mut other: F)

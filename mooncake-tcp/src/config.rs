@@ -25,6 +25,9 @@ pub struct TcpConfig {
     pub connect_timeout: Duration,
     /// How long an asked peer may leave us without moving a byte, before its connection is given up.
     pub answer_timeout: Duration,
+    /// How long a connection may stand still with requests on it before another one is tried beside it. If that one comes about while the first still
+    /// stands, the requests move there: a network that was down for a while is noticed by a new connection long before an old one is repaired.
+    pub probe_after: Duration,
     /// How long a peer that asked may stop half-way: a body it does not send on, an answer it does not read.
     pub progress_timeout: Duration,
     /// Requests that may be on the way on one connection; more wait in its queue.
@@ -54,6 +57,7 @@ impl Default for TcpConfig {
             connections: 4,
             connect_timeout: Duration::from_secs(5),
             answer_timeout: Duration::from_secs(30),
+            probe_after: Duration::from_secs(1),
             progress_timeout: Duration::from_secs(30),
             window: 256,
             max_queued: 65536,
@@ -78,6 +82,7 @@ impl TcpConfig {
         } else if self.connect_timeout.is_zero()
             || self.answer_timeout.is_zero()
             || self.progress_timeout.is_zero()
+            || self.probe_after.is_zero()
         {
             "a timeout of 0 would fail everything"
         } else {

@@ -8,12 +8,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use mooncake_core::clock::Moment;
 use mooncake_core::{Error, ErrorCode};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
-use crate::frame::{ADDRESS_REFUSED, STATUS_LEN, Status};
+use crate::frame::{ADDRESS_REFUSED, Direction, STATUS_LEN, Status};
 use crate::lane::{Fault, Flushed, Lane, NEVER, State};
 use crate::piece::Piece;
 use crate::pool::Pool;
@@ -23,6 +25,8 @@ use crate::socket::{self, Buffers, IoList};
 const GATHER: usize = 16;
 /// How often a request may lose its connection before a byte of its answer has come.
 const ATTEMPTS: u8 = 2;
+/// How long an attempt to connect goes on before another one is made beside it. The kernel alone asks again after 1, 3 and 7 s.
+const ANEW: Duration = Duration::from_secs(1);
 /// How long a lane is left alone whose connection came to nothing, while others stand.
 const REST: Duration = Duration::from_secs(1);
 
@@ -32,6 +36,16 @@ pub(crate) struct Driver {
     pool: Arc<Pool>,
     index: usize,
     dial: Option<Dial>,
+    /// A connection tried beside the present one, which stands still since that moment.
+    probe: Option<(Moment, Dial)>,
+    /// What came of it.
+    spare: Option<TcpStream>,
+    /// Connections in a row that were overtaken, without an answer between them,
+    overtaken: u32,
+    /// since then.
+    still_since: Option<Moment>,
+    /// No new attempt beside before.
+    probe_not_before: Moment,
     timer: Option<Pin<Box<Sleep>>>,
     /// What is no payload in the answers asked for by the last receive, in the order of the pieces.
     asides: [[u8; STATUS_LEN]; GATHER + 1],
@@ -84,6 +98,11 @@ impl Driver {
             pool,
             index,
             dial: None,
+            probe: None,
+            spare: None,
+            overtaken: 0,
+            still_since: None,
+            probe_not_before: Moment(0),
             timer: None,
             asides: [[0; STATUS_LEN]; GATHER + 1],
             listed: 0,
@@ -119,11 +138,16 @@ impl Driver {
         let stream = state.stream.clone();
         let now = pool.clock.now();
         let late = self.watch(lane, &mut state, now, cx);
+        self.look_beside(&mut state, now, cx);
+        let again = state.fault.is_some();
         drop(state);
         if let Some(late) = late {
             for piece in late {
                 piece.finish(Err(pool.late()));
             }
+            return Turn::Again;
+        }
+        if again {
             return Turn::Again;
         }
         match stream {
@@ -266,6 +290,9 @@ impl Driver {
             self.undigested_is_garbage(&mut state);
         }
         self.answers += self.answered.len() as u64;
+        if !self.answered.is_empty() {
+            (self.overtaken, self.still_since) = (0, None);
+        }
         if self.answers > 1 {
             state.careful = false;
         }
@@ -298,9 +325,12 @@ impl Driver {
         now: Moment,
         cx: &mut Context<'_>,
     ) -> Option<Vec<Piece>> {
-        let patience = self.pool.config.answer_timeout;
         if !state.pieces.is_empty() {
-            let due = state.earliest.min(state.moved.after(patience));
+            let mut due = state.earliest.min(self.stalled_at(state));
+            if state.stream.is_some() && self.probe.is_none() {
+                let soonest = if state.begun() > 0 { now } else { now.after(self.pool.config.probe_after) };
+                due = due.min(self.probe_at(state).max(soonest));
+            }
             if due < state.armed {
                 // A timer may be up to a millisecond early by its own clock.
                 let span = due.since(now) + Duration::from_millis(1);
@@ -323,10 +353,56 @@ impl Driver {
         lane.take_if(state, begun, |piece| piece.deadline <= now, &mut late);
         if state.pieces.iter().take(begun).any(|piece| piece.deadline <= now) {
             state.fault.get_or_insert(Fault::Expired);
-        } else if begun > 0 && state.moved.after(patience) <= now {
+        } else if begun > 0 && self.stalled_at(state) <= now {
             state.fault.get_or_insert(Fault::Stalled);
+        } else if begun > 0 && self.probe.is_none() && self.probe_at(state) <= now {
+            self.probe = Some((state.moved, Box::pin(connect(self.pool.clone()))));
         }
         Some(late)
+    }
+
+    /// When the peer is given up that moves no byte, over this connection or those before it.
+    fn stalled_at(&self, state: &State) -> Moment {
+        let config = &self.pool.config;
+        let alone = state.moved.after(config.answer_timeout);
+        self.still_since.map_or(alone, |since| {
+            alone.min(since.after(config.answer_timeout).max(state.moved.after(config.probe_after)))
+        })
+    }
+
+    /// When a connection that stands still is doubted: later each time that a new one was no better.
+    fn probe_at(&self, state: &State) -> Moment {
+        let patience = self.pool.config.probe_after.saturating_mul(1 << self.overtaken.min(5));
+        state.moved.after(patience).max(self.probe_not_before)
+    }
+
+    /// Sees whether a connection beside the present one has come about while that stood still.
+    fn look_beside(&mut self, state: &mut State, now: Moment, cx: &mut Context<'_>) {
+        let Some((since, dial)) = &mut self.probe else { return };
+        let Some(stream) = state.stream.as_ref().filter(|_| state.moved == *since && state.begun() > 0)
+        else {
+            self.probe = None;
+            return;
+        };
+        let Poll::Ready(result) = dial.as_mut().poll(cx) else { return };
+        // A peer that was stopped may have our bytes already, and write them when it goes on: after the ones that are sent again, and
+        // whatever was written since. So what was begun is written anew only where the network has lost it.
+        let writes = state.pieces.iter().take(state.begun()).any(|piece| piece.direction == Direction::Write);
+        let may_move = !writes || socket::is_retransmitting(stream);
+        self.probe = None;
+        match result {
+            Ok(spare) if may_move => {
+                self.still_since.get_or_insert(state.moved);
+                self.overtaken += 1;
+                self.spare = Some(spare);
+                state.fault.get_or_insert(Fault::Overtaken);
+            }
+            _ => {
+                self.probe_not_before = now.after(self.pool.config.probe_after);
+                // So that the timer is set for then.
+                cx.waker().wake_by_ref();
+            }
+        }
     }
 
     /// Closes a broken connection and sorts its queue: who has failed, and who may be asked again.
@@ -335,15 +411,17 @@ impl Driver {
         let (begun, answering) = (state.begun(), state.received > 0);
         (state.next, state.sent, state.received) = (0, 0, 0);
         (self.listed, self.settled, self.undigested) = (0, 0, 0);
-        let stream = state.stream.take();
-        lane.set_open(false);
         let fresh = self.answers == 0;
+        let spare = self.spare.take().filter(|_| matches!(fault, Fault::Overtaken));
+        (self.probe, self.answers) = (None, 0);
+        lane.set_open(spare.is_some());
+        let stream = std::mem::replace(&mut state.stream, spare.map(Arc::new));
         let mut failed = Vec::new();
         let now = self.pool.clock.now();
         let first_fails = match fault {
             Fault::Refused(_) | Fault::Garbage(_) => true,
             Fault::Io(_) => answering,
-            Fault::Expired | Fault::Stalled => false,
+            Fault::Expired | Fault::Stalled | Fault::Overtaken => false,
         };
         // It died under the first request. Who was behind is asked again freely, but one by one: an answer can be lost
         // with a connection that is closed over requests which nobody has read.
@@ -406,7 +484,7 @@ impl Driver {
             Fault::Io(error) => {
                 Error::new(ErrorCode::TransferFail, format!("lost the connection to {pool}: {error}"))
             }
-            Fault::Expired => pool.late(),
+            Fault::Expired | Fault::Overtaken => pool.late(),
             Fault::Stalled => Error::new(
                 ErrorCode::RpcTimeout,
                 format!("{pool} has not moved a byte for {:?}", pool.config.answer_timeout),
@@ -453,8 +531,18 @@ impl Drop for Driver {
 
 async fn connect(pool: Arc<Pool>) -> io::Result<TcpStream> {
     let config = &pool.config;
-    let dial = TcpStream::connect((pool.host(), pool.port()));
-    let stream = tokio::time::timeout(config.connect_timeout, dial).await??;
+    let stream = tokio::time::timeout(config.connect_timeout, dial_anew(&pool)).await??;
     socket::tune(&stream, Buffers { send: config.send_buffer, receive: config.receive_buffer })?;
     Ok(stream)
+}
+
+/// The first of several attempts that answers.
+async fn dial_anew(pool: &Pool) -> io::Result<TcpStream> {
+    let mut attempts = FuturesUnordered::new();
+    loop {
+        attempts.push(TcpStream::connect((pool.host(), pool.port())));
+        if let Ok(Some(answer)) = tokio::time::timeout(ANEW, attempts.next()).await {
+            return answer;
+        }
+    }
 }

@@ -53,6 +53,8 @@ pub(crate) enum Fault {
     Expired,
     /// Nothing moved for too long.
     Stalled,
+    /// Nothing moved for a while, and a new connection came about.
+    Overtaken,
 }
 
 #[derive(Debug)]
@@ -226,7 +228,7 @@ impl Lane {
         }
         state.earliest = state.earliest.min(piece.deadline);
         // In steady traffic the task's timer is set already, so nobody has to be woken.
-        if piece.deadline.min(now.after(config.answer_timeout)) < state.armed {
+        if piece.deadline.min(now.after(config.answer_timeout.min(config.probe_after))) < state.armed {
             state.wake();
         }
         self.load.fetch_add(cost(&piece), Ordering::Relaxed);

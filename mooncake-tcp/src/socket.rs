@@ -57,6 +57,25 @@ pub(crate) fn abandon(stream: &TcpStream) {
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
 
+/// Whether the kernel sends again what the other side's has not acknowledged: the network loses it, or the host is gone.
+pub(crate) fn is_retransmitting(stream: &TcpStream) -> bool {
+    let mut info = std::mem::MaybeUninit::<libc::tcp_info>::zeroed();
+    let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes, all zeroes before.
+    let rc = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    };
+    // SAFETY: plain numbers, zero where the kernel wrote none.
+    let info = unsafe { info.assume_init() };
+    rc == 0 && info.tcpi_unacked > 0 && info.tcpi_retransmits > 0
+}
+
 /// Sends what the socket takes now. `WouldBlock` when that is nothing.
 ///
 /// A send cut short has filled the socket, and tokio is told so: the next wait for writability really waits.

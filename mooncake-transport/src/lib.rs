@@ -7,6 +7,8 @@ pub mod engine;
 pub mod etcd;
 #[allow(unsafe_code)]
 pub mod exposed;
+#[allow(unsafe_code)]
+pub mod fallback;
 pub mod handshake;
 #[cfg(feature = "http")]
 pub mod http;

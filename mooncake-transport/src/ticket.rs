@@ -41,17 +41,8 @@ fn make<B: Send + 'static>(
     deadline: Option<Moment>,
     watch: Option<Watch>,
 ) -> (Completion, Ticket<B>) {
-    let shared = Arc::new(Shared {
-        progress: Progress {
-            unfinished: AtomicUsize::new(1),
-            waker: AtomicWaker::new(),
-            failures: Mutex::new(Vec::new()),
-            ops,
-            deadline,
-            watch,
-        },
-        buffer: Mutex::new(Some(buffer)),
-    });
+    let shared =
+        Arc::new(Shared { progress: Progress::new(ops, deadline, watch), buffer: Mutex::new(Some(buffer)) });
     let completion = Completion { core: Some(shared.clone() as Arc<dyn Core>), ops: 0..ops };
     (completion, Ticket { shared })
 }
@@ -129,15 +120,56 @@ struct Progress {
 
 trait Core: Send + Sync {
     fn progress(&self) -> &Progress;
+
+    /// The last share is finished.
+    fn done(&self);
 }
 
 impl<B: Send> Core for Shared<B> {
     fn progress(&self) -> &Progress {
         &self.progress
     }
+
+    fn done(&self) {
+        self.progress.waker.wake();
+    }
+}
+
+/// Stands between a wire and a completion; see [`Completion::intercept`].
+struct Intercepted<F> {
+    progress: Progress,
+    then: Mutex<Option<(F, Completion)>>,
+}
+
+impl<F: FnOnce(Vec<Option<Error>>, Completion) + Send> Core for Intercepted<F> {
+    fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    fn done(&self) {
+        let taken = self.then.lock().take();
+        let Some((then, outer)) = taken else { return };
+        let failures = std::mem::take(&mut *self.progress.failures.lock());
+        if failures.is_empty() {
+            return outer.finish(Ok(()));
+        }
+        let results = spread(self.progress.ops, failures);
+        then(results.into_iter().map(Result::err).collect(), outer);
+    }
 }
 
 impl Progress {
+    fn new(ops: usize, deadline: Option<Moment>, watch: Option<Watch>) -> Self {
+        Self {
+            unfinished: AtomicUsize::new(1),
+            waker: AtomicWaker::new(),
+            failures: Mutex::new(Vec::new()),
+            ops,
+            deadline,
+            watch,
+        }
+    }
+
     fn is_done(&self) -> bool {
         self.unfinished.load(Ordering::Acquire) == 0
     }
@@ -157,6 +189,11 @@ impl Completion {
     /// How many operations it stands for.
     pub fn ops(&self) -> usize {
         self.ops.len()
+    }
+
+    /// The numbers of its operations in the submission.
+    pub fn numbers(&self) -> Range<usize> {
+        self.ops.clone()
     }
 
     /// When to give up, on the transport's clock: finish with an error of kind `Timeout` by then, and begin nothing afterwards.
@@ -198,6 +235,19 @@ impl Completion {
         Completion { core, ops: self.ops.clone() }
     }
 
+    /// A completion of the same operations and deadline to submit instead of this one. When all its shares are finished and some have failed,
+    /// `then` gets the failures, by operation, and this completion, to try again elsewhere; without failures this completion is finished too.
+    ///
+    /// `then` runs where the last share is finished, so it must not wait.
+    pub fn intercept(self, then: impl FnOnce(Vec<Option<Error>>, Completion) + Send + 'static) -> Completion {
+        let (ops, deadline) = (self.ops(), self.deadline());
+        let core = Arc::new(Intercepted {
+            progress: Progress::new(ops, deadline, None),
+            then: Mutex::new(Some((then, self))),
+        });
+        Completion { core: Some(core), ops: 0..ops }
+    }
+
     /// One share per operation, in order. Shares not taken from the iterator count as failed.
     pub fn each(self) -> Each {
         if self.ops.is_empty() {
@@ -217,7 +267,7 @@ impl Completion {
             progress.failures.lock().push((self.ops.clone(), error));
         }
         if progress.unfinished.fetch_sub(1, Ordering::AcqRel) == 1 {
-            progress.waker.wake();
+            core.done();
         }
     }
 }
@@ -346,22 +396,25 @@ impl<B: Send + 'static> Future for Results<B> {
     type Output = (Vec<Result<()>>, B);
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.shared.poll(cx).map(|(failures, buffer)| {
-            let mut results: Vec<Result<()>> = (0..self.shared.progress.ops).map(|_| Ok(())).collect();
-            for (ops, error) in failures {
-                // Of several failures of one operation the first counts, but a timeout before any: its bytes may still come.
-                let late = error.kind() == ErrorKind::Timeout;
-                let outranked = |r: &&mut Result<()>| match r {
-                    Ok(()) => true,
-                    Err(known) => late && known.kind() != ErrorKind::Timeout,
-                };
-                for result in results[ops].iter_mut().filter(outranked) {
-                    *result = Err(copy_of(&error));
-                }
-            }
-            (results, buffer)
-        })
+        self.shared.poll(cx).map(|(failures, buffer)| (spread(self.shared.progress.ops, failures), buffer))
     }
+}
+
+/// One result per operation.
+fn spread(ops: usize, failures: Failures) -> Vec<Result<()>> {
+    let mut results: Vec<Result<()>> = (0..ops).map(|_| Ok(())).collect();
+    for (ops, error) in failures {
+        // Of several failures of one operation the first counts, but a timeout before any: its bytes may still come.
+        let late = error.kind() == ErrorKind::Timeout;
+        let outranked = |r: &&mut Result<()>| match r {
+            Ok(()) => true,
+            Err(known) => late && known.kind() != ErrorKind::Timeout,
+        };
+        for result in results[ops].iter_mut().filter(outranked) {
+            *result = Err(copy_of(&error));
+        }
+    }
+    results
 }
 
 impl<B> std::fmt::Debug for Results<B> {
@@ -528,6 +581,33 @@ mod tests {
         assert_eq!(watch.state(1), Some(OpState::Failed));
         assert_eq!((watch.state(2), watch.state(3)), (Some(OpState::Late), Some(OpState::Failed)));
         assert_eq!(watch.state(4), None);
+        assert!(ticket.is_done());
+    }
+
+    #[test]
+    fn what_fails_may_be_tried_elsewhere() {
+        let (done, ticket) = ticket((), 3, Some(Moment(5)));
+        let inner = done.intercept(|failures, outer| {
+            for (failure, share) in failures.into_iter().zip(outer.each()) {
+                share.finish(match failure {
+                    Some(error) if error.message() == "elsewhere" => Ok(()),
+                    other => other.map_or(Ok(()), Err),
+                });
+            }
+        });
+        assert_eq!((inner.ops(), inner.deadline()), (3, Some(Moment(5))));
+        let mut shares = inner.each();
+        shares.next().unwrap().finish(Ok(()));
+        shares.next().unwrap().finish(fail("elsewhere"));
+        assert!(!ticket.is_done());
+        shares.next().unwrap().finish(fail("for good"));
+        let (results, ()) = ticket.results().wait();
+        assert_eq!(results.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, true, false]);
+        let (done, ticket) = super::ticket((), 2, None);
+        done.intercept(|_, _| unreachable!()).finish(Ok(()));
+        ticket.wait().0.unwrap();
+        let (done, ticket) = super::ticket((), 0, None);
+        done.intercept(|_, _| unreachable!()).finish(Ok(()));
         assert!(ticket.is_done());
     }
 

@@ -1,0 +1,122 @@
+//! Several wires of one engine: which one is taken, and that a peer that does not answer holds up nobody else.
+#![cfg(all(feature = "transport-tcp", feature = "transport-shm"))]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::ErrorKind;
+use mooncake_core::memory::{HostMemory, HostMemoryOptions};
+use mooncake_core::meta::MemoryMetadata;
+use mooncake_engine::{TransferEngine, TransportOptions};
+use mooncake_shm::ShmConfig;
+use mooncake_tcp::TcpConfig;
+use mooncake_transport::engine::{Batch, LocalCopies, Status};
+use mooncake_transport::{Directory, Protocol, SegmentDesc};
+use socket2::{Domain, Socket, Type};
+
+async fn engine(wires: TransportOptions) -> TransferEngine {
+    let builder = TransferEngine::builder().name("127.0.0.1").wires(wires).local_copies(LocalCopies::Never);
+    builder.start().await.unwrap()
+}
+
+fn both(data_host: &str) -> TransportOptions {
+    let tcp = TcpConfig { data_host: data_host.into(), ..TcpConfig::default() };
+    TransportOptions { tcp: Some(tcp), shm: Some(ShmConfig::default()), ..TransportOptions::default() }
+}
+
+fn memory(len: usize, shared: bool) -> Arc<HostMemory> {
+    let shared = shared.then(|| "wires".into());
+    Arc::new(HostMemory::with(len, &HostMemoryOptions { shared, ..HostMemoryOptions::default() }).unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_memory_lies_decides_which_wire_is_taken() {
+    const LEN: usize = 8 << 20;
+    // What succeeds has not gone over TCP, for nobody can connect to this one.
+    let (near, user) = (engine(both("192.0.2.1")).await, engine(both("127.0.0.1")).await);
+    let region = near.register(memory(LEN, true)).await.unwrap();
+    let target = user.open(near.name()).await.unwrap();
+    for len in [1, 5000, LEN] {
+        let mut batch = Batch::new();
+        batch.write(&target, region.addr() + (LEN - len) as u64, vec![7; len]);
+        assert!(user.submit(batch, None).await.results[0].is_ok(), "{len} bytes");
+        let (result, read) = user.read(&target, region.addr() + (LEN - len) as u64, vec![0; len], None).await;
+        result.unwrap();
+        assert!(read.iter().all(|byte| *byte == 7));
+    }
+    let region = near.register(memory(4096, false)).await.unwrap();
+    let deadline = Some(user.clock().now().after(Duration::from_millis(200)));
+    let (result, _) = user.read(&target, region.addr(), vec![0; 8], deadline).await;
+    assert!(result.is_err(), "what is not shared has no other way");
+    // One batch over both.
+    let far = engine(both("127.0.0.1")).await;
+    let (shared, private) = (far.register(memory(LEN, true)).await, far.register(memory(LEN, false)).await);
+    let (shared, private) = (shared.unwrap(), private.unwrap());
+    let target = user.open(far.name()).await.unwrap();
+    let mut batch = Batch::new();
+    for i in 0..16 {
+        let region = if i % 2 == 0 { &shared } else { &private };
+        batch.write(&target, region.addr() + (i << 18) as u64, vec![i as u8; 1 << 18]);
+    }
+    let done = user.submit(batch, None).await;
+    assert!(done.results.iter().all(Result::is_ok));
+    for i in 0..16u8 {
+        let region = if i % 2 == 0 { &shared } else { &private };
+        let mut got = vec![0; 1 << 18];
+        region.slice(0..LEN).unwrap().copy_to(usize::from(i) << 18, &mut got).unwrap();
+        assert!(got.iter().all(|byte| *byte == i));
+    }
+}
+
+/// A port that takes no connection, and says nothing about it.
+fn black_hole() -> (Socket, Vec<Socket>, u16) {
+    let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    listener.bind(&"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into()).unwrap();
+    listener.listen(0).unwrap();
+    let at = listener.local_addr().unwrap();
+    let full = (0..4)
+        .map(|_| {
+            let stream = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            let _ = stream.connect(&at);
+            stream
+        })
+        .collect();
+    let port = at.as_socket().unwrap().port();
+    (listener, full, port)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_does_not_answer_holds_up_nobody_else() {
+    let (_listener, _full, port) = black_hole();
+    let directory = Directory::new(Arc::<MemoryMetadata>::default());
+    let mut desc = SegmentDesc::new("silent");
+    desc.protocols.push(Protocol::TCP);
+    desc.tcp_data_host = "127.0.0.1".into();
+    desc.tcp_data_port = port;
+    directory.publish(&desc, true).await.unwrap();
+    let start = |name: &str| {
+        let builder = TransferEngine::builder().name(name).directory(directory.clone());
+        builder.wires(both("127.0.0.1").without_shared_memory()).local_copies(LocalCopies::Never).start()
+    };
+    let (owner, user) = (start("owner").await.unwrap(), start("user").await.unwrap());
+    let region = owner.register(memory(4096, false)).await.unwrap();
+    let (silent, alive) = (user.open("silent").await.unwrap(), user.open("owner").await.unwrap());
+    let mut batch = Batch::new();
+    batch.write(&silent, 4096, vec![1; 100]);
+    batch.write(&alive, region.addr(), vec![1; 100]);
+    let running = user.submit(batch, Some(user.clock().now().after(Duration::from_secs(2))));
+    let view = running.view();
+    // Others in the same batch, and after it.
+    while view.request(1).unwrap().status == Status::Pending {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(view.request(1).unwrap().status, Status::Completed);
+    for _ in 0..100 {
+        user.write(&alive, region.addr(), vec![2; 100], None).await.0.unwrap();
+    }
+    assert_eq!(view.request(0).unwrap().status, Status::Pending, "and it is still waited for");
+    let done = running.await;
+    assert_eq!(done.results[0].as_ref().unwrap_err().kind(), ErrorKind::Timeout);
+    assert_eq!(view.overall().status, Status::Timeout);
+}
