@@ -252,16 +252,15 @@ const SPACE: &[Flag] = &[
         draft.config.allocator.kind = text.parse().map_err(said)?;
         Ok(())
     }),
-    flag("allocation_strategy", "random", "Where new objects go: random, free_ratio_first", |draft, text| {
-        match text.parse() {
-            Ok(placement) => draft.config.options.placement = placement,
-            Err(_) if matches!(text, "ssd_free_ratio_first" | "cxl" | "local_first") => {
-                return Err("not built yet; known are random and free_ratio_first".into());
-            }
-            Err(unknown) => return Err(said(unknown)),
-        }
-        Ok(())
-    }),
+    flag(
+        "allocation_strategy",
+        "random",
+        "Where new objects go: random, free_ratio_first, ssd_free_ratio_first, local_first, cxl",
+        |draft, text| {
+            draft.config.options.placement = text.parse().map_err(said)?;
+            Ok(())
+        },
+    ),
     flag(
         "directory_shards",
         "64",

@@ -212,7 +212,6 @@ mod tests {
             ("eviction_ratio", "1.5", "between 0 and 1"),
             ("eviction_high_watermark_ratio", "nan", "between 0 and 1"),
             ("allocation_strategy", "Random", "unknown placement"),
-            ("allocation_strategy", "cxl", "not built yet"),
             ("memory_allocator", "cachelib", "not supported"),
             ("memory_allocator", "slab", "unknown allocator"),
             ("eviction_policy", "arc", "unknown"),

@@ -400,7 +400,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 Outlook::NoRoom(len) => {
                     // There is less memory from now on: what was not used for the longest has to go, wherever it is. Targets
                     // that were named are left as they are.
-                    if job.targets.is_empty() && !room_made && self.make_room(len, now) {
+                    if job.targets.is_empty() && !room_made && self.make_room(len, None, now) {
                         job.ready.push_front(unit);
                     } else {
                         job.blocked.push_back(unit);

@@ -58,23 +58,23 @@ impl<A> Victim<A> {
 }
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// Frees what a put of `len` bytes needs, and hardly more; whether it may look again.
-    pub(super) fn make_room(&self, len: u64, now: Moment) -> bool {
+    /// Frees what a put of `len` bytes needs, and hardly more, in the segment named or else in any; whether it may look again.
+    pub(super) fn make_room(&self, len: u64, only: Option<&str>, now: Moment) -> bool {
         if !self.could_hold(len) {
             return false;
         }
-        if self.reclaim(now) > 0 && self.has_room(len, now) {
+        let takes = self.taking(only, now);
+        if self.reclaim(now) > 0 && self.has_room(len, &takes) {
             return true;
         }
         if self.eviction.futile_until.load(Relaxed) > now.0 {
             return false;
         }
         self.counters.eviction_attempted();
-        let takes = self.taking(now);
         for pass in self.passes() {
             let mut freed = 0;
             // Victims in the policy's order, as long as chance may open a gap; then the cheapest gap there is.
-            while freed < len.max(1) {
+            while only.is_none() && freed < len.max(1) {
                 let Some(victim) = self.evict_one(pass, now) else { break };
                 // What comes free where nothing is placed helps nobody.
                 if victim.segments.iter().any(|segment| takes(segment)) {
@@ -84,7 +84,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                     return true;
                 }
             }
-            if self.clear_window(len, pass, now) {
+            if self.clear_window(len, &takes, pass, now) {
                 return true;
             }
         }
@@ -182,16 +182,24 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         [Some(Pass::Ordinary), soft].into_iter().flatten()
     }
 
-    fn has_room(&self, len: u64, now: Moment) -> bool {
-        let takes = self.taking(now);
+    fn has_room(&self, len: u64, takes: impl Fn(&Mounted<A>) -> bool) -> bool {
         self.segments.read().list.iter().any(|segment| takes(segment) && segment.fits(len))
     }
 
-    /// Which segments placement would take an object to: open ones, and doubted ones only if there are no others.
-    pub(super) fn taking(&self, now: Moment) -> impl Fn(&Mounted<A>) -> bool + use<A, E> {
+    /// Which segments placement would take an object to: open ones, of that name if it is bound to one, and doubted ones only if
+    /// there are no others.
+    pub(super) fn taking<'o>(
+        &self,
+        only: Option<&'o str>,
+        now: Moment,
+    ) -> impl Fn(&Mounted<A>) -> bool + use<'o, A, E> {
         let registry = self.segments.read();
         let all_doubted = registry.list.iter().all(|segment| segment.is_doubted());
-        move |segment| segment.would_open(now) && (all_doubted || !segment.is_doubted())
+        move |segment| {
+            only.is_none_or(|name| segment.info.name == name)
+                && segment.would_open(now)
+                && (all_doubted || !segment.is_doubted())
+        }
     }
 
     /// Bytes in use that eviction could free sooner or later, and capacity.

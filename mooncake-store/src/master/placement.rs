@@ -9,6 +9,7 @@ use mooncake_core::evict::EvictionPolicy;
 use mooncake_core::ids::ReplicaId;
 use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Error, ErrorCode, Result};
+use smallvec::SmallVec;
 
 use super::Master;
 use super::directory::Replicas;
@@ -19,8 +20,15 @@ use super::segments::{Held, Mounted, Registry};
 const WINDOW: usize = 6;
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// Space for as many of the replicas asked for as there is room for, each in another segment; `None` if for none.
-    pub(super) fn place(&self, len: u64, config: &ReplicateConfig, now: Moment) -> Option<Replicas<A>> {
+    /// Space for as many of the replicas asked for as there is room for, each in another segment; `None` if for none. `hash` is
+    /// the key's.
+    pub(super) fn place(
+        &self,
+        len: u64,
+        hash: u64,
+        config: &ReplicateConfig,
+        now: Moment,
+    ) -> Option<Replicas<A>> {
         let registry = self.segments.read();
         // The list stays locked until the space is taken, so that nothing is placed in a segment after its unmount.
         let wanted = usize::try_from(config.replicas).unwrap_or(usize::MAX).min(registry.list.len());
@@ -29,6 +37,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             dice: &self.dice,
             next_replica: &self.next_replica,
             len,
+            hash,
             now,
             wanted,
             doubted: false,
@@ -67,6 +76,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Err(Error::new(ErrorCode::NoAvailableHandle, format!("segment {name} has no room for {len} bytes")))
     }
 
+    /// Name of the only segment that an object may go to, if it is not free to go anywhere.
+    pub(super) fn only_in<'c>(&self, config: &'c ReplicateConfig) -> Option<&'c str> {
+        match self.options.placement {
+            Placement::Cxl => config.preferred().first().map(String::as_str),
+            _ => None,
+        }
+    }
+
     /// Whether there are segments, and none of them could ever hold `len` bytes.
     pub(crate) fn is_too_large(&self, len: u64) -> bool {
         !self.segments.read().list.is_empty() && !self.could_hold(len)
@@ -83,6 +100,7 @@ struct Search<'a, A> {
     dice: &'a Dice,
     next_replica: &'a AtomicU64,
     len: u64,
+    hash: u64,
     now: Moment,
     wanted: usize,
     /// Members that somebody could not reach will do.
@@ -92,19 +110,51 @@ struct Search<'a, A> {
 
 impl<A: SegmentAllocator> Search<'_, A> {
     fn run(&mut self, config: &ReplicateConfig, placement: Placement) {
-        self.preferred(config);
+        if placement == Placement::Cxl {
+            let named = config.preferred().first().map_or(&[][..], |name| self.registry.named(name));
+            return self.scan(named, 1, |_| true);
+        }
+        for name in config.preferred() {
+            self.scan(self.registry.named(name), usize::MAX, |_| true);
+        }
+        if config.replicas == 1 && (placement == Placement::LocalFirst || config.same_node) {
+            self.nearest(&config.host_id);
+        }
         self.spread(placement, true);
         if self.found.len() < self.wanted {
             self.spread(placement, false);
         }
     }
 
-    fn preferred(&mut self, config: &ReplicateConfig) {
-        for name in config.preferred() {
-            self.scan(self.registry.named(name), usize::MAX, |_| true);
+    /// On that host, or the next by name that has room; nowhere if the host has no segment.
+    fn nearest(&mut self, own: &str) {
+        let list = &self.registry.list;
+        if own.is_empty() || !list.iter().any(|segment| segment.info.host_id == own) {
+            return;
         }
-        if config.same_node && !config.host_id.is_empty() {
-            self.scan(&self.registry.list, usize::MAX, |segment| segment.info.host_id == config.host_id);
+        self.on_host(own);
+        if self.found.len() >= self.wanted {
+            return;
+        }
+        let mut hosts: Vec<&str> = list.iter().map(|segment| segment.info.host_id.as_str()).collect();
+        hosts.sort_unstable_by_key(|host| (*host < own, *host));
+        hosts.dedup();
+        for host in hosts.into_iter().filter(|host| *host != own) {
+            self.on_host(host);
+        }
+    }
+
+    /// In one of a host's segments, which take turns by key.
+    fn on_host(&mut self, host: &str) {
+        let here: SmallVec<[_; 8]> =
+            self.registry.list.iter().filter(|segment| segment.info.host_id == host).collect();
+        // The low bits choose the shard's bucket; any will do here.
+        let start = (self.hash % here.len().max(1) as u64) as usize;
+        for segment in here[start..].iter().chain(&here[..start]) {
+            if self.found.len() >= self.wanted {
+                return;
+            }
+            self.take(segment);
         }
     }
 

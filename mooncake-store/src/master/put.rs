@@ -11,6 +11,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 
 use super::Master;
 use super::directory::{Object, Replicas, Shard, Value, Write};
+use super::options::Placement;
 use super::tenants::{Refused, Reservation, unknown};
 use crate::api::{Caller, WriteMode};
 
@@ -114,13 +115,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                     return Err(self.over_quota(tenant, put.key, bytes));
                 }
             };
-            if let Some(space) = self.place(put.len, put.config, now) {
+            if let Some(space) = self.place(put.len, hash, put.config, now) {
                 self.counters.placed(put.config.replicas, space.len());
                 return Ok(self.grant(&mut shard, hash, put, space, charged, now));
             }
             drop(charged);
             drop(shard);
-            if !self.make_room(put.len, now) {
+            if !self.make_room(put.len, self.only_in(put.config), now) {
                 break;
             }
         }
@@ -212,6 +213,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
         if config.replicas == 0 {
             return refuse("at least one replica must be asked for");
+        }
+        if self.options.placement == Placement::Cxl && config.preferred().is_empty() {
+            return refuse("with allocation_strategy cxl a put names its segment (preferred_segments)");
         }
         if config.same_node && config.replicas != 1 {
             return refuse("prefer_alloc_in_same_node goes with exactly one replica");

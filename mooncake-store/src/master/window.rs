@@ -30,11 +30,16 @@ struct Block {
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// Evicts neighbours in one segment so that `len` bytes fit between what stays; whether it could.
-    pub(super) fn clear_window(&self, len: u64, pass: Pass, now: Moment) -> bool {
+    pub(super) fn clear_window(
+        &self,
+        len: u64,
+        takes: impl Fn(&Mounted<A>) -> bool,
+        pass: Pass,
+        now: Moment,
+    ) -> bool {
         if self.eviction.window_until.load(Relaxed) > now.0 {
             return false;
         }
-        let takes = self.taking(now);
         let segments: Vec<_> = {
             let registry = self.segments.read();
             registry
