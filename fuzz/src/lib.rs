@@ -1,6 +1,7 @@
 //! One function per parser of bytes from outside. It must not panic, hang, or allocate out of proportion, and what it
 //! understood must survive being written and read again.
 
+use mooncake_disk::layout::{IndexHeader, Note, Parsed as Line, Record as OnDisk, header_len};
 use mooncake_shm::record::{Listing, RECORD_LEN, Record};
 use mooncake_store::protocol::frame::{Parsed, parse_reply, parse_request, write_request};
 use mooncake_store::protocol::message::{ADDED, Shape, TABLE};
@@ -19,6 +20,7 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("handshake_frame", handshake_frame),
     ("metadata_key", metadata_key),
     ("shm_record", shm_record),
+    ("disk_layout", disk_layout),
 ];
 
 /// Longest body taken by the RPC target.
@@ -139,6 +141,36 @@ pub fn shm_record(data: &[u8]) {
                     taken.push((region.addr, region.end()));
                 }
             }
+        }
+    }
+}
+
+/// A disk cache's files: the header of an index and what is appended to it, and the header of a record.
+pub fn disk_layout(data: &[u8]) {
+    if let Some(header) = IndexHeader::decode(data) {
+        assert_eq!(IndexHeader::decode(&header.encode()), Some(header));
+    }
+    if let Some(record) = OnDisk::decode(data) {
+        let len = header_len(record.key.len(), record.value_len);
+        let mut again = vec![0; len as usize];
+        record.encode(&mut again);
+        assert_eq!(OnDisk::decode(&again), Some(record));
+    }
+    let mut rest = data;
+    while !rest.is_empty() {
+        match Note::parse(rest) {
+            Line::Whole(note, used) => {
+                assert!(used <= rest.len());
+                let mut again = Vec::new();
+                note.encode(&mut again);
+                assert_eq!(again, rest[..used]);
+                rest = &rest[used..];
+            }
+            Line::More(len) => {
+                assert!(len > rest.len(), "what is there is enough");
+                rest = &rest[1..];
+            }
+            Line::Bad => rest = &rest[1..],
         }
     }
 }

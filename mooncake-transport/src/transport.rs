@@ -24,6 +24,8 @@ impl Protocol {
     pub const NVLINK: Protocol = Protocol(Cow::Borrowed("nvlink"));
     /// Shared memory of one host, crate `mooncake-shm`.
     pub const SHM: Protocol = Protocol(Cow::Borrowed("shm"));
+    /// Files and block devices, crate `mooncake-disk`.
+    pub const DISK: Protocol = Protocol(Cow::Borrowed("disk"));
     /// Inside one process, [`Loopback`](crate::loopback::Loopback).
     pub const LOOPBACK: Protocol = Protocol(Cow::Borrowed("loopback"));
 

@@ -131,6 +131,16 @@ impl HostMemory {
         Ok(Self { ptr, len, mapped, location: Location::Any, shared: None })
     }
 
+    /// As [`map_file`](Self::map_file), and found by [`shared_pages`](super::shared_pages): for wires that go to the file themselves. `offset` and `len`
+    /// are multiples of the file's page size.
+    pub fn map_listed(file: File, offset: u64, len: usize) -> Result<Self> {
+        let mut memory = Self::map_file(&file, offset, len)?;
+        let whole = MemorySpan { ptr: memory.ptr, len: memory.mapped, location: memory.location };
+        // SAFETY: mapped just now from that place of the file; `drop` takes it off the list before the mapping goes.
+        memory.shared = Some(unsafe { SharedMapping::new(whole, file.into(), offset) }?);
+        Ok(memory)
+    }
+
     /// The memfd behind shared memory, to pass to another process.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.shared.as_ref().map(|shared| shared.file().as_fd())

@@ -1,0 +1,102 @@
+//! The engines: threads that call the kernel.
+
+mod threads;
+#[cfg(feature = "disk-io-uring")]
+mod uring;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use mooncake_core::{Error, ErrorCode, Result};
+use rustix::event::{EventfdFlags, eventfd};
+use tracing::{info, warn};
+
+use crate::config::{DiskConfig, EngineKind};
+use crate::queue::Queue;
+
+/// The engine that was chosen at start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunningEngine {
+    /// io_uring on a thread of its own.
+    Uring,
+    /// Threads that call pread and pwrite.
+    Threads,
+}
+
+/// Starts the engine that the configuration asks for on a queue that `queue` makes.
+pub(crate) fn start(
+    config: &DiskConfig,
+    queue: impl Fn(Option<OwnedFd>) -> Queue,
+) -> Result<(Arc<Queue>, RunningEngine)> {
+    let tried = match config.engine {
+        EngineKind::Threads => None,
+        EngineKind::Auto | EngineKind::Uring => Some(start_uring(config, &queue)),
+    };
+    let (queue, engine) = match tried {
+        Some(Ok(queue)) => {
+            info!(depth = config.depth, "disk I/O by io_uring");
+            (queue, RunningEngine::Uring)
+        }
+        Some(Err(error)) if config.engine == EngineKind::Uring => {
+            return Err(Error::new(
+                ErrorCode::NotSupported,
+                format!("io_uring cannot be used here: {error}"),
+            )
+            .with_source(error));
+        }
+        other => {
+            if let Some(Err(error)) = other {
+                warn!(%error, threads = config.threads, "io_uring cannot be used; disk I/O by threads");
+            } else {
+                info!(threads = config.threads, "disk I/O by threads");
+            }
+            let queue = Arc::new(queue(None));
+            threads::start(config, &queue).map_err(no_thread)?;
+            (queue, RunningEngine::Threads)
+        }
+    };
+    let watched = queue.clone();
+    spawn("disk-deadlines", move || watched.watch()).map_err(|e| {
+        queue.close();
+        no_thread(e)
+    })?;
+    Ok((queue, engine))
+}
+
+#[cfg(feature = "disk-io-uring")]
+fn start_uring(config: &DiskConfig, queue: &impl Fn(Option<OwnedFd>) -> Queue) -> io::Result<Arc<Queue>> {
+    let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    let queue = Arc::new(queue(Some(event)));
+    uring::start(config, queue.clone())?;
+    Ok(queue)
+}
+
+#[cfg(not(feature = "disk-io-uring"))]
+fn start_uring(_: &DiskConfig, _: &impl Fn(Option<OwnedFd>) -> Queue) -> io::Result<Arc<Queue>> {
+    Err(io::Error::new(io::ErrorKind::Unsupported, "built without the feature disk-io-uring"))
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new().name(name.into()).spawn(body).map(drop)
+}
+
+fn no_thread(e: io::Error) -> Error {
+    Error::new(ErrorCode::InternalError, format!("cannot start a thread for disk I/O: {e}")).with_source(e)
+}
+
+/// What a test wants to happen to a request instead of what would.
+#[cfg(feature = "testkit")]
+fn injected(run: &crate::run::Run, io: &mut crate::run::Io) -> Option<crate::fault::IoFault> {
+    use crate::fault::{IoFault, IoRequest};
+    let faults = run.queue().faults.as_ref()?;
+    match faults.fault(IoRequest { write: io.write, offset: io.offset, len: io.len }) {
+        IoFault::None => None,
+        IoFault::Short(len) => {
+            let align = run.align();
+            io.len = io.len.min((len - len % align).max(align));
+            None
+        }
+        fault => Some(fault),
+    }
+}

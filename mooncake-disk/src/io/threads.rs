@@ -1,0 +1,61 @@
+//! Threads that call pread and pwrite.
+
+use std::io;
+use std::sync::Arc;
+
+use super::spawn;
+use crate::config::DiskConfig;
+use crate::queue::Queue;
+use crate::run::{Bounces, Io, Run};
+
+pub(super) fn start(config: &DiskConfig, queue: &Arc<Queue>) -> io::Result<()> {
+    for _ in 0..config.threads {
+        let mine = queue.clone();
+        let mut bounces = Bounces::new(config.piece_bytes, 1, config.zero_copy);
+        let body = move || {
+            while let Some(job) = mine.wait() {
+                if let Some(run) = Run::begin(job, &mut bounces) {
+                    work(run, &mut bounces);
+                }
+            }
+        };
+        spawn("disk-io", body).inspect_err(|_| queue.close())?;
+    }
+    Ok(())
+}
+
+fn work(mut run: Run, bounces: &mut Bounces) {
+    loop {
+        #[allow(unused_mut, reason = "a test shortens it")]
+        let mut io = run.io();
+        #[cfg(feature = "testkit")]
+        if let Some(fault) = super::injected(&run, &mut io) {
+            match fault {
+                crate::fault::IoFault::Errno(errno) => {
+                    match run.answer(Err(io::Error::from_raw_os_error(errno))) {
+                        Some(result) => return run.end(result, bounces),
+                        None => continue,
+                    }
+                }
+                // The thread would hang with it; its place is all that is lost here.
+                _ => return std::mem::forget(run),
+            }
+        }
+        if let Some(result) = run.answer(call(io)) {
+            return run.end(result, bounces);
+        }
+    }
+}
+
+fn call(io: Io) -> io::Result<usize> {
+    let offset = libc::off_t::try_from(io.offset)
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "an offset beyond any file"))?;
+    let (ptr, len) = (io.ptr.as_ptr().cast::<libc::c_void>(), io.len);
+    let moved = match io.write {
+        // SAFETY: the run keeps the file open and vouches for the bytes until it is told the answer.
+        true => unsafe { libc::pwrite(io.fd, ptr.cast_const(), len, offset) },
+        // SAFETY: as above, and nobody else touches them.
+        false => unsafe { libc::pread(io.fd, ptr, len, offset) },
+    };
+    usize::try_from(moved).map_err(|_| io::Error::last_os_error())
+}

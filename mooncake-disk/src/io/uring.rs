@@ -1,0 +1,153 @@
+//! One ring, driven by one thread: many requests under way, submitted together, and one sleep for everything.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use io_uring::types::Fd;
+use io_uring::{IoUring, Probe, opcode, squeue};
+use slab::Slab;
+use tracing::error;
+
+use super::spawn;
+use crate::config::DiskConfig;
+use crate::queue::Queue;
+use crate::run::{Bounces, Io, Run};
+
+/// Marks the completion that says that the queue's event was written.
+const EVENT: u64 = u64::MAX;
+
+/// Starts a ring on a thread of its own. An error when the kernel refuses one, or does not know the requests.
+pub(super) fn start(config: &DiskConfig, queue: Arc<Queue>) -> io::Result<()> {
+    let entries = u32::try_from(config.depth + 1).unwrap_or(u32::MAX).next_power_of_two();
+    let ring = IoUring::builder().setup_clamp().build(entries)?;
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe)?;
+    let needed = [opcode::Read::CODE, opcode::Write::CODE, opcode::PollAdd::CODE];
+    if !needed.iter().all(|code| probe.is_supported(*code)) {
+        return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel's io_uring is too old"));
+    }
+    let bounces = Bounces::new(config.piece_bytes, config.depth, config.zero_copy);
+    let driver = Driver { ring, queue, runs: Slab::new(), depth: config.depth, bounces, polling: false };
+    spawn("disk-uring", move || driver.run())
+}
+
+struct Driver {
+    ring: IoUring,
+    queue: Arc<Queue>,
+    /// Requests the kernel has.
+    runs: Slab<Run>,
+    depth: usize,
+    bounces: Bounces,
+    /// Whether the kernel watches the event.
+    polling: bool,
+}
+
+impl Driver {
+    fn run(mut self) {
+        loop {
+            self.begin_more();
+            if self.queue.is_closed() && self.runs.is_empty() {
+                return;
+            }
+            self.poll_event();
+            // With a full house new jobs have to wait for an answer anyway.
+            let sleep = self.runs.len() >= self.depth || self.queue.falls_asleep();
+            let want = usize::from(sleep || self.queue.is_closed());
+            if let Err(e) = self.ring.submit_and_wait(want)
+                && !matches!(e.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN | libc::ETIME))
+            {
+                error!(error = %e, "io_uring failed; disk I/O ends");
+                return self.give_up();
+            }
+            self.take_answers();
+        }
+    }
+
+    /// Hands jobs to the kernel while there are some and room for them.
+    fn begin_more(&mut self) {
+        while self.runs.len() < self.depth {
+            let Some(job) = self.queue.next() else { return };
+            if let Some(run) = Run::begin(job, &mut self.bounces) {
+                let key = self.runs.insert(run);
+                self.request(key);
+            }
+        }
+    }
+
+    fn poll_event(&mut self) {
+        if self.polling {
+            return;
+        }
+        let Some(event) = self.queue.event() else { return };
+        let poll = opcode::PollAdd::new(Fd(event.as_raw_fd()), libc::POLLIN as u32).build().user_data(EVENT);
+        self.polling = true;
+        self.push(&poll);
+    }
+
+    fn take_answers(&mut self) {
+        let answers: smallvec::SmallVec<[(u64, i32); 64]> =
+            self.ring.completion().map(|c| (c.user_data(), c.result())).collect();
+        for (key, result) in answers {
+            if key == EVENT {
+                self.polling = false;
+                self.queue.clear_event();
+                continue;
+            }
+            let answer = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
+            self.answer(key as usize, answer);
+        }
+    }
+
+    fn answer(&mut self, key: usize, answer: io::Result<usize>) {
+        let Some(run) = self.runs.get_mut(key) else { return };
+        match run.answer(answer) {
+            None => self.request(key),
+            Some(result) => self.runs.remove(key).end(result, &mut self.bounces),
+        }
+    }
+
+    fn request(&mut self, key: usize) {
+        let run = &self.runs[key];
+        #[allow(unused_mut, reason = "a test shortens it")]
+        let mut io = run.io();
+        #[cfg(feature = "testkit")]
+        if let Some(fault) = super::injected(run, &mut io) {
+            // Any other is as a request that the kernel keeps.
+            if let crate::fault::IoFault::Errno(errno) = fault {
+                self.answer(key, Err(io::Error::from_raw_os_error(errno)));
+            }
+            return;
+        }
+        let entry = entry_of(io).user_data(key as u64);
+        self.push(&entry);
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) {
+        loop {
+            // SAFETY: the bytes and the file belong to a run that stays in `runs` until the kernel has answered.
+            if unsafe { self.ring.submission().push(entry) }.is_ok() {
+                return;
+            }
+            // Full: let the kernel take what is there.
+            let _ = self.ring.submit();
+        }
+    }
+
+    /// The ring is of no use any more. The kernel may still have requests, so what belongs to them stays where it is.
+    fn give_up(mut self) {
+        self.queue.close();
+        for run in std::mem::take(&mut self.runs) {
+            std::mem::forget(run.1);
+        }
+    }
+}
+
+fn entry_of(io: Io) -> squeue::Entry {
+    // `piece_bytes` is at most 1 GiB.
+    let len = u32::try_from(io.len).unwrap_or(u32::MAX);
+    match io.write {
+        true => opcode::Write::new(Fd(io.fd), io.ptr.as_ptr(), len).offset(io.offset).build(),
+        false => opcode::Read::new(Fd(io.fd), io.ptr.as_ptr(), len).offset(io.offset).build(),
+    }
+}

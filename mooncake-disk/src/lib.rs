@@ -1,0 +1,33 @@
+#![doc = include_str!("../README.md")]
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)]
+mod buffer;
+mod config;
+#[cfg(feature = "testkit")]
+mod fault;
+mod file;
+#[allow(unsafe_code)]
+mod io;
+mod job;
+pub mod layout;
+mod queue;
+mod recover;
+#[allow(unsafe_code)]
+mod run;
+mod space;
+mod stats;
+mod store;
+#[allow(unsafe_code)]
+mod transport;
+
+pub use buffer::Frame;
+pub use config::{DiskConfig, EngineKind, StoreConfig};
+#[cfg(feature = "testkit")]
+pub use fault::{IoFault, IoFaults, IoRequest};
+pub use io::RunningEngine;
+pub use recover::Recovery;
+pub use space::{DiskSegment, OpenSegment};
+pub use stats::DiskStats;
+pub use store::{FileStore, Put, StoreStats};
+pub use transport::{DiskPeer, DiskTransport, Registration};

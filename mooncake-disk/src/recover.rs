@@ -1,0 +1,324 @@
+//! Finding out what survived.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use mooncake_core::clock::Rng;
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::transfer::{self, Transfer};
+use rustix::fs::{FlockOperation, flock};
+
+use crate::buffer::Frame;
+use crate::file::cannot_open;
+use crate::layout::{INDEX_HEADER, IndexHeader, Note, Parsed, Record, VERSION, header_len, record_len};
+use crate::space::DiskSegment;
+use crate::transport::DiskTransport;
+
+/// What opening a store found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovery {
+    /// Objects that are there.
+    pub objects: u64,
+    /// Bytes of their values.
+    pub bytes: u64,
+    /// Notes without their record: removed objects for the most part, and damaged ones.
+    pub dropped: u64,
+    /// Bytes of the index that were no notes: cut off by a crash, or damaged.
+    pub skipped_bytes: u64,
+    /// The index was there and could not be read at all; the store begins empty.
+    pub index_lost: bool,
+}
+
+/// An object that survived.
+pub(crate) struct Survivor {
+    pub(crate) key: Vec<u8>,
+    pub(crate) seq: u64,
+    pub(crate) offset: u64,
+    pub(crate) value_len: u64,
+    pub(crate) sums: Vec<u32>,
+}
+
+/// Holds a directory for this process.
+#[derive(Debug)]
+pub(crate) struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // By name, because a child that has been forked and not yet become another program has the file open too.
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
+/// The files of a store in its directory.
+#[derive(Clone, Debug)]
+pub(crate) struct Files {
+    pub(crate) dir: PathBuf,
+}
+
+impl Files {
+    pub(crate) fn index(&self) -> PathBuf {
+        self.dir.join("index")
+    }
+
+    pub(crate) fn new_index(&self) -> PathBuf {
+        self.dir.join("index.new")
+    }
+
+    pub(crate) fn objects(&self) -> PathBuf {
+        self.dir.join("objects")
+    }
+
+    /// Makes the directory, if need be, and takes it for this process until the file is closed. Says who has it, whose it is, or why it cannot be written.
+    pub(crate) fn take(&self) -> Result<Lock> {
+        let shown = self.dir.display();
+        std::fs::create_dir_all(&self.dir).map_err(|e| cannot_open(&self.dir, e))?;
+        let about = std::fs::metadata(&self.dir).map_err(|e| cannot_open(&self.dir, e))?;
+        let (owner, me) = (about.uid(), rustix::process::geteuid().as_raw());
+        if owner != me {
+            return Err(Error::new(
+                ErrorCode::FileOpenFail,
+                format!(
+                    "{shown} belongs to user {owner} and this process runs as user {me}; give it the directory or another one"
+                ),
+            ));
+        }
+        let path = self.dir.join("lock");
+        let open =
+            std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        let mut file = open.map_err(|e| match e.kind() {
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => Error::new(
+                ErrorCode::FileOpenFail,
+                format!("{shown} cannot be written: {e}; a disk cache needs a directory of its own that it may write"),
+            )
+            .with_source(e),
+            _ => cannot_open(&path, e),
+        })?;
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            let mut holder = String::new();
+            let _ = file.read_to_string(&mut holder);
+            let holder =
+                if holder.is_empty() { "another process".into() } else { format!("process {holder}") };
+            return Err(Error::new(
+                ErrorCode::FileLockFail,
+                format!("{shown} is in use by {holder}; every client needs a directory of its own"),
+            ));
+        }
+        // Only for the message above; whether it can be written is found out by others.
+        let _ = file.set_len(0).and_then(|()| file.write_all(std::process::id().to_string().as_bytes()));
+        Ok(Lock(file))
+    }
+
+    /// Reads the index: its header, if there is one, and the newest note of each key.
+    pub(crate) fn read_index(&self, found: &mut Recovery) -> Result<OldIndex> {
+        let path = self.index();
+        let half = || u128::from(Rng::from_os().next_u64());
+        let fresh = || OldIndex { store: half() << 64 | half(), last_seq: 0, len: None, notes: Vec::new() };
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(fresh()),
+            Err(e) => return Err(cannot_open(&path, e)),
+        };
+        let mut reader = Window::new(file);
+        let failed = |e: io::Error| {
+            Error::new(ErrorCode::FileReadFail, format!("cannot read {}: {e}", path.display())).with_source(e)
+        };
+        let header = IndexHeader::decode(reader.at_least(INDEX_HEADER).map_err(failed)?);
+        let Some(header) = header else {
+            found.index_lost = true;
+            return Ok(fresh());
+        };
+        if header.version != VERSION {
+            return Err(Error::new(
+                ErrorCode::InvalidVersion,
+                format!(
+                    "{} is of layout version {}, this program knows version {VERSION}; remove the directory or use another one",
+                    path.display(),
+                    header.version
+                ),
+            ));
+        }
+        reader.consume(INDEX_HEADER);
+        let mut newest: HashMap<Vec<u8>, OwnedNote> = HashMap::new();
+        let mut last_seq = 0;
+        while let Some(note) = next_note(&mut reader, &mut found.skipped_bytes).map_err(failed)? {
+            last_seq = last_seq.max(note.seq);
+            let older = newest.get(&note.key).is_some_and(|known| known.seq > note.seq);
+            if !older {
+                newest.insert(note.key.clone(), note);
+            }
+        }
+        let len = std::fs::metadata(&path).map_err(failed)?.len();
+        Ok(OldIndex { store: header.store, last_seq, len: Some(len), notes: newest.into_values().collect() })
+    }
+}
+
+/// What an index says.
+pub(crate) struct OldIndex {
+    pub(crate) store: u128,
+    /// The highest number in it, of notes that do not count any more too: none of them may ever fit a record again.
+    pub(crate) last_seq: u64,
+    /// Its length, if there is one that can be written on.
+    pub(crate) len: Option<u64>,
+    pub(crate) notes: Vec<OwnedNote>,
+}
+
+/// A note read from a file.
+#[derive(Debug)]
+pub(crate) struct OwnedNote {
+    seq: u64,
+    offset: u64,
+    value_len: u64,
+    key: Vec<u8>,
+}
+
+fn next_note(reader: &mut Window, skipped: &mut u64) -> io::Result<Option<OwnedNote>> {
+    let mut need = 4;
+    loop {
+        let bytes = reader.at_least(need)?;
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        let skip = match Note::parse(bytes) {
+            Parsed::Whole(note, used) => {
+                let Note { seq, offset, value_len, key } = note;
+                let note = OwnedNote { seq, offset, value_len, key: key.to_vec() };
+                reader.consume(used);
+                return Ok(Some(note));
+            }
+            Parsed::More(more) if bytes.len() >= need => {
+                need = more;
+                continue;
+            }
+            // What a crash cut off, or something else was written over: the next note may begin anywhere behind it.
+            Parsed::More(_) | Parsed::Bad => 1 + bytes[1..].iter().take_while(|b| **b != b'm').count(),
+        };
+        *skipped += skip as u64;
+        reader.consume(skip);
+        need = 4;
+    }
+}
+
+/// A file read from front to back, with room to look ahead.
+struct Window {
+    file: File,
+    bytes: Vec<u8>,
+    from: usize,
+    ended: bool,
+}
+
+impl Window {
+    fn new(file: File) -> Self {
+        Self { file, bytes: Vec::new(), from: 0, ended: false }
+    }
+
+    /// What comes next: so many bytes or more, fewer at the end of the file.
+    fn at_least(&mut self, len: usize) -> io::Result<&[u8]> {
+        while self.bytes.len() - self.from < len && !self.ended {
+            self.bytes.drain(..self.from);
+            self.from = 0;
+            let old = self.bytes.len();
+            self.bytes.resize(old + len.max(1 << 20), 0);
+            let read = loop {
+                match self.file.read(&mut self.bytes[old..]) {
+                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                    read => break read?,
+                }
+            };
+            self.bytes.truncate(old + read);
+            self.ended = read == 0;
+        }
+        Ok(&self.bytes[self.from..])
+    }
+
+    fn consume(&mut self, len: usize) {
+        self.from += len;
+    }
+}
+
+/// Notes whose records are there, newest first. Headers are read many at a time.
+pub(crate) fn survivors(
+    transport: &DiskTransport,
+    data: &DiskSegment,
+    store: u128,
+    mut notes: Vec<OwnedNote>,
+    found: &mut Recovery,
+) -> Result<Vec<Survivor>> {
+    const AT_ONCE: usize = 256;
+    let all = notes.len() as u64;
+    let fits = |note: &OwnedNote| {
+        let len = record_len(note.key.len(), note.value_len);
+        note.offset.checked_add(len).is_some_and(|end| end <= data.len())
+    };
+    notes.retain(fits);
+    notes.sort_unstable_by_key(|note| std::cmp::Reverse(note.seq));
+    let mut there = Vec::with_capacity(notes.len());
+    for some in notes.chunks(AT_ONCE) {
+        let reads = some.iter().map(|note| {
+            let header = usize::try_from(header_len(note.key.len(), note.value_len))
+                .map_err(|_| Error::invalid("a header that does not fit into memory"))?;
+            Ok(Transfer::new(data.addr() + note.offset, Frame::new(header)?))
+        });
+        let reads: Vec<_> = reads.collect::<Result<_>>()?;
+        let ticket = transfer::read(transport, &transport.own(), reads, None);
+        let (results, reads) = ticket.results().wait();
+        for ((note, result), read) in some.iter().zip(results).zip(reads) {
+            // A block that cannot be read is an object less, no more.
+            let Some(record) = result.ok().and_then(|()| Record::decode(&read.buffer)) else { continue };
+            let same = record.store == store
+                && record.seq == note.seq
+                && record.value_len == note.value_len
+                && record.key == note.key;
+            if same {
+                there.push(Survivor {
+                    key: note.key.clone(),
+                    seq: note.seq,
+                    offset: note.offset,
+                    value_len: note.value_len,
+                    sums: record.sums,
+                });
+            }
+        }
+    }
+    found.dropped = all - there.len() as u64;
+    Ok(there)
+}
+
+/// Writes a new index beside the old one and puts it in its place.
+pub(crate) fn write_index<'a>(
+    files: &Files,
+    header: IndexHeader,
+    notes: impl Iterator<Item = Note<'a>>,
+) -> Result<u64> {
+    let path = files.new_index();
+    let failed = |e: io::Error| {
+        let code = match e.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => ErrorCode::NoAvailableHandle,
+            _ => ErrorCode::FileWriteFail,
+        };
+        Error::new(code, format!("cannot write {}: {e}", path.display())).with_source(e)
+    };
+    let mut bytes = header.encode().to_vec();
+    let mut file = File::create(&path).map_err(failed)?;
+    let mut len = 0;
+    for note in notes {
+        note.encode(&mut bytes);
+        if bytes.len() >= 1 << 20 {
+            file.write_all(&bytes).map_err(failed)?;
+            len += bytes.len() as u64;
+            bytes.clear();
+        }
+    }
+    file.write_all(&bytes).and_then(|()| file.sync_data()).map_err(failed)?;
+    len += bytes.len() as u64;
+    std::fs::rename(&path, files.index()).map_err(failed)?;
+    sync_dir(&files.dir);
+    Ok(len)
+}
+
+/// So that the new name is on the disk. A file system that cannot do this loses the index to a power failure, and with it the cache, no more.
+fn sync_dir(dir: &Path) {
+    let _ = File::open(dir).and_then(|dir| dir.sync_all());
+}

@@ -1,0 +1,296 @@
+//! A job in work: which request to the kernel comes next, and what its answer means. The same for both engines.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::ptr::NonNull;
+
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::Completion;
+
+use crate::buffer::Frame;
+use crate::job::Job;
+use crate::layout::BLOCK;
+use crate::queue::late;
+
+/// A request to the kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Io {
+    pub(crate) fd: RawFd,
+    pub(crate) write: bool,
+    pub(crate) ptr: NonNull<u8>,
+    pub(crate) len: usize,
+    pub(crate) offset: u64,
+}
+
+// SAFETY: an address and numbers; whoever uses it answers for that.
+unsafe impl Send for Io {}
+
+/// Buffers of one engine thread, kept for reuse.
+#[derive(Debug)]
+pub(crate) struct Bounces {
+    free: Vec<Frame>,
+    bytes: usize,
+    keep: usize,
+    zero_copy: bool,
+}
+
+impl Bounces {
+    /// Buffers for requests of at most `piece` bytes, of which `keep` stay.
+    pub(crate) fn new(piece: usize, keep: usize, zero_copy: bool) -> Self {
+        // One block more, where the edges of partial writes are read to.
+        Self { free: Vec::new(), bytes: piece + 2 * BLOCK as usize, keep, zero_copy }
+    }
+
+    fn take(&mut self) -> Result<Frame> {
+        self.free.pop().map_or_else(|| Frame::new(self.bytes), Ok)
+    }
+
+    fn put_back(&mut self, frame: Option<Frame>) {
+        if let Some(frame) = frame
+            && self.free.len() < self.keep
+        {
+            self.free.push(frame);
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Reading the first block of a partial write.
+    Head,
+    /// Reading its last.
+    Tail,
+    /// Moving the bytes.
+    Main,
+}
+
+/// A job that has begun.
+#[derive(Debug)]
+pub(crate) struct Run {
+    job: Job,
+    /// Held here while the kernel has the caller's memory; parked while it has the bounce buffer.
+    done: Option<Completion>,
+    bounce: Option<Frame>,
+    lo: u64,
+    hi: u64,
+    phase: Phase,
+    /// Bytes of the phase that are through.
+    at: usize,
+    stuck: u32,
+}
+
+/// Answers without progress after which a file is called broken.
+const PATIENCE: u32 = 100;
+
+impl Run {
+    /// Begins a job, unless it is too late for it.
+    pub(crate) fn begin(job: Job, bounces: &mut Bounces) -> Option<Self> {
+        let queue = job.queue.clone();
+        let Some(done) = queue.unpark(job.key) else {
+            queue.end(job, None, Err(late()));
+            return None;
+        };
+        if queue.is_late(done.deadline()) {
+            crate::stats::add(&queue.counters.timeouts, 1);
+            queue.end(job, Some(done), Err(late()));
+            return None;
+        }
+        let (lo, hi) = job.blocks();
+        let direct = job.file().align() != 1;
+        let fits = !direct || (!job.is_partial() && job.local.addr().is_multiple_of(BLOCK));
+        let mut run = Self { job, done: None, bounce: None, lo, hi, phase: Phase::Main, at: 0, stuck: 0 };
+        if bounces.zero_copy && fits {
+            run.done = Some(done);
+            return Some(run);
+        }
+        match bounces.take() {
+            Ok(frame) => run.bounce = Some(frame),
+            Err(error) => {
+                queue.end(run.job, Some(done), Err(error));
+                return None;
+            }
+        }
+        if run.job.writes() {
+            run.fill();
+            run.phase = run.edge_after(None);
+        }
+        // From here on only the buffer of our own is touched, so the share may be finished without us.
+        queue.park(run.job.key, done);
+        Some(run)
+    }
+
+    /// The request that comes next.
+    pub(crate) fn io(&self) -> Io {
+        let fd = self.job.file().fd();
+        let block = BLOCK as usize;
+        match self.phase {
+            Phase::Main => {
+                let len = self.total() - self.at;
+                Io {
+                    fd,
+                    write: self.job.writes(),
+                    ptr: self.ptr(self.at),
+                    len,
+                    offset: self.lo + self.at as u64,
+                }
+            }
+            Phase::Head | Phase::Tail => {
+                let offset = if self.phase == Phase::Head { self.lo } else { self.hi - BLOCK };
+                let ptr = self.ptr(self.scratch() + self.at);
+                Io { fd, write: false, ptr, len: block - self.at, offset: offset + self.at as u64 }
+            }
+        }
+    }
+
+    /// Takes the kernel's answer to [`io`](Self::io); the result, when there is no more to do.
+    pub(crate) fn answer(&mut self, answer: io::Result<usize>) -> Option<Result<()>> {
+        let moved = match answer {
+            Ok(moved) => moved,
+            Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {
+                return self.no_progress();
+            }
+            Err(e) => return Some(Err(self.failure(e))),
+        };
+        let reached = self.at + moved;
+        match self.phase {
+            Phase::Main => {
+                let wanted = if self.job.writes() { self.hi } else { self.job.end() };
+                if self.lo + reached as u64 >= wanted {
+                    return Some(Ok(()));
+                }
+                if moved == 0 {
+                    return Some(Err(self.cut_short(self.lo + reached as u64)));
+                }
+            }
+            Phase::Head | Phase::Tail => {
+                if reached == BLOCK as usize {
+                    self.patch();
+                    self.phase = self.edge_after(Some(self.phase));
+                    self.at = 0;
+                    return None;
+                }
+                if moved == 0 {
+                    return Some(Err(self.cut_short(self.lo + reached as u64)));
+                }
+            }
+        }
+        // What is left starts at a block again, even if some bytes are moved twice.
+        let align = self.job.file().align() as usize;
+        let at = reached - reached % align;
+        if at == self.at {
+            return self.no_progress();
+        }
+        self.at = at;
+        None
+    }
+
+    /// Ends it: bytes that were read go to the caller, unless he has been told that they do not come.
+    pub(crate) fn end(mut self, result: Result<()>, bounces: &mut Bounces) {
+        let queue = self.job.queue.clone();
+        let done = self.done.take().or_else(|| queue.unpark(self.job.key));
+        if let (Some(frame), true, true, false) =
+            (&self.bounce, done.is_some(), result.is_ok(), self.job.writes())
+        {
+            let skip = (self.job.start - self.lo) as usize;
+            // SAFETY: the caller's bytes are ours until the share, which is in `done`, is finished; the buffer is longer than the job.
+            unsafe {
+                self.job.local.ptr.copy_from_nonoverlapping(frame.ptr().add(skip), self.job.local.len);
+            }
+        }
+        bounces.put_back(self.bounce.take());
+        queue.end(self.job, done, result);
+    }
+
+    #[cfg(feature = "testkit")]
+    pub(crate) fn queue(&self) -> &std::sync::Arc<crate::queue::Queue> {
+        &self.job.queue
+    }
+
+    /// What offsets and lengths of its requests are multiples of.
+    #[cfg(feature = "testkit")]
+    pub(crate) fn align(&self) -> usize {
+        self.job.file().align() as usize
+    }
+
+    fn total(&self) -> usize {
+        (self.hi - self.lo) as usize
+    }
+
+    fn ptr(&self, at: usize) -> NonNull<u8> {
+        let first = self.bounce.as_ref().map_or(self.job.local.ptr, Frame::ptr);
+        // SAFETY: `at` is less than the range's length, or lies in the buffer's last block.
+        unsafe { first.add(at) }
+    }
+
+    /// Where in the buffer the edges are read to.
+    fn scratch(&self) -> usize {
+        self.bounce.as_ref().map_or(0, |frame| frame.len() - BLOCK as usize)
+    }
+
+    /// Copies the caller's bytes into the buffer.
+    fn fill(&mut self) {
+        let skip = (self.job.start - self.lo) as usize;
+        if let Some(frame) = &self.bounce {
+            // SAFETY: nobody writes the caller's bytes until the share is finished, which this run holds; the buffer is longer than the job.
+            unsafe {
+                self.job.local.ptr.copy_to_nonoverlapping(frame.ptr().add(skip), self.job.local.len);
+            }
+        }
+    }
+
+    /// The phase that follows: edges that are not ours are read first.
+    fn edge_after(&self, phase: Option<Phase>) -> Phase {
+        let head = self.job.start != self.lo;
+        let tail = self.job.end() != self.hi;
+        let one_block = self.total() == BLOCK as usize;
+        match phase {
+            None if head => Phase::Head,
+            None | Some(Phase::Head) if tail && !(head && one_block) => Phase::Tail,
+            _ => Phase::Main,
+        }
+    }
+
+    /// Puts the bytes of an edge that are not the caller's around his.
+    fn patch(&mut self) {
+        let block = BLOCK as usize;
+        let (scratch, total) = (self.scratch(), self.total());
+        let front = (self.job.start - self.lo) as usize;
+        let back = (self.hi - self.job.end()) as usize;
+        let (phase, one_block) = (self.phase, total == block);
+        let Some(frame) = self.bounce.as_mut() else { return };
+        if phase == Phase::Head {
+            frame.copy_within(scratch..scratch + front, 0);
+        }
+        if back != 0 && (phase == Phase::Tail || one_block) {
+            frame.copy_within(scratch + block - back..scratch + block, total - back);
+        }
+    }
+
+    fn no_progress(&mut self) -> Option<Result<()>> {
+        self.stuck += 1;
+        (self.stuck >= PATIENCE).then(|| Err(self.cut_short(self.lo + self.at as u64)))
+    }
+
+    fn cut_short(&self, at: u64) -> Error {
+        let (code, what) = match self.job.writes() {
+            true => (ErrorCode::FileWriteFail, "takes nothing"),
+            false => (ErrorCode::FileReadFail, "ends"),
+        };
+        Error::new(code, format!("{} {what} at {at}", self.job.file().path().display()))
+    }
+
+    fn failure(&self, e: io::Error) -> Error {
+        let (what, code) = match (self.job.writes(), e.raw_os_error()) {
+            (true, Some(libc::ENOSPC | libc::EDQUOT)) => ("write", ErrorCode::NoAvailableHandle),
+            (true, _) => ("write", ErrorCode::FileWriteFail),
+            (false, _) => ("read", ErrorCode::FileReadFail),
+        };
+        let text = format!(
+            "cannot {what} {} bytes at {} of {}: {e}",
+            self.job.local.len,
+            self.job.start,
+            self.job.file().path().display()
+        );
+        Error::new(code, text).with_source(e)
+    }
+}

@@ -1,0 +1,675 @@
+//! Objects in a file: an allocator for its space, a policy for what goes first, and enough on the disk to find them again.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use mooncake_core::alloc::{AllocError, BuiltinAllocator, Extent, SegmentAllocator};
+use mooncake_core::evict::{BuiltinPolicy, EvictionPolicy};
+use mooncake_core::ids::SlotId;
+use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_transport::region::{Local, Sink, Source};
+use mooncake_transport::transfer::{self, Transfer};
+use parking_lot::Mutex;
+use slab::Slab;
+use tracing::{info, warn};
+
+use crate::buffer::Frame;
+use crate::config::{DiskConfig, StoreConfig};
+use crate::layout::{
+    BLOCK, CHUNK, IndexHeader, MAX_KEY, MAX_VALUE, Note, Record, VERSION, header_len, record_len, sum, sums,
+};
+use crate::recover::{Files, Lock, OldIndex, Recovery, Survivor, survivors, write_index};
+use crate::space::{DiskSegment, OpenSegment};
+use crate::stats::{DiskStats, add};
+use crate::transport::{DiskPeer, DiskTransport, Registration};
+
+/// An index longer than this, and than four times what is live in it, is written anew.
+const COMPACT_FROM: u64 = 1 << 20;
+/// Most an index may grow to.
+const INDEX_LIMIT: u64 = 1 << 40;
+
+/// A store of objects in a directory, which finds them again when it is opened the next time.
+///
+/// A put that has returned survives the death of the process. What a power failure left incomplete fails its checksum and is a miss.
+/// Its methods wait for the disk without a deadline of their own: whoever cannot wait drops the future, which frees and breaks nothing.
+pub struct FileStore<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = BuiltinPolicy> {
+    transport: DiskTransport,
+    peer: DiskPeer,
+    data: DiskSegment,
+    files: Files,
+    store: u128,
+    config: StoreConfig<A, E>,
+    state: Mutex<State<A, E>>,
+    /// Shared by puts, held alone by whoever writes the index anew.
+    index: tokio::sync::RwLock<Index>,
+    counters: Counters,
+    _lock: Lock,
+}
+
+struct State<A: SegmentAllocator, E> {
+    entries: Slab<Entry<A>>,
+    by_key: HashMap<Arc<[u8]>, SlotId>,
+    policy: E,
+    space: Arc<Mutex<A>>,
+    seq: u64,
+    bytes: u64,
+    /// Bytes of notes that still count.
+    live_notes: u64,
+    departed: Vec<Arc<[u8]>>,
+}
+
+/// Most keys remembered for [`FileStore::take_departed`].
+const DEPARTED: usize = 1 << 20;
+
+struct Entry<A: SegmentAllocator> {
+    key: Arc<[u8]>,
+    seq: u64,
+    value_len: u64,
+    sums: Arc<[u32]>,
+    place: Arc<Place<A>>,
+}
+
+/// An extent, given back when nobody reads or writes it any more.
+struct Place<A: SegmentAllocator> {
+    extent: Extent,
+    /// Where the value begins, counted from the start of the file.
+    value: u64,
+    space: Arc<Mutex<A>>,
+}
+
+impl<A: SegmentAllocator> Drop for Place<A> {
+    fn drop(&mut self) {
+        self.space.lock().release(self.extent);
+    }
+}
+
+struct Index {
+    segment: DiskSegment,
+    end: AtomicU64,
+}
+
+/// A buffer on its way to an extent: as long as the disk has it, the extent is nobody else's.
+struct Bound<A: SegmentAllocator> {
+    frame: Frame,
+    _place: Arc<Place<A>>,
+}
+
+// SAFETY: as the frame inside.
+#[allow(unsafe_code)]
+unsafe impl<A: SegmentAllocator> Source<DiskTransport> for Bound<A> {
+    fn local(&self) -> Local<'_, Registration> {
+        Source::<DiskTransport>::local(&self.frame)
+    }
+}
+
+/// A value in the making, for [`FileStore::put`].
+#[derive(Debug)]
+pub struct Put {
+    key: Arc<[u8]>,
+    frame: Frame,
+    header: usize,
+    len: usize,
+}
+
+impl Put {
+    /// The value's bytes, zero to begin with.
+    pub fn value(&mut self) -> &mut [u8] {
+        &mut self.frame[self.header..self.header + self.len]
+    }
+}
+
+/// What a store holds and has seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreStats {
+    /// Objects held.
+    pub objects: u64,
+    /// Bytes of their values.
+    pub bytes: u64,
+    /// Bytes of the file they take, headers and padding included.
+    pub used: u64,
+    /// Bytes of the file for objects.
+    pub capacity: u64,
+    /// Objects evicted since the start.
+    pub evicted: u64,
+    /// Objects dropped because bytes came back that were not the ones written.
+    pub corrupt: u64,
+    /// Objects dropped because they could not be read.
+    pub unreadable: u64,
+    /// Puts that failed.
+    pub failed_puts: u64,
+    /// What the disk did.
+    pub disk: DiskStats,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    evicted: AtomicU64,
+    corrupt: AtomicU64,
+    unreadable: AtomicU64,
+    failed_puts: AtomicU64,
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
+    /// Opens the store in `config.dir`, or makes one, and finds what survived. Blocks while it reads. A clear error when the directory cannot be written,
+    /// is another user's, is in use by another process, or holds a store of another version.
+    pub fn open(disk: DiskConfig, config: StoreConfig<A, E>) -> Result<(Self, Recovery)> {
+        // Bytes that are abandoned stay with the kernel until it is done with them, so that their extent cannot be used again too early.
+        Self::open_on(DiskTransport::start(DiskConfig { zero_copy: true, ..disk })?, config)
+    }
+
+    /// The same on a disk that misbehaves as it is told to.
+    #[cfg(feature = "testkit")]
+    pub fn open_with_faults(
+        disk: DiskConfig,
+        config: StoreConfig<A, E>,
+        faults: Arc<dyn crate::IoFaults>,
+    ) -> Result<(Self, Recovery)> {
+        let disk = DiskConfig { zero_copy: true, ..disk };
+        let clock = mooncake_core::clock::SystemClock::shared();
+        Self::open_on(DiskTransport::start_with_faults(disk, clock, faults)?, config)
+    }
+
+    fn open_on(transport: DiskTransport, config: StoreConfig<A, E>) -> Result<(Self, Recovery)> {
+        config.check()?;
+        let files = Files { dir: config.dir.clone() };
+        let lock = files.take()?;
+        let mut found = Recovery::default();
+        let OldIndex { store, last_seq, len: old_len, notes } = files.read_index(&mut found)?;
+        let path = config.data.clone().unwrap_or_else(|| files.objects());
+        let data = transport.open(&OpenSegment { path, len: config.capacity, grows: false })?;
+        let survivors = survivors(&transport, &data, store, notes, &mut found)?;
+        let mut state = State {
+            entries: Slab::new(),
+            by_key: HashMap::new(),
+            policy: E::new(1024, &config.eviction),
+            space: Arc::new(Mutex::new(A::new(config.capacity, &config.allocator))),
+            seq: last_seq,
+            bytes: 0,
+            live_notes: 0,
+            departed: Vec::new(),
+        };
+        // Newest first, so that it is the older one that goes where two claim the same place; then in the order of their puts.
+        let mut kept: Vec<_> = survivors.into_iter().filter_map(|s| state.reserve(s)).collect();
+        kept.reverse();
+        found.objects = kept.len() as u64;
+        for entry in kept {
+            state.insert(entry);
+        }
+        found.bytes = state.bytes;
+        let header = IndexHeader { version: VERSION, store, capacity: config.capacity };
+        // What is not in it any more cannot come back, whatever becomes of the rest. Where there is no room for that, the old one goes on.
+        let len = match (write_index(&files, header, state.notes()), old_len) {
+            (Err(error), Some(len)) if error.kind() == ErrorKind::NoSpace => {
+                warn!(%error, "the index of the disk cache stays as it is");
+                len
+            }
+            (written, _) => written?,
+        };
+        let segment = open_index(&transport, &files)?;
+        let index = tokio::sync::RwLock::new(Index { segment, end: AtomicU64::new(len) });
+        report(&files, &found);
+        let peer = transport.own();
+        let (state, counters) = (Mutex::new(state), Counters::default());
+        let this = Self { transport, peer, data, files, store, config, state, index, counters, _lock: lock };
+        Ok((this, found))
+    }
+
+    /// Room for a value of `len` bytes under `key`. `Invalid` when either is empty or too long.
+    pub fn value(&self, key: &[u8], len: usize) -> Result<Put> {
+        if key.is_empty() || key.len() > MAX_KEY || len == 0 || len as u64 > MAX_VALUE {
+            return Err(Error::invalid(format!(
+                "a key of {} bytes and a value of {len}: a disk takes keys of 1 to {MAX_KEY} and values of 1 to {MAX_VALUE}",
+                key.len()
+            )));
+        }
+        // Both are far below what an address holds.
+        let header = header_len(key.len(), len as u64) as usize;
+        let frame = Frame::new(header + len)?;
+        Ok(Put { key: key.into(), frame, header, len })
+    }
+
+    /// Writes an object; an older one of its key goes. Makes room by evicting. `NoSpace` when there is none to be had: the file system is full, or the
+    /// object is larger than the store.
+    pub async fn put(&self, put: Put) -> Result<()> {
+        let outcome = self.put_down(put).await;
+        if outcome.is_err() {
+            add(&self.counters.failed_puts, 1);
+        }
+        outcome
+    }
+
+    async fn put_down(&self, put: Put) -> Result<()> {
+        let Put { key, mut frame, header, len } = put;
+        let place = self.place(record_len(key.len(), len as u64), header as u64).await?;
+        let sums: Arc<[u32]> = sums(&frame[header..header + len]).into();
+        let seq = {
+            let mut state = self.state.lock();
+            state.seq += 1;
+            state.seq
+        };
+        let value_len = len as u64;
+        Record { store: self.store, seq, value_len, key: &key, sums: sums.to_vec() }.encode(&mut frame);
+        let at = self.data.addr() + place.extent.offset;
+        self.write(at, Bound { frame, _place: place.clone() }).await?;
+        let entry = Entry { key, seq, value_len, sums, place };
+        let old = self.note_down(entry).await?;
+        self.wipe(old.into_iter().collect()).await;
+        self.compact_if_worth_it().await
+    }
+
+    /// An extent, evicting until there is one.
+    async fn place(&self, len: u64, header: u64) -> Result<Arc<Place<A>>> {
+        loop {
+            let victims = {
+                let mut state = self.state.lock();
+                let taken = if state.entries.len() >= self.config.max_objects {
+                    Err(AllocError::Full)
+                } else {
+                    state.space.lock().allocate(len, BLOCK)
+                };
+                match taken {
+                    Ok(extent) => {
+                        let (value, space) = (extent.offset + header, state.space.clone());
+                        return Ok(Arc::new(Place { extent, value, space }));
+                    }
+                    Err(AllocError::Full) => state.victims(len),
+                    Err(other) => return Err(other.into()),
+                }
+            };
+            if victims.is_empty() {
+                let text = format!("no room for {len} bytes, and nothing to evict");
+                return Err(Error::new(ErrorCode::NoAvailableHandle, text));
+            }
+            self.evict(victims).await;
+        }
+    }
+
+    /// Appends an entry's note and lists it: from here on it is found. The entry it takes the place of comes back.
+    async fn note_down(&self, entry: Entry<A>) -> Result<Option<Entry<A>>> {
+        let index = self.index.read().await;
+        let mut note = Vec::new();
+        entry.note().encode(&mut note);
+        let at = index.end.fetch_add(note.len() as u64, Ordering::Relaxed);
+        self.write(index.segment.addr() + at, note).await?;
+        let mut state = self.state.lock();
+        // Two puts of one key: the later number stays, whichever is through first.
+        let known = state.by_key.get(&entry.key).map(|slot| state.entries[slot.index()].seq);
+        if known.is_some_and(|known| known > entry.seq) {
+            return Ok(Some(entry));
+        }
+        Ok(state.insert(entry))
+    }
+
+    async fn write<B: Source<DiskTransport>>(&self, at: u64, bytes: B) -> Result<()> {
+        transfer::write(&self.transport, &self.peer, [Transfer::new(at, bytes)], None).await.0
+    }
+
+    /// Makes records unreadable on the disk, then gives up their place. A record that cannot be overwritten keeps its place until the store is opened again,
+    /// so that nothing stale is found under a key that was written anew.
+    async fn wipe(&self, gone: Vec<Entry<A>>) {
+        if gone.is_empty() {
+            return;
+        }
+        let blank = |entry: &Entry<A>| {
+            let frame = Frame::new(BLOCK as usize)?;
+            let at = self.data.addr() + entry.place.extent.offset;
+            Ok(Transfer::new(at, Bound { frame, _place: entry.place.clone() }))
+        };
+        let writes: Result<Vec<_>> = gone.iter().map(blank).collect();
+        let results = match writes {
+            Ok(writes) => transfer::write(&self.transport, &self.peer, writes, None).results().await.0,
+            Err(error) => vec![Err(error)],
+        };
+        for (at, entry) in gone.into_iter().enumerate() {
+            if !matches!(results.get(at), Some(Ok(()))) {
+                warn!(
+                    offset = entry.place.extent.offset,
+                    "a record could not be removed; its place stays unused"
+                );
+                std::mem::forget(entry.place);
+            }
+        }
+    }
+
+    /// Length of an object's value.
+    pub fn value_len(&self, key: &[u8]) -> Option<u64> {
+        let state = self.state.lock();
+        state.by_key.get(key).map(|slot| state.entries[slot.index()].value_len)
+    }
+
+    /// Reads a whole value into a buffer of exactly its length. `NotFound` when there is none; an object that comes back damaged or cannot be read is
+    /// dropped, and is `Corrupt` or `Internal` this once.
+    pub async fn read<B: Sink<DiskTransport>>(&self, key: &[u8], into: B) -> (Result<()>, B) {
+        let len = into.local().span.len as u64;
+        let Some(found) = self.find(key) else { return (Err(missing()), into) };
+        if found.value_len != len {
+            let text = format!("the value has {} bytes, the buffer {len}", found.value_len);
+            return (Err(Error::invalid(text)), into);
+        }
+        self.fetch(key, &found, 0, into).await
+    }
+
+    /// Reads a part of a value, and of the file only the chunks it lies in. `Invalid` when it is empty or not inside.
+    pub async fn read_part(&self, key: &[u8], range: Range<u64>) -> Result<Part> {
+        let found = self.find(key).ok_or_else(missing)?;
+        if range.start >= range.end || range.end > found.value_len {
+            return Err(Error::invalid(format!(
+                "bytes {}..{} are not a part of the {} there are",
+                range.start, range.end, found.value_len
+            )));
+        }
+        let chunk = CHUNK as u64;
+        let from = range.start - range.start % chunk;
+        let end = range.end.next_multiple_of(chunk).min(found.value_len);
+        // No longer than the value, which was once in memory.
+        let frame = Cut { frame: Frame::new((end - from) as usize)?, len: (end - from) as usize };
+        let (result, cut) = self.fetch(key, &found, from, frame).await;
+        result?;
+        let first = (range.start - from) as usize;
+        Ok(Part { frame: cut.frame, range: first..first + (range.end - range.start) as usize })
+    }
+
+    fn find(&self, key: &[u8]) -> Option<Found<A>> {
+        let mut state = self.state.lock();
+        let slot = *state.by_key.get(key)?;
+        state.policy.touch(slot);
+        let Entry { seq, value_len, sums, place, .. } = &state.entries[slot.index()];
+        Some(Found { seq: *seq, value_len: *value_len, sums: sums.clone(), place: place.clone() })
+    }
+
+    /// Reads whole chunks from `from` on and checks them.
+    async fn fetch<B: Sink<DiskTransport>>(
+        &self,
+        key: &[u8],
+        found: &Found<A>,
+        from: u64,
+        into: B,
+    ) -> (Result<()>, B) {
+        let at = self.data.addr() + found.place.value + from;
+        let read = [Transfer::new(at, into)];
+        let (result, [Transfer { buffer: into, .. }]) =
+            transfer::read(&self.transport, &self.peer, read, None).await;
+        let result = result.and_then(|()| {
+            let first = (from / CHUNK as u64) as usize;
+            let expected = &found.sums[first..];
+            if bytes_of(&into).chunks(CHUNK).zip(expected).all(|(chunk, expected)| sum(chunk) == *expected) {
+                return Ok(());
+            }
+            Err(Error::new(ErrorCode::ChecksumMismatch, "the disk gave bytes that are not the ones written"))
+        });
+        if let Err(error) = &result
+            && !matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout)
+        {
+            let corrupt = error.kind() == ErrorKind::Corrupt;
+            add(if corrupt { &self.counters.corrupt } else { &self.counters.unreadable }, 1);
+            warn!(%error, "an object on disk is dropped");
+            let taken: Vec<_> = {
+                let mut state = self.state.lock();
+                let taken: Vec<_> = state.take(key, Some(found.seq)).into_iter().collect();
+                state.depart(&taken);
+                taken
+            };
+            self.wipe(taken).await;
+        }
+        (result, into)
+    }
+
+    /// Removes objects; how many there were. They do not come back, whatever happens.
+    pub async fn remove<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> usize {
+        let gone: Vec<_> = {
+            let mut state = self.state.lock();
+            keys.into_iter().filter_map(|key| state.take(key.as_ref(), None)).collect()
+        };
+        let count = gone.len();
+        self.wipe(gone).await;
+        count
+    }
+
+    /// Removes the objects whose keys `which` picks; how many there were.
+    pub async fn remove_where(&self, which: impl Fn(&[u8]) -> bool) -> usize {
+        let keys: Vec<_> = self.keys().into_iter().filter(|key| which(key)).collect();
+        self.remove(keys).await
+    }
+
+    /// When the store is filled beyond its high watermark: evicts down to the low one. How many objects went.
+    pub async fn trim(&self) -> usize {
+        let gone = {
+            let mut state = self.state.lock();
+            let (used, capacity) = state.fill();
+            if used <= capacity * self.config.high_watermark {
+                return 0;
+            }
+            state.victims((used - capacity * self.config.low_watermark) as u64)
+        };
+        let count = gone.len();
+        self.evict(gone).await;
+        count
+    }
+
+    async fn evict(&self, gone: Vec<Entry<A>>) {
+        add(&self.counters.evicted, gone.len() as u64);
+        self.state.lock().depart(&gone);
+        self.wipe(gone).await;
+    }
+
+    /// Keys that went by themselves (evicted, damaged, unreadable) since this was last asked, and are not back.
+    pub fn take_departed(&self) -> Vec<Arc<[u8]>> {
+        let mut state = self.state.lock();
+        let mut departed = std::mem::take(&mut state.departed);
+        departed.retain(|key| !state.by_key.contains_key(key));
+        departed
+    }
+
+    /// Every key, in no order.
+    pub fn keys(&self) -> Vec<Arc<[u8]>> {
+        self.state.lock().by_key.keys().cloned().collect()
+    }
+
+    /// Every key with the length of its value, in no order.
+    pub fn listing(&self) -> Vec<(Arc<[u8]>, u64)> {
+        self.state.lock().entries.iter().map(|(_, entry)| (entry.key.clone(), entry.value_len)).collect()
+    }
+
+    /// Whether an object is there.
+    pub fn contains(&self, key: &[u8]) -> bool {
+        self.state.lock().by_key.contains_key(key)
+    }
+
+    /// What it holds and has seen.
+    pub fn stats(&self) -> StoreStats {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let state = self.state.lock();
+        let space = state.space.lock();
+        StoreStats {
+            objects: state.entries.len() as u64,
+            bytes: state.bytes,
+            used: space.used(),
+            capacity: space.capacity(),
+            evicted: of(&self.counters.evicted),
+            corrupt: of(&self.counters.corrupt),
+            unreadable: of(&self.counters.unreadable),
+            failed_puts: of(&self.counters.failed_puts),
+            disk: self.transport.stats(),
+        }
+    }
+
+    /// The wire under it.
+    pub fn transport(&self) -> &DiskTransport {
+        &self.transport
+    }
+
+    async fn compact_if_worth_it(&self) -> Result<()> {
+        let worth = |end: u64| {
+            let live = self.state.lock().live_notes;
+            end > COMPACT_FROM && end > 4 * live
+        };
+        if !worth(self.index.read().await.end.load(Ordering::Relaxed)) {
+            return Ok(());
+        }
+        let mut index = self.index.write().await;
+        if !worth(index.end.load(Ordering::Relaxed)) {
+            return Ok(());
+        }
+        let state = self.state.lock();
+        let header = IndexHeader { version: VERSION, store: self.store, capacity: self.config.capacity };
+        // The old one stays in use when this fails, and grows.
+        let written = write_index(&self.files, header, state.notes());
+        drop(state);
+        match written.and_then(|len| Ok((len, open_index(&self.transport, &self.files)?))) {
+            Ok((len, segment)) => *index = Index { segment, end: AtomicU64::new(len) },
+            Err(error) => warn!(%error, "the index cannot be written anew"),
+        }
+        Ok(())
+    }
+}
+
+struct Found<A: SegmentAllocator> {
+    seq: u64,
+    value_len: u64,
+    sums: Arc<[u32]>,
+    place: Arc<Place<A>>,
+}
+
+/// Some bytes of a value, from [`FileStore::read_part`].
+#[derive(Debug)]
+pub struct Part {
+    frame: Frame,
+    range: Range<usize>,
+}
+
+impl std::ops::Deref for Part {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.frame[self.range.clone()]
+    }
+}
+
+/// The front of a frame.
+struct Cut {
+    frame: Frame,
+    len: usize,
+}
+
+// SAFETY: as the frame inside, of which it is a part: `len` is at most what the frame was made for.
+#[allow(unsafe_code)]
+unsafe impl Source<DiskTransport> for Cut {
+    fn local(&self) -> Local<'_, Registration> {
+        let mut local = Source::<DiskTransport>::local(&self.frame);
+        local.span.len = self.len;
+        local
+    }
+}
+
+// SAFETY: as the frame inside.
+#[allow(unsafe_code)]
+unsafe impl Sink<DiskTransport> for Cut {}
+
+#[allow(unsafe_code)]
+fn bytes_of<B: Sink<DiskTransport>>(sink: &B) -> &[u8] {
+    let span = sink.local().span;
+    // SAFETY: whoever holds a sink is the only one to touch its bytes, and it is borrowed here as long as they are looked at.
+    unsafe { std::slice::from_raw_parts(span.ptr.as_ptr(), span.len) }
+}
+
+impl<A: SegmentAllocator> Entry<A> {
+    fn note(&self) -> Note<'_> {
+        Note { seq: self.seq, offset: self.place.extent.offset, value_len: self.value_len, key: &self.key }
+    }
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> State<A, E> {
+    /// Takes the place of a survivor; `None` when a newer one has it, or it lies outside.
+    fn reserve(&self, survivor: Survivor) -> Option<Entry<A>> {
+        let Survivor { key, seq, offset, value_len, sums } = survivor;
+        let extent = Extent { offset, len: record_len(key.len(), value_len) };
+        self.space.lock().reserve(extent).ok()?;
+        let value = offset + header_len(key.len(), value_len);
+        let place = Arc::new(Place { extent, value, space: self.space.clone() });
+        Some(Entry { key: key.into(), seq, value_len, sums: sums.into(), place })
+    }
+
+    fn insert(&mut self, entry: Entry<A>) -> Option<Entry<A>> {
+        let old = self.take(&entry.key.clone(), None);
+        let (key, len, note) = (entry.key.clone(), entry.value_len, entry.note().encoded_len() as u64);
+        let bytes = entry.place.extent.len;
+        // A slab of more than 2^32 entries would not fit into memory.
+        let slot = SlotId(u32::try_from(self.entries.insert(entry)).unwrap_or(u32::MAX));
+        self.by_key.insert(key, slot);
+        self.policy.insert(slot, bytes);
+        self.bytes += len;
+        self.live_notes += note;
+        old
+    }
+
+    /// Takes an entry out, if it is (still) this put's.
+    fn take(&mut self, key: &[u8], seq: Option<u64>) -> Option<Entry<A>> {
+        let slot = *self.by_key.get(key)?;
+        if seq.is_some_and(|seq| self.entries[slot.index()].seq != seq) {
+            return None;
+        }
+        self.policy.remove(slot);
+        Some(self.forget(slot))
+    }
+
+    fn forget(&mut self, slot: SlotId) -> Entry<A> {
+        let entry = self.entries.remove(slot.index());
+        self.by_key.remove(&entry.key);
+        self.bytes -= entry.value_len;
+        self.live_notes -= entry.note().encoded_len() as u64;
+        entry
+    }
+
+    /// Takes out what should go first, for `bytes` bytes of the file.
+    fn victims(&mut self, bytes: u64) -> Vec<Entry<A>> {
+        let (mut gone, mut freed) = (Vec::new(), 0);
+        while freed < bytes {
+            let Some(slot) = self.policy.evict(&mut |_| true) else { break };
+            let entry = self.forget(slot);
+            freed += entry.place.extent.len;
+            gone.push(entry);
+        }
+        gone
+    }
+
+    /// Remembers that these went, for whoever asks.
+    fn depart(&mut self, gone: &[Entry<A>]) {
+        let room = DEPARTED.saturating_sub(self.departed.len());
+        self.departed.extend(gone.iter().take(room).map(|entry| entry.key.clone()));
+    }
+
+    /// Bytes used, and bytes there are.
+    fn fill(&self) -> (f64, f64) {
+        let space = self.space.lock();
+        (space.used() as f64, space.capacity() as f64)
+    }
+
+    fn notes(&self) -> impl Iterator<Item = Note<'_>> {
+        self.entries.iter().map(|(_, entry)| entry.note())
+    }
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> fmt::Debug for FileStore<A, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileStore").field("dir", &self.files.dir).finish_non_exhaustive()
+    }
+}
+
+fn open_index(transport: &DiskTransport, files: &Files) -> Result<DiskSegment> {
+    transport.open(&OpenSegment { path: files.index(), len: INDEX_LIMIT, grows: true })
+}
+
+fn report(files: &Files, found: &Recovery) {
+    let dir = files.dir.display();
+    if found.index_lost {
+        warn!(%dir, "the index of the disk cache is damaged; it begins empty");
+    }
+    info!(%dir, objects = found.objects, bytes = found.bytes, dropped = found.dropped, "disk cache open");
+}
+
+fn missing() -> Error {
+    Error::new(ErrorCode::ObjectNotFound, "no such object on this disk")
+}

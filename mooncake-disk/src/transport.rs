@@ -1,0 +1,297 @@
+//! [`Transport`] over files.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use mooncake_core::clock::{Rng, SharedClock, SystemClock};
+use mooncake_core::memory::{Location, MemorySpan, shared_pages};
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::{Access, Capabilities, Completion, Op, Protocol, SegmentDesc, Transport};
+use parking_lot::Mutex;
+
+use crate::config::DiskConfig;
+use crate::file::BlockFile;
+use crate::io::{self, RunningEngine};
+use crate::job::Job;
+use crate::queue::{Queue, gone, late};
+use crate::space::{DiskSegment, Listed, OpenSegment, Spaces, Use};
+use crate::stats::DiskStats;
+
+/// Key of descriptors: which node of this process.
+const NODE: &str = "disk_node";
+
+static NODES: Mutex<Vec<Weak<Node>>> = Mutex::new(Vec::new());
+static LAST: AtomicU64 = AtomicU64::new(0);
+
+/// Files of this process, read and written as peers' memory is.
+///
+/// A node's files are reached by itself and by other nodes of the same process: a file has one owner, and whoever else wants its bytes asks that one.
+/// Calls may come from any thread and need no runtime.
+pub struct DiskTransport {
+    node: Arc<Node>,
+    queue: Arc<Queue>,
+    engine: RunningEngine,
+    config: DiskConfig,
+    clock: SharedClock,
+}
+
+/// What others see of a transport.
+struct Node {
+    name: String,
+    alive: AtomicBool,
+    spaces: Arc<Spaces>,
+    config: DiskConfig,
+    /// One entry per file, so that partial writes to it meet.
+    files: Mutex<HashMap<(u64, u64), Weak<BlockFile>>>,
+}
+
+/// A way to one node's files.
+#[derive(Clone)]
+pub struct DiskPeer {
+    node: Arc<Node>,
+}
+
+/// Memory this wire may use.
+#[derive(Debug)]
+pub struct Registration {
+    _listed: Option<Listed>,
+}
+
+impl DiskTransport {
+    /// Starts the engine's threads. `Invalid` when the configuration cannot work, `Unsupported` when it insists on an engine there is not.
+    pub fn start(config: DiskConfig) -> Result<Self> {
+        Self::start_with_clock(config, SystemClock::shared())
+    }
+
+    /// The same with a clock, on which the deadlines of completions are understood.
+    pub fn start_with_clock(config: DiskConfig, clock: SharedClock) -> Result<Self> {
+        let at = clock.clone();
+        Self::start_on(config, clock, move |event| Queue::new(event, at.clone()))
+    }
+
+    /// The same with a disk that misbehaves as it is told to.
+    #[cfg(feature = "testkit")]
+    pub fn start_with_faults(
+        config: DiskConfig,
+        clock: SharedClock,
+        faults: Arc<dyn crate::IoFaults>,
+    ) -> Result<Self> {
+        let at = clock.clone();
+        Self::start_on(config, clock, move |event| {
+            let mut queue = Queue::new(event, at.clone());
+            queue.faults = Some(faults.clone());
+            queue
+        })
+    }
+
+    fn start_on(
+        config: DiskConfig,
+        clock: SharedClock,
+        queue: impl Fn(Option<std::os::fd::OwnedFd>) -> Queue,
+    ) -> Result<Self> {
+        config.check()?;
+        let (queue, engine) = io::start(&config, queue)?;
+        let id = LAST.fetch_add(1, Ordering::Relaxed);
+        let node = Arc::new(Node {
+            // Random too, so that another process's node is never taken for one of ours.
+            name: format!("{}-{id}-{:016x}", std::process::id(), Rng::from_os().next_u64()),
+            alive: AtomicBool::new(true),
+            spaces: Arc::default(),
+            config: config.clone(),
+            files: Mutex::default(),
+        });
+        let mut nodes = NODES.lock();
+        nodes.retain(|node| node.strong_count() != 0);
+        nodes.push(Arc::downgrade(&node));
+        drop(nodes);
+        Ok(Self { node, queue, engine, config, clock })
+    }
+
+    /// How I/O is done.
+    pub fn engine(&self) -> RunningEngine {
+        self.engine
+    }
+
+    /// The clock of its deadlines.
+    pub fn clock(&self) -> &SharedClock {
+        &self.clock
+    }
+
+    /// Opens a file or block device as a segment of this node. Says which file and why when it cannot be opened; `Invalid` when a device is too short.
+    pub fn open(&self, open: &OpenSegment) -> Result<DiskSegment> {
+        let len = (!open.grows).then_some(open.len);
+        let direct = self.config.direct && !open.grows;
+        let file = Arc::new(BlockFile::open(&open.path, len, direct)?);
+        Ok(DiskSegment { listed: self.node.spaces.list_anywhere(open.len, file)? })
+    }
+
+    /// The way to this node's own files.
+    pub fn own(&self) -> DiskPeer {
+        DiskPeer { node: self.node.clone() }
+    }
+
+    /// What has been read and written.
+    pub fn stats(&self) -> DiskStats {
+        self.queue.counters.stats()
+    }
+
+    /// Makes the node unreachable for good, for its peers and itself. What the kernel has is waited for by nobody.
+    pub fn stop(&self) {
+        self.node.alive.store(false, Ordering::SeqCst);
+        self.queue.close();
+    }
+}
+
+impl Drop for DiskTransport {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl fmt::Debug for DiskTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DiskTransport").field("node", &self.node.name).field("engine", &self.engine).finish()
+    }
+}
+
+impl fmt::Debug for DiskPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DiskPeer({})", self.node.name)
+    }
+}
+
+impl Node {
+    /// Opens the file behind shared memory, past the page cache if that is wanted.
+    fn file_behind(&self, file: &std::fs::File) -> Result<Arc<BlockFile>> {
+        use std::os::fd::AsRawFd;
+        let about = file.metadata().map_err(Error::from)?;
+        let id = (about.dev(), about.ino());
+        let mut files = self.files.lock();
+        files.retain(|_, file| file.strong_count() != 0);
+        if let Some(file) = files.get(&id).and_then(Weak::upgrade) {
+            return Ok(file);
+        }
+        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let plain = file.try_clone().map_err(Error::from)?;
+        let file = Arc::new(BlockFile::from_open(plain, &path, self.config.direct)?);
+        files.insert(id, Arc::downgrade(&file));
+        Ok(file)
+    }
+}
+
+// SAFETY: local bytes are touched by a `Run` only, which holds the share of the completion, or has it parked while the bytes are out of the kernel's and
+// its own reach; remote ones are bytes of files in ranges that are listed and held.
+unsafe impl Transport for DiskTransport {
+    type Registration = Registration;
+    type Peer = DiskPeer;
+
+    fn protocol(&self) -> Protocol {
+        Protocol::DISK
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
+    }
+
+    /// For peers, memory that shows a file ([`shared_pages`]): they get at the file, past the memory. Anything else has no place on a disk, and is `Invalid`.
+    unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Registration> {
+        if let Location::Cuda(_) = span.location {
+            return Err(Error::invalid(format!("{} is not host memory", span.location)));
+        }
+        if access == Access::Local {
+            return Ok(Registration { _listed: None });
+        }
+        let pages = shared_pages(span).ok_or_else(|| {
+            Error::invalid(format!(
+                "{} bytes at {:#x} show no file; a disk can be opened to peers, memory cannot",
+                span.len,
+                span.addr()
+            ))
+        })?;
+        let file = self.node.file_behind(pages.file())?;
+        let offset = pages.offset_of(span.addr());
+        let listed = self.node.spaces.list(span.addr(), span.len as u64, file, offset)?;
+        Ok(Registration { _listed: Some(listed) })
+    }
+
+    fn describe(&self, desc: &mut SegmentDesc) {
+        desc.protocols.push(Protocol::DISK);
+        desc.extra.insert(NODE.into(), self.node.name.clone().into());
+    }
+
+    async fn connect(&self, desc: &SegmentDesc) -> Result<DiskPeer> {
+        let name = desc.extra.get(NODE).and_then(|name| name.as_str());
+        let name = name.ok_or_else(|| {
+            Error::invalid(format!("segment {:?} has no {NODE:?}: it is on no disk", desc.name))
+        })?;
+        let nodes: Vec<_> = NODES.lock().iter().filter_map(Weak::upgrade).collect();
+        let node = nodes.into_iter().find(|node| node.name == name && node.alive.load(Ordering::SeqCst));
+        node.map(|node| DiskPeer { node }).ok_or_else(|| {
+            Error::new(ErrorCode::TransferFail, format!("no disk {name} is open in this process"))
+        })
+    }
+
+    fn submit<'a, I>(&self, peer: &DiskPeer, ops: I, done: Completion)
+    where
+        I: ExactSizeIterator<Item = Op<'a, Registration>>,
+    {
+        let mut jobs = 0;
+        for (op, share) in ops.zip(done.each()) {
+            match self.check(peer, &op, &share) {
+                Err(error) => share.finish(Err(error)),
+                Ok((used, start)) => jobs += self.post(&op, used, start, share),
+            }
+        }
+        if jobs != 0 {
+            self.queue.wake(jobs);
+        }
+    }
+}
+
+impl DiskTransport {
+    fn check(&self, peer: &DiskPeer, op: &Op<'_, Registration>, share: &Completion) -> Result<(Use, u64)> {
+        if !peer.node.alive.load(Ordering::SeqCst) {
+            return Err(gone());
+        }
+        if self.queue.is_late(share.deadline()) {
+            return Err(late());
+        }
+        peer.node.spaces.find(op.remote(), op.len() as u64)
+    }
+
+    /// Cuts an operation where the file's pieces end, so that all but its first and last are whole blocks.
+    fn post(&self, op: &Op<'_, Registration>, used: Use, start: u64, share: Completion) -> usize {
+        let piece = self.config.piece_bytes as u64;
+        let (mut share, mut at, mut jobs) = (Some(share), 0, 0);
+        while at < op.len() {
+            let from = start + at as u64;
+            let room = usize::try_from(piece - from % piece).unwrap_or(usize::MAX);
+            let len = room.min(op.len() - at);
+            // SAFETY: inside the operation's bytes.
+            let ptr = unsafe { op.ptr().add(at) };
+            at += len;
+            // The operation's own share goes with its last piece.
+            let part = if at == op.len() { share.take() } else { share.as_mut().map(Completion::share) };
+            let Some(part) = part else { break };
+            let key = match self.queue.enter(part) {
+                Ok(key) => key,
+                Err(part) => {
+                    part.finish(Err(gone()));
+                    continue;
+                }
+            };
+            let local = MemorySpan { ptr, len, location: op.local().location };
+            let (queue, opcode, used) = (self.queue.clone(), op.opcode(), used.clone());
+            let job = Job { queue, key, opcode, used, start: from, local, claim: None };
+            if let Some(job) = job.file().clone().admit(job) {
+                self.queue.push(job);
+                jobs += 1;
+            }
+        }
+        jobs
+    }
+}

@@ -1,0 +1,252 @@
+//! Whatever a crash or a bad sector leaves behind: a value that is read is one that was put, and what was acknowledged before a crash is there.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::{dir, engines, get, open, pattern, put};
+use mooncake_core::clock::Rng;
+use mooncake_core::{ErrorCode, ErrorKind};
+use mooncake_disk::{DiskConfig, EngineKind, FileStore, StoreConfig};
+use tempfile::TempDir;
+
+const CAPACITY: u64 = 16 * 8192;
+
+fn threads() -> DiskConfig {
+    DiskConfig { engine: EngineKind::Threads, threads: 1, ..DiskConfig::default() }
+}
+
+type Live = Vec<(&'static str, Vec<u8>)>;
+
+/// A store with objects put, replaced and removed. `live` are those that are there, `dead` keys that are not.
+fn image() -> (TempDir, Live, Vec<&'static str>) {
+    let dir = dir();
+    let (store, _) = open(&threads(), dir.path(), CAPACITY);
+    for (seed, key) in ["one", "two", "three", "four"].into_iter().enumerate() {
+        put(&store, key.as_bytes(), &pattern(seed as u64, 600)).unwrap();
+    }
+    put(&store, b"two", &pattern(10, 300)).unwrap();
+    futures::executor::block_on(store.remove(["three"]));
+    put(&store, b"five", &pattern(11, 700)).unwrap();
+    let live = [("one", 0, 600), ("two", 10, 300), ("four", 3, 600), ("five", 11, 700)];
+    let live = live.map(|(key, seed, len)| (key, pattern(seed, len))).to_vec();
+    (dir, live, vec!["three"])
+}
+
+fn copy(from: &Path) -> TempDir {
+    let to = dir();
+    for name in ["index", "objects"] {
+        std::fs::copy(from.join(name), to.path().join(name)).unwrap();
+    }
+    to
+}
+
+/// Opens a damaged copy and reads everything; how many objects are right. None may be wrong.
+fn check(dir: &Path, live: &[(&str, Vec<u8>)], dead: &[&str], what: &str) -> usize {
+    let (store, found) = open(&threads(), dir, CAPACITY);
+    let mut right = 0;
+    for (key, value) in live {
+        match get(&store, key.as_bytes()) {
+            Ok(None) => {}
+            Ok(Some(read)) => {
+                assert!(read == *value, "{what}: {key} has bytes that were not put");
+                right += 1;
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Corrupt, "{what}: {key}: {error}");
+                assert_eq!(
+                    get(&store, key.as_bytes()).unwrap(),
+                    None,
+                    "{what}: {key} is a miss from then on"
+                );
+            }
+        }
+    }
+    for key in dead {
+        assert_eq!(get(&store, key.as_bytes()).unwrap(), None, "{what}: {key} came back");
+    }
+    assert!(found.objects >= right as u64);
+    right
+}
+
+#[test]
+fn every_prefix_of_the_index() {
+    let (dir, live, dead) = image();
+    let index = std::fs::read(dir.path().join("index")).unwrap();
+    let mut most = 0;
+    for len in 0..=index.len() {
+        let copy = copy(dir.path());
+        std::fs::write(copy.path().join("index"), &index[..len]).unwrap();
+        let right = check(copy.path(), &live, &dead, &format!("{len} bytes of the index"));
+        assert!(right >= most, "more of the index is not less of the objects");
+        most = right;
+    }
+    assert_eq!(most, live.len(), "all of it is all of them");
+}
+
+#[test]
+fn every_prefix_of_the_objects() {
+    let (dir, live, dead) = image();
+    let objects = std::fs::read(dir.path().join("objects")).unwrap();
+    // Each byte where something is, and the middle of what is empty.
+    let used: Vec<usize> = (0..objects.len()).filter(|at| objects[*at] != 0 || at % 512 == 0).collect();
+    for len in used.iter().copied().step_by(7).chain([objects.len()]) {
+        let copy = copy(dir.path());
+        std::fs::write(copy.path().join("objects"), &objects[..len]).unwrap();
+        check(copy.path(), &live, &dead, &format!("{len} bytes of objects"));
+    }
+}
+
+#[test]
+fn every_flipped_byte() {
+    let (dir, live, dead) = image();
+    for name in ["index", "objects"] {
+        let bytes = std::fs::read(dir.path().join(name)).unwrap();
+        let copy = copy(dir.path());
+        let mut harmed = 0;
+        let mut flipped = 0;
+        for at in 0..bytes.len() {
+            // Zeros far from anything are covered by their neighbours.
+            if bytes[at] == 0 && at % 64 != 0 && name == "objects" {
+                continue;
+            }
+            let mut bad = bytes.clone();
+            bad[at] ^= 1 << (at % 8);
+            for (file, content) in [("index", None), ("objects", None), (name, Some(&bad))] {
+                match content {
+                    Some(content) => std::fs::write(copy.path().join(file), content).unwrap(),
+                    None => drop(std::fs::copy(dir.path().join(file), copy.path().join(file)).unwrap()),
+                }
+            }
+            let right = check(copy.path(), &live, &dead, &format!("byte {at} of {name}"));
+            assert!(
+                right + 1 >= live.len() || (name == "index" && at < 64),
+                "byte {at} of {name} costs one object"
+            );
+            harmed += usize::from(right < live.len());
+            flipped += 1;
+        }
+        assert!(harmed > 100, "{name}: {harmed} of {flipped} flips were noticed at all");
+    }
+}
+
+#[test]
+fn another_version_is_refused_by_name() {
+    use mooncake_disk::layout::{IndexHeader, VERSION};
+    let (dir, ..) = image();
+    let mut index = std::fs::read(dir.path().join("index")).unwrap();
+    let header = IndexHeader::decode(&index).unwrap();
+    index[..64].copy_from_slice(&IndexHeader { version: VERSION + 1, ..header }.encode());
+    std::fs::write(dir.path().join("index"), &index).unwrap();
+    let error = FileStore::open(threads(), StoreConfig::new(dir.path(), CAPACITY)).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::InvalidVersion);
+    let (ours, theirs) = (format!("version {VERSION}"), format!("version {}", VERSION + 1));
+    assert!(error.message().contains(&ours) && error.message().contains(&theirs), "{error}");
+}
+
+/// Objects of one store are not taken for another's, even where they lie in the same place.
+#[test]
+fn records_of_another_store_do_not_count() {
+    let (one, live, dead) = image();
+    let (two, ..) = image();
+    std::fs::copy(two.path().join("objects"), one.path().join("objects")).unwrap();
+    assert_eq!(check(one.path(), &live, &dead, "objects of another store"), 0);
+}
+
+/// Not a test of its own: the process that the next one kills. It says what it is about to do, does it, and says that it is done.
+#[test]
+#[ignore = "run by killed_while_writing"]
+fn writer() {
+    let Some(dir) = std::env::args().skip_while(|arg| arg != "--skip").nth(1) else { return };
+    let (dir, seed) = dir.rsplit_once('#').unwrap();
+    let seed: u64 = seed.parse().unwrap();
+    let disk = engines()[(seed % 3) as usize].clone();
+    let (store, _) = open(&disk, Path::new(dir), 4 << 20);
+    let out = std::io::stdout();
+    let say = |line: String| {
+        let mut out = out.lock();
+        out.write_all(line.as_bytes()).and_then(|()| out.flush()).unwrap();
+    };
+    let mut rng = Rng::seeded(seed);
+    for n in 0.. {
+        let (key, value) = (rng.below(12), seed * 1_000_000 + n);
+        let len = 1 + rng.below(120_000);
+        if rng.below(8) == 0 {
+            say(format!("\nremove {key}\n"));
+            futures::executor::block_on(store.remove([key.to_le_bytes()]));
+        } else {
+            say(format!("\nput {key} {value} {len}\n"));
+            put(&store, &key.to_le_bytes(), &pattern(value, len as usize)).unwrap();
+        }
+        say("done\n".into());
+    }
+}
+
+#[test]
+fn killed_while_writing() {
+    let dir = dir();
+    let mut rng = Rng::from_os();
+    // What each key may hold: what was acknowledged last, and what was under way.
+    let mut may: std::collections::HashMap<u64, Vec<Option<(u64, u64)>>> = Default::default();
+    let (mut survivors, mut rounds) = (0, 0);
+    for seed in 0..200u64 {
+        let place = format!("{}#{seed}", dir.path().display());
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "writer", "--ignored", "--nocapture", "--skip", &place])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let (mut left, mut pending) = (1 + rng.below(40), None);
+        let mut killed = false;
+        while let Some(Ok(line)) = lines.next() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let number = |at: usize| words[at].parse::<u64>().unwrap();
+            match words.first() {
+                Some(&"put") => pending = Some((number(1), Some((number(2), number(3))))),
+                Some(&"remove") => pending = Some((number(1), None)),
+                Some(&"done") => {
+                    if let Some((key, what)) = pending.take() {
+                        may.insert(key, vec![what]);
+                    }
+                }
+                _ => continue,
+            }
+            left -= 1;
+            if left == 0 && !killed {
+                // In the middle of something as often as not: the child runs on while this does.
+                for n in 0..rng.below(200_000) {
+                    std::hint::black_box(n);
+                }
+                child.kill().unwrap();
+                killed = true;
+            }
+            left = left.max(1);
+        }
+        child.wait().unwrap();
+        assert!(killed, "the writer ended by itself");
+        if let Some((key, what)) = pending {
+            may.entry(key).or_insert_with(|| vec![None]).push(what);
+        }
+        let (store, _) = open(&engines()[(rng.below(3)) as usize], dir.path(), 4 << 20);
+        for (key, options) in &mut may {
+            let read = get(&store, &key.to_le_bytes()).unwrap();
+            let is = |option: &Option<(u64, u64)>| match (option, &read) {
+                (None, None) => true,
+                (Some((value, len)), Some(read)) => *read == pattern(*value, *len as usize),
+                _ => false,
+            };
+            let now = options.iter().position(is);
+            let now = now.unwrap_or_else(|| {
+                let read = read.as_ref().map(Vec::len);
+                panic!("round {seed}, key {key}: {read:?} bytes, may be {options:?}")
+            });
+            survivors += usize::from(read.is_some());
+            *options = vec![options[now]];
+        }
+        rounds += 1;
+    }
+    assert!(rounds == 200 && survivors > 1000, "{survivors} objects found in {rounds} rounds");
+}
