@@ -9,6 +9,7 @@ use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::{Error, Result};
 use mooncake_transport::directory::{DirectoryOptions, P2P, RedisLogin};
 use mooncake_transport::engine::{Engine, HandshakePort, LocalCopies};
+use mooncake_transport::topology::{Discovery, Topology};
 use mooncake_transport::{Directory, Region};
 use tokio::runtime::{Handle, RuntimeFlavor};
 
@@ -34,12 +35,18 @@ pub(crate) struct Parts {
     pub(crate) regions: Arc<Regions>,
     pub(crate) runtime: Handle,
     timeout: Duration,
+    topology: Topology,
 }
 
 impl TransferEngine {
     /// Settings; [`start`](TransferEngineBuilder::start) starts it.
     pub fn builder() -> TransferEngineBuilder {
         TransferEngineBuilder::default()
+    }
+
+    /// Which network devices are near which memory of this host: what the builder was told, or what was found at the start.
+    pub fn topology(&self) -> &Topology {
+        &self.parts.topology
     }
 
     /// The engine inside, for what is generic in the wire.
@@ -186,6 +193,7 @@ pub struct TransferEngineBuilder {
     wires: Option<TransportOptions>,
     handshake: HandshakePort,
     local_copies: Option<LocalCopies>,
+    topology: Option<Topology>,
     clock: SharedClock,
     timeout: Duration,
 }
@@ -201,6 +209,7 @@ impl Default for TransferEngineBuilder {
             wires: None,
             handshake: HandshakePort::default(),
             local_copies: None,
+            topology: None,
             clock: SystemClock::shared(),
             timeout: Duration::from_secs(30),
         }
@@ -264,6 +273,12 @@ impl TransferEngineBuilder {
         self
     }
 
+    /// Which devices are near which memory, in place of what is found on this host.
+    pub fn topology(mut self, topology: Topology) -> Self {
+        self.topology = Some(topology);
+        self
+    }
+
     /// The clock of deadlines.
     pub fn clock(mut self, clock: SharedClock) -> Self {
         self.clock = clock;
@@ -308,6 +323,7 @@ impl TransferEngineBuilder {
             regions: Arc::default(),
             runtime,
             timeout: self.timeout,
+            topology: self.topology.unwrap_or_else(|| Discovery::default().topology()),
         };
         Ok(TransferEngine { engine: engine.start().await?, parts: Arc::new(parts) })
     }

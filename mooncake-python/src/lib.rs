@@ -21,6 +21,7 @@ mod memory;
 mod pool;
 mod runtime;
 mod store;
+mod topology;
 
 use pyo3::prelude::*;
 
@@ -54,5 +55,6 @@ fn _mooncake(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(master::run_master, module)?)?;
     module.add_function(wrap_pyfunction!(runtime::_after_fork, module)?)?;
     module.add_function(wrap_pyfunction!(store::_close_all, module)?)?;
+    module.add_function(wrap_pyfunction!(topology::local_topology, module)?)?;
     Ok(())
 }

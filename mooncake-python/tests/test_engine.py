@@ -112,7 +112,18 @@ def test_before_it_is_initialized():
     assert engine.get_notifies() == []
     assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "xgmi", "") == -1
     assert engine.initialize("127.0.0.1", "http://127.0.0.1:1/metadata", "tcp", "") == -1
-    assert json.loads(engine.get_local_topology()) == {"cpu:0": [[], []]}
+
+
+def test_topology(monkeypatch, tmp_path):
+    engine = TransferEngine()
+    found = json.loads(engine.get_local_topology())
+    assert set(found) >= {"cpu:0"} and all(len(lists) == 2 for lists in found.values())
+    assert json.loads(engine.get_local_topology("no_such_device"))["cpu:0"] == [[], []]
+    file = tmp_path / "topology.json"
+    file.write_text('{"cpu:0": [["mlx5_0"], []]}')
+    monkeypatch.setenv("MC_CUSTOM_TOPO_JSON", str(file))
+    # Text that the existing package would print.
+    assert engine.get_local_topology() == '{\n\t"cpu:0" : \n\t[\n\t\t[\n\t\t\t"mlx5_0"\n\t\t],\n\t\t[]\n\t]\n}\n'
 
 
 def test_managed_memory(pair):

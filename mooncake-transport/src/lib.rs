@@ -27,6 +27,7 @@ pub mod staged;
 #[cfg(feature = "testkit")]
 pub mod testkit;
 pub mod ticket;
+pub mod topology;
 #[allow(unsafe_code)]
 pub mod transfer;
 pub mod transport;

@@ -55,3 +55,14 @@ def checksum() -> bool:
 def log_level() -> str:
     """Level of what the native part logs: `MC_LOG_LEVEL`."""
     return os.environ.get("MC_LOG_LEVEL", "") or "WARNING"
+
+
+def names(text: str) -> list[str]:
+    """Names with commas between them."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def topology() -> tuple[list[str], list[str], str | None]:
+    """Devices to look at and to leave out, and a file that says everything: `MC_TE_FILTERS`, `MC_TE_FILTERS_EXCLUDE`, `MC_CUSTOM_TOPO_JSON`."""
+    only, without = (names(os.environ.get(name, "")) for name in ("MC_TE_FILTERS", "MC_TE_FILTERS_EXCLUDE"))
+    return only, without, os.environ.get("MC_CUSTOM_TOPO_JSON") or None

@@ -613,6 +613,9 @@ def _stop_log() -> None:
 def _configure(huge_page_size: int) -> None:
     """Sets what the package read from the environment."""
 
+def local_topology(only: list[list[str]], without: list[str], custom: str | None) -> str:
+    """The priority matrix of this host as text: of devices that each non-empty list names, or what the file says instead."""
+
 def bind_to_numa_node(node: int) -> None:
     """Runs the calling thread on the processors of a NUMA node, and prefers its memory. What cannot be done is a warning."""
 

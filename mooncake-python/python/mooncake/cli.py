@@ -32,7 +32,15 @@ def rest_server() -> int:
 
 def topology_dump() -> int:
     """`transfer_engine_topology_dump`: prints which devices are near which memory."""
+    import argparse
+
     from mooncake.engine import TransferEngine
 
-    print(f"Local topology [te/discover]: {TransferEngine().get_local_topology()}")
+    parser = argparse.ArgumentParser(prog="transfer_engine_topology_dump", description="Which devices are near which memory.")
+    parser.add_argument("--device-name", default="", help="RDMA devices to look at, with commas between them")
+    parser.add_argument("--custom-topo-json", default="", help="a file that says everything")
+    arguments = parser.parse_args()
+    if arguments.custom_topo_json:
+        os.environ["MC_CUSTOM_TOPO_JSON"] = arguments.custom_topo_json
+    print(f"Local topology [te/discover]: {TransferEngine().get_local_topology(arguments.device_name)}")
     return 0

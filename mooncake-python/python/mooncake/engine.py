@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any
@@ -288,9 +287,9 @@ class TransferEngine(_mooncake.Engine):
         return [TransferNotify(name, msg) for name, msg in self._notifications()]
 
     def get_local_topology(self, device_name: str | None = None) -> str:
-        """Which network devices are near which memory, as JSON; this build has no such devices."""
-        del device_name
-        return json.dumps({"cpu:0": [[], []]}, indent="\t")
+        """Which network devices are near which memory, as JSON: of all RDMA devices, or of those named (with commas between)."""
+        only, without, custom = _environment.topology()
+        return _mooncake.local_topology([only, _environment.names(device_name or "")], without, custom)
 
     def warmup_efa_segment(self, segment_name: str) -> int:
         """Nothing to warm up: 0."""

@@ -62,6 +62,9 @@ const PYTHON: &[(&str, &str, &str)] = &[
     ("MC_STORE_HUGEPAGE_SIZE", "2MB", "Their size"),
     ("MC_TRANSFER_TIMEOUT", "30", "Seconds that a transfer may take, 5 at least"),
     ("MC_FORCE_TCP", "", "Leave every other wire alone, unless 0, false, no or off"),
+    ("MC_TE_FILTERS", "", "RDMA devices that count, with commas between them"),
+    ("MC_TE_FILTERS_EXCLUDE", "", "RDMA devices that do not count"),
+    ("MC_CUSTOM_TOPO_JSON", "", "File that says which devices are near which memory"),
     (
         "MOONCAKE_STORE_CHECKSUM",
         "",
@@ -151,9 +154,6 @@ const LATER: &[Unread] = &[
     unread(
         &[
             "MC_FORCE_HCA",
-            "MC_CUSTOM_TOPO_JSON",
-            "MC_TE_FILTERS",
-            "MC_TE_FILTERS_EXCLUDE",
             "MC_PATH_ROUNDROBIN",
             "MC_MS_AUTO_DISC",
             "MC_MS_FILTERS",
