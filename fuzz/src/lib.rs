@@ -6,7 +6,7 @@ use mooncake_shm::record::{Listing, RECORD_LEN, Record};
 use mooncake_store::protocol::frame::{Parsed, parse_reply, parse_request, write_request};
 use mooncake_store::protocol::message::{ADDED, Shape, TABLE};
 use mooncake_store::protocol::pack::PackError;
-use mooncake_store::server::query_parameter;
+use mooncake_transport::http_server::parameter;
 use mooncake_tcp::frame::{HEADER_LEN, Inbox, Request, STATUS_LEN, Status};
 use mooncake_transport::SegmentDesc;
 use mooncake_transport::handshake;
@@ -115,7 +115,7 @@ pub fn handshake_frame(data: &[u8]) {
 /// Queries of the HTTP metadata server.
 pub fn metadata_key(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
-    if let Some(key) = query_parameter(Some(&text), "key") {
+    if let Some(key) = parameter(Some(&text), "key") {
         assert!(key.len() <= text.len());
     }
 }

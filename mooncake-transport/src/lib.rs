@@ -12,6 +12,8 @@ pub mod fallback;
 pub mod handshake;
 #[cfg(feature = "http")]
 pub mod http;
+#[cfg(feature = "http-server")]
+pub mod http_server;
 #[allow(unsafe_code)]
 pub mod loopback;
 pub mod net;

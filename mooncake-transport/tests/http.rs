@@ -155,3 +155,43 @@ async fn the_client_conforms_on_a_real_server() {
     let url = std::env::var("METADATA_URL").expect("METADATA_URL names the server");
     mooncake_core::testkit::meta::check(Arc::new(HttpMetadata::new(&url).unwrap())).await;
 }
+
+/// Our own server, as a master and the stand-alone program serve it.
+#[cfg(feature = "http-server")]
+mod own_server {
+    use super::*;
+    use mooncake_core::meta::MemoryMetadata;
+    use mooncake_transport::http_server;
+
+    async fn own() -> (String, Arc<MemoryMetadata>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/metadata", listener.local_addr().unwrap());
+        let metadata = Arc::new(MemoryMetadata::new());
+        let pages = http_server::pages(metadata.clone(), Arc::new(()));
+        tokio::spawn(async move { axum::serve(listener, pages).await });
+        (url, metadata)
+    }
+
+    #[tokio::test]
+    async fn it_conforms() {
+        let (url, _) = own().await;
+        mooncake_core::testkit::meta::check(Arc::new(HttpMetadata::new(&url).unwrap())).await;
+    }
+
+    #[tokio::test]
+    async fn an_address_is_replaced_when_nobody_listens_there() {
+        let (url, metadata) = own().await;
+        let client = HttpMetadata::new(&url).unwrap();
+        let alive = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let entry = |port: u16| format!("{{\"ip_or_host_name\":\"127.0.0.1\",\"rpc_port\":{port}}}");
+        let key = "mooncake/rpc_meta/n";
+        let port = alive.local_addr().unwrap().port();
+        client.put(key, entry(port).into(), Expect::Any).await.unwrap();
+        client.put(key, entry(port).into(), Expect::Any).await.expect("the same again");
+        let refused = client.put(key, entry(1).into(), Expect::Any).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::AlreadyExists);
+        drop(alive);
+        client.put(key, entry(1).into(), Expect::Any).await.expect("its owner is gone");
+        assert_eq!(metadata.get(key).await.unwrap().unwrap().value, entry(1));
+    }
+}

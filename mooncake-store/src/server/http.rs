@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use axum::Router;
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::http_server::{Owners, pages as directory_pages};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use super::{State, admin, join, metadata};
+use super::{State, admin, join};
 
 /// Pages being served.
 #[derive(Debug)]
@@ -44,9 +45,26 @@ pub(super) async fn start_all(state: &Arc<State>) -> Result<Started> {
     let mut pages = vec![serve(admin, admin::pages(state.clone()))];
     let metadata_at = metadata.as_ref().map(|(_, at)| *at);
     if let Some((listener, _)) = metadata {
-        pages.push(serve(listener, metadata::pages(state.clone())));
+        pages.push(serve(listener, metadata_pages(state)));
     }
     Ok((pages, Some(admin_at), metadata_at))
+}
+
+fn metadata_pages(state: &Arc<State>) -> Router {
+    directory_pages(state.metadata.clone(), state.clone())
+        .fallback(admin::nothing_here)
+        .method_not_allowed_fallback(admin::nothing_here)
+}
+
+/// A name may be taken when the master saw its client die, and nobody has mounted anything under it since.
+impl Owners for State {
+    fn is_gone(&self, name: &str) -> bool {
+        self.departed.has(name) && self.master.segment_status_named(name).is_err()
+    }
+
+    fn taken(&self, name: &str) {
+        self.departed.forget(name);
+    }
 }
 
 async fn bind(host: &str, port: u16, flag: &str) -> Result<(TcpListener, SocketAddr)> {

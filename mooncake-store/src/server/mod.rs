@@ -13,8 +13,6 @@ mod http;
 #[cfg(feature = "http")]
 mod idle_metrics;
 mod latency;
-#[cfg(feature = "http")]
-mod metadata;
 #[cfg(feature = "cli")]
 pub mod process;
 mod rpc;
@@ -31,8 +29,6 @@ use mooncake_core::clock::{Rng, SharedClock, SystemClock};
 use mooncake_core::meta::{MemoryMetadata, MetadataBackend};
 use mooncake_transport::http::HttpMetadata;
 
-#[cfg(feature = "http")]
-pub use self::admin::parameter as query_parameter;
 use self::counting::Requests;
 use self::departed::Departed;
 use self::rpc::Counted;

@@ -22,8 +22,6 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-pub use self::query::parameter;
-
 use self::answers::Failure;
 use super::State;
 

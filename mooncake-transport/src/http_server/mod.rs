@@ -1,6 +1,9 @@
-//! The transfer engine's metadata over HTTP, as the existing master serves it. Keys are decoded, so that the escaped and the raw
-//! form of a key name the same entry.
+//! A metadata directory served over HTTP, as the existing system's masters and metadata servers do. Keys are decoded, so that the
+//! escaped and the raw form of a key name the same entry.
 
+mod query;
+
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,15 +13,38 @@ use axum::extract::{DefaultBodyLimit, RawQuery, State as Extract};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use mooncake_core::meta::Expect;
+use mooncake_core::meta::{Expect, MetadataBackend};
 use mooncake_core::{ErrorKind, Result};
 use serde::Deserialize;
 use tokio::net::TcpStream;
 
-use super::State;
-use super::admin::{nothing_here, parameter};
+pub use query::{decoded, parameter, raw};
 
 type Shared = Extract<Arc<State>>;
+
+/// What the server is told about whoever goes by a name, beside what it finds out itself.
+pub trait Owners: Debug + Send + Sync + 'static {
+    /// Whether the owner of this name is dead for sure, so that another may take the name.
+    fn is_gone(&self, name: &str) -> bool;
+
+    /// Another goes by this name now.
+    fn taken(&self, name: &str);
+}
+
+/// Nobody to ask.
+impl Owners for () {
+    fn is_gone(&self, _name: &str) -> bool {
+        false
+    }
+
+    fn taken(&self, _name: &str) {}
+}
+
+#[derive(Debug)]
+struct State {
+    metadata: Arc<dyn MetadataBackend>,
+    owners: Arc<dyn Owners>,
+}
 
 /// Largest value taken, in bytes; a descriptor of thousands of buffers is far below.
 const MAX_VALUE: usize = 16 << 20;
@@ -26,14 +52,13 @@ const MAX_VALUE: usize = 16 << 20;
 /// How long it may take to see that nobody listens at a port.
 const PROBE: Duration = Duration::from_millis(500);
 
-pub(super) fn pages(state: Arc<State>) -> Router {
+/// `GET`, `PUT` and `DELETE` of `/metadata?key=..`, and `GET` of `/health`.
+pub fn pages(metadata: Arc<dyn MetadataBackend>, owners: Arc<dyn Owners>) -> Router {
     Router::new()
         .route("/metadata", get(read).put(write).delete(remove))
         .route("/health", get(async || "OK"))
-        .fallback(nothing_here)
-        .method_not_allowed_fallback(nothing_here)
         .layer(DefaultBodyLimit::max(MAX_VALUE))
-        .with_state(state)
+        .with_state(Arc::new(State { metadata, owners }))
 }
 
 async fn read(Extract(state): Shared, RawQuery(query): RawQuery) -> Response {
@@ -77,13 +102,12 @@ async fn put(state: &State, key: &str, value: Bytes) -> Result<&'static str> {
     if found.value == value {
         return Ok("metadata unchanged");
     }
-    let dead = state.departed.has(name) && state.master.segment_status_named(name).is_err();
-    if !dead && !same_process_again(&found.value, &value).await {
+    if !state.owners.is_gone(name) && !same_process_again(&found.value, &value).await {
         return Err(refused);
     }
     // Of several who want it, one gets it.
     state.metadata.put(key, value, Expect::At(found.revision)).await?;
-    state.departed.forget(name);
+    state.owners.taken(name);
     tracing::info!(key, "the name of a dead process was taken");
     Ok(UPDATED)
 }
