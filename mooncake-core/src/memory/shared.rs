@@ -76,6 +76,11 @@ impl SharedMapping {
     pub fn file(&self) -> &File {
         &self.entry.file
     }
+
+    /// Whether parts of the mapping were [made private](SharedPages::make_private).
+    pub fn is_detached(&self) -> bool {
+        self.entry.detached.load(Ordering::Acquire)
+    }
 }
 
 impl Drop for SharedMapping {

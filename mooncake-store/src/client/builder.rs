@@ -1,7 +1,7 @@
 //! How a client joins.
 
 use std::net::IpAddr;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -283,6 +283,12 @@ impl<W: Wires> ClientBuilder<W> {
         self
     }
 
+    /// [`ClientConfig::outlive_master`].
+    pub fn outlive_master(mut self, yes: bool) -> Self {
+        self.config.outlive_master = yes;
+        self
+    }
+
     /// [`ClientConfig::share_memory`].
     pub fn share_memory(mut self, yes: bool) -> Self {
         self.config.share_memory = yes;
@@ -379,6 +385,10 @@ impl<W: Wires> ClientBuilder<W> {
                 protocol,
                 master: api,
                 segments: Mutex::default(),
+                moving: Mutex::default(),
+                inventory: tokio::sync::Mutex::default(),
+                announcing: Mutex::default(),
+                announcing_turn: AtomicU64::new(0),
                 mounting: tokio::sync::Mutex::default(),
                 working: tokio::sync::Semaphore::new(super::tasks::AT_ONCE),
                 staging,

@@ -81,6 +81,10 @@ impl Beat {
         if reply.need_remount || client.has_unconfirmed() {
             client.remount(reply.need_remount, &deadline).await?;
         }
+        // A question that fails is asked again; it takes nothing from the client's being alive.
+        if let Err(error) = client.take_inventory(&deadline).await {
+            tracing::debug!(client = %client.id, "no inventory: {error}");
+        }
         client.take_tasks(&deadline).await
     }
 }

@@ -8,6 +8,7 @@ mod config;
 mod deadline;
 mod get;
 mod heartbeat;
+mod inventory;
 mod mount;
 mod names;
 mod objects;
@@ -24,7 +25,7 @@ mod version;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 use mooncake_core::clock::Rng;
 use mooncake_core::ids::ClientId;
@@ -44,7 +45,8 @@ pub use self::sessions::{RangeWrite, Reservation};
 pub use self::version::MASTER_VERSIONS;
 
 use self::deadline::Deadline;
-use self::mount::Mounted;
+use self::inventory::Inventory;
+use self::mount::{Mounted, Moving};
 use self::peers::Unreachable;
 use self::staging::Staging;
 use crate::api::{Caller, MasterApi};
@@ -75,6 +77,12 @@ pub(crate) struct Inner<T: Transport> {
     master: Arc<dyn MasterApi>,
     // Before the engine: memory is deregistered while the wires still stand.
     segments: Mutex<Vec<Mounted<T>>>,
+    /// Segments whose memory has gone elsewhere and is not registered there yet.
+    moving: Mutex<Vec<Moving>>,
+    inventory: tokio::sync::Mutex<Inventory>,
+    /// Looks at objects of before, while the turn is its own.
+    announcing: Mutex<Option<tokio::task::JoinHandle<()>>>,
+    announcing_turn: AtomicU64,
     /// Held while segments come and go, so that the master's list and ours change in the same order.
     mounting: tokio::sync::Mutex<()>,
     staging: Option<Staging<T>>,
@@ -144,10 +152,12 @@ impl<T: Transport> Client<T> {
             // It stops by itself; waiting keeps it from mounting again what is taken back here.
             let _ = heart.await;
         }
+        self.inner.stop_announcing().await;
         let deadline = self.inner.deadline();
         let mut outcome = Ok(());
         // A mount that was under way is over; the next one sees that the client is closed.
         let _changing = self.inner.mounting.lock().await;
+        self.inner.moving.lock().clear();
         for id in self.segments() {
             let unmounted = self.inner.unmount_listed(id, &deadline).await;
             if let Err(error) = unmounted {

@@ -23,6 +23,19 @@ pub(crate) struct Mounted<T: Transport> {
     pub(super) new: bool,
     /// The present master is known to have it.
     pub(super) confirmed: bool,
+    /// It has objects of before, to be announced.
+    pub(super) kept: bool,
+}
+
+/// A segment between two places.
+#[derive(Clone, Debug)]
+pub(crate) struct Moving {
+    pub(super) segment: Segment,
+    /// Its place in the list.
+    pub(super) at: usize,
+    pub(super) memory: Arc<HostMemory>,
+    /// With its objects.
+    pub(super) kept: bool,
 }
 
 impl<T: Transport> Mounted<T> {
@@ -108,7 +121,7 @@ impl<T: Transport> Inner<T> {
     }
 
     pub(crate) async fn mount(
-        &self,
+        self: &Arc<Self>,
         memory: Arc<dyn MemorySource>,
         own: Option<Arc<HostMemory>>,
         deadline: &Deadline,
@@ -134,8 +147,12 @@ impl<T: Transport> Inner<T> {
             protocol: self.protocol.clone(),
             host_id: config::host_id(&self.name).to_owned(),
         };
+        if !more {
+            self.begin_inventory(deadline).await?;
+        }
         // Listed first: should the answer be lost, the heartbeat and `close` still know of it.
-        let mounted = Mounted { segment: segment.clone(), region, own, new: true, confirmed: false };
+        let mounted =
+            Mounted { segment: segment.clone(), region, own, new: true, confirmed: false, kept: false };
         self.segments.lock().push(mounted);
         match self.offer_listed(deadline).await {
             Ok(()) => Ok(id),
@@ -163,6 +180,7 @@ impl<T: Transport> Inner<T> {
 
     pub(super) async fn unmount_listed(&self, id: SegmentId, deadline: &Deadline) -> Result<()> {
         deadline.bound("unmounting", self.master.unmount(self.id, id)).await?;
+        self.inventory.lock().await.forget(id);
         // Only now: while the master knows the segment, writers may come, and completed writes must land.
         drop_region(self.take(id)).await
     }
@@ -171,7 +189,7 @@ impl<T: Transport> Inner<T> {
     pub(super) fn take(&self, id: SegmentId) -> Option<Mounted<T>> {
         let mut segments = self.segments.lock();
         let at = segments.iter().position(|m| m.segment.id == id)?;
-        Some(segments.swap_remove(at))
+        Some(segments.remove(at))
     }
 }
 

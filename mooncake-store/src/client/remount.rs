@@ -1,21 +1,24 @@
 //! Mounting again, after the master forgot this client: it was restarted, or we were silent for too long.
 //!
 //! Whoever was granted space by the master before may still write to it, and whoever was told of an object may still read it; the new master knows
-//! nothing of either. So a segment that this client allocated itself comes back as other memory, at other addresses: what goes to the
-//! old ones is refused by the wire, and the new master may place objects at once. Nothing is lost by that, since a master
-//! that knows no object of ours will never ask for one. Memory of the caller's stays where it is; the master lets it rest.
+//! nothing of either. So a segment that this client allocated itself comes back at other addresses: what goes to the
+//! old ones is refused by the wire, and the new master may place objects at once. If another master asks, what lies in the segment moves along
+//! and is announced (`inventory`); the same master has dropped all that, so other memory will do. Memory of the caller's stays where it
+//! is; the master lets it rest.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::Result;
-use mooncake_core::memory::HostMemory;
+use mooncake_core::ids::SegmentId;
+use mooncake_core::memory::AddressHole;
 use mooncake_core::replica::Segment;
+use mooncake_transport::Transport;
 use mooncake_transport::handshake::HandshakeConfig;
-use mooncake_transport::{Region, Transport};
 
 use super::Inner;
 use super::deadline::Deadline;
+use super::mount::{Mounted, Moving};
 
 /// For how long nothing else may come to lie at addresses that were given up. No grant to a client is used for longer.
 const HOLE: Duration = Duration::from_secs(60);
@@ -23,7 +26,7 @@ const HOLE: Duration = Duration::from_secs(60);
 impl<T: Transport> Inner<T> {
     /// Whether the master is not known to have all that is offered.
     pub(super) fn has_unconfirmed(&self) -> bool {
-        self.segments.lock().iter().any(|mounted| !mounted.confirmed)
+        !self.moving.lock().is_empty() || self.segments.lock().iter().any(|mounted| !mounted.confirmed)
     }
 
     /// Mounts everything again.
@@ -32,35 +35,25 @@ impl<T: Transport> Inner<T> {
         if forgotten { self.remount_listed(deadline).await } else { self.offer_listed(deadline).await }
     }
 
-    pub(super) async fn remount_listed(&self, deadline: &Deadline) -> Result<()> {
+    pub(super) async fn remount_listed(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
+        self.stop_announcing().await;
+        self.begin_inventory(deadline).await?;
         let ids: Vec<_> = self.segments.lock().iter().map(super::mount::Mounted::id).collect();
         tracing::info!(client = %self.id, segments = ids.len(), "the master does not know us: mounting again");
         for id in ids {
-            let (own, bytes) = {
+            let own = {
                 let mut segments = self.segments.lock();
                 let Some(mounted) = segments.iter_mut().find(|mounted| mounted.id() == id) else { continue };
                 mounted.confirmed = false;
                 mounted.new = false;
-                (mounted.own.is_some(), mounted.region.len())
+                mounted.kept = false;
+                mounted.own.is_some()
             };
-            if !own {
-                continue;
-            }
-            match self.fresh(bytes, deadline).await {
-                Ok((memory, region)) => {
-                    let mut segments = self.segments.lock();
-                    let Some(mounted) = segments.iter_mut().find(|mounted| mounted.id() == id) else {
-                        continue;
-                    };
-                    mounted.segment.base = region.addr();
-                    mounted.new = true;
-                    let region = std::mem::replace(&mut mounted.region, region);
-                    let memory = mounted.own.replace(memory);
-                    drop(segments);
-                    self.give_up(region, memory);
-                }
-                // Then it is mounted as it is, and rests.
-                Err(error) => tracing::warn!(segment = %id, "no other memory for the segment: {error}"),
+            if own {
+                self.relocate(id).await?;
+                self.settle(deadline).await?;
+            } else {
+                self.inventory.lock().await.forget(id);
             }
         }
         self.offer_listed(deadline).await?;
@@ -68,43 +61,97 @@ impl<T: Transport> Inner<T> {
         deadline.bound("publishing again", self.republish()).await
     }
 
-    async fn fresh(&self, bytes: usize, deadline: &Deadline) -> Result<(Arc<HostMemory>, Region<T>)> {
-        let memory = Arc::new(self.new_memory(bytes)?);
-        let region = deadline.bound("registering", self.engine.register(memory.clone())).await?;
-        Ok((memory, region))
+    /// Takes a segment from its addresses, with its objects if there are any to be announced.
+    async fn relocate(&self, id: SegmentId) -> Result<()> {
+        let keeps = self.inventory.lock().await.keeps(id);
+        let at = self.segments.lock().iter().position(|mounted| mounted.id() == id).unwrap_or(0);
+        let Some(Mounted { segment, region, own: Some(memory), .. }) = self.take(id) else { return Ok(()) };
+        let bytes = region.len();
+        let closed = tokio::task::spawn_blocking(move || {
+            // Deregistering waits for transfers of peers that are under way.
+            drop(region);
+            // Somebody in this process may still hold a slice of it.
+            let memory = Arc::try_unwrap(memory).ok()?;
+            Some(if keeps { memory.relocate() } else { Err(memory) })
+        });
+        match closed.await {
+            Ok(Some(Ok((memory, hole)))) => {
+                self.keep_hole(hole);
+                let (segment, memory) = (segment, Arc::new(memory));
+                self.moving.lock().push(Moving { segment, at, memory, kept: true });
+                return Ok(());
+            }
+            Ok(Some(Err(memory))) => match memory.into_hole() {
+                Ok(hole) => self.keep_hole(hole),
+                Err(error) => tracing::warn!(segment = %id, "old addresses may be used again: {error}"),
+            },
+            // It goes when the slices do.
+            Ok(None) | Err(_) => {}
+        }
+        self.inventory.lock().await.forget(id);
+        let memory = self.new_memory(bytes).map_err(|error| {
+            tracing::error!(segment = %id, bytes, "there is no memory for it any more: {error}");
+            error.context(format!("segment {id} of {bytes} bytes"))
+        })?;
+        self.moving.lock().push(Moving { segment, at, memory: Arc::new(memory), kept: false });
+        Ok(())
     }
 
-    /// Deregisters memory that nobody may use any more, gives its pages back, and keeps its addresses for a while.
-    fn give_up(&self, region: Region<T>, memory: Option<Arc<HostMemory>>) {
+    /// Nothing else may come to lie there for a while.
+    fn keep_hole(&self, hole: AddressHole) {
         self.runtime.spawn(async move {
-            // Deregistering waits for transfers of peers that are under way.
-            let hole = tokio::task::spawn_blocking(move || {
-                drop(region);
-                // Somebody in this process may still hold a slice of it; then it goes when that does.
-                memory.map(|memory| Arc::try_unwrap(memory).map(HostMemory::into_hole))
-            });
-            let hole = hole.await;
             tokio::time::sleep(HOLE).await;
             drop(hole);
         });
     }
 
+    /// Registers what has been taken from its addresses.
+    async fn settle(&self, deadline: &Deadline) -> Result<()> {
+        loop {
+            // It stays listed until it is registered, should this future be dropped.
+            let Some(Moving { mut segment, at, memory, kept }) = self.moving.lock().last().cloned() else {
+                return Ok(());
+            };
+            let region = deadline.bound("registering", self.engine.register(memory.clone())).await?;
+            segment.base = region.addr();
+            let mounted = Mounted { segment, region, own: Some(memory), new: true, confirmed: false, kept };
+            let mut segments = self.segments.lock();
+            let at = at.min(segments.len());
+            segments.insert(at, mounted);
+            drop(segments);
+            self.moving.lock().pop();
+        }
+    }
+
     /// Tells the master of all segments; new ones are mounted, not mounted again.
-    pub(super) async fn offer_listed(&self, deadline: &Deadline) -> Result<()> {
-        let (new, all): (Vec<Segment>, Vec<Segment>) = {
+    pub(super) async fn offer_listed(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
+        self.settle(deadline).await?;
+        let (new, all): (Vec<(Segment, bool)>, Vec<Segment>) = {
             let segments = self.segments.lock();
             let new = segments.iter().filter(|mounted| mounted.new && !mounted.confirmed);
             (
-                new.map(|mounted| mounted.segment.clone()).collect(),
+                new.map(|mounted| (mounted.segment.clone(), mounted.kept)).collect(),
                 segments.iter().map(|mounted| mounted.segment.clone()).collect(),
             )
         };
-        for segment in new {
-            deadline.bound("mounting", self.master.mount(self.id, &segment)).await?;
+        for (segment, kept) in &new {
+            if *kept {
+                self.offer_kept(segment, deadline).await?;
+            } else {
+                deadline.bound("mounting", self.master.mount(self.id, segment)).await?;
+            }
         }
         // A master of the existing system counts a client as known only after this call.
         deadline.bound("mounting again", self.master.remount(self.id, &all)).await?;
-        self.segments.lock().iter_mut().for_each(|mounted| mounted.confirmed = true);
+        let kept: Vec<_> = {
+            let mut segments = self.segments.lock();
+            segments.iter_mut().for_each(|mounted| mounted.confirmed = true);
+            let kept = |mounted: &mut Mounted<T>| std::mem::take(&mut mounted.kept).then(|| mounted.id());
+            segments.iter_mut().filter_map(kept).collect()
+        };
+        if !kept.is_empty() {
+            self.announce_kept(kept);
+        }
         Ok(())
     }
 

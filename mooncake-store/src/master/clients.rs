@@ -30,9 +30,11 @@ impl Clients {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Mount {
+pub(super) enum Mount {
     New,
     Again,
+    /// With objects in it.
+    Kept,
 }
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
@@ -82,9 +84,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// `INVALID_PARAMS` (base or size 0, or beyond 57 bits); `SEGMENT_ALREADY_EXISTS` (the id is mounted with other data, or the memory
     /// under another id); `ILLEGAL_CLIENT` (another client's); `UNAVAILABLE_IN_CURRENT_STATUS` (it is being unmounted).
     pub fn mount(&self, client: ClientId, segment: &Segment) -> Result<()> {
+        self.mount_as(client, segment, Mount::New)
+    }
+
+    pub(super) fn mount_as(&self, client: ClientId, segment: &Segment, mount: Mount) -> Result<()> {
         check_segment(segment)?;
         let mut graves = self.membership.lock();
-        self.mount_one(&mut graves, client, segment, Mount::New)?;
+        self.mount_one(&mut graves, client, segment, mount)?;
         self.hear(client);
         Ok(())
     }
@@ -178,6 +184,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         for seen in clients.seen.values() {
             self.timers.at(seen.after(self.options.client_ttl));
         }
+        self.ledgers.lock().prune(|client| clients.seen.contains_key(&client), self.options.client_ttl, now);
         drop(clients);
         let due: Vec<_> = {
             let registry = self.segments.read();
@@ -217,7 +224,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             Mount::Again if !known => self.started.after(self.options.rest_after_start()),
             _ => now,
         };
-        let mounted = Mounted::new(segment.clone(), client, opens, &self.allocator, &resting);
+        let mut mounted = Mounted::new(segment.clone(), client, opens, &self.allocator, &resting);
+        mounted.ledger = self.ledgers.lock().of(client);
+        if mount == Mount::Kept {
+            mounted.close();
+        }
         self.timers.at(mounted.next_release());
         self.segments.write().insert(Arc::new(mounted));
         self.count_capacity();
@@ -265,7 +276,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
     }
 
-    fn own_segment(&self, client: ClientId, segment: SegmentId) -> Result<Option<Arc<Mounted<A>>>> {
+    pub(super) fn own_segment(
+        &self,
+        client: ClientId,
+        segment: SegmentId,
+    ) -> Result<Option<Arc<Mounted<A>>>> {
         match self.segments.read().get(segment) {
             Some(mounted) if mounted.client != client => Err(Error::new(
                 ErrorCode::IllegalClient,
@@ -312,7 +327,7 @@ fn check_segment(segment: &Segment) -> Result<()> {
     Ok(())
 }
 
-fn unknown(segment: &dyn std::fmt::Display) -> Error {
+pub(super) fn unknown(segment: &dyn std::fmt::Display) -> Error {
     Error::new(ErrorCode::SegmentNotFound, format!("no segment {segment}"))
 }
 

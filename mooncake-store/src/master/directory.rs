@@ -16,6 +16,7 @@ use slab::Slab;
 use smallvec::SmallVec;
 
 use super::groups::Group;
+use super::inventory::Stamp;
 use super::journal::Journal;
 use super::put::Writer;
 use super::segments::Held;
@@ -52,6 +53,7 @@ pub(super) struct Value<A> {
     pub(super) writer: Writer,
     /// A write began after it: the end of a write without a number may mean that one, whatever became of it.
     pub(super) followed: bool,
+    pub(super) stamp: Stamp,
     pub(super) replicas: Replicas<A>,
 }
 
@@ -300,6 +302,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
             }
             shard.values += 1;
             shard.tell(slot, true);
+            shard.tell_owners(slot);
         });
         before
     }
@@ -307,6 +310,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     pub(super) fn take_value(&mut self, slot: SlotId) -> Option<Value<A>> {
         self.charged(slot, |shard| {
             let value = shard.objects[slot.index()].value.take()?;
+            for held in &value.replicas {
+                held.segment.ledger.iter().for_each(|ledger| ledger.gone(held.id));
+            }
             shard.forget(slot);
             Some(value)
         })
@@ -418,10 +424,32 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     /// Adds to the replicas of what can be read, or takes from them; one must stay.
     pub(super) fn change_replicas(&mut self, slot: SlotId, change: impl FnOnce(&mut Replicas<A>)) {
         self.charged(slot, |shard| {
+            let mut told = Vec::new();
             if let Some(value) = &mut shard.objects[slot.index()].value {
+                told.extend(value.replicas.iter().map(|held| (held.id, held.segment.clone())));
                 change(&mut value.replicas);
             }
+            let object = &shard[slot];
+            let Some(value) = &object.value else { return };
+            let is = |held: &Held<A>, id| held.id == id;
+            for (id, segment) in
+                told.iter().filter(|(id, _)| !value.replicas.iter().any(|held| is(held, *id)))
+            {
+                segment.ledger.iter().for_each(|ledger| ledger.gone(*id));
+            }
+            for held in value.replicas.iter().filter(|held| !told.iter().any(|(id, _)| is(held, *id))) {
+                held.segment.ledger.iter().for_each(|ledger| ledger.stored(held, object, value));
+            }
         });
+    }
+
+    /// Tells the owners of its replicas that an object can be read there.
+    fn tell_owners(&self, slot: SlotId) {
+        let object = &self[slot];
+        let Some(value) = &object.value else { return };
+        for held in &value.replicas {
+            held.segment.ledger.iter().for_each(|ledger| ledger.stored(held, object, value));
+        }
     }
 
     /// `prepaid` bytes have been charged for it.

@@ -3,6 +3,7 @@
 //! Locks, outermost first; nobody holds two of one kind, and nothing is locked while another party is called:
 //! drain jobs, membership (mounts, unmounts, expiry) -> a shard of the directory -> the list of segments -> one segment's space.
 //! The table of tenants is inside all of these. Inside a shard, too: the table of groups, then the members of one.
+//! A ledger is inside all of these, too, and the table of ledgers inside the membership.
 //! The tables of clients, of tasks and of copies under way are each locked inside of none but the drain jobs. Every method is synchronous and short; `tick` does what takes longer.
 
 mod clients;
@@ -12,6 +13,7 @@ mod drain;
 mod evict;
 mod graves;
 mod groups;
+mod inventory;
 mod journal;
 mod lookup;
 mod options;
@@ -46,6 +48,7 @@ use self::drain::Drains;
 use self::evict::EvictionState;
 use self::graves::Graves;
 use self::groups::Groups;
+use self::inventory::Ledgers;
 use self::placement::Dice;
 use self::segments::Registry;
 use self::stats::Counters;
@@ -75,6 +78,8 @@ pub struct Master<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = Bu
     allocator: A::Config,
     clock: SharedClock,
     started: Moment,
+    /// Tells this master from those before and after it.
+    epoch: u64,
     dice: Dice,
     next_replica: AtomicU64,
     tenants: Arc<Tenants>,
@@ -83,6 +88,7 @@ pub struct Master<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = Bu
     /// Not 0 while some segment may be doubted, so that the usual ping looks at none.
     doubts: AtomicU64,
     clients: Mutex<Clients>,
+    ledgers: Mutex<Ledgers>,
     membership: Mutex<Graves<A>>,
     eviction: EvictionState,
     timers: tick::Timers,
@@ -137,6 +143,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             segments: RwLock::default(),
             doubts: AtomicU64::new(0),
             clients: Mutex::default(),
+            ledgers: Mutex::default(),
             membership: Mutex::default(),
             eviction: EvictionState::default(),
             timers: tick::Timers::default(),
@@ -145,6 +152,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             groups: Mutex::default(),
             tasks: Mutex::new(Tasks::new(rng.next_u64())),
             drains: Drains::new(rng.next_u64()),
+            epoch: rng.next_u64(),
             #[cfg(feature = "testkit")]
             planted: planted::Planted::default(),
             allocator: allocator.clone(),

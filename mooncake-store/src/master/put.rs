@@ -11,6 +11,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 
 use super::Master;
 use super::directory::{Object, Replicas, Shard, Value, Write};
+use super::inventory::Stamp;
 use super::options::Placement;
 use super::tenants::{Refused, Reservation, unknown};
 use crate::api::{Caller, WriteMode};
@@ -353,11 +354,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         now: Moment,
     ) {
         let (action, ttl, hard_pin) = (write.soft_pin, write.soft_pin_ttl_ms, write.hard_pin);
+        let use_number = self.directory.use_number();
         let value = Value {
             len: write.len,
             checksum,
             writer: write.writer,
             followed: false,
+            stamp: Stamp { epoch: self.epoch, number: use_number },
             replicas: write.replicas,
         };
         self.counters.value_size(value.len);
@@ -372,7 +375,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 shard.set_soft_pin(slot, now.after(ttl));
             }
         }
-        let old = shard.put_value(slot, value, self.directory.use_number());
+        let old = shard.put_value(slot, value, use_number);
         if let Some(old) = old {
             old.retire(self.rest_until(lease), now);
         }

@@ -1,7 +1,7 @@
 //! Mounted segments: the space in each, and what of it must rest before it is handed out again.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
@@ -11,7 +11,10 @@ use mooncake_core::ids::{ClientId, ReplicaId, SegmentId};
 use mooncake_core::replica::{
     MemoryLocation, Replica, ReplicaLocation, ReplicaStatus, Segment, SegmentStatus,
 };
+use mooncake_core::{Error, Result};
 use parking_lot::Mutex;
+
+use super::inventory::Ledger;
 
 /// Objects start on cache lines, so that copies run at full speed.
 pub(super) const GRAIN: u64 = 64;
@@ -29,6 +32,10 @@ pub(super) struct Mounted<A> {
     drain: AtomicU8,
     /// Somebody could not reach its owner, and the owner has not been heard of since.
     doubted: AtomicBool,
+    /// Its owner has not yet said what lies in it.
+    closed: AtomicBool,
+    /// Where its owner is told of what comes and goes, if it asks.
+    pub(super) ledger: Option<Arc<Ledger>>,
     space: Mutex<Space<A>>,
     // Copies of what the space says, to look at without its lock.
     used: AtomicU64,
@@ -42,6 +49,8 @@ struct Space<A> {
     /// Taken, but nobody's any more: free from the moment given.
     resting: BinaryHeap<Reverse<(Moment, Extent)>>,
     resting_bytes: u64,
+    /// Taken for objects that the owner is going to announce: lengths by offset.
+    kept: BTreeMap<u64, u64>,
 }
 
 impl<A: SegmentAllocator> Mounted<A> {
@@ -70,11 +79,13 @@ impl<A: SegmentAllocator> Mounted<A> {
             leaves: AtomicU64::new(0),
             drain: AtomicU8::new(SegmentStatus::Ok as u8),
             doubted: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            ledger: None,
             used: AtomicU64::new(0),
             largest: AtomicU64::new(0),
             resting: AtomicU64::new(0),
             next_release: AtomicU64::new(u64::MAX),
-            space: Mutex::new(Space { allocator, resting: heap, resting_bytes }),
+            space: Mutex::new(Space { allocator, resting: heap, resting_bytes, kept: BTreeMap::new() }),
         };
         mounted.publish(&mounted.space.lock());
         mounted
@@ -98,6 +109,55 @@ impl<A: SegmentAllocator> Mounted<A> {
             space.resting.push(Reverse((until, extent)));
         }
         self.publish(&space);
+    }
+
+    /// Takes space for an object that is going to be announced. Once is as good as twice.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` when it is not free, or no object takes such space.
+    pub(super) fn keep(&self, extent: Extent) -> Result<()> {
+        let mut space = self.space.lock();
+        if space.kept.get(&extent.offset) == Some(&extent.len) {
+            return Ok(());
+        }
+        let whole = extent.len > 0 && extent.len.is_multiple_of(GRAIN) && extent.offset.is_multiple_of(GRAIN);
+        if !whole || space.allocator.reserve(extent).is_err() {
+            return Err(Error::invalid(format!(
+                "{} bytes at {} cannot be kept in segment {}",
+                extent.len, extent.offset, self.info.id
+            )));
+        }
+        space.kept.insert(extent.offset, extent.len);
+        self.publish(&space);
+        Ok(())
+    }
+
+    /// Whether this space was kept; from now on it is the caller's.
+    pub(super) fn take_kept(&self, extent: Extent) -> bool {
+        let mut space = self.space.lock();
+        let kept = space.kept.get(&extent.offset) == Some(&extent.len);
+        if kept {
+            space.kept.remove(&extent.offset);
+        }
+        kept
+    }
+
+    /// Frees what is still kept.
+    pub(super) fn release_kept(&self) {
+        let mut space = self.space.lock();
+        for (offset, len) in std::mem::take(&mut space.kept) {
+            space.allocator.release(Extent { offset, len });
+        }
+        self.publish(&space);
+    }
+
+    /// Takes no objects until it is opened.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Relaxed);
+    }
+
+    pub(super) fn open(&self) {
+        self.closed.store(false, Relaxed);
     }
 
     /// Frees what has rested long enough; how many bytes.
@@ -165,7 +225,11 @@ impl<A: SegmentAllocator> Mounted<A> {
 
     /// Whether new objects could go here, if its owner is there after all.
     pub(super) fn would_open(&self, now: Moment) -> bool {
-        self.is_alive() && self.leaves.load(Relaxed) == 0 && self.opens <= now && !self.is_draining()
+        self.is_alive()
+            && self.leaves.load(Relaxed) == 0
+            && self.opens <= now
+            && !self.is_draining()
+            && !self.closed.load(Relaxed)
     }
 
     /// Whether it is being emptied, or is empty for good.

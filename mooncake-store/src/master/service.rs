@@ -9,7 +9,8 @@ use mooncake_core::{Error, Result};
 
 use super::Master;
 use crate::api::{
-    Caller, CopyToken, EndItem, ObjectService, PingReply, PutItem, SegmentService, TaskService, WriteMode,
+    Caller, CopyToken, EndItem, InventoryService, ObjectService, PingReply, PutItem, SegmentService,
+    TaskService, WriteMode,
 };
 use crate::protocol::message::MASTER_VERSION;
 use crate::protocol::service::{ObjectCalls, TaskCalls};
@@ -186,3 +187,6 @@ fn group_of(config: &ReplicateConfig, index: usize, items: usize) -> Result<&str
         Some(groups) => Err(Error::invalid(format!("{} group_ids for {items} keys", groups.len()))),
     }
 }
+
+/// A client in the master's own process has nobody to announce anything to when the master is gone.
+impl<A: SegmentAllocator, E: EvictionPolicy> InventoryService for Master<A, E> {}

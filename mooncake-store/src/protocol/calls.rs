@@ -4,15 +4,16 @@
 
 use std::time::Duration;
 
-use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::alloc::{Extent, SegmentAllocator};
 use mooncake_core::error::{Error, ErrorCode, Result};
 use mooncake_core::evict::EvictionPolicy;
 use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
 
+use super::inventory::InventoryCalls;
 use super::service::{ObjectCalls, OwnerCalls, SegmentCalls, TaskCalls};
 use super::tiers::TierCalls;
-use super::wire::{CopyPlan, MovePlan, Task, TaskInfo, TaskKind, TaskReport};
+use super::wire::{CopyPlan, InventoryPage, MovePlan, StoredReplica, Task, TaskInfo, TaskKind, TaskReport};
 use crate::api::{Caller, CopyToken, EndItem, PingReply, PutItem, WriteMode};
 use crate::master::{Master, Put, Writer};
 
@@ -190,5 +191,27 @@ impl<A: SegmentAllocator, E: EvictionPolicy> OwnerCalls for Master<A, E> {
 impl<A: SegmentAllocator, E: EvictionPolicy> TierCalls for Master<A, E> {
     fn find(&self, tenant: &str, key: &[u8]) -> Result<()> {
         self.find(&self.scoped_if_known(tenant, key)?)
+    }
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> InventoryCalls for Master<A, E> {
+    fn inventory(&self, client: ClientId, after: u64) -> Result<InventoryPage> {
+        Ok(self.inventory(client, after))
+    }
+
+    fn mount_kept(&self, client: ClientId, segment: &Segment) -> Result<()> {
+        self.mount_kept(client, segment)
+    }
+
+    fn keep(&self, client: ClientId, segment: SegmentId, extents: &[Extent], open: bool) -> Result<()> {
+        self.keep(client, segment, extents, open)
+    }
+
+    fn announce(&self, client: ClientId, stored: &StoredReplica) -> Result<()> {
+        self.announce(client, stored)
+    }
+
+    fn release_kept(&self, client: ClientId, segment: SegmentId) -> Result<()> {
+        self.release_kept(client, segment)
     }
 }

@@ -11,8 +11,8 @@ use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig,
 use super::literal::function_id;
 use super::pack::{self, Answer, List, Pack, PackError, Pairs, Unpack, wire_fields};
 use super::wire::{
-    CopyPlan, MovePlan, NofOwner, NofSegment, OffloadItem, PromotionPlan, StorageConfig, StoredAt, Task,
-    TaskInfo, TaskReport,
+    CopyPlan, InventoryPage, MovePlan, NofOwner, NofSegment, OffloadItem, PromotionPlan, StorageConfig,
+    StoredAt, StoredReplica, Task, TaskInfo, TaskReport,
 };
 use crate::api::{EndItem, PingReply};
 
@@ -150,6 +150,21 @@ macro_rules! meaning {
     };
     (task) => {
         "The task."
+    };
+    (after) => {
+        "Number of the last change that was heard of, 0 for none."
+    };
+    (offsets) => {
+        "Where the objects start."
+    };
+    (lengths) => {
+        "How many bytes each takes."
+    };
+    (open) => {
+        "Whether that was all."
+    };
+    (stored) => {
+        "The objects that are still what they were."
     };
     (report) => {
         "How the task ended."
@@ -452,4 +467,20 @@ calls! {
     ) -> Vec<Answer<()>>;
     /// The member at this endpoint did not answer.
     ReportUnreachable<'a>(client: ClientId, endpoint: &'a str) -> Answer<()>;
+    /// What came to and went from the client's segments.
+    FetchInventory(client: ClientId, after: u64) -> Answer<InventoryPage>;
+    /// [`MountSegment`] of memory that objects lie in.
+    MountKeptSegment<'a>(segment: Cow<'a, Segment>, client: ClientId) -> Answer<()>;
+    /// Keeps the space of objects that are going to be announced.
+    KeepExtents<'a>(
+        client: ClientId,
+        segment: SegmentId,
+        offsets: List<'a, u64>,
+        lengths: List<'a, u64>,
+        open: bool,
+    ) -> Answer<()>;
+    /// Objects whose space was kept are what they were.
+    AnnounceReplicas<'a>(client: ClientId, stored: List<'a, StoredReplica>) -> Vec<Answer<()>>;
+    /// Gives back what space is still kept.
+    ReleaseKept(client: ClientId, segment: SegmentId) -> Answer<()>;
 }

@@ -3,6 +3,7 @@
 mod calls;
 pub mod client;
 pub mod frame;
+pub mod inventory;
 pub mod literal;
 pub mod message;
 pub mod pack;

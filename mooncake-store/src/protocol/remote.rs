@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use async_trait::async_trait;
+use mooncake_core::alloc::Extent;
 use mooncake_core::error::{Error, ErrorCode, Result};
 use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
@@ -11,9 +12,10 @@ use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig,
 use super::client::{RpcClient, RpcOptions};
 use super::message::*;
 use super::pack::Answer;
-use super::wire::{CopyPlan, MovePlan, Task, TaskInfo, TaskKind, TaskReport};
+use super::wire::{CopyPlan, InventoryPage, MovePlan, StoredReplica, Task, TaskInfo, TaskKind, TaskReport};
 use crate::api::{
-    Caller, CopyToken, EndItem, ObjectService, PingReply, PutItem, SegmentService, TaskService, WriteMode,
+    Caller, CopyToken, EndItem, InventoryService, ObjectService, PingReply, PutItem, SegmentService,
+    TaskService, WriteMode,
 };
 
 /// A master reached over RPC. A batch of one travels as the single call, except for numbered writes, which have only one.
@@ -365,5 +367,30 @@ impl TaskService for RemoteMaster {
             }
             TaskKind::Move => self.plain(MoveRevoke { client, key, tenant }).await,
         }
+    }
+}
+
+#[async_trait]
+impl InventoryService for RemoteMaster {
+    async fn inventory(&self, client: ClientId, after: u64) -> Result<InventoryPage> {
+        self.plain(FetchInventory { client, after }).await
+    }
+
+    async fn mount_kept(&self, client: ClientId, segment: &Segment) -> Result<()> {
+        self.plain(MountKeptSegment { segment: Cow::Borrowed(segment), client }).await
+    }
+
+    async fn keep(&self, client: ClientId, segment: SegmentId, extents: &[Extent], open: bool) -> Result<()> {
+        let offsets = extents.iter().map(|extent| extent.offset).collect();
+        let lengths = extents.iter().map(|extent| extent.len).collect();
+        self.plain(KeepExtents { client, segment, offsets, lengths, open }).await
+    }
+
+    async fn announce(&self, client: ClientId, stored: &[StoredReplica]) -> Result<Vec<Result<()>>> {
+        self.batch(AnnounceReplicas { client, stored: stored.into() }, stored.len()).await
+    }
+
+    async fn release_kept(&self, client: ClientId, segment: SegmentId) -> Result<()> {
+        self.plain(ReleaseKept { client, segment }).await
     }
 }

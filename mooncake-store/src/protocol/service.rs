@@ -8,6 +8,7 @@ use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
 
 use super::frame::Status;
+use super::inventory::{InventoryCalls, inventory_calls};
 use super::message::*;
 use super::pack::{self, Pack, Pairs, Unpack, Wire};
 use super::server::{Refusal, Service};
@@ -179,9 +180,12 @@ pub trait OwnerCalls: Send + Sync + 'static {
 }
 
 /// Everything a master answers over RPC.
-pub trait MasterCalls: ObjectCalls + SegmentCalls + TaskCalls + OwnerCalls + TierCalls {}
+pub trait MasterCalls:
+    ObjectCalls + SegmentCalls + TaskCalls + OwnerCalls + TierCalls + InventoryCalls
+{
+}
 
-impl<T: ObjectCalls + SegmentCalls + TaskCalls + OwnerCalls + TierCalls> MasterCalls for T {}
+impl<T: ObjectCalls + SegmentCalls + TaskCalls + OwnerCalls + TierCalls + InventoryCalls> MasterCalls for T {}
 
 fn unsupported() -> Error {
     Error::new(ErrorCode::NotSupported, "this master makes no copies")
@@ -194,8 +198,8 @@ pub struct MasterService<M>(pub Arc<M>);
 impl<M: MasterCalls> Service for MasterService<M> {
     fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {
         let mut call = Call { body, out };
-        let groups: [Group<M>; 6] =
-            [read_calls, write_calls, remove_calls, segment_calls, task_calls, tier_calls];
+        let groups: [Group<M>; 7] =
+            [read_calls, write_calls, remove_calls, segment_calls, task_calls, tier_calls, inventory_calls];
         groups.iter().find_map(|group| group(&self.0, function, &mut call)).unwrap_or_else(|| {
             Err((Status::NotRegistered, format!("no function has the number {function:#010x}")))
         })

@@ -170,6 +170,60 @@ wire_struct! {
     }
 }
 
+wire_struct! {
+    /// An object in a segment, as its owner is told of it and announces it to another master.
+    pub struct StoredReplica {
+        /// The segment.
+        pub segment: SegmentId,
+        /// Where in the segment it starts, in bytes.
+        pub offset: u64,
+        /// Its length in bytes.
+        pub len: u64,
+        /// Its key; where tenants are on, as the master itself knows it.
+        pub key: Vec<u8>,
+        /// CRC-64 of its value, when the writer computed one.
+        pub checksum: Option<u64>,
+        /// Who wrote it.
+        pub writer: ClientId,
+        /// Its group, empty for none.
+        pub group: String,
+        /// Whether it is never evicted.
+        pub hard_pin: bool,
+        /// For how long it is soft-pinned, in milliseconds.
+        pub soft_pin_ms: u64,
+        /// The master under which it was written.
+        pub epoch: u64,
+        /// Of two values of one key that were written under the same master, the later one has the larger number.
+        pub number: u64,
+    }
+}
+
+wire_struct! {
+    /// A replica came or went.
+    pub struct InventoryChange {
+        /// Which.
+        pub replica: ReplicaId,
+        /// What came, `None` when it went.
+        pub stored: Option<StoredReplica>,
+    }
+}
+
+wire_struct! {
+    /// What came to and went from a client's segments.
+    pub struct InventoryPage {
+        /// The master.
+        pub epoch: u64,
+        /// Number of the last change here, to ask for the next with.
+        pub next: u64,
+        /// Changes before these were dropped: what was told before is worth nothing.
+        pub lost: bool,
+        /// There were no more when it was asked.
+        pub whole: bool,
+        /// The changes, in order.
+        pub changes: Vec<InventoryChange>,
+    }
+}
+
 /// What a task is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::Result;
+use mooncake_core::alloc::Extent;
 use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
 
@@ -11,10 +12,13 @@ use super::State;
 use super::counting::Tally;
 use crate::api::{Caller, CopyToken, EndItem, PingReply, PutItem, WriteMode};
 use crate::master::Master;
+use crate::protocol::inventory::InventoryCalls;
 use crate::protocol::server::{Refusal, Service};
 use crate::protocol::service::{MasterService, ObjectCalls, OwnerCalls, SegmentCalls, TaskCalls};
 use crate::protocol::tiers::TierCalls;
-use crate::protocol::wire::{CopyPlan, MovePlan, NofSegment, Task, TaskInfo, TaskKind, TaskReport};
+use crate::protocol::wire::{
+    CopyPlan, InventoryPage, MovePlan, NofSegment, StoredReplica, Task, TaskInfo, TaskKind, TaskReport,
+};
 
 /// Counts calls on their way to the master.
 pub(super) struct Counted {
@@ -223,5 +227,27 @@ impl TierCalls for Items {
         replicas: ReplicaType,
     ) -> Result<()> {
         Tally::item(self.0.dropped_from_disk(client, tenant, key, replicas))
+    }
+}
+
+impl InventoryCalls for Items {
+    fn inventory(&self, client: ClientId, after: u64) -> Result<InventoryPage> {
+        InventoryCalls::inventory(&*self.0, client, after)
+    }
+
+    fn mount_kept(&self, client: ClientId, segment: &Segment) -> Result<()> {
+        Tally::item(InventoryCalls::mount_kept(&*self.0, client, segment))
+    }
+
+    fn keep(&self, client: ClientId, segment: SegmentId, extents: &[Extent], open: bool) -> Result<()> {
+        InventoryCalls::keep(&*self.0, client, segment, extents, open)
+    }
+
+    fn announce(&self, client: ClientId, stored: &StoredReplica) -> Result<()> {
+        Tally::item(InventoryCalls::announce(&*self.0, client, stored))
+    }
+
+    fn release_kept(&self, client: ClientId, segment: SegmentId) -> Result<()> {
+        InventoryCalls::release_kept(&*self.0, client, segment)
     }
 }

@@ -6,6 +6,7 @@ mod faults;
 #[path = "../http_support/mod.rs"]
 mod http;
 mod lossy;
+mod outlive;
 mod parts;
 mod restart;
 mod room;

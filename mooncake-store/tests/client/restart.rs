@@ -139,7 +139,8 @@ async fn a_master_that_comes_back_gets_the_segments_again() {
     let server = MasterServer::start(master_config(address.port(), options())).await.unwrap();
     let begun = Instant::now();
     eventually("both segments are mounted again", async || server.master().stats().segments.len() == 2).await;
-    assert_eq!(b.get("before").await.unwrap(), None);
+    // It is too young to be sure to be there again (`outlive` has those that are).
+    assert!(b.get("before").await.unwrap().is_none_or(|value| &value[..] == b"v"));
     assert_eq!(a.put("after", "w").await.unwrap(), PutOutcome::Stored);
     assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     assert_eq!(&b.get("after").await.unwrap().unwrap()[..], b"w");

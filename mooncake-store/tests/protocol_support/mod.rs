@@ -11,6 +11,7 @@ use mooncake_core::replica::{
     Segment, SegmentStatus,
 };
 use mooncake_store::api::{Caller, EndItem, PingReply, PutItem, WriteMode};
+use mooncake_store::protocol::inventory::InventoryCalls;
 use mooncake_store::protocol::service::{ObjectCalls, OwnerCalls, SegmentCalls, TaskCalls};
 use mooncake_store::protocol::tiers::TierCalls;
 
@@ -158,6 +159,8 @@ impl TierCalls for TableMaster {
         self.state().objects.get(key).map(drop).ok_or_else(|| ErrorCode::ObjectNotFound.into())
     }
 }
+
+impl InventoryCalls for TableMaster {}
 
 impl OwnerCalls for TableMaster {
     fn client_addresses(&self, clients: &[ClientId]) -> Result<Vec<(ClientId, Vec<String>)>> {

@@ -1,0 +1,415 @@
+//! What lies in this client's segments, so that it outlives the master: learned from the master, announced to the next one.
+//!
+//! The master says what came and went. That alone would not do: what a master did in its last moments nobody heard of, and space may
+//! have been used again. So each object's bytes are summed up, and the sum counts once the master has been asked again and the object was still
+//! there. Whoever announces it later looks at the bytes again.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use mooncake_core::alloc::Extent;
+use mooncake_core::clock::{Moment, SharedClock};
+use mooncake_core::ids::{ReplicaId, SegmentId};
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::{Slice, Transport};
+use tokio::task::JoinSet;
+
+use super::checksum::Sum;
+use super::deadline::Deadline;
+use super::{Client, Inner};
+use crate::protocol::wire::{InventoryPage, StoredReplica};
+
+/// Of each ping interval, this much at most goes into summing up what is new.
+const SUMMING: u32 = 10;
+/// Objects that are looked at and announced together: so many, or so many bytes.
+const BATCH: usize = 1024;
+const BATCH_BYTES: u64 = 64 << 20;
+/// Batches that are looked at at the same time.
+const AT_ONCE: usize = 4;
+/// Extents in one call.
+const EXTENTS: usize = 16 << 10;
+/// Objects take space in steps of this many bytes.
+const GRAIN: u64 = 64;
+
+/// What is known of the objects in this client's segments.
+#[derive(Debug, Default)]
+pub(super) struct Inventory {
+    /// The master that told it; `None` before the first has, and when it keeps none.
+    epoch: Option<u64>,
+    /// Number of the last change heard of.
+    heard: u64,
+    entries: HashMap<ReplicaId, Entry>,
+    /// To be summed up.
+    unseen: VecDeque<ReplicaId>,
+    /// Summed up since the master was asked last.
+    summed: Vec<ReplicaId>,
+    /// Told by masters before: announced to the present one, or about to be.
+    kept: HashMap<Place, Entry>,
+}
+
+type Place = (SegmentId, u64);
+
+#[derive(Clone, Debug)]
+struct Entry {
+    stored: StoredReplica,
+    /// Until when it is soft-pinned.
+    pinned: Moment,
+    /// CRC-64 of its bytes.
+    sum: Option<u64>,
+    /// The sum is of this object's bytes, beyond doubt.
+    sealed: bool,
+    /// The present master took it; it will tell us so, too.
+    announced: bool,
+}
+
+impl Inventory {
+    fn apply(&mut self, page: InventoryPage, now: Moment) {
+        if page.lost {
+            self.entries.clear();
+            self.unseen.clear();
+            self.summed.clear();
+            self.kept.retain(|_, entry| !entry.announced);
+        }
+        self.heard = page.next;
+        for change in page.changes {
+            let Some(stored) = change.stored else {
+                self.entries.remove(&change.replica);
+                continue;
+            };
+            let place = (stored.segment, stored.offset);
+            let same =
+                |kept: &Entry| (kept.stored.epoch, kept.stored.number) == (stored.epoch, stored.number);
+            let before = self.kept.get(&place).is_some_and(same).then(|| self.kept.remove(&place)).flatten();
+            let sum = before.and_then(|kept| kept.sum).or(stored.checksum);
+            if sum.is_none() {
+                self.unseen.push_back(change.replica);
+            }
+            let pinned = now.after(Duration::from_millis(stored.soft_pin_ms));
+            let entry = Entry { stored, pinned, sum, sealed: sum.is_some(), announced: false };
+            self.entries.insert(change.replica, entry);
+        }
+    }
+
+    /// What was summed up before the last round of questions is now known to have been there throughout.
+    fn seal(&mut self) {
+        for id in self.summed.drain(..) {
+            if let Some(entry) = self.entries.get_mut(&id) {
+                entry.sealed = true;
+            }
+        }
+    }
+
+    /// Another master asks for the segments: what is known for sure is to be announced to it.
+    fn turn_over(&mut self, epoch: u64) {
+        let same = self.epoch == Some(epoch);
+        let entries = std::mem::take(&mut self.entries);
+        if same {
+            // It took us for dead, and dropped what was here.
+            self.kept.clear();
+        } else {
+            let sealed = entries.into_values().filter(|entry| entry.sealed);
+            self.kept.extend(sealed.map(|entry| ((entry.stored.segment, entry.stored.offset), entry)));
+            self.kept.values_mut().for_each(|entry| entry.announced = false);
+        }
+        self.unseen.clear();
+        self.summed.clear();
+        self.epoch = Some(epoch);
+    }
+
+    /// Nothing of a segment counts any more.
+    pub(super) fn forget(&mut self, segment: SegmentId) {
+        self.entries.retain(|_, entry| entry.stored.segment != segment);
+        self.kept.retain(|(kept, _), _| *kept != segment);
+    }
+
+    /// Whether a segment has objects to be announced.
+    pub(super) fn keeps(&self, segment: SegmentId) -> bool {
+        self.kept.keys().any(|(kept, _)| *kept == segment)
+    }
+
+    fn kept_in(&self, segment: SegmentId) -> impl Iterator<Item = &Entry> {
+        self.kept.values().filter(move |entry| entry.stored.segment == segment)
+    }
+}
+
+impl<T: Transport> Client<T> {
+    /// How many objects in this client's memory would outlive the master now. See [`ClientConfig::outlive_master`](super::ClientConfig::outlive_master).
+    pub async fn lasting_objects(&self) -> usize {
+        let inventory = self.inner.inventory.lock().await;
+        let told = inventory.entries.values().filter(|entry| entry.sealed).count();
+        told + inventory.kept.values().filter(|entry| !entry.announced).count()
+    }
+}
+
+impl<T: Transport> Inner<T> {
+    /// Asks the master for changes for the first time, so that what is mounted from now on is recorded. Without it, nothing is.
+    pub(super) async fn begin_inventory(&self, deadline: &Deadline) -> Result<()> {
+        if !self.config.outlive_master {
+            return Ok(());
+        }
+        let mut inventory = self.inventory.lock().await;
+        let page = deadline.bound("asking for the inventory", self.master.inventory(self.id, 0)).await;
+        match page {
+            Ok(page) => {
+                inventory.turn_over(page.epoch);
+                inventory.apply(page, self.config.clock.now());
+            }
+            Err(error) if error.code() == ErrorCode::NotSupported => *inventory = Inventory::default(),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Hears what came and went, and sums up what is new.
+    pub(super) async fn take_inventory(&self, deadline: &Deadline) -> Result<()> {
+        let mut inventory = self.inventory.lock().await;
+        let Some(epoch) = inventory.epoch else { return Ok(()) };
+        loop {
+            let asked = self.master.inventory(self.id, inventory.heard);
+            let page = deadline.bound("asking for the inventory", asked).await?;
+            if page.epoch != epoch {
+                // Another master: the next ping finds out, and everything is mounted again.
+                return Ok(());
+            }
+            let whole = page.whole;
+            inventory.apply(page, self.config.clock.now());
+            if whole {
+                break;
+            }
+        }
+        inventory.seal();
+        self.sum_up(&mut inventory).await
+    }
+
+    /// Sums up what has not been, for a short time.
+    async fn sum_up(&self, inventory: &mut Inventory) -> Result<()> {
+        let limit = self.config.ping_interval / SUMMING;
+        let (clock, until) = (self.config.clock.clone(), self.config.clock.now().after(limit));
+        while clock.now() < until {
+            let mut batch = Vec::new();
+            let mut bytes = 0;
+            while bytes < BATCH_BYTES
+                && batch.len() < BATCH
+                && let Some(id) = inventory.unseen.pop_front()
+            {
+                let Some(entry) = inventory.entries.get(&id) else { continue };
+                bytes += entry.stored.len;
+                batch.extend(self.bytes_of(&entry.stored).map(|slice| (id, slice)));
+            }
+            if batch.is_empty() {
+                return Ok(());
+            }
+            let clock = clock.clone();
+            let (sums, left) = blocking(move || sums_until(batch, &clock, until)).await?;
+            for (id, sum) in sums {
+                if let Some(entry) = inventory.entries.get_mut(&id) {
+                    entry.sum = Some(sum);
+                    inventory.summed.push(id);
+                }
+            }
+            left.into_iter().rev().for_each(|id| inventory.unseen.push_front(id));
+        }
+        Ok(())
+    }
+
+    /// The bytes of an object, if its segment is still there.
+    fn bytes_of(&self, stored: &StoredReplica) -> Option<Slice<T>> {
+        let segments = self.segments.lock();
+        let mounted = segments.iter().find(|mounted| mounted.id() == stored.segment)?;
+        let start = usize::try_from(stored.offset).ok()?;
+        let end = start.checked_add(usize::try_from(stored.len).ok()?)?;
+        mounted.region.slice(start..end).ok()
+    }
+
+    /// Mounts a segment with the objects that are to be announced, whose space stays theirs.
+    pub(super) async fn offer_kept(
+        &self,
+        segment: &mooncake_core::replica::Segment,
+        deadline: &Deadline,
+    ) -> Result<()> {
+        deadline.bound("mounting", self.master.mount_kept(self.id, segment)).await?;
+        let extents: Vec<_> = {
+            let inventory = self.inventory.lock().await;
+            inventory.kept_in(segment.id).filter_map(extent).collect()
+        };
+        let mut parts = extents.chunks(EXTENTS).peekable();
+        loop {
+            let part = parts.next().unwrap_or_default();
+            let last = parts.peek().is_none();
+            let keep = self.master.keep(self.id, segment.id, part, last);
+            match deadline.bound("keeping space", keep).await {
+                Ok(()) if last => return Ok(()),
+                Ok(()) => {}
+                Err(error) if error.code() == ErrorCode::InvalidParams => {
+                    // Two of them overlap, say. Nothing here can be trusted then.
+                    tracing::warn!(segment = %segment.id, "objects of before cannot be kept: {error}");
+                    self.inventory.lock().await.kept.retain(|(kept, _), _| *kept != segment.id);
+                    let release = self.master.release_kept(self.id, segment.id);
+                    return deadline.bound("giving space back", release).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Looks at the objects of before in the segments given and announces those that are what they were. In the background.
+    pub(super) fn announce_kept(self: &Arc<Self>, segments: Vec<SegmentId>) {
+        let turn = self.announcing_turn.load(Relaxed);
+        let client = Arc::downgrade(self);
+        let task = self.runtime.spawn(async move {
+            for segment in segments {
+                let Some(client) = client.upgrade() else { return };
+                if let Err(error) = client.announce_segment(segment, turn).await {
+                    tracing::warn!(%segment, "objects of before are not announced: {error}");
+                }
+            }
+        });
+        *self.announcing.lock() = Some(task);
+    }
+
+    /// Waits until nobody looks at objects of before any more.
+    pub(super) async fn stop_announcing(&self) {
+        self.announcing_turn.fetch_add(1, Relaxed);
+        let task = self.announcing.lock().take();
+        if let Some(task) = task {
+            let _ = task.await;
+        }
+    }
+
+    async fn announce_segment(self: &Arc<Self>, segment: SegmentId, turn: u64) -> Result<()> {
+        let mut kept: VecDeque<Entry> = {
+            let inventory = self.inventory.lock().await;
+            let mut kept: Vec<_> = inventory.kept_in(segment).cloned().collect();
+            // The oldest first: what comes last will be evicted last.
+            kept.sort_unstable_by_key(|entry| (entry.stored.epoch, entry.stored.number));
+            kept.into()
+        };
+        let (all, begun) = (kept.len(), self.config.clock.now());
+        let mut looking = JoinSet::new();
+        let mut taken = 0;
+        loop {
+            let stopped = self.announcing_turn.load(Relaxed) != turn || self.usable().is_err();
+            while !stopped && looking.len() < AT_ONCE && !kept.is_empty() {
+                let batch = self.next_batch(&mut kept);
+                looking.spawn_blocking(move || check(batch));
+            }
+            let Some(looked) = looking.join_next().await else { break };
+            let (same, other) = looked.map_err(joined)?;
+            if !other.is_empty() {
+                tracing::warn!(%segment, objects = other.len(), "objects of before are not what they were: dropped");
+            }
+            let mut inventory = self.inventory.lock().await;
+            other.iter().for_each(|place| drop(inventory.kept.remove(place)));
+            drop(inventory);
+            if !stopped {
+                taken += self.announce_batch(same).await?;
+            }
+        }
+        if self.announcing_turn.load(Relaxed) != turn {
+            return Ok(());
+        }
+        let took = self.config.clock.now().since(begun);
+        tracing::info!(%segment, objects = taken, of = all, ?took, "objects of before are served again");
+        self.deadline().bound("giving space back", self.master.release_kept(self.id, segment)).await
+    }
+
+    fn next_batch(&self, kept: &mut VecDeque<Entry>) -> Vec<(Entry, Option<Slice<T>>)> {
+        let mut batch = Vec::new();
+        let mut bytes = 0;
+        while bytes < BATCH_BYTES
+            && batch.len() < BATCH
+            && let Some(entry) = kept.pop_front()
+        {
+            bytes += entry.stored.len;
+            let slice = self.bytes_of(&entry.stored);
+            batch.push((entry, slice));
+        }
+        batch
+    }
+
+    /// How many the master took.
+    async fn announce_batch(&self, batch: Vec<Entry>) -> Result<usize> {
+        let now = self.config.clock.now();
+        let stored: Vec<_> = batch
+            .iter()
+            .map(|entry| {
+                let left = entry.pinned.since(now).as_millis();
+                StoredReplica { soft_pin_ms: u64::try_from(left).unwrap_or(u64::MAX), ..entry.stored.clone() }
+            })
+            .collect();
+        // Held, so that what the master says of them is heard afterwards.
+        let mut inventory = self.inventory.lock().await;
+        let announced = self.deadline().bound("announcing", self.master.announce(self.id, &stored)).await?;
+        let mut taken = 0;
+        for (entry, outcome) in batch.iter().zip(announced) {
+            let place = (entry.stored.segment, entry.stored.offset);
+            match outcome {
+                Ok(()) => {
+                    taken += 1;
+                    if let Some(kept) = inventory.kept.get_mut(&place) {
+                        kept.announced = true;
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(key = super::shown(&entry.stored.key), "not taken: {error}");
+                    inventory.kept.remove(&place);
+                }
+            }
+        }
+        Ok(taken)
+    }
+}
+
+/// The space an object takes.
+fn extent(entry: &Entry) -> Option<Extent> {
+    let len = entry.stored.len.checked_next_multiple_of(GRAIN)?;
+    Some(Extent { offset: entry.stored.offset, len })
+}
+
+fn sum_of<T: Transport>(slice: &Slice<T>) -> Option<u64> {
+    let mut sum = Sum::new();
+    sum.slice(slice).ok()?;
+    Some(sum.value())
+}
+
+/// Sums, and what was left when the time was over.
+fn sums_until<T: Transport>(
+    batch: Vec<(ReplicaId, Slice<T>)>,
+    clock: &SharedClock,
+    until: Moment,
+) -> (Vec<(ReplicaId, u64)>, Vec<ReplicaId>) {
+    let mut sums = Vec::with_capacity(batch.len());
+    let mut left = Vec::new();
+    for (id, slice) in batch {
+        // One at least, however short the time.
+        if sums.is_empty() || clock.now() < until {
+            sums.extend(sum_of(&slice).map(|sum| (id, sum)));
+        } else {
+            left.push(id);
+        }
+    }
+    (sums, left)
+}
+
+/// Those whose bytes are what they were, and where the others lay.
+fn check<T: Transport>(batch: Vec<(Entry, Option<Slice<T>>)>) -> (Vec<Entry>, Vec<Place>) {
+    let (mut same, mut other) = (Vec::with_capacity(batch.len()), Vec::new());
+    for (entry, slice) in batch {
+        if entry.sum.is_some() && slice.and_then(|slice| sum_of(&slice)) == entry.sum {
+            same.push(entry);
+        } else {
+            other.push((entry.stored.segment, entry.stored.offset));
+        }
+    }
+    (same, other)
+}
+
+async fn blocking<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> Result<R> {
+    tokio::task::spawn_blocking(work).await.map_err(joined)
+}
+
+fn joined(error: tokio::task::JoinError) -> Error {
+    Error::new(ErrorCode::InternalError, format!("summing up failed: {error}"))
+}
