@@ -3,8 +3,11 @@
 
 #[allow(unsafe_code)]
 pub mod addressed;
+#[cfg(feature = "cli")]
+pub mod cli;
 #[allow(unsafe_code)]
 mod engine;
+pub mod flags;
 mod ids;
 #[allow(unsafe_code)]
 mod managed;

@@ -100,26 +100,8 @@ fn argument(flag: &Flag, name: &'static str) -> Arg {
     }
 }
 
-/// One dash is as good as two, `-` in a name as good as `_`, and `--noswitch` means `--switch=false`.
 fn normal(argument: OsString) -> OsString {
-    let Some(text) = argument.to_str() else { return argument };
-    let Some(flag) = text.strip_prefix("--").or_else(|| text.strip_prefix('-')) else { return argument };
-    // `-h` is help, and `-V` the version.
-    if matches!(flag, "h" | "V" | "") || !flag.starts_with(|c: char| c.is_ascii_alphabetic()) {
-        return argument;
-    }
-    let (name, value) = match flag.split_once('=') {
-        Some((name, value)) => (name, Some(value)),
-        None => (flag, None),
-    };
-    let name = name.replace('-', "_");
-    let off = name.strip_prefix("no").filter(|on| flag_named(on).is_some_and(Flag::is_switch));
-    match (off, value) {
-        (Some(on), None) => format!("--{on}=false"),
-        (_, None) => format!("--{name}"),
-        (_, Some(value)) => format!("--{name}={value}"),
-    }
-    .into()
+    mooncake_engine::flags::normal(argument, |name| flag_named(name).is_some_and(Flag::is_switch))
 }
 
 #[cfg(test)]

@@ -1,0 +1,134 @@
+//! What the machine can do: the same blocks over plain blocking sockets through loopback, and memcpy.
+//!
+//! A batch of writes is header and block after block, and eight bytes back at the end; a batch of reads is a header, and block
+//! after block back.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use mooncake_core::clock::SystemClock;
+use mooncake_core::{Error, Result};
+
+use super::Operation;
+use super::report::Row;
+
+const HEADER: usize = 24;
+const ACK: usize = 8;
+/// How long each is measured.
+const SPAN: Duration = Duration::from_secs(2);
+
+/// Blocks, blocks of a batch, threads, and which way.
+pub(super) type Shape = (u64, u64, u64, Operation);
+
+pub(super) fn rows(shape: Shape) -> Result<Vec<Row>> {
+    Ok(vec![sockets(shape)?, copies(shape)?])
+}
+
+fn sockets((block, batch, threads, operation): Shape) -> Result<Row> {
+    let listener = TcpListener::bind(("127.0.0.1", 0))?;
+    let at = listener.local_addr()?;
+    measure("raw sockets", (block, batch, threads), move |_| {
+        let stream = TcpStream::connect(at)?;
+        let (served, _) = listener.accept()?;
+        stream.set_nodelay(true)?;
+        served.set_nodelay(true)?;
+        let len = usize::try_from(block).unwrap_or(usize::MAX);
+        // Ends when the other end closes.
+        std::thread::spawn(move || serve(served, len, batch, operation));
+        let (mut stream, mut buffer) = (stream, vec![1u8; HEADER + len]);
+        Ok(move || exchange(&mut stream, &mut buffer, batch, operation))
+    })
+}
+
+fn exchange(
+    stream: &mut TcpStream,
+    buffer: &mut [u8],
+    batch: u64,
+    operation: Operation,
+) -> std::io::Result<()> {
+    match operation {
+        Operation::Write => {
+            for _ in 0..batch {
+                stream.write_all(buffer)?;
+            }
+            stream.read_exact(&mut buffer[..ACK])
+        }
+        Operation::Read => {
+            stream.write_all(&buffer[..HEADER])?;
+            (0..batch).try_for_each(|_| stream.read_exact(&mut buffer[HEADER..]))
+        }
+    }
+}
+
+fn serve(mut stream: TcpStream, len: usize, batch: u64, operation: Operation) -> std::io::Result<()> {
+    let mut buffer = vec![2u8; HEADER + len];
+    loop {
+        match operation {
+            Operation::Write => {
+                for _ in 0..batch {
+                    stream.read_exact(&mut buffer)?;
+                }
+                stream.write_all(&[0; ACK])?;
+            }
+            Operation::Read => {
+                stream.read_exact(&mut buffer[..HEADER])?;
+                for _ in 0..batch {
+                    stream.write_all(&buffer[HEADER..])?;
+                }
+            }
+        }
+    }
+}
+
+fn copies((block, batch, threads, _): Shape) -> Result<Row> {
+    measure("memcpy", (block, batch, threads), |_| {
+        let len = usize::try_from(block * batch).unwrap_or(usize::MAX);
+        let (from, mut to) = (vec![1u8; len], vec![0u8; len]);
+        let block = usize::try_from(block).unwrap_or(usize::MAX);
+        Ok(move || {
+            for (to, from) in to.chunks_mut(block).zip(from.chunks(block)) {
+                to.copy_from_slice(std::hint::black_box(from));
+            }
+            std::hint::black_box(&to);
+            Ok(())
+        })
+    })
+}
+
+/// Runs what `make` makes in each thread, batch after batch.
+fn measure<W>(
+    what: &'static str,
+    (block, batch, threads): (u64, u64, u64),
+    make: impl Fn(u64) -> std::io::Result<W>,
+) -> Result<Row>
+where
+    W: FnMut() -> std::io::Result<()> + Send + 'static,
+{
+    let clock = SystemClock::shared();
+    let work = (0..threads).map(make).collect::<std::io::Result<Vec<W>>>()?;
+    let start = clock.now();
+    let until = start.after(SPAN);
+    let running: Vec<_> = work
+        .into_iter()
+        .map(|mut one| {
+            let clock = clock.clone();
+            std::thread::spawn(move || -> std::io::Result<Vec<Duration>> {
+                let (mut times, mut before) = (Vec::new(), clock.now());
+                while before < until {
+                    one()?;
+                    let now = clock.now();
+                    times.push(now.since(before));
+                    before = now;
+                }
+                Ok(times)
+            })
+        })
+        .collect();
+    let mut batches = Vec::new();
+    for thread in running {
+        batches.extend(thread.join().map_err(|_| Error::internal("a reference measurement panicked"))??);
+    }
+    let bytes = block * batch * batches.len() as u64;
+    Ok(Row { what, bytes, time: clock.now().since(start), batches })
+}

@@ -1,0 +1,53 @@
+//! `mooncake_http_metadata_server`: a metadata directory in memory, over HTTP.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use clap::Parser;
+use mooncake_core::meta::MemoryMetadata;
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::http_server;
+use mooncake_transport::net::HostPort;
+use tokio::net::TcpListener;
+
+/// Keeps the addresses and descriptors of transfer engines, which find each other at http://HOST:PORT/metadata.
+#[derive(Debug, Parser)]
+#[command(name = "mooncake_http_metadata_server", version)]
+struct Arguments {
+    /// Address to listen at.
+    #[arg(long, default_value = "0.0.0.0")]
+    host: String,
+    /// Port to listen at; 0 for a free one, which is printed.
+    #[arg(long, default_value_t = 8080)]
+    port: u16,
+    /// What is logged.
+    #[arg(long = "log_level", default_value = "info")]
+    log_level: String,
+}
+
+/// Runs the server until it is interrupted or terminated. The exit status: 0, 1 when it cannot go on, 2 for arguments that make no sense.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    match super::parse::<Arguments>(arguments, &[]) {
+        Ok(arguments) => super::status("mooncake_http_metadata_server", serve(&arguments)),
+        Err(status) => status,
+    }
+}
+
+fn serve(arguments: &Arguments) -> Result<()> {
+    super::log(&arguments.log_level)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        let at = HostPort::new(arguments.host.as_str(), arguments.port).to_string();
+        let listener = TcpListener::bind(&at).await.map_err(|error| {
+            Error::new(ErrorCode::RpcFail, format!("cannot listen at {at} (--host, --port): {error}"))
+        })?;
+        println!("http://{}/metadata", listener.local_addr()?);
+        let metadata = Arc::new(MemoryMetadata::new());
+        http_server::serve(listener, http_server::pages(metadata, Arc::new(())), async {
+            if let Err(error) = super::told_to_stop().await {
+                tracing::error!(%error, "no signals");
+            }
+        })
+        .await
+    })
+}

@@ -1,0 +1,58 @@
+//! The programs of this crate: arguments in, exit status out.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "programs talk to their terminal")]
+
+pub mod bench;
+pub mod metadata_server;
+pub mod topology;
+
+use std::ffi::OsString;
+use std::io::IsTerminal;
+
+use clap::Parser;
+use mooncake_core::Result;
+use tracing_subscriber::EnvFilter;
+
+/// Arguments as a program takes them; or what to show, and the status to exit with.
+fn parse<A: Parser>(
+    arguments: impl IntoIterator<Item = OsString>,
+    switches: &[&str],
+) -> std::result::Result<A, u8> {
+    let normal = |argument| crate::flags::normal(argument, |name| switches.contains(&name));
+    A::try_parse_from(arguments.into_iter().map(normal)).map_err(|error| {
+        // Nobody is left to be told when even this fails.
+        let _ = error.print();
+        u8::try_from(error.exit_code()).unwrap_or(2)
+    })
+}
+
+/// The log goes to standard error, warnings and worse unless the program was told otherwise.
+fn log(level: &str) -> Result<()> {
+    let filter = EnvFilter::builder()
+        .parse(level.to_lowercase())
+        .map_err(|error| mooncake_core::Error::invalid(format!("--log_level={level}: {error}")))?;
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    log.with_ansi(std::io::stderr().is_terminal()).init();
+    Ok(())
+}
+
+/// 0, or 1 with what went wrong on standard error.
+fn status(program: &str, outcome: Result<()>) -> u8 {
+    match outcome {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("{program}: {error}");
+            1
+        }
+    }
+}
+
+/// Returns when the process is interrupted or terminated.
+async fn told_to_stop() -> Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    Ok(())
+}
