@@ -6,7 +6,9 @@ mod features;
 mod fuzz;
 mod peer;
 mod python;
+mod rdma;
 mod run;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -26,6 +28,8 @@ cargo xtask <task>
   bench [name]  the measurements; --peer measures the reference peer in the same run,
                 --master the calls of a master alone, beside the peer's, --python the Python packages (also with --peer)
   interop       our nodes and the reference peer's in one cluster (Linux; installs the peer with pip)
+  rdma-test     the tests that need RDMA devices, in a virtual machine with two Soft-RoCE ones (Debian 12 as root; installs what
+                it needs); arguments go to the tests, `--run COMMAND..` runs a command of yours there instead
   ci            everything above but docs and bench, as .ci/run does
 ";
 
@@ -47,6 +51,7 @@ fn main() -> ExitCode {
         },
         ["bench", rest @ ..] => peer::bench(rest),
         ["interop"] => peer::interop(),
+        ["rdma-test", rest @ ..] => rdma::test(rest),
         ["ci"] => ci(),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");

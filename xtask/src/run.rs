@@ -1,8 +1,9 @@
 //! Starting other programs, with words for what went wrong.
 #![allow(clippy::disallowed_methods, reason = "cargo talks to its tasks through the environment")]
 
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 pub(crate) type Result<T = ()> = std::result::Result<T, String>;
 
@@ -54,10 +55,39 @@ impl Run {
         self
     }
 
+    /// The same with nothing to read, and what it prints shown in its turn, whatever it does to its output.
+    pub(crate) fn run_through_a_pipe(mut self) -> Result {
+        self.command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let fault = |e| format!("cannot start `{}`: {e}", self.shown);
+        let mut child = self.command.spawn().map_err(fault)?;
+        if let Some(mut out) = child.stdout.take() {
+            // Nobody to show it to is no reason to stop.
+            let _ = std::io::copy(&mut out, &mut std::io::stdout());
+        }
+        let status = child.wait().map_err(fault)?;
+        if status.success() { Ok(()) } else { Err(format!("`{}` failed: {status}", self.shown)) }
+    }
+
     /// Runs it to its end; an exit status other than zero is an error.
     pub(crate) fn run(mut self) -> Result {
         let status = self.command.status().map_err(|e| format!("cannot start `{}`: {e}", self.shown))?;
         if status.success() { Ok(()) } else { Err(format!("`{}` failed: {status}", self.shown)) }
+    }
+
+    /// Runs it and returns what it said on its second stream, which is shown too.
+    pub(crate) fn shown_output(mut self) -> Result<String> {
+        self.command.stderr(Stdio::piped());
+        let fault = |e| format!("cannot start `{}`: {e}", self.shown);
+        let mut child = self.command.spawn().map_err(fault)?;
+        let mut said = String::new();
+        let lines = child.stderr.take().map(|stream| BufReader::new(stream).lines());
+        for line in lines.into_iter().flatten().map_while(std::result::Result::ok) {
+            eprintln!("{line}");
+            said += &line;
+            said.push('\n');
+        }
+        let status = child.wait().map_err(fault)?;
+        if status.success() { Ok(said) } else { Err(format!("`{}` failed: {status}", self.shown)) }
     }
 
     /// Runs it and returns what it printed.

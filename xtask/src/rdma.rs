@@ -1,0 +1,70 @@
+//! `cargo xtask rdma-test`: the tests of the RDMA wire, in a virtual machine with two Soft-RoCE devices.
+
+use crate::run::{Result, cargo, root, step};
+use crate::vm;
+
+const MODULES: &[&str] = &["rdma_rxe", "rdma_ucm", "veth", "sch_netem"];
+const PACKAGES: &[&str] = &["ibverbs-providers"];
+/// Test targets that need devices, by crate; a plain `cargo test` leaves them out.
+const TARGETS: &[(&str, &str, &[&str])] = &[];
+/// Longest a run of everything may take.
+const SECONDS: u32 = 420;
+
+/// `rxe0` (10.77.0.1) and `rxe1` (10.77.0.2) at the ends of one cable. Both ends being here, the kernel must be told to answer
+/// itself; RDMA crosses the cable all the same, TCP between the two does not.
+const DEVICES: &str = r"
+set -e
+ulimit -l unlimited
+ip link set lo up
+ip link add rdma0 type veth peer name rdma1
+for name in all default rdma0 rdma1; do
+    echo 0 >/proc/sys/net/ipv4/conf/$name/rp_filter
+    echo 1 >/proc/sys/net/ipv4/conf/$name/accept_local
+done
+for i in 0 1; do
+    ip link set rdma$i mtu 9000 up
+    ip addr add 10.77.0.$((i + 1))/24 dev rdma$i
+    rdma link add rxe$i type rxe netdev rdma$i
+done
+export RUST_BACKTRACE=1
+";
+
+/// Runs the tests; words go to the test programs. `--run COMMAND..` runs a command of one's own beside the two devices instead.
+pub(crate) fn test(words: &[&str]) -> Result {
+    step("virtual machine with two Soft-RoCE devices");
+    let machine = vm::prepare(MODULES, PACKAGES)?;
+    let mut script = String::from(DEVICES);
+    script += &format!("cd {}\n", quoted(&root().display().to_string()));
+    if let ["--run", own @ ..] = words {
+        script += &own.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
+    } else {
+        for (package, target, features) in TARGETS {
+            let program = build(package, target, features)?;
+            // One after the other: what a test does to a cable is felt by all.
+            script += &format!("{} --test-threads=1", quoted(&program));
+            for word in words {
+                script += &format!(" {}", quoted(word));
+            }
+            script.push('\n');
+        }
+    }
+    match machine.run(&script, SECONDS)? {
+        0 => Ok(()),
+        status => Err(format!("in the virtual machine: exit status {status}")),
+    }
+}
+
+/// Builds a test program and returns its path.
+fn build(package: &str, target: &str, features: &[&str]) -> Result<String> {
+    let features = features.join(",");
+    let words = ["test", "--no-run", "-p", package, "--test", target, "--features", &features];
+    let said = cargo(&words).shown_output()?;
+    said.lines()
+        .find_map(|line| line.trim().strip_prefix("Executable ")?.rsplit_once('(')?.1.strip_suffix(')'))
+        .map(|path| root().join(path).display().to_string())
+        .ok_or_else(|| format!("cargo did not say where it put the tests of {package}"))
+}
+
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
