@@ -11,6 +11,7 @@ use tracing::{info, warn};
 use crate::handshake::{self, HandshakeConfig};
 use crate::net::{DEFAULT_PORT, HostPort};
 use crate::segment::SegmentDesc;
+use crate::transport::Protocol;
 
 /// The connection string that stands for [`Directory::P2p`].
 pub const P2P: &str = "P2PHANDSHAKE";
@@ -199,10 +200,14 @@ impl Directory {
                 SegmentDesc::decode(&entry.value).map_err(|e| e.context(format!("segment {name:?}")))?
             }
         };
+        // Wires that set up connections need all of the address, TCP the host at most.
+        if desc.tcp_data_host.is_empty() || !desc.speaks(&Protocol::TCP) {
+            desc.handshake = self.locate(name).await?;
+        }
         if desc.tcp_data_host.is_empty()
-            && let Some(at) = self.locate(name).await?
+            && let Some(at) = &desc.handshake
         {
-            desc.tcp_data_host = at.host;
+            desc.tcp_data_host.clone_from(&at.host);
         }
         Ok(desc)
     }

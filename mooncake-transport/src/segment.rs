@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use mooncake_core::{Error, ErrorCode, Result};
 use serde_json::{Map, Value};
 
+use crate::net::HostPort;
 use crate::transport::Protocol;
 
 /// Longest descriptor that is decoded, in bytes.
@@ -34,6 +35,8 @@ pub struct SegmentDesc {
     pub buffers: Vec<BufferDesc>,
     /// Every key not named above, as it came.
     pub extra: Map<String, Value>,
+    /// Where its owner's handshake port is, when whoever looked it up knows. Not published.
+    pub handshake: Option<HostPort>,
 }
 
 /// One registered range of a segment.
@@ -134,6 +137,7 @@ impl SegmentDesc {
             timestamp: map.text("timestamp")?,
             buffers: Vec::new(),
             extra: Map::new(),
+            handshake: None,
         };
         if !desc.without_addresses() {
             desc.buffers = match map.0.remove("buffers") {

@@ -8,6 +8,9 @@ use std::ptr::NonNull;
 use mooncake_core::Result;
 use mooncake_core::memory::MemorySpan;
 
+use serde_json::Value;
+
+use crate::handshake;
 use crate::segment::SegmentDesc;
 use crate::ticket::Completion;
 
@@ -67,6 +70,12 @@ impl Default for Capabilities {
 }
 
 impl Capabilities {
+    /// The same with [`needs_registration`](Self::needs_registration) as given.
+    #[must_use]
+    pub fn needs_registration(self, yes: bool) -> Self {
+        Self { needs_registration: yes, ..self }
+    }
+
     /// The same with [`shared_memory`](Self::shared_memory) as given.
     #[must_use]
     pub fn shared_memory(self, yes: bool) -> Self {
@@ -231,6 +240,13 @@ pub unsafe trait Transport: fmt::Debug + Send + Sync + 'static {
 
     /// A way to that segment's owner. May connect lazily.
     fn connect(&self, desc: &SegmentDesc) -> impl Future<Output = Result<Self::Peer>> + Send;
+
+    /// Answers a peer that sets up a connection of this wire at the node's handshake port, both in JSON; by default as one that has
+    /// nothing to set up.
+    fn accept(&self, request: Value) -> impl Future<Output = Value> + Send {
+        let _ = request;
+        std::future::ready(handshake::no_connection())
+    }
 
     /// Posts operations to one peer and returns without waiting. `ops.len()` equals `done.ops()`.
     /// Nothing may be allocated per operation on the usual path; shares of `done` are how single operations finish.

@@ -6,7 +6,7 @@ use crate::vm;
 const MODULES: &[&str] = &["rdma_rxe", "rdma_ucm", "veth", "sch_netem"];
 const PACKAGES: &[&str] = &["ibverbs-providers"];
 /// Test targets that need devices, by crate; a plain `cargo test` leaves them out.
-const TARGETS: &[(&str, &str, &[&str])] = &[];
+const TARGETS: &[(&str, &str, &[&str])] = &[("mooncake-rdma", "devices", &[])];
 /// Longest a run of everything may take.
 const SECONDS: u32 = 420;
 

@@ -11,11 +11,12 @@ use mooncake_core::clock::{Rng, SharedClock, SystemClock};
 use mooncake_core::meta::MemoryMetadata;
 use mooncake_core::{Error, Result};
 use parking_lot::Mutex;
+use serde_json::Value;
 
 use super::regions::Regions;
 use super::{Engine, Inner};
 use crate::directory::Directory;
-use crate::handshake::{HandshakeConfig, HandshakeServer, HandshakeService, Notification};
+use crate::handshake::{HandshakeConfig, HandshakeServer, HandshakeService, Notification, no_connection};
 use crate::net::{self, DEFAULT_PORT, DEFAULT_PORTS, HostPort};
 use crate::transport::{Protocol, Transport};
 
@@ -218,6 +219,13 @@ impl<T: Transport> HandshakeService for Service<T> {
         match self.0.upgrade() {
             Some(engine) if engine.directory.is_p2p() => engine.descriptor().encode(),
             _ => b"null".to_vec(),
+        }
+    }
+
+    async fn connection(&self, request: Value) -> Value {
+        match self.0.upgrade() {
+            Some(engine) => engine.transport.accept(request).await,
+            None => no_connection(),
         }
     }
 

@@ -101,7 +101,7 @@ impl<T: Transport> Inner<T> {
     /// Looks a segment up and finds a way to it.
     pub(super) async fn route(&self, name: &str) -> Result<Route<T>> {
         let desc = if name == self.name {
-            self.descriptor()
+            SegmentDesc { handshake: self.at.clone(), ..self.descriptor() }
         } else {
             let own = self.descriptor().encode();
             self.directory.descriptor(name, &own, &self.limits).await?

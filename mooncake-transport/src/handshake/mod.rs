@@ -66,9 +66,14 @@ pub trait HandshakeService: Send + Sync + 'static {
     /// Sets up a connection of a wire; the default is the answer of an engine that has none to set up.
     async fn connection(&self, request: Value) -> Value {
         let _ = request;
-        json!({
-            "local_gid": "", "local_lid": 0, "local_nic_path": "", "payload": "",
-            "peer_nic_path": "", "qp_num": [], "reply_msg": "",
-        })
+        no_connection()
     }
+}
+
+/// The answer of an engine that has no connections to set up.
+pub fn no_connection() -> Value {
+    json!({
+        "local_gid": "", "local_lid": 0, "local_nic_path": "", "payload": "",
+        "peer_nic_path": "", "qp_num": [], "reply_msg": "",
+    })
 }

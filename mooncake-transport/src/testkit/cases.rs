@@ -172,12 +172,12 @@ pub fn one_completion_for_many_operations<F: Fixture>(fixture: &mut F) {
         expected[i * 100..i * 100 + len].copy_from_slice(&patterned(i as u8, len));
     }
     assert_eq!(bytes_of(&remote), expected);
-    let reads: Vec<_> = (0..n).map(|i| Transfer::new(at(i), vec![0u8; 100])).collect();
+    let reads: Vec<_> = (0..n).map(|i| Transfer::new(at(i), world.blank(100))).collect();
     let ticket = world.run(|user| transfer::read(user, &peer, reads, deadline));
     let (result, reads) = world.fixture.block_on(ticket);
     result.expect("all reads");
     for (i, read) in reads.iter().enumerate() {
-        assert_eq!(read.buffer, expected[i * 100..(i + 1) * 100], "operation {i}");
+        assert_eq!(read.buffer.bytes(), expected[i * 100..(i + 1) * 100], "operation {i}");
     }
 }
 
@@ -187,7 +187,7 @@ pub fn operations_fail_one_by_one<F: Fixture>(fixture: &mut F) {
     let remote = world.open(4096, 1);
     let peer = world.connect(&[&remote]);
     let at = |i: usize| if i == 2 { remote.addr() + 4096 } else { remote.addr() + (i * 64) as u64 };
-    let reads: Vec<_> = (0..5).map(|i| Transfer::new(at(i), vec![0u8; 64])).collect();
+    let reads: Vec<_> = (0..5).map(|i| Transfer::new(at(i), world.blank(64))).collect();
     let deadline = world.patience();
     let ticket = world.run(|user| transfer::read(user, &peer, reads, deadline));
     let (results, reads) = world.fixture.block_on(ticket.results());
@@ -196,7 +196,7 @@ pub fn operations_fail_one_by_one<F: Fixture>(fixture: &mut F) {
     for (i, (result, read)) in results.iter().zip(&reads).enumerate() {
         if result.is_ok() {
             let expected: Vec<u8> = (0..64).map(|j| pattern(1, i * 64 + j)).collect();
-            assert_eq!(read.buffer, expected, "operation {i} is reported done");
+            assert_eq!(read.buffer.bytes(), expected, "operation {i} is reported done");
         }
     }
     assert!(results[0].is_ok(), "what went before the refused one is not harmed");
@@ -218,9 +218,9 @@ pub fn large_transfers_arrive_whole<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
     let remote = world.open(len, 1);
     let peer = world.connect(&[&remote]);
-    let (result, into) = world.read(&peer, remote.addr(), vec![0u8; len]);
+    let (result, into) = world.read(&peer, remote.addr(), world.blank(len));
     result.expect("a long read");
-    assert!(into == patterned(1, len), "a long read arrives whole");
+    assert!(into.bytes() == patterned(1, len), "a long read arrives whole");
     let (result, _) = world.write(&peer, remote.addr(), world.local(len, 7).into_shared());
     result.expect("a long write");
     assert!(bytes_of(&remote) == patterned(7, len), "a long write arrives whole");
@@ -232,20 +232,20 @@ pub fn finished_means_untouched<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
     let remote = world.open(len, 1);
     let peer = world.connect(&[&remote]);
-    let ticket = world.post_read(&peer, remote.addr(), vec![0u8; len]);
+    let ticket = world.post_read(&peer, remote.addr(), world.blank(len));
     world.fixture.kill(&world.owner);
     let (result, mut into) = world.finish(ticket);
     if result.is_ok() {
-        assert!(into == patterned(1, len), "done is done, even if the peer dies after");
+        assert!(into.bytes() == patterned(1, len), "done is done, even if the peer dies after");
     }
     let mark = patterned(3, len);
-    into.copy_from_slice(&mark);
+    into.set(&mark);
     // Whatever the wire still had in hand gets every chance to do harm.
     for _ in 0..3 {
-        let (result, _) = world.read(&peer, remote.addr(), vec![0u8; 64]);
+        let (result, _) = world.read(&peer, remote.addr(), world.blank(64));
         assert!(result.is_err(), "the peer is dead");
     }
-    assert!(into == mark, "bytes of a finished operation belong to the caller");
+    assert!(into.bytes() == mark, "bytes of a finished operation belong to the caller");
 }
 
 /// A dropped ticket neither cancels nor frees: the write lands, and then the buffer goes.
@@ -274,7 +274,7 @@ pub fn dropped_ticket_goes_on_and_frees_later<F: Fixture>(fixture: &mut F) {
     let (start, mut turns) = (clock.now(), 0);
     while drops.load(Ordering::SeqCst) == 0 {
         // A read makes the wire's tasks run; no sleep stands in for the event.
-        let _ = world.read(&peer, remote.addr(), vec![0u8; 64]);
+        let _ = world.read(&peer, remote.addr(), world.blank(64));
         turns += 1;
         assert!(
             turns < 10 || clock.now().since(start) < Duration::from_secs(20),
@@ -304,7 +304,7 @@ pub fn concurrent_submissions<F: Fixture>(fixture: &mut F) {
     for round in 0..rounds {
         for i in 0..threads {
             let at = remotes[i].addr() + (round * 64 % 4096) as u64;
-            let source = Bytes::from(patterned((round + i) as u8, 64));
+            let source = world.given(&patterned((round + i) as u8, 64));
             let write =
                 world.run(|user| transfer::write(user, &peers[i], [Transfer::new(at, source)], deadline));
             tickets.push(write);
@@ -316,13 +316,15 @@ pub fn concurrent_submissions<F: Fixture>(fixture: &mut F) {
     std::thread::scope(|scope| {
         for (i, peer) in peers.iter().enumerate() {
             let (user, remote, peer) = (&world.user, &remotes[i], peer.clone());
+            let mut into = world.blank(64);
             scope.spawn(move || {
                 for round in 0..rounds.min(64) {
                     let at = remote.addr() + (round * 64) as u64;
-                    let read = transfer::read(&**user, &peer, [Transfer::new(at, vec![0u8; 64])], deadline);
+                    let read = transfer::read(&**user, &peer, [Transfer::new(at, into)], deadline);
                     let (result, [read]) = read.wait();
                     result.expect("a read from a thread of its own");
-                    assert_eq!(read.buffer, patterned((round + i) as u8, 64), "round {round} to peer {i}");
+                    into = read.buffer;
+                    assert_eq!(into.bytes(), patterned((round + i) as u8, 64), "round {round} to peer {i}");
                 }
             });
         }
@@ -335,13 +337,13 @@ pub fn dead_peer_is_an_error_by_the_deadline<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
     let remote = world.open(4096, 1);
     let peer = world.connect(&[&remote]);
-    world.read(&peer, remote.addr(), vec![0u8; 64]).0.expect("alive");
+    world.read(&peer, remote.addr(), world.blank(64)).0.expect("alive");
     world.fixture.kill(&world.owner);
     let clock = world.fixture.clock();
     for _ in 0..3 {
         let start = clock.now();
         let deadline = Some(start.after(Duration::from_millis(1500)));
-        let read = [Transfer::new(remote.addr(), vec![0u8; 64])];
+        let read = [Transfer::new(remote.addr(), world.blank(64))];
         let ticket = world.run(|user| transfer::read(user, &peer, read, deadline));
         let kind = kind(world.finish(ticket).0);
         assert!(matches!(kind, ErrorKind::Unavailable | ErrorKind::Timeout), "{kind:?}");
@@ -350,7 +352,7 @@ pub fn dead_peer_is_an_error_by_the_deadline<F: Fixture>(fixture: &mut F) {
     let desc = describe(&*world.owner, &[]);
     if let Ok(peer) = world.fixture.block_on(world.user.connect(&desc)) {
         let deadline = Some(clock.now().after(Duration::from_millis(1500)));
-        let read = [Transfer::new(remote.addr(), vec![0u8; 64])];
+        let read = [Transfer::new(remote.addr(), world.blank(64))];
         let ticket = world.run(|user| transfer::read(user, &peer, read, deadline));
         assert!(world.finish(ticket).0.is_err(), "a new way to a dead peer leads nowhere either");
     }
@@ -365,7 +367,7 @@ pub fn passed_deadline_sends_nothing<F: Fixture>(fixture: &mut F) {
     let write = [Transfer::new(remote.addr(), world.local(64, 7).into_shared())];
     let ticket = world.run(|user| transfer::write(user, &peer, write, Some(now)));
     assert_eq!(kind(world.finish(ticket).0), ErrorKind::Timeout);
-    let (result, _) = world.read(&peer, remote.addr() + 64, vec![0u8; 64]);
+    let (result, _) = world.read(&peer, remote.addr() + 64, world.blank(64));
     result.expect("the way is still good");
     assert_eq!(bytes_of(&remote), patterned(1, 4096), "a write after its deadline");
 }

@@ -9,6 +9,7 @@ use mooncake_core::clock::Rng;
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
+use serde_json::Value;
 
 use crate::segment::SegmentDesc;
 use crate::ticket::Completion;
@@ -210,6 +211,10 @@ unsafe impl<T: Transport> Transport for Faulty<T> {
 
     fn connect(&self, desc: &SegmentDesc) -> impl Future<Output = Result<T::Peer>> + Send {
         self.inner.connect(desc)
+    }
+
+    fn accept(&self, request: Value) -> impl Future<Output = Value> + Send {
+        self.inner.accept(request)
     }
 
     fn submit<'a, I>(&self, peer: &T::Peer, ops: I, done: Completion)

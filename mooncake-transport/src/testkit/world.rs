@@ -8,7 +8,7 @@ use mooncake_core::memory::{HostMemory, MemorySource, MemorySpan};
 use mooncake_core::{Error, Result};
 
 use super::Fixture;
-use crate::region::{Region, Sink, SliceMut, Source};
+use crate::region::{Local, Region, Sink, SliceMut, Source};
 use crate::segment::{BufferDesc, SegmentDesc};
 use crate::ticket::Ticket;
 use crate::transfer::{self, Transfer};
@@ -40,6 +40,21 @@ impl<'f, F: Fixture> World<'f, F> {
     /// Memory of the user, filled with a pattern.
     pub(super) fn local(&self, len: usize, seed: u8) -> SliceMut<F::T> {
         self.region(&self.user, len, Access::Local, seed).exclusive().expect("the one handle")
+    }
+
+    /// Local bytes to read into: plain ones, unless the wire wants them registered.
+    pub(super) fn blank(&self, len: usize) -> Buffer<F::T> {
+        self.given(&vec![0; len])
+    }
+
+    /// Local bytes to write from.
+    pub(super) fn given(&self, bytes: &[u8]) -> Buffer<F::T> {
+        if !self.user.capabilities().needs_registration {
+            return Buffer::Plain(bytes.to_vec());
+        }
+        let mut slice = self.local(bytes.len(), 0);
+        slice.copy_from(0, bytes).expect("in range");
+        Buffer::Registered(slice)
     }
 
     /// Registered memory filled with the pattern of `seed`.
@@ -99,6 +114,47 @@ impl<'f, F: Fixture> World<'f, F> {
         self.fixture.block_on(call).expect("polled once")
     }
 }
+
+/// Local bytes as a wire wants them.
+pub(super) enum Buffer<T: Transport> {
+    Plain(Vec<u8>),
+    Registered(SliceMut<T>),
+}
+
+impl<T: Transport> Buffer<T> {
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        match self {
+            Buffer::Plain(bytes) => bytes.clone(),
+            Buffer::Registered(slice) => {
+                let mut bytes = vec![0; slice.len()];
+                slice.copy_to(0, &mut bytes).expect("in range");
+                bytes
+            }
+        }
+    }
+
+    pub(super) fn set(&mut self, to: &[u8]) {
+        match self {
+            Buffer::Plain(bytes) => bytes.copy_from_slice(to),
+            Buffer::Registered(slice) => slice.copy_from(0, to).expect("in range"),
+        }
+    }
+}
+
+// SAFETY: as what is inside, which never changes from one to the other.
+#[allow(unsafe_code)]
+unsafe impl<T: Transport> Source<T> for Buffer<T> {
+    fn local(&self) -> Local<'_, T::Registration> {
+        match self {
+            Buffer::Plain(bytes) => Source::<T>::local(bytes),
+            Buffer::Registered(slice) => slice.local(),
+        }
+    }
+}
+
+// SAFETY: both are sinks.
+#[allow(unsafe_code)]
+unsafe impl<T: Transport> Sink<T> for Buffer<T> {}
 
 /// The bytes of a region.
 pub(super) fn bytes_of<T: Transport>(region: &Region<T>) -> Vec<u8> {

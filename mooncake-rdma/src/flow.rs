@@ -1,0 +1,389 @@
+//! What is on its way on one connection and what waits for room: bookkeeping without a device, so that it can be tested without one.
+//!
+//! Requests of a queue pair complete in order, so one completion stands for all before it, and few requests have to report at all.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use mooncake_core::clock::Moment;
+
+use crate::verbs::Status;
+
+/// Bits of a request's number that count requests.
+const SEQUENCE: u32 = (1 << 24) - 1;
+
+/// Room in a completion queue, shared by all that report to it: a queue that overflows is lost.
+#[derive(Debug)]
+pub(crate) struct Credits {
+    free: AtomicUsize,
+}
+
+impl Credits {
+    pub(crate) fn new(n: usize) -> Self {
+        Self { free: AtomicUsize::new(n) }
+    }
+
+    /// Takes up to `n`; how many.
+    pub(crate) fn take(&self, n: usize) -> usize {
+        let mut taken = 0;
+        let _ = self.free.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |free| {
+            taken = free.min(n);
+            (taken != 0).then(|| free - taken)
+        });
+        taken
+    }
+
+    pub(crate) fn give(&self, n: usize) {
+        self.free.fetch_add(n, Ordering::AcqRel);
+    }
+
+    pub(crate) fn any(&self) -> bool {
+        self.free.load(Ordering::Acquire) != 0
+    }
+
+    #[cfg(test)]
+    fn free(&self) -> usize {
+        self.free.load(Ordering::SeqCst)
+    }
+}
+
+/// Something to send.
+pub(crate) trait Message {
+    /// When it is worth nothing any more.
+    fn deadline(&self) -> Option<Moment>;
+}
+
+/// One request about to be posted.
+pub(crate) struct Sending<'a, P> {
+    pub(crate) sequence: u32,
+    pub(crate) signalled: bool,
+    pub(crate) message: &'a P,
+}
+
+/// How a message ended.
+#[derive(Debug)]
+pub(crate) struct Ended<P> {
+    pub(crate) message: P,
+    pub(crate) status: Status,
+}
+
+/// Messages of one connection. Several queue pairs share the load.
+#[derive(Debug)]
+pub(crate) struct Flow<P> {
+    lanes: Vec<Lane<P>>,
+    waiting: VecDeque<P>,
+    max_waiting: usize,
+}
+
+#[derive(Debug)]
+struct Lane<P> {
+    sent: VecDeque<P>,
+    /// Number of the first of them.
+    first: u32,
+    room: usize,
+}
+
+impl<P: Message> Flow<P> {
+    pub(crate) fn new(lanes: usize, room: usize, max_waiting: usize) -> Self {
+        let lane = || Lane { sent: VecDeque::with_capacity(room), first: 0, room };
+        Self { lanes: (0..lanes).map(|_| lane()).collect(), waiting: VecDeque::new(), max_waiting }
+    }
+
+    /// Takes a message, or gives it back when too many wait.
+    pub(crate) fn push(&mut self, message: P) -> Result<(), P> {
+        if self.waiting.len() >= self.max_waiting {
+            return Err(message);
+        }
+        self.waiting.push_back(message);
+        Ok(())
+    }
+
+    /// Posts what there is room for, spread over the queue pairs, with one call of `post` for each. A call that fails says how many were
+    /// taken; the rest waits again. True when more waits for room in the completion queue only.
+    pub(crate) fn fill<E>(
+        &mut self,
+        credits: &Credits,
+        mut post: impl FnMut(usize, &mut dyn Iterator<Item = Sending<'_, P>>) -> Result<(), (usize, E)>,
+    ) -> Result<bool, E> {
+        let lanes = self.lanes.len();
+        for index in 0..lanes {
+            let lane = &mut self.lanes[index];
+            let share = self.waiting.len().div_ceil(lanes - index);
+            let wanted = share.min(lane.room - lane.sent.len());
+            if wanted == 0 {
+                continue;
+            }
+            let n = credits.take(wanted);
+            if n == 0 {
+                return Ok(true);
+            }
+            let before = lane.sent.len();
+            lane.sent.extend(self.waiting.drain(..n));
+            let quarter = u32::try_from(lane.room / 4).unwrap_or(1).max(1);
+            let first = lane.first;
+            let mut requests = lane.sent.range(before..).enumerate().map(|(i, message)| {
+                let sequence = first.wrapping_add((before + i) as u32) & SEQUENCE;
+                // The last reports for all; in a long row some do before, so that room is known to be free.
+                let signalled = i + 1 == n || sequence % quarter == 0;
+                Sending { sequence, signalled, message }
+            });
+            let posted = post(index, &mut requests);
+            drop(requests);
+            if let Err((taken, error)) = posted {
+                let lane = &mut self.lanes[index];
+                for message in lane.sent.drain(before + taken.min(n)..).rev() {
+                    self.waiting.push_front(message);
+                }
+                credits.give(n - taken.min(n));
+                return Err(error);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Takes out what a completion stands for: the request itself, and all before it, which are done.
+    pub(crate) fn completed(
+        &mut self,
+        lane: usize,
+        sequence: u32,
+        status: Status,
+        credits: &Credits,
+        into: &mut Vec<Ended<P>>,
+    ) {
+        let Some(lane) = self.lanes.get_mut(lane) else { return };
+        let position = (sequence.wrapping_sub(lane.first) & SEQUENCE) as usize;
+        // Of an earlier life, or twice: nothing it could stand for.
+        if position >= lane.sent.len() {
+            return;
+        }
+        let n = position + 1;
+        lane.first = lane.first.wrapping_add(n as u32) & SEQUENCE;
+        into.extend(lane.sent.drain(..n).enumerate().map(|(i, message)| Ended {
+            message,
+            status: if i == position { status } else { Status::Done },
+        }));
+        credits.give(n);
+    }
+
+    /// Takes out what waits and is late. When the next deadline is, and whether something on its way is late already.
+    pub(crate) fn expire(&mut self, now: Moment, late: &mut Vec<P>) -> (Option<Moment>, bool) {
+        let is_late = |message: &P| message.deadline().is_some_and(|at| now >= at);
+        if self.waiting.iter().any(is_late) {
+            for _ in 0..self.waiting.len() {
+                let Some(message) = self.waiting.pop_front() else { break };
+                if is_late(&message) { late.push(message) } else { self.waiting.push_back(message) }
+            }
+        }
+        let sent = || self.lanes.iter().flat_map(|lane| &lane.sent);
+        let next =
+            self.waiting.iter().chain(sent()).filter_map(Message::deadline).filter(|at| *at > now).min();
+        (next, sent().any(is_late))
+    }
+
+    /// Takes out everything that was not posted.
+    pub(crate) fn take_waiting(&mut self) -> VecDeque<P> {
+        std::mem::take(&mut self.waiting)
+    }
+
+    /// Takes out everything that was posted. Only when the queue pairs are gone.
+    pub(crate) fn take_sent(&mut self, credits: &Credits) -> Vec<P> {
+        let sent: Vec<P> = self.lanes.iter_mut().flat_map(|lane| lane.sent.drain(..)).collect();
+        credits.give(sent.len());
+        sent
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.lanes.iter().map(|lane| lane.sent.len()).sum()
+    }
+
+    pub(crate) fn waits(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        !self.waits() && self.in_flight() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mooncake_core::clock::Rng;
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    #[derive(Debug, PartialEq)]
+    struct Item(u64, Option<Moment>);
+
+    impl Message for Item {
+        fn deadline(&self) -> Option<Moment> {
+            self.1
+        }
+    }
+
+    /// A queue pair and its completion queue, as a device keeps them.
+    #[derive(Default)]
+    struct Device {
+        /// Posted and not over, per lane: number and whether it reports.
+        queues: Vec<VecDeque<(u32, bool)>>,
+        failed: Vec<bool>,
+        completions: VecDeque<(usize, u32, Status)>,
+    }
+
+    impl Device {
+        fn new(lanes: usize) -> Self {
+            Self { queues: vec![VecDeque::new(); lanes], failed: vec![false; lanes], ..Self::default() }
+        }
+
+        fn post(
+            &mut self,
+            lane: usize,
+            requests: &mut dyn Iterator<Item = Sending<'_, Item>>,
+            refuse_after: usize,
+        ) -> Result<(), (usize, ())> {
+            for (i, request) in requests.enumerate() {
+                if i == refuse_after {
+                    return Err((i, ()));
+                }
+                self.queues[lane].push_back((request.sequence, request.signalled));
+            }
+            Ok(())
+        }
+
+        /// Finishes the first request of a lane. Once one failed, all that follow are flushed; what fails reports in any case.
+        fn step(&mut self, lane: usize, fail: bool) {
+            let Some((sequence, signalled)) = self.queues[lane].pop_front() else { return };
+            let status = match (self.failed[lane], fail) {
+                (true, _) => Status::Flushed,
+                (false, true) => Status::Unanswered,
+                (false, false) => Status::Done,
+            };
+            self.failed[lane] |= fail;
+            if signalled || status != Status::Done {
+                self.completions.push_back((lane, sequence, status));
+            }
+        }
+    }
+
+    fn items(flow: &mut Flow<Item>, range: std::ops::Range<u64>) {
+        for i in range {
+            flow.push(Item(i, None)).unwrap();
+        }
+    }
+
+    #[test]
+    fn one_completion_stands_for_all_before_it() {
+        let (credits, mut device) = (Credits::new(100), Device::new(1));
+        let mut flow = Flow::new(1, 40, 100);
+        items(&mut flow, 0..25);
+        assert!(!flow.fill(&credits, |lane, requests| device.post(lane, requests, 99)).unwrap());
+        let reporting = device.queues[0].iter().filter(|(_, signalled)| *signalled).count();
+        assert!(reporting <= 4, "{reporting} of 25 requests report");
+        assert_eq!((flow.in_flight(), credits.free()), (25, 75));
+        let mut ended = Vec::new();
+        flow.completed(0, 24, Status::Done, &credits, &mut ended);
+        assert!(ended.len() == 25 && ended.iter().all(|e| e.status == Status::Done));
+        flow.completed(0, 24, Status::Done, &credits, &mut ended);
+        flow.completed(7, 0, Status::Done, &credits, &mut ended);
+        assert_eq!((ended.len(), flow.is_idle(), credits.free()), (25, true, 100));
+    }
+
+    #[test]
+    fn the_load_is_shared_and_bounded() {
+        let (credits, mut device) = (Credits::new(12), Device::new(2));
+        let mut flow = Flow::new(2, 8, 16);
+        items(&mut flow, 0..16);
+        assert_eq!(flow.push(Item(16, None)), Err(Item(16, None)));
+        let starved = flow.fill(&credits, |lane, requests| device.post(lane, requests, 99)).unwrap();
+        assert_eq!((device.queues[0].len(), device.queues[1].len(), credits.free()), (8, 4, 0));
+        assert!(!starved, "what waits now waits for room in the queue pairs as well");
+        assert!(flow.fill(&credits, |lane, requests| device.post(lane, requests, 99)).unwrap());
+    }
+
+    #[test]
+    fn what_a_queue_does_not_take_waits_in_its_place() {
+        let (credits, mut device) = (Credits::new(100), Device::new(1));
+        let mut flow = Flow::new(1, 50, 100);
+        items(&mut flow, 0..10);
+        flow.fill(&credits, |lane, requests| device.post(lane, requests, 3)).unwrap_err();
+        assert_eq!((flow.in_flight(), credits.free()), (3, 97));
+        let waiting: Vec<u64> = flow.take_waiting().iter().map(|item| item.0).collect();
+        assert_eq!(waiting, (3..10).collect::<Vec<_>>());
+        assert_eq!((flow.take_sent(&credits).len(), credits.free()), (3, 100));
+    }
+
+    #[test]
+    fn late_messages_are_not_posted() {
+        let mut flow = Flow::new(1, 1, 100);
+        let at = |s| Moment(0).after(Duration::from_secs(s));
+        for (i, deadline) in [Some(at(5)), None, Some(at(3)), Some(at(9))].into_iter().enumerate() {
+            flow.push(Item(i as u64, deadline)).unwrap();
+        }
+        let mut late = Vec::new();
+        assert_eq!(flow.expire(at(1), &mut late), (Some(at(3)), false));
+        let credits = Credits::new(9);
+        flow.fill(&credits, |_, requests| {
+            requests.count();
+            Ok::<(), (usize, ())>(())
+        })
+        .unwrap();
+        assert_eq!(flow.expire(at(6), &mut late), (Some(at(9)), true), "the first is on its way, and late");
+        assert_eq!(late, [Item(2, Some(at(3)))]);
+        let order: Vec<u64> = flow.take_waiting().iter().map(|item| item.0).collect();
+        assert_eq!(order, [1, 3]);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..Default::default() })]
+
+        /// Whatever is posted, refused, completed and failed: each message ends once, in its lane's order, with what the device said,
+        /// and every credit comes back.
+        #[test]
+        fn nothing_is_lost_or_doubled(seed: u64, lanes in 1usize..4, room in 1usize..20, total in 1usize..40) {
+            let mut rng = Rng::seeded(seed);
+            let credits = Credits::new(total);
+            let mut device = Device::new(lanes);
+            let mut flow = Flow::new(lanes, room, 50);
+            let (mut next, mut refused, mut ended) = (0u64, false, Vec::new());
+            // Late in the sequence, so that numbers wrap.
+            for lane in &mut flow.lanes {
+                lane.first = SEQUENCE - 5;
+            }
+            for _ in 0..400 {
+                match rng.below(6) {
+                    0 | 1 => match flow.push(Item(next, None)) {
+                        Ok(()) => next += 1,
+                        Err(item) => prop_assert_eq!(item.0, next),
+                    },
+                    2 => {
+                        let refuse = if rng.below(10) == 0 { rng.below(3) as usize } else { usize::MAX };
+                        refused |= flow.fill(&credits, |lane, requests| device.post(lane, requests, refuse)).is_err();
+                    }
+                    3 | 4 => device.step(rng.below(lanes as u64) as usize, rng.below(50) == 0),
+                    _ => if let Some((lane, sequence, status)) = device.completions.pop_front() {
+                        flow.completed(lane, sequence, status, &credits, &mut ended);
+                    }
+                }
+                prop_assert!(flow.lanes.iter().all(|lane| lane.sent.len() <= room));
+                prop_assert_eq!(credits.free() + flow.in_flight(), total);
+                prop_assert!(device.completions.len() <= total, "the completion queue would overflow");
+            }
+            // To the end: the connection is closed, which flushes all.
+            for lane in 0..lanes {
+                device.step(lane, true);
+                while !device.queues[lane].is_empty() { device.step(lane, false); }
+            }
+            while let Some((lane, sequence, status)) = device.completions.pop_front() {
+                flow.completed(lane, sequence, status, &credits, &mut ended);
+            }
+            // Only what a refused posting left without a report stays, until the pair is destroyed.
+            let silent = flow.take_sent(&credits);
+            prop_assert!(refused || silent.is_empty());
+            let mut seen: Vec<u64> = ended.iter().map(|e| e.message.0).chain(flow.take_waiting().iter().map(|i| i.0)).collect();
+            seen.extend(silent.iter().map(|item| item.0));
+            seen.sort_unstable();
+            prop_assert_eq!(seen, (0..next).collect::<Vec<_>>());
+            prop_assert_eq!(credits.free(), total);
+        }
+    }
+}

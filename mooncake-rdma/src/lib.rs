@@ -1,0 +1,28 @@
+#![doc = include_str!("../README.md")]
+#![deny(unsafe_code)]
+
+mod config;
+#[allow(unsafe_code)]
+mod endpoint;
+mod flow;
+pub mod gid;
+pub mod message;
+mod nic;
+mod node;
+mod peer;
+mod poller;
+mod rails;
+#[allow(unsafe_code)]
+mod registration;
+mod slices;
+#[allow(unsafe_code)]
+mod topology;
+#[allow(unsafe_code)]
+mod transport;
+#[allow(unsafe_code)]
+pub mod verbs;
+
+pub use config::RdmaConfig;
+pub use peer::RdmaPeer;
+pub use registration::Registration;
+pub use transport::{NicInfo, RdmaTransport};

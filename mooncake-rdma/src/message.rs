@@ -1,0 +1,188 @@
+//! What the two ends of a connection tell each other at the handshake port, as the existing system writes it.
+
+use std::net::Ipv6Addr;
+
+use mooncake_core::{Error, Result};
+use serde_json::{Map, Value, json};
+
+use crate::config::MAX_PAIRS;
+use crate::gid;
+
+/// One side's view of a connection: a request, or the reply to one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Connection {
+    /// The sender's device: `<server name>@<device>`.
+    pub local_nic_path: String,
+    /// The receiver's device, the same way.
+    pub peer_nic_path: String,
+    /// The sender's local address, on InfiniBand.
+    pub lid: u16,
+    /// The sender's global address.
+    pub gid: Option<Ipv6Addr>,
+    /// Numbers of the sender's queue pairs.
+    pub pairs: Vec<u32>,
+    /// Why the request is refused; empty when it is not.
+    pub refusal: String,
+    /// Whether the sender is ready to be sent to. `None` for peers that do not say; they are from the start.
+    pub ready: Option<bool>,
+}
+
+impl Connection {
+    /// A reply that says why not.
+    pub fn refused(why: impl Into<String>) -> Self {
+        Self { refusal: why.into(), ..Self::default() }
+    }
+
+    /// As JSON.
+    pub fn encode(&self) -> Value {
+        let mut value = json!({
+            "local_nic_path": self.local_nic_path,
+            "peer_nic_path": self.peer_nic_path,
+            "local_lid": self.lid,
+            "local_gid": self.gid.map(gid::text).unwrap_or_default(),
+            "qp_num": self.pairs,
+            "reply_msg": self.refusal,
+            "payload": "",
+        });
+        if let (Some(ready), Value::Object(map)) = (self.ready, &mut value) {
+            map.insert("ready_ack".into(), ready.into());
+        }
+        value
+    }
+
+    /// Reads one; missing keys are empty, unknown ones are ignored. The error says what is wrong.
+    pub fn decode(value: &Value) -> Result<Self> {
+        let Value::Object(map) = value else { return Err(bad("not a JSON object")) };
+        let number = |value: &Value, key: &str| {
+            value.as_u64().ok_or_else(|| bad(format!("{key:?} holds {value}, not a whole number")))
+        };
+        let lid = match map.get("local_lid") {
+            None | Some(Value::Null) => 0,
+            Some(value) => u16::try_from(number(value, "local_lid")?)
+                .map_err(|_| bad("\"local_lid\" is out of range"))?,
+        };
+        let address = text(map, "local_gid")?;
+        let gid = match address {
+            "" => None,
+            address => Some(
+                gid::parse(address)
+                    .ok_or_else(|| bad(format!("\"local_gid\" {address:?} is not sixteen bytes")))?,
+            ),
+        };
+        let pairs = match map.get("qp_num") {
+            None | Some(Value::Null) => Vec::new(),
+            Some(Value::Array(numbers)) if numbers.len() <= MAX_PAIRS => numbers
+                .iter()
+                .map(|value| {
+                    let number = number(value, "qp_num")?;
+                    u32::try_from(number)
+                        .ok()
+                        .filter(|n| *n <= MAX_PAIR_NUMBER)
+                        .ok_or_else(|| bad(format!("there is no queue pair {number}")))
+                })
+                .collect::<Result<_>>()?,
+            Some(Value::Array(numbers)) => {
+                return Err(bad(format!("{} queue pairs, at most {MAX_PAIRS}", numbers.len())));
+            }
+            Some(_) => return Err(bad("\"qp_num\" is not an array")),
+        };
+        let ready = match map.get("ready_ack") {
+            None | Some(Value::Null) => None,
+            Some(Value::Bool(ready)) => Some(*ready),
+            Some(_) => return Err(bad("\"ready_ack\" is not a boolean")),
+        };
+        Ok(Self {
+            local_nic_path: text(map, "local_nic_path")?.into(),
+            peer_nic_path: text(map, "peer_nic_path")?.into(),
+            lid,
+            gid,
+            pairs,
+            refusal: text(map, "reply_msg")?.into(),
+            ready,
+        })
+    }
+}
+
+/// Their numbers have 24 bits.
+const MAX_PAIR_NUMBER: u32 = (1 << 24) - 1;
+
+fn text<'a>(map: &'a Map<String, Value>, key: &str) -> Result<&'a str> {
+    match map.get(key) {
+        None | Some(Value::Null) => Ok(""),
+        Some(Value::String(text)) => Ok(text),
+        Some(_) => Err(bad(format!("{key:?} is not a text"))),
+    }
+}
+
+fn bad(what: impl Into<String>) -> Error {
+    Error::invalid(what.into()).context("connection handshake")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_existing_systems_message_is_read() {
+        let text = r#"{"local_gid":"00:00:00:00:00:00:00:00:00:00:ff:ff:0a:4d:00:01","local_lid":0,
+            "local_nic_path":"10.77.0.1:15001@mlx5_0","payload":"","peer_nic_path":"10.77.0.2:15002@mlx5_1",
+            "qp_num":[17,18],"ready_ack":false,"reply_msg":"","later":{}}"#;
+        let message = Connection::decode(&serde_json::from_str(text).unwrap()).unwrap();
+        assert_eq!(message.gid, Some("::ffff:10.77.0.1".parse().unwrap()));
+        assert_eq!((message.pairs.as_slice(), message.ready), (&[17, 18][..], Some(false)));
+        assert_eq!(Connection::decode(&json!({})).unwrap(), Connection::default());
+        assert!(Connection::default().encode().get("ready_ack").is_none());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (value, word) in [
+            (json!([]), "object"),
+            (json!({"local_lid": 65536}), "range"),
+            (json!({"local_lid": -1}), "whole"),
+            (json!({"local_gid": "00:11"}), "sixteen"),
+            (json!({"qp_num": 1}), "array"),
+            (json!({"qp_num": [16_777_216]}), "no queue pair"),
+            (json!({"qp_num": vec![1; 256]}), "at most"),
+            (json!({"ready_ack": 1}), "boolean"),
+            (json!({"reply_msg": 1}), "text"),
+        ] {
+            let error = Connection::decode(&value).unwrap_err().to_string();
+            assert!(error.contains(word) && error.contains("handshake"), "{value}: {error}");
+        }
+    }
+
+    fn anything() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            ".{0,60}".prop_map(Value::from),
+            "([0-9a-f]{2}:){15}[0-9a-f]{2}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(2, 12, 4, |inner| prop::collection::vec(inner, 0..4).prop_map(Value::from))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn messages_round_trip(paths in (".{0,20}", ".{0,20}"), lid: u16, gid: Option<u128>, pairs in prop::collection::vec(0..1u32 << 24, 0..9), refusal in ".{0,20}", ready: Option<bool>) {
+            let message = Connection {
+                local_nic_path: paths.0, peer_nic_path: paths.1, lid, gid: gid.map(Ipv6Addr::from), pairs, refusal, ready,
+            };
+            prop_assert_eq!(Connection::decode(&message.encode()).unwrap(), message);
+        }
+
+        #[test]
+        fn nonsense_is_refused_and_never_half_read(values in prop::collection::vec(anything(), 7)) {
+            let keys = ["local_nic_path", "peer_nic_path", "local_lid", "local_gid", "qp_num", "reply_msg", "ready_ack"];
+            let map: Map<String, Value> = keys.iter().map(|k| (*k).to_owned()).zip(values).collect();
+            if let Ok(message) = Connection::decode(&Value::Object(map)) {
+                prop_assert_eq!(Connection::decode(&message.encode()).unwrap(), message);
+            }
+        }
+    }
+}

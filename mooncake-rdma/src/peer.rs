@@ -1,0 +1,198 @@
+//! A peer as its descriptor shows it: memory with keys, devices, and the ways there.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use mooncake_core::{Error, Result};
+use mooncake_transport::net::{DEFAULT_PORT, HostPort};
+use mooncake_transport::{BufferDesc, Protocol, SegmentDesc};
+use serde_json::Value;
+
+use crate::node::Rail;
+
+/// Most devices a descriptor may name.
+const MAX_DEVICES: usize = 256;
+
+/// A way to one peer. Clones are the same way.
+#[derive(Clone)]
+pub struct RdmaPeer {
+    pub(crate) shared: Arc<Peer>,
+}
+
+impl fmt::Debug for RdmaPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RdmaPeer({:?}, {} regions)", self.shared.about.server, self.shared.about.regions.len())
+    }
+}
+
+/// What is known of a peer.
+pub(crate) struct Peer {
+    pub(crate) about: About,
+    /// By our device, then by the peer's.
+    pub(crate) rails: Vec<Vec<Arc<Rail>>>,
+    pub(crate) turn: AtomicUsize,
+    /// The node that made it.
+    pub(crate) owner: u64,
+}
+
+/// What a descriptor says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct About {
+    /// What its devices' paths begin with.
+    pub(crate) server: String,
+    /// Where its handshake port is.
+    pub(crate) at: HostPort,
+    /// Names of its devices.
+    pub(crate) devices: Vec<String>,
+    regions: Vec<Range>,
+}
+
+/// One registered range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Range {
+    start: u64,
+    end: u64,
+    /// By the peer's device.
+    keys: Vec<u32>,
+}
+
+impl About {
+    /// Reads a descriptor. `Invalid` says what is wrong with it.
+    pub(crate) fn read(desc: &SegmentDesc) -> Result<Self> {
+        let bad = |what: String| Error::invalid(format!("segment {:?}: {what}", desc.name));
+        if !desc.speaks(&Protocol::RDMA) {
+            return Err(bad("is not reached by rdma".into()));
+        }
+        let devices = match desc.extra.get("devices") {
+            Some(Value::Array(devices)) if devices.len() <= MAX_DEVICES => devices,
+            Some(Value::Array(devices)) => return Err(bad(format!("{} devices", devices.len()))),
+            _ => return Err(bad("lists no \"devices\"".into())),
+        };
+        let devices = devices
+            .iter()
+            .map(|device| device["name"].as_str().filter(|name| !name.is_empty()).map(str::to_owned))
+            .collect::<Option<Vec<_>>>()
+            .filter(|devices| !devices.is_empty())
+            .ok_or_else(|| bad("has a device without a name, or none".into()))?;
+        let mut regions = Vec::new();
+        for buffer in &desc.buffers {
+            let Some(end) = buffer.addr.checked_add(buffer.length) else { continue };
+            let keys =
+                keys(buffer).ok_or_else(|| bad(format!("the keys of {:#x} are not numbers", buffer.addr)))?;
+            match keys.len() {
+                // Closed to peers.
+                0 => {}
+                n if n == devices.len() => regions.push(Range { start: buffer.addr, end, keys }),
+                n => {
+                    return Err(bad(format!("{n} keys at {:#x} for {} devices", buffer.addr, devices.len())));
+                }
+            }
+        }
+        regions.sort_unstable_by_key(|region| region.start);
+        let server =
+            if desc.rdma_server_name.is_empty() { desc.name.clone() } else { desc.rdma_server_name.clone() };
+        let at = match &desc.handshake {
+            Some(at) if desc.rdma_server_name.is_empty() => at.clone(),
+            _ => HostPort::parse(&server, DEFAULT_PORT),
+        };
+        Ok(Self { server, at, devices, regions })
+    }
+
+    /// The region that holds all of a range. `Invalid` when none does.
+    pub(crate) fn region(&self, addr: u64, len: usize) -> Result<usize> {
+        let wrong =
+            |why: &str| Err(Error::invalid(format!("{len} bytes at {addr:#x} of {:?}: {why}", self.server)));
+        let Some(end) = addr.checked_add(len as u64) else { return wrong("they overflow") };
+        if len == 0 {
+            return wrong("a transfer of nothing");
+        }
+        let after = self.regions.partition_point(|region| region.start <= addr);
+        match after.checked_sub(1) {
+            Some(i) if end <= self.regions[i].end => Ok(i),
+            _ => wrong("they do not lie in one registered buffer"),
+        }
+    }
+
+    /// The key of a region on one of the peer's devices.
+    pub(crate) fn key(&self, region: usize, device: usize) -> Option<u32> {
+        self.regions.get(region)?.keys.get(device).copied()
+    }
+}
+
+fn keys(buffer: &BufferDesc) -> Option<Vec<u32>> {
+    match buffer.extra.get("rkey") {
+        None | Some(Value::Null) => Some(Vec::new()),
+        Some(Value::Array(keys)) if keys.len() <= MAX_DEVICES => {
+            keys.iter().map(|key| key.as_u64().and_then(|key| u32::try_from(key).ok())).collect()
+        }
+        Some(_) => None,
+    }
+}
+
+/// Ways by our device and the path of the peer's, shared by all who know the peer.
+pub(crate) type Rails = HashMap<(usize, String), Arc<Rail>>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn desc(more: Value) -> SegmentDesc {
+        let mut value = json!({
+            "name": "10.0.0.1:15001", "protocol": "rdma", "devices": [{"name": "a"}, {"name": "b"}],
+            "buffers": [
+                {"name": "cpu:0", "addr": 1000, "length": 100, "rkey": [1, 2], "lkey": [0, 0]},
+                {"name": "cpu:0", "addr": 1100, "length": 100, "rkey": [3, 4], "lkey": [0, 0]},
+                {"name": "cpu:0", "addr": 5000, "length": 100, "rkey": []},
+            ],
+        });
+        for (key, with) in more.as_object().unwrap() {
+            value[key] = with.clone();
+        }
+        SegmentDesc::decode(value.to_string().as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn ranges_lie_in_one_open_region() {
+        let about = About::read(&desc(json!({}))).unwrap();
+        assert_eq!(about.at, HostPort::new("10.0.0.1", 15001));
+        assert_eq!((about.region(1000, 100).unwrap(), about.region(1199, 1).unwrap()), (0, 1));
+        assert_eq!(about.key(1, 1), Some(4));
+        for (addr, len) in
+            [(999, 1), (1000, 0), (1050, 100), (1200, 1), (5000, 1), (u64::MAX, 1), (u64::MAX, 2), (0, 9)]
+        {
+            about.region(addr, len).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn another_name_leads_elsewhere() {
+        let named = About::read(&desc(json!({"rdma_server_name": "10.9.9.9:7"}))).unwrap();
+        assert_eq!((named.server.as_str(), &named.at), ("10.9.9.9:7", &HostPort::new("10.9.9.9", 7)));
+        let mut directory = desc(json!({"name": "node"}));
+        directory.handshake = Some(HostPort::new("10.1.1.1", 9));
+        let found = About::read(&directory).unwrap();
+        assert_eq!((found.server.as_str(), found.at), ("node", HostPort::new("10.1.1.1", 9)));
+    }
+
+    #[test]
+    fn bad_descriptors_are_named() {
+        for (more, word) in [
+            (json!({"protocol": "tcp"}), "rdma"),
+            (json!({"devices": 1}), "devices"),
+            (json!({"devices": []}), "name"),
+            (json!({"devices": [{"name": ""}]}), "name"),
+            (json!({"devices": [{"name": "a"}]}), "2 keys"),
+            (json!({"buffers": [{"name": "x", "addr": 1, "length": 1, "rkey": ["a"]}]}), "numbers"),
+            (
+                json!({"buffers": [{"name": "x", "addr": 1, "length": 1, "rkey": [1, 4_294_967_296u64]}]}),
+                "numbers",
+            ),
+        ] {
+            let error = About::read(&desc(more.clone())).unwrap_err().to_string();
+            assert!(error.contains(word), "{more}: {error}");
+        }
+    }
+}

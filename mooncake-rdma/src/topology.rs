@@ -1,0 +1,115 @@
+//! Which side of the machine things are on.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+
+use mooncake_core::memory::{Location, MemorySpan};
+use serde_json::{Value, json};
+
+/// The NUMA node of a device, by its name and that of its network interface. A software device has none of its own and is where its
+/// interface is.
+pub(crate) fn node_of_device(name: &str, interface: Option<&str>) -> Option<u32> {
+    let device = Path::new("/sys/class/infiniband").join(name).join("device");
+    let own = fs::canonicalize(device).ok().and_then(|path| node_at_or_above(&path));
+    own.or_else(|| {
+        let device = Path::new("/sys/class/net").join(interface?).join("device");
+        node_at_or_above(&fs::canonicalize(device).ok()?)
+    })
+}
+
+/// A virtio interface's device says nothing, the one above it does.
+fn node_at_or_above(path: &Path) -> Option<u32> {
+    path.ancestors().take(2).find_map(|folder| {
+        let text = fs::read_to_string(folder.join("numa_node")).ok()?;
+        text.trim().parse::<u32>().ok()
+    })
+}
+
+/// The NUMA node of the first page of memory, by its location or by asking the kernel.
+pub(crate) fn node_of_memory(span: MemorySpan) -> Option<u32> {
+    match span.location {
+        Location::Cpu(node) => Some(node),
+        Location::Any => node_of_page(span.ptr),
+        _ => None,
+    }
+}
+
+fn node_of_page(at: NonNull<u8>) -> Option<u32> {
+    let mut pages = [at.as_ptr().cast::<libc::c_void>()];
+    let mut status = [-1i32];
+    // SAFETY: one page and room for one answer; without nodes to move it to, the call only tells where the page is.
+    let code = unsafe {
+        libc::syscall(
+            libc::SYS_move_pages,
+            0,
+            1usize,
+            pages.as_mut_ptr(),
+            std::ptr::null::<i32>(),
+            status.as_mut_ptr(),
+            0,
+        )
+    };
+    (code == 0).then(|| u32::try_from(status[0]).ok()).flatten()
+}
+
+/// For each NUMA node, the devices near it and the others, as descriptors say it.
+pub(crate) fn matrix(devices: &[(String, Option<u32>)]) -> Value {
+    let nodes = nodes();
+    let mut matrix = BTreeMap::new();
+    for node in nodes {
+        let (near, far): (Vec<_>, Vec<_>) =
+            devices.iter().partition(|(_, at)| at.is_none_or(|at| at == node));
+        let names = |devices: Vec<&(String, Option<u32>)>| -> Vec<String> {
+            devices.into_iter().map(|(name, _)| name.clone()).collect()
+        };
+        matrix.insert(format!("cpu:{node}"), json!([names(near), names(far)]));
+    }
+    json!(matrix)
+}
+
+fn nodes() -> Vec<u32> {
+    let folder = PathBuf::from("/sys/devices/system/node");
+    let mut nodes: Vec<u32> = fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_prefix("node")?.parse().ok())
+        .collect();
+    nodes.sort_unstable();
+    if nodes.is_empty() {
+        nodes.push(0);
+    }
+    nodes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mooncake_core::memory::{HostMemory, MemorySource};
+
+    #[test]
+    fn devices_are_near_where_they_are() {
+        let node = nodes()[0];
+        let devices = [("a".to_owned(), Some(node)), ("b".into(), None), ("c".into(), Some(9999))];
+        assert_eq!(matrix(&devices)[format!("cpu:{node}")], json!([["a", "b"], ["c"]]));
+    }
+
+    #[test]
+    fn what_is_not_there_is_nowhere() {
+        assert_eq!(node_of_device("no-such-device", Some("no-such-interface")), None);
+        assert_eq!(node_of_device("no-such-device", None), None);
+    }
+
+    #[test]
+    fn a_used_page_is_somewhere_or_unknown() {
+        let memory = HostMemory::new(4096).unwrap();
+        // SAFETY: in range, and nobody else has it.
+        unsafe { memory.span().ptr.write(1) };
+        if let Some(node) = node_of_memory(memory.span()) {
+            assert!(nodes().contains(&node));
+        }
+        let there = MemorySpan { location: Location::Cpu(3), ..memory.span() };
+        assert_eq!(node_of_memory(there), Some(3));
+    }
+}

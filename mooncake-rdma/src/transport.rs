@@ -1,0 +1,303 @@
+//! [`Transport`] over RDMA verbs.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::net::Ipv6Addr;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+
+use mooncake_core::clock::{Moment, SystemClock};
+use mooncake_core::memory::MemorySpan;
+use mooncake_core::{Error, ErrorCode, Result, SharedClock};
+use mooncake_transport::{Access, Capabilities, Completion, Op, Protocol, SegmentDesc, Transport};
+use serde_json::{Value, json};
+use tokio::runtime::Handle;
+
+use crate::config::RdmaConfig;
+use crate::endpoint::{Piece, Registered, too_late};
+use crate::gid;
+use crate::node::{ByDevice, Node};
+use crate::peer::{About, Peer, RdmaPeer};
+use crate::poller;
+use crate::registration::{self, Registration};
+use crate::slices::Cut;
+use crate::topology;
+use crate::verbs::Domain;
+
+/// A node's RDMA devices, and its connections to those of others.
+///
+/// Each device has a thread of its own; connecting runs on the runtime given to [`start`](Self::start). Peers connect through a handshake
+/// port, which somebody else listens on and passes on to [`accept`](Transport::accept). Dropping it fails what is under way.
+pub struct RdmaTransport {
+    node: Arc<Node>,
+    domains: Vec<Arc<Domain>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// A device as it is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NicInfo {
+    /// Its name.
+    pub name: String,
+    /// The address used.
+    pub gid: Ipv6Addr,
+    /// The address's place in the port's table.
+    pub gid_index: u8,
+    /// Whether its port works.
+    pub up: bool,
+    /// NUMA node, where it is known.
+    pub node: Option<u32>,
+    /// Longest message in bytes.
+    pub message_bytes: usize,
+    /// Connections it has now, those that are being taken apart included.
+    pub connections: usize,
+}
+
+thread_local! {
+    // Lists for cutting up submissions, kept from one to the next.
+    static CUT: RefCell<ByDevice> = const { RefCell::new(Vec::new()) };
+}
+
+impl RdmaTransport {
+    /// Opens the devices. `Unsupported` without the library or a device, saying which; `Invalid` for a configuration that cannot work.
+    pub fn start(config: RdmaConfig, runtime: &Handle) -> Result<Self> {
+        Self::start_with_clock(config, runtime, SystemClock::shared())
+    }
+
+    /// The same with a clock, on which the deadlines of completions are understood. It has to run at the machine's speed.
+    pub fn start_with_clock(config: RdmaConfig, runtime: &Handle, clock: SharedClock) -> Result<Self> {
+        let node = Node::open(config, runtime, clock)?;
+        let domains = node.nics.iter().map(|nic| nic.domain.clone()).collect();
+        let mut transport = Self { node, domains, threads: Vec::new() };
+        for nic in &transport.node.nics {
+            let (node, nic) = (transport.node.clone(), nic.clone());
+            let thread = std::thread::Builder::new().name(format!("rdma-{}", nic.name));
+            let thread = thread.spawn(move || poller::run(&node, &nic)).map_err(Error::from)?;
+            transport.threads.push(thread);
+        }
+        Ok(transport)
+    }
+
+    /// The devices in use.
+    pub fn devices(&self) -> Vec<NicInfo> {
+        let info = |nic: &Arc<crate::nic::Nic>| NicInfo {
+            name: nic.name.clone(),
+            gid: nic.gid().addr,
+            gid_index: nic.gid().index,
+            up: nic.is_up(),
+            node: nic.node,
+            message_bytes: nic.longest(),
+            connections: nic.endpoints.read().len(),
+        };
+        self.node.nics.iter().map(info).collect()
+    }
+
+    /// Ends every connection, answers no peer and sends nothing any more. What is under way fails.
+    pub fn close(&self) {
+        self.node.close();
+    }
+
+    /// Whether a submission to that peer would be sent now: a device of ours works.
+    pub fn works(&self) -> bool {
+        self.node.nics.iter().any(|nic| nic.is_up())
+    }
+
+    fn cut(
+        &self,
+        peer: &RdmaPeer,
+        op: &Op<'_, Registration>,
+        done: Completion,
+        plan: &Plan,
+        lists: &mut ByDevice,
+    ) {
+        let checked = self
+            .check(op)
+            .and_then(|registration| Ok((registration, peer.shared.about.region(op.remote(), op.len())?)));
+        let (registration, region) = match checked {
+            Ok(found) => found,
+            Err(error) => return done.finish(Err(error)),
+        };
+        let config = &self.node.config;
+        let Some(first) = self.node.choose(&peer.shared, registration.node, None, plan.now, plan.turn, None)
+        else {
+            return done.finish(Err(Error::new(ErrorCode::TransferFail, "no RDMA device of ours works")));
+        };
+        let nics = &self.node.nics;
+        let longest = nics.iter().map(|nic| nic.longest()).min().unwrap_or(1);
+        let cut = Cut { slice: config.slice_bytes, fragment: config.fragment_bytes, longest };
+        // Long operations go over every device as near as the best one, in stretches of equal length.
+        let spread = op.len() >= config.stripe_bytes && nics.len() > 1;
+        let as_near = |nic: &crate::nic::Nic| nic.is_up() && (nic.node == nics[first.local].node);
+        let stripes = if spread { nics.iter().filter(|nic| as_near(nic)).count().max(1) } else { 1 };
+        let per_stripe = cut.count(op.len()).div_ceil(stripes);
+        let mut way = first;
+        let mut over = nics.iter().filter(|nic| as_near(nic)).cycle().skip(plan.turn % stripes);
+        let mut done = Some(done);
+        let mut pieces = cut.pieces(op.len()).enumerate().peekable();
+        while let Some((i, (offset, len))) = pieces.next() {
+            if stripes > 1 && i % per_stripe == 0 {
+                let local = over.next().map(|nic| nic.index);
+                let there = self.node.choose(&peer.shared, None, local, plan.now, plan.turn, None);
+                way = there.unwrap_or(first);
+            }
+            let Some(share) =
+                (if pieces.peek().is_some() { done.as_mut().map(Completion::share) } else { done.take() })
+            else {
+                return;
+            };
+            let keys = registration.local_key(way.local).zip(peer.shared.about.key(region, way.remote));
+            let Some((local_key, remote_key)) = keys else {
+                share.finish(Err(Error::internal("a region without keys")));
+                continue;
+            };
+            let piece = Piece {
+                opcode: op.opcode(),
+                local: op.local().addr() + offset as u64,
+                len: u32::try_from(len).unwrap_or(u32::MAX),
+                local_key,
+                remote: op.remote() + offset as u64,
+                remote_key,
+                region: u32::try_from(region).unwrap_or(u32::MAX),
+                attempts: 0,
+                flushes: 0,
+                registration: Registered(NonNull::from(registration)),
+                peer: peer.shared.clone(),
+                done: share,
+            };
+            let place = way.local * peer.shared.about.devices.len() + way.remote;
+            let known = lists.iter().position(|(at, list)| *at == place && !list.is_empty());
+            match known.or_else(|| lists.iter().position(|(_, list)| list.is_empty())) {
+                Some(known) => {
+                    lists[known].0 = place;
+                    lists[known].1.push(piece);
+                }
+                None => lists.push((place, vec![piece])),
+            }
+        }
+    }
+
+    /// The registration of an operation's local bytes, if it is ours and covers them.
+    fn check<'a>(&self, op: &Op<'a, Registration>) -> Result<&'a Registration> {
+        let registration = op
+            .registration()
+            .ok_or_else(|| Error::invalid("memory must be registered to travel over rdma"))?;
+        let inside = registration.span.contains(op.local().addr(), op.len() as u64);
+        if registration.owner != self.node.id || !(inside || op.is_empty()) {
+            return Err(Error::invalid("the registration is of other memory, or of another transport"));
+        }
+        Ok(registration)
+    }
+}
+
+/// What is the same for all operations of a submission.
+struct Plan {
+    now: Moment,
+    turn: usize,
+}
+
+// SAFETY: devices touch local bytes only for requests that were posted and did not come back, and a share is finished only when its request
+// came back or its queue pair is destroyed; remote bytes are guarded by the peer's device, which knows registrations and their ends.
+unsafe impl Transport for RdmaTransport {
+    type Registration = Registration;
+    type Peer = RdmaPeer;
+
+    fn protocol(&self) -> Protocol {
+        Protocol::RDMA
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default().needs_registration(true)
+    }
+
+    unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Registration> {
+        let relaxed = self.node.config.relaxed_ordering;
+        // SAFETY: passed on.
+        unsafe { Registration::new(&self.domains, span, access, relaxed, self.node.id) }
+    }
+
+    fn export(&self, registration: &Registration) -> Vec<u8> {
+        registration.export()
+    }
+
+    fn describe(&self, desc: &mut SegmentDesc) {
+        self.node.learn_name(&desc.name);
+        if !desc.speaks(&Protocol::RDMA) {
+            desc.protocols.push(Protocol::RDMA);
+        }
+        desc.rdma_server_name.clone_from(&self.node.config.server_name);
+        let nics = &self.node.nics;
+        let devices: Vec<Value> = nics
+            .iter()
+            .map(|nic| json!({"name": nic.name, "lid": nic.lid(), "gid": gid::text(nic.gid().addr)}))
+            .collect();
+        desc.extra.insert("devices".into(), devices.into());
+        let places: Vec<_> = nics.iter().map(|nic| (nic.name.clone(), nic.node)).collect();
+        desc.extra.insert("priority_matrix".into(), topology::matrix(&places));
+        for buffer in &mut desc.buffers {
+            let (place, theirs, ours) = registration::describe(&buffer.key);
+            buffer.key.clear();
+            buffer.name = place;
+            buffer.extra.insert("rkey".into(), theirs);
+            buffer.extra.insert("lkey".into(), ours);
+        }
+    }
+
+    async fn connect(&self, desc: &SegmentDesc) -> Result<RdmaPeer> {
+        let about = About::read(desc)?;
+        Ok(RdmaPeer { shared: Arc::new(self.node.peer(about)) })
+    }
+
+    async fn accept(&self, request: Value) -> Value {
+        self.node.accept(&request).await
+    }
+
+    fn submit<'a, I>(&self, peer: &RdmaPeer, ops: I, done: Completion)
+    where
+        I: ExactSizeIterator<Item = Op<'a, Registration>>,
+    {
+        if peer.shared.owner != self.node.id {
+            return done.finish(Err(Error::invalid("the peer was connected by another transport")));
+        }
+        let plan =
+            Plan { now: self.node.clock.now(), turn: peer.shared.turn.fetch_add(1, Ordering::Relaxed) };
+        if done.deadline().is_some_and(|at| plan.now >= at) {
+            return done.finish(Err(too_late()));
+        }
+        // Taken out, as finishing a share may come back here.
+        let mut lists = CUT.take();
+        for (op, share) in ops.zip(done.each()) {
+            self.cut(peer, &op, share, &plan, &mut lists);
+        }
+        self.post(&peer.shared, &mut lists);
+        CUT.set(lists);
+    }
+}
+
+impl RdmaTransport {
+    fn post(&self, peer: &Peer, lists: &mut ByDevice) {
+        for (place, list) in lists.iter_mut().filter(|(_, list)| !list.is_empty()) {
+            let devices = peer.about.devices.len();
+            self.node.send(&peer.rails[*place / devices][*place % devices], list);
+        }
+    }
+}
+
+impl Drop for RdmaTransport {
+    fn drop(&mut self) {
+        self.node.close();
+        for thread in self.threads.drain(..) {
+            // The last handle may go with a buffer that a device's own thread finishes.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl fmt::Debug for RdmaTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RdmaTransport").field("devices", &self.node.nics).finish()
+    }
+}

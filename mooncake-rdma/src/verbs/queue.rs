@@ -1,0 +1,184 @@
+//! Completion queues, each with a channel that says when to look.
+
+use std::ffi::c_uint;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use mooncake_core::Result;
+
+use super::device::Device;
+use super::ffi;
+use super::{Counted, QUEUES, check, last_error};
+
+/// Where finished requests of queue pairs come out.
+pub struct CompletionQueue {
+    device: Arc<Device>,
+    channel: NonNull<ffi::Channel>,
+    pub(super) raw: NonNull<ffi::CompletionQueue>,
+    _counted: Counted,
+}
+
+// SAFETY: libibverbs locks what it must.
+unsafe impl Send for CompletionQueue {}
+// SAFETY: as above.
+unsafe impl Sync for CompletionQueue {}
+
+/// A finished request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completed {
+    /// The number it was posted with.
+    pub id: u64,
+    /// How it ended.
+    pub status: Status,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// Done, and all requests before it in its queue pair.
+    Done,
+    /// Not begun, or cut short, because the queue pair has failed.
+    Flushed,
+    /// The peer refused the address, the key or the request.
+    Refused,
+    /// The peer did not answer, or not in time.
+    Unanswered,
+    /// This side is at fault: memory or request, by the interface's number.
+    Local(u32),
+    /// The rest, by the interface's number.
+    Failed(u32),
+}
+
+impl Status {
+    fn from_number(number: c_uint) -> Self {
+        match number {
+            0 => Status::Done,
+            5 => Status::Flushed,
+            9 | 10 => Status::Refused,
+            12 | 13 | 20 => Status::Unanswered,
+            1 | 2 | 4 | 6 | 8 => Status::Local(number),
+            other => Status::Failed(other),
+        }
+    }
+}
+
+impl CompletionQueue {
+    /// A queue for at least `entries` completions.
+    pub fn new(device: &Arc<Device>, entries: u32) -> Result<Arc<Self>> {
+        let calls = device.calls;
+        // SAFETY: the device is open.
+        let channel = unsafe { (calls.create_comp_channel)(device.raw.as_ptr()) };
+        let channel = NonNull::new(channel).ok_or_else(|| last_error("making a completion channel"))?;
+        let entries = i32::try_from(entries).unwrap_or(i32::MAX);
+        // SAFETY: device and channel are open.
+        let raw =
+            unsafe { (calls.create_cq)(device.raw.as_ptr(), entries, ptr::null_mut(), channel.as_ptr(), 0) };
+        let Some(raw) = NonNull::new(raw) else {
+            let error = last_error(format_args!("making a completion queue of {entries} entries"));
+            // SAFETY: made above, used by nothing.
+            unsafe { (calls.destroy_comp_channel)(channel.as_ptr()) };
+            return Err(error);
+        };
+        let queue = Self { device: device.clone(), channel, raw, _counted: Counted::one(&QUEUES) };
+        let fd = queue.fd();
+        let flags = rustix::fs::fcntl_getfl(fd).map_err(std::io::Error::from)?;
+        rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK).map_err(std::io::Error::from)?;
+        Ok(Arc::new(queue))
+    }
+
+    /// How many completions it holds. One that gets more is lost.
+    pub fn entries(&self) -> u32 {
+        // SAFETY: alive; the field does not change.
+        unsafe { (*self.raw.as_ptr()).cqe }.cast_unsigned()
+    }
+
+    /// Takes finished requests out, and returns how many.
+    pub fn poll<'a>(&self, into: &'a mut Batch) -> Result<impl Iterator<Item = Completed> + 'a> {
+        // SAFETY: the context outlives the queue; its table is filled before the device is handed out.
+        let poll = unsafe { (*self.device.raw.as_ptr()).ops.poll_cq };
+        let room = i32::try_from(into.0.len()).unwrap_or(i32::MAX);
+        let found = match poll {
+            // SAFETY: room for as many completions as are asked for.
+            Some(poll) => unsafe { poll(self.raw.as_ptr(), room, into.0.as_mut_ptr()) },
+            None => -1,
+        };
+        if found < 0 {
+            return Err(last_error("polling a completion queue"));
+        }
+        let found = usize::try_from(found).unwrap_or(0).min(into.0.len());
+        Ok(into.0[..found]
+            .iter()
+            .map(|one| Completed { id: one.id, status: Status::from_number(one.status) }))
+    }
+
+    /// Asks for one wake-up on the channel at the next completion. Poll once more after it: one may have come before.
+    pub fn request_wake(&self) -> Result<()> {
+        // SAFETY: as in `poll`.
+        let request = unsafe { (*self.device.raw.as_ptr()).ops.req_notify_cq };
+        match request {
+            // SAFETY: the queue is alive.
+            Some(request) => check(unsafe { request(self.raw.as_ptr(), 0) }, "asking for a wake-up"),
+            None => Err(last_error("asking for a wake-up")),
+        }
+    }
+
+    /// Takes wake-ups off the channel, so that it is quiet until the next.
+    pub fn quieten(&self) {
+        let (mut queue, mut user) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the channel is open and does not block; both pointers are written when the call says so.
+        while unsafe {
+            (self.device.calls.get_cq_event)(self.channel.as_ptr(), &raw mut queue, &raw mut user)
+        } == 0
+        {
+            // SAFETY: the one queue of this channel, and the one event just taken. Unacknowledged ones would hold up its end.
+            unsafe { (self.device.calls.ack_cq_events)(self.raw.as_ptr(), 1) };
+        }
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel is open for as long as `self` lives, and so is its descriptor.
+        unsafe { BorrowedFd::borrow_raw((*self.channel.as_ptr()).fd) }
+    }
+}
+
+impl AsFd for CompletionQueue {
+    /// Readable when a requested wake-up came.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd()
+    }
+}
+
+/// Room for what [`CompletionQueue::poll`] takes out.
+pub struct Batch(Box<[ffi::WorkCompletion]>);
+
+impl Batch {
+    /// Room for that many.
+    pub fn new(room: usize) -> Self {
+        Self(vec![ffi::WorkCompletion::default(); room].into())
+    }
+}
+
+impl fmt::Debug for Batch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Batch({})", self.0.len())
+    }
+}
+
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CompletionQueue({})", self.device.name())
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        let calls = self.device.calls;
+        // SAFETY: made by us; queue pairs that report here keep it alive; all events are acknowledged as they are taken.
+        unsafe {
+            (calls.destroy_cq)(self.raw.as_ptr());
+            (calls.destroy_comp_channel)(self.channel.as_ptr());
+        }
+    }
+}

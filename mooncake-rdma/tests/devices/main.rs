@@ -1,0 +1,5 @@
+//! Tests on real verbs: `cargo xtask rdma-test` runs them in a virtual machine with `rxe0` and `rxe1`, two Soft-RoCE devices at the
+//! ends of one cable. Nothing here depends on speed.
+
+mod conformance;
+mod support;
