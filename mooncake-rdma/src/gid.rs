@@ -58,7 +58,8 @@ pub fn parse(text: &str) -> Option<Ipv6Addr> {
     let mut octets = [0; 16];
     let mut parts = text.split(':');
     for octet in &mut octets {
-        let part = parts.next().filter(|part| (1..=2).contains(&part.len()))?;
+        let part =
+            parts.next().filter(|part| part.len() == 2 && part.bytes().all(|c| c.is_ascii_hexdigit()))?;
         *octet = u8::from_str_radix(part, 16).ok()?;
     }
     parts.next().is_none().then(|| Ipv6Addr::from(octets))
@@ -110,14 +111,15 @@ mod tests {
         let addr: Ipv6Addr = "::ffff:10.77.0.2".parse().unwrap();
         assert_eq!(text(addr), "00:00:00:00:00:00:00:00:00:00:ff:ff:0a:4d:00:02");
         assert_eq!(parse(&text(addr)), Some(addr));
-        for bad in
-            ["", "00", &text(addr)[3..], &format!("{}:00", text(addr)), &text(addr).replace("ff", "fg")]
-        {
+        for bad in [
+            "",
+            "00",
+            &text(addr)[3..],
+            &format!("{}:00", text(addr)),
+            &text(addr).replace("ff", "fg"),
+            &text(addr).replace("4d", "+d"),
+        ] {
             assert_eq!(parse(bad), None, "{bad}");
         }
-        assert_eq!(
-            parse(&text(addr).replace("4d", "+d")),
-            parse(&text(addr).replace("4d", "0d")).filter(|_| false)
-        );
     }
 }

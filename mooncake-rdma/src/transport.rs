@@ -131,7 +131,8 @@ impl RdmaTransport {
         let spread = op.len() >= config.stripe_bytes && nics.len() > 1;
         let as_near = |nic: &crate::nic::Nic| nic.is_up() && (nic.node == nics[first.local].node);
         let stripes = if spread { nics.iter().filter(|nic| as_near(nic)).count().max(1) } else { 1 };
-        let per_stripe = cut.count(op.len()).div_ceil(stripes);
+        let per_stripe =
+            if stripes > 1 { cut.pieces(op.len()).count().div_ceil(stripes) } else { usize::MAX };
         let mut way = first;
         let mut over = nics.iter().filter(|nic| as_near(nic)).cycle().skip(plan.turn % stripes);
         let mut done = Some(done);
