@@ -2,6 +2,7 @@
 //! understood must survive being written and read again.
 
 use mooncake_disk::layout::{IndexHeader, Note, Parsed as Line, Record as OnDisk, header_len};
+use mooncake_rdma::message::Connection;
 use mooncake_shm::record::{Listing, RECORD_LEN, Record};
 use mooncake_store::protocol::frame::{Parsed, parse_reply, parse_request, write_request};
 use mooncake_store::protocol::message::{ADDED, Shape, TABLE};
@@ -19,6 +20,7 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("descriptor", descriptor),
     ("handshake_frame", handshake_frame),
     ("metadata_key", metadata_key),
+    ("rdma_connection", rdma_connection),
     ("shm_record", shm_record),
     ("disk_layout", disk_layout),
 ];
@@ -117,6 +119,14 @@ pub fn metadata_key(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     if let Some(key) = parameter(Some(&text), "key") {
         assert!(key.len() <= text.len());
+    }
+}
+
+/// What a peer says when it sets up an RDMA connection.
+pub fn rdma_connection(data: &[u8]) {
+    let Ok(value) = serde_json::from_slice(data) else { return };
+    if let Ok(message) = Connection::decode(&value) {
+        assert_eq!(Connection::decode(&message.encode()).ok(), Some(message));
     }
 }
 

@@ -124,7 +124,7 @@ impl<P: Message> Flow<P> {
             let mut requests = lane.sent.range(before..).enumerate().map(|(i, message)| {
                 let sequence = first.wrapping_add((before + i) as u32) & SEQUENCE;
                 // The last reports for all; in a long row some do before, so that room is known to be free.
-                let signalled = i + 1 == n || sequence % quarter == 0;
+                let signalled = i + 1 == n || sequence.is_multiple_of(quarter);
                 Sending { sequence, signalled, message }
             });
             let posted = post(index, &mut requests);

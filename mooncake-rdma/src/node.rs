@@ -158,7 +158,7 @@ impl Node {
         refused.append(pieces);
         for piece in refused {
             piece.done.finish(Err(Error::new(
-                ErrorCode::TransferFail,
+                ErrorCode::NoAvailableHandle,
                 format!("the queue to {} is full", rail.path),
             )));
         }

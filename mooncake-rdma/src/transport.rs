@@ -99,9 +99,46 @@ impl RdmaTransport {
         self.node.close();
     }
 
-    /// Whether a submission to that peer would be sent now: a device of ours works.
+    /// Whether a device of ours works.
     pub fn works(&self) -> bool {
         self.node.nics.iter().any(|nic| nic.is_up())
+    }
+
+    /// The clock of [`Completion::deadline`].
+    pub fn clock(&self) -> &SharedClock {
+        &self.node.clock
+    }
+
+    /// [`Transport::submit`], but operations that cannot go over this wire now (local memory that is not registered, no device that
+    /// works) are handed to `elsewhere` with their shares, in order, before it returns.
+    pub fn submit_or<'a, I>(
+        &self,
+        peer: &RdmaPeer,
+        ops: I,
+        done: Completion,
+        mut elsewhere: impl FnMut(Op<'a, Registration>, Completion),
+    ) where
+        I: ExactSizeIterator<Item = Op<'a, Registration>>,
+    {
+        if peer.shared.owner != self.node.id {
+            return done.finish(Err(Error::invalid("the peer was connected by another transport")));
+        }
+        let plan =
+            Plan { now: self.node.clock.now(), turn: peer.shared.turn.fetch_add(1, Ordering::Relaxed) };
+        if done.deadline().is_some_and(|at| plan.now >= at) {
+            return done.finish(Err(too_late()));
+        }
+        let works = self.works();
+        // Taken out, as finishing a share may come back here.
+        let mut lists = CUT.take();
+        for (op, share) in ops.zip(done.each()) {
+            match works && op.registration().is_some() {
+                true => self.cut(peer, &op, share, &plan, &mut lists),
+                false => elsewhere(op, share),
+            }
+        }
+        self.post(&peer.shared, &mut lists);
+        CUT.set(lists);
     }
 
     fn cut(
@@ -122,7 +159,7 @@ impl RdmaTransport {
         let config = &self.node.config;
         let Some(first) = self.node.choose(&peer.shared, registration.node, None, plan.now, plan.turn, None)
         else {
-            return done.finish(Err(Error::new(ErrorCode::TransferFail, "no RDMA device of ours works")));
+            return done.finish(Err(no_device()));
         };
         let nics = &self.node.nics;
         let longest = nics.iter().map(|nic| nic.longest()).min().unwrap_or(1);
@@ -258,21 +295,12 @@ unsafe impl Transport for RdmaTransport {
     where
         I: ExactSizeIterator<Item = Op<'a, Registration>>,
     {
-        if peer.shared.owner != self.node.id {
-            return done.finish(Err(Error::invalid("the peer was connected by another transport")));
-        }
-        let plan =
-            Plan { now: self.node.clock.now(), turn: peer.shared.turn.fetch_add(1, Ordering::Relaxed) };
-        if done.deadline().is_some_and(|at| plan.now >= at) {
-            return done.finish(Err(too_late()));
-        }
-        // Taken out, as finishing a share may come back here.
-        let mut lists = CUT.take();
-        for (op, share) in ops.zip(done.each()) {
-            self.cut(peer, &op, share, &plan, &mut lists);
-        }
-        self.post(&peer.shared, &mut lists);
-        CUT.set(lists);
+        self.submit_or(peer, ops, done, |op, share| {
+            share.finish(Err(match op.registration() {
+                None => Error::invalid("memory must be registered to travel over rdma"),
+                Some(_) => no_device(),
+            }));
+        });
     }
 }
 
@@ -283,6 +311,10 @@ impl RdmaTransport {
             self.node.send(&peer.rails[*place / devices][*place % devices], list);
         }
     }
+}
+
+fn no_device() -> Error {
+    Error::new(ErrorCode::TransferFail, "no RDMA device of ours works")
 }
 
 impl Drop for RdmaTransport {

@@ -146,6 +146,8 @@ fn ci() -> Result {
     miri()?;
     step("fuzz");
     fuzz::run(20)?;
+    step("rdma");
+    rdma::test(&[])?;
     step("interop");
     peer::interop()
 }

@@ -31,6 +31,9 @@ export RUST_BACKTRACE=1
 
 /// Runs the tests; words go to the test programs. `--run COMMAND..` runs a command of one's own beside the two devices instead.
 pub(crate) fn test(words: &[&str]) -> Result {
+    if cfg!(not(target_arch = "x86_64")) {
+        return Err("the virtual machine is built for x86-64 only".into());
+    }
     step("virtual machine with two Soft-RoCE devices");
     let machine = vm::prepare(MODULES, PACKAGES)?;
     let mut script = String::from(DEVICES);

@@ -252,7 +252,7 @@ mod tests {
         let text = String::from_utf8_lossy(&bytes);
         // A header of 110 bytes, the name and its zero, up to the next four; the content likewise.
         assert_eq!(text.find("bc\0"), Some(112 + 110));
-        assert_eq!(text.find("12345\0\0\0070701"), Some(112 + 116));
+        assert_eq!(text.find("12345\0\0\x00070701"), Some(112 + 116));
         assert!(text.contains("TRAILER!!!\0"));
     }
 }

@@ -2,4 +2,8 @@
 //! ends of one cable. Nothing here depends on speed.
 
 mod conformance;
+mod connections;
+mod faults;
+mod processes;
 mod support;
+mod transfers;

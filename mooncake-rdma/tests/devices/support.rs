@@ -1,16 +1,21 @@
 //! Nodes with devices, and the handshake ports they are connected through.
 
 use std::future::Future;
-use std::net::IpAddr;
+use std::net::{IpAddr, TcpListener};
+use std::process::Command;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use mooncake_core::clock::{Rng, SharedClock, SystemClock};
-use mooncake_rdma::{RdmaConfig, RdmaTransport};
-use mooncake_transport::Transport;
+use mooncake_core::Result;
+use mooncake_core::clock::{Moment, Rng, SharedClock, SystemClock};
+use mooncake_core::memory::HostMemory;
+use mooncake_rdma::{RdmaConfig, RdmaPeer, RdmaTransport};
 use mooncake_transport::handshake::{HandshakeServer, HandshakeService, Notification};
 use mooncake_transport::net::{self, DEFAULT_PORTS};
 use mooncake_transport::testkit::Fixture;
+use mooncake_transport::transfer::{self, Transfer};
+use mooncake_transport::{Access, BufferDesc, Region, SegmentDesc, SliceMut, Transport};
 use serde_json::Value;
 use tokio::runtime::Runtime;
 
@@ -49,6 +54,16 @@ pub(crate) fn node(
     config: RdmaConfig,
 ) -> (Arc<RdmaTransport>, HandshakeServer) {
     let listener = net::listen(HERE, DEFAULT_PORTS, &mut Rng::from_os()).unwrap();
+    serve(runtime, clock, config, listener)
+}
+
+/// The same on a port of the caller's.
+pub(crate) fn serve(
+    runtime: &Runtime,
+    clock: SharedClock,
+    config: RdmaConfig,
+    listener: TcpListener,
+) -> (Arc<RdmaTransport>, HandshakeServer) {
     let config = RdmaConfig { server_name: listener.local_addr().unwrap().to_string(), ..config };
     let limits = config.handshake.clone();
     let node = Arc::new(RdmaTransport::start_with_clock(config, runtime.handle(), clock).unwrap());
@@ -97,4 +112,103 @@ impl Fixture for OnDevices {
     fn clock(&self) -> SharedClock {
         self.clock.clone()
     }
+
+    fn large(&self) -> usize {
+        // Emulated processors are slow at making up bytes; longer ones are in `transfers`.
+        (1 << 20) + 13
+    }
+}
+
+/// Two nodes and what they need.
+pub(crate) struct Two {
+    pub(crate) runtime: Runtime,
+    pub(crate) clock: SharedClock,
+    pub(crate) a: Arc<RdmaTransport>,
+    pub(crate) b: Arc<RdmaTransport>,
+    pub(crate) ports: Vec<HandshakeServer>,
+}
+
+impl Two {
+    pub(crate) fn new(a: RdmaConfig, b: RdmaConfig) -> Self {
+        let (runtime, clock) = (runtime(), SystemClock::shared());
+        let (a, port_a) = node(&runtime, clock.clone(), a);
+        let (b, port_b) = node(&runtime, clock.clone(), b);
+        Self { runtime, clock, a, b, ports: vec![port_a, port_b] }
+    }
+
+    /// `a` on one end of the cable, `b` on the other.
+    pub(crate) fn patient() -> Self {
+        Self::new(patient("rxe0"), patient("rxe1"))
+    }
+
+    /// A way from one node to another that has these regions.
+    pub(crate) fn connect(&self, from: &RdmaTransport, to: &RdmaTransport, regions: &[&Remote]) -> RdmaPeer {
+        self.runtime.block_on(from.connect(&describe(to, regions))).unwrap()
+    }
+
+    pub(crate) fn within(&self, seconds: u64) -> Option<Moment> {
+        Some(self.clock.now().after(Duration::from_secs(seconds)))
+    }
+
+    pub(crate) fn write(&self, from: &RdmaTransport, peer: &RdmaPeer, at: u64, bytes: &[u8]) -> Result<()> {
+        let slice = local(from, bytes).into_shared();
+        transfer::write(from, peer, [Transfer::new(at, slice)], self.within(60)).wait().0
+    }
+
+    pub(crate) fn read(&self, from: &RdmaTransport, peer: &RdmaPeer, at: u64, len: usize) -> Result<Vec<u8>> {
+        let slice = local(from, &vec![0; len]);
+        let (result, [done]) = transfer::read(from, peer, [Transfer::new(at, slice)], self.within(60)).wait();
+        let mut bytes = vec![0; len];
+        done.buffer.copy_to(0, &mut bytes).unwrap();
+        result.map(|()| bytes)
+    }
+}
+
+pub(crate) type Remote = Region<RdmaTransport>;
+
+/// Memory open to peers, full of one byte.
+pub(crate) fn open(node: &RdmaTransport, len: usize, byte: u8) -> Remote {
+    filled(node, &vec![byte; len], Access::Remote).into_region().unwrap()
+}
+
+pub(crate) fn local(node: &RdmaTransport, bytes: &[u8]) -> SliceMut<RdmaTransport> {
+    filled(node, bytes, Access::Local)
+}
+
+fn filled(node: &RdmaTransport, bytes: &[u8], access: Access) -> SliceMut<RdmaTransport> {
+    let memory = Arc::new(HostMemory::new(bytes.len()).unwrap());
+    let mut all = Region::register(node, memory, access).unwrap().exclusive().unwrap();
+    all.copy_from(0, bytes).unwrap();
+    all
+}
+
+pub(crate) fn bytes(region: &Remote) -> Vec<u8> {
+    let mut bytes = vec![0; region.len()];
+    region.slice(0..region.len()).unwrap().copy_to(0, &mut bytes).unwrap();
+    bytes
+}
+
+/// What a node with these regions publishes.
+pub(crate) fn describe(node: &RdmaTransport, regions: &[&Remote]) -> SegmentDesc {
+    let mut desc = SegmentDesc::new("test");
+    desc.buffers = regions
+        .iter()
+        .map(|region| BufferDesc {
+            name: "test".into(),
+            addr: region.addr(),
+            length: region.len() as u64,
+            key: region.registration().map(|r| node.export(r)).unwrap_or_default(),
+            ..BufferDesc::default()
+        })
+        .collect();
+    node.describe(&mut desc);
+    SegmentDesc::decode(&desc.encode()).unwrap()
+}
+
+/// Runs a program that must succeed.
+pub(crate) fn command(words: &str) -> String {
+    let mut words = words.split_whitespace();
+    let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
 }

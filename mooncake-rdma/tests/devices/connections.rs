@@ -1,0 +1,152 @@
+//! Setting connections up, from both sides at once, again after a restart, and a thousand of them.
+
+use mooncake_core::clock::{Rng, SystemClock};
+use mooncake_rdma::message::Connection;
+use mooncake_rdma::{RdmaConfig, verbs};
+use mooncake_transport::Transport;
+use mooncake_transport::handshake::HandshakeServer;
+use mooncake_transport::net::{self, DEFAULT_PORTS};
+use mooncake_transport::transfer::{self, Transfer};
+use serde_json::Value;
+
+use crate::support::{HERE, Two, bytes, command, describe, local, node, open, patient, runtime, serve};
+
+fn decoded(value: &Value) -> Connection {
+    Connection::decode(value).unwrap()
+}
+
+#[test]
+fn both_sides_may_connect_at_once() {
+    for _ in 0..8 {
+        let two = Two::patient();
+        let (at_a, at_b) = (open(&two.a, 4096, 0), open(&two.b, 4096, 0));
+        let (to_a, to_b) = (two.connect(&two.b, &two.a, &[&at_a]), two.connect(&two.a, &two.b, &[&at_b]));
+        let there = [Transfer::new(at_b.addr(), local(&two.a, &[1; 4096]).into_shared())];
+        let back = [Transfer::new(at_a.addr(), local(&two.b, &[2; 4096]).into_shared())];
+        let there = transfer::write(&*two.a, &to_b, there, two.within(60));
+        let back = transfer::write(&*two.b, &to_a, back, two.within(60));
+        there.wait().0.unwrap();
+        back.wait().0.unwrap();
+        assert!(bytes(&at_b) == [1; 4096] && bytes(&at_a) == [2; 4096]);
+    }
+}
+
+#[test]
+fn a_connection_serves_both_ways() {
+    let two = Two::patient();
+    let (at_a, at_b) = (open(&two.a, 64, 3), open(&two.b, 64, 4));
+    let (to_a, to_b) = (two.connect(&two.b, &two.a, &[&at_a]), two.connect(&two.a, &two.b, &[&at_b]));
+    assert_eq!(two.read(&two.a, &to_b, at_b.addr(), 64).unwrap(), [4; 64]);
+    assert_eq!(two.read(&two.b, &to_a, at_a.addr(), 64).unwrap(), [3; 64]);
+    assert_eq!((two.a.devices()[0].connections, two.b.devices()[0].connections), (1, 1));
+}
+
+#[test]
+fn the_handshake_is_the_existing_systems() {
+    let two = Two::patient();
+    let a = describe(&two.a, &[]).rdma_server_name;
+    let gid = Some("::ffff:10.77.0.2".parse().unwrap());
+    let ask = |message: &Connection| decoded(&two.runtime.block_on(two.a.accept(message.encode())));
+    let request = Connection {
+        local_nic_path: "10.77.0.2:15999@rxe1".into(),
+        peer_nic_path: format!("{a}@rxe0"),
+        gid,
+        pairs: vec![77, 78],
+        ready: Some(false),
+        ..Connection::default()
+    };
+    let reply = ask(&request);
+    assert_eq!((reply.refusal.as_str(), reply.pairs.len(), reply.ready), ("", 2, Some(false)));
+    assert_eq!(
+        (&reply.local_nic_path, &reply.peer_nic_path),
+        (&request.peer_nic_path, &request.local_nic_path)
+    );
+    assert_eq!(reply.gid, Some("::ffff:10.77.0.1".parse().unwrap()));
+    assert_eq!(ask(&request).pairs, reply.pairs, "asked again, it is the same connection");
+    assert_eq!(ask(&Connection { ready: Some(true), ..request.clone() }), Connection::default());
+
+    let restarted = ask(&Connection { pairs: vec![79, 80], ..request.clone() });
+    assert!(
+        restarted.pairs.len() == 2 && restarted.pairs != reply.pairs,
+        "a peer that restarted gets a new one"
+    );
+    let silent = ask(&Connection { pairs: vec![81, 82], ready: None, ..request.clone() });
+    assert_eq!(
+        (silent.refusal.as_str(), silent.ready),
+        ("", None),
+        "whoever does not ask for a word gets none"
+    );
+
+    for (message, word) in [
+        (Connection { pairs: vec![1], ..request.clone() }, "same number"),
+        (Connection { peer_nic_path: "elsewhere@rxe0".into(), ..request.clone() }, "none of our devices"),
+        (Connection { local_nic_path: "nobody".into(), ..request.clone() }, "names no device"),
+        (Connection { gid: None, pairs: vec![5, 6], ..request.clone() }, "no address"),
+        (Connection { ready: Some(true), pairs: vec![9, 9], ..request.clone() }, "no connection"),
+    ] {
+        let refusal = ask(&message).refusal;
+        assert!(refusal.contains(word), "{message:?}: {refusal}");
+    }
+    assert!(decoded(&two.runtime.block_on(two.a.accept(Value::Null))).refusal.contains("JSON object"));
+}
+
+#[test]
+fn a_peer_that_restarts_is_found_again() {
+    let two = Two::patient();
+    // One port for both lives, which also keeps their name.
+    let port = net::listen(HERE, DEFAULT_PORTS, &mut Rng::from_os()).unwrap();
+    let live = || serve(&two.runtime, two.clock.clone(), patient("rxe1"), port.try_clone().unwrap());
+    let (first, its_port) = live();
+    let region = open(&first, 4096, 1);
+    let peer = two.connect(&two.a, &first, &[&region]);
+    assert_eq!(two.read(&two.a, &peer, region.addr(), 16).unwrap(), [1; 16]);
+    drop(region);
+    two.runtime.block_on(HandshakeServer::stop(its_port));
+    let name = describe(&first, &[]).rdma_server_name;
+    drop(first);
+    // Other queue pairs, other keys.
+    let (again, _its_port) = live();
+    assert_eq!(describe(&again, &[]).rdma_server_name, name);
+    let region = open(&again, 4096, 2);
+    let peer = two.connect(&two.a, &again, &[&region]);
+    assert_eq!(two.read(&two.a, &peer, region.addr(), 16).unwrap(), [2; 16]);
+    // And the other way: the new one connects to whoever still has the old connection.
+    let at_a = open(&two.a, 4096, 3);
+    let back = two.connect(&again, &two.a, &[&at_a]);
+    assert_eq!(two.read(&again, &back, at_a.addr(), 16).unwrap(), [3; 16]);
+}
+
+#[test]
+fn a_thousand_connections_come_and_go() {
+    let before = verbs::held();
+    let devices = command("rdma resource");
+    {
+        let runtime = runtime();
+        let config = RdmaConfig { max_endpoints: 50, ..patient("rxe0") };
+        let (a, _port) = node(&runtime, SystemClock::shared(), config);
+        let name = describe(&a, &[]).rdma_server_name;
+        for i in 0..1000u32 {
+            let request = Connection {
+                local_nic_path: format!("10.77.0.2:{}@rxe1", 1000 + i),
+                peer_nic_path: format!("{name}@rxe0"),
+                gid: Some("::ffff:10.77.0.2".parse().unwrap()),
+                pairs: vec![2 * i, 2 * i + 1],
+                ready: (i % 2 == 0).then_some(false),
+                ..Connection::default()
+            };
+            let reply = decoded(&runtime.block_on(a.accept(request.encode())));
+            assert_eq!((reply.refusal.as_str(), reply.pairs.len()), ("", 2), "connection {i}");
+        }
+        // Those that gave way may still be on their way out.
+        assert!(a.devices()[0].connections <= 60, "{:?}", a.devices());
+    }
+    // And with something sent on each.
+    for round in 0..25 {
+        let two = Two::patient();
+        let region = open(&two.b, 64, round);
+        let peer = two.connect(&two.a, &two.b, &[&region]);
+        assert_eq!(two.read(&two.a, &peer, region.addr(), 64).unwrap(), [round; 64]);
+    }
+    assert_eq!(verbs::held(), before);
+    assert_eq!(command("rdma resource"), devices, "the kernel holds as much as before");
+}

@@ -1,0 +1,127 @@
+//! Cables, keys and devices that fail.
+
+use std::time::Duration;
+
+use mooncake_core::ErrorKind;
+use mooncake_rdma::RdmaConfig;
+use mooncake_transport::transfer::{self, Transfer};
+use mooncake_transport::{SegmentDesc, Transport};
+use serde_json::json;
+
+use crate::support::{Two, bytes, command, describe, local, open, patient};
+
+/// Puts the cable right whatever happens.
+struct Mended;
+
+impl Drop for Mended {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("tc").args(["qdisc", "del", "dev", "rdma0", "root"]).output();
+        command("ip link set rdma1 up");
+    }
+}
+
+#[test]
+fn a_cable_that_is_pulled_and_put_back() {
+    let impatient = RdmaConfig { timeout: 14, attempts: 1, ..patient("rxe0") };
+    let two = Two::new(impatient, patient("rxe1"));
+    let region = open(&two.b, 4096, 1);
+    let peer = two.connect(&two.a, &two.b, &[&region]);
+    two.write(&two.a, &peer, region.addr(), &[2; 64]).unwrap();
+    let mended = Mended;
+    command("ip link set rdma1 down");
+    let error = two.write(&two.a, &peer, region.addr(), &[3; 64]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    // The device's own word may come later than the silence.
+    let deadline = two.clock.now().after(Duration::from_secs(60));
+    while two.a.devices()[0].up && two.clock.now() < deadline {
+        let _ = two.write(&two.a, &peer, region.addr(), &[3; 64]);
+    }
+    assert!(!two.a.works(), "{:?}", two.a.devices());
+    let error = two.write(&two.a, &peer, region.addr(), &[3; 64]).unwrap_err();
+    assert!(error.to_string().contains("no RDMA device of ours works"), "{error}");
+    drop(mended);
+    while two.write(&two.a, &peer, region.addr(), &[4; 64]).is_err() {
+        assert!(two.clock.now() < deadline, "{:?}", two.a.devices());
+    }
+    assert_eq!(bytes(&region)[..65], [&[4; 64][..], &[1]].concat());
+}
+
+#[test]
+fn a_cable_that_loses_packets() {
+    let two = Two::patient();
+    let region = open(&two.b, 1 << 20, 0);
+    let peer = two.connect(&two.a, &two.b, &[&region]);
+    let _mended = Mended;
+    command("tc qdisc add dev rdma0 root netem loss 2%");
+    for byte in 1..4 {
+        let sent = vec![byte; 1 << 20];
+        two.write(&two.a, &peer, region.addr(), &sent).unwrap();
+        assert!(bytes(&region) == sent);
+        assert!(two.read(&two.a, &peer, region.addr(), 1 << 20).unwrap() == sent);
+    }
+}
+
+#[test]
+fn a_wrong_key_is_refused_and_harms_nobody_else() {
+    let two = Two::patient();
+    let region = open(&two.b, 4096, 1);
+    let good = two.connect(&two.a, &two.b, &[&region]);
+    two.write(&two.a, &good, region.addr(), &[2; 64]).unwrap();
+    let mut desc = describe(&two.b, &[&region]);
+    let key = desc.buffers[0].extra["rkey"][0].as_u64().unwrap();
+    desc.buffers[0].extra.insert("rkey".into(), json!([key ^ 0x5555]));
+    let bad = two.runtime.block_on(two.a.connect(&desc)).unwrap();
+    // Beside good ones on the same connection, which fails with it: they are sent again.
+    let write = |peer, byte: u8, at: u64| {
+        let sent = [Transfer::new(region.addr() + at, local(&two.a, &[byte; 64]).into_shared())];
+        transfer::write(&*two.a, peer, sent, two.within(60))
+    };
+    let tickets: Vec<_> =
+        (0..20).map(|i| write(if i == 7 { &bad } else { &good }, 10 + i, u64::from(i) * 64)).collect();
+    for (i, ticket) in tickets.into_iter().enumerate() {
+        match (i, ticket.wait().0) {
+            (7, outcome) => assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Invalid),
+            (_, outcome) => outcome.unwrap_or_else(|error| panic!("write {i}: {error}")),
+        }
+    }
+    let now = bytes(&region);
+    for i in (0..20usize).filter(|i| *i != 7) {
+        assert_eq!(now[i * 64..i * 64 + 64], [10 + i as u8; 64], "write {i}");
+    }
+    assert_eq!(now[7 * 64..8 * 64], [1; 64], "the refused one");
+}
+
+#[test]
+fn a_device_of_the_peers_that_does_not_answer_is_gone_round() {
+    let two = Two::patient();
+    let region = open(&two.b, 4096, 1);
+    let desc = describe(&two.b, &[&region]);
+    let key = desc.buffers[0].extra["rkey"][0].clone();
+    // A second device that nobody has, first in the list.
+    let mut wide: SegmentDesc = desc;
+    let real = wide.extra["devices"][0].clone();
+    wide.extra.insert("devices".into(), json!([{"name": "ghost", "lid": 0, "gid": real["gid"]}, real]));
+    wide.buffers[0].extra.insert("rkey".into(), json!([1, key]));
+    let peer = two.runtime.block_on(two.a.connect(&wide)).unwrap();
+    for byte in 2..10 {
+        two.write(&two.a, &peer, region.addr(), &[byte; 64]).unwrap();
+        assert_eq!(bytes(&region)[..64], [byte; 64]);
+    }
+}
+
+#[test]
+fn a_silent_peer_costs_its_deadline_and_no_more() {
+    let mut two = Two::patient();
+    let region = open(&two.b, 4096, 1);
+    let peer = two.connect(&two.a, &two.b, &[&region]);
+    // A port that takes connections and says nothing.
+    let port = two.ports.pop().unwrap();
+    let addr = port.addr();
+    two.runtime.block_on(port.stop());
+    let _mute = std::net::TcpListener::bind(addr).unwrap();
+    let read = [Transfer::new(region.addr(), local(&two.a, &[0; 64]))];
+    let start = two.clock.now();
+    let error = transfer::read(&*two.a, &peer, read, two.within(2)).wait().0.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    assert!(two.clock.now().since(start) >= Duration::from_secs(2));
+}

@@ -1,0 +1,90 @@
+//! Long, many, and more than there is room for.
+
+use mooncake_core::ErrorKind;
+use mooncake_rdma::RdmaConfig;
+use mooncake_transport::Transport;
+use mooncake_transport::transfer::{self, Transfer};
+
+use crate::support::{Two, bytes, local, open, patient};
+
+const MIB: usize = 1 << 20;
+
+/// Every 64 KiB another byte, so that a message in the wrong place is noticed.
+fn striped(len: usize) -> Vec<u8> {
+    (0..len.div_ceil(1 << 16)).flat_map(|i| [i as u8 + 1; 1 << 16]).take(len).collect()
+}
+
+#[test]
+fn messages_are_no_longer_than_the_device_sends() {
+    let whole = RdmaConfig { slice_bytes: usize::MAX, ..patient("rxe0") };
+    let two = Two::new(whole, patient("rxe1"));
+    assert_eq!(two.a.devices()[0].message_bytes, 8 * MIB, "what Soft-RoCE says");
+    let region = open(&two.b, 9 * MIB + 5, 0);
+    let peer = two.connect(&two.a, &two.b, &[&region]);
+    let sent = striped(9 * MIB + 5);
+    two.write(&two.a, &peer, region.addr(), &sent).unwrap();
+    assert!(bytes(&region) == sent);
+    assert!(two.read(&two.a, &peer, region.addr(), sent.len()).unwrap() == sent);
+}
+
+#[test]
+fn what_has_no_room_waits_and_what_may_not_wait_is_refused() {
+    // Fewer places in the completion queue than one queue pair has.
+    let narrow =
+        RdmaConfig { completions: 15, requests: 8, slice_bytes: 512, fragment_bytes: 0, ..patient("rxe0") };
+    let two = Two::new(narrow, patient("rxe1"));
+    let region = open(&two.b, 1 << 16, 0);
+    let peer = two.connect(&two.a, &two.b, &[&region]);
+    for byte in 1..4 {
+        let sent = vec![byte; 1 << 16];
+        two.write(&two.a, &peer, region.addr(), &sent).unwrap();
+        assert!(bytes(&region) == sent);
+    }
+    // Two ways to two peers share the queue.
+    let other = Two::new(patient("rxe1"), patient("rxe1"));
+    let third = open(&other.b, 1 << 16, 0);
+    let to_third = two.connect(&two.a, &other.b, &[&third]);
+    let part = |byte: u8| [Transfer::new(region.addr(), local(&two.a, &[byte; 1 << 16]).into_shared())];
+    let first = transfer::write(&*two.a, &peer, part(9), two.within(60));
+    let second = [Transfer::new(third.addr(), local(&two.a, &[8; 1 << 16]).into_shared())];
+    let second = transfer::write(&*two.a, &to_third, second, two.within(60));
+    first.wait().0.unwrap();
+    second.wait().0.unwrap();
+    assert!(bytes(&region) == [9; 1 << 16] && bytes(&third) == [8; 1 << 16]);
+
+    let short = RdmaConfig { max_waiting: 4, slice_bytes: 512, fragment_bytes: 0, ..patient("rxe0") };
+    let two = Two::new(short, patient("rxe1"));
+    let region = open(&two.b, 1 << 16, 0);
+    let peer = two.connect(&two.a, &two.b, &[&region]);
+    let error = two.write(&two.a, &peer, region.addr(), &[1; 1 << 16]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    two.write(&two.a, &peer, region.addr(), &[1; 2048]).unwrap();
+}
+
+#[test]
+fn long_transfers_go_over_every_device() {
+    let both = || RdmaConfig { devices: vec!["rxe0".into(), "rxe1".into()], ..patient("") };
+    let two = Two::new(both(), both());
+    let region = open(&two.b, 2 * MIB + 7, 0);
+    let peer = two.connect(&two.a, &two.b, &[&region]);
+    let sent = striped(2 * MIB + 7);
+    two.write(&two.a, &peer, region.addr(), &sent).unwrap();
+    assert!(bytes(&region) == sent);
+    assert!(two.read(&two.a, &peer, region.addr(), sent.len()).unwrap() == sent);
+    let used: Vec<usize> = two.a.devices().iter().map(|device| device.connections).collect();
+    assert!(used.iter().all(|n| *n > 0), "connections by device: {used:?}");
+}
+
+#[test]
+fn another_transports_things_are_refused() {
+    let two = Two::patient();
+    let region = open(&two.b, 64, 1);
+    let to_b = two.connect(&two.a, &two.b, &[&region]);
+    let of_b = [Transfer::new(region.addr(), local(&two.b, &[0; 64]))];
+    let error = transfer::read(&*two.a, &to_b, of_b, two.within(60)).wait().0.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    let of_b = [Transfer::new(region.addr(), local(&two.b, &[0; 64]))];
+    let error = transfer::read(&*two.b, &to_b, of_b, two.within(60)).wait().0.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert!(two.a.capabilities().needs_registration);
+}
