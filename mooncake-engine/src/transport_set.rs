@@ -9,11 +9,13 @@ use std::sync::Arc;
 use mooncake_core::clock::SharedClock;
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, ErrorCode, Result};
+#[cfg(feature = "transport-rdma")]
+use mooncake_rdma::{RdmaConfig, RdmaPeer, RdmaTransport};
 #[cfg(feature = "transport-shm")]
 use mooncake_shm::{ShmConfig, ShmPeer, ShmTransport};
 #[cfg(feature = "transport-tcp")]
 use mooncake_tcp::{TcpConfig, TcpPeer, TcpTransport};
-#[cfg(all(feature = "transport-shm", feature = "transport-tcp"))]
+#[cfg(all(any(feature = "transport-rdma", feature = "transport-shm"), feature = "transport-tcp"))]
 use mooncake_transport::fallback::with_fallback;
 use mooncake_transport::loopback::{LoopbackPeer, LoopbackRegistration};
 use mooncake_transport::{
@@ -31,6 +33,9 @@ pub struct TransportOptions {
     /// it does not reach (another user's process or network namespace, memory that is not shared) goes over the other one.
     #[cfg(feature = "transport-shm")]
     pub shm: Option<ShmConfig>,
+    /// RDMA. With TCP beside it, memory that is not registered and what fails goes over that; peers need not speak it.
+    #[cfg(feature = "transport-rdma")]
+    pub rdma: Option<RdmaConfig>,
     /// TCP.
     #[cfg(feature = "transport-tcp")]
     pub tcp: Option<TcpConfig>,
@@ -42,7 +47,13 @@ const BUILT_IN: &[&str] = &[
     "tcp",
     #[cfg(feature = "transport-shm")]
     "shm",
+    #[cfg(feature = "transport-rdma")]
+    "rdma",
 ];
+
+/// Key of our own in descriptors of nodes on RDMA: their TCP data port serves too. The existing system reads one wire's name there.
+#[cfg(all(feature = "transport-rdma", feature = "transport-tcp"))]
+const TCP_BESIDE: &str = "tcp_beside";
 
 impl TransportOptions {
     /// Nothing but the way inside one process, over that network.
@@ -50,8 +61,8 @@ impl TransportOptions {
         Self { loopback: Some(net), ..Self::default() }
     }
 
-    /// The wire of that name, as descriptors spell it, with shared memory beside it if that is built in; the best one built in for
-    /// an empty name.
+    /// The wire of that name, as descriptors spell it, with shared memory beside TCP and TCP beside RDMA, where those are built in; TCP for
+    /// an empty name, if that is built in.
     ///
     /// # Errors
     /// `NOT_SUPPORTED`, naming those built in.
@@ -67,6 +78,13 @@ impl TransportOptions {
             }),
             #[cfg(feature = "transport-shm")]
             "shm" => Ok(Self { shm: Some(ShmConfig::default()), ..Self::default() }),
+            #[cfg(feature = "transport-rdma")]
+            "rdma" => Ok(Self {
+                rdma: Some(RdmaConfig::default()),
+                #[cfg(feature = "transport-tcp")]
+                tcp: Some(TcpConfig::default()),
+                ..Self::default()
+            }),
             other => Err(Error::new(
                 ErrorCode::NotSupported,
                 format!(
@@ -100,6 +118,12 @@ impl TransportOptions {
             loopback: self.loopback.as_ref().map(LoopbackNet::node),
             #[cfg(feature = "transport-shm")]
             shm: self.open_shm(runtime, clock)?,
+            #[cfg(feature = "transport-rdma")]
+            rdma: self
+                .rdma
+                .clone()
+                .map(|config| RdmaTransport::start_with_clock(config, runtime, clock.clone()))
+                .transpose()?,
             #[cfg(feature = "transport-tcp")]
             tcp: self
                 .tcp
@@ -133,6 +157,8 @@ pub struct TransportSet {
     loopback: Option<Loopback>,
     #[cfg(feature = "transport-shm")]
     shm: Option<ShmTransport>,
+    #[cfg(feature = "transport-rdma")]
+    rdma: Option<RdmaTransport>,
     #[cfg(feature = "transport-tcp")]
     tcp: Option<Arc<TcpTransport>>,
 }
@@ -143,6 +169,8 @@ pub struct SetRegistration {
     loopback: Option<LoopbackRegistration>,
     #[cfg(feature = "transport-shm")]
     shm: Option<mooncake_shm::Registration>,
+    #[cfg(feature = "transport-rdma")]
+    rdma: Option<mooncake_rdma::Registration>,
     #[cfg(feature = "transport-tcp")]
     tcp: Option<mooncake_tcp::Registration>,
 }
@@ -156,13 +184,16 @@ pub enum SetPeer {
     /// In shared memory where that reaches, over the wire where it does not.
     #[cfg(feature = "transport-shm")]
     Shm(ShmPeer, Beside),
+    /// Over RDMA, and what that cannot over TCP.
+    #[cfg(feature = "transport-rdma")]
+    Rdma(RdmaPeer, Beside),
     /// Over TCP.
     #[cfg(feature = "transport-tcp")]
     Tcp(TcpPeer),
 }
 
-/// The wire to a peer on this host for what is not in shared memory.
-#[cfg(feature = "transport-shm")]
+/// The wire to a peer for what the better one does not carry.
+#[cfg(any(feature = "transport-rdma", feature = "transport-shm"))]
 #[derive(Clone, Debug)]
 pub struct Beside {
     #[cfg(feature = "transport-tcp")]
@@ -177,6 +208,10 @@ impl TransportSet {
 
     /// The wire that leads out of this process.
     fn between_processes(&self) -> Option<Protocol> {
+        #[cfg(feature = "transport-rdma")]
+        if let Some(rdma) = &self.rdma {
+            return Some(rdma.protocol());
+        }
         #[cfg(feature = "transport-tcp")]
         if let Some(tcp) = &self.tcp {
             return Some(tcp.protocol());
@@ -190,10 +225,41 @@ impl TransportSet {
 
     #[cfg(feature = "transport-tcp")]
     async fn connect_tcp(&self, desc: &SegmentDesc) -> Result<Option<TcpPeer>> {
+        #[cfg(feature = "transport-rdma")]
+        let desc = &*with_tcp(desc);
         match self.tcp.as_ref().filter(|tcp| tcp.reaches(desc)) {
             Some(tcp) => tcp.connect(desc).await.map(Some),
             None => Ok(None),
         }
+    }
+
+    #[cfg(feature = "transport-rdma")]
+    fn submit_rdma<'a, I>(&self, peer: &RdmaPeer, beside: &Beside, ops: I, done: Completion)
+    where
+        I: ExactSizeIterator<Item = Op<'a, SetRegistration>>,
+    {
+        let Some(rdma) = &self.rdma else { return done.finish(Err(not_ours())) };
+        // SAFETY: the member's registration covers the same bytes, and lives as long as the composite.
+        let ops =
+            ops.map(|op| unsafe { op.with_registration(op.registration().and_then(|r| r.rdma.as_ref())) });
+        #[cfg(feature = "transport-tcp")]
+        if let (Some(tcp), Some(peer_by_tcp)) = (&self.tcp, &beside.tcp) {
+            let (wire, way) = (Arc::downgrade(tcp), peer_by_tcp.clone());
+            let guarded = with_fallback(ops, done, rdma.clock(), move |failed| {
+                if let Some(wire) = wire.upgrade() {
+                    wire.submit_shares(&way, failed);
+                }
+            });
+            let (ops, elsewhere, mut missed) = (guarded.ops, guarded.elsewhere, Vec::new());
+            rdma.submit_or(peer, ops.into_iter(), guarded.done, |op, share| {
+                elsewhere.add(&share);
+                // SAFETY: none is given, and TCP asks for none.
+                missed.push((unsafe { op.with_registration(None) }, share));
+            });
+            return tcp.submit_shares(peer_by_tcp, missed);
+        }
+        let _ = beside;
+        rdma.submit(peer, ops, done);
     }
 
     #[cfg(feature = "transport-shm")]
@@ -245,6 +311,14 @@ unsafe impl Transport for TransportSet {
     }
 
     fn capabilities(&self) -> Capabilities {
+        #[cfg(all(feature = "transport-rdma", not(feature = "transport-tcp")))]
+        if let Some(rdma) = &self.rdma {
+            return rdma.capabilities();
+        }
+        #[cfg(all(feature = "transport-rdma", feature = "transport-tcp"))]
+        if let Some(rdma) = self.rdma.as_ref().filter(|_| self.tcp.is_none()) {
+            return rdma.capabilities();
+        }
         #[cfg(feature = "transport-tcp")]
         if let Some(tcp) = &self.tcp {
             let can = tcp.capabilities();
@@ -271,6 +345,12 @@ unsafe impl Transport for TransportSet {
             Some(shm) => Some(unsafe { shm.register(span, access) }?),
             None => None,
         };
+        #[cfg(feature = "transport-rdma")]
+        let rdma = match &self.rdma {
+            // SAFETY: as above.
+            Some(rdma) => Some(unsafe { rdma.register(span, access) }?),
+            None => None,
+        };
         #[cfg(feature = "transport-tcp")]
         let tcp = match &self.tcp {
             // SAFETY: as above.
@@ -281,15 +361,35 @@ unsafe impl Transport for TransportSet {
             loopback,
             #[cfg(feature = "transport-shm")]
             shm,
+            #[cfg(feature = "transport-rdma")]
+            rdma,
             #[cfg(feature = "transport-tcp")]
             tcp,
         })
+    }
+
+    #[cfg(feature = "transport-rdma")]
+    fn export(&self, registration: &SetRegistration) -> Vec<u8> {
+        // The only wire with keys.
+        match (&self.rdma, &registration.rdma) {
+            (Some(rdma), Some(registration)) => rdma.export(registration),
+            _ => Vec::new(),
+        }
     }
 
     fn describe(&self, desc: &mut SegmentDesc) {
         #[cfg(feature = "transport-tcp")]
         if let Some(tcp) = &self.tcp {
             tcp.describe(desc);
+        }
+        #[cfg(feature = "transport-rdma")]
+        if let Some(rdma) = &self.rdma {
+            #[cfg(feature = "transport-tcp")]
+            if self.tcp.is_some() {
+                desc.protocols.retain(|wire| *wire != Protocol::TCP);
+                desc.extra.insert(TCP_BESIDE.into(), true.into());
+            }
+            rdma.describe(desc);
         }
         // After the wire, beside which it is not named.
         #[cfg(feature = "transport-shm")]
@@ -302,6 +402,12 @@ unsafe impl Transport for TransportSet {
     }
 
     fn reaches(&self, desc: &SegmentDesc) -> bool {
+        #[cfg(feature = "transport-rdma")]
+        if self.rdma.as_ref().is_some_and(|rdma| rdma.reaches(desc)) {
+            return true;
+        }
+        #[cfg(all(feature = "transport-rdma", feature = "transport-tcp"))]
+        let desc = &*with_tcp(desc);
         #[cfg(feature = "transport-tcp")]
         if self.tcp.as_ref().is_some_and(|tcp| tcp.reaches(desc)) {
             return true;
@@ -334,6 +440,14 @@ unsafe impl Transport for TransportSet {
                 Err(error) => return Err(error),
             }
         }
+        #[cfg(feature = "transport-rdma")]
+        if let Some(rdma) = self.rdma.as_ref().filter(|rdma| rdma.reaches(desc)) {
+            let beside = Beside {
+                #[cfg(feature = "transport-tcp")]
+                tcp,
+            };
+            return rdma.connect(desc).await.map(|peer| SetPeer::Rdma(peer, beside));
+        }
         #[cfg(feature = "transport-tcp")]
         if let Some(peer) = tcp {
             return Ok(SetPeer::Tcp(peer));
@@ -348,6 +462,14 @@ unsafe impl Transport for TransportSet {
                 self.protocol()
             ),
         ))
+    }
+
+    #[cfg(feature = "transport-rdma")]
+    async fn accept(&self, request: serde_json::Value) -> serde_json::Value {
+        match &self.rdma {
+            Some(rdma) => rdma.accept(request).await,
+            None => mooncake_transport::handshake::no_connection(),
+        }
     }
 
     fn submit<'a, I>(&self, peer: &SetPeer, ops: I, done: Completion)
@@ -368,6 +490,8 @@ unsafe impl Transport for TransportSet {
             },
             #[cfg(feature = "transport-shm")]
             SetPeer::Shm(peer, beside) => self.submit_shm(peer, beside, ops, done),
+            #[cfg(feature = "transport-rdma")]
+            SetPeer::Rdma(peer, beside) => self.submit_rdma(peer, beside, ops, done),
             #[cfg(feature = "transport-tcp")]
             SetPeer::Tcp(peer) => match &self.tcp {
                 Some(tcp) => tcp.submit(
@@ -390,6 +514,18 @@ unsafe impl Transport for TransportSet {
 fn bare<'a, S>(op: &Op<'a, mooncake_shm::Registration>) -> Op<'a, S> {
     // SAFETY: none is given.
     unsafe { op.with_registration(None) }
+}
+
+/// A descriptor as TCP is to see it: that of a node on RDMA, when its TCP data port serves as well.
+#[cfg(all(feature = "transport-rdma", feature = "transport-tcp"))]
+fn with_tcp(desc: &SegmentDesc) -> std::borrow::Cow<'_, SegmentDesc> {
+    let beside = desc.extra.get(TCP_BESIDE).is_some_and(|beside| *beside == true);
+    if !beside || desc.speaks(&Protocol::TCP) {
+        return std::borrow::Cow::Borrowed(desc);
+    }
+    let mut desc = desc.clone();
+    desc.protocols.push(Protocol::TCP);
+    std::borrow::Cow::Owned(desc)
 }
 
 fn not_ours() -> Error {
