@@ -11,8 +11,6 @@ use mooncake_core::clock::{Clock, Rng, SystemClock};
 use mooncake_core::evict::{BuiltinPolicy, EvictionPolicy, PolicyKind};
 use mooncake_core::ids::SlotId;
 
-const KINDS: [PolicyKind; 3] = [PolicyKind::Fifo, PolicyKind::Lru, PolicyKind::S3Fifo];
-
 fn main() {
     let quick = std::env::args().any(|arg| arg == "--quick");
     let (batches, turns) = if quick { (40, 1) } else { (400, 7) };
@@ -23,13 +21,13 @@ fn main() {
     );
     for slots in [10_000, 1_000_000] {
         for (refused, pinned) in [("none", 0), ("1 in 100", 100)] {
-            let mut runs: [Vec<[f64; 3]>; KINDS.len()] = Default::default();
+            let mut runs: Vec<Vec<[f64; 3]>> = vec![Vec::new(); PolicyKind::ALL.len()];
             for turn in 0..turns {
-                for (kind, runs) in KINDS.iter().zip(&mut runs) {
+                for (kind, runs) in PolicyKind::ALL.iter().zip(&mut runs) {
                     runs.push(run(*kind, slots, batches, pinned, turn));
                 }
             }
-            for (kind, runs) in KINDS.iter().zip(&runs) {
+            for (kind, runs) in PolicyKind::ALL.iter().zip(&runs) {
                 let [insert, touch, evict] = [0, 1, 2].map(|call| median(runs.iter().map(|run| run[call])));
                 println!("{slots:<10} {kind:<8} {refused:<16} {insert:>8.1} {touch:>8.1} {evict:>8.1}");
             }

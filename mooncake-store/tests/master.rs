@@ -7,6 +7,7 @@ mod support;
 use std::time::Duration;
 
 use mooncake_core::error::ErrorCode::*;
+use mooncake_core::evict::PolicyKind;
 use mooncake_core::ids::{MAX_KEY_LEN, SegmentId, Uuid};
 use mooncake_core::replica::{ReplicaStatus, ReplicaType, ReplicateConfig, Segment, SegmentStatus, SoftPin};
 use mooncake_store::api::{Caller, DEFAULT_TENANT, ObjectService, PutItem, WriteMode};
@@ -663,14 +664,12 @@ fn accounting_returns_to_zero() {
     assert_eq!((stats.used(), stats.resting(), stats.keys, stats.writing), (0, 0, 0, 0));
 }
 
-/// Objects lie in many shards; what goes is still what was unused for the longest of all.
+/// Objects lie in many shards; with LRU, what goes is still what was unused for the longest of all.
 #[test]
 fn eviction_follows_one_order_over_all_shards() {
-    let rig = Rig::with(MasterOptions {
-        high_watermark: 1.0,
-        lease_ttl: Duration::ZERO,
-        ..MasterOptions::default()
-    });
+    let options =
+        MasterOptions { high_watermark: 1.0, lease_ttl: Duration::ZERO, ..MasterOptions::default() };
+    let rig = Rig::with_policy(options, PolicyKind::Lru);
     for number in 1..=3 {
         rig.mount(number, 100 * 64 * KIB);
     }

@@ -106,6 +106,9 @@ fn examples() -> Result {
     let replay = || {
         run::built("examples/replay", &["--requests", "1500", "--block-bytes", "65536", "--processes", "3"])
     };
+    step("example replay, eviction policies against exact LRU");
+    run::built("examples/replay", &["--policies", "--requests", "2000", "--blocks", "500,2000,8000"])
+        .run()?;
     step("example replay");
     replay().args(&["--capacity", "128MiB"]).run()?;
     step("example replay, one client killed");

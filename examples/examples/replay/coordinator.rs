@@ -32,6 +32,7 @@ pub(crate) fn run(args: &Args) -> Result<bool, String> {
 
 async fn replay(args: &Args) -> Result<bool, String> {
     let trace = load(args)?;
+    has_room(args, &trace)?;
     let total = trace.requests.len();
     let (blocks, distinct) = trace.blocks();
     let kill_at = args.kill_one_after.as_deref().map(|text| kill_point(text, total)).transpose()?;
@@ -90,19 +91,24 @@ async fn replay(args: &Args) -> Result<bool, String> {
     Ok(good)
 }
 
-fn load(args: &Args) -> Result<Trace, String> {
+/// The trace asked for; refuses one that is empty.
+pub(crate) fn load(args: &Args) -> Result<Trace, String> {
     let mut trace = match &args.trace {
         Some(path) => Trace::read(path)?,
         None => Trace::generate(args.requests.unwrap_or(2000), args.seed),
     };
     trace.requests.truncate(args.requests.unwrap_or(usize::MAX));
+    if trace.requests.is_empty() { Err("there is no request to replay".into()) } else { Ok(trace) }
+}
+
+fn has_room(args: &Args, trace: &Trace) -> Result<(), String> {
     let longest = trace.requests.iter().map(|r| r.hash_ids.len()).max().unwrap_or(0) as u64;
-    if trace.requests.is_empty() || args.capacity / u64::from(args.processes) < longest * args.block_bytes {
+    if args.capacity / u64::from(args.processes) < longest * args.block_bytes {
         return Err(format!(
             "a request has up to {longest} blocks: give each process room for that many (--capacity)"
         ));
     }
-    Ok(trace)
+    Ok(())
 }
 
 /// How long the replay should take here: what a block costs beyond its bytes, and its bytes at a modest speed.
@@ -259,7 +265,7 @@ impl Process {
         let program = std::env::current_exe().map_err(|e| format!("this program has no path: {e}"))?;
         let mut command = Command::new(program);
         command
-            .args(["--role", role, "--policy", &args.policy])
+            .args(["--role", role, "--policy", &args.policy.to_string()])
             .args(["--block-bytes", &args.block_bytes.to_string()])
             .args(["--capacity", &args.capacity.to_string()])
             .args(["--processes", &args.processes.to_string()])

@@ -7,10 +7,14 @@
 //! Starts a master and `--processes` clients, each a process of its own, on loopback. A request of the trace
 //! becomes: match the longest cached prefix, get those blocks, put the rest. A block's bytes follow from its id, so
 //! a wrong byte anywhere is found. Without `--trace` it makes a trace of the same shape from `--seed`.
-//! Exit status: 0 only when nothing was wrong, nothing failed other than as a miss, and nothing took over 2 s.
+//! With `--policies` it starts no process: it prints what share of the blocks each eviction policy of the master finds at
+//! each size in `--blocks`, beside exact LRU.
+//! Exit status: 0 only when nothing was wrong, nothing failed other than as a miss, and nothing took over 2 s; with
+//! `--policies`, when the default policy is nowhere behind exact LRU.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example talks to its terminal")]
 
 mod coordinator;
+mod policies;
 mod report;
 mod roles;
 mod trace;
@@ -19,6 +23,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use mooncake_core::evict::PolicyKind;
 
 /// Replays a trace against a master and clients in separate processes, checking every byte.
 #[derive(Clone, Debug, Parser)]
@@ -45,9 +50,15 @@ pub(crate) struct Args {
     /// Requests in flight in each client process.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     inflight: u16,
-    /// What the master evicts first: lru, fifo or s3fifo.
-    #[arg(long, default_value = "lru")]
-    policy: String,
+    /// What the master evicts first: fifo, lru, s3fifo or tenure.
+    #[arg(long, default_value_t = PolicyKind::default())]
+    policy: PolicyKind,
+    /// Compare the eviction policies with exact LRU in process, in seconds.
+    #[arg(long)]
+    policies: bool,
+    /// With --policies: memory, in blocks.
+    #[arg(long, value_delimiter = ',', default_values_t = [1_000, 5_000, 10_000, 30_000])]
+    blocks: Vec<u64>,
     /// Copies of every block.
     #[arg(long, default_value_t = 1)]
     replicas: u64,
@@ -74,6 +85,7 @@ fn main() -> ExitCode {
         .init();
     let outcome = match args.role.role() {
         Some(role) => role.run(&args).map(|()| true),
+        None if args.policies => coordinator::load(&args).and_then(|trace| policies::compare(&args, &trace)),
         None => coordinator::run(&args),
     };
     match outcome {

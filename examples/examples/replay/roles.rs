@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use clap::{Args as ClapArgs, ValueEnum};
 use mooncake_core::clock::SystemClock;
-use mooncake_core::evict::PolicyKind;
 use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Clock, Error, ErrorKind};
 use mooncake_store::client::{Client, PutOutcome};
@@ -93,7 +92,7 @@ async fn master(args: &Args) -> Result<(), String> {
     };
     config.options.lease_ttl = Duration::from_millis(args.lease_ms.unwrap_or(10_000));
     config.options.high_watermark = args.watermark;
-    config.eviction = args.policy.parse::<PolicyKind>().map_err(|e| e.to_string())?.into();
+    config.eviction = args.policy.into();
     let server = MasterServer::start(config).await.map_err(|e| e.to_string())?;
     say(&json!({"ready": server.addresses().rpc.to_string()}))?;
     let mut lines = input();

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{EvictionPolicy, Fifo, Lru, S3Fifo, S3FifoConfig};
+use super::{EvictionPolicy, Fifo, Lru, S3Fifo, S3FifoConfig, Tenure, TenureConfig};
 use crate::ids::SlotId;
 
 /// Names a policy in configuration.
@@ -12,15 +12,20 @@ pub enum PolicyKind {
     /// [`Fifo`]: `fifo`.
     Fifo,
     /// [`Lru`]: `lru`.
-    #[default]
     Lru,
     /// [`S3Fifo`]: `s3fifo`.
     S3Fifo,
+    /// [`Tenure`]: `tenure`.
+    #[default]
+    Tenure,
 }
 
 impl PolicyKind {
     /// Every name that parses.
-    pub const NAMES: &'static [&'static str] = &["fifo", "lru", "s3fifo"];
+    pub const NAMES: &'static [&'static str] = &["fifo", "lru", "s3fifo", "tenure"];
+
+    /// Every policy, in the order of [`NAMES`](Self::NAMES).
+    pub const ALL: &'static [PolicyKind] = &[Self::Fifo, Self::Lru, Self::S3Fifo, Self::Tenure];
 }
 
 impl fmt::Display for PolicyKind {
@@ -29,6 +34,7 @@ impl fmt::Display for PolicyKind {
             PolicyKind::Fifo => "fifo",
             PolicyKind::Lru => "lru",
             PolicyKind::S3Fifo => "s3fifo",
+            PolicyKind::Tenure => "tenure",
         })
     }
 }
@@ -41,6 +47,7 @@ impl FromStr for PolicyKind {
             "fifo" => Ok(PolicyKind::Fifo),
             "lru" => Ok(PolicyKind::Lru),
             "s3fifo" => Ok(PolicyKind::S3Fifo),
+            "tenure" => Ok(PolicyKind::Tenure),
             _ => Err(ParsePolicyError(text.into())),
         }
     }
@@ -65,6 +72,8 @@ pub struct BuiltinPolicyConfig {
     pub kind: PolicyKind,
     /// For [`S3Fifo`] only.
     pub s3fifo: S3FifoConfig,
+    /// For [`Tenure`] only.
+    pub tenure: TenureConfig,
 }
 
 impl From<PolicyKind> for BuiltinPolicyConfig {
@@ -82,6 +91,8 @@ pub enum BuiltinPolicy {
     Lru(Lru),
     /// Small, main and ghost queue.
     S3Fifo(S3Fifo),
+    /// LRU with tenure.
+    Tenure(Tenure),
 }
 
 macro_rules! each {
@@ -90,6 +101,7 @@ macro_rules! each {
             BuiltinPolicy::Fifo($inner) => $call,
             BuiltinPolicy::Lru($inner) => $call,
             BuiltinPolicy::S3Fifo($inner) => $call,
+            BuiltinPolicy::Tenure($inner) => $call,
         }
     };
 }
@@ -102,6 +114,7 @@ impl EvictionPolicy for BuiltinPolicy {
             PolicyKind::Fifo => Self::Fifo(Fifo::new(slots, &())),
             PolicyKind::Lru => Self::Lru(Lru::new(slots, &())),
             PolicyKind::S3Fifo => Self::S3Fifo(S3Fifo::new(slots, &config.s3fifo)),
+            PolicyKind::Tenure => Self::Tenure(Tenure::new(slots, &config.tenure)),
         }
     }
 
@@ -125,6 +138,14 @@ impl EvictionPolicy for BuiltinPolicy {
         each!(self, inner => inner.evict(allowed))
     }
 
+    fn set_time(&mut self, now: u64) {
+        each!(self, inner => inner.set_time(now))
+    }
+
+    fn victim_since(&self) -> Option<u64> {
+        each!(self, inner => inner.victim_since())
+    }
+
     fn heeds_use(&self) -> bool {
         each!(self, inner => inner.heeds_use())
     }
@@ -140,21 +161,21 @@ mod tests {
 
     #[test]
     fn kinds_by_name() {
-        for (name, kind) in
-            PolicyKind::NAMES.iter().zip([PolicyKind::Fifo, PolicyKind::Lru, PolicyKind::S3Fifo])
-        {
-            assert_eq!(name.parse(), Ok(kind));
+        assert_eq!(PolicyKind::NAMES.len(), PolicyKind::ALL.len());
+        for (name, kind) in PolicyKind::NAMES.iter().zip(PolicyKind::ALL) {
+            assert_eq!(name.parse(), Ok(*kind));
             assert_eq!(kind.to_string(), *name);
         }
         let error = "LRU".parse::<PolicyKind>().unwrap_err();
-        assert_eq!(error.to_string(), "unknown eviction policy \"LRU\"; known are fifo, lru, s3fifo");
+        assert_eq!(error.to_string(), "unknown eviction policy \"LRU\"; known are fifo, lru, s3fifo, tenure");
     }
 
     #[test]
     fn config_selects() {
         let of = |kind: PolicyKind| BuiltinPolicy::new(4, &kind.into());
         assert!(matches!(of(PolicyKind::Fifo), BuiltinPolicy::Fifo(_)));
-        assert!(matches!(of(PolicyKind::default()), BuiltinPolicy::Lru(_)));
+        assert!(matches!(of(PolicyKind::Lru), BuiltinPolicy::Lru(_)));
+        assert!(matches!(of(PolicyKind::default()), BuiltinPolicy::Tenure(_)));
         assert!(matches!(of(PolicyKind::S3Fifo), BuiltinPolicy::S3Fifo(_)));
     }
 }

@@ -4,7 +4,7 @@ use super::EvictionPolicy;
 use super::rings::Rings;
 use crate::ids::SlotId;
 
-/// Evicts the slot of those allowed whose last insert or touch is longest ago. The default.
+/// Evicts the slot of those allowed whose last insert or touch is longest ago.
 ///
 /// Slots that `allowed` refuses keep their place, so each call passes over the refused slots older than its victim. A
 /// lease that is granted along with a touch costs nothing by that, as it has ended before the slot is the oldest;

@@ -2,14 +2,17 @@
 
 mod builtin;
 mod fifo;
+mod ghost;
 mod lru;
 mod rings;
 mod s3fifo;
+mod tenure;
 
 pub use self::builtin::{BuiltinPolicy, BuiltinPolicyConfig, ParsePolicyError, PolicyKind};
 pub use self::fifo::Fifo;
 pub use self::lru::Lru;
 pub use self::s3fifo::{S3Fifo, S3FifoConfig};
+pub use self::tenure::{Tenure, TenureConfig};
 
 use std::fmt::Debug;
 
@@ -46,6 +49,18 @@ pub trait EvictionPolicy: Sized + Send + 'static {
 
     /// Takes out the best victim that `allowed` agrees to (leases and pins are its business).
     fn evict(&mut self, allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId>;
+
+    /// What happens from now on happens at `now`, in uses of the whole cache; never less than before. Whoever merges the victims of several
+    /// policies into one order says so before each insert and touch. Ignored unless a policy makes use of it.
+    fn set_time(&mut self, now: u64) {
+        let _ = now;
+    }
+
+    /// By which time the slot that `evict` returned last is to be compared with those of other policies, oldest first. `None`: by that
+    /// of its last use, or of its insertion unless [`heeds_use`](Self::heeds_use).
+    fn victim_since(&self) -> Option<u64> {
+        None
+    }
 
     /// Whether `touch` changes what goes first. Whoever merges the victims of several policies into one order goes by last use if
     /// so, and by insertion if not.

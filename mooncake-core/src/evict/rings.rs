@@ -66,7 +66,7 @@ impl<const N: usize> Rings<N> {
     }
 
     /// The next younger slot in the same ring.
-    pub(super) fn next(&self, slot: SlotId) -> Option<SlotId> {
+    fn next(&self, slot: SlotId) -> Option<SlotId> {
         self.slot(self.links[slot.index() + N].newer)
     }
 
@@ -76,15 +76,19 @@ impl<const N: usize> Rings<N> {
         self.push(ring, slot);
     }
 
+    /// The oldest slot of `ring` that `allowed` agrees to.
+    pub(super) fn oldest_of(&self, ring: usize, allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
+        let first = self.oldest(ring)?;
+        std::iter::successors(Some(first), |&slot| self.next(slot)).find(|&slot| allowed(slot))
+    }
+
     /// Takes out the oldest slot of `ring` that `allowed` agrees to.
     pub(super) fn take_oldest(
         &mut self,
         ring: usize,
         allowed: &mut dyn FnMut(SlotId) -> bool,
     ) -> Option<SlotId> {
-        let first = self.oldest(ring)?;
-        let victim =
-            std::iter::successors(Some(first), |&slot| self.next(slot)).find(|&slot| allowed(slot))?;
+        let victim = self.oldest_of(ring, allowed)?;
         self.unlink(ring, victim);
         Some(victim)
     }

@@ -223,7 +223,7 @@ const LIFETIMES: &[Flag] = &[
 ];
 
 const SPACE: &[Flag] = &[
-    flag("eviction_policy", "lru", "What goes first: lru, fifo, s3fifo", |draft, text| {
+    flag("eviction_policy", "tenure", "What goes first: tenure, lru, fifo, s3fifo", |draft, text| {
         draft.config.eviction.kind = text.parse().map_err(said)?;
         Ok(())
     }),

@@ -206,13 +206,17 @@ pub(super) struct Shard<A, E: EvictionPolicy> {
 /// Objects among which eviction chooses.
 struct Pool<E> {
     policy: E,
-    /// What the policy would evict next, taken out of it so that it can be compared with what others would.
-    next: Option<SlotId>,
+    /// What the policy would evict next, and since when: taken out of it so that it can be compared with what others would.
+    next: Option<(SlotId, u64)>,
 }
 
 impl<E: EvictionPolicy> Pool<E> {
     fn new(config: &E::Config) -> Self {
         Self { policy: E::new(0, config), next: None }
+    }
+
+    fn is_next(&self, slot: SlotId) -> bool {
+        self.next.is_some_and(|(next, _)| next == slot)
     }
 }
 
@@ -281,7 +285,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         object.used = use_number;
         let tenant = object.tenant;
         let pool = self.pool(tenant);
-        if pool.next == Some(slot) {
+        pool.policy.set_time(use_number);
+        if pool.is_next(slot) {
             self.put_back(tenant);
         } else {
             pool.policy.touch(slot);
@@ -298,7 +303,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
             object.value = Some(value);
             // The policy would pass over what is pinned for ever at every eviction.
             if !pinned {
-                shard.pool(tenant).policy.insert_hashed(slot, len, hash);
+                let policy = &mut shard.pool(tenant).policy;
+                policy.set_time(use_number);
+                policy.insert_hashed(slot, len, hash);
             }
             shard.values += 1;
             shard.tell(slot, true);
@@ -345,7 +352,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         self.tell(slot, false);
         let tenant = self.objects[slot.index()].tenant;
         let pool = self.pool(tenant);
-        if pool.next == Some(slot) {
+        if pool.is_next(slot) {
             pool.next = None;
         } else {
             pool.policy.remove(slot);
@@ -370,7 +377,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
 
     /// Gives what would have gone next back to the policy.
     fn put_back(&mut self, tenant: u32) {
-        let Some(slot) = self.pool(tenant).next.take() else { return };
+        let Some((slot, _)) = self.pool(tenant).next.take() else { return };
         let object = &self.objects[slot.index()];
         if let Some(len) = object.value.as_ref().map(|value| value.len) {
             let hash = object.hash;
@@ -551,21 +558,23 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         mut allowed: impl FnMut(&Object<A>) -> bool,
     ) -> Option<(SlotId, u64)> {
         let next = self.pool(tenant).next;
-        if next.is_some_and(|slot| !allowed(&self.objects[slot.index()])) {
+        if next.is_some_and(|(slot, _)| !allowed(&self.objects[slot.index()])) {
             self.put_back(tenant);
         }
         if self.pool(tenant).next.is_none() {
             let objects = &self.objects;
             let pool = if tenant == 0 { &mut self.own } else { &mut self.others[tenant as usize - 1] };
-            pool.next = pool.policy.evict(&mut |slot| objects.get(slot.index()).is_some_and(&mut allowed));
+            let victim = pool.policy.evict(&mut |slot| objects.get(slot.index()).is_some_and(&mut allowed));
+            let since = pool.policy.victim_since();
+            pool.next = victim.map(|slot| (slot, since.unwrap_or(objects[slot.index()].used)));
         }
-        self.pool(tenant).next.map(|slot| (slot, self.objects[slot.index()].used))
+        self.pool(tenant).next
     }
 
     /// What was chosen, and is still there.
     pub(super) fn chosen(&mut self) -> Option<SlotId> {
         let first = self.first;
-        self.pool(first).next
+        self.pool(first).next.map(|(slot, _)| slot)
     }
 
     /// Slots with a write in progress.

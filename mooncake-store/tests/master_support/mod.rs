@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use mooncake_core::clock::ManualClock;
 use mooncake_core::error::ErrorCode;
+use mooncake_core::evict::PolicyKind;
 use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
 use mooncake_store::api::WriteMode;
@@ -26,9 +27,13 @@ impl Rig {
     }
 
     pub fn with(options: MasterOptions) -> Self {
+        Self::with_policy(options, PolicyKind::default())
+    }
+
+    pub fn with_policy(options: MasterOptions, policy: PolicyKind) -> Self {
         let clock = Arc::new(ManualClock::new());
         let master =
-            Master::with_parts(options, &Default::default(), &Default::default(), clock.clone(), 7).unwrap();
+            Master::with_parts(options, &Default::default(), &policy.into(), clock.clone(), 7).unwrap();
         Self { clock, master }
     }
 

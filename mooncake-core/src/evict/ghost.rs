@@ -7,7 +7,7 @@ const WAYS: usize = 8;
 struct Entry {
     /// 0 for none.
     print: u32,
-    /// Which eviction put it here.
+    /// When it was put here.
     at: u32,
 }
 
@@ -18,8 +18,6 @@ type Set = [Entry; WAYS];
 #[derive(Debug)]
 pub(super) struct Ghost {
     sets: Vec<Set>,
-    /// Evictions so far.
-    now: u32,
 }
 
 /// 32 bits to know an object by; never 0.
@@ -29,29 +27,24 @@ pub(super) fn fingerprint(key_hash: u64) -> u32 {
 
 impl Ghost {
     pub(super) fn new() -> Self {
-        Self { sets: vec![Set::default(); 8], now: 0 }
+        Self { sets: vec![Set::default(); 8] }
     }
 
-    /// Remembers an evicted object among the last `limit`.
-    pub(super) fn remember(&mut self, print: u32, limit: usize) {
+    /// Remembers an object evicted at `at`, and about `limit` others at least.
+    pub(super) fn remember(&mut self, print: u32, at: u32, limit: usize) {
         if limit > self.sets.len() * WAYS / 2 {
-            self.grow(limit);
+            self.grow(limit, at);
         }
-        self.now = self.now.wrapping_add(1);
-        self.put(Entry { print, at: self.now });
+        self.put(Entry { print, at }, at);
     }
 
-    /// Whether the object is among the last `limit` evicted; it is forgotten then.
-    pub(super) fn recall(&mut self, print: u32, limit: usize) -> bool {
-        let now = self.now;
-        let set = self.set(print);
-        let Some(entry) = set.iter_mut().find(|entry| entry.print == print) else { return false };
-        let at = std::mem::take(entry).at;
-        (now.wrapping_sub(at) as usize) < limit
+    /// When the object was evicted, if that is remembered; it is forgotten then.
+    pub(super) fn recall(&mut self, print: u32) -> Option<u32> {
+        let entry = self.set(print).iter_mut().find(|entry| entry.print == print)?;
+        Some(std::mem::take(entry).at)
     }
 
-    fn put(&mut self, new: Entry) {
-        let now = self.now;
+    fn put(&mut self, new: Entry, now: u32) {
         let set = self.set(new.print);
         let age = |entry: &&mut Entry| match entry.print {
             print if print == new.print => (2, 0),
@@ -69,13 +62,13 @@ impl Ghost {
     }
 
     /// Half full at most, so that few sets overflow.
-    fn grow(&mut self, limit: usize) {
+    fn grow(&mut self, limit: usize, now: u32) {
         let sets = (limit * 2).div_ceil(WAYS).next_power_of_two().min(1 << 30);
         if sets <= self.sets.len() {
             return;
         }
         let old = std::mem::replace(&mut self.sets, vec![Set::default(); sets]);
-        old.into_iter().flatten().filter(|entry| entry.print != 0).for_each(|entry| self.put(entry));
+        old.into_iter().flatten().filter(|entry| entry.print != 0).for_each(|entry| self.put(entry, now));
     }
 }
 
@@ -86,20 +79,18 @@ mod tests {
     #[test]
     fn remembers_about_the_limit() {
         let mut ghost = Ghost::new();
-        for n in 0..1000 {
-            ghost.remember(fingerprint(n), 100);
-        }
-        assert!((0..900).all(|n| !ghost.recall(fingerprint(n), 100)));
-        let kept = (900..1000).filter(|&n| ghost.recall(fingerprint(n), 100)).count();
+        (0..10_000).for_each(|n| ghost.remember(fingerprint(n.into()), n, 100));
+        assert!((0..9_000).all(|n| ghost.recall(fingerprint(n)).is_none()), "the table is that small");
+        let kept = (9_900..10_000).filter(|&n| ghost.recall(fingerprint(n.into())) == Some(n)).count();
         assert!(kept >= 95, "{kept}");
-        assert!((900..1000).all(|n| !ghost.recall(fingerprint(n), 100)), "recalled once only");
+        assert!((9_900..10_000).all(|n| ghost.recall(fingerprint(n)).is_none()), "recalled once only");
     }
 
     #[test]
     fn growing_keeps_what_it_holds() {
         let mut ghost = Ghost::new();
-        (0..10).for_each(|n| ghost.remember(fingerprint(n), 16));
-        (10..20).for_each(|n| ghost.remember(fingerprint(n), 10_000));
-        assert!((0..20).all(|n| ghost.recall(fingerprint(n), 10_000)));
+        (0..10).for_each(|n| ghost.remember(fingerprint(n.into()), n, 16));
+        (10..20).for_each(|n| ghost.remember(fingerprint(n.into()), n, 10_000));
+        assert!((0..20).all(|n| ghost.recall(fingerprint(n.into())) == Some(n)));
     }
 }

@@ -1,9 +1,7 @@
 //! [`S3Fifo`]: three queues, of which one remembers what has gone.
 
-mod ghost;
-
-use self::ghost::{Ghost, fingerprint};
 use super::EvictionPolicy;
+use super::ghost::{Ghost, fingerprint};
 use super::rings::Rings;
 use crate::ids::SlotId;
 
@@ -42,6 +40,8 @@ pub struct S3Fifo {
     slots: Vec<Slot>,
     bytes: [u128; 2],
     ghost: Ghost,
+    /// Objects remembered so far.
+    gone: u32,
     /// Calls of `evict` so far.
     round: u64,
 }
@@ -71,6 +71,7 @@ impl EvictionPolicy for S3Fifo {
             slots: Vec::new(),
             bytes: [0; 2],
             ghost: Ghost::new(),
+            gone: 0,
             round: 0,
         }
     }
@@ -132,7 +133,8 @@ impl S3Fifo {
         if self.rings.contains(slot) {
             return self.touch(slot);
         }
-        let known = print != 0 && self.ghost.recall(print, self.ghost_limit());
+        let gone_at = if print == 0 { None } else { self.ghost.recall(print) };
+        let known = gone_at.is_some_and(|at| (self.gone.wrapping_sub(at) as usize) < self.ghost_limit());
         let ring = if known { MAIN } else { SMALL };
         self.rings.push(ring, slot);
         self.bytes[ring] += u128::from(bytes);
@@ -175,7 +177,8 @@ impl S3Fifo {
         let print = self.slots[slot.index()].print;
         let limit = self.ghost_limit();
         if ring == SMALL && print != 0 && limit != 0 {
-            self.ghost.remember(print, limit);
+            self.gone = self.gone.wrapping_add(1);
+            self.ghost.remember(print, self.gone, limit);
         }
     }
 

@@ -1,0 +1,149 @@
+//! Hit rates of the eviction policies, beside exact LRU and beside a cache without bounds.
+//!
+//! A policy is asked through the master itself, called in process under a clock that follows the trace: shards, leases, placement and
+//! the making of room are the real ones; only bytes are left out.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::clock::ManualClock;
+use mooncake_core::evict::PolicyKind;
+use mooncake_core::ids::{ClientId, SegmentId, Uuid};
+use mooncake_core::replica::{ReplicaType, ReplicateConfig, Segment};
+use mooncake_core::{ErrorKind, Result};
+use mooncake_store::api::WriteMode;
+use mooncake_store::master::{Master, MasterOptions, Put};
+
+use crate::Args;
+use crate::trace::{Request, Trace, key};
+
+/// Prints a table and says whether the default policy came to at least exact LRU in each row.
+pub(crate) fn compare(args: &Args, trace: &Trace) -> std::result::Result<bool, String> {
+    let (blocks, distinct) = trace.blocks();
+    let rate = |hits: u64| hits as f64 / blocks as f64;
+    println!("{} requests, {blocks} blocks, {distinct} distinct", trace.requests.len());
+    println!("share of blocks found, one lookup of the longest cached prefix a request\n");
+    let mut header: Vec<String> = vec!["blocks of memory".into(), "exact LRU".into()];
+    for kind in PolicyKind::ALL {
+        let default = if *kind == PolicyKind::default() { " (default)" } else { "" };
+        header.push(format!("`{kind}`{default}"));
+    }
+    header.push("no bounds".into());
+    println!("| {} |\n|{}", header.join(" | "), "---|".repeat(header.len()));
+    let endless = rate(ExactLru::new(u64::MAX).replay(trace));
+    let mut good = true;
+    for &room in &args.blocks {
+        let exact = rate(ExactLru::new(room).replay(trace));
+        let mut row = vec![room.to_string(), format!("{exact:.4}")];
+        for kind in PolicyKind::ALL {
+            let reached = rate(replay(args, *kind, room, trace).map_err(|e| e.to_string())?);
+            row.push(format!("{reached:.4}"));
+            good &= *kind != PolicyKind::default() || reached >= exact;
+        }
+        row.push(format!("{endless:.4}"));
+        println!("| {} |", row.join(" | "));
+    }
+    if !good {
+        println!("\nthe default policy is behind exact LRU");
+    }
+    Ok(good)
+}
+
+/// Hits of a master with room for so many blocks.
+fn replay(args: &Args, kind: PolicyKind, room: u64, trace: &Trace) -> Result<u64> {
+    let clock = Arc::new(ManualClock::new());
+    let options = MasterOptions {
+        high_watermark: args.watermark,
+        lease_ttl: args.lease_ms.map_or(MasterOptions::default().lease_ttl, Duration::from_millis),
+        ..MasterOptions::default()
+    };
+    let master: Master =
+        Master::with_parts(options, &Default::default(), &kind.into(), clock.clone(), args.seed)?;
+    let member = ClientId(Uuid::new(1, 1));
+    master.mount(
+        member,
+        &Segment {
+            id: SegmentId(Uuid::new(2, 1)),
+            name: "member:1".into(),
+            base: 1 << 40,
+            size: room * args.block_bytes,
+            endpoint: "member:1".into(),
+            protocol: "tcp".into(),
+            host_id: "member".into(),
+        },
+    )?;
+    let mut hits = 0;
+    let mut now_ms = 0;
+    for request in &trace.requests {
+        while now_ms < request.timestamp {
+            let step = (request.timestamp - now_ms).min(1000);
+            clock.advance(Duration::from_millis(step));
+            now_ms += step;
+            master.ping(member);
+            master.tick();
+        }
+        hits += one_request(&master, member, args.block_bytes, request)?;
+    }
+    Ok(hits)
+}
+
+/// As a client does it: ask for all, read the prefix that is there, put the rest.
+fn one_request(master: &Master, member: ClientId, len: u64, request: &Request) -> Result<u64> {
+    let keys: Vec<Vec<u8>> = request.hash_ids.iter().map(|&id| key(id)).collect();
+    let there: Vec<bool> = keys.iter().map(|key| master.exists(key)).collect();
+    let prefix = there.iter().take_while(|there| **there).count();
+    for key in &keys[..prefix] {
+        master.locate(key)?;
+    }
+    let config = ReplicateConfig::default();
+    let mut started = Vec::new();
+    for key in &keys[prefix..] {
+        let put = Put { writer: member.into(), mode: WriteMode::Put, key, len, config: &config, group: "" };
+        match master.put_start(&put) {
+            Ok(_) => started.push(key),
+            Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::NoSpace) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    for key in started {
+        master.put_end(member.into(), key, None, ReplicaType::All)?;
+    }
+    Ok(prefix as u64)
+}
+
+/// Evicts what has been unused for the longest, with one order over all blocks and no lease in the way.
+struct ExactLru {
+    room: u64,
+    used: HashMap<u64, u64>,
+    order: BTreeMap<u64, u64>,
+    uses: u64,
+}
+
+impl ExactLru {
+    fn new(room: u64) -> Self {
+        Self { room, used: HashMap::new(), order: BTreeMap::new(), uses: 0 }
+    }
+
+    /// Hits of a whole trace.
+    fn replay(&mut self, trace: &Trace) -> u64 {
+        let mut hits = 0;
+        for Request { hash_ids, .. } in &trace.requests {
+            hits += hash_ids.iter().take_while(|id| self.used.contains_key(id)).count() as u64;
+            hash_ids.iter().for_each(|id| self.use_block(*id));
+        }
+        hits
+    }
+
+    fn use_block(&mut self, id: u64) {
+        self.uses += 1;
+        if let Some(before) = self.used.insert(id, self.uses) {
+            self.order.remove(&before);
+        } else if self.used.len() as u64 > self.room
+            && let Some((_, oldest)) = self.order.pop_first()
+        {
+            self.used.remove(&oldest);
+        }
+        self.order.insert(self.uses, id);
+    }
+}
