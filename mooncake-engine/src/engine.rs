@@ -1,5 +1,6 @@
 //! The engine over all built-in wires, and how it is started.
 
+use std::net::Ipv6Addr;
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -9,13 +10,17 @@ use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::{Error, Result};
 use mooncake_transport::directory::{DirectoryOptions, P2P, RedisLogin};
 use mooncake_transport::engine::{Engine, HandshakePort, LocalCopies};
+use mooncake_transport::net::default_host_v6;
 use mooncake_transport::topology::{Discovery, Topology};
 use mooncake_transport::{Directory, Region};
 use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::task::AbortHandle;
 
 use crate::addressed::{Gone, Regions, UNUSED_WITHIN, foreign, still_in_use};
+use crate::environment::own_port;
 use crate::ids::Batches;
 use crate::managed::Managed;
+use crate::summary::log_every;
 use crate::transport_set::{TransportOptions, TransportSet};
 
 /// A transfer engine. A handle: clones are the same engine; the last one withdraws its segment.
@@ -36,6 +41,16 @@ pub(crate) struct Parts {
     pub(crate) runtime: Handle,
     timeout: Duration,
     topology: Topology,
+    longest: Option<Duration>,
+    summary: Option<AbortHandle>,
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        if let Some(summary) = &self.summary {
+            summary.abort();
+        }
+    }
 }
 
 impl TransferEngine {
@@ -56,7 +71,8 @@ impl TransferEngine {
 
     /// How long a transfer of that many bytes may take when nothing else is said: the engine's timeout, and a nanosecond per byte.
     pub fn patience(&self, bytes: u64) -> Duration {
-        self.parts.timeout.saturating_add(Duration::from_nanos(bytes))
+        let patience = self.parts.timeout.saturating_add(Duration::from_nanos(bytes));
+        self.parts.longest.map_or(patience, |longest| patience.min(longest))
     }
 
     /// Memory registered by address, for those who look ranges up themselves.
@@ -187,15 +203,27 @@ impl Deref for TransferEngine {
 pub struct TransferEngineBuilder {
     name: String,
     metadata: String,
-    options: DirectoryOptions,
+    pub(crate) options: DirectoryOptions,
     directory: Option<Directory>,
     protocol: String,
     wires: Option<TransportOptions>,
-    handshake: HandshakePort,
+    pub(crate) handshake: HandshakePort,
     local_copies: Option<LocalCopies>,
     topology: Option<Topology>,
     clock: SharedClock,
-    timeout: Duration,
+    pub(crate) timeout: Duration,
+    pub(crate) longest: Option<Duration>,
+    pub(crate) caches: bool,
+    pub(crate) refresh: Option<Duration>,
+    // Said by the environment only.
+    pub(crate) port_of_name: bool,
+    pub(crate) ipv6: bool,
+    pub(crate) ports: (Option<u16>, Option<u16>),
+    pub(crate) force_tcp: bool,
+    pub(crate) summary: bool,
+    pub(crate) summary_interval: Duration,
+    #[cfg(feature = "transport-tcp")]
+    pub(crate) tcp: Option<mooncake_tcp::TcpConfig>,
 }
 
 impl Default for TransferEngineBuilder {
@@ -212,6 +240,17 @@ impl Default for TransferEngineBuilder {
             topology: None,
             clock: SystemClock::shared(),
             timeout: Duration::from_secs(30),
+            longest: None,
+            caches: true,
+            refresh: None,
+            port_of_name: false,
+            ipv6: false,
+            ports: (None, None),
+            force_tcp: false,
+            summary: false,
+            summary_interval: Duration::from_secs(5),
+            #[cfg(feature = "transport-tcp")]
+            tcp: None,
         }
     }
 }
@@ -291,32 +330,59 @@ impl TransferEngineBuilder {
         self
     }
 
+    /// Whether an opened segment is looked up once, and again when a transfer with it fails (the default), or at each opening.
+    pub fn cache_descriptors(mut self, yes: bool) -> Self {
+        self.caches = yes;
+        self
+    }
+
+    /// Looks all opened segments up at this interval.
+    pub fn refresh_every(mut self, interval: Duration) -> Self {
+        self.refresh = Some(interval);
+        self
+    }
+
+    /// Logs what was moved, a line at this interval if there was anything; by default it does not.
+    pub fn summary_every(mut self, interval: Duration) -> Self {
+        (self.summary, self.summary_interval) = (true, interval);
+        self
+    }
+
     /// Opens the wires and the handshake port, takes the name and publishes an empty segment. All runs on the current tokio runtime.
     ///
     /// # Errors
     /// `NOT_SUPPORTED` for a wire or directory that is not built in, `INVALID_PARAMS` outside a runtime, `SEGMENT_ALREADY_EXISTS`
     /// for a name in use; a port that is in use, or a directory that does not answer, by name.
-    pub async fn start(self) -> Result<TransferEngine> {
+    pub async fn start(mut self) -> Result<TransferEngine> {
         let runtime = Handle::try_current().map_err(|_| {
             Error::invalid("a transfer engine is started on a tokio runtime, and there is none here")
         })?;
-        let wires = match self.wires {
+        let wires = match self.wires.take() {
             Some(wires) => wires,
-            None => TransportOptions::named(&self.protocol)?,
+            None => self.wires_by_name()?,
         };
-        let directory = match self.directory {
+        let directory = match self.directory.take() {
             Some(directory) => directory,
             None => Directory::connect_with(&self.metadata, &self.options)?,
         };
+        self.settle_port(&directory)?;
         let transport = Arc::new(wires.open(&runtime, &self.clock)?);
         let mut engine = Engine::builder(transport)
             .name(self.name)
             .directory(directory)
             .handshake(self.handshake)
+            .cache_descriptors(self.caches)
             .clock(self.clock);
         if let Some(which) = self.local_copies {
             engine = engine.local_copies(which);
         }
+        if let Some(interval) = self.refresh {
+            engine = engine.refresh_every(interval);
+        }
+        let engine = engine.start().await?;
+        let interval = self.summary.then_some(self.summary_interval);
+        let summary =
+            interval.map(|interval| runtime.spawn(log_every(engine.clone(), interval)).abort_handle());
         let parts = Parts {
             batches: Batches::default(),
             managed: Managed::default(),
@@ -324,7 +390,44 @@ impl TransferEngineBuilder {
             runtime,
             timeout: self.timeout,
             topology: self.topology.unwrap_or_else(|| Discovery::default().topology()),
+            longest: self.longest,
+            summary,
         };
-        Ok(TransferEngine { engine: engine.start().await?, parts: Arc::new(parts) })
+        Ok(TransferEngine { engine, parts: Arc::new(parts) })
+    }
+
+    /// The wires of the protocol, with what the environment says of them.
+    fn wires_by_name(&mut self) -> Result<TransportOptions> {
+        let protocol = if self.force_tcp { "tcp" } else { &self.protocol };
+        #[allow(unused_mut, reason = "without TCP there is nothing to change")]
+        let mut wires = TransportOptions::named(protocol)?;
+        #[cfg(feature = "transport-tcp")]
+        if let Some(tcp) = &mut wires.tcp {
+            *tcp = self.tcp.take().unwrap_or_default();
+            if let Some(ports) = self.drawn_ports() {
+                tcp.ports = ports;
+            }
+        }
+        Ok(if self.force_tcp { wires.without_shared_memory() } else { wires })
+    }
+
+    /// Host and ports of the handshake port, where the environment has a say in them.
+    fn settle_port(&mut self, directory: &Directory) -> Result<()> {
+        if let Some(ports) = self.drawn_ports() {
+            self.handshake.ports = ports;
+        }
+        let named = directory.is_p2p() && !self.name.is_empty();
+        if self.port_of_name {
+            let (host, port) = own_port(&self.name)?;
+            self.handshake.ports = port..=port;
+            self.handshake.host = Some(host);
+        } else if self.ipv6 && self.handshake.host.is_none() && !named {
+            self.handshake.host = Some(default_host_v6().to_string());
+        }
+        if self.ipv6 && self.handshake.bind.is_none() {
+            // Both families.
+            self.handshake.bind = Some(Ipv6Addr::UNSPECIFIED.into());
+        }
+        Ok(())
     }
 }

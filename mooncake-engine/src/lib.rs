@@ -7,10 +7,12 @@ pub mod addressed;
 pub mod cli;
 #[allow(unsafe_code)]
 mod engine;
+pub mod environment;
 pub mod flags;
 mod ids;
 #[allow(unsafe_code)]
 mod managed;
+mod summary;
 pub mod transport_set;
 
 pub use engine::{TransferEngine, TransferEngineBuilder};

@@ -472,6 +472,18 @@ unsafe impl Transport for TransportSet {
         }
     }
 
+    fn wire_to(&self, peer: &SetPeer) -> Protocol {
+        match peer {
+            SetPeer::Loopback(_) => Protocol::LOOPBACK,
+            #[cfg(feature = "transport-rdma")]
+            SetPeer::Rdma(..) => Protocol::RDMA,
+            #[cfg(feature = "transport-shm")]
+            SetPeer::Shm(..) => Protocol::SHM,
+            #[cfg(feature = "transport-tcp")]
+            SetPeer::Tcp(_) => Protocol::TCP,
+        }
+    }
+
     fn submit<'a, I>(&self, peer: &SetPeer, ops: I, done: Completion)
     where
         I: ExactSizeIterator<Item = Op<'a, SetRegistration>>,

@@ -131,9 +131,18 @@ fn taken(what: &str, error: io::Error) -> Error {
 /// The address to advertise when none is configured: the first IPv4 address of an interface that is up and not loopback, or 127.0.0.1
 /// when there is none.
 pub fn default_host() -> IpAddr {
+    outward(IpAddr::is_ipv4).unwrap_or(Ipv4Addr::LOCALHOST.into())
+}
+
+/// The same of IPv6, for a node that is to use that; addresses of one link only do not count.
+pub fn default_host_v6() -> IpAddr {
+    outward(|address| matches!(address, IpAddr::V6(v6) if !v6.is_unicast_link_local()))
+        .unwrap_or(Ipv6Addr::LOCALHOST.into())
+}
+
+fn outward(fits: fn(&IpAddr) -> bool) -> Option<IpAddr> {
     let addresses = interface_addresses();
-    let outward = addresses.iter().map(|(_, address)| *address).find(|address| !address.is_loopback());
-    IpAddr::V4(outward.unwrap_or(Ipv4Addr::LOCALHOST))
+    addresses.into_iter().map(|(_, address)| address).find(|address| fits(address) && !address.is_loopback())
 }
 
 /// The first IPv4 address of the interface of this name.
@@ -141,7 +150,8 @@ pub fn default_host() -> IpAddr {
 /// # Errors
 /// `INVALID_PARAMS`, naming the interfaces there are, when it has none or is not up.
 pub fn address_of(interface: &str) -> Result<Ipv4Addr> {
-    let all = interface_addresses();
+    let v4 = |(name, address)| if let IpAddr::V4(address) = address { Some((name, address)) } else { None };
+    let all: Vec<(String, Ipv4Addr)> = interface_addresses().into_iter().filter_map(v4).collect();
     if let Some((_, address)) = all.iter().find(|(name, _)| name == interface) {
         return Ok(*address);
     }
@@ -153,9 +163,9 @@ pub fn address_of(interface: &str) -> Result<Ipv4Addr> {
     )))
 }
 
-/// Names and IPv4 addresses of interfaces that are up and running.
+/// Names and addresses of interfaces that are up and running.
 #[allow(unsafe_code)]
-fn interface_addresses() -> Vec<(String, Ipv4Addr)> {
+fn interface_addresses() -> Vec<(String, IpAddr)> {
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: the call stores a list's head, or fails.
     if unsafe { libc::getifaddrs(&mut list) } != 0 {
@@ -169,13 +179,24 @@ fn interface_addresses() -> Vec<(String, Ipv4Addr)> {
         let wanted = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
         // SAFETY: null, or the entry's own address; its family says which type it has.
         let family = unsafe { entry.ifa_addr.as_ref() }.map(|a| i32::from(a.sa_family));
-        if entry.ifa_flags & wanted == wanted && family == Some(libc::AF_INET) {
-            // SAFETY: AF_INET says that it is a `sockaddr_in`; read unaligned, as nothing promises alignment.
-            let addr = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
+        if entry.ifa_flags & wanted == wanted {
+            let address: IpAddr = match family {
+                Some(libc::AF_INET) => {
+                    // SAFETY: AF_INET says that it is a `sockaddr_in`; read unaligned, as nothing promises alignment.
+                    let addr = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
+                    Ipv4Addr::from(u32::from_be(addr.sin_addr.s_addr)).into()
+                }
+                Some(libc::AF_INET6) => {
+                    // SAFETY: as above, for a `sockaddr_in6`.
+                    let addr = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned() };
+                    Ipv6Addr::from(addr.sin6_addr.s6_addr).into()
+                }
+                _ => continue,
+            };
             // SAFETY: an entry's name is a C string that lives as long as the list.
             let name = unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) };
             let name = name.to_string_lossy().into_owned();
-            found.push((name, Ipv4Addr::from(u32::from_be(addr.sin_addr.s_addr))));
+            found.push((name, address));
         }
     }
     // SAFETY: the list came from `getifaddrs`, and no entry is used any more.

@@ -248,6 +248,12 @@ pub unsafe trait Transport: fmt::Debug + Send + Sync + 'static {
         std::future::ready(handshake::no_connection())
     }
 
+    /// The wire that leads to this peer, where there are several in one; for figures only.
+    fn wire_to(&self, peer: &Self::Peer) -> Protocol {
+        let _ = peer;
+        self.protocol()
+    }
+
     /// Posts operations to one peer and returns without waiting. `ops.len()` equals `done.ops()`.
     /// Nothing may be allocated per operation on the usual path; shares of `done` are how single operations finish.
     fn submit<'a, I>(&self, peer: &Self::Peer, ops: I, done: Completion)

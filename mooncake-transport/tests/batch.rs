@@ -79,6 +79,11 @@ fn reads_and_writes_to_many_targets_travel_together() {
         (view.request(5), view.overall()),
         (None, Progress { status: Status::Failed, transferred: 32 })
     );
+    let counted = user.metrics();
+    let of = |i: usize| &counted.iter().find(|line| line.peer == format!("owner{i}")).unwrap().counts;
+    assert_eq!((of(0).reads, of(0).writes, of(0).bytes_read, of(0).failures), (1, 1, 8, 1));
+    assert_eq!((of(1).reads, of(1).bytes_written, of(1).postings()), (2, 8, 3));
+    assert!(counted.iter().all(|line| line.wire.as_str() == "loopback"));
     let nothing = user.submit(Batch::new(), None);
     assert_eq!(nothing.view().overall().status, Status::Completed, "nothing to do is done");
 }

@@ -4,6 +4,8 @@
 
 use std::fmt::Write;
 
+use mooncake_engine::environment::VARIABLES;
+
 use super::flag::Flag;
 use super::flags::{GROUPS, flags};
 use super::settings::Settings;
@@ -60,8 +62,6 @@ const PYTHON: &[(&str, &str, &str)] = &[
     ("MC_STORE_CLIENT_MAX_PORT", "14300", "Last port that clients draw from"),
     ("MC_STORE_USE_HUGEPAGE", "", "Memory of huge pages, unless 0, false, no or off"),
     ("MC_STORE_HUGEPAGE_SIZE", "2MB", "Their size"),
-    ("MC_TRANSFER_TIMEOUT", "30", "Seconds that a transfer may take, 5 at least"),
-    ("MC_FORCE_TCP", "", "Leave every other wire alone, unless 0, false, no or off"),
     ("MC_TE_FILTERS", "", "RDMA devices that count, with commas between them"),
     ("MC_TE_FILTERS_EXCLUDE", "", "RDMA devices that do not count"),
     ("MC_CUSTOM_TOPO_JSON", "", "File that says which devices are near which memory"),
@@ -125,41 +125,12 @@ const LATER: &[Unread] = &[
     ),
     unread(
         &[
-            "MC_LEGACY_RPC_PORT_BINDING",
-            "MC_TCP_BIND_ADDRESS",
-            "MC_HANDSHAKE_PORT",
-            "MC_MIN_RPC_PORT",
-            "MC_MAX_RPC_PORT",
-            "MC_MIN_PRC_PORT",
-            "MC_MAX_PRC_PORT",
-            "MC_USE_IPV6",
-            "MC_HANDSHAKE_LISTEN_BACKLOG",
-            "MC_HANDSHAKE_CONNECT_TIMEOUT",
-            "MC_HANDSHAKE_MAX_LENGTH",
-            "MC_DISABLE_METACACHE",
-            "MC_TE_METADATA_REFRESH_INTERVAL_SECONDS",
-            "MC_TCP_SLICE_SIZE",
-            "MC_TCP_PROTO",
-            "MC_TCP_STATUS_TIMEOUT_SEC",
-            "MC_TCP_PROGRESS_TIMEOUT_SEC",
-            "MC_TCP_ENABLE_CONNECTION_POOL",
-            "MC_TCP_LANES_PER_PEER",
-            "MC_TCP_MAX_CONNECTIONS_PER_PEER",
-            "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER",
-            "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER",
-            "MC_TCP_ADMISSION_TIMEOUT_MS",
-        ],
-        "the transfer engine is told in code (`EngineBuilder`, `TcpConfig`)",
-    ),
-    unread(
-        &[
             "MC_FORCE_HCA",
             "MC_PATH_ROUNDROBIN",
             "MC_MS_AUTO_DISC",
             "MC_MS_FILTERS",
             "MC_SLICE_SIZE",
             "MC_FRAGMENT_RATIO",
-            "MC_SLICE_TIMEOUT",
             "MC_RETRY_CNT",
             "MC_NUM_CQ_PER_CTX",
             "MC_NUM_COMP_CHANNELS_PER_CTX",
@@ -217,10 +188,6 @@ const LATER: &[Unread] = &[
         "GPU memory is not built yet",
     ),
     unread(
-        &["MC_REDIS_USERNAME", "MC_REDIS_PASSWORD", "MC_REDIS_DB_INDEX"],
-        "a login to Redis is given in code (`RedisLogin`)",
-    ),
-    unread(
         &[
             "MOONCAKE_OFFLOAD_*",
             "MOONCAKE_USE_URING",
@@ -250,12 +217,18 @@ const NEVER: &[Unread] = &[
         "one log for everything, set by RUST_LOG or the flags of the program, in Python by MC_LOG_LEVEL",
     ),
     unread(
-        &["MC_TE_METRIC", "MC_TE_METRIC_INTERVAL_SECONDS"],
-        "figures are scraped, not logged by each engine",
-    ),
-    unread(
         &["MC_USE_TENT", "MC_USE_TEV1", "MC_TENT_CONF"],
         "there is one transfer engine, not two generations to choose from",
+    ),
+    unread(
+        &[
+            "MC_HANDSHAKE_LISTEN_BACKLOG",
+            "MC_TCP_SLICE_SIZE",
+            "MC_TCP_ENABLE_CONNECTION_POOL",
+            "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER",
+            "MC_TCP_ADMISSION_TIMEOUT_MS",
+        ],
+        "connections are kept and requests queue on them, with no second queue before the first; a socket is given all that it takes",
     ),
     unread(&["MC_METADATA_SERVER"], "the existing system documents it and does not read it either"),
     unread(
@@ -295,7 +268,7 @@ pub fn environment_document() -> String {
          ## What is read\n\n\
          `mooncake_master` reads a variable for each of its flags. The command line goes before the environment, the environment \
          before the configuration file; `mooncake_master --print_config` shows each value and who set it. A variable that \
-         begins with `MC_MASTER_` and is not in the table is warned of at the start. The Rust libraries read no environment.\n\n\
+         begins with `MC_MASTER_` and is not in the table is warned of at the start. The Rust libraries read no environment unless they are told to.\n\n\
          | variable | flag | default | effect |\n|---|---|---|---|\n",
     );
     for flag in flags() {
@@ -309,6 +282,14 @@ pub fn environment_document() -> String {
             code(flag.default),
             effect(flag)
         );
+    }
+    text.push_str(
+        "\nA transfer engine reads these when it is told to (`TransferEngineBuilder::environment`): that of the Python package and of the programs is. \
+         Older names stand behind the newer ones.\n\n| variable | default | effect |\n|---|---|---|\n",
+    );
+    for variable in VARIABLES {
+        let names: Vec<String> = variable.names.iter().map(|name| format!("`{name}`")).collect();
+        let _ = writeln!(text, "| {} | {} | {} |", names.join(", "), code(variable.default), variable.effect);
     }
     text.push_str("\nThe Python package reads these.\n\n| variable | default | effect |\n|---|---|---|\n");
     for (name, default, effect) in PYTHON {
@@ -417,6 +398,8 @@ mod tests {
         // The metadata server concerns both.
         let of_flag = |name: &str| flags().any(|flag| flag.variables.contains(&name));
         names.extend(PYTHON.iter().map(|(name, ..)| *name).filter(|name| !of_flag(name)).map(Into::into));
+        let of_engine = VARIABLES.iter().flat_map(|variable| variable.names).copied();
+        names.extend(of_engine.filter(|name| !of_flag(name)).map(Into::into));
         for flag in flags() {
             names.push(flag.variable());
             names.extend(flag.variables.iter().map(|name| (*name).to_owned()));

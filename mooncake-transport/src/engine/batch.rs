@@ -37,7 +37,7 @@ pub(super) enum Way {
 }
 
 impl Way {
-    fn of<T: Transport, B>(self, request: &Request<T, B>) -> Opcode {
+    pub(super) fn of<T: Transport, B>(self, request: &Request<T, B>) -> Opcode {
         match self {
             Way::All(opcode) => opcode,
             Way::Own => request.opcode,
@@ -184,15 +184,15 @@ impl<T: Transport> Inner<T> {
         request: Request<T, B>,
         deadline: Option<Moment>,
     ) -> (Result<()>, B) {
-        let stale = request.target.route();
-        let (result, [request]) = self.post(way, [request], deadline).await;
-        match result {
-            Err(error) if self.may_repeat(&request, &error, &stale, deadline).await => {
-                let (result, [request]) = self.post(way, [request], deadline).await;
-                (result, request.transfer.buffer)
-            }
-            result => (result, request.transfer.buffer),
+        let (stale, began) = (request.target.route(), self.clock.now());
+        let (mut result, [mut request]) = self.post(way, [request], deadline).await;
+        if let Err(error) = &result
+            && self.may_repeat(&request, error, &stale, deadline).await
+        {
+            (result, [request]) = self.post(way, [request], deadline).await;
         }
+        self.count(way, std::slice::from_ref(&request), std::slice::from_ref(&result), began);
+        (result, request.transfer.buffer)
     }
 
     async fn many<B: Source<T>>(
@@ -202,9 +202,9 @@ impl<T: Transport> Inner<T> {
         deadline: Option<Moment>,
     ) -> Outcome<T, B> {
         group(&mut requests);
-        let routes = routes(&requests);
+        let (routes, began) = (routes(&requests), self.clock.now());
         let (results, requests) = self.post(way, requests, deadline).results().await;
-        self.settle(way, results, requests, &routes, deadline).await
+        self.settle(way, results, requests, &routes, deadline, began).await
     }
 
     /// What comes after the first posting of a batch: repeats what may be repeated, and restores the caller's order.
@@ -215,14 +215,18 @@ impl<T: Transport> Inner<T> {
         mut requests: Vec<Request<T, B>>,
         routes: &[(usize, Arc<Route<T>>)],
         deadline: Option<Moment>,
+        began: Moment,
     ) -> Outcome<T, B> {
         if results.iter().all(Result::is_ok) {
+            self.count(way, &requests, &results, began);
             if !requests.is_sorted_by_key(|request| request.index) {
                 requests.sort_unstable_by_key(|request| request.index);
             }
             return (results, requests);
         }
-        self.again(way, results, requests, routes, deadline).await
+        let (results, requests) = self.again(way, results, requests, routes, deadline).await;
+        self.count(way, &requests, &results, began);
+        (results, requests)
     }
 
     /// Repeats those of a batch that may be repeated, and puts everything back in the caller's order.

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use mooncake_core::clock::{Rng, SharedClock, SystemClock};
@@ -13,11 +14,13 @@ use mooncake_core::{Error, Result};
 use parking_lot::Mutex;
 use serde_json::Value;
 
+use super::metrics::Meters;
 use super::regions::Regions;
+use super::target::keep_fresh;
 use super::{Engine, Inner};
 use crate::directory::Directory;
 use crate::handshake::{HandshakeConfig, HandshakeServer, HandshakeService, Notification, no_connection};
-use crate::net::{self, DEFAULT_PORT, DEFAULT_PORTS, HostPort};
+use crate::net::{self, DEFAULT_PORTS, HostPort};
 use crate::transport::{Protocol, Transport};
 
 /// Our handshake port.
@@ -58,6 +61,8 @@ pub struct EngineBuilder<T: Transport> {
     clock: SharedClock,
     rng: Rng,
     local_copies: LocalCopies,
+    caches: bool,
+    refresh: Option<Duration>,
 }
 
 impl<T: Transport> EngineBuilder<T> {
@@ -76,6 +81,8 @@ impl<T: Transport> EngineBuilder<T> {
             clock: SystemClock::shared(),
             rng: Rng::from_os(),
             local_copies,
+            caches: true,
+            refresh: None,
         }
     }
 
@@ -121,6 +128,21 @@ impl<T: Transport> EngineBuilder<T> {
         self
     }
 
+    /// Whether an opened segment is looked up once and then only when a transfer with it fails (the default), or at each
+    /// [`open`](Engine::open).
+    #[must_use]
+    pub fn cache_descriptors(mut self, yes: bool) -> Self {
+        self.caches = yes;
+        self
+    }
+
+    /// Looks all opened segments up at this interval. Needs a tokio runtime; by default there is none of it.
+    #[must_use]
+    pub fn refresh_every(mut self, interval: Duration) -> Self {
+        self.refresh = Some(interval);
+        self
+    }
+
     /// Opens the handshake port, takes the name and publishes an empty segment. With a handshake port it runs on the
     /// current tokio runtime; without one it needs none (an HTTP directory does).
     pub async fn start(mut self) -> Result<Engine<T>> {
@@ -158,6 +180,8 @@ impl<T: Transport> EngineBuilder<T> {
             limits,
             clock: self.clock,
             local_copies: self.local_copies,
+            caches: self.caches,
+            meters: Meters::default(),
             targets: Mutex::new(HashMap::new()),
             inbox: Arc::default(),
             server: Mutex::new(None),
@@ -174,6 +198,9 @@ impl<T: Transport> EngineBuilder<T> {
             *inner.server.lock() = Some(server);
         }
         inner.begin().await?;
+        if let (Some(interval), Some(runtime)) = (self.refresh, &inner.runtime) {
+            runtime.spawn(keep_fresh(Arc::downgrade(&inner), interval));
+        }
         Ok(Engine { inner })
     }
 
@@ -182,7 +209,7 @@ impl<T: Transport> EngineBuilder<T> {
             return host.clone();
         }
         if p2p && !self.name.is_empty() {
-            return HostPort::parse(&self.name, DEFAULT_PORT).host;
+            return HostPort::parse(&self.name, port.limits.default_port).host;
         }
         net::default_host().to_string()
     }

@@ -346,9 +346,17 @@ impl<T: Transport> Engine<T> {
         let (done, ticket, first) = watched(requests, seen.len(), deadline);
         let driven = AtomicBool::new(true);
         let view = BatchView { shared: Arc::new(View { requests: seen.into(), first, driven }) };
+        let began = self.inner.clock.now();
         self.inner.post_runs(Way::Own, &ticket.buffer(), done);
-        let work =
-            drive(self.inner.clone(), Undriven(view.clone()), ticket.results(), routes, deadline, notify);
+        let work = drive(
+            self.inner.clone(),
+            Undriven(view.clone()),
+            ticket.results(),
+            routes,
+            deadline,
+            began,
+            notify,
+        );
         Running { work: Box::pin(work), view }
     }
 }
@@ -362,10 +370,11 @@ async fn drive<T: Transport>(
     posted: Results<Posted<T>>,
     routes: Routes<T>,
     deadline: Option<Moment>,
+    began: Moment,
     notify: Option<(Target<T>, Notification)>,
 ) -> Finished<T> {
     let (results, requests) = posted.await;
-    let (results, requests) = engine.settle(Way::Own, results, requests, &routes, deadline).await;
+    let (results, requests) = engine.settle(Way::Own, results, requests, &routes, deadline, began).await;
     for (seen, result) in undriven.0.shared.requests.iter().zip(&results) {
         seen.over.store(Status::of(result) as u8, Ordering::Release);
     }

@@ -4,12 +4,14 @@
 mod batch;
 mod builder;
 mod code;
+mod metrics;
 #[allow(unsafe_code)]
 mod mixed;
 #[allow(unsafe_code)]
 mod regions;
 mod target;
 
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
@@ -33,9 +35,11 @@ use crate::transport::{Access, Transport};
 pub use batch::{Outcome, Request, Requests};
 pub use builder::{EngineBuilder, HandshakePort, LocalCopies};
 pub use code::EngineCode;
+pub use metrics::{Counts, PeerMetrics};
 pub use mixed::{Batch, BatchView, Buffer, Finished, Keep, Progress, Running, Status};
 pub use target::Target;
 
+use metrics::Meters;
 use regions::{Entry, Regions};
 
 /// One node's end of all transfers. A handle: clones are the same engine; the last one withdraws its segment.
@@ -52,7 +56,10 @@ struct Inner<T: Transport> {
     limits: HandshakeConfig,
     clock: SharedClock,
     local_copies: LocalCopies,
+    /// Descriptors are looked up once, and again when a transfer fails.
+    caches: bool,
     regions: Arc<Regions>,
+    meters: Meters,
     targets: Mutex<HashMap<String, Target<T>>>,
     inbox: Arc<Inbox>,
     server: Mutex<Option<HandshakeServer>>,
@@ -153,9 +160,13 @@ impl<T: Transport> Engine<T> {
     /// A way to another engine's memory (or our own), from the cache when it was opened before. `NotFound` when nobody published it,
     /// `Unavailable` or `Timeout` when its owner does not answer.
     pub async fn open(&self, name: &str) -> Result<Target<T>> {
-        let name = name.trim_start_matches('/');
-        if let Some(target) = self.inner.targets.lock().get(name) {
-            return Ok(target.clone());
+        let name = &*self.inner.full_name(name);
+        let known = self.inner.targets.lock().get(name).cloned();
+        if let Some(target) = known {
+            if !self.inner.caches && name != self.inner.name {
+                self.inner.look_again(&target, &target.route()).await?;
+            }
+            return Ok(target);
         }
         let route = self.inner.route(name).await?;
         let mut targets = self.inner.targets.lock();
@@ -176,7 +187,7 @@ impl<T: Transport> Engine<T> {
 
     /// Forgets an opened segment, so that the next [`open`](Self::open) looks it up again.
     pub fn forget(&self, name: &str) {
-        self.inner.targets.lock().remove(name.trim_start_matches('/'));
+        self.inner.targets.lock().remove(&*self.inner.full_name(name));
     }
 
     /// Sends a notification to another engine's handshake port.
@@ -295,8 +306,18 @@ impl<T: Transport> Inner<T> {
         Ok(region)
     }
 
+    /// A segment's name as it is looked up: a leading `/` means nothing, and a name that is an address has a port.
+    fn full_name<'a>(&self, name: &'a str) -> Cow<'a, str> {
+        let name = name.trim_start_matches('/');
+        if !self.directory.is_p2p() {
+            return name.into();
+        }
+        let at = HostPort::parse(name, self.limits.default_port).to_string();
+        if at == name { name.into() } else { at.into() }
+    }
+
     async fn handshake_of(&self, segment: &str) -> Result<HostPort> {
-        self.directory.locate(segment.trim_start_matches('/')).await?.ok_or_else(|| {
+        self.directory.locate(&self.full_name(segment)).await?.ok_or_else(|| {
             Error::new(ErrorCode::SegmentNotFound, format!("segment {segment:?} has no handshake port"))
         })
     }

@@ -1,7 +1,7 @@
 //! Other engines as we know them: their descriptor, a way to them, and when to look again.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use mooncake_core::clock::Moment;
@@ -11,10 +11,11 @@ use tracing::debug;
 
 use super::Inner;
 use super::builder::LocalCopies;
+use super::metrics::Meter;
 use super::regions::Regions;
 use crate::exposed::ExposedMemory;
 use crate::segment::SegmentDesc;
-use crate::transport::Transport;
+use crate::transport::{Protocol, Transport};
 
 /// Key of our own in descriptors: tells one run of an engine from the next. Others ignore it.
 pub(super) const INSTANCE: &str = "instance";
@@ -41,6 +42,7 @@ pub(super) struct Route<T: Transport> {
     pub(super) peer: T::Peer,
     /// Its memory, when it is in this process.
     pub(super) local: Option<Arc<ExposedMemory>>,
+    pub(super) meter: Arc<Meter>,
 }
 
 impl<T: Transport> Target<T> {
@@ -127,7 +129,9 @@ impl<T: Transport> Inner<T> {
             LocalCopies::Never => None,
             LocalCopies::Process => instance.and_then(Regions::in_process),
         };
-        Ok(Route { desc, peer, local })
+        let wire = if local.is_some() { Protocol::new("memory") } else { self.transport.wire_to(&peer) };
+        let meter = self.meters.of(name, wire);
+        Ok(Route { desc, peer, local, meter })
     }
 
     /// Looks a target up again after a transfer failed on `stale`. The route to use now, or `None` when nothing has changed.
@@ -147,14 +151,7 @@ impl<T: Transport> Inner<T> {
             return None;
         }
         let left = deadline.map_or(PATIENCE, |at| at.since(now).min(PATIENCE));
-        let look = async {
-            let own = self.descriptor().encode();
-            let desc = self.directory.descriptor(&target.inner.name, &own, &self.limits).await?;
-            if desc.same_but_for_time(&stale.desc) {
-                return Ok(None);
-            }
-            self.connect(&target.inner.name, desc).await.map(Some)
-        };
+        let look = self.look_again(target, stale);
         let found = match &self.runtime {
             // In-process directories answer at once, with no runtime to time them.
             None => look.await,
@@ -162,9 +159,6 @@ impl<T: Transport> Inner<T> {
         };
         match found {
             Ok(Some(route)) => {
-                let route = Arc::new(route);
-                debug!(segment = target.name(), "the descriptor has changed");
-                *target.inner.route.write() = route.clone();
                 *in_vain = None;
                 Some(route)
             }
@@ -176,6 +170,40 @@ impl<T: Transport> Inner<T> {
                 debug!(segment = target.name(), %error, "looked up in vain");
                 *in_vain = Some(self.clock.now());
                 None
+            }
+        }
+    }
+    /// Looks a target up, whatever was found before. The new route, or `None` when the descriptor is as it was.
+    pub(super) async fn look_again(
+        &self,
+        target: &Target<T>,
+        stale: &Arc<Route<T>>,
+    ) -> Result<Option<Arc<Route<T>>>> {
+        let own = self.descriptor().encode();
+        let desc = self.directory.descriptor(&target.inner.name, &own, &self.limits).await?;
+        if desc.same_but_for_time(&stale.desc) {
+            return Ok(None);
+        }
+        let route = Arc::new(self.connect(&target.inner.name, desc).await?);
+        debug!(segment = target.name(), "the descriptor has changed");
+        *target.inner.route.write() = route.clone();
+        Ok(Some(route))
+    }
+}
+
+/// Looks all opened targets up from time to time, until the engine is gone.
+pub(super) async fn keep_fresh<T: Transport>(engine: Weak<Inner<T>>, interval: Duration) {
+    loop {
+        tokio::time::sleep(interval).await;
+        let Some(engine) = engine.upgrade() else { return };
+        let targets: Vec<Target<T>> = engine.targets.lock().values().cloned().collect();
+        for target in targets.iter().filter(|target| target.name() != engine.name) {
+            let stale = target.route();
+            let look = engine.look_again(target, &stale);
+            match tokio::time::timeout(PATIENCE, look).await {
+                Ok(Err(error)) => debug!(segment = target.name(), %error, "looked up in vain"),
+                Ok(Ok(_)) => {}
+                Err(_) => debug!(segment = target.name(), "looked up in vain: no answer"),
             }
         }
     }

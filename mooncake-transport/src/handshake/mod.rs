@@ -10,6 +10,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 
+use crate::net::DEFAULT_PORT;
+
 pub use client::{exchange, fetch_descriptor, notify, probe};
 pub use frame::{Frame, Kind, encode, parse, parse_payload, payload_len};
 pub use server::HandshakeServer;
@@ -17,6 +19,8 @@ pub use server::HandshakeServer;
 /// Limits and patience of the handshake port, both sides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandshakeConfig {
+    /// Port of a peer whose name has none.
+    pub default_port: u16,
     /// Longest frame that is read, in bytes.
     pub max_len: usize,
     /// How long a server waits for a request, and for the client to close after the reply.
@@ -35,6 +39,7 @@ pub struct HandshakeConfig {
 impl Default for HandshakeConfig {
     fn default() -> Self {
         Self {
+            default_port: DEFAULT_PORT,
             max_len: 1 << 20,
             receive_timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(5),

@@ -1,0 +1,423 @@
+//! The environment: the variables of the existing transfer engine that mean something here. No other file of the crate reads it.
+//!
+//! Nothing is read unless the builder is told so ([`TransferEngineBuilder::environment`]).
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+use std::time::Duration;
+
+use mooncake_core::{Error, Result};
+#[cfg(feature = "transport-tcp")]
+use mooncake_tcp::{Framing, TcpConfig};
+use mooncake_transport::net::DEFAULT_PORTS;
+
+use crate::engine::TransferEngineBuilder;
+
+/// Ports that the kernel gives to outgoing connections, where a listener could be in their way.
+const OUTGOING: RangeInclusive<u16> = 32768..=60999;
+
+/// One setting, under all its names.
+pub struct Variable {
+    /// The name, and older ones that are still read; the first that is set counts.
+    pub names: &'static [&'static str],
+    /// What holds without it.
+    pub default: &'static str,
+    /// What it does, in a sentence.
+    pub effect: &'static str,
+    set: fn(&mut TransferEngineBuilder, &str) -> Result<(), String>,
+}
+
+impl fmt::Debug for Variable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.names[0])
+    }
+}
+
+const fn variable(
+    names: &'static [&'static str],
+    default: &'static str,
+    effect: &'static str,
+    set: fn(&mut TransferEngineBuilder, &str) -> Result<(), String>,
+) -> Variable {
+    Variable { names, default, effect, set }
+}
+
+/// Every variable that is read.
+pub const VARIABLES: &[Variable] = &[
+    variable(
+        &["MC_TRANSFER_TIMEOUT"],
+        "30",
+        "Seconds that a transfer may take, 5 at least, beside a nanosecond per byte",
+        |engine, text| {
+            let seconds: u64 = parse(text)?;
+            engine.timeout = Duration::from_secs(seconds.max(5));
+            Ok(())
+        },
+    ),
+    variable(
+        &["MC_SLICE_TIMEOUT"],
+        "",
+        "Seconds (1 to 65535) that a transfer may take at most, however many bytes it has",
+        |engine, text| {
+            engine.longest = Some(Duration::from_secs(within(text, 1, 65535)?));
+            Ok(())
+        },
+    ),
+    variable(
+        &["MC_LEGACY_RPC_PORT_BINDING"],
+        "",
+        "The handshake port is the one in the engine's own name, and its host is what others are told",
+        |engine, _| {
+            engine.port_of_name = true;
+            Ok(())
+        },
+    ),
+    variable(
+        &["MC_TCP_BIND_ADDRESS"],
+        "first address of an interface that is up",
+        "Address that others are told; the ports listen on all",
+        |engine, text| {
+            let address: std::net::IpAddr = parse(text)?;
+            engine.handshake.host = Some(address.to_string());
+            Ok(())
+        },
+    ),
+    variable(
+        &["MC_USE_IPV6"],
+        "",
+        "The handshake port is IPv6, and so is the address that others are told",
+        |engine, _| {
+            engine.ipv6 = true;
+            Ok(())
+        },
+    ),
+    variable(
+        &["MC_HANDSHAKE_PORT"],
+        "12001",
+        "Handshake port of a peer whose name has none",
+        |engine, text| {
+            engine.handshake.limits.default_port = within(text, 1, 65535)?;
+            Ok(())
+        },
+    ),
+    variable(
+        &["MC_MIN_RPC_PORT", "MC_MIN_PRC_PORT"],
+        "15000",
+        "First port that the handshake and data ports are drawn from; 1024 at least, not 32768 to 60999, not above the last",
+        |engine, text| {
+            engine.ports.0 = Some(listening(text)?);
+            Ok(())
+        },
+    ),
+    variable(&["MC_MAX_RPC_PORT", "MC_MAX_PRC_PORT"], "17000", "Last of these ports", |engine, text| {
+        engine.ports.1 = Some(listening(text)?);
+        Ok(())
+    }),
+    variable(
+        &["MC_HANDSHAKE_CONNECT_TIMEOUT"],
+        "5",
+        "Seconds (1 to 3599) that connecting to a handshake port may take",
+        |engine, text| {
+            engine.handshake.limits.connect_timeout = Duration::from_secs(within(text, 1, 3599)?);
+            Ok(())
+        },
+    ),
+    variable(
+        &["MC_HANDSHAKE_MAX_LENGTH"],
+        "1048576",
+        "Bytes (1 to 128 MiB) of the longest message of a handshake",
+        |engine, text| {
+            let bytes: u64 = within(text, 1 << 20, 128 << 20)?;
+            engine.handshake.limits.max_len = usize::try_from(bytes).map_err(|e| e.to_string())?;
+            Ok(())
+        },
+    ),
+    variable(
+        &["MC_METADATA_CLUSTER_ID"],
+        "",
+        "Tells the keys of a cluster from those of others in the same directory",
+        |engine, text| {
+            engine.options.cluster_id = text.into();
+            Ok(())
+        },
+    ),
+    variable(&["MC_REDIS_USERNAME"], "", "User of a directory in Redis", |engine, text| {
+        engine.options.redis.username = text.into();
+        Ok(())
+    }),
+    variable(&["MC_REDIS_PASSWORD"], "", "Password there", |engine, text| {
+        engine.options.redis.password = text.into();
+        Ok(())
+    }),
+    variable(&["MC_REDIS_DB_INDEX"], "0", "Number (0 to 255) of the database there", |engine, text| {
+        engine.options.redis.database = parse(text)?;
+        Ok(())
+    }),
+    variable(
+        &["MC_DISABLE_METACACHE"],
+        "",
+        "A segment is looked up each time it is opened, not once",
+        |engine, _| {
+            engine.caches = false;
+            Ok(())
+        },
+    ),
+    variable(
+        &["MC_TE_METADATA_REFRESH_INTERVAL_SECONDS"],
+        "0",
+        "Seconds between two look-ups of all opened segments; 0 for none",
+        |engine, text| {
+            let seconds: u32 = parse(text)?;
+            engine.refresh = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+            Ok(())
+        },
+    ),
+    variable(
+        &["MC_FORCE_TCP"],
+        "",
+        "Leave every other wire alone, unless 0, false, no or off",
+        |engine, text| {
+            engine.force_tcp = !is_off(text);
+            Ok(())
+        },
+    ),
+    variable(
+        &["MC_TE_METRIC"],
+        "",
+        "1, true, yes or on: log what was moved from time to time",
+        |engine, text| {
+            engine.summary = ["1", "true", "yes", "on"].iter().any(|on| text.eq_ignore_ascii_case(on));
+            Ok(())
+        },
+    ),
+    variable(
+        &["MC_TE_METRIC_INTERVAL_SECONDS"],
+        "5",
+        "Seconds (1 to 86400) between two such lines",
+        |engine, text| {
+            engine.summary_interval = Duration::from_secs(within(text, 1, 86400)?);
+            Ok(())
+        },
+    ),
+    #[cfg(feature = "transport-tcp")]
+    variable(&["MC_TCP_PROTO"], "", "1: ask peers without acknowledgements, as of old", |engine, text| {
+        tcp(engine).framing = if text == "1" { Framing::Plain } else { Framing::Acknowledged };
+        Ok(())
+    }),
+    #[cfg(feature = "transport-tcp")]
+    variable(
+        &["MC_TCP_STATUS_TIMEOUT_SEC"],
+        "30",
+        "Seconds that a peer may take to move a byte of its answer",
+        |engine, text| {
+            tcp(engine).answer_timeout = Duration::from_secs(within(text, 1, 86400)?);
+            Ok(())
+        },
+    ),
+    #[cfg(feature = "transport-tcp")]
+    variable(
+        &["MC_TCP_PROGRESS_TIMEOUT_SEC"],
+        "30",
+        "Seconds that a peer who asked may stop half-way",
+        |engine, text| {
+            tcp(engine).progress_timeout = Duration::from_secs(within(text, 1, 86400)?);
+            Ok(())
+        },
+    ),
+    #[cfg(feature = "transport-tcp")]
+    variable(
+        &["MC_TCP_LANES_PER_PEER", "MC_TCP_MAX_CONNECTIONS_PER_PEER"],
+        "4",
+        "Connections (1 to 16) to one peer at most",
+        |engine, text| {
+            tcp(engine).connections = within(text, 1, 16)?;
+            Ok(())
+        },
+    ),
+    #[cfg(feature = "transport-tcp")]
+    variable(
+        &["MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"],
+        "65536",
+        "Transfers (1 to 65535) that may wait on one connection; more are refused",
+        |engine, text| {
+            tcp(engine).max_queued = within(text, 1, 65535)?;
+            Ok(())
+        },
+    ),
+];
+
+impl TransferEngineBuilder {
+    /// Takes what the environment of this process says, over what was said before; what is said afterwards goes over it. A value that
+    /// makes no sense is warned of, and changes nothing.
+    ///
+    /// What it says of wires goes for those chosen by name, not for [`wires`](Self::wires).
+    #[allow(clippy::disallowed_methods, reason = "this is the file that reads the environment")]
+    pub fn environment(self) -> Self {
+        self.environment_of(|name| std::env::var(name).ok())
+    }
+
+    /// The same with variables from elsewhere.
+    pub fn environment_of(mut self, get: impl Fn(&str) -> Option<String>) -> Self {
+        for variable in VARIABLES {
+            // An empty variable is one that is not set.
+            let set =
+                variable.names.iter().find_map(|name| Some((name, get(name).filter(|v| !v.is_empty())?)));
+            let Some((name, value)) = set else { continue };
+            if let Err(error) = (variable.set)(&mut self, &value) {
+                tracing::warn!("{name}={value} is ignored: {error}");
+            }
+        }
+        self
+    }
+
+    /// The ports to draw from, if any were named that can be.
+    pub(crate) fn drawn_ports(&self) -> Option<RangeInclusive<u16>> {
+        let (first, last) = match self.ports {
+            (None, None) => return None,
+            (first, last) => (first.unwrap_or(*DEFAULT_PORTS.start()), last.unwrap_or(*DEFAULT_PORTS.end())),
+        };
+        if first > last {
+            tracing::warn!("ports {first} to {last} are ignored: the first is above the last");
+            return None;
+        }
+        Some(first..=last)
+    }
+}
+
+#[cfg(feature = "transport-tcp")]
+fn tcp(engine: &mut TransferEngineBuilder) -> &mut TcpConfig {
+    engine.tcp.get_or_insert_default()
+}
+
+fn parse<T: FromStr<Err: fmt::Display>>(text: &str) -> Result<T, String> {
+    text.trim().parse().map_err(|error: T::Err| error.to_string())
+}
+
+fn within<T: FromStr<Err: fmt::Display> + PartialOrd + fmt::Display>(
+    text: &str,
+    least: T,
+    most: T,
+) -> Result<T, String> {
+    let value = parse::<T>(text)?;
+    if value < least || value > most {
+        return Err(format!("{value} is not from {least} to {most}"));
+    }
+    Ok(value)
+}
+
+fn listening(text: &str) -> Result<u16, String> {
+    let port = within(text, 1024, 65535)?;
+    if OUTGOING.contains(&port) {
+        return Err(format!("{port} is one of the ports that outgoing connections get"));
+    }
+    Ok(port)
+}
+
+fn is_off(text: &str) -> bool {
+    ["0", "false", "no", "off"].iter().any(|off| text.eq_ignore_ascii_case(off))
+}
+
+/// Fails where a name that has to have one has no port.
+pub(crate) fn own_port(name: &str) -> Result<(String, u16)> {
+    let at = mooncake_transport::net::HostPort::parse(name, 0);
+    if at.host.is_empty() || at.port == 0 {
+        return Err(Error::invalid(format!(
+            "MC_LEGACY_RPC_PORT_BINDING takes the handshake port from the engine's name, and {name:?} is not host:port"
+        )));
+    }
+    Ok((at.host, at.port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::TransferEngine;
+
+    fn with(variables: &[(&str, &str)]) -> TransferEngineBuilder {
+        let clock = std::sync::Arc::new(mooncake_core::clock::ManualClock::new());
+        TransferEngine::builder().clock(clock).environment_of(|name| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    type Look = fn(&TransferEngineBuilder) -> String;
+
+    /// What is set, what is seen of it, and what is seen without it.
+    #[rustfmt::skip]
+    const CASES: &[(&str, &str, Look, &str, &str)] = &[
+        ("MC_TRANSFER_TIMEOUT", "60", |e| format!("{:?}", e.timeout), "60s", "30s"),
+        ("MC_SLICE_TIMEOUT", "7", |e| format!("{:?}", e.longest), "Some(7s)", "None"),
+        ("MC_LEGACY_RPC_PORT_BINDING", "1", |e| e.port_of_name.to_string(), "true", "false"),
+        ("MC_TCP_BIND_ADDRESS", "10.1.2.3", |e| format!("{:?}", e.handshake.host), "Some(\"10.1.2.3\")", "None"),
+        ("MC_USE_IPV6", "1", |e| e.ipv6.to_string(), "true", "false"),
+        ("MC_HANDSHAKE_PORT", "12345", |e| e.handshake.limits.default_port.to_string(), "12345", "12001"),
+        ("MC_MIN_RPC_PORT", "16000", |e| format!("{:?}", e.drawn_ports()), "Some(16000..=17000)", "None"),
+        ("MC_MIN_PRC_PORT", "16000", |e| format!("{:?}", e.drawn_ports()), "Some(16000..=17000)", "None"),
+        ("MC_MAX_RPC_PORT", "15999", |e| format!("{:?}", e.drawn_ports()), "Some(15000..=15999)", "None"),
+        ("MC_MAX_PRC_PORT", "15999", |e| format!("{:?}", e.drawn_ports()), "Some(15000..=15999)", "None"),
+        ("MC_HANDSHAKE_CONNECT_TIMEOUT", "9", |e| format!("{:?}", e.handshake.limits.connect_timeout), "9s", "5s"),
+        ("MC_HANDSHAKE_MAX_LENGTH", "2097152", |e| e.handshake.limits.max_len.to_string(), "2097152", "1048576"),
+        ("MC_METADATA_CLUSTER_ID", "c", |e| e.options.cluster_id.clone(), "c", ""),
+        ("MC_REDIS_USERNAME", "u", |e| e.options.redis.username.clone(), "u", ""),
+        ("MC_REDIS_PASSWORD", "p", |e| e.options.redis.password.clone(), "p", ""),
+        ("MC_REDIS_DB_INDEX", "3", |e| e.options.redis.database.to_string(), "3", "0"),
+        ("MC_DISABLE_METACACHE", "1", |e| e.caches.to_string(), "false", "true"),
+        ("MC_TE_METADATA_REFRESH_INTERVAL_SECONDS", "4", |e| format!("{:?}", e.refresh), "Some(4s)", "None"),
+        ("MC_FORCE_TCP", "1", |e| e.force_tcp.to_string(), "true", "false"),
+        ("MC_TE_METRIC", "Yes", |e| e.summary.to_string(), "true", "false"),
+        ("MC_TE_METRIC_INTERVAL_SECONDS", "9", |e| format!("{:?}", e.summary_interval), "9s", "5s"),
+        ("MC_TCP_PROTO", "1", |e| format!("{:?}", e.tcp.as_ref().map(|t| t.framing)), "Some(Plain)", "None"),
+        ("MC_TCP_STATUS_TIMEOUT_SEC", "2", |e| format!("{:?}", e.tcp.as_ref().map(|t| t.answer_timeout)), "Some(2s)", "None"),
+        ("MC_TCP_PROGRESS_TIMEOUT_SEC", "2", |e| format!("{:?}", e.tcp.as_ref().map(|t| t.progress_timeout)), "Some(2s)", "None"),
+        ("MC_TCP_LANES_PER_PEER", "2", |e| format!("{:?}", e.tcp.as_ref().map(|t| t.connections)), "Some(2)", "None"),
+        ("MC_TCP_MAX_CONNECTIONS_PER_PEER", "2", |e| format!("{:?}", e.tcp.as_ref().map(|t| t.connections)), "Some(2)", "None"),
+        ("MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", "9", |e| format!("{:?}", e.tcp.as_ref().map(|t| t.max_queued)), "Some(9)", "None"),
+    ];
+
+    #[test]
+    fn every_variable_sets_what_it_says() {
+        for (name, value, look, set, unset) in CASES {
+            assert_eq!(look(&with(&[(name, value)])), *set, "{name}={value}");
+            assert_eq!(look(&with(&[(name, "")])), *unset, "{name} is empty");
+        }
+        let known = VARIABLES.iter().flat_map(|variable| variable.names);
+        for name in known.clone() {
+            assert!(CASES.iter().any(|(case, ..)| case == name), "{name} has no case");
+        }
+        let count = known.clone().count();
+        assert_eq!(known.collect::<std::collections::BTreeSet<_>>().len(), count, "a name is there twice");
+    }
+
+    #[test]
+    fn what_makes_no_sense_changes_nothing() {
+        let without = format!("{:?}", with(&[]));
+        for (name, value) in [
+            ("MC_TRANSFER_TIMEOUT", "soon"),
+            ("MC_SLICE_TIMEOUT", "-1"),
+            ("MC_SLICE_TIMEOUT", "65536"),
+            ("MC_TCP_BIND_ADDRESS", "here"),
+            ("MC_HANDSHAKE_PORT", "0"),
+            ("MC_MIN_RPC_PORT", "1023"),
+            ("MC_MIN_RPC_PORT", "40000"),
+            ("MC_HANDSHAKE_CONNECT_TIMEOUT", "3600"),
+            ("MC_HANDSHAKE_MAX_LENGTH", "1"),
+            ("MC_REDIS_DB_INDEX", "256"),
+        ] {
+            assert_eq!(format!("{:?}", with(&[(name, value)])), without, "{name}={value}");
+        }
+        assert_eq!(with(&[("MC_TRANSFER_TIMEOUT", "1")]).timeout, Duration::from_secs(5), "5 s at least");
+        assert_eq!(with(&[("MC_MIN_RPC_PORT", "17001")]).drawn_ports(), None, "the first is above the last");
+        assert!(!with(&[("MC_FORCE_TCP", "False")]).force_tcp);
+        let newest = with(&[("MC_MIN_RPC_PORT", "16001"), ("MC_MIN_PRC_PORT", "16002")]);
+        assert_eq!(newest.drawn_ports(), Some(16001..=17000), "the new name goes before the old one");
+    }
+
+    #[test]
+    fn a_bound_name_needs_a_port() {
+        assert_eq!(own_port("10.0.0.1:123").unwrap(), ("10.0.0.1".into(), 123));
+        for name in ["", "10.0.0.1", ":5", "[::1]"] {
+            assert!(own_port(name).is_err(), "{name}");
+        }
+    }
+}

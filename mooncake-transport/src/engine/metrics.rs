@@ -1,0 +1,232 @@
+//! What an engine has moved: counters by peer and wire, written without a lock.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::batch::{Request, Way};
+use super::{Engine, Inner};
+use crate::region::Source;
+use crate::transport::{Opcode, Protocol, Transport};
+use mooncake_core::Result;
+use mooncake_core::clock::Moment;
+
+/// Latencies are counted by powers of two of a microsecond; the last bucket takes all that is longer.
+const BUCKETS: usize = 32;
+
+/// Counters of one peer over one wire.
+#[derive(Debug, Default)]
+pub(super) struct Meter {
+    reads: AtomicU64,
+    writes: AtomicU64,
+    bytes_read: AtomicU64,
+    bytes_written: AtomicU64,
+    failures: AtomicU64,
+    nanos: AtomicU64,
+    latency: [AtomicU64; BUCKETS],
+}
+
+/// Counters of an engine's peers.
+#[derive(Debug, Default)]
+pub(super) struct Meters(Mutex<BTreeMap<(String, Protocol), Arc<Meter>>>);
+
+/// What has become of requests to one peer over one wire, since the engine was started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerMetrics {
+    /// The segment's name.
+    pub peer: String,
+    /// The wire that leads there; `memory` for copies inside the process. A wire beside another counts for both.
+    pub wire: Protocol,
+    /// What was counted.
+    pub counts: Counts,
+}
+
+/// Sums of requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Reads that succeeded.
+    pub reads: u64,
+    /// Writes that succeeded.
+    pub writes: u64,
+    /// Bytes they brought.
+    pub bytes_read: u64,
+    /// Bytes they took away.
+    pub bytes_written: u64,
+    /// Requests that failed, after all that was tried.
+    pub failures: u64,
+    /// Time from posting to the end, summed over postings.
+    pub time: Duration,
+    /// Postings (a call, or the part of a batch that goes to one peer) by that time: the first took less than a microsecond, each further one up to
+    /// twice as long as the one before.
+    pub latency: [u64; BUCKETS],
+}
+
+impl Counts {
+    /// Postings in all.
+    pub fn postings(&self) -> u64 {
+        self.latency.iter().sum()
+    }
+
+    /// A time that so many of a thousand postings took at most; zero when there was none.
+    pub fn latency_at(&self, per_thousand: u64) -> Duration {
+        let rank = (self.postings() * per_thousand.min(1000)).div_ceil(1000);
+        let mut seen = 0;
+        for (bucket, count) in self.latency.iter().enumerate() {
+            seen += count;
+            if rank > 0 && seen >= rank {
+                return Duration::from_micros(1 << bucket);
+            }
+        }
+        Duration::ZERO
+    }
+
+    /// What was counted after `earlier`.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            reads: self.reads - earlier.reads,
+            writes: self.writes - earlier.writes,
+            bytes_read: self.bytes_read - earlier.bytes_read,
+            bytes_written: self.bytes_written - earlier.bytes_written,
+            failures: self.failures - earlier.failures,
+            time: self.time - earlier.time,
+            latency: std::array::from_fn(|i| self.latency[i] - earlier.latency[i]),
+        }
+    }
+
+    /// Both together.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        Self {
+            reads: self.reads + other.reads,
+            writes: self.writes + other.writes,
+            bytes_read: self.bytes_read + other.bytes_read,
+            bytes_written: self.bytes_written + other.bytes_written,
+            failures: self.failures + other.failures,
+            time: self.time + other.time,
+            latency: std::array::from_fn(|i| self.latency[i] + other.latency[i]),
+        }
+    }
+}
+
+impl Meters {
+    /// The counters of a peer over a wire, for as long as the engine lives.
+    pub(super) fn of(&self, peer: &str, wire: Protocol) -> Arc<Meter> {
+        self.0.lock().entry((peer.to_owned(), wire)).or_default().clone()
+    }
+}
+
+/// What is to be added to a meter at once.
+#[derive(Default)]
+struct Sums {
+    requests: [u64; 2],
+    bytes: [u64; 2],
+    failures: u64,
+}
+
+impl Sums {
+    fn add(&mut self, opcode: Opcode, len: u64, result: &Result<()>) {
+        match result {
+            Ok(()) => {
+                self.requests[opcode as usize] += 1;
+                self.bytes[opcode as usize] += len;
+            }
+            Err(_) => self.failures += 1,
+        }
+    }
+}
+
+impl Meter {
+    fn add(&self, sums: &Sums, took: Duration) {
+        let add = |counter: &AtomicU64, n: u64| {
+            if n > 0 {
+                counter.fetch_add(n, Ordering::Relaxed);
+            }
+        };
+        let [reads, writes] = sums.requests;
+        let [bytes_read, bytes_written] = sums.bytes;
+        add(&self.reads, reads);
+        add(&self.writes, writes);
+        add(&self.bytes_read, bytes_read);
+        add(&self.bytes_written, bytes_written);
+        add(&self.failures, sums.failures);
+        add(&self.nanos, u64::try_from(took.as_nanos()).unwrap_or(u64::MAX >> 8));
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        let bucket = (u64::BITS - micros.leading_zeros()) as usize;
+        self.latency[bucket.min(BUCKETS - 1)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn counts(&self) -> Counts {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counts {
+            reads: get(&self.reads),
+            writes: get(&self.writes),
+            bytes_read: get(&self.bytes_read),
+            bytes_written: get(&self.bytes_written),
+            failures: get(&self.failures),
+            time: Duration::from_nanos(get(&self.nanos)),
+            latency: std::array::from_fn(|i| get(&self.latency[i])),
+        }
+    }
+}
+
+impl<T: Transport> Inner<T> {
+    /// Counts requests that are over, those of one target one after the other.
+    pub(super) fn count<B: Source<T>>(
+        &self,
+        way: Way,
+        requests: &[Request<T, B>],
+        results: &[Result<()>],
+        began: Moment,
+    ) {
+        let took = self.clock.now().since(began);
+        let mut rest = results;
+        for run in requests.chunk_by(|a, b| a.target.id() == b.target.id()) {
+            let mut sums = Sums::default();
+            let (these, others) = rest.split_at(run.len().min(rest.len()));
+            rest = others;
+            for (request, result) in run.iter().zip(these) {
+                sums.add(way.of(request), request.transfer.buffer.local().span.len as u64, result);
+            }
+            run[0].target.route().meter.add(&sums, took);
+        }
+    }
+}
+
+impl<T: Transport> Engine<T> {
+    /// What was moved so far, by peer and wire. Transfers are counted when they are over; those that were only posted
+    /// ([`post_read`](Engine::post_read), [`post_write`](Engine::post_write)) are not.
+    pub fn metrics(&self) -> Vec<PeerMetrics> {
+        let meters = self.inner.meters.0.lock();
+        let line = |((peer, wire), meter): (&(String, Protocol), &Arc<Meter>)| PeerMetrics {
+            peer: peer.clone(),
+            wire: wire.clone(),
+            counts: meter.counts(),
+        };
+        meters.iter().map(line).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latencies_fall_into_powers_of_two() {
+        let meter = Meter::default();
+        for micros in [0, 1, 3, 100, 1 << 40] {
+            meter.add(&Sums { requests: [1, 0], bytes: [10, 0], failures: 0 }, Duration::from_micros(micros));
+        }
+        let counts = meter.counts();
+        assert_eq!((counts.postings(), counts.reads, counts.bytes_read), (5, 5, 50));
+        assert_eq!([0, 1, 2, 7, BUCKETS - 1].map(|i| counts.latency[i]), [1; 5]);
+        assert_eq!(counts.latency_at(500), Duration::from_micros(4), "three of five");
+        assert_eq!(counts.latency_at(200), Duration::from_micros(1));
+        assert_eq!(Counts::default().latency_at(999), Duration::ZERO);
+        assert_eq!(counts.since(&counts), Counts::default());
+        assert_eq!(counts.and(&Counts::default()), counts);
+    }
+}
