@@ -9,6 +9,7 @@ const CRATES: &[&str] = &[
     "mooncake-shm",
     "mooncake-tcp",
     "mooncake-engine",
+    "mooncake-capi",
     "mooncake-store",
 ];
 

@@ -4,6 +4,7 @@
 mod debian;
 mod features;
 mod fuzz;
+mod header;
 mod peer;
 mod python;
 mod rdma;
@@ -23,6 +24,7 @@ cargo xtask <task>
   features      each crate with each of its features alone
   examples      builds and runs every example, the trace replay with kill -9 included
   docs          writes docs/environment.md and docs/flags.md from the code (a test compares them)
+  header        writes the header of the C interface from the code (CI compares them)
   miri          core and transport under Miri (needs a nightly toolchain with the miri component)
   fuzz [secs]   every fuzz target over its corpus and mutations of it, on stable (default 20 s each)
   bench [name]  the measurements; --peer measures the reference peer in the same run,
@@ -30,7 +32,7 @@ cargo xtask <task>
   interop       our nodes and the reference peer's in one cluster (Linux; installs the peer with pip)
   rdma-test     the tests that need RDMA devices, in a virtual machine with two Soft-RoCE ones (Debian 12 as root; installs what
                 it needs); arguments go to the tests, `--run COMMAND..` runs a command of yours there instead
-  ci            everything above but docs and bench, as .ci/run does
+  ci            everything above but docs, header and bench, as .ci/run does
 ";
 
 fn main() -> ExitCode {
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
         ["features"] => features::each_alone(),
         ["examples"] => examples(),
         ["docs"] => docs(),
+        ["header"] => header::write(),
         ["miri"] => miri(),
         ["fuzz"] => fuzz::run(20),
         ["fuzz", seconds] => match seconds.parse() {
@@ -139,6 +142,7 @@ fn miri() -> Result {
 
 fn ci() -> Result {
     lint()?;
+    header::check()?;
     python::install_torch()?;
     step("test");
     debian::install_programs(SERVERS, "the test of metadata directories")?;

@@ -1,0 +1,513 @@
+//! The functions. Each turns what C gives into values, and outcomes into codes; a panic becomes a code too.
+//!
+//! Texts and lists are read during the call only, and may be freed after it. Codes are 0 or those of the existing engine, below 0.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::slice;
+
+use mooncake_core::{Error, Result};
+use mooncake_engine::AddressRequest;
+use mooncake_engine::addressed::foreign;
+use mooncake_transport::Opcode;
+use mooncake_transport::engine::EngineCode;
+use mooncake_transport::handshake::Notification;
+
+use crate::engines::Engine;
+use crate::types::{
+    INVALID_BATCH, OPCODE_READ, OPCODE_WRITE, batch_id_t, buffer_entry_t, notify_msg_t, segment_id_t,
+    transfer_engine_t, transfer_request, transfer_status, transport_t,
+};
+
+/// Starts an engine with all its wires. `ip_or_host_name` and `rpc_port` have no effect, as in the existing system, and devices are always looked for.
+/// NULL on failure; the reason is on standard error.
+///
+/// # Safety
+/// The texts are NULL or end with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn createTransferEngine(
+    metadata_conn_string: *const c_char,
+    local_server_name: *const c_char,
+    ip_or_host_name: *const c_char,
+    rpc_port: u64,
+    auto_discover: c_int,
+) -> transfer_engine_t {
+    let _ = (ip_or_host_name, rpc_port, auto_discover);
+    guarded("createTransferEngine", ptr::null_mut(), || {
+        // SAFETY: promised by the caller.
+        let (metadata, name) = unsafe { (text(metadata_conn_string)?, text(local_server_name)?) };
+        Engine::start(&metadata, &name).map(ptr::without_provenance_mut)
+    })
+}
+
+/// Ends an engine. Its memory must not be freed before this returns.
+#[unsafe(no_mangle)]
+pub extern "C" fn destroyTransferEngine(engine: transfer_engine_t) {
+    guarded("destroyTransferEngine", (), || Engine::destroy(engine.addr()));
+}
+
+/// Looks for devices, which the start has done already: 0.
+#[unsafe(no_mangle)]
+pub extern "C" fn discoverTopology(engine: transfer_engine_t) -> c_int {
+    code("discoverTopology", || Engine::of(engine.addr()).map(drop))
+}
+
+/// Writes the address of the handshake port, `host:port`, and a zero byte.
+///
+/// # Safety
+/// There are `buf_len` writable bytes at `buf_out`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getLocalIpAndPort(
+    engine: transfer_engine_t,
+    buf_out: *mut c_char,
+    buf_len: usize,
+) -> c_int {
+    code("getLocalIpAndPort", || {
+        let engine = Engine::of(engine.addr())?;
+        let at = engine.engine.handshake_addr().map(ToString::to_string).unwrap_or_default();
+        if buf_out.is_null() || buf_len <= at.len() {
+            return Err(Error::invalid(format!("{buf_len} bytes have no room for {at:?}")));
+        }
+        // SAFETY: promised by the caller; it fits, with its end.
+        unsafe {
+            ptr::copy_nonoverlapping(at.as_ptr(), buf_out.cast(), at.len());
+            buf_out.add(at.len()).write(0);
+        }
+        Ok(())
+    })
+}
+
+/// Whether the engine has a wire of this name: something that is not NULL. Wires come with the engine.
+///
+/// # Safety
+/// `proto` is NULL or ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn installTransport(
+    engine: transfer_engine_t,
+    proto: *const c_char,
+    args: *mut *mut c_void,
+) -> transport_t {
+    let _ = args;
+    guarded("installTransport", ptr::null_mut(), || {
+        // SAFETY: promised by the caller.
+        let name = unsafe { text(proto) }?;
+        let protocols = Engine::of(engine.addr())?.engine.descriptor().protocols;
+        if protocols.iter().any(|protocol| protocol.as_str() == name) {
+            return Ok(engine);
+        }
+        let there: Vec<&str> = protocols.iter().map(|protocol| protocol.as_str()).collect();
+        Err(Error::invalid(format!("no wire {name:?}; there is {}", there.join(", "))))
+    })
+}
+
+/// Opens a segment: its number, -1 on failure. The same name has the same number.
+///
+/// # Safety
+/// The name is NULL or ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn openSegment(engine: transfer_engine_t, segment_name: *const c_char) -> segment_id_t {
+    guarded("openSegment", -1, || {
+        // SAFETY: promised by the caller.
+        let name = unsafe { text(segment_name) }?;
+        Engine::of(engine.addr())?.open(&name, false)
+    })
+}
+
+/// The same, looked up anew.
+///
+/// # Safety
+/// As for `openSegment`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn openSegmentNoCache(
+    engine: transfer_engine_t,
+    segment_name: *const c_char,
+) -> segment_id_t {
+    guarded("openSegmentNoCache", -1, || {
+        // SAFETY: promised by the caller.
+        let name = unsafe { text(segment_name) }?;
+        Engine::of(engine.addr())?.open(&name, true)
+    })
+}
+
+/// Does nothing, as in the existing system: numbers stay good.
+#[unsafe(no_mangle)]
+pub extern "C" fn closeSegment(engine: transfer_engine_t, segment_id: segment_id_t) -> c_int {
+    code("closeSegment", || Engine::of(engine.addr())?.target(segment_id.into()).map(drop))
+}
+
+/// Address and length of a segment's first registered memory.
+///
+/// # Safety
+/// Both outputs are writable, or NULL where they are not wanted.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getSegmentFirstBufferAddress(
+    engine: transfer_engine_t,
+    segment_id: segment_id_t,
+    addr_out: *mut u64,
+    length_out: *mut u64,
+) -> c_int {
+    code("getSegmentFirstBufferAddress", || {
+        let engine = Engine::of(engine.addr())?;
+        let target = engine.target(segment_id.into())?;
+        let desc = if segment_id == 0 { engine.engine.descriptor() } else { target.descriptor() };
+        let first = desc
+            .buffers
+            .first()
+            .ok_or_else(|| Error::invalid(format!("segment {:?} has no memory", desc.name)))?;
+        for (out, value) in [(addr_out, first.addr), (length_out, first.length)] {
+            if !out.is_null() {
+                // SAFETY: promised by the caller.
+                unsafe { out.write(value) };
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Looks all opened segments up anew.
+#[unsafe(no_mangle)]
+pub extern "C" fn syncSegmentCache(engine: transfer_engine_t) -> c_int {
+    code("syncSegmentCache", || Engine::of(engine.addr())?.sync())
+}
+
+/// Opens memory to requests, and to peers if `remote_accessible` is not 0. Where it lies is found out; `location` has no effect.
+///
+/// # Safety
+/// The bytes stay allocated until they are unregistered without an error, or the engine is destroyed; peers and requests may read and write them at any time.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn registerLocalMemory(
+    engine: transfer_engine_t,
+    addr: *mut c_void,
+    length: usize,
+    location: *const c_char,
+    remote_accessible: c_int,
+) -> c_int {
+    let _ = location;
+    code("registerLocalMemory", || {
+        let engine = Engine::of(engine.addr())?;
+        let address = addr.expose_provenance() as u64;
+        if remote_accessible != 0 {
+            // SAFETY: promised by the caller.
+            return engine.block_on(unsafe { engine.engine.register_raw(address, length) });
+        }
+        // SAFETY: promised by the caller; unregistering waits for the sign.
+        let (source, gone) = unsafe { foreign(address, length) }?;
+        let region = engine.engine.register_local(source)?;
+        engine.engine.regions().add(region, gone);
+        Ok(())
+    })
+}
+
+/// Closes memory, and waits until no transfer uses it.
+#[unsafe(no_mangle)]
+pub extern "C" fn unregisterLocalMemory(engine: transfer_engine_t, addr: *mut c_void) -> c_int {
+    code("unregisterLocalMemory", || {
+        let engine = Engine::of(engine.addr())?;
+        engine.block_on(engine.engine.unregister_raw(&[addr.addr() as u64]))
+    })
+}
+
+/// Opens several pieces of memory to requests and peers, all or none.
+///
+/// # Safety
+/// There are `buffer_len` entries at `buffer_list`; for each, as for `registerLocalMemory`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn registerLocalMemoryBatch(
+    engine: transfer_engine_t,
+    buffer_list: *mut buffer_entry_t,
+    buffer_len: usize,
+    location: *const c_char,
+) -> c_int {
+    let _ = location;
+    code("registerLocalMemoryBatch", || {
+        let engine = Engine::of(engine.addr())?;
+        // SAFETY: promised by the caller.
+        let entries = unsafe { list(buffer_list, buffer_len) }?;
+        let pieces: Vec<(u64, usize)> =
+            entries.iter().map(|entry| (entry.addr.expose_provenance() as u64, entry.length)).collect();
+        // SAFETY: promised by the caller.
+        engine.block_on(unsafe { engine.engine.register_raw_many(&pieces) })
+    })
+}
+
+/// Closes several pieces of memory, all or none.
+///
+/// # Safety
+/// There are `addr_len` addresses at `addr_list`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unregisterLocalMemoryBatch(
+    engine: transfer_engine_t,
+    addr_list: *mut *mut c_void,
+    addr_len: usize,
+) -> c_int {
+    code("unregisterLocalMemoryBatch", || {
+        let engine = Engine::of(engine.addr())?;
+        // SAFETY: promised by the caller.
+        let addresses = unsafe { list(addr_list, addr_len) }?;
+        let addresses: Vec<u64> = addresses.iter().map(|addr| addr.addr() as u64).collect();
+        engine.block_on(engine.engine.unregister_raw(&addresses))
+    })
+}
+
+/// A batch for up to `batch_size` requests; `INVALID_BATCH` for an engine that there is not.
+#[unsafe(no_mangle)]
+pub extern "C" fn allocateBatchID(engine: transfer_engine_t, batch_size: usize) -> batch_id_t {
+    guarded("allocateBatchID", INVALID_BATCH, || {
+        Ok(Engine::of(engine.addr())?.engine.allocate_batch(batch_size))
+    })
+}
+
+/// Posts requests as the next ones of a batch, and returns at once. On an error nothing is sent: -2 when there are too many, -3 for local memory that is not
+/// registered.
+///
+/// # Safety
+/// There are `count` requests at `entries`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn submitTransfer(
+    engine: transfer_engine_t,
+    batch_id: batch_id_t,
+    entries: *mut transfer_request,
+    count: usize,
+) -> c_int {
+    // SAFETY: promised by the caller.
+    code("submitTransfer", || unsafe { submit(engine, batch_id, entries, count, None) })
+}
+
+/// The same; when all of these requests have succeeded, the message is sent to the target of the first.
+///
+/// # Safety
+/// As for `submitTransfer`; the message's texts are NULL or end with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn submitTransferWithNotify(
+    engine: transfer_engine_t,
+    batch_id: batch_id_t,
+    entries: *mut transfer_request,
+    count: usize,
+    notify_msg: notify_msg_t,
+) -> c_int {
+    code("submitTransferWithNotify", || {
+        // SAFETY: promised by the caller.
+        unsafe { submit(engine, batch_id, entries, count, Some(message(&notify_msg)?)) }
+    })
+}
+
+/// How a request of a batch stands.
+///
+/// # Safety
+/// `status` is writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getTransferStatus(
+    engine: transfer_engine_t,
+    batch_id: batch_id_t,
+    task_id: usize,
+    status: *mut transfer_status,
+) -> c_int {
+    code("getTransferStatus", || {
+        let progress = Engine::of(engine.addr())?.engine.request_progress(batch_id, task_id)?;
+        if status.is_null() {
+            return Err(Error::invalid("there is nowhere to write the status"));
+        }
+        let found =
+            transfer_status { status: progress.status as c_int, transferred_bytes: progress.transferred };
+        // SAFETY: promised by the caller.
+        unsafe { status.write(found) };
+        Ok(())
+    })
+}
+
+/// Forgets a batch; -4 while a request of it is under way.
+#[unsafe(no_mangle)]
+pub extern "C" fn freeBatchID(engine: transfer_engine_t, batch_id: batch_id_t) -> c_int {
+    code("freeBatchID", || Engine::of(engine.addr())?.engine.free_batch(batch_id))
+}
+
+/// Messages that arrived since the last call, and how many; NULL when there are none. `freeNotifsMsgBuf` frees them.
+///
+/// # Safety
+/// `size` is writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getNotifsFromEngine(
+    engine: transfer_engine_t,
+    size: *mut c_int,
+) -> *mut notify_msg_t {
+    guarded("getNotifsFromEngine", ptr::null_mut(), || {
+        if size.is_null() {
+            return Err(Error::invalid("there is nowhere to write how many there are"));
+        }
+        // SAFETY: promised by the caller.
+        unsafe { size.write(0) };
+        let engine = Engine::of(engine.addr())?;
+        let messages = engine.engine.take_notifications();
+        if messages.is_empty() {
+            return Ok(ptr::null_mut());
+        }
+        // SAFETY: room for that many; each is written before it is counted.
+        let found = unsafe { libc::calloc(messages.len(), size_of::<notify_msg_t>()) }.cast::<notify_msg_t>();
+        if found.is_null() {
+            return Err(Error::internal("no memory for notifications"));
+        }
+        for (at, message) in messages.iter().enumerate() {
+            let entry = notify_msg_t { name: duplicate(&message.name), msg: duplicate(&message.message) };
+            // SAFETY: inside of what was allocated.
+            unsafe { found.add(at).write(entry) };
+        }
+        // SAFETY: promised by the caller.
+        unsafe { size.write(c_int::try_from(messages.len()).unwrap_or(c_int::MAX)) };
+        Ok(found)
+    })
+}
+
+/// Frees what `getNotifsFromEngine` returned.
+///
+/// # Safety
+/// Pointer and size are as they came from there, and are not used again; or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn freeNotifsMsgBuf(msg: *mut notify_msg_t, size: c_int) -> c_int {
+    code("freeNotifsMsgBuf", || {
+        if msg.is_null() {
+            return Ok(());
+        }
+        for at in 0..usize::try_from(size).unwrap_or(0) {
+            // SAFETY: promised by the caller.
+            unsafe {
+                let entry = msg.add(at).read();
+                libc::free(entry.name.cast());
+                libc::free(entry.msg.cast());
+            }
+        }
+        // SAFETY: as above.
+        unsafe { libc::free(msg.cast()) };
+        Ok(())
+    })
+}
+
+/// Sends a message to a segment's engine.
+///
+/// # Safety
+/// The message's texts are NULL or end with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn genNotifyInEngine(
+    engine: transfer_engine_t,
+    target_id: u64,
+    notify_msg: notify_msg_t,
+) -> c_int {
+    code("genNotifyInEngine", || {
+        let engine = Engine::of(engine.addr())?;
+        // SAFETY: promised by the caller.
+        let message = unsafe { message(&notify_msg) }?;
+        let target = engine.target(i64::try_from(target_id).unwrap_or(-1))?;
+        engine.block_on(engine.engine.notify(target.name(), &message))
+    })
+}
+
+/// # Safety
+/// There are `count` requests at `entries`.
+unsafe fn submit(
+    engine: transfer_engine_t,
+    batch: batch_id_t,
+    entries: *mut transfer_request,
+    count: usize,
+    notify: Option<Notification>,
+) -> Result<()> {
+    let engine = Engine::of(engine.addr())?;
+    // SAFETY: promised by the caller.
+    let entries = unsafe { list(entries, count) }?;
+    let requests = entries.iter().map(|entry| {
+        Ok(AddressRequest {
+            opcode: match entry.opcode {
+                OPCODE_READ => Opcode::Read,
+                OPCODE_WRITE => Opcode::Write,
+                other => return Err(Error::invalid(format!("{other} is no opcode"))),
+            },
+            local: entry.source.addr() as u64,
+            target: engine.target(entry.target_id.into())?,
+            remote: entry.target_offset,
+            len: usize::try_from(entry.length).map_err(|_| Error::invalid("more bytes than there are"))?,
+        })
+    });
+    let requests = requests.collect::<Result<Vec<_>>>()?;
+    engine.engine.submit_batch(batch, &requests, notify, None)
+}
+
+/// A call that answers with a code.
+fn code(name: &str, work: impl FnOnce() -> Result<()>) -> c_int {
+    guarded(name, EngineCode::InvalidArgument.number(), || {
+        Ok(match work() {
+            Ok(()) => 0,
+            Err(error) => {
+                tracing::warn!(call = name, "{error}");
+                EngineCode::of(&error).number()
+            }
+        })
+    })
+}
+
+/// A call that answers with a value, or with another when it fails. No panic goes further than here.
+fn guarded<R>(name: &str, otherwise: R, work: impl FnOnce() -> Result<R>) -> R {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(value)) => value,
+        Ok(Err(error)) => {
+            tracing::warn!(call = name, "{error}");
+            otherwise
+        }
+        // What was said about it is on standard error.
+        Err(_) => otherwise,
+    }
+}
+
+/// # Safety
+/// NULL, or ends with a zero byte.
+unsafe fn text(from: *const c_char) -> Result<String> {
+    if from.is_null() {
+        return Err(Error::invalid("a text is missing (NULL)"));
+    }
+    // SAFETY: promised by the caller.
+    let text = unsafe { CStr::from_ptr(from) };
+    text.to_str().map(str::to_owned).map_err(|_| Error::invalid("a text is not UTF-8"))
+}
+
+/// # Safety
+/// The texts are NULL or end with a zero byte.
+unsafe fn message(from: &notify_msg_t) -> Result<Notification> {
+    // SAFETY: promised by the caller.
+    unsafe { Ok(Notification { name: text(from.name)?, message: text(from.msg)? }) }
+}
+
+/// # Safety
+/// There are that many at `from`, or it is NULL.
+unsafe fn list<'a, T>(from: *const T, count: usize) -> Result<&'a [T]> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if from.is_null() || !from.is_aligned() || count > isize::MAX as usize / size_of::<T>().max(1) {
+        return Err(Error::invalid(format!("no list of {count} entries")));
+    }
+    // SAFETY: promised by the caller.
+    Ok(unsafe { slice::from_raw_parts(from, count) })
+}
+
+/// A copy that C frees; what follows a zero byte is lost. NULL when there is no memory.
+fn duplicate(text: &str) -> *mut c_char {
+    let text = text.split('\0').next().unwrap_or_default();
+    // SAFETY: room for the text and its end, which is zero already.
+    unsafe {
+        let copy = libc::calloc(text.len() + 1, 1).cast::<c_char>();
+        if !copy.is_null() {
+            ptr::copy_nonoverlapping(text.as_ptr(), copy.cast(), text.len());
+        }
+        copy
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_panic_gets_out() {
+        assert_eq!(guarded("test", 7, || panic!("inside of a call")), 7);
+        assert_eq!(code("test", || panic!("inside of a call")), -1);
+        assert_eq!(code("test", || Ok(())), 0);
+    }
+}

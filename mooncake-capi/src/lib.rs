@@ -1,0 +1,8 @@
+#![doc = include_str!("../README.md")]
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code, non_snake_case)]
+pub mod calls;
+mod engines;
+#[allow(non_camel_case_types, reason = "names that C programs use")]
+pub mod types;

@@ -1,0 +1,165 @@
+/* Two sides of a transfer through the C interface: `serve` offers memory until its input ends, `use NAME` works on it. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "transfer_engine_c.h"
+
+#define SIZE (1 << 20)
+
+#define CHECK(what)                                                             \
+    do {                                                                        \
+        if (!(what)) {                                                          \
+            fprintf(stderr, "line %d: this does not hold: %s\n", __LINE__, #what); \
+            exit(1);                                                            \
+        }                                                                       \
+    } while (0)
+
+static void pause_a_little(void) {
+    struct timespec time = {0, 1000000};
+    nanosleep(&time, NULL);
+}
+
+/* Waits until a request is over; its status. */
+static int outcome(transfer_engine_t engine, batch_id_t batch, size_t task) {
+    struct transfer_status status = {STATUS_WAITING, 0};
+    do {
+        pause_a_little();
+        CHECK(getTransferStatus(engine, batch, task, &status) == 0);
+    } while (status.status == STATUS_WAITING || status.status == STATUS_PENDING);
+    return status.status;
+}
+
+static void free_batch(transfer_engine_t engine, batch_id_t batch) {
+    int code;
+    while ((code = freeBatchID(engine, batch)) == -4) pause_a_little();
+    CHECK(code == 0);
+}
+
+static int serve(void) {
+    unsigned char *memory = malloc(SIZE);
+    memset(memory, 7, SIZE);
+    transfer_engine_t engine = createTransferEngine("P2PHANDSHAKE", "127.0.0.1", "", 0, 1);
+    CHECK(engine != NULL);
+    CHECK(installTransport(engine, "tcp", NULL) != NULL && installTransport(engine, "pigeon", NULL) == NULL);
+    CHECK(registerLocalMemory(engine, memory, SIZE, "*", 1) == 0);
+    CHECK(registerLocalMemory(engine, memory + 1, 10, "*", 1) == -7);
+    char name[64];
+    CHECK(getLocalIpAndPort(engine, name, 3) == -1);
+    CHECK(getLocalIpAndPort(engine, name, sizeof name) == 0);
+    printf("%s\n", name);
+    fflush(stdout);
+    int count = 0;
+    notify_msg_t *messages;
+    while ((messages = getNotifsFromEngine(engine, &count)) == NULL) pause_a_little();
+    CHECK(count == 1 && strcmp(messages[0].name, "done") == 0 && strcmp(messages[0].msg, "all of it") == 0);
+    CHECK(freeNotifsMsgBuf(messages, count) == 0);
+    /* What the other side wrote was here before its message. */
+    for (size_t at = 0; at < SIZE; at++) CHECK(memory[at] == (at < SIZE / 2 ? (unsigned char)(at * 13 >> 3) : 7));
+    while (getchar() != EOF) {
+    }
+    CHECK(unregisterLocalMemory(engine, memory) == 0);
+    CHECK(unregisterLocalMemory(engine, memory) == -3);
+    destroyTransferEngine(engine);
+    free(memory);
+    return 0;
+}
+
+static void nonsense(transfer_engine_t engine) {
+    int number;
+    struct transfer_status status;
+    notify_msg_t message = {"name", "text"}, empty = {NULL, NULL};
+    transfer_engine_t foreign = &number;
+    transfer_engine_t engines[] = {NULL, foreign};
+    for (int at = 0; at < 2; at++) {
+        CHECK(openSegment(engines[at], "x") == -1 && openSegmentNoCache(engines[at], "x") == -1);
+        CHECK(registerLocalMemory(engines[at], &number, 4, "*", 1) < 0);
+        CHECK(unregisterLocalMemory(engines[at], &number) < 0);
+        CHECK(allocateBatchID(engines[at], 1) == INVALID_BATCH);
+        CHECK(submitTransfer(engines[at], 1, NULL, 0) < 0);
+        CHECK(getTransferStatus(engines[at], 1, 0, &status) < 0 && freeBatchID(engines[at], 1) < 0);
+        CHECK(getNotifsFromEngine(engines[at], &number) == NULL && number == 0);
+        CHECK(genNotifyInEngine(engines[at], 0, message) < 0 && syncSegmentCache(engines[at]) < 0);
+        CHECK(closeSegment(engines[at], 0) < 0 && discoverTopology(engines[at]) < 0);
+        CHECK(getSegmentFirstBufferAddress(engines[at], 0, NULL, NULL) < 0);
+        destroyTransferEngine(engines[at]);
+    }
+    CHECK(createTransferEngine(NULL, "x", "", 0, 1) == NULL);
+    CHECK(createTransferEngine("P2PHANDSHAKE", NULL, NULL, 0, 1) == NULL);
+    CHECK(createTransferEngine("mysql://x", "x", "", 0, 1) == NULL);
+    CHECK(openSegment(engine, NULL) == -1 && openSegment(engine, "127.0.0.1:1") == -1 && openSegment(engine, "\xff") == -1);
+    CHECK(registerLocalMemory(engine, NULL, 4096, "*", 1) == -1 && registerLocalMemory(engine, &number, 0, NULL, 1) == -1);
+    CHECK(registerLocalMemoryBatch(engine, NULL, 3, "*") == -1 && unregisterLocalMemoryBatch(engine, NULL, 3) == -1);
+    CHECK(genNotifyInEngine(engine, 99, message) == -1 && genNotifyInEngine(engine, 0, empty) == -1);
+    CHECK(getLocalIpAndPort(engine, NULL, 100) == -1 && getNotifsFromEngine(engine, NULL) == NULL);
+    CHECK(installTransport(engine, NULL, NULL) == NULL && freeNotifsMsgBuf(NULL, 5) == 0);
+    CHECK(closeSegment(engine, 99) == -1 && closeSegment(engine, -1) == -1 && closeSegment(engine, LOCAL_SEGMENT) == 0);
+    CHECK(freeBatchID(engine, 0) == -1 && freeBatchID(engine, INVALID_BATCH) == -1 && freeBatchID(engine, 1234567) == -1);
+}
+
+static int use(const char *name) {
+    unsigned char *memory = malloc(SIZE), *copy = malloc(SIZE);
+    transfer_engine_t engine = createTransferEngine("P2PHANDSHAKE", "127.0.0.1", "", 0, 1);
+    CHECK(engine != NULL);
+    nonsense(engine);
+    buffer_entry_t pieces[] = {{memory, SIZE}, {copy, SIZE}};
+    CHECK(registerLocalMemoryBatch(engine, pieces, 2, "*") == 0);
+    segment_id_t peer = openSegment(engine, name);
+    CHECK(peer == 1 && openSegment(engine, name) == peer && openSegmentNoCache(engine, name) == peer);
+    CHECK(syncSegmentCache(engine) == 0);
+    uint64_t address, length;
+    CHECK(getSegmentFirstBufferAddress(engine, peer, &address, &length) == 0 && length == SIZE);
+
+    for (size_t at = 0; at < SIZE; at++) memory[at] = (unsigned char)(at * 13 >> 3);
+    batch_id_t batch = allocateBatchID(engine, 3);
+    struct transfer_request write = {OPCODE_WRITE, memory, peer, address, SIZE / 2};
+    CHECK(submitTransfer(engine, batch, &write, 1) == 0 && outcome(engine, batch, 0) == STATUS_COMPLETED);
+    struct transfer_request reads[] = {
+        {OPCODE_READ, copy, peer, address, SIZE / 2},
+        {OPCODE_READ, copy + SIZE / 2, peer, address + SIZE / 2, SIZE / 2},
+        {OPCODE_READ, copy, peer, address, 1},
+    };
+    CHECK(submitTransfer(engine, batch, reads, 3) == -2);
+    CHECK(submitTransfer(engine, batch, NULL, 2) == -1);
+    CHECK(submitTransfer(engine, batch, reads, 2) == 0);
+    CHECK(outcome(engine, batch, 1) == STATUS_COMPLETED && outcome(engine, batch, 2) == STATUS_COMPLETED);
+    CHECK(memcmp(memory, copy, SIZE / 2) == 0 && copy[SIZE / 2] == 7 && copy[SIZE - 1] == 7);
+    struct transfer_status status;
+    CHECK(getTransferStatus(engine, batch, 0, &status) == 0 && status.transferred_bytes == SIZE / 2);
+    CHECK(getTransferStatus(engine, batch, 3, &status) == -1 && getTransferStatus(engine, batch, 0, NULL) == -1);
+    free_batch(engine, batch);
+    CHECK(freeBatchID(engine, batch) == -1 && submitTransfer(engine, batch, &write, 1) == -1);
+
+    batch = allocateBatchID(engine, 4);
+    struct transfer_request bad[] = {
+        {7, memory, peer, address, 1},
+        {OPCODE_WRITE, memory, 99, address, 1},
+        {OPCODE_WRITE, &bad, peer, address, 1},
+        {OPCODE_WRITE, memory, peer, address + SIZE, 1},
+    };
+    CHECK(submitTransfer(engine, batch, &bad[0], 1) == -1 && submitTransfer(engine, batch, &bad[1], 1) == -1);
+    CHECK(submitTransfer(engine, batch, &bad[2], 1) == -3);
+    CHECK(submitTransfer(engine, batch, &bad[3], 1) == 0 && outcome(engine, batch, 0) == STATUS_FAILED);
+    notify_msg_t message = {"done", "all of it"};
+    CHECK(submitTransferWithNotify(engine, batch, &write, 1, message) == 0 && outcome(engine, batch, 1) == STATUS_COMPLETED);
+    free_batch(engine, batch);
+
+    void *addresses[] = {memory, copy};
+    CHECK(unregisterLocalMemoryBatch(engine, addresses, 2) == 0 && unregisterLocalMemoryBatch(engine, addresses, 2) == -3);
+    CHECK(registerLocalMemory(engine, memory, SIZE, NULL, 0) == 0 && unregisterLocalMemory(engine, memory) == 0);
+    destroyTransferEngine(engine);
+    CHECK(openSegment(engine, name) == -1);
+    destroyTransferEngine(engine);
+    free(memory);
+    free(copy);
+    return 0;
+}
+
+int main(int count, char **words) {
+    if (count == 2 && strcmp(words[1], "serve") == 0) return serve();
+    if (count == 3 && strcmp(words[1], "use") == 0) return use(words[2]);
+    fprintf(stderr, "usage: %s serve | use NAME\n", words[0]);
+    return 2;
+}
