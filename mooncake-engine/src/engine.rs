@@ -176,6 +176,20 @@ impl TransferEngine {
     }
 }
 
+/// Takes all the file descriptors that the process may have: every peer is one or more.
+fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel fills the struct in.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0
+        || limit.rlim_cur >= limit.rlim_max
+    {
+        return;
+    }
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: the kernel reads the struct. Where it refuses, the limit stays as it was.
+    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+}
+
 /// Holds on to borrowed memory until nothing uses it.
 struct UntilGone(Arc<Gone>);
 
@@ -357,6 +371,7 @@ impl TransferEngineBuilder {
         let runtime = Handle::try_current().map_err(|_| {
             Error::invalid("a transfer engine is started on a tokio runtime, and there is none here")
         })?;
+        raise_descriptor_limit();
         let wires = match self.wires.take() {
             Some(wires) => wires,
             None => self.wires_by_name()?,

@@ -29,6 +29,7 @@ cargo xtask <task>
   fuzz [secs]   every fuzz target over its corpus and mutations of it, on stable (default 20 s each)
   bench [name]  the measurements; --peer measures the reference peer in the same run,
                 --master the calls of a master alone, beside the peer's, --python the Python packages (also with --peer)
+  network       two engines with a bad network between them, and a network that goes and comes back (Linux, root)
   interop       our nodes and the reference peer's in one cluster (Linux; installs the peer with pip)
   rdma-test     the tests that need RDMA devices, in a virtual machine with two Soft-RoCE ones (Debian 12 as root; installs what
                 it needs); arguments go to the tests, `--run COMMAND..` runs a command of yours there instead
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
             Err(_) => Err(format!("`{seconds}` is not a number of seconds")),
         },
         ["bench", rest @ ..] => peer::bench(rest),
+        ["network"] => network(),
         ["interop"] => peer::interop(),
         ["rdma-test", rest @ ..] => rdma::test(rest),
         ["ci"] => ci(),
@@ -140,6 +142,16 @@ fn miri() -> Result {
     Ok(())
 }
 
+/// Needs root, and `ip`, which it installs where that is missing.
+fn network() -> Result {
+    if run::command("ip", &["-V"]).run().is_err() {
+        run::command("apt-get", &["install", "-y", "--no-install-recommends", "iproute2"]).run()?;
+    }
+    cargo(&["test", "-p", "mooncake-engine", "--test", "lossy_network"])
+        .args(&["--", "--ignored", "--nocapture"])
+        .run()
+}
+
 fn ci() -> Result {
     lint()?;
     header::check()?;
@@ -155,6 +167,8 @@ fn ci() -> Result {
     fuzz::run(20)?;
     step("rdma");
     rdma::test(&[])?;
+    step("network");
+    network()?;
     step("interop");
     peer::interop()
 }
