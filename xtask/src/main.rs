@@ -103,6 +103,8 @@ fn examples() -> Result {
         "custom_eviction",
         "custom_metadata",
         "custom_transport",
+        "engine_pair",
+        "engine_custom_backend",
     ] {
         step(&format!("example {name}"));
         run::built(&format!("examples/{name}"), &[]).run()?;
