@@ -200,6 +200,18 @@ pub struct Beside {
     tcp: Option<TcpPeer>,
 }
 
+#[cfg(any(feature = "transport-rdma", feature = "transport-shm"))]
+impl Beside {
+    /// What figures call a way that is the better wire's as far as that leads.
+    fn with(&self, better: Protocol) -> Protocol {
+        #[cfg(feature = "transport-tcp")]
+        if self.tcp.is_some() {
+            return Protocol::new(format!("{better}+{}", Protocol::TCP));
+        }
+        better
+    }
+}
+
 #[allow(unsafe_code)]
 impl TransportSet {
     fn is_empty(&self) -> bool {
@@ -476,9 +488,9 @@ unsafe impl Transport for TransportSet {
         match peer {
             SetPeer::Loopback(_) => Protocol::LOOPBACK,
             #[cfg(feature = "transport-rdma")]
-            SetPeer::Rdma(..) => Protocol::RDMA,
+            SetPeer::Rdma(_, beside) => beside.with(Protocol::RDMA),
             #[cfg(feature = "transport-shm")]
-            SetPeer::Shm(..) => Protocol::SHM,
+            SetPeer::Shm(_, beside) => beside.with(Protocol::SHM),
             #[cfg(feature = "transport-tcp")]
             SetPeer::Tcp(_) => Protocol::TCP,
         }

@@ -48,6 +48,8 @@ async fn where_memory_lies_decides_which_wire_is_taken() {
     let deadline = Some(user.clock().now().after(Duration::from_millis(200)));
     let (result, _) = user.read(&target, region.addr(), vec![0; 8], deadline).await;
     assert!(result.is_err(), "what is not shared has no other way");
+    let wire = |name: &str| user.metrics().into_iter().find(|line| line.peer == name).unwrap().wire;
+    assert_eq!(wire(near.name()).as_str(), "shm+tcp");
     // One batch over both.
     let far = engine(both("127.0.0.1")).await;
     let (shared, private) = (far.register(memory(LEN, true)).await, far.register(memory(LEN, false)).await);

@@ -38,7 +38,7 @@ pub(super) struct Meters(Mutex<BTreeMap<(String, Protocol), Arc<Meter>>>);
 pub struct PeerMetrics {
     /// The segment's name.
     pub peer: String,
-    /// The wire that leads there; `memory` for copies inside the process. A wire beside another counts for both.
+    /// The wire that leads there; `memory` for copies inside the process, `shm+tcp` and the like for a wire with another behind it.
     pub wire: Protocol,
     /// What was counted.
     pub counts: Counts,
