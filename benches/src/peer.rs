@@ -50,13 +50,37 @@ impl Installation {
 
     /// Starts a Python process with a client that waits for commands.
     pub fn node(&self) -> Result<Node> {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peer/node.py");
+        self.script("node.py", &[], &[])
+    }
+
+    /// Starts one of the scripts in `peer/`, which wait for commands, with arguments and variables of the environment.
+    pub fn script(&self, name: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Result<Node> {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peer").join(name);
         let mut command = Command::new(&self.python);
-        command.arg("-u").arg(script).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.envs(variables.iter().copied());
+        command
+            .arg("-u")
+            .arg(script)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
         let mut child = command.spawn().map_err(|e| format!("cannot start the peer's python: {e}"))?;
         let input = child.stdin.take().ok_or("no standard input")?;
         let output = BufReader::new(child.stdout.take().ok_or("no standard output")?);
         Ok(Node { child, input, output })
+    }
+
+    /// Starts one of its modules as a program.
+    pub fn module(&self, name: &str, arguments: &[&str]) -> Result<Process> {
+        let mut command = Command::new(&self.python);
+        command.args(["-m", name]).args(arguments);
+        Process::start(command, name)
+    }
+
+    /// Path of one of its programs.
+    pub fn program(&self, name: &str) -> Result<PathBuf> {
+        Ok(self.package()?.join(name))
     }
 
     fn package(&self) -> Result<PathBuf> {

@@ -2,6 +2,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
 
 mod debian;
+mod engines;
 mod features;
 mod fuzz;
 mod header;
@@ -28,7 +29,8 @@ cargo xtask <task>
   miri          core and transport under Miri (needs a nightly toolchain with the miri component)
   fuzz [secs]   every fuzz target over its corpus and mutations of it, on stable (default 20 s each)
   bench [name]  the measurements; --peer measures the reference peer in the same run,
-                --master the calls of a master alone, beside the peer's, --python the Python packages (also with --peer)
+                --master the calls of a master alone, beside the peer's, --python the Python packages (also with --peer),
+                --engine transfer engines (with --peer: in all pairs)
   network       two engines with a bad network between them, and a network that goes and comes back (Linux, root)
   interop       our nodes and the reference peer's in one cluster (Linux; installs the peer with pip)
   rdma-test     the tests that need RDMA devices, in a virtual machine with two Soft-RoCE ones (Debian 12 as root; installs what

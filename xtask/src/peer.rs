@@ -22,6 +22,7 @@ pub(crate) fn interop() -> Result {
     let master = target_dir().join("release/mooncake_master");
     let words = [path(&binary), "--python".into(), path(&python), "--master".into(), path(&master)];
     in_own_network(&words)?;
+    crate::engines::interop(&path(&python))?;
     let Some(words) = crate::python::matrix(&python)? else { return Ok(()) };
     step("two Python packages");
     in_own_network(&words)
@@ -33,6 +34,9 @@ pub(crate) fn bench(words: &[&str]) -> Result {
         return bench_master();
     }
     let peer = words.contains(&"--peer");
+    if words.contains(&"--engine") {
+        return crate::engines::bench(peer);
+    }
     if words.contains(&"--python") {
         return bench_python(peer);
     }
@@ -102,7 +106,7 @@ fn bench_master() -> Result {
 }
 
 /// Makes the virtual environment if it is not there; returns its python.
-fn install() -> Result<PathBuf> {
+pub(crate) fn install() -> Result<PathBuf> {
     step("reference peer");
     libraries()?;
     let venv = target_dir().join("peer");
@@ -131,7 +135,7 @@ fn libraries() -> Result {
 }
 
 /// Runs a program in a network namespace that goes with it. The peer wants an interface besides `lo`.
-fn in_own_network(words: &[String]) -> Result {
+pub(crate) fn in_own_network(words: &[String]) -> Result {
     let script = "ip link set lo up && ip link add mc0 type veth peer name mc1 && \
                   ip addr add 10.213.0.1/24 dev mc0 && ip link set mc0 up && ip link set mc1 up && exec \"$@\"";
     let mut args = vec!["--net", "--map-root-user", "sh", "-c", script, "sh"];
@@ -139,6 +143,6 @@ fn in_own_network(words: &[String]) -> Result {
     command("unshare", &args).run()
 }
 
-fn path(path: &Path) -> String {
+pub(crate) fn path(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }

@@ -1,6 +1,6 @@
 //! What the machine can do: the same blocks over plain blocking sockets through loopback, and memcpy.
 //!
-//! A batch of writes is header and block after block, and eight bytes back at the end; a batch of reads is a header, and block
+//! Both ends go through as much memory as the engine does. A batch of writes is header and block after block, and eight bytes back at the end; a batch of reads is a header, and block
 //! after block back.
 
 use std::io::{Read, Write};
@@ -33,49 +33,48 @@ fn sockets((block, batch, threads, operation): Shape) -> Result<Row> {
         let (served, _) = listener.accept()?;
         stream.set_nodelay(true)?;
         served.set_nodelay(true)?;
-        let len = usize::try_from(block).unwrap_or(usize::MAX);
+        let frame = HEADER + usize::try_from(block).unwrap_or(0);
+        let frames = usize::try_from(batch).unwrap_or(0);
         // Ends when the other end closes.
-        std::thread::spawn(move || serve(served, len, batch, operation));
-        let (mut stream, mut buffer) = (stream, vec![1u8; HEADER + len]);
-        Ok(move || exchange(&mut stream, &mut buffer, batch, operation))
+        std::thread::spawn(move || serve(served, vec![2u8; frame * frames], frame, operation));
+        let (mut stream, mut memory) = (stream, vec![1u8; frame * frames]);
+        Ok(move || exchange(&mut stream, &mut memory, frame, operation))
     })
 }
 
 fn exchange(
     stream: &mut TcpStream,
-    buffer: &mut [u8],
-    batch: u64,
+    memory: &mut [u8],
+    frame: usize,
     operation: Operation,
 ) -> std::io::Result<()> {
     match operation {
         Operation::Write => {
-            for _ in 0..batch {
-                stream.write_all(buffer)?;
-            }
-            stream.read_exact(&mut buffer[..ACK])
+            memory.chunks_exact(frame).try_for_each(|frame| stream.write_all(frame))?;
+            stream.read_exact(&mut memory[..ACK])
         }
         Operation::Read => {
-            stream.write_all(&buffer[..HEADER])?;
-            (0..batch).try_for_each(|_| stream.read_exact(&mut buffer[HEADER..]))
+            stream.write_all(&memory[..HEADER])?;
+            memory.chunks_exact_mut(frame).try_for_each(|frame| stream.read_exact(&mut frame[HEADER..]))
         }
     }
 }
 
-fn serve(mut stream: TcpStream, len: usize, batch: u64, operation: Operation) -> std::io::Result<()> {
-    let mut buffer = vec![2u8; HEADER + len];
+fn serve(
+    mut stream: TcpStream,
+    mut memory: Vec<u8>,
+    frame: usize,
+    operation: Operation,
+) -> std::io::Result<()> {
     loop {
         match operation {
             Operation::Write => {
-                for _ in 0..batch {
-                    stream.read_exact(&mut buffer)?;
-                }
+                memory.chunks_exact_mut(frame).try_for_each(|frame| stream.read_exact(frame))?;
                 stream.write_all(&[0; ACK])?;
             }
             Operation::Read => {
-                stream.read_exact(&mut buffer[..HEADER])?;
-                for _ in 0..batch {
-                    stream.write_all(&buffer[HEADER..])?;
-                }
+                stream.read_exact(&mut memory[..HEADER])?;
+                memory.chunks_exact(frame).try_for_each(|frame| stream.write_all(&frame[HEADER..]))?;
             }
         }
     }

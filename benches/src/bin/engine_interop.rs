@@ -1,0 +1,494 @@
+//! Transfer engines of the reference system and ours, each reading and writing the other's memory. Run by `cargo xtask interop`, in a
+//! network namespace of its own with one interface besides `lo`.
+//!
+//! Both sides' memory is files, so that what arrived is compared without asking either.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_benches::peer::{Installation, Node, Process, Result, wait_for_port};
+use mooncake_core::clock::Rng;
+use mooncake_core::memory::HostMemory;
+use mooncake_core::meta::MetadataBackend;
+use mooncake_engine::{TransferEngine, TransportOptions, TransportSet};
+use mooncake_tcp::TcpConfig;
+use mooncake_tcp::frame::Framing;
+use mooncake_transport::engine::{HandshakePort, LocalCopies, Request};
+use mooncake_transport::handshake::Notification;
+use mooncake_transport::http::HttpMetadata;
+use mooncake_transport::{Region, Target};
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+/// Address of the namespace's interface.
+const HOST: &str = "10.213.0.1";
+const P2P: &str = "P2PHANDSHAKE";
+/// Lengths around every boundary of the wire.
+const SIZES: &[usize] = &[1, 17, 4096, 65535, 65536, 65537, (1 << 20) + 1, 16 << 20];
+const LARGEST: usize = 256 << 20;
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct Programs {
+    peer: Installation,
+    master: PathBuf,
+    metadata_server: PathBuf,
+}
+
+/// Where both sides meet, and how they talk.
+#[derive(Clone, Copy)]
+struct Setting<'a> {
+    metadata: &'a str,
+    host: &'a str,
+    framing: Framing,
+    variables: &'a [(&'a str, &'a str)],
+    memory: usize,
+}
+
+impl<'a> Setting<'a> {
+    fn meeting_at(metadata: &'a str) -> Self {
+        // Else the peer never notices that we moved.
+        let variables = &[("MC_DISABLE_METACACHE", "1")];
+        Self { metadata, host: HOST, framing: Framing::Acknowledged, variables, memory: 32 << 20 }
+    }
+
+    fn is_p2p(&self) -> bool {
+        self.metadata == P2P
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().collect();
+    let value = |name: &str| {
+        let at = arguments.iter().position(|a| a == name)?;
+        arguments.get(at + 1).map(PathBuf::from)
+    };
+    let (Some(python), Some(master), Some(metadata_server)) =
+        (value("--python"), value("--master"), value("--metadata-server"))
+    else {
+        eprintln!(
+            "engine_interop needs --python, --master and --metadata-server; `cargo xtask interop` gives them"
+        );
+        return ExitCode::FAILURE;
+    };
+    let programs = Programs { peer: Installation::new(python), master, metadata_server };
+    let p2p = Setting::meeting_at(P2P);
+    let cells: [(&str, &dyn Fn() -> Result<usize>); 8] = [
+        ("P2PHANDSHAKE", &|| everything(&programs, Setting { memory: LARGEST, ..p2p })),
+        ("HTTP metadata in our master", &|| in_our_master(&programs)),
+        ("HTTP metadata in their master", &|| in_their_master(&programs)),
+        ("HTTP metadata, our server", &|| at_our_server(&programs)),
+        ("HTTP metadata, their server", &|| at_their_server(&programs)),
+        ("they ask without acknowledgements", &|| {
+            let variables = &[("MC_TCP_PROTO", "1"), ("MC_DISABLE_METACACHE", "1")];
+            everything(&programs, Setting { variables, ..p2p })
+        }),
+        ("we ask without acknowledgements", &|| {
+            everything(&programs, Setting { framing: Framing::Plain, ..p2p })
+        }),
+        ("IPv6", &|| {
+            let variables = &[("MC_USE_IPV6", "1"), ("MC_DISABLE_METACACHE", "1")];
+            everything(&programs, Setting { host: "::1", variables, ..p2p })
+        }),
+    ];
+    let mut failed = 0;
+    for (name, cell) in cells {
+        match cell() {
+            Ok(checks) => println!("ok      engines, {name}: {checks} checks"),
+            Err(error) => {
+                println!("FAILED  engines, {name}: {error}");
+                failed += 1;
+            }
+        }
+    }
+    println!("{} passed, {failed} failed", 8 - failed);
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn in_our_master(programs: &Programs) -> Result<usize> {
+    let mut command = Command::new(&programs.master);
+    command.args(["--rpc_port=51500", "--metrics_port=51501"]);
+    command.args(["--enable_http_metadata_server=true", "--http_metadata_server_port=51502"]);
+    let _master = Process::start(command, "our master")?;
+    wait_for_port(51502)?;
+    everything(programs, Setting::meeting_at(&format!("http://{HOST}:51502/metadata")))
+}
+
+fn in_their_master(programs: &Programs) -> Result<usize> {
+    let _master = programs.peer.master(51510, Some(51512))?;
+    everything(programs, Setting::meeting_at(&format!("http://{HOST}:51512/metadata")))
+}
+
+fn at_our_server(programs: &Programs) -> Result<usize> {
+    let mut command = Command::new(&programs.metadata_server);
+    command.args(["--port=51520"]);
+    let _server = Process::start(command, "our metadata server")?;
+    wait_for_port(51520)?;
+    everything(programs, Setting::meeting_at(&format!("http://{HOST}:51520/metadata")))
+}
+
+fn at_their_server(programs: &Programs) -> Result<usize> {
+    let _server = programs.peer.module("mooncake.http_metadata_server", &["--port", "51530"])?;
+    wait_for_port(51530)?;
+    everything(programs, Setting::meeting_at(&format!("http://{HOST}:51530/metadata")))
+}
+
+/// Memory as a file.
+struct Bytes {
+    file: File,
+    folder: tempfile::TempDir,
+    len: usize,
+}
+
+impl Bytes {
+    fn new(len: usize) -> Result<Self> {
+        let text = |e: std::io::Error| format!("memory in /dev/shm: {e}");
+        let folder = tempfile::tempdir_in("/dev/shm").map_err(text)?;
+        let file = File::options().read(true).write(true).create_new(true).open(folder.path().join("memory"));
+        let file = file.map_err(text)?;
+        file.set_len(len as u64).map_err(text)?;
+        Ok(Self { file, folder, len })
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("memory")
+    }
+
+    fn put(&self, at: usize, bytes: &[u8]) -> Result<()> {
+        self.file.write_all_at(bytes, at as u64).map_err(|e| e.to_string())
+    }
+
+    fn holds(&self, at: usize, bytes: &[u8]) -> Result<bool> {
+        let mut found = vec![0; bytes.len()];
+        self.file.read_exact_at(&mut found, at as u64).map_err(|e| e.to_string())?;
+        Ok(found == bytes)
+    }
+}
+
+/// An engine of the peer's in a process.
+struct Theirs {
+    node: Node,
+    bytes: Bytes,
+    base: u64,
+    name: String,
+}
+
+impl Theirs {
+    fn start(peer: &Installation, setting: &Setting<'_>) -> Result<Self> {
+        let bytes = Bytes::new(setting.memory)?;
+        let (path, len) = (bytes.path(), bytes.len.to_string());
+        let mut node = peer.script("engine.py", &[&path.to_string_lossy(), &len], setting.variables)?;
+        let name = if setting.is_p2p() { setting.host } else { "theirs:1" };
+        let answer = node.call(json!(["init", name, setting.metadata]))?;
+        let (Some(0), Some(port), Some(base)) = (answer[0].as_i64(), answer[1].as_u64(), answer[2].as_u64())
+        else {
+            return Err(format!("the peer's engine did not start: {answer}"));
+        };
+        let name = if !setting.is_p2p() {
+            name.to_owned()
+        } else if name.contains(':') {
+            format!("[{name}]:{port}")
+        } else {
+            format!("{name}:{port}")
+        };
+        Ok(Self { node, bytes, base, name })
+    }
+
+    /// A call that answers with a code.
+    fn code(&mut self, command: Value) -> Result<i64> {
+        self.node
+            .call(command.clone())?
+            .as_i64()
+            .ok_or_else(|| format!("{command} was not answered with a code"))
+    }
+}
+
+/// An engine of ours.
+struct Ours {
+    engine: TransferEngine,
+    region: Option<Region<TransportSet>>,
+    bytes: Bytes,
+    base: u64,
+}
+
+impl Ours {
+    async fn start(setting: &Setting<'_>) -> Result<Self> {
+        let tcp = TcpConfig { framing: setting.framing, ..TcpConfig::default() };
+        let wires = TransportOptions { tcp: Some(tcp), ..TransportOptions::default() };
+        let name = if setting.is_p2p() { setting.host } else { "ours:1" };
+        let handshake = HandshakePort { host: Some(setting.host.into()), ..HandshakePort::default() };
+        let engine = TransferEngine::builder()
+            .name(name)
+            .metadata(setting.metadata)
+            .handshake(handshake)
+            .wires(wires)
+            .local_copies(LocalCopies::Never)
+            .start()
+            .await
+            .map_err(|e| e.to_string())?;
+        let mut ours = Self { engine, region: None, bytes: Bytes::new(setting.memory)?, base: 0 };
+        ours.register().await?;
+        Ok(ours)
+    }
+
+    async fn register(&mut self) -> Result<()> {
+        let memory = HostMemory::map_file(&self.bytes.file, 0, self.bytes.len).map_err(|e| e.to_string())?;
+        let region = self.engine.register(Arc::new(memory)).await.map_err(|e| e.to_string())?;
+        self.base = region.addr();
+        self.region = Some(region);
+        Ok(())
+    }
+
+    async fn unregister(&mut self) -> Result<()> {
+        match self.region.take() {
+            Some(region) => self.engine.unregister(region).await.map_err(|e| e.to_string()),
+            None => Err("nothing is registered".into()),
+        }
+    }
+
+    async fn open(&self, theirs: &Theirs) -> Result<Target<TransportSet>> {
+        self.engine.open(&theirs.name).await.map_err(|e| e.to_string())
+    }
+
+    async fn write(
+        &self,
+        target: &Target<TransportSet>,
+        remote: u64,
+        bytes: &[u8],
+    ) -> mooncake_core::Result<()> {
+        let deadline = self.engine.clock().now().after(PATIENCE);
+        self.engine.write(target, remote, bytes.to_vec(), Some(deadline)).await.0
+    }
+
+    async fn read(&self, target: &Target<TransportSet>, remote: u64, len: usize) -> Result<Vec<u8>> {
+        let deadline = self.engine.clock().now().after(PATIENCE);
+        let (result, bytes) = self.engine.read(target, remote, vec![0; len], Some(deadline)).await;
+        result.map(|()| bytes).map_err(|e| e.to_string())
+    }
+}
+
+#[derive(Default)]
+struct Checks(usize);
+
+impl Checks {
+    fn that(&mut self, what: &str, holds: bool) -> Result<()> {
+        self.0 += 1;
+        if holds { Ok(()) } else { Err(format!("this does not hold: {what}")) }
+    }
+}
+
+/// Every way two engines have to do with each other, in one setting.
+fn everything(programs: &Programs, setting: Setting<'_>) -> Result<usize> {
+    let runtime = Runtime::new().map_err(|e| e.to_string())?;
+    runtime.block_on(async {
+        let mut checks = Checks::default();
+        let mut theirs = Theirs::start(&programs.peer, &setting)?;
+        let mut ours = Ours::start(&setting).await?;
+        let target = ours.open(&theirs).await?;
+        checks.that(
+            "they find our memory",
+            theirs.node.call(json!(["first", ours.engine.name()]))? == ours.base,
+        )?;
+        checks.that("we find their memory", target.descriptor().buffers[0].addr == theirs.base)?;
+        let mut sizes = SIZES.to_vec();
+        sizes.extend((setting.memory >= LARGEST).then_some(LARGEST));
+        for (seed, size) in sizes.into_iter().enumerate() {
+            one(&mut checks, &ours, &mut theirs, &target, seed as u64, size).await?;
+        }
+        batches(&mut checks, &ours, &mut theirs, &target).await?;
+        messages(&mut checks, &ours, &mut theirs).await?;
+        closed_in_flight(&mut checks, &mut ours, &mut theirs, &target).await?;
+        restarts(&mut checks, programs, &setting, ours, theirs, target).await?;
+        Ok(checks.0)
+    })
+}
+
+fn random(seed: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    Rng::seeded(seed).fill(&mut bytes);
+    bytes
+}
+
+/// A write and a read each way.
+async fn one(
+    checks: &mut Checks,
+    ours: &Ours,
+    theirs: &mut Theirs,
+    target: &Target<TransportSet>,
+    seed: u64,
+    size: usize,
+) -> Result<()> {
+    let bytes = |part: u64| random(seed * 4 + part, size);
+    let data = bytes(0);
+    ours.write(target, theirs.base, &data).await.map_err(|e| format!("we write {size} bytes: {e}"))?;
+    settled(&theirs.bytes, &data).await;
+    checks.that(&format!("{size} bytes that we wrote are there"), theirs.bytes.holds(0, &data)?)?;
+    let data = bytes(1);
+    theirs.bytes.put(0, &data)?;
+    checks.that(&format!("we read {size} bytes"), ours.read(target, theirs.base, size).await? == data)?;
+    let (data, name) = (bytes(2), ours.engine.name());
+    theirs.bytes.put(0, &data)?;
+    let code = theirs.code(json!(["write", name, 0, ours.base, size]))?;
+    settled(&ours.bytes, &data).await;
+    checks.that(&format!("they write {size} bytes"), code == 0 && ours.bytes.holds(0, &data)?)?;
+    let data = bytes(3);
+    ours.bytes.put(0, &data)?;
+    let code = theirs.code(json!(["read", name, 0, ours.base, size]))?;
+    checks.that(&format!("they read {size} bytes"), code == 0 && theirs.bytes.holds(0, &data)?)
+}
+
+/// Without acknowledgements a write is over before it has arrived, and nothing says when it has.
+async fn settled(bytes: &Bytes, data: &[u8]) {
+    for _ in 0..500 {
+        if bytes.holds(0, data) == Ok(true) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn batches(
+    checks: &mut Checks,
+    ours: &Ours,
+    theirs: &mut Theirs,
+    target: &Target<TransportSet>,
+) -> Result<()> {
+    const COUNT: usize = 16;
+    const LEN: usize = 70_001;
+    let data = random(100, COUNT * LEN);
+    let requests = |bytes: &[u8]| {
+        let chunks = bytes.chunks(LEN).enumerate();
+        chunks
+            .map(|(at, chunk)| Request::new(target, theirs.base + (at * LEN) as u64, chunk.to_vec()))
+            .collect()
+    };
+    let deadline = Some(ours.engine.clock().now().after(PATIENCE));
+    let (results, _) = ours.engine.write_batch(requests(&data), deadline).await;
+    settled(&theirs.bytes, &data).await;
+    checks
+        .that("our batch of writes", results.iter().all(Outcome::is_ok) && theirs.bytes.holds(0, &data)?)?;
+    let (results, read) = ours.engine.read_batch(requests(&vec![0; data.len()]), deadline).await;
+    let read: Vec<u8> = read.into_iter().flat_map(|request| request.transfer.buffer).collect();
+    checks.that("our batch of reads", results.iter().all(Outcome::is_ok) && read == data)?;
+    let (data, name) = (random(101, COUNT * LEN), ours.engine.name());
+    theirs.bytes.put(0, &data)?;
+    let code = theirs.code(json!(["batch", true, name, 0, ours.base, LEN, COUNT]))?;
+    settled(&ours.bytes, &data).await;
+    checks.that("their batch of writes", code == 0 && ours.bytes.holds(0, &data)?)?;
+    let data = random(102, COUNT * LEN);
+    ours.bytes.put(0, &data)?;
+    let code = theirs.code(json!(["batch", false, name, 0, ours.base, LEN, COUNT]))?;
+    checks.that("their batch of reads", code == 0 && theirs.bytes.holds(0, &data)?)
+}
+
+type Outcome = mooncake_core::Result<()>;
+
+async fn messages(checks: &mut Checks, ours: &Ours, theirs: &mut Theirs) -> Result<()> {
+    let note = Notification { name: "from us".into(), message: "héllo".into() };
+    ours.engine.notify(&theirs.name, &note).await.map_err(|e| e.to_string())?;
+    checks.that(
+        "they get our message",
+        theirs.node.call(json!(["messages"]))? == json!([["from us", "héllo"]]),
+    )?;
+    let name = ours.engine.name();
+    let code = theirs.code(json!(["write_with_message", name, 0, ours.base, 100, "from them", "done"]))?;
+    let got = ours.engine.take_notifications();
+    let wanted = Notification { name: "from them".into(), message: "done".into() };
+    checks.that("we get their message", code == 0 && got == [wanted])?;
+    checks.that("they see that we are there", theirs.code(json!(["probe", name]))? == 0)?;
+    let seen = ours.engine.probe(&theirs.name, PATIENCE).await.map_err(|e| e.to_string())?;
+    checks.that("we see that they are there", seen)
+}
+
+/// Memory that is closed while the other side writes to it: an error at once, and all is well when it is opened again.
+async fn closed_in_flight(
+    checks: &mut Checks,
+    ours: &mut Ours,
+    theirs: &mut Theirs,
+    target: &Target<TransportSet>,
+) -> Result<()> {
+    const LEN: usize = 1 << 20;
+    let data = random(200, LEN);
+    theirs.bytes.put(0, &data)?;
+    let name = ours.engine.name().to_owned();
+    theirs.code(json!(["start_writing", name, 0, ours.base, LEN]))?;
+    settled(&ours.bytes, &data).await;
+    ours.unregister().await?;
+    let end = theirs.node.call(json!(["end_of_writing", PATIENCE.as_secs()]))?;
+    checks.that("their write to what we closed fails", end == json!(-1))?;
+    ours.register().await?;
+    checks.that("and is well again", theirs.code(json!(["write", name, 0, ours.base, LEN]))? == 0)?;
+
+    let writing = async {
+        loop {
+            if let Err(error) = ours.write(target, theirs.base, &data).await {
+                return error;
+            }
+        }
+    };
+    let node = &mut theirs.node;
+    let closing = async { tokio::task::block_in_place(|| node.call(json!(["unregister"]))) };
+    let (error, closed) = tokio::join!(writing, closing);
+    checks.that("they close their memory", closed? == json!(0))?;
+    checks
+        .that(&format!("our write to it fails at once: {error}"), !error.to_string().contains("deadline"))?;
+    checks.that("they open it again", theirs.code(json!(["register"]))? == 0)?;
+    let again = ours.write(target, theirs.base, &data).await;
+    checks.that(&format!("and it is well again: {again:?}"), again.is_ok())
+}
+
+/// Either side goes and comes back.
+async fn restarts(
+    checks: &mut Checks,
+    programs: &Programs,
+    setting: &Setting<'_>,
+    ours: Ours,
+    theirs: Theirs,
+    target: Target<TransportSet>,
+) -> Result<()> {
+    let data = random(300, 100_000);
+    // Killed, and its entries with it.
+    drop(theirs);
+    let gone = ours.write(&target, 4096, &data[..10]).await;
+    checks.that("nobody is there", gone.is_err())?;
+    if !setting.is_p2p() {
+        // What an operator does where the server refuses the name of a dead process.
+        let entries = HttpMetadata::new(setting.metadata).map_err(|e| e.to_string())?;
+        for key in ["mooncake/rpc_meta/theirs:1", "mooncake/ram/theirs:1"] {
+            entries.delete(key).await.map_err(|e| e.to_string())?;
+        }
+    }
+    let mut theirs = Theirs::start(&programs.peer, setting)?;
+    let target = if setting.is_p2p() { ours.open(&theirs).await? } else { target };
+    let mut written = Err("not tried".into());
+    // The old look-up is not repeated at once.
+    for _ in 0..20 {
+        written = ours.write(&target, theirs.base, &data).await.map_err(|e| e.to_string());
+        if written.is_ok() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    settled(&theirs.bytes, &data).await;
+    checks.that(
+        &format!("we find them again: {written:?}"),
+        written.is_ok() && theirs.bytes.holds(0, &data)?,
+    )?;
+
+    let (name, base) = (ours.engine.name().to_owned(), ours.base);
+    ours.engine.close().await.map_err(|e| e.to_string())?;
+    drop(ours);
+    checks.that("they notice that we are gone", theirs.code(json!(["write", name, 0, base, 10]))? == -1)?;
+    let ours = Ours::start(setting).await?;
+    let name = ours.engine.name().to_owned();
+    theirs.bytes.put(0, &data)?;
+    let code = theirs.code(json!(["write", name, 0, ours.base, data.len()]))?;
+    settled(&ours.bytes, &data).await;
+    checks.that("they find us again", code == 0 && ours.bytes.holds(0, &data)?)?;
+    ours.engine.close().await.map_err(|e| e.to_string())?;
+    Ok(())
+}
