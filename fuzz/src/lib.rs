@@ -4,13 +4,15 @@
 use mooncake_disk::layout::{IndexHeader, Note, Parsed as Line, Record as OnDisk, header_len};
 use mooncake_rdma::message::Connection;
 use mooncake_shm::record::{Listing, RECORD_LEN, Record};
+use mooncake_store::local::message::{self, HEAD_LEN, Verb};
+use mooncake_store::local::record::Record as LocalRecord;
 use mooncake_store::protocol::frame::{Parsed, parse_reply, parse_request, write_request};
 use mooncake_store::protocol::message::{ADDED, Shape, TABLE};
 use mooncake_store::protocol::pack::PackError;
-use mooncake_transport::http_server::parameter;
 use mooncake_tcp::frame::{HEADER_LEN, Inbox, Request, STATUS_LEN, Status};
 use mooncake_transport::SegmentDesc;
 use mooncake_transport::handshake;
+use mooncake_transport::http_server::parameter;
 
 /// All of them, by the name of their corpus.
 pub const TARGETS: &[(&str, fn(&[u8]))] = &[
@@ -23,6 +25,7 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("rdma_connection", rdma_connection),
     ("shm_record", shm_record),
     ("disk_layout", disk_layout),
+    ("local", local),
 ];
 
 /// Longest body taken by the RPC target.
@@ -181,6 +184,30 @@ pub fn disk_layout(data: &[u8]) {
                 rest = &rest[1..];
             }
             Line::Bad => rest = &rest[1..],
+        }
+    }
+}
+
+/// The socket of light clients: control records, heads, and bodies as every call and every answer.
+pub fn local(data: &[u8]) {
+    if let Some(bytes) = data.first_chunk::<RECORD_LEN>()
+        && let Ok(record) = LocalRecord::decode(bytes)
+    {
+        assert_eq!(record.encode(), *bytes);
+        let _ = record.done();
+    }
+    let Some((head, body)) = data.split_first_chunk::<HEAD_LEN>() else { return };
+    if let Ok((verb, len)) = message::parse_call(*head) {
+        assert_eq!(message::head(len, verb as u8), *head);
+    }
+    if let Ok((status, len)) = message::parse_answer(*head) {
+        assert_eq!(message::head(len, status as u8), *head);
+    }
+    for verb in Verb::ALL {
+        for answer in [false, true] {
+            let Ok(written) = message::rewrite(verb, answer, body) else { continue };
+            let again = message::rewrite(verb, answer, &written);
+            assert_eq!(again.as_deref(), Ok(&written[..]), "{verb:?} does not come back");
         }
     }
 }

@@ -8,7 +8,7 @@ mod link;
 mod owner;
 pub mod record;
 mod server;
-mod socket;
+pub mod socket;
 #[allow(unsafe_code)]
 mod transport;
 #[allow(unsafe_code)]

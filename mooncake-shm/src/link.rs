@@ -12,13 +12,13 @@ use tokio::net::UnixStream;
 use tracing::debug;
 
 use crate::record::{Listing, Record, RegionRecord};
-use crate::socket::{Wire, sealed};
+use crate::socket::{RecordSocket, Trust, sealed};
 use crate::words::{Board, Page};
 
 /// A connection to one owner.
 #[derive(Debug)]
 pub(crate) struct Link {
-    wire: Arc<Wire>,
+    wire: Arc<RecordSocket>,
     board: Board,
     page: Page,
     mapped: RwLock<Arc<Mapped>>,
@@ -78,13 +78,16 @@ impl Link {
     /// Connects to the owner that listens under that name.
     pub(crate) async fn open(name: &str, answer_timeout: Duration) -> Result<Arc<Self>> {
         let open = async {
-            let wire = Wire::new(UnixStream::connect(format!("\0{name}")).await?)?;
-            wire.send(Record::Ask, None).await?;
-            let board = match wire.receive().await? {
+            let wire = Arc::new(RecordSocket::new(
+                UnixStream::connect(format!("\0{name}")).await?,
+                Trust::SameUser,
+            )?);
+            Record::Ask.send(&wire, None).await?;
+            let board = match Record::receive(&wire).await? {
                 (Record::Board, fd) => Board::open(&sealed(fd)?)?,
                 (other, _) => return Err(Error::invalid(format!("{other:?} instead of a board"))),
             };
-            let page = match wire.receive().await? {
+            let page = match Record::receive(&wire).await? {
                 (Record::Page, fd) => Page::open(&sealed(fd)?)?,
                 (other, _) => return Err(Error::invalid(format!("{other:?} instead of a page"))),
             };
@@ -128,7 +131,7 @@ impl Link {
         }
         let known = self.mapped();
         let ask = async {
-            self.wire.send(Record::Ask, None).await?;
+            Record::Ask.send(&self.wire, None).await?;
             receive(&self.wire, &known).await
         };
         let broken = Broken(self);
@@ -209,12 +212,12 @@ impl Drop for Broken<'_> {
 }
 
 /// Takes an answer from its head on, and maps what is new in it.
-async fn receive(wire: &Wire, known: &Mapped) -> Result<Mapped> {
-    let (head, _) = wire.receive().await?;
+async fn receive(wire: &RecordSocket, known: &Mapped) -> Result<Mapped> {
+    let (head, _) = Record::receive(wire).await?;
     let mut listing = Listing::begin(head)?;
     let mut regions: Vec<Arc<MappedRegion>> = Vec::new();
     while listing.wants_more() {
-        let (record, fd) = wire.receive().await?;
+        let (record, fd) = Record::receive(wire).await?;
         let file = sealed(fd)?;
         let len = file.metadata().map_err(Error::from)?.len();
         let record = listing.push(record, len)?;

@@ -14,7 +14,7 @@ use tracing::{debug, warn};
 
 use crate::config::ShmConfig;
 use crate::record::{Record, RegionRecord};
-use crate::socket::Wire;
+use crate::socket::RecordSocket;
 use crate::words::{Board, Page, SLOTS};
 
 /// Longest wait before a peer's count is looked at again: whoever dies inside wakes nobody.
@@ -50,7 +50,7 @@ struct Open {
 /// A peer of ours.
 #[derive(Debug)]
 pub(crate) struct Visitor {
-    pub(crate) wire: Arc<Wire>,
+    pub(crate) wire: Arc<RecordSocket>,
     pub(crate) page: Page,
 }
 
@@ -237,7 +237,7 @@ impl Owner {
     }
 
     /// Lists a new peer; refused when there are too many.
-    pub(crate) fn admit(&self, wire: Arc<Wire>) -> Result<Arc<Visitor>> {
+    pub(crate) fn admit(&self, wire: Arc<RecordSocket>) -> Result<Arc<Visitor>> {
         let visitor = Arc::new(Visitor { wire, page: Page::new()? });
         let mut visitors = self.visitors.lock();
         if visitors.len() >= self.max_served {
@@ -257,7 +257,7 @@ impl Owner {
     }
 
     /// Answers a peer that asked.
-    pub(crate) async fn answer(&self, wire: &Wire) -> Result<()> {
+    pub(crate) async fn answer(&self, wire: &RecordSocket) -> Result<()> {
         let (version, open) = {
             let slots = self.slots.lock();
             let open: Vec<(usize, u32, Open)> = slots
@@ -269,7 +269,7 @@ impl Owner {
             (self.board.version().load(Ordering::SeqCst), open)
         };
         let regions = u32::try_from(open.len()).map_err(|_| Error::invalid("too many regions"))?;
-        wire.send(Record::Head { regions, version }, None).await?;
+        Record::Head { regions, version }.send(wire, None).await?;
         for (slot, generation, Open { span, pages }) in open {
             let record = RegionRecord {
                 slot: u32::try_from(slot).map_err(|_| Error::invalid("too many slots"))?,
@@ -278,7 +278,7 @@ impl Owner {
                 len: span.len as u64,
                 offset: pages.offset_of(span.addr()),
             };
-            wire.send(Record::Region(record), Some(pages.file().as_fd())).await?;
+            Record::Region(record).send(wire, Some(pages.file().as_fd())).await?;
         }
         Ok(())
     }

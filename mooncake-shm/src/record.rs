@@ -4,12 +4,15 @@
 //! The asking side sends [`Record::Ask`]. The first answer opens with [`Record::Board`] and [`Record::Page`]; every answer goes on with
 //! [`Record::Head`] and as many [`Record::Region`] as that says.
 
+use std::os::fd::{BorrowedFd, OwnedFd};
+
 use mooncake_core::{Error, Result};
+
+use crate::socket::RecordSocket;
 
 use crate::words::SLOTS;
 
-/// Length of a record in bytes.
-pub const RECORD_LEN: usize = 64;
+pub use crate::socket::RECORD_LEN;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"MKSH");
 /// Both sides of a host must be of one version; others take another wire.
@@ -58,6 +61,17 @@ impl RegionRecord {
 }
 
 impl Record {
+    /// Sends it, with a file descriptor if it takes one.
+    pub(crate) async fn send(self, wire: &RecordSocket, fd: Option<BorrowedFd<'_>>) -> Result<()> {
+        wire.send(&self.encode(), fd).await
+    }
+
+    /// The next one, and the file descriptor that came with it.
+    pub(crate) async fn receive(wire: &RecordSocket) -> Result<(Self, Option<OwnedFd>)> {
+        let (bytes, fd) = wire.receive().await?;
+        Ok((Self::decode(&bytes)?, fd))
+    }
+
     /// The bytes of it.
     pub fn encode(&self) -> [u8; RECORD_LEN] {
         let (kind, a, b, words) = match *self {

@@ -11,7 +11,7 @@ use tracing::debug;
 
 use crate::owner::{Owner, Visitor};
 use crate::record::Record;
-use crate::socket::Wire;
+use crate::socket::{RecordSocket, Trust};
 
 /// Pause after a connection could not be taken, mostly for want of file descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -50,7 +50,7 @@ pub(crate) async fn serve(owner: Arc<Owner>, listener: UnixListener, answer_time
 }
 
 async fn attend(owner: &Arc<Owner>, stream: UnixStream, limit: Duration) -> Result<()> {
-    let wire = Wire::new(stream)?;
+    let wire = Arc::new(RecordSocket::new(stream, Trust::SameUser)?);
     // Who connects wants something at once.
     if !in_time(limit, ask(&wire)).await? {
         return Ok(());
@@ -58,7 +58,9 @@ async fn attend(owner: &Arc<Owner>, stream: UnixStream, limit: Duration) -> Resu
     let mut visitor = Listed { visitor: owner.admit(wire)?, owner, left: false };
     let result = attend_to(owner, &visitor.visitor, limit).await;
     // It may be in the middle of a copy, so it stays listed until it has closed its end.
-    while !matches!(visitor.visitor.wire.receive().await, Err(error) if error.kind() != ErrorKind::Invalid) {}
+    while !matches!(Record::receive(&visitor.visitor.wire).await, Err(error) if error.kind() != ErrorKind::Invalid)
+    {
+    }
     visitor.left = true;
     result
 }
@@ -66,8 +68,8 @@ async fn attend(owner: &Arc<Owner>, stream: UnixStream, limit: Duration) -> Resu
 async fn attend_to(owner: &Owner, visitor: &Visitor, limit: Duration) -> Result<()> {
     let wire = &visitor.wire;
     in_time(limit, async {
-        wire.send(Record::Board, Some(owner.board().fd()?)).await?;
-        wire.send(Record::Page, Some(visitor.page.fd()?)).await?;
+        Record::Board.send(wire, Some(owner.board().fd()?)).await?;
+        Record::Page.send(wire, Some(visitor.page.fd()?)).await?;
         owner.answer(wire).await
     })
     .await?;
@@ -78,8 +80,8 @@ async fn attend_to(owner: &Owner, visitor: &Visitor, limit: Duration) -> Result<
 }
 
 /// Waits for a question; false when the other end is closed.
-async fn ask(wire: &Wire) -> Result<bool> {
-    match wire.receive().await {
+async fn ask(wire: &RecordSocket) -> Result<bool> {
+    match Record::receive(wire).await {
         Ok((Record::Ask, None)) => Ok(true),
         Ok((other, _)) => Err(Error::invalid(format!("{other:?} instead of a question"))),
         Err(error) if error.kind() == ErrorKind::Invalid => Err(error),

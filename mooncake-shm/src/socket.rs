@@ -1,28 +1,42 @@
-//! The socket between an owner and a peer: records with file descriptors, who is at the other end, and whether it is still there.
+//! A Unix socket between an owner of memory and those who share it: records of one length, with a file descriptor where one belongs to
+//! them; who is at the other end, and whether it is still there.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use mooncake_core::{Error, ErrorCode, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{SealFlags, fcntl_get_seals};
+use rustix::fs::{FlockOperation, Mode, SealFlags, chmod, fchmod, fcntl_get_seals, flock};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, listen, recvmsg, sendmsg,
+    socket_with,
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::Interest;
-use tokio::net::UnixStream;
+use tokio::net::{UnixListener, UnixStream};
 
-use crate::record::{RECORD_LEN, Record};
+/// Length of a record in bytes.
+pub const RECORD_LEN: usize = 64;
+
+/// Who may be at the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trust {
+    /// Processes of this one's user, and root's.
+    SameUser,
+    /// Whoever the socket's permissions let in.
+    Anybody,
+}
 
 /// One end of a connection.
 #[derive(Debug)]
-pub(crate) struct Wire {
+pub struct RecordSocket {
     stream: UnixStream,
     /// The process at the other end, where the kernel can tell: a socket it left to a child outlives it.
     process: Option<OwnedFd>,
@@ -30,12 +44,12 @@ pub(crate) struct Wire {
     shut: AtomicBool,
 }
 
-impl Wire {
-    /// Takes a connection, if the other end belongs to this process's user or to root.
-    pub(crate) fn new(stream: UnixStream) -> Result<Arc<Self>> {
+impl RecordSocket {
+    /// Takes a connection. `NOT_SUPPORTED` when the other end is somebody who is not trusted.
+    pub fn new(stream: UnixStream, trust: Trust) -> Result<Self> {
         let theirs = stream.peer_cred().map_err(Error::from)?;
         let ours = rustix::process::geteuid().as_raw();
-        if theirs.uid() != ours && theirs.uid() != 0 {
+        if trust == Trust::SameUser && theirs.uid() != ours && theirs.uid() != 0 {
             return Err(Error::new(
                 ErrorCode::NotSupported,
                 format!("the other end is of user {}, not of {ours}: memory is not shared", theirs.uid()),
@@ -43,11 +57,21 @@ impl Wire {
         }
         let process = theirs.pid().and_then(Pid::from_raw);
         let process = process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        Ok(Arc::new(Self { stream, process, shut: AtomicBool::new(false) }))
+        Ok(Self { stream, process, shut: AtomicBool::new(false) })
+    }
+
+    /// The stream, for another language from here on.
+    pub fn into_stream(self) -> UnixStream {
+        self.stream
+    }
+
+    /// Number of the process at the other end, where the kernel can tell.
+    pub fn peer_pid(&self) -> Option<i32> {
+        self.stream.peer_cred().ok().and_then(|theirs| theirs.pid())
     }
 
     /// Whether the other end is there, this very moment. After [`shut_down`](Self::shut_down) only the end of its process counts.
-    pub(crate) fn is_alive(&self) -> bool {
+    pub fn is_alive(&self) -> bool {
         let stream = PollFd::new(&self.stream, PollFlags::RDHUP);
         let process = self.process.as_ref().map(|process| PollFd::new(process, PollFlags::IN));
         let shut = self.shut.load(Ordering::Acquire);
@@ -62,15 +86,14 @@ impl Wire {
     }
 
     /// Tells the other end that we are gone.
-    pub(crate) fn shut_down(&self) {
+    pub fn shut_down(&self) {
         self.shut.store(true, Ordering::Release);
         // It fails only when there is nobody to tell.
         let _ = rustix::net::shutdown(&self.stream, rustix::net::Shutdown::Both);
     }
 
     /// Sends a record, with a file descriptor if it takes one.
-    pub(crate) async fn send(&self, record: Record, fd: Option<BorrowedFd<'_>>) -> Result<()> {
-        let bytes = record.encode();
+    pub async fn send(&self, bytes: &[u8; RECORD_LEN], fd: Option<BorrowedFd<'_>>) -> Result<()> {
         let sent = self
             .stream
             .async_io(Interest::WRITABLE, || {
@@ -81,7 +104,7 @@ impl Wire {
                     control.push(SendAncillaryMessage::ScmRights(fds));
                 }
                 let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-                Ok(sendmsg(&self.stream, &[IoSlice::new(&bytes)], &mut control, flags)?)
+                Ok(sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, flags)?)
             })
             .await?;
         // A record is far below what a stream socket splits.
@@ -94,7 +117,7 @@ impl Wire {
 
     /// The next record and the descriptor that came with it. `Invalid` for what is not one record with at most one descriptor,
     /// `Unavailable` at the end of the connection.
-    pub(crate) async fn receive(&self) -> Result<(Record, Option<OwnedFd>)> {
+    pub async fn receive(&self) -> Result<([u8; RECORD_LEN], Option<OwnedFd>)> {
         let mut bytes = [0; RECORD_LEN];
         let (got, fd, more) = self
             .stream
@@ -114,7 +137,7 @@ impl Wire {
             .await?;
         match got {
             0 => Err(Error::new(ErrorCode::TransferFail, "the other end closed the connection")),
-            RECORD_LEN if !more => Ok((Record::decode(&bytes)?, fd)),
+            RECORD_LEN if !more => Ok((bytes, fd)),
             _ => Err(Error::invalid(format!("{got} bytes that are not one record"))),
         }
     }
@@ -122,7 +145,7 @@ impl Wire {
 
 /// The file that came with a record, once its size is known to be for good: else whoever has it could take pages away from under
 /// us, and touching them would be the end of this process.
-pub(crate) fn sealed(fd: Option<OwnedFd>) -> Result<File> {
+pub fn sealed(fd: Option<OwnedFd>) -> Result<File> {
     let fd = fd.ok_or_else(|| Error::invalid("a record without the file that belongs to it"))?;
     let seals = fcntl_get_seals(fd.as_fd())
         .map_err(|e| Error::invalid(format!("a file that cannot be sealed: {}", io::Error::from(e))))?;
@@ -130,4 +153,56 @@ pub(crate) fn sealed(fd: Option<OwnedFd>) -> Result<File> {
         return Err(Error::invalid("a file whose size is not sealed"));
     }
     Ok(File::from(fd))
+}
+
+/// Listens at a path with these permissions, whatever the umask. A socket that a dead process left there is replaced; one that
+/// somebody serves is not (`INVALID_PARAMS`).
+pub fn listen_at(path: &Path, mode: u32) -> Result<UnixListener> {
+    let cannot = |what: &str, error: io::Error| {
+        Error::new(ErrorCode::InvalidParams, format!("{what} {}: {error}", path.display())).with_source(error)
+    };
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = File::open(folder).map_err(|error| cannot("the folder of", error))?;
+    // Until it is closed: two that start at once must not take each other's socket for a dead one's.
+    flock(&folder, FlockOperation::LockExclusive).map_err(|error| cannot("the folder of", error.into()))?;
+    match std::os::unix::net::UnixStream::connect(path) {
+        Ok(_) => return Err(Error::invalid(format!("{} is served by another process", path.display()))),
+        // A file that is no socket refuses connections, too.
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            let about = std::fs::symlink_metadata(path).map_err(|error| cannot("what lies at", error))?;
+            if !about.file_type().is_socket() {
+                return Err(Error::invalid(format!("{} is there already, and is no socket", path.display())));
+            }
+            std::fs::remove_file(path).map_err(|error| cannot("the old socket", error))?;
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(cannot("what lies at", error)),
+    }
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+    .map_err(|error| cannot("a socket for", error.into()))?;
+    // The file takes its permissions from here, so that there is no moment with others.
+    let bind = || {
+        fchmod(&socket, Mode::from_raw_mode(mode))?;
+        bind(&socket, &SocketAddrUnix::new(path)?)?;
+        chmod(path, Mode::from_raw_mode(mode))?;
+        listen(&socket, BACKLOG)
+    };
+    bind().map_err(|error| cannot("cannot listen at", error.into()))?;
+    UnixListener::from_std(std::os::unix::net::UnixListener::from(socket)).map_err(Error::from)
+}
+
+/// Connections that may wait to be taken.
+const BACKLOG: i32 = 1024;
+
+/// Waits on this very thread until there is something to read, `limit` at most; whether there is. For answers that are due in a few
+/// microseconds, less than it costs to put a task away and to wake it.
+pub fn readable_soon(stream: &UnixStream, limit: Duration) -> bool {
+    let Ok(limit) = Timespec::try_from(limit) else { return false };
+    let mut ends = [PollFd::new(stream, PollFlags::IN)];
+    poll(&mut ends, Some(&limit)).is_ok_and(|ready| ready > 0)
 }

@@ -4,6 +4,8 @@
 pub mod api;
 pub mod client;
 pub mod config;
+#[cfg(feature = "local")]
+pub mod local;
 pub mod master;
 pub mod protocol;
 pub mod server;

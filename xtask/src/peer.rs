@@ -50,7 +50,7 @@ pub(crate) fn bench(words: &[&str]) -> Result {
         let binary = target_dir().join("release/store_bench");
         return in_own_network(&[path(&binary), "--peer".into(), path(&python)]);
     }
-    let all = ["allocator", "eviction", "struct_pack", "tcp", "store"];
+    let all = ["allocator", "eviction", "local", "struct_pack", "tcp", "store"];
     if let Some(unknown) = names.iter().find(|n| !all.contains(n)) {
         return Err(format!("no bench `{unknown}`; there are {}", all.join(", ")));
     }

@@ -44,7 +44,7 @@ pub use self::ranges::{Located, RangeOutcome, RangeRead};
 pub use self::sessions::{RangeWrite, Reservation};
 pub use self::version::MASTER_VERSIONS;
 
-use self::deadline::Deadline;
+pub(crate) use self::deadline::Deadline;
 use self::inventory::Inventory;
 use self::mount::{Mounted, Moving};
 use self::peers::Unreachable;
@@ -277,7 +277,7 @@ impl<T: Transport> Drop for Inner<T> {
 }
 
 /// The same error for another object that it hit. The source stays with the first.
-fn again(error: &Error) -> Error {
+pub(crate) fn again(error: &Error) -> Error {
     Error::new(error.code(), error.message().to_owned())
 }
 

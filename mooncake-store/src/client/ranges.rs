@@ -8,6 +8,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::engine::Request;
 use mooncake_transport::{SliceMut, Transport};
 
+use super::checksum::Sum;
 use super::deadline::{Deadline, late};
 use super::{Client, Inner, again, shown};
 
@@ -24,6 +25,8 @@ struct Place {
     /// The best last.
     replicas: Vec<MemoryLocation>,
     lease: Moment,
+    /// What the bytes must come to, when this client compares.
+    checksum: Option<u64>,
 }
 
 impl Located {
@@ -69,7 +72,8 @@ impl<T: Transport> Client<T> {
 
     /// Reads ranges of located objects, all at once. A member that fails is stood in for by the next replica. Each range
     /// fails on its own: `INVALID_PARAMS` when it does not lie in its object, `LEASE_EXPIRED` when the bytes came too late to be
-    /// trusted.
+    /// trusted. A range that is the whole object is compared with its checksum, when this client compares
+    /// ([`ClientConfig::checksum`](super::ClientConfig::checksum)).
     pub async fn read_ranges(&self, reads: Vec<RangeRead<T>>) -> Vec<RangeOutcome<T>> {
         let deadline = self.inner.deadline();
         let usable = self.inner.usable();
@@ -84,6 +88,20 @@ impl<T: Transport> Client<T> {
             }
         }
         ranges.into_iter().filter_map(Range::finish).collect()
+    }
+}
+
+impl Place {
+    /// Whether these bytes are the object, as far as that can be told: of a part it cannot.
+    fn compare<T: Transport>(&self, bytes: &SliceMut<T>) -> Result<()> {
+        let Some(expected) = self.checksum.filter(|_| bytes.len() as u64 == self.size) else { return Ok(()) };
+        let mut sum = Sum::new();
+        sum.front(bytes, bytes.len())?;
+        if sum.value() == expected {
+            return Ok(());
+        }
+        tracing::warn!(key = %shown(&self.key), "a replica holds other bytes than were written");
+        Err(Error::from(ErrorCode::ChecksumMismatch))
     }
 }
 
@@ -127,7 +145,8 @@ impl<T: Transport> Inner<T> {
         self.rank(&mut replicas);
         // The lease began when the master answered; counting from before we asked is on the safe side.
         let lease = asked.after(list.lease);
-        Ok(Located { place: Arc::new(Place { key: key.to_vec(), size, replicas, lease }) })
+        let checksum = list.checksum.filter(|_| self.config.checksum);
+        Ok(Located { place: Arc::new(Place { key: key.to_vec(), size, replicas, lease, checksum }) })
     }
 
     /// Tries what is open at the replica of that rank; whether anything was tried.
@@ -190,6 +209,9 @@ impl<T: Transport> Inner<T> {
 
 impl<T: Transport> Range<T> {
     fn landed(&mut self, result: Result<()>, into: SliceMut<T>, now: Moment) {
+        let place = &self.object.place;
+        // After the lease they may well be another object's.
+        let result = result.and_then(|()| if now < place.lease { place.compare(&into) } else { Ok(()) });
         self.into = Some(into);
         match result {
             // Written over or not, nobody can tell any more: the bytes do not count.

@@ -3,13 +3,16 @@
 //! This is the only file of the crate that reads the environment; `docs/environment.md` is made from it.
 
 use std::fmt::Write;
+use std::ops::RangeInclusive;
+
+use mooncake_core::memory::HugePages;
 
 use mooncake_engine::environment::VARIABLES;
 
 use super::flag::Flag;
 use super::flags::{GROUPS, flags};
 use super::settings::Settings;
-use super::values::nearest;
+use super::values::{bytes, nearest, switch};
 
 /// What every variable of a flag of the master begins with.
 const PREFIX: &str = "MC_MASTER_";
@@ -55,6 +58,61 @@ fn process_variables() -> Vec<(String, String)> {
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect()
 }
+
+/// What a client's program takes from the environment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientEnvironment {
+    /// Pages of its memory.
+    pub huge_pages: HugePages,
+    /// Ports its name draws from.
+    pub ports: RangeInclusive<u16>,
+    /// Values are stored with a checksum and compared with it.
+    pub checksum: bool,
+    /// Every wire but TCP is left alone.
+    pub force_tcp: bool,
+    /// Levels of the log.
+    pub log: Option<String>,
+}
+
+impl ClientEnvironment {
+    /// That of this process.
+    pub fn read() -> Self {
+        Self::of(&process_variables())
+    }
+
+    fn of(variables: &[(String, String)]) -> Self {
+        let of = |name: &str| {
+            variables.iter().find(|(known, value)| known == name && !value.is_empty()).map(|(_, value)| value)
+        };
+        let on = |name| of(name).is_some_and(|value| switch(value) != Ok(false));
+        let port = |name, otherwise| of(name).and_then(|value| value.parse().ok()).unwrap_or(otherwise);
+        let large =
+            of("MC_STORE_HUGEPAGE_SIZE").and_then(|size| bytes(size).ok()).is_some_and(|size| size > 2 << 20);
+        let (first, last) =
+            (port("MC_STORE_CLIENT_MIN_PORT", 12300), port("MC_STORE_CLIENT_MAX_PORT", 14300));
+        Self {
+            huge_pages: match (on("MC_STORE_USE_HUGEPAGE"), large) {
+                (false, _) => HugePages::Off,
+                (true, false) => HugePages::Size2M,
+                (true, true) => HugePages::Size1G,
+            },
+            ports: if 1024 <= first && first <= last { first..=last } else { 12300..=14300 },
+            checksum: on("MOONCAKE_STORE_CHECKSUM"),
+            force_tcp: on("MC_FORCE_TCP"),
+            log: of("RUST_LOG").cloned(),
+        }
+    }
+}
+
+/// What the Python package reads, and of that, what `mooncake_client` reads, too.
+const CLIENT: &[&str] = &[
+    "MC_STORE_CLIENT_MIN_PORT",
+    "MC_STORE_CLIENT_MAX_PORT",
+    "MC_STORE_USE_HUGEPAGE",
+    "MC_STORE_HUGEPAGE_SIZE",
+    "MC_FORCE_TCP",
+    "MOONCAKE_STORE_CHECKSUM",
+];
 
 /// What the Python package reads: name, default, effect.
 const PYTHON: &[(&str, &str, &str)] = &[
@@ -291,7 +349,12 @@ pub fn environment_document() -> String {
         let names: Vec<String> = variable.names.iter().map(|name| format!("`{name}`")).collect();
         let _ = writeln!(text, "| {} | {} | {} |", names.join(", "), code(variable.default), variable.effect);
     }
-    text.push_str("\nThe Python package reads these.\n\n| variable | default | effect |\n|---|---|---|\n");
+    let client: Vec<String> = CLIENT.iter().map(|name| format!("`{name}`")).collect();
+    let _ = write!(
+        text,
+        "\nThe Python package reads these, and `mooncake_client` of them {}, and `RUST_LOG`.\n\n| variable | default | effect |\n|---|---|---|\n",
+        client.join(", ")
+    );
     for (name, default, effect) in PYTHON {
         let _ = writeln!(text, "| `{name}` | {} | {effect} |", code(default));
     }
@@ -352,6 +415,34 @@ mod tests {
         let mut settings = Settings::default();
         settings.read_environment_of(&owned);
         settings
+    }
+
+    #[test]
+    fn what_a_client_reads_is_read_and_listed() {
+        let of = |variables: &[(&str, &str)]| {
+            let owned: Vec<_> = variables.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
+            ClientEnvironment::of(&owned)
+        };
+        let nothing = of(&[]);
+        assert_eq!(
+            (nothing.huge_pages, nothing.ports, nothing.checksum),
+            (HugePages::Off, 12300..=14300, false)
+        );
+        let large = of(&[("MC_STORE_USE_HUGEPAGE", "1"), ("MC_STORE_HUGEPAGE_SIZE", "1GB")]);
+        assert_eq!(large.huge_pages, HugePages::Size1G);
+        let set = of(&[
+            ("MC_STORE_CLIENT_MIN_PORT", "2000"),
+            ("MC_STORE_CLIENT_MAX_PORT", "2001"),
+            ("MOONCAKE_STORE_CHECKSUM", "yes"),
+            ("MC_FORCE_TCP", "no"),
+            ("MC_STORE_USE_HUGEPAGE", "on"),
+        ]);
+        assert_eq!((set.ports, set.checksum, set.force_tcp), (2000..=2001, true, false));
+        assert_eq!(set.huge_pages, HugePages::Size2M);
+        let listed = |name: &&str| {
+            PYTHON.iter().any(|(known, ..)| known == name) || VARIABLES.iter().any(|known| known.names.contains(name))
+        };
+        assert!(CLIENT.iter().all(listed));
     }
 
     #[test]

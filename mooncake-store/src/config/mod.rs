@@ -20,10 +20,12 @@ use mooncake_core::evict::BuiltinPolicyConfig;
 
 use crate::master::MasterOptions;
 
-pub use self::environment::{environment_document, flags_document};
+pub use self::environment::{ClientEnvironment, environment_document, flags_document};
 pub use self::flag::{Flag, FlagState, Group};
 pub use self::flags::{GROUPS, flag_named, flags};
 pub use self::settings::{Origin, Setting, Settings};
+#[cfg(all(feature = "cli", feature = "local"))]
+pub(crate) use self::values::{bytes, switch};
 
 /// Everything `mooncake_master` can be told.
 #[derive(Clone, Debug, PartialEq)]

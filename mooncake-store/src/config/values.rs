@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-pub(super) type Parsed<T> = Result<T, String>;
+pub(crate) type Parsed<T> = Result<T, String>;
 
 pub(super) fn text(text: &str) -> Parsed<String> {
     if text.is_empty() { Err("must not be empty".into()) } else { Ok(text.into()) }
@@ -19,12 +19,35 @@ pub(super) fn said(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-pub(super) fn switch(text: &str) -> Parsed<bool> {
+pub(crate) fn switch(text: &str) -> Parsed<bool> {
     match text.to_ascii_lowercase().as_str() {
         "true" | "t" | "1" | "yes" | "y" | "on" => Ok(true),
         "false" | "f" | "0" | "no" | "n" | "off" => Ok(false),
         _ => Err("must be true or false".into()),
     }
+}
+
+/// Bytes: a number, maybe with a fraction, and a unit (`4 GB`, `512m`, `1.5GiB`); units are powers of 1024.
+pub(crate) fn bytes(text: &str) -> Parsed<u64> {
+    let refuse = || "must be a size such as 1048576, 512MB or 4 GB".to_owned();
+    let text = text.trim().to_ascii_lowercase();
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (count, unit) = text.split_at(digits);
+    let power = match unit.trim().trim_end_matches("ib").trim_end_matches('b') {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        _ => return Err(refuse()),
+    };
+    if let Ok(count) = count.parse::<u64>() {
+        return count.checked_mul(1 << power).ok_or_else(refuse);
+    }
+    let count: f64 = count.parse().map_err(|_| refuse())?;
+    let bytes = count * f64::from(1u32 << (power / 2)) * f64::from(1u32 << (power - power / 2));
+    // Far below what a float holds exactly in these sizes, or refused.
+    if (0.0..=1e18).contains(&bytes) { Ok(bytes as u64) } else { Err(refuse()) }
 }
 
 pub(super) fn ratio(text: &str) -> Parsed<f64> {
@@ -99,4 +122,28 @@ fn distance(a: &str, b: &str) -> usize {
         }
     }
     row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_in_words() {
+        for (text, size) in [
+            ("0", 0),
+            ("1048576", 1 << 20),
+            ("4 GB", 4 << 30),
+            ("512MB", 512 << 20),
+            ("16k", 16 << 10),
+            ("1.5GiB", 3 << 29),
+            ("2tb", 2 << 40),
+            (" 7 b ", 7),
+        ] {
+            assert_eq!(bytes(text), Ok(size), "{text}");
+        }
+        for bad in ["", "GB", "-1", "4 XB", "1.2.3", "99999999999 TB", "4 GB more"] {
+            assert!(bytes(bad).is_err(), "{bad}");
+        }
+    }
 }

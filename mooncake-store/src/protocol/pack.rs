@@ -726,7 +726,7 @@ macro_rules! wire_fields {
         }
     };
 }
-pub(super) use wire_fields;
+pub(crate) use wire_fields;
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! HTTP servers of the master.
+//! HTTP servers: the master's pages, and what serves a program's own.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use super::{State, admin, join};
 
 /// Pages being served.
 #[derive(Debug)]
-pub(super) struct Pages {
+pub(crate) struct Pages {
     stop: watch::Sender<bool>,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl Pages {
     /// Stops taking requests and waits until those at work are answered.
-    pub(super) async fn stop(mut self) {
+    pub(crate) async fn stop(mut self) {
         let _ = self.stop.send(true);
         let _ = (&mut self.task).await;
     }
@@ -67,7 +67,8 @@ impl Owners for State {
     }
 }
 
-async fn bind(host: &str, port: u16, flag: &str) -> Result<(TcpListener, SocketAddr)> {
+/// Takes a port. The error names the flag that sets it.
+pub(crate) async fn bind(host: &str, port: u16, flag: &str) -> Result<(TcpListener, SocketAddr)> {
     let address = join(host, port);
     let bound = async {
         let listener = TcpListener::bind(&address).await?;
@@ -85,7 +86,8 @@ async fn bind(host: &str, port: u16, flag: &str) -> Result<(TcpListener, SocketA
     })
 }
 
-fn serve(listener: TcpListener, pages: Router) -> Pages {
+/// Serves pages on a port that was taken.
+pub(crate) fn serve(listener: TcpListener, pages: Router) -> Pages {
     let (stop, mut stopped) = watch::channel(false);
     let until = async move {
         let _ = stopped.wait_for(|stop| *stop).await;

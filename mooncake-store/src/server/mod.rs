@@ -9,7 +9,7 @@ mod departed;
 #[cfg(feature = "events-zmq")]
 mod events;
 #[cfg(feature = "http")]
-mod http;
+pub(crate) mod http;
 #[cfg(feature = "http")]
 mod idle_metrics;
 mod latency;

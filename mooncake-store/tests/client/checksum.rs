@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use mooncake_core::ErrorCode;
 use mooncake_core::replica::ReplicateConfig;
-use mooncake_store::client::Client;
+use mooncake_store::client::{Client, RangeRead};
 use mooncake_store::master::MasterOptions;
 
 use crate::support::{Cluster, Kind, value};
@@ -51,6 +51,13 @@ async fn other_bytes_are_noticed() {
         let into = careful.alloc_registered(LEN).unwrap().exclusive().unwrap();
         let (result, _) = careful.get_into("whole", into).await;
         assert_eq!(result.unwrap_err().code(), ErrorCode::ChecksumMismatch);
+        let located = careful.locate(&["whole"]).await.unwrap().remove(0).unwrap().unwrap();
+        for (len, code) in [(LEN, Some(ErrorCode::ChecksumMismatch)), (LEN - 1, None)] {
+            let into = careful.alloc_registered(len).unwrap().exclusive().unwrap();
+            let read = RangeRead { object: located.clone(), offset: 0, into };
+            let (result, _) = careful.read_ranges(vec![read]).await.remove(0);
+            assert_eq!(result.err().map(|error| error.code()), code, "a part cannot be compared");
+        }
         let batch = careful.batch_get(&["slice", "whole"]).await.unwrap();
         assert_eq!(batch[0].as_ref().unwrap().as_ref().unwrap(), &bytes);
         assert_eq!(batch[1].as_ref().unwrap_err().code(), ErrorCode::ChecksumMismatch);

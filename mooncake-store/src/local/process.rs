@@ -1,0 +1,309 @@
+//! `mooncake_client`: an owner as a process. Arguments in, exit status out.
+#![allow(clippy::print_stderr, reason = "what is wrong at the start goes to the terminal")]
+
+use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
+use mooncake_core::Result;
+use mooncake_core::memory::HostMemoryOptions;
+use mooncake_engine::flags::normal;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use super::{LocalServer, LocalServerConfig, default_path};
+use crate::client::{Client, ClientConfig};
+use crate::config::{ClientEnvironment, bytes, switch};
+use crate::server::http;
+
+/// Offers memory to a cluster, and serves the processes of this host (Python: `setup_dummy`) over a Unix socket, with memory they share.
+#[derive(Debug, Parser)]
+#[command(name = "mooncake_client", version, args_override_self = true)]
+struct Flags {
+    /// Name or address that others know this host by; 0.0.0.0 finds it out
+    #[arg(long, default_value = "0.0.0.0")]
+    host: String,
+    /// Number that names the socket: /tmp/mooncake_client_<port>.sock. No port is opened
+    #[arg(long, default_value_t = super::DEFAULT_PORT)]
+    port: u16,
+    /// Path of the socket, in place of the one --port names
+    #[arg(long = "ipc_socket_path")]
+    socket_path: Option<PathBuf>,
+    /// Permissions of the socket, in octal. With any for others than its user, the kernel is not asked who connects
+    #[arg(long = "ipc_socket_mode", default_value = "600", value_parser = mode)]
+    socket_mode: u32,
+    /// Memory offered to the cluster
+    #[arg(long = "global_segment_size", default_value = "4 GB", value_parser = bytes)]
+    segment: u64,
+    /// Memory for values that are in no shared memory; none is needed to serve
+    #[arg(long = "local_buffer_size", default_value = "0", value_parser = bytes)]
+    local_buffer: u64,
+    /// Address of the master
+    #[arg(long = "master_server_address", default_value = "127.0.0.1:50051")]
+    master: String,
+    /// Where members find each other: a URL, or P2PHANDSHAKE
+    #[arg(long = "metadata_server", default_value = "http://127.0.0.1:8080/metadata")]
+    metadata: String,
+    /// Wire
+    #[arg(long, default_value = "tcp")]
+    protocol: String,
+    /// Devices of that wire
+    #[arg(long = "device_names", default_value = "")]
+    devices: String,
+    /// Threads, at least; one for each processor are started at most
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+    /// Tenant of every key
+    #[arg(long = "tenant_id", default_value = "default")]
+    tenant: String,
+    /// Processes served at once
+    #[arg(long = "max_clients", default_value_t = 256)]
+    max_clients: usize,
+    /// Memory that one of them may share
+    #[arg(long = "max_client_memory", default_value = "1 TB", value_parser = bytes)]
+    max_memory: u64,
+    /// Calls of one of them under way at once
+    #[arg(long = "max_client_requests", default_value_t = 64)]
+    max_calls: u32,
+    /// Seconds of silence after which one is forgotten
+    #[arg(long = "client_ttl", default_value_t = 10)]
+    ttl: u32,
+    /// Keep objects on an SSD; only false: that tier is not built yet
+    #[arg(long = "enable_offload", default_value = "false", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch, action = ArgAction::Set)]
+    offload: bool,
+    /// Serve reads from that SSD; no effect without --enable_offload
+    #[arg(long = "start_offload_rpc_server", default_value = "true", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch, action = ArgAction::Set)]
+    offload_server: bool,
+    /// Serve /health and /metrics over HTTP
+    #[arg(long = "enable_http_server", default_value = "false", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch, action = ArgAction::Set)]
+    http: bool,
+    /// At this port, of every address
+    #[arg(long = "http_port", default_value_t = 9300)]
+    http_port: u16,
+    /// Levels of the log, as in RUST_LOG, which it goes before
+    #[arg(long = "log", default_value = "")]
+    log: String,
+}
+
+fn mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777 && mode & 0o600 == 0o600);
+    mode.ok_or_else(|| {
+        "must be octal permissions that leave reading and writing to the user, such as 600 or 660".into()
+    })
+}
+
+/// Runs an owner as the arguments say (the first is the program's name), until it is interrupted or terminated. The exit status: 0, 1
+/// when it cannot go on, another for arguments that make no sense.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let flags = match parse(arguments) {
+        Ok(flags) => flags,
+        Err(error) => {
+            // Nobody is left to be told when even this fails.
+            let _ = error.print();
+            return u8::try_from(error.exit_code()).unwrap_or(2);
+        }
+    };
+    let environment = ClientEnvironment::read();
+    let log = if flags.log.is_empty() {
+        environment.log.clone().unwrap_or_else(|| "info".into())
+    } else {
+        flags.log.clone()
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::new(log))
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .init();
+    match serve_until_stopped(flags, environment) {
+        Ok(()) => 0,
+        Err(error) => {
+            tracing::error!(%error, "cannot go on");
+            1
+        }
+    }
+}
+
+fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Flags, clap::Error> {
+    let mut command = Flags::command();
+    let switches: Vec<String> = command
+        .get_arguments()
+        .filter(|argument| argument.get_num_args().is_some_and(|n| n.min_values() == 0))
+        .filter_map(|argument| argument.get_long().map(str::to_owned))
+        .collect();
+    let is_switch = |name: &str| switches.iter().any(|switch| switch == name);
+    let arguments = arguments.into_iter().map(|argument| normal(argument, is_switch));
+    let flags = Flags::from_arg_matches(&command.try_get_matches_from_mut(arguments)?)?;
+    if flags.offload {
+        let text = "--enable_offload: the SSD tier is not built yet; leave it out";
+        return Err(command.error(clap::error::ErrorKind::ValueValidation, text));
+    }
+    Ok(flags)
+}
+
+fn serve_until_stopped(flags: Flags, environment: ClientEnvironment) -> Result<()> {
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(cores.min(8).max(flags.threads.min(64)))
+        .enable_all()
+        .build()?;
+    runtime.block_on(serve(flags, environment))
+}
+
+async fn serve(flags: Flags, environment: ClientEnvironment) -> Result<()> {
+    // Taken first, so that a signal during the start is not lost.
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let (client, server, pages) = tokio::select! {
+        started = start(&flags, &environment) => started?,
+        _ = interrupt.recv() => return Ok(()),
+        _ = terminate.recv() => return Ok(()),
+    };
+    tracing::info!(socket = %server.path().display(), name = client.hostname(), segment = flags.segment, "ready");
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    tracing::info!("stopping");
+    if let Some(pages) = pages {
+        pages.stop().await;
+    }
+    if let Some(server) = Arc::into_inner(server) {
+        server.stop().await;
+    }
+    client.close().await
+}
+
+type Started = (Client, Arc<LocalServer>, Option<http::Pages>);
+
+async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started> {
+    if !flags.devices.is_empty() && flags.protocol != "rdma" {
+        tracing::warn!(devices = flags.devices, "devices are not used with {}", flags.protocol);
+    }
+    let host = match flags.host.as_str() {
+        // Nobody else could find us by these.
+        "" | "0.0.0.0" | "::" | "[::]" => mooncake_transport::net::default_host().to_string(),
+        host => host.to_owned(),
+    };
+    let config = ClientConfig {
+        ports: environment.ports.clone(),
+        checksum: environment.checksum,
+        share_memory: !environment.force_tcp,
+        memory: HostMemoryOptions { huge_pages: environment.huge_pages, ..Default::default() },
+        ..ClientConfig::default()
+    };
+    let local = LocalServerConfig {
+        path: flags.socket_path.clone().unwrap_or_else(|| default_path(flags.port)),
+        mode: flags.socket_mode,
+        max_clients: flags.max_clients,
+        max_memory: flags.max_memory,
+        max_calls: flags.max_calls.max(1),
+        silence: std::time::Duration::from_secs(u64::from(flags.ttl.max(1))),
+    };
+    let client = Client::builder()
+        .config(config)
+        .local_hostname(host)
+        .metadata(&flags.metadata)
+        .master(flags.master.as_str())
+        .segment(flags.segment)
+        .local_buffer(flags.local_buffer)
+        .protocol(&flags.protocol)
+        .tenant(&flags.tenant)
+        .connect()
+        .await?;
+    let server = Arc::new(LocalServer::start(client.clone(), local)?);
+    let pages = match flags.http {
+        true => {
+            let (listener, at) = http::bind("0.0.0.0", flags.http_port, "http_port").await?;
+            tracing::info!(%at, "HTTP");
+            Some(http::serve(listener, pages(&client, &server)))
+        }
+        false => None,
+    };
+    Ok((client, server, pages))
+}
+
+fn pages(client: &Client, server: &Arc<LocalServer>) -> Router {
+    let (client, server) = (client.clone(), Arc::downgrade(server));
+    let figures = {
+        let server = server.clone();
+        move |line: fn(&str, &str, u64) -> String| {
+            let stats = server.upgrade().map(|server| server.stats()).unwrap_or_default();
+            let all = [
+                ("clients", "Processes served", stats.clients as u64),
+                ("memories", "Pieces of memory they share", stats.memories as u64),
+                ("shared_bytes", "Bytes they share", stats.bytes),
+                ("connections", "Connections for their calls", stats.connections as u64),
+                ("requests", "Calls of theirs under way", stats.calls as u64),
+            ];
+            all.iter().map(|(name, help, value)| line(name, help, *value)).collect::<String>()
+        }
+    };
+    let summary = figures.clone();
+    let scrape = |name: &str, help: &str, value: u64| {
+        let name = format!("mooncake_client_local_{name}");
+        format!("# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}\n")
+    };
+    let said = |_: &str, help: &str, value: u64| format!("{help}: {value}\n");
+    Router::new()
+        .route("/health", get(move || health(client)))
+        .route("/metrics", get(async move || figures(scrape)))
+        .route("/metrics/summary", get(async move || summary(said)))
+}
+
+async fn health(client: Client) -> Response {
+    let (status, body) = match client.is_healthy().await {
+        true => (StatusCode::OK, r#"{"status":"healthy","code":0}"#),
+        false => (StatusCode::SERVICE_UNAVAILABLE, r#"{"status":"master_unreachable","code":2}"#),
+    };
+    (status, [("content-type", "application/json")], body).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(arguments: &[&str]) -> Result<Flags, String> {
+        let all = std::iter::once("mooncake_client").chain(arguments.iter().copied());
+        parse(all.map(OsString::from)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn flags_in_every_form() {
+        let flags = parsed(&[]).unwrap();
+        assert_eq!(
+            (flags.port, flags.segment, flags.socket_mode, flags.http),
+            (50052, 4 << 30, 0o600, false)
+        );
+        for form in [&["--port=7"][..], &["-port=7"], &["--port", "7"], &["--port=8", "--port=7"]] {
+            assert_eq!(parsed(form).unwrap().port, 7, "{form:?}");
+        }
+        assert_eq!(parsed(&["--global-segment-size=512 MB"]).unwrap().segment, 512 << 20);
+        for (form, on) in [
+            ("--enable_http_server", true),
+            ("-enable_http_server=true", true),
+            ("--enable_http_server=false", false),
+            ("--noenable_http_server", false),
+        ] {
+            assert_eq!(parsed(&[form]).unwrap().http, on, "{form}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (arguments, says) in [
+            (&["--prot=7"][..], "--port"),
+            (&["--port=x"], "--port"),
+            (&["--global_segment_size=lots"], "must be a size"),
+            (&["--ipc_socket_mode=077"], "octal"),
+            (&["--enable_offload"], "not built"),
+        ] {
+            let error = parsed(arguments).unwrap_err();
+            assert!(error.contains(says), "{arguments:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+use std::time::Duration;
+
+use futures::FutureExt;
+use mooncake_core::{ErrorCode, ErrorKind};
+use mooncake_store::local::{LocalClient, LocalConfig};
+
+use super::{Host, bytes, key};
+
+#[tokio::test]
+async fn memory_is_limited_and_comes_back() {
+    let host = Host::with(|config| config.max_memory = 8 << 20).await;
+    let guest = host.guest().await;
+    let refused = guest.put(key(), bytes(5 << 20, 0)).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::NoSpace);
+    assert!(refused.message().contains("--max_client_memory"), "{refused}");
+    let name = key();
+    guest.put(&name, bytes(3 << 20, 0)).await.unwrap();
+    let first = guest.get(&name).await.unwrap().unwrap();
+    let second = guest.get(&name).await.unwrap().unwrap();
+    // Neither the buffer nor the limit has room for a third: it waits for one to be let go of.
+    let mut third = Box::pin(guest.get(&name));
+    let waited = tokio::time::timeout(Duration::from_millis(100), &mut third).await;
+    assert!(waited.is_err());
+    drop(first);
+    assert!(third.await.unwrap().unwrap() == second);
+    drop(second);
+    let config = LocalConfig { buffer: 9 << 20, ..host.config() };
+    assert_eq!(LocalClient::connect(config).await.unwrap_err().kind(), ErrorKind::NoSpace);
+}
+
+#[tokio::test]
+async fn processes_are_limited() {
+    let host = Host::with(|config| config.max_clients = 2).await;
+    let (first, _second) = (host.guest().await, host.guest().await);
+    let refused = LocalClient::connect(host.config()).await.unwrap_err();
+    assert!(refused.message().contains("--max_clients"), "{refused}");
+    drop(first);
+    host.until(|stats| stats.clients == 1).await;
+    host.guest().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_beyond_the_limit_wait_for_their_turn() {
+    let host = Host::with(|config| config.max_calls = 2).await;
+    let guest = host.guest().await;
+    let name = key();
+    guest.put(&name, bytes(1000, 1)).await.unwrap();
+    let gets = (0..50).map(|_| {
+        let (guest, name) = (guest.clone(), name.clone());
+        tokio::spawn(async move { guest.get(&name).await.unwrap().unwrap() })
+    });
+    let gets: Vec<_> = gets.collect();
+    for get in gets {
+        assert!(get.await.unwrap() == bytes(1000, 1));
+    }
+    assert!(host.server.stats().connections <= 2);
+}
+
+#[tokio::test]
+async fn who_is_silent_is_forgotten() {
+    let host = Host::with(|config| config.silence = Duration::from_secs(3)).await;
+    let guest = host.guest().await;
+    let name = key();
+    guest.put(&name, b"value").await.unwrap();
+    // A connection that says hello and then nothing.
+    let silent = tokio::net::UnixStream::connect(host.server.path()).await.unwrap();
+    let socket =
+        mooncake_shm::socket::RecordSocket::new(silent, mooncake_shm::socket::Trust::SameUser).unwrap();
+    socket.send(&mooncake_store::local::record::Record::Hello.encode(), None).await.unwrap();
+    socket.receive().await.unwrap();
+    assert_eq!(host.server.stats().clients, 2);
+    assert!(socket.receive().await.is_err(), "the owner closes it");
+    // The other one gave signs of life meanwhile.
+    host.until(|stats| stats.clients == 1).await;
+    assert!(guest.is_connected());
+    assert_eq!(guest.get(&name).await.unwrap().unwrap(), "value");
+}
+
+#[tokio::test]
+async fn an_owner_that_stops_is_missed_and_found_again() {
+    let host = Host::new().await;
+    let guest = host.guest().await;
+    let name = key();
+    guest.put(&name, b"value").await.unwrap();
+    let mut buffer = guest.alloc(5).await.unwrap();
+    buffer.copy_from_slice(b"later");
+    let Host { server, client, folder } = host;
+    let path = server.path().to_owned();
+    server.stop().await;
+    let lost = loop {
+        match guest.get(&name).await {
+            Err(error) => break error,
+            Ok(_) => tokio::task::yield_now().await,
+        }
+    };
+    assert_eq!(lost.code(), ErrorCode::RpcFail);
+    let config = mooncake_store::local::LocalServerConfig { path, ..Default::default() };
+    let server = mooncake_store::local::LocalServer::start(client, config).unwrap();
+    let found = loop {
+        guest.connected().await;
+        match guest.get(&name).await {
+            Ok(found) => break found,
+            // It has not noticed yet that the owner was another.
+            Err(error) => assert_eq!(error.code(), ErrorCode::RpcFail, "{error}"),
+        }
+        tokio::task::yield_now().await;
+    };
+    assert_eq!(found.unwrap(), "value");
+    // Memory from before is the same memory.
+    let later = key();
+    guest.put_buf(&later, buffer, &Default::default()).await.unwrap();
+    assert_eq!(guest.get(&later).await.unwrap().unwrap(), "later");
+    assert_eq!(server.stats().clients, 1);
+    drop(folder);
+}
+
+#[tokio::test]
+async fn calls_that_are_given_up_keep_their_memory_until_they_end() {
+    let host = Host::new().await;
+    let guest = host.guest().await;
+    let name = key();
+    guest.put(&name, bytes(1 << 20, 1)).await.unwrap();
+    for _ in 0..200 {
+        let mut get = Box::pin(guest.get(&name));
+        // As far as it gets at once: some before the request is sent, some after.
+        let _ = (&mut get).now_or_never();
+        drop(get);
+    }
+    host.until(|stats| stats.calls == 0).await;
+    while guest.buffer_used() != 0 {
+        tokio::task::yield_now().await;
+    }
+    assert!(guest.get(&name).await.unwrap().unwrap() == bytes(1 << 20, 1));
+}
