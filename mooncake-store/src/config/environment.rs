@@ -440,7 +440,8 @@ mod tests {
         assert_eq!((set.ports, set.checksum, set.force_tcp), (2000..=2001, true, false));
         assert_eq!(set.huge_pages, HugePages::Size2M);
         let listed = |name: &&str| {
-            PYTHON.iter().any(|(known, ..)| known == name) || VARIABLES.iter().any(|known| known.names.contains(name))
+            PYTHON.iter().any(|(known, ..)| known == name)
+                || VARIABLES.iter().any(|known| known.names.contains(name))
         };
         assert!(CLIENT.iter().all(listed));
     }

@@ -37,8 +37,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Run, clap:
 
 fn parse_over(settings: Settings, arguments: impl IntoIterator<Item = OsString>) -> Result<Run, clap::Error> {
     let mut command = command();
-    let matches = command
-        .try_get_matches_from_mut(arguments.into_iter().map(normal))?;
+    let matches = command.try_get_matches_from_mut(arguments.into_iter().map(normal))?;
     let mut given = Vec::new();
     for flag in GROUPS.iter().flat_map(|group| group.flags) {
         given.extend(flag.names().filter_map(|name| Some((name, matches.get_one::<String>(name)?.as_str()))));
