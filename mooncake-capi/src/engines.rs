@@ -41,7 +41,8 @@ impl Engine {
             .thread_name("transfer-engine")
             .enable_all()
             .build()?;
-        let engine = runtime.block_on(TransferEngine::builder().metadata(metadata).name(name).start())?;
+        let builder = TransferEngine::builder().environment().metadata(metadata).name(name);
+        let engine = runtime.block_on(builder.start())?;
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let engine = Self { engine, segments: Mutex::new(vec![None]), runtime: Some(runtime) };
         ENGINES.write().get_or_insert_default().insert(id, Arc::new(engine));

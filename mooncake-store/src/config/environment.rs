@@ -342,8 +342,8 @@ pub fn environment_document() -> String {
         );
     }
     text.push_str(
-        "\nA transfer engine reads these when it is told to (`TransferEngineBuilder::environment`): that of the Python package and of the programs is. \
-         Older names stand behind the newer ones.\n\n| variable | default | effect |\n|---|---|---|\n",
+        "\nA transfer engine reads these when it is told to (`TransferEngineBuilder::environment`): those of the C interface and of \
+         `transfer_engine_bench` are; the Python package reads `MC_TRANSFER_TIMEOUT` and `MC_FORCE_TCP` of them. Older names stand behind the newer ones.\n\n| variable | default | effect |\n|---|---|---|\n",
     );
     for variable in VARIABLES {
         let names: Vec<String> = variable.names.iter().map(|name| format!("`{name}`")).collect();

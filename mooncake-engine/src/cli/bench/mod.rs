@@ -138,6 +138,7 @@ async fn target(arguments: &Arguments) -> Result<()> {
 
 async fn start(arguments: &Arguments) -> Result<TransferEngine> {
     let mut builder = TransferEngine::builder()
+        .environment()
         .name(arguments.local_server_name.as_str())
         .metadata(arguments.metadata_server.as_str())
         // Else a process that measures itself would copy.
