@@ -225,6 +225,9 @@ pub(crate) fn of_call(config: &Config<'_>, keys: usize, same_node: bool) -> Resu
             "prefer_alloc_in_same_node works with the multi-buffer and session puts only",
         ));
     }
+    if config.same_node && config.replicas != 1 {
+        return Err(Error::invalid("prefer_alloc_in_same_node goes with exactly one replica"));
+    }
     if let Some(groups) = config.group_ids.as_ref().filter(|groups| groups.len() != keys) {
         return Err(Error::invalid(format!("{} group_ids for {keys} keys", groups.len())));
     }

@@ -331,6 +331,7 @@ def test_copies_and_moves(own_master, make_store):
     assert a.create_copy_task("missing", [b.get_hostname()]) == ((0, 0), -704)
     assert a.create_copy_task("k", ["nowhere:1"])[0] == (0, 0)
     assert a.query_task((1, 2)) == (None, -1400)
+    assert a.query_task([1, 2]) == (None, -1400)
     assert TaskStatus.SUCCESS != 3 and int(TaskStatus.SUCCESS) == 3
     assert b.batch_replica_clear(["k"]) == [], "another wrote it"
     time.sleep(0.3)

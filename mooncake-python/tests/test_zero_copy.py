@@ -46,6 +46,7 @@ def test_put_from_and_get_into(store, registered, key):
     assert store.get_into("missing", dst, 10) == -704
     assert store.put_from(key + "0", src, 0) == 0 and store.is_exist(key + "0") == 0
     assert store.upsert_from(key, src + 5, 10) == 0
+    assert store.upsert_from(key, src, 0) == 0 and store.get_size(key) == 10, "nothing is stored"
     assert store.get(key) == source[5:15].tobytes()
     assert store.put_from_with_metadata(key + "m", src + 100, src, 1000, 28) == 0
     assert store.get(key + "m") == source[:28].tobytes() + source[100:1100].tobytes()
@@ -84,6 +85,8 @@ def test_multi_buffers(store, registered, key):
     assert got == [61 * 1024] * 10 and (target == source).all()
     wrong = store.batch_get_into_multi_buffers([keys[0], "missing"], [[dst], [dst]], [[5], [5]])
     assert wrong == [-600, -704]
+    config.replica_num = 2
+    assert store.batch_put_from_multi_buffers([key], [[src]], [[5]], config) == [-600], "on one node is one copy"
 
 
 def test_ranges(store, registered, key):
@@ -107,7 +110,11 @@ def test_ranges(store, registered, key):
         [p0], [[key + "1", "missing"]], [[[0, 30, 0], [0]]], [[[60, 0, 0], [0]]], [[[5, 3, 0], [1]]]
     ) == [[[-600, -600, 0], [-704]]]
     assert store.get_into_ranges([p0], [[key + "1"]], [[[0]]], [[[0, 1]]], [[[1]]]) == [[[-600]]]
-    assert store.get_into_ranges([p0, p1], [[key + "1"]], [[[0]]], [[[0]]], [[[1]]]) == [[[-600]]]
+    # The answer has the shape of buffers, keys and places, with one entry where a list is missing.
+    assert store.get_into_ranges([p0, p1], [[key + "1"]], [[[0]]], [[[0]]], [[[1]]]) == [[[-600]], [[-600]]]
+    assert store.get_into_ranges([p0], [[key + "1"]], [[[0]]], [[[0]]], [[[1, 1]]]) == [[[-600]]]
+    assert store.get_into_ranges([p0], [[key + "1"]], [[[0, 1]]], [[[0]]], [[[1]]]) == [[[-600, -600]]]
+    assert store.get_into_ranges([p0], [[key + "1", "x"]], [[[0]]], [[[0]]], [[[1]]]) == [[[-600], [-600]]]
     assert store.get_into_ranges([123], [[key + "1"]], [[[0]]], [[[0]]], [[[1]]]) == [[[-600]]]
 
 
@@ -186,7 +193,8 @@ def test_sessions(make_store, key):
     assert written == [8192, 100]
     assert a.batch_put_from_multi_buffer_ranges([keys[1]], [[src]], [[2]], [[99]]) == [-600]
     assert a.batch_put_session_end([keys[0], "none"]) == [0, -600]
-    assert a.batch_put_session_revoke([keys[1]]) == [0]
+    assert a.batch_put_session_revoke([keys[1], "none"]) == [0, -600]
+    assert a.batch_put_session_revoke([keys[1]]) == [-600]
     assert b.get(keys[0]) == source.tobytes() and b.is_exist(keys[1]) == 0
     assert a.batch_put_session_start([keys[0]], [1]) == [-705]
 
@@ -227,7 +235,23 @@ def test_segments(own_master, make_store, tmp_path):
     with pytest.raises(TypeError):
         store.unmount_segment("no list")
     assert store.unmount_segment(["1-2"]) == -1
+    assert store.unmount_local_disk_segment() == 0, "there is none"
 
+
+def test_a_segment_that_goes_after_a_time(own_master, make_store):
+    master = own_master("--default_kv_lease_ttl=100")
+    store, reader = make_store(master, global_segment_size=0), make_store(master, global_segment_size=0)
+    answer = store.allocate_and_mount_segment(16 << 20)
+    assert reader.put("k", b"x") == 0
+    before = time.monotonic()
+    assert store.unmount_and_free_segment(answer["segment_ids"], 3) == 0
+    assert time.monotonic() - before < 2.5, "it does not wait"
+    assert store.unmount_and_free_segment(answer["segment_ids"], 3) == -1, "it is no longer offered"
+    assert reader.get("k") == b"x"
+    assert reader.put("new", b"x") == -200
+    while reader.is_exist("k"):
+        time.sleep(0.05)
+    assert time.monotonic() - before > 2.5
 
 def test_pool(make_store, key):
     store = make_store(local_buffer_size=1 << 20)

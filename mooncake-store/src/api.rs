@@ -5,6 +5,7 @@
 //! The RPC server does not come through here: it calls the master's own synchronous methods.
 
 use std::fmt::Debug;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use mooncake_core::alloc::Extent;
@@ -153,6 +154,9 @@ pub trait SegmentService: Debug + Send + Sync + 'static {
 
     /// Takes memory back: objects in it are gone at once, and its wire refuses whoever still comes.
     async fn unmount(&self, client: ClientId, segment: SegmentId) -> Result<()>;
+
+    /// Takes a segment back after `grace`: until then its objects are readable, and none are added.
+    async fn unmount_after(&self, client: ClientId, segment: SegmentId, grace: Duration) -> Result<()>;
 
     /// The member at this endpoint did not answer the caller. A hint: a master that heeds it places nothing there until
     /// the member's next ping. The existing system has no such call; a master that does not know it is none the worse.

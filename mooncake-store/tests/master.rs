@@ -49,7 +49,8 @@ fn puts_that_make_no_sense_are_refused() {
     for config in [
         ReplicateConfig::replicas(0),
         ReplicateConfig { nof_replicas: 1, ..plain.clone() },
-        ReplicateConfig { dfs_replicas: 1, ..plain.clone() },
+        ReplicateConfig { dfs_replicas: 2, ..plain.clone() },
+        ReplicateConfig { dfs_replicas: 1, replicas: 0, ..plain.clone() },
         ReplicateConfig { same_node: true, replicas: 2, ..plain.clone() },
         ReplicateConfig { soft_pin_ttl_ms: Some(1), ..plain.clone() },
         ReplicateConfig {
@@ -60,6 +61,8 @@ fn puts_that_make_no_sense_are_refused() {
     ] {
         assert_eq!(refused("k", 1, &config), InvalidParams, "{config:?}");
     }
+    let in_files = ReplicateConfig { dfs_replicas: 1, ..plain.clone() };
+    assert_eq!(refused("k", 1, &in_files), DfsServiceUnavailable);
     assert_eq!(
         refused("k", 2 * MIB, &ReplicateConfig::default()),
         NoAvailableHandle,

@@ -118,6 +118,10 @@ fn a_group_forgets_those_that_left() {
     assert_eq!(upsert("a"), Err(InvalidParams));
     assert_eq!(upsert("b"), Ok(()));
     rig.revoke(9, "a0").unwrap();
+    // Without a group it stays in its own.
+    assert_eq!(upsert(""), Ok(()));
+    rig.revoke(9, "a0").unwrap();
+    assert_eq!(upsert("a"), Err(InvalidParams));
     rig.alive_for(20.0);
     let left = rig.master.stats().keys;
     assert_eq!(rig.master.remove_all(true), left);

@@ -20,7 +20,9 @@ const HELP: &str = "\
 cargo xtask <task>
 
   test          unit, conformance, property, end-to-end and documentation tests (what the README says), and `python`
-  python        installs the Python package into target/python-venv and runs its tests; arguments go to pytest
+  python        installs the Python package into target/python-venv and runs its tests; arguments go to pytest;
+                --soak a million calls and ten thousand stores instead, memory and descriptors watched
+  memcheck      a few arguments for every call of the Python package, under valgrind (Debian: installs it)
   lint          rustfmt and clippy, warnings are errors; rustdoc, warnings are errors
   features      each crate with each of its features alone
   examples      builds and runs every example, the trace replay with kill -9 included
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
     let outcome = match words.as_slice() {
         ["test", rest @ ..] => test(rest, false),
         ["python", rest @ ..] => python::test(rest),
+        ["memcheck"] => python::memcheck(),
         ["lint"] => lint(),
         ["features"] => features::each_alone(),
         ["examples"] => examples(),
@@ -163,6 +166,7 @@ fn ci() -> Result {
     step("test");
     debian::install_programs(SERVERS, "the test of metadata directories")?;
     test(&[], true)?;
+    python::memcheck()?;
     step("features");
     features::each_alone()?;
     examples()?;

@@ -23,9 +23,11 @@ pub(crate) fn interop() -> Result {
     let words = [path(&binary), "--python".into(), path(&python), "--master".into(), path(&master)];
     in_own_network(&words)?;
     crate::engines::interop(&path(&python))?;
-    let Some(words) = crate::python::matrix(&python)? else { return Ok(()) };
-    step("two Python packages");
-    in_own_network(&words)
+    for (title, words) in crate::python::matrix(&python)? {
+        step(title);
+        in_own_network(&words)?;
+    }
+    Ok(())
 }
 
 /// `cargo xtask bench [name] [--peer]`.

@@ -12,6 +12,10 @@ const PACKAGES: &str = "import sysconfig; print(sysconfig.get_path('purelib'))";
 /// Installs the package and runs its tests; `rest` goes to pytest. Without a Python it says so and does nothing.
 pub(crate) fn test(rest: &[&str]) -> Result {
     let Some(python) = install()? else { return Ok(()) };
+    if let ["--soak", rest @ ..] = rest {
+        step("a million calls, and ten thousand stores");
+        return command(&python, &["mooncake-python/benches/soak.py"]).args(rest).run();
+    }
     step("python");
     command(&python, &["-m", "pytest", "-q"]).args(rest).dir("mooncake-python").run().map_err(|error| {
         let folder = root().join("mooncake-python/tests");
@@ -22,6 +26,26 @@ pub(crate) fn test(rest: &[&str]) -> Result {
     })
 }
 
+/// `cargo xtask memcheck`: a few arguments for every call of the package, under valgrind.
+pub(crate) fn memcheck() -> Result {
+    let Some(python) = install()? else { return Ok(()) };
+    step("memcheck");
+    if command("valgrind", &["--version"]).output().is_err() {
+        println!("installing valgrind");
+        command("apt-get", &["update", "-qq"]).run()?;
+        command("apt-get", &["install", "-y", "-qq", "--no-install-recommends", "valgrind"])
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .run()?;
+    }
+    // The interpreter reads what it has not written; what matters here is whose memory is touched.
+    let options = ["--quiet", "--error-exitcode=9", "--undef-value-errors=no", "--leak-check=no"];
+    command("valgrind", &options)
+        .args(&["--suppressions=tests/memcheck.supp", &python, "tests/test_stubs.py", "few"])
+        .env("PYTHONMALLOC", "malloc")
+        .dir("mooncake-python")
+        .run()
+}
+
 /// Installs torch beside the package, so that the tests of tensors run: 5 GB, once.
 pub(crate) fn install_torch() -> Result {
     let Some(python) = install()? else { return Ok(()) };
@@ -29,13 +53,19 @@ pub(crate) fn install_torch() -> Result {
     command(&python, &["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "torch"]).run()
 }
 
-/// Our package and the peer's in one cluster. What to run, or nothing without a Python.
-pub(crate) fn matrix(peer: &Path) -> Result<Option<Vec<String>>> {
-    let Some(python) = install()? else { return Ok(None) };
+/// Our package and the peer's in one cluster: what to run, and what that is. Nothing without a Python.
+pub(crate) fn matrix(peer: &Path) -> Result<Vec<(&'static str, Vec<String>)>> {
+    let Some(python) = install()? else { return Ok(Vec::new()) };
     let peer = peer.to_string_lossy().into_owned();
     share_packages(&python, &peer)?;
-    let script = root().join("mooncake-python/tests/peer/matrix.py").to_string_lossy().into_owned();
-    Ok(Some(vec![python.clone(), script, python, peer, "--host".into(), "10.213.0.1".into()]))
+    let words = |script: &str| {
+        let script = root().join("mooncake-python/tests/peer").join(script).to_string_lossy().into_owned();
+        vec![python.clone(), script, python.clone(), peer.clone(), "--host".into(), "10.213.0.1".into()]
+    };
+    Ok(vec![
+        ("two Python packages: what one writes the other reads", words("matrix.py")),
+        ("masters and clients: every answer", words("cells.py")),
+    ])
 }
 
 /// Lets the peer use our numpy, and our torch if it is there; its own `mooncake` comes first.

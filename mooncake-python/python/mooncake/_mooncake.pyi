@@ -44,6 +44,7 @@ __all__ = [
     "bind_to_numa_node",
     "get_alloc_func_addr",
     "get_free_func_addr",
+    "local_topology",
     "run_master",
 ]
 
@@ -399,7 +400,7 @@ class Store:
         """Asks for another copy of an object in each of these segments: the task's id and 0, or a negative code."""
     def create_move_task(self, /, key: str, source: str, target: str) -> tuple[tuple[int, int], int]:
         """Asks for the copy in one segment to be moved to another: the task's id and 0, or a negative code."""
-    def query_task(self, /, task_id: tuple[int, int]) -> tuple[QueryTaskResponse | None, int]:
+    def query_task(self, /, task_id: Sequence[int]) -> tuple[QueryTaskResponse | None, int]:
         """Where a task stands and 0, or `None` and a negative code."""
     def batch_get_replica_desc(self, /, keys: list[str]) -> dict[str, list[ReplicaDescriptor]]:
         """The copies of many objects by key; those that are not there are left out."""
@@ -520,11 +521,11 @@ class Store:
     def allocate_and_mount_segment(self, /, size: int, protocol: str = "tcp", location: str = "") -> dict[str, Any]:
         """Offers new memory to the cluster, a multiple of 16 MiB; the answer has its size as `allocated_size`."""
     def unmount_segment(self, /, segment_ids: list[str], grace_period_seconds: int = ...) -> int:
-        """Takes memory back, after a grace period when one is given: 0 or -1."""
+        """Takes memory back, after a grace period when one is given (the call does not wait for that): 0 or -1."""
     def unmount_and_free_segment(self, /, segment_ids: list[str], grace_period_seconds: int = ...) -> int:
         """The same for memory of `allocate_and_mount_segment`, which is freed."""
     def unmount_local_disk_segment(self, /, grace_period_seconds: int = ...) -> int:
-        """Stops offering this client's disk: there is none, so -1."""
+        """Stops offering this client's disk: there is none, so 0."""
     def alloc_from_mem_pool(self, /, size: int) -> int:
         """Memory of a shared pool, which only clients of `setup_dummy` have: 0."""
     def setup_dummy(self, /, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
@@ -552,7 +553,7 @@ class Store:
         all_src_offsets: list[list[list[int]]],
         all_sizes: list[list[list[int]]],
     ) -> list[list[list[int]]]:
-        """Reads ranges of values into registered memory. Lists by buffer, key and fragment; the answer has the shape of `all_sizes`:
+        """Reads ranges of values into registered memory. Lists by buffer, key and fragment; the answer has their shape:
         bytes read, or a negative code."""
     def put(self, /, key: str, value: _ReadableBuffer, config: ReplicateConfig | None = None) -> int:
         """Stores a value under a key that is not there yet. 0, also when it is there already (and stays as it is), or a negative code."""

@@ -24,38 +24,43 @@ struct Wanted {
 }
 
 impl Wanted {
-    /// Calls `each` with every fragment whose lists have the shape of the sizes; the others are refused.
+    /// The answer's shape, that of buffers, keys and places, with this in every place. Where a list is missing there is one.
+    fn everywhere<T>(&self, mut each: impl FnMut(usize, usize, usize) -> T) -> Vec<Vec<Vec<T>>> {
+        let mut of_key = |b: usize, k: usize| {
+            let fragments = self.to.get(b).and_then(|keys| keys.get(k)).map_or(1, Vec::len);
+            (0..fragments).map(|f| each(b, k, f)).collect()
+        };
+        let mut of_buffer = |b: usize| {
+            let keys = self.keys.get(b).map_or(1, Vec::len);
+            (0..keys).map(|k| of_key(b, k)).collect()
+        };
+        (0..self.buffers.len()).map(&mut of_buffer).collect()
+    }
+
+    /// Calls `each` with every fragment whose lists are as long as they must be; the others are refused.
     fn plan(&self, mut each: impl FnMut(&Fragment<'_>) -> Result<usize>) -> Vec<Vec<Vec<Result<usize>>>> {
         let shape = || Error::invalid("the lists do not have the same shape");
-        let whole = [self.buffers.len(), self.keys.len(), self.to.len(), self.from.len()];
-        let outer = whole.iter().all(|len| *len == self.sizes.len());
-        let mut plan = Vec::with_capacity(self.sizes.len());
-        for (b, of_buffer) in self.sizes.iter().enumerate() {
-            let inner = outer
-                && [self.keys[b].len(), self.to[b].len(), self.from[b].len()]
+        let lists = [self.keys.len(), self.to.len(), self.from.len(), self.sizes.len()];
+        let outer = lists.iter().all(|len| *len == self.buffers.len());
+        self.everywhere(|b, k, f| {
+            let same = outer
+                && [self.to[b].len(), self.from[b].len(), self.sizes[b].len()]
                     .iter()
-                    .all(|n| *n == of_buffer.len());
-            let mut planned = Vec::with_capacity(of_buffer.len());
-            for (k, of_key) in of_buffer.iter().enumerate() {
-                let same =
-                    inner && self.to[b][k].len() == of_key.len() && self.from[b][k].len() == of_key.len();
-                let fragments = of_key.iter().enumerate().map(|(f, size)| {
-                    if !same {
-                        return Err(shape());
-                    }
-                    each(&Fragment {
-                        buffer: self.buffers[b].0,
-                        key: &self.keys[b][k],
-                        to: self.to[b][k][f].0,
-                        from: self.from[b][k][f].0,
-                        size: *size,
-                    })
-                });
-                planned.push(fragments.collect());
+                    .all(|len| *len == self.keys[b].len())
+                && [self.from[b][k].len(), self.sizes[b][k].len()]
+                    .iter()
+                    .all(|len| *len == self.to[b][k].len());
+            if !same {
+                return Err(shape());
             }
-            plan.push(planned);
-        }
-        plan
+            each(&Fragment {
+                buffer: self.buffers[b].0,
+                key: &self.keys[b][k],
+                to: self.to[b][k][f].0,
+                from: self.from[b][k][f].0,
+                size: self.sizes[b][k][f],
+            })
+        })
     }
 }
 
@@ -124,7 +129,7 @@ impl Session {
 
 #[pymethods]
 impl Store {
-    /// Reads ranges of values into registered memory. Lists by buffer, key and fragment; the answer has the shape of `all_sizes`:
+    /// Reads ranges of values into registered memory. Lists by buffer, key and fragment; the answer has their shape:
     /// bytes read, or a negative code.
     fn get_into_ranges(
         &self,
@@ -142,11 +147,7 @@ impl Store {
             from: all_src_offsets,
             sizes: all_sizes,
         };
-        let everywhere = |number: i64| {
-            let of_key = |fragments: &Vec<Uint>| vec![number; fragments.len()];
-            let of_buffer = |keys: &Vec<Vec<Uint>>| keys.iter().map(of_key).collect();
-            wanted.sizes.iter().map(of_buffer).collect()
-        };
+        let everywhere = |number: i64| wanted.everywhere(|_, _, _| number);
         let Some(session) = self.session()? else { return Ok(everywhere(NOT_SET_UP)) };
         Ok(match wait(py, session.read_fragments(&wanted)) {
             Ok(read) => {

@@ -261,13 +261,9 @@ impl Store {
     }
 
     /// Where a task stands and 0, or `None` and a negative code.
-    fn query_task(
-        &self,
-        py: Python<'_>,
-        task_id: (Uint, Uint),
-    ) -> PyResult<(Option<QueryTaskResponse>, i64)> {
+    fn query_task(&self, py: Python<'_>, task_id: [Uint; 2]) -> PyResult<(Option<QueryTaskResponse>, i64)> {
         let Some(session) = self.session()? else { return Ok((None, NOT_SET_UP)) };
-        let id = Uuid::new(task_id.0.0, task_id.1.0);
+        let id = Uuid::new(task_id[0].0, task_id[1].0);
         Ok(match wait(py, session.client.task(id)) {
             Ok(task) => (Some(QueryTaskResponse { task }), 0),
             Err(error) => (None, i64::from(self.errors.note(&error))),

@@ -61,12 +61,11 @@ impl Session {
         if grace.0 > MAX_GRACE {
             return Err(Error::invalid(format!("a grace period of {} s: at most {MAX_GRACE}", grace.0)));
         }
-        if grace.0 > 0 {
-            // Objects are readable until then.
-            tokio::time::sleep(Duration::from_secs(grace.0)).await;
-        }
         for id in ids {
-            self.client.unmount(id).await?;
+            match grace.0 {
+                0 => self.client.unmount(id).await?,
+                seconds => self.client.unmount_after(id, Duration::from_secs(seconds)).await?,
+            }
         }
         Ok(())
     }
@@ -146,7 +145,7 @@ impl Store {
         Ok(answer)
     }
 
-    /// Takes memory back, after a grace period when one is given: 0 or -1.
+    /// Takes memory back, after a grace period when one is given (the call does not wait for that): 0 or -1.
     #[pyo3(signature = (segment_ids, grace_period_seconds=Uint(0)))]
     fn unmount_segment(
         &self,
@@ -169,12 +168,11 @@ impl Store {
         self.unmount_segment(py, segment_ids, grace_period_seconds)
     }
 
-    /// Stops offering this client's disk: there is none, so -1.
+    /// Stops offering this client's disk: there is none, so 0.
     #[pyo3(signature = (grace_period_seconds=Uint(0)))]
     fn unmount_local_disk_segment(&self, grace_period_seconds: Uint) -> PyResult<i64> {
         let _ = grace_period_seconds;
-        let Some(_) = self.session()? else { return Ok(-1) };
-        Ok(self.unmounted(Err(Error::new(ErrorCode::SegmentNotFound, "this client offers no disk"))))
+        Ok(if self.session()?.is_some() { 0 } else { -1 })
     }
 
     /// Memory of a shared pool, which only clients of `setup_dummy` have: 0.

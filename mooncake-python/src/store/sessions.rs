@@ -121,8 +121,7 @@ impl Session {
         let taken = self.take_writes(keys);
         let objects: Vec<&Reservation> = taken.iter().filter_map(|one| one.as_deref().ok()).collect();
         self.client.give_back(&objects).await;
-        // What is not there to be taken back is as good as taken back.
-        Ok(keys.iter().map(|_| Ok(())).collect())
+        Ok(taken.into_iter().map(|one| one.map(drop)).collect())
     }
 }
 

@@ -165,6 +165,21 @@ impl Store {
         )?;
         Ok(codes.first().copied().unwrap_or(NOT_SET_UP))
     }
+
+    fn write_buffer(
+        &self,
+        py: Python<'_>,
+        mode: WriteMode,
+        key: String,
+        (pointer, size): (Uint, Uint),
+        config: &Config<'_>,
+    ) -> PyResult<i64> {
+        if size.0 == 0 && self.session()?.is_some() {
+            // The existing store says so, and stores nothing.
+            return Ok(0);
+        }
+        self.write_one_from(py, mode, key, (&[pointer], &[size]), config)
+    }
 }
 
 fn singles(values: &[Uint]) -> Vec<Vec<Uint>> {
@@ -202,11 +217,7 @@ impl Store {
         size: Uint,
         config: Config<'_>,
     ) -> PyResult<i64> {
-        if size.0 == 0 && self.session()?.is_some() {
-            // The existing store says so, and stores nothing.
-            return Ok(0);
-        }
-        self.write_one_from(py, WriteMode::Put, key, (&[buffer_ptr], &[size]), &config)
+        self.write_buffer(py, WriteMode::Put, key, (buffer_ptr, size), &config)
     }
 
     /// `upsert` from registered memory.
@@ -219,7 +230,7 @@ impl Store {
         size: Uint,
         config: Config<'_>,
     ) -> PyResult<i64> {
-        self.write_one_from(py, WriteMode::Upsert, key, (&[buffer_ptr], &[size]), &config)
+        self.write_buffer(py, WriteMode::Upsert, key, (buffer_ptr, size), &config)
     }
 
     /// Stores metadata and data, both in registered memory, as one value: metadata first.

@@ -10,59 +10,17 @@ from __future__ import annotations
 import argparse
 import base64
 import itertools
-import json
 import os
 import re
-import socket
 import subprocess
 import sys
-import time
-from pathlib import Path
 
-HERE = Path(__file__).parent
-MIB = 1 << 20
+from cluster import MIB, Master, Node, of, raw
+
 DTYPES = [
     "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
     "bool", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
 ]  # fmt: skip
-
-
-class Node:
-    """A member in a process of its own."""
-
-    def __init__(self, name, python, log):
-        self.name = name
-        self.process = subprocess.Popen(
-            [python, str(HERE / "node.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-        )
-
-    def __call__(self, call, *args, **kw):
-        return self.send({"call": call, "args": list(args), "kw": kw})
-
-    def send(self, command):
-        self.process.stdin.write(json.dumps(command) + "\n")
-        self.process.stdin.flush()
-        for line in self.process.stdout:
-            # The existing package writes its log between the answers.
-            if line.startswith("=>"):
-                answer = json.loads(line[2:])
-                return answer.get("returned") if "returned" in answer else {"raised": answer["raised"]}
-        raise RuntimeError(f"{self.name} ended with {self.process.wait()}")
-
-    def stop(self):
-        self.process.stdin.close()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-
-
-def of(kind, value):
-    return {"as": kind, "of": value}
-
-
-def raw(data):
-    return of("bytes", base64.b64encode(data).decode())
 
 
 def tp(rank, size, dim):
@@ -258,17 +216,6 @@ def objects(checks, nodes):
             checks.same(f"{call} of {writer.name}", *[node(call, manifest) for node in nodes])
 
 
-def wait_for(port):
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            time.sleep(0.05)
-    raise RuntimeError(f"nobody listens on {port}")
-
-
 def has_torch(python):
     return subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 0
 
@@ -284,12 +231,9 @@ def main() -> int:
     checks = Checks()
     with open(options.log, "ab") as log:
         for index, (owner, python) in enumerate(pythons.items()):
-            port = 51051 + index
-            binary = str(Path(python).parent / "mooncake_master")
-            flags = [f"--rpc_port={port}", f"--metrics_port={9103 + index}", "--default_kv_lease_ttl=200"]
-            master = subprocess.Popen([binary, *flags], stdout=log, stderr=log)
+            port = 51051 + 2 * index
+            master = Master(python, port, ["--default_kv_lease_ttl=200"], log)
             try:
-                wait_for(port)
                 nodes = [Node(name, python, log) for name, python in pythons.items()]
                 for node in nodes:
                     # Not everything is to fit in one member, so that the other one's memory is written, too.
@@ -308,8 +252,7 @@ def main() -> int:
                     node("close")
                     node.stop()
             finally:
-                master.terminate()
-                master.wait(30)
+                master.stop()
     for failure in checks.failed:
         print("  " + re.sub(r"\s+", " ", failure))
     return 1 if checks.failed or not checks.done else 0

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import hashlib
 import json
 import sys
 from types import SimpleNamespace
 
-from mooncake.store import MooncakeDistributedStore, ParallelAxis, ReadTarget, TensorParallelism
+import mooncake.store as module
+from mooncake.store import MooncakeDistributedStore, ParallelAxis, ReadTarget, ReplicateConfig, TensorParallelism
 
 store = MooncakeDistributedStore()
 buffers = {}
@@ -53,8 +55,42 @@ def target_of(spec):
     return made
 
 
+def config_of(fields):
+    """A `ReplicateConfig` with these fields; a member of an enumeration is named by `Enumeration.MEMBER`."""
+    made = ReplicateConfig()
+    for name, value in fields.items():
+        if isinstance(value, str) and value.startswith(("SoftPinAction.", "ObjectDataType.")):
+            kind, _, member = value.partition(".")
+            value = getattr(getattr(module, kind), member)
+        setattr(made, name, argument(value))
+    return made
+
+
+def replica(value):
+    """A copy of an object; its address only by whether there is one."""
+    if not value.is_memory_replica():
+        return {"status": value.status.name, "memory": False}
+    at = value.get_memory_descriptor().buffer_descriptor
+    return {
+        "status": value.status.name, "size": at.size, "placed": at.buffer_address != 0, "at": at.transport_endpoint,
+    }  # fmt: skip
+
+
 def shown(value):
     """What a call returned, so that two builds can be compared."""
+    kind = type(value).__name__
+    if kind == "ReplicaDescriptor":
+        return replica(value)
+    if kind == "QueryTaskResponse":
+        times = [value.created_at_ms_epoch, value.last_updated_at_ms_epoch]
+        return {
+            "type": value.type.name, "status": value.status.name, "message": value.message,
+            "times": all(one > 1_600_000_000_000 for one in times),
+        }  # fmt: skip
+    if hasattr(type(value), "__members__"):
+        return value.name
+    if isinstance(value, dict):
+        return {name: shown(one) for name, one in value.items()}
     if value is None or isinstance(value, (int, str, bool)):
         return value
     if isinstance(value, (bytes, bytearray)):
@@ -74,6 +110,10 @@ def shown(value):
 def prepared(name, value):
     if name == "bytes":
         return base64.b64decode(value)
+    if name == "config":
+        return config_of(value)
+    if name == "tuple":
+        return tuple(value)
     if name == "tensor":
         return tensor_of(value)
     if name == "tensors":
@@ -125,6 +165,8 @@ def run(command):
     keywords = {key: argument(value) for key, value in command.get("kw", {}).items()}
     if name == "buffer":
         size = command["size"]
+        if command["name"] in buffers:
+            store.unregister_buffer(ctypes.addressof(buffers[command["name"]]))
         buffers[command["name"]] = (ctypes.c_ubyte * size)()
         return store.register_buffer(ctypes.addressof(buffers[command["name"]]), size)
     if name == "fill":
@@ -133,6 +175,8 @@ def run(command):
         return 0
     if name.startswith("structured_"):
         return structured(name, *arguments)
+    if name == "sum":
+        return hashlib.sha256(bytes(buffers[command["name"]][: command["size"]])).hexdigest()
     if name == "dump":
         start = command.get("at", 0)
         return bytes(buffers[command["name"]][start : start + command["size"]])

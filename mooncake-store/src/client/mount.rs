@@ -1,6 +1,7 @@
 //! Memory offered to the cluster.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use mooncake_core::ids::{SegmentId, Uuid};
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
@@ -25,6 +26,8 @@ pub(crate) struct Mounted<T: Transport> {
     pub(super) confirmed: bool,
     /// It has objects of before, to be announced.
     pub(super) kept: bool,
+    /// It goes when its grace period is over; nobody is offered it any more.
+    pub(super) leaving: bool,
 }
 
 /// A segment between two places.
@@ -100,9 +103,18 @@ impl<T: Transport> Client<T> {
         self.inner.unmount(id, &deadline).await
     }
 
+    /// Takes memory back after `grace`: until then objects in it are readable, and none are added. Returns at once; the client must
+    /// live until the time is up, or objects in it are gone with the client.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND` for what is not offered, and whatever keeps the master from being told; the segment then stays as it was.
+    pub async fn unmount_after(&self, id: SegmentId, grace: Duration) -> Result<()> {
+        self.inner.unmount_after(id, grace).await
+    }
+
     /// The segments that are offered now.
     pub fn segments(&self) -> Vec<SegmentId> {
-        self.inner.segments.lock().iter().map(|m| m.segment.id).collect()
+        self.inner.segments.lock().iter().filter(|m| !m.leaving).map(|m| m.segment.id).collect()
     }
 }
 
@@ -151,8 +163,15 @@ impl<T: Transport> Inner<T> {
             self.begin_inventory(deadline).await?;
         }
         // Listed first: should the answer be lost, the heartbeat and `close` still know of it.
-        let mounted =
-            Mounted { segment: segment.clone(), region, own, new: true, confirmed: false, kept: false };
+        let mounted = Mounted {
+            segment: segment.clone(),
+            region,
+            own,
+            new: true,
+            confirmed: false,
+            kept: false,
+            leaving: false,
+        };
         self.segments.lock().push(mounted);
         match self.offer_listed(deadline).await {
             Ok(()) => Ok(id),
@@ -176,6 +195,32 @@ impl<T: Transport> Inner<T> {
     pub(crate) async fn unmount(&self, id: SegmentId, deadline: &Deadline) -> Result<()> {
         let _changing = self.changing(deadline).await?;
         self.unmount_listed(id, deadline).await
+    }
+
+    async fn unmount_after(self: &Arc<Self>, id: SegmentId, grace: Duration) -> Result<()> {
+        let deadline = self.deadline();
+        let _changing = self.changing(&deadline).await?;
+        let known = |m: &&mut Mounted<T>| m.segment.id == id && !m.leaving;
+        if self.segments.lock().iter_mut().find(known).is_none() {
+            return Err(Error::new(ErrorCode::SegmentNotFound, format!("segment {id} is not mounted")));
+        }
+        deadline.bound("unmounting", self.master.unmount_after(self.id, id, grace)).await?;
+        if let Some(mounted) = self.segments.lock().iter_mut().find(known) {
+            mounted.leaving = true;
+        }
+        // Should the master be restarted meanwhile, it is not told of this any more.
+        self.inventory.lock().await.forget(id);
+        // Closing the client does not wait for this.
+        let client = Arc::downgrade(self);
+        self.runtime.spawn(async move {
+            tokio::time::sleep(grace).await;
+            let Some(client) = client.upgrade() else { return };
+            // The master lets nobody in by itself; the last call is for one that was restarted meanwhile.
+            if let Err(error) = client.unmount(id, &client.deadline()).await {
+                tracing::warn!(segment = %id, "the grace period is over, and the master cannot be told: {error}");
+            }
+        });
+        Ok(())
     }
 
     pub(super) async fn unmount_listed(&self, id: SegmentId, deadline: &Deadline) -> Result<()> {

@@ -38,7 +38,8 @@ impl<T: Transport> Inner<T> {
     pub(super) async fn remount_listed(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
         self.stop_announcing().await;
         self.begin_inventory(deadline).await?;
-        let ids: Vec<_> = self.segments.lock().iter().map(super::mount::Mounted::id).collect();
+        let ids: Vec<_> =
+            self.segments.lock().iter().filter(|m| !m.leaving).map(super::mount::Mounted::id).collect();
         tracing::info!(client = %self.id, segments = ids.len(), "the master does not know us: mounting again");
         for id in ids {
             let own = {
@@ -114,7 +115,15 @@ impl<T: Transport> Inner<T> {
             };
             let region = deadline.bound("registering", self.engine.register(memory.clone())).await?;
             segment.base = region.addr();
-            let mounted = Mounted { segment, region, own: Some(memory), new: true, confirmed: false, kept };
+            let mounted = Mounted {
+                segment,
+                region,
+                own: Some(memory),
+                new: true,
+                confirmed: false,
+                kept,
+                leaving: false,
+            };
             let mut segments = self.segments.lock();
             let at = at.min(segments.len());
             segments.insert(at, mounted);
@@ -131,7 +140,7 @@ impl<T: Transport> Inner<T> {
             let new = segments.iter().filter(|mounted| mounted.new && !mounted.confirmed);
             (
                 new.map(|mounted| (mounted.segment.clone(), mounted.kept)).collect(),
-                segments.iter().map(|mounted| mounted.segment.clone()).collect(),
+                segments.iter().filter(|m| !m.leaving).map(|mounted| mounted.segment.clone()).collect(),
             )
         };
         for (segment, kept) in &new {

@@ -209,7 +209,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if put.len == 0 {
             return refuse("an object must have at least one byte");
         }
-        if config.nof_replicas > 0 || config.dfs_replicas > 0 {
+        if config.nof_replicas > 0 || config.dfs_replicas > 1 {
             return refuse("replicas on NVMe-oF targets or in a distributed file system are not supported");
         }
         if config.replicas == 0 {
@@ -217,6 +217,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
         if self.options.placement == Placement::Cxl && config.preferred().is_empty() {
             return refuse("with allocation_strategy cxl a put names its segment (preferred_segments)");
+        }
+        if config.dfs_replicas > 0 {
+            let text = "this master has no distributed file system to keep a replica in";
+            return Err(Error::new(ErrorCode::DfsServiceUnavailable, text));
         }
         if config.same_node && config.replicas != 1 {
             return refuse("prefer_alloc_in_same_node goes with exactly one replica");
@@ -255,7 +259,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if put.mode == WriteMode::Put && object.value().is_some() {
             return Err(exists());
         }
-        if object.value().is_some() && object.group_name() != put.group {
+        // Without a group, it stays in the one it is in.
+        if object.value().is_some() && !put.group.is_empty() && object.group_name() != put.group {
             return Err(Error::invalid("the group of an existing object cannot change"));
         }
         if object.copying().is_some() {

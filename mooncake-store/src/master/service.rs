@@ -1,5 +1,7 @@
 //! The master as a client in the same process calls it.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::evict::EvictionPolicy;
@@ -103,6 +105,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> SegmentService for Master<A, E> {
 
     async fn unmount(&self, client: ClientId, segment: SegmentId) -> Result<()> {
         Master::unmount(self, client, segment)
+    }
+
+    async fn unmount_after(&self, client: ClientId, segment: SegmentId, grace: Duration) -> Result<()> {
+        Master::unmount_after(self, client, segment, grace)
     }
 }
 

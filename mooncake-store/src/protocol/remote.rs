@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use mooncake_core::alloc::Extent;
@@ -273,6 +274,11 @@ impl SegmentService for RemoteMaster {
 
     async fn unmount(&self, client: ClientId, segment: SegmentId) -> Result<()> {
         self.plain(UnmountSegment { segment, client }).await
+    }
+
+    async fn unmount_after(&self, client: ClientId, segment: SegmentId, grace: Duration) -> Result<()> {
+        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        self.plain(GracefulUnmountSegment { segment, client, grace_ms }).await
     }
 }
 

@@ -171,6 +171,10 @@ impl SegmentService for Front {
     async fn unmount(&self, client: ClientId, segment: SegmentId) -> Result<()> {
         SegmentService::unmount(&*self.master(), client, segment).await
     }
+
+    async fn unmount_after(&self, client: ClientId, segment: SegmentId, grace: Duration) -> Result<()> {
+        SegmentService::unmount_after(&*self.master(), client, segment, grace).await
+    }
 }
 
 impl TaskService for Front {}

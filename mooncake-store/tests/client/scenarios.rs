@@ -7,7 +7,7 @@ use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_store::client::PutOutcome;
 use mooncake_store::master::MasterOptions;
 
-use crate::support::{Cluster, Kind, value};
+use crate::support::{Cluster, Kind, eventually, value};
 
 macro_rules! over_every_wire {
     ($($scenario:ident,)*) => {
@@ -47,6 +47,7 @@ over_every_wire! {
     odd_keys_and_values,
     a_value_larger_than_all_memory,
     no_segment_at_all,
+    a_segment_goes_after_a_time,
     the_local_buffer_may_be_full,
     removing_leaves_nothing,
     replicas_lie_apart_and_stand_in,
@@ -241,6 +242,28 @@ async fn no_segment_at_all(kind: Kind) {
     a.unmount(id).await.unwrap();
     assert_eq!(a.get("k").await.unwrap(), None);
     assert_eq!(a.mount(1).await.unwrap_err().code(), ErrorCode::InvalidParams);
+}
+
+async fn a_segment_goes_after_a_time(kind: Kind) {
+    let cluster = Cluster::start(kind, options()).await;
+    let (a, b) = (
+        cluster.member().segment(0).connect().await.unwrap(),
+        cluster.member().segment(0).connect().await.unwrap(),
+    );
+    let id = a.mount(1 << 20).await.unwrap();
+    b.put("k", "v").await.unwrap();
+    let grace = Duration::from_secs(2);
+    a.unmount_after(id, grace).await.unwrap();
+    assert!(a.segments().is_empty());
+    assert_eq!(a.unmount_after(id, grace).await.unwrap_err().code(), ErrorCode::SegmentNotFound);
+    // What is there can be read, and nothing is added, except to what is offered from now on.
+    assert_eq!(b.get("k").await.unwrap().as_deref(), Some(&b"v"[..]));
+    assert_eq!(b.put("new", "v").await.unwrap_err().code(), ErrorCode::NoAvailableHandle);
+    let other = a.mount(1 << 20).await.unwrap();
+    assert_eq!(b.put("new", "v").await.unwrap(), PutOutcome::Stored);
+    eventually("the time is up", async || !b.exist("k").await.unwrap()).await;
+    assert_eq!(b.get("new").await.unwrap().as_deref(), Some(&b"v"[..]));
+    a.unmount(other).await.unwrap();
 }
 
 async fn the_local_buffer_may_be_full(kind: Kind) {

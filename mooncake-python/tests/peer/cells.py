@@ -1,0 +1,273 @@
+"""The matrix: {our master, the existing one} x {our clients, the existing ones, both together}, scenario by scenario.
+
+    python cells.py OUR_PYTHON PEER_PYTHON [--host 10.213.0.1] [--only SCENARIO ..] [--documents FILE]
+
+Every scenario runs in every set-up; the existing master with the existing clients says what is expected. A difference must
+be listed in docs/compatibility.md, and what is listed must be there: either way round is a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import itertools
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+import cells_admin
+import cells_cluster
+import cells_objects
+from cluster import MIB, Master, Node, plain
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs/compatibility.md"
+# Where the table of differences begins.
+HEADING = "## What the matrix sees"
+MASTERS = ["ours", "peer"]
+CLIENTS = {"ours": ["ours"] * 3, "peer": ["peer"] * 3, "both": ["ours", "peer", "ours"]}
+NO_ANSWER = "(no answer)"
+EXPECTED = ("peer", "peer")
+GROUPS = [cells_objects, cells_cluster, cells_admin]
+
+
+class Run:
+    """What one scenario sees in one set-up."""
+
+    def __init__(self, cluster, name):
+        self.members = cluster.members
+        self.cluster = cluster
+        self.name = name
+        self.seen = {}
+
+    def __call__(self, step, node, call, *args, sort=None, until=None, **kw):
+        """Makes a call and remembers its answer; with `until`, repeats it for 30 s until that is the answer."""
+        return self.until(step, lambda answer: until is None or answer == until, node, call, *args, sort=sort, **kw)
+
+    def until(self, step, over, node, call, *args, sort=None, **kw):
+        """Repeats a call for 30 s until its answer is the one that was waited for, and remembers it."""
+        deadline = time.monotonic() + 30
+        while True:
+            answer = node(call, *args, **kw)
+            if over(answer) or time.monotonic() > deadline:
+                if sort:
+                    answer = sorted(answer, key=lambda one: self.cluster.names.get(one[sort], one[sort]))
+                return self.saw(step, answer)
+            time.sleep(0.05)
+
+    def pause(self, seconds):
+        time.sleep(seconds)
+
+    def saw(self, step, value):
+        assert step not in self.seen, f"two steps of {self.name} are called {step!r}"
+        self.seen[step] = self.cluster.plain(value)
+        return value
+
+    def copies(self, step, node, keys):
+        """How many copies there are of each key, in how many members; where, is the master's choice."""
+        found = {}
+        for key, copies in node("batch_get_replica_desc", keys).items():
+            each = {json.dumps({**copy, "at": ""}, sort_keys=True) for copy in copies}
+            found[key] = {"copies": len(copies), "members": len({copy["at"] for copy in copies}), "each": sorted(each)}
+        return self.saw(step, found)
+
+    def page(self, step, method, path, body=None, seen=lambda answer: answer, until=None):
+        """Asks for a page; `until` repeats it for 30 s until it holds of the answer."""
+        deadline = time.monotonic() + 30
+        while True:
+            answer = self.cluster.master.page(method, path, body)
+            if until is None or until(answer) or time.monotonic() > deadline:
+                self.saw(step, seen(answer))
+                return answer
+            time.sleep(0.05)
+
+
+class Cluster:
+    """A master and three members, on ports of their own."""
+
+    def __init__(self, options, setup, number, group, log):
+        pythons = {"ours": options.ours, "peer": options.peer}
+        master, clients = setup
+        self.host = options.host
+        self.names = {}
+        self.members = []
+        port = 51200 + 20 * number
+        self.master = Master(pythons[master], port, group.flags(port), log)
+        try:
+            self.join(pythons, CLIENTS[clients], group, port, 17000 + 10 * number, log)
+        except BaseException:
+            self.stop()
+            raise
+
+    def join(self, pythons, kinds, group, port, first, log):
+        for index, (letter, kind) in enumerate(zip("abc", kinds)):
+            node = Node(letter, pythons[kind], log)
+            self.members.append(node)
+            host = f"{self.host}:{first + index}"
+            settings = group.settings(letter)
+            size = settings.pop("segment", 64 * MIB)
+            arguments = [host, group.directory(self.host, port), size, 32 * MIB, "tcp", "", f"127.0.0.1:{port}"]
+            code = node("setup", *arguments, **settings)
+            if code != 0:
+                raise RuntimeError(f"{letter} could not join: {code}")
+            node.host = host
+            self.names[host] = f"<{letter}>"
+            if size:
+                self.learn(node, host)
+        for node in self.members:
+            node("remove_all", True)
+
+    def learn(self, node, host):
+        """Where a member's memory is reached, so that answers can tell of it by name."""
+        key = f"learn {node.name}"
+        node("put", key, {"as": "bytes", "of": "eA=="}, {"as": "config", "of": {"preferred_segment": host}})
+        for copy in node("get_replica_desc", key):
+            self.names[copy["at"]] = f"<{node.name}>"
+
+    def plain(self, value):
+        text = json.dumps(value)
+        for name in sorted(self.names, key=len, reverse=True):
+            text = re.sub(re.escape(name) + r"(?!\d)", self.names[name], text)
+        return plain(json.loads(text))
+
+    def run(self, scenario):
+        run = Run(self, scenario.__name__)
+        try:
+            scenario(run)
+        except RuntimeError as error:
+            # A member that ended is a result like others.
+            run.seen["ended"] = re.sub(r"-?\d+", "N", str(error))
+        else:
+            for node in self.members:
+                node("remove_all", True)
+        return run.seen
+
+    def stop(self):
+        for node in self.members:
+            if node.process.poll() is None:
+                try:
+                    node("close")
+                except (RuntimeError, OSError):
+                    pass
+            node.stop()
+        self.master.stop()
+
+
+def measured(options, log):
+    """For each set-up, what every step saw: `{setup: {"scenario: step": value}}`."""
+    seen = {setup: {} for setup in itertools.product(MASTERS, CLIENTS)}
+    numbers = itertools.count()
+    groups = [group for module in GROUPS for group in module.GROUPS]
+    for group in groups:
+        scenarios = [one for one in group.scenarios if one.__name__ in options.only or not options.only]
+        for setup in seen if scenarios else []:
+            cluster = Cluster(options, setup, next(numbers), group, log)
+            try:
+                for scenario in scenarios:
+                    for step, value in cluster.run(scenario).items():
+                        seen[setup][f"{scenario.__name__}: {step}"] = value
+                    if any(node.process.poll() is not None for node in cluster.members):
+                        cluster.stop()
+                        cluster = Cluster(options, setup, next(numbers), group, log)
+            finally:
+                cluster.stop()
+    return seen
+
+
+def differences(seen):
+    """`{(step, setup): (expected, found)}` of what differs from the existing system alone."""
+    expected = seen[EXPECTED]
+    found = {}
+    for setup, steps in seen.items():
+        for step in sorted(expected.keys() | steps.keys()):
+            one, other = expected.get(step, NO_ANSWER), steps.get(step, NO_ANSWER)
+            # What is only asked to be there may be more than that.
+            if one != other and not (one == NO_ANSWER and ": has " in step):
+                found[step, setup] = (one, other)
+    return found
+
+
+def listed(document):
+    """Rows of the table in the document: patterns of steps, of which masters and clients, and the reason."""
+    text = document.read_text(encoding="utf-8")
+    if HEADING not in text:
+        return []
+    section = text.split(HEADING, 1)[1].split("\n## ", 1)[0]
+    rows = []
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]
+        if line.startswith("| `") and len(cells) == 5:
+            rows += [(pattern, cells[1], line) for pattern in re.findall(r"`([^`]+)`", cells[0])]
+    return rows
+
+
+def concerns(whom, setup):
+    """Whether a row about our master, or our clients, or both, is about this set-up."""
+    master, clients = setup
+    return ("master" in whom and master == "ours") or ("client" in whom and clients != "peer")
+
+
+def judged(found, rows):
+    """Differences that no row has, and rows that no difference needs."""
+    used = set()
+    open_ones = {}
+    for (step, setup), values in found.items():
+        match = [row for row in rows if fnmatch.fnmatchcase(step, row[0]) and concerns(row[1], setup)]
+        used.update(match)
+        if not match:
+            open_ones[step, setup] = values
+    return open_ones, [row for row in rows if row not in used]
+
+
+def table(seen, found):
+    """A line per scenario, a column per set-up: how many answers are the same, and how many are not."""
+    setups = list(seen)
+    names = list(dict.fromkeys(step.split(": ")[0] for steps in seen.values() for step in steps))
+    head = [f"{master} master, {'both' if clients == 'both' else clients}" for master, clients in setups]
+    lines = [["scenario", *head]]
+    for name in names:
+        line = [name]
+        for setup in setups:
+            total = sum(1 for step in seen[EXPECTED] if step.split(": ")[0] == name)
+            differ = sum(1 for step, where in found if where == setup and step.split(": ")[0] == name)
+            line.append(f"{total - differ}" + (f" + {differ} other" if differ else ""))
+        lines.append(line)
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+
+
+def short(value):
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) < 260 else text[:250] + f".. ({len(text)})"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("ours")
+    parser.add_argument("peer")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--only", nargs="*", default=[], metavar="SCENARIO")
+    parser.add_argument("--documents", type=Path, default=DOCUMENT)
+    parser.add_argument("--log", default=os.devnull)
+    options = parser.parse_args()
+    with open(options.log, "ab") as log:
+        seen = measured(options, log)
+    found = differences(seen)
+    unlisted, unneeded = judged(found, listed(options.documents))
+    print(table(seen, found))
+    for step, group in itertools.groupby(sorted(unlisted), key=lambda where: where[0]):
+        print(f"UNLISTED  {step}\n    expected {short(seen[EXPECTED].get(step, NO_ANSWER))}")
+        for setup in (where[1] for where in group):
+            print(f"    {setup[0]} master, clients: {setup[1]}: {short(unlisted[step, setup][1])}")
+    if not options.only:
+        for row in unneeded:
+            print(f"LISTED, BUT NO LONGER DIFFERENT  {row[0]} ({row[1]})")
+    steps, setups = len(seen[EXPECTED]), len(seen)
+    print(f"{steps} steps in {setups} set-ups: {len(found)} answers differ, {len(unlisted)} of them unlisted")
+    return 1 if unlisted or not steps or (unneeded and not options.only) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
