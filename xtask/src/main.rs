@@ -61,7 +61,7 @@ fn main() -> ExitCode {
         ["bench", rest @ ..] => peer::bench(rest),
         ["network"] => network(),
         ["interop"] => peer::interop(),
-        ["rdma-test", rest @ ..] => rdma::test(rest),
+        ["rdma-test", rest @ ..] => rdma::test(rest, false),
         ["ci"] => ci(),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");
@@ -174,7 +174,7 @@ fn ci() -> Result {
     step("fuzz");
     fuzz::run(20)?;
     step("rdma");
-    rdma::test(&[])?;
+    rdma::test(&[], true)?;
     step("network");
     network()?;
     step("interop");

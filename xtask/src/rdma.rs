@@ -5,8 +5,13 @@ use crate::vm;
 
 const MODULES: &[&str] = &["rdma_rxe", "rdma_ucm", "veth", "sch_netem"];
 const PACKAGES: &[&str] = &["ibverbs-providers"];
-/// Test targets that need devices, by crate; a plain `cargo test` leaves them out.
-const TARGETS: &[(&str, &str, &[&str])] = &[("mooncake-rdma", "devices", &[])];
+/// Test programs by crate and name, and which of their tests to run; a plain `cargo test` leaves those out.
+const PROGRAMS: &[(&str, &str, &str)] = &[
+    ("mooncake-rdma", "devices", ""),
+    ("mooncake-engine", "rdma", ""),
+    ("mooncake-store", "client", "scenarios::rdma --include-ignored"),
+];
+const FEATURES: &str = "mooncake-engine/transport-rdma,mooncake-store/transport-rdma";
 /// Longest a run of everything may take.
 const SECONDS: u32 = 420;
 
@@ -30,7 +35,8 @@ export RUST_BACKTRACE=1
 ";
 
 /// Runs the tests; words go to the test programs. `--run COMMAND..` runs a command of one's own beside the two devices instead.
-pub(crate) fn test(words: &[&str]) -> Result {
+/// `whole` builds as all tests of the workspace are built, so that what is built already is used.
+pub(crate) fn test(words: &[&str], whole: bool) -> Result {
     if cfg!(not(target_arch = "x86_64")) {
         return Err("the virtual machine is built for x86-64 only".into());
     }
@@ -41,10 +47,9 @@ pub(crate) fn test(words: &[&str]) -> Result {
     if let ["--run", own @ ..] = words {
         script += &own.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
     } else {
-        for (package, target, features) in TARGETS {
-            let program = build(package, target, features)?;
+        for (program, own) in build(whole)? {
             // One after the other: what a test does to a cable is felt by all.
-            script += &format!("{} --test-threads=1", quoted(&program));
+            script += &format!("{} --test-threads=1 {own}", quoted(&program));
             for word in words {
                 script += &format!(" {}", quoted(word));
             }
@@ -57,15 +62,34 @@ pub(crate) fn test(words: &[&str]) -> Result {
     }
 }
 
-/// Builds a test program and returns its path.
-fn build(package: &str, target: &str, features: &[&str]) -> Result<String> {
-    let features = features.join(",");
-    let words = ["test", "--no-run", "-p", package, "--test", target, "--features", &features];
+/// Builds the test programs; their paths, and what each is told.
+fn build(whole: bool) -> Result<Vec<(String, &'static str)>> {
+    let mut words = vec!["test", "--no-run"];
+    match whole {
+        true => words.extend(["--workspace", "--all-features"]),
+        false => {
+            words.extend(["--features", FEATURES]);
+            words.extend(PROGRAMS.iter().flat_map(|(package, ..)| ["-p", package]));
+        }
+    }
+    words.extend(PROGRAMS.iter().flat_map(|(_, name, _)| ["--test", name]));
     let said = cargo(&words).shown_output()?;
-    said.lines()
-        .find_map(|line| line.trim().strip_prefix("Executable ")?.rsplit_once('(')?.1.strip_suffix(')'))
-        .map(|path| root().join(path).display().to_string())
-        .ok_or_else(|| format!("cargo did not say where it put the tests of {package}"))
+    let path = |name: &str| {
+        let start = format!("Executable tests/{name}");
+        let line = said.lines().map(str::trim).find(|line| {
+            line.strip_prefix(&start).is_some_and(|rest| rest.starts_with('/') || rest.starts_with('.'))
+        })?;
+        let path = line.rsplit_once('(')?.1.strip_suffix(')')?;
+        Some(root().join(path).display().to_string())
+    };
+    PROGRAMS
+        .iter()
+        .map(|(_, name, own)| {
+            path(name)
+                .map(|path| (path, *own))
+                .ok_or_else(|| format!("cargo did not say where it put {name}"))
+        })
+        .collect()
 }
 
 fn quoted(word: &str) -> String {

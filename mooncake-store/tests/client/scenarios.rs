@@ -29,6 +29,14 @@ macro_rules! over_every_wire {
                 super::$scenario(super::Kind::Shm).await;
             })*
         }
+        #[cfg(feature = "transport-rdma")]
+        mod rdma {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            #[ignore = "needs RDMA devices: cargo xtask rdma-test"]
+            async fn $scenario() {
+                super::$scenario(super::Kind::Rdma).await;
+            })*
+        }
         mod tcp_http {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $scenario() {
@@ -143,15 +151,20 @@ async fn registered_memory_is_used_as_it_is(kind: Kind) {
     let (a, b) = (member().connect().await.unwrap(), member().connect().await.unwrap());
     assert_eq!(a.put("k", "v").await.unwrap_err().code(), ErrorCode::InvalidParams);
     let shared = [("shared 0", value(8, 70_000)), ("shared 1", value(9, 10))];
-    for outcome in a.batch_put_bytes(&shared, &ReplicateConfig::replicas(2)).await.unwrap() {
-        assert_eq!(outcome.unwrap(), PutOutcome::Stored);
-    }
-    assert_eq!(
-        a.put_bytes("shared 0", &shared[1].1, &ReplicateConfig::default()).await.unwrap(),
-        PutOutcome::Existed
-    );
-    for (key, expected) in &shared {
-        assert_eq!(b.get(key).await.unwrap().unwrap(), expected);
+    let put = a.batch_put_bytes(&shared, &ReplicateConfig::replicas(2)).await.unwrap();
+    if cluster.takes_plain_memory() {
+        for outcome in put {
+            assert_eq!(outcome.unwrap(), PutOutcome::Stored);
+        }
+        assert_eq!(
+            a.put_bytes("shared 0", &shared[1].1, &ReplicateConfig::default()).await.unwrap(),
+            PutOutcome::Existed
+        );
+        for (key, expected) in &shared {
+            assert_eq!(b.get(key).await.unwrap().unwrap(), expected);
+        }
+    } else {
+        assert!(put.into_iter().all(|outcome| outcome.unwrap_err().code() == ErrorCode::InvalidParams));
     }
     let bytes = value(1, 3 << 20);
     let mut source = a.alloc_registered(3 << 20).unwrap().exclusive().unwrap();

@@ -21,6 +21,9 @@ pub(crate) enum Kind {
     Shm,
     /// TCP again, but they find each other in the master's HTTP metadata server.
     TcpHttp,
+    /// RPC to the master, RDMA between members and nothing beside it.
+    #[cfg(feature = "transport-rdma")]
+    Rdma,
 }
 
 pub(crate) struct Cluster {
@@ -55,11 +58,26 @@ impl Cluster {
         }
     }
 
+    /// Whether the members' wire takes memory that is not registered.
+    pub(crate) fn takes_plain_memory(&self) -> bool {
+        #[cfg(feature = "transport-rdma")]
+        if self.kind == Kind::Rdma {
+            return false;
+        }
+        true
+    }
+
     /// A member that really uses the wire, also to others in this process.
     pub(crate) fn member(&self) -> ClientBuilder {
         let metadata = self.server.as_ref().and_then(|server| server.addresses().metadata);
         let metadata = metadata.map_or("P2PHANDSHAKE".into(), |at| format!("http://{at}/metadata"));
-        Client::builder()
+        let builder = Client::builder();
+        #[cfg(feature = "transport-rdma")]
+        let builder = match self.kind {
+            Kind::Rdma => builder.wires(rdma()),
+            _ => builder,
+        };
+        builder
             .master(self.handle())
             .metadata(metadata)
             .copy_in_process(false)
@@ -79,6 +97,13 @@ impl Cluster {
         assert_eq!((stats.keys, stats.writing), (0, 0), "{stats:?}");
         assert_eq!(stats.used(), stats.resting(), "{stats:?}");
     }
+}
+
+/// Every device, and patience for a machine that is emulated.
+#[cfg(feature = "transport-rdma")]
+fn rdma() -> mooncake_store::transport_set::TransportOptions {
+    let config = mooncake_rdma::RdmaConfig { timeout: 16, ..Default::default() };
+    mooncake_store::transport_set::TransportOptions { rdma: Some(config), ..Default::default() }
 }
 
 pub(crate) fn master_config(port: u16, options: MasterOptions) -> MasterConfig {
