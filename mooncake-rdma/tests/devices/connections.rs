@@ -122,7 +122,8 @@ fn a_thousand_connections_come_and_go() {
     let devices = command("rdma resource");
     {
         let runtime = runtime();
-        let config = RdmaConfig { max_endpoints: 50, ..patient("rxe0") };
+        // Short queues: making them is what takes the time.
+        let config = RdmaConfig { max_endpoints: 50, requests: 8, pairs: 1, ..patient("rxe0") };
         let (a, _port) = node(&runtime, SystemClock::shared(), config);
         let name = describe(&a, &[]).rdma_server_name;
         for i in 0..1000u32 {
@@ -130,18 +131,18 @@ fn a_thousand_connections_come_and_go() {
                 local_nic_path: format!("10.77.0.2:{}@rxe1", 1000 + i),
                 peer_nic_path: format!("{name}@rxe0"),
                 gid: Some("::ffff:10.77.0.2".parse().unwrap()),
-                pairs: vec![2 * i, 2 * i + 1],
+                pairs: vec![i],
                 ready: (i % 2 == 0).then_some(false),
                 ..Connection::default()
             };
             let reply = decoded(&runtime.block_on(a.accept(request.encode())));
-            assert_eq!((reply.refusal.as_str(), reply.pairs.len()), ("", 2), "connection {i}");
+            assert_eq!((reply.refusal.as_str(), reply.pairs.len()), ("", 1), "connection {i}");
         }
         // Those that gave way may still be on their way out.
         assert!(a.devices()[0].connections <= 60, "{:?}", a.devices());
     }
     // And with something sent on each.
-    for round in 0..25 {
+    for round in 0..10 {
         let two = Two::patient();
         let region = open(&two.b, 64, round);
         let peer = two.connect(&two.a, &two.b, &[&region]);
