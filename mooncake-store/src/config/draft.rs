@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use mooncake_core::{Error, Result};
 
 use super::{CleanUpConfig, EventsConfig, MasterConfig, MetadataServerConfig};
+use crate::master::HotOptions;
 
 #[derive(Default)]
 pub(super) struct Draft {
@@ -19,6 +20,9 @@ pub(super) struct Draft {
     pub(super) events_somewhere: bool,
     pub(super) tenants: bool,
     pub(super) tenant_policy: PathBuf,
+    /// Whether hot keys get more replicas in earnest; `None` for not at all.
+    pub(super) hot_mode: Option<bool>,
+    pub(super) hot: HotOptions,
     pub(super) verbosity: u8,
     pub(super) log_dir: Option<PathBuf>,
     pub(super) to_stderr: Option<bool>,
@@ -59,6 +63,7 @@ impl Draft {
             }
             config.clean_up = Some(CleanUpConfig { server, cluster_id: self.metadata_cluster });
         }
+        config.options.hot = self.hot_mode.map(|enforce| HotOptions { enforce, ..self.hot });
         config.metadata = self.metadata_enabled.then_some(self.metadata);
         if self.events_enabled {
             if !self.events_somewhere {

@@ -30,7 +30,6 @@ const SSD: &str = "the SSD tier is not built yet";
 const FILES: &str = "the file tier is not built yet";
 const NOF: &str = "NVMe-over-Fabrics is not built";
 const CXL: &str = "CXL memory is not built yet";
-const HOT: &str = "more replicas of hot keys are not built yet";
 const HA: &str = "several masters are not built yet";
 const SNAPSHOTS: &str = "snapshots are not built yet";
 const EVENTS: &str = "the existing master does not put it into events any more either";
@@ -354,16 +353,44 @@ const COPIES: &[Flag] = &[
         "How often a client tries a task again where there is no room",
         set!(config.options.tasks.max_retries = number),
     ),
-    off("dynamic_replication_mode", "off", "More replicas of hot keys: off, observe, enforce", HOT),
-    idle("dynamic_replication_heat_window_seconds", "10", "Window of their heat", HOT, is_count),
-    idle(
+    flag(
+        "dynamic_replication_mode",
+        "off",
+        "More replicas of hot keys: off, observe (the log says which), enforce",
+        |draft, text| {
+            draft.hot_mode = match text {
+                "off" => None,
+                "observe" => Some(false),
+                "enforce" => Some(true),
+                _ => return Err("must be off, observe or enforce".into()),
+            };
+            Ok(())
+        },
+    ),
+    flag(
+        "dynamic_replication_heat_window_seconds",
+        "10",
+        "Time over which their reads are counted; 0 counts as 1",
+        |draft, text| {
+            draft.hot.window = seconds(text)?.max(std::time::Duration::from_secs(1));
+            Ok(())
+        },
+    ),
+    flag(
         "dynamic_replication_admission_qps_threshold",
         "0.8",
         "Reads per second of a hot key",
-        HOT,
-        is_ratio,
+        set!(hot.reads_per_second = number),
     ),
-    idle("dynamic_replication_max_memory_replicas", "2", "Replicas of a hot key", HOT, is_count),
+    flag(
+        "dynamic_replication_max_memory_replicas",
+        "2",
+        "Replicas of a hot key after which no more are made; 0 counts as 1",
+        |draft, text| {
+            draft.hot.max_replicas = number::<usize>(text)?.max(1);
+            Ok(())
+        },
+    ),
 ];
 
 const TIERS: &[Flag] = &[

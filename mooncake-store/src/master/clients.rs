@@ -324,8 +324,20 @@ fn check_segment(segment: &Segment) -> Result<()> {
             segment.id, segment.size, segment.base
         )));
     }
+    for (what, text) in [("endpoint", &segment.endpoint), ("protocol", &segment.protocol)] {
+        if text.len() > MAX_WORD {
+            return Err(Error::invalid(format!(
+                "segment {}: an {what} of {} bytes; the most is {MAX_WORD}",
+                segment.id,
+                text.len()
+            )));
+        }
+    }
     Ok(())
 }
+
+/// Longest endpoint and protocol, in bytes: what any answer can name (`pack::encode_answers`).
+const MAX_WORD: usize = 255;
 
 pub(super) fn unknown(segment: &dyn std::fmt::Display) -> Error {
     Error::new(ErrorCode::SegmentNotFound, format!("no segment {segment}"))

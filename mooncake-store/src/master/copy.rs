@@ -9,6 +9,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 
 use super::Master;
 use super::directory::{Copying, Object, Replicas, Shard};
+use super::hot::{epoch, not_asked_for};
 use super::put::absent;
 use super::segments::Held;
 use crate::api::CopyToken;
@@ -73,7 +74,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let mut shard = self.directory.lock(hash);
         let slot = shard.find(hash, key).ok_or_else(absent)?;
         if !token.is_nil() {
-            return Err(not_asked_for());
+            let hot = self.hot.as_ref().ok_or_else(not_asked_for)?;
+            hot.check(key, client, token, now)?;
+            if shard[slot].value().is_none_or(|value| epoch(value) != token.epoch) {
+                return Err(Error::new(ErrorCode::InvalidVersion, "the object is another one by now"));
+            }
         }
         shard.prune(slot, now, self.options.put_release);
         let (source, space) = match self.space_for(&shard[slot], source, targets, now) {
@@ -164,6 +169,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if copying.targets.is_empty() && wanted {
             return Err(Error::new(ErrorCode::ReplicaIsGone, "the segments it was to lie in are gone"));
         }
+        if let (false, Some(hot), Some(held)) = (token.is_nil(), &self.hot, copying.targets.first()) {
+            hot.made(&shard[slot].key, token, (held.id, held.extent.len), now);
+        }
         let lease = self.rest_until(shard[slot].lease);
         shard.change_replicas(slot, |replicas| {
             replicas.extend(copying.targets);
@@ -207,6 +215,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let hash = self.directory.hash(key);
         let mut shard = self.directory.lock(hash);
         let (slot, _) = self.begun(&mut shard, hash, key, (client, kind, token), now)?;
+        if let (false, Some(hot)) = (token.is_nil(), &self.hot) {
+            hot.failed(&shard[slot].key, token, now);
+        }
         if let Some(copying) = shard.take_copy(slot) {
             // Bytes the client gave up on may still be on their way.
             let abandoned = copying.started.after(self.options.put_release);
@@ -279,12 +290,6 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
 #[cold]
 fn no_replica() -> Error {
     Error::new(ErrorCode::ReplicaNotFound, "no complete replica in the source segment")
-}
-
-#[cold]
-fn not_asked_for() -> Error {
-    let text = "this master has not asked for that copy, or does not want it any more";
-    Error::new(ErrorCode::UnavailableInCurrentStatus, text)
 }
 
 #[cold]

@@ -16,6 +16,7 @@ use slab::Slab;
 use smallvec::SmallVec;
 
 use super::groups::Group;
+use super::hot::Heats;
 use super::inventory::Stamp;
 use super::journal::Journal;
 use super::put::Writer;
@@ -201,6 +202,7 @@ pub(super) struct Shard<A, E: EvictionPolicy> {
     soft_pins: usize,
     journal: Option<Arc<dyn Journal>>,
     pub(super) reads: Reads,
+    pub(super) heats: Heats,
 }
 
 /// Objects among which eviction chooses.
@@ -243,6 +245,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
             soft_pins: 0,
             journal: None,
             reads: Reads::default(),
+            heats: Heats::default(),
         }
     }
 
@@ -502,6 +505,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
                 entry.remove();
             }
             let object = self.objects.remove(slot.index());
+            self.heats.forget(slot);
             self.soft_pins -= usize::from(object.soft_pin != Moment(0));
             if let Some(group) = &object.group {
                 group.leave(&object.key);
@@ -632,6 +636,9 @@ pub(super) struct Directory<A, E: EvictionPolicy> {
 
 type Locked<A, E> = Padded<Mutex<Shard<A, E>>>;
 
+/// So many objects are looked at in a few milliseconds.
+const MANY: usize = 1 << 17;
+
 /// Neighbouring locks must not share a cache line.
 #[repr(align(128))]
 struct Padded<T>(T);
@@ -677,6 +684,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
 
     pub(super) fn len(&self) -> usize {
         self.shards.len()
+    }
+
+    /// Whether looking at every object takes longer than a caller should wait.
+    pub(super) fn is_large(&self) -> bool {
+        // Keys are spread evenly, so one shard tells.
+        self.shards[0].0.lock().values() * self.shards.len() > MANY
     }
 
     pub(super) fn lock_at(&self, index: usize) -> MutexGuard<'_, Shard<A, E>> {

@@ -25,6 +25,8 @@ pub(super) struct EvictionState {
     futile_until: AtomicU64,
     /// The same for [`Master::clear_window`], whose search is dearer.
     pub(super) window_until: AtomicU64,
+    /// Bytes of the largest put that found no gap among many objects, 0 for none.
+    window_wanted: AtomicU64,
 }
 
 impl EvictionState {
@@ -71,6 +73,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             return false;
         }
         self.counters.eviction_attempted();
+        if self.drop_hot(len, now) > 0 && self.has_room(len, &takes) {
+            return true;
+        }
         for pass in self.passes() {
             let mut freed = 0;
             // Victims in the policy's order, as long as chance may open a gap; then the cheapest gap there is.
@@ -84,12 +89,26 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                     return true;
                 }
             }
-            if self.clear_window(len, &takes, pass, now) {
+            // Looking for the cheapest gap means looking at every object. Among many that is the tick's; who waits asks again.
+            if self.directory.is_large() {
+                self.eviction.window_wanted.fetch_max(len, Relaxed);
+            } else if self.clear_window(len, &takes, pass, now) {
                 return true;
             }
         }
         self.eviction.futile_until.store(now.after(FUTILE).0, Relaxed);
         false
+    }
+
+    /// Opens the gap that a put did not find among many objects.
+    pub(super) fn clear_wanted_window(&self, now: Moment) {
+        let len = self.eviction.window_wanted.swap(0, Relaxed);
+        if len > 0 && !self.has_room(len, self.taking(None, now)) {
+            let cleared = self.passes().any(|pass| self.clear_window(len, self.taking(None, now), pass, now));
+            if cleared {
+                self.eviction.something_changed();
+            }
+        }
     }
 
     /// Evicts down to just below the high watermark, if usage is above.
@@ -101,7 +120,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
         self.counters.eviction_attempted();
         let below = (self.options.eviction_ratio.min(HYSTERESIS) * capacity as f64) as u64;
-        let mut left = used;
+        let mut left = used.saturating_sub(self.drop_hot(used - watermark, now));
         for pass in self.passes() {
             let target = if pass == Pass::Ordinary { watermark - below.min(watermark) } else { watermark };
             while left > target {
@@ -171,10 +190,25 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             && object.group().is_none_or(|group| group.lease() <= now)
     }
 
-    /// Frees what has rested long enough, everywhere; how many bytes.
+    /// Frees what has rested long enough, a slice of each segment; how many bytes.
     pub(super) fn reclaim(&self, now: Moment) -> u64 {
         let registry = self.segments.read();
         registry.list.iter().map(|segment| segment.reclaim(now)).sum()
+    }
+
+    /// Frees all that has rested long enough, slice by slice; whether there was any.
+    pub(super) fn reclaim_all(&self, now: Moment) -> bool {
+        let due: Vec<_> = {
+            let registry = self.segments.read();
+            registry.list.iter().filter(|segment| segment.has_rested(now)).cloned().collect()
+        };
+        // Nothing new becomes due: `now` stays.
+        for segment in &due {
+            while segment.has_rested(now) {
+                segment.reclaim(now);
+            }
+        }
+        !due.is_empty()
     }
 
     pub(super) fn passes(&self) -> impl Iterator<Item = Pass> + use<A, E> {

@@ -4,12 +4,16 @@ use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::EvictionPolicy;
 use mooncake_core::ids::ObjectKey;
-use mooncake_core::replica::{Replica, ReplicaList};
+use mooncake_core::replica::{Replica, ReplicaList, ReplicaStatus};
 use mooncake_core::{Error, ErrorCode, Result};
+use smallvec::SmallVec;
 
 use super::Master;
 use super::directory::{Object, Value};
 use super::put::absent;
+use super::segments::Held;
+use crate::protocol::pack::{Pack, Writer};
+use crate::protocol::wire::pack_in_memory;
 
 /// Longest pattern accepted, in bytes.
 const MAX_PATTERN: usize = 4096;
@@ -37,10 +41,29 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// # Errors
     /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY` while its first write is in progress.
     pub fn locate(&self, key: &[u8]) -> Result<ReplicaList> {
-        self.read(key, |value| ReplicaList {
-            replicas: value.describe(),
-            lease: self.options.lease_ttl,
-            checksum: value.checksum,
+        self.read(key, |value| {
+            let mut replicas = value.describe();
+            let turn = self.turn(replicas.len());
+            replicas.rotate_left(turn);
+            ReplicaList { replicas, lease: self.options.lease_ttl, checksum: value.checksum }
+        })
+    }
+
+    /// Which of the replicas comes first. Many readers take the first one, so where hot objects are spread they take turns.
+    fn turn(&self, replicas: usize) -> usize {
+        if self.hot.is_some() && replicas > 1 { self.dice.below(replicas) } else { 0 }
+    }
+
+    /// As [`Master::locate`], written as a [`ReplicaList`] is.
+    pub(crate) fn locate_to(&self, key: &[u8], out: &mut Writer<'_>) -> Result<()> {
+        self.read(key, |value| {
+            // Looked at once: a segment may go meanwhile, and the number comes first.
+            let mut live: SmallVec<[_; 4]> = value.live().collect();
+            let turn = self.turn(live.len());
+            live.rotate_left(turn);
+            pack_in_memory(live.into_iter().map(Held::place), value.len, ReplicaStatus::Complete, out);
+            self.options.lease_ttl.pack(out);
+            value.checksum.pack(out);
         })
     }
 
@@ -121,6 +144,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         shard.touch(slot, self.directory.use_number());
         shard.reads.hits += 1;
         shard.reads.hit_bytes += len;
+        if let Some(hot) = &self.hot {
+            let key = shard[slot].key.clone();
+            hot.read(&mut shard.heats, slot, &key, now);
+        }
         Ok(shown)
     }
 

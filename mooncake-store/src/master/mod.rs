@@ -2,8 +2,9 @@
 //!
 //! Locks, outermost first; nobody holds two of one kind, and nothing is locked while another party is called:
 //! drain jobs, membership (mounts, unmounts, expiry) -> a shard of the directory -> the list of segments -> one segment's space.
-//! The table of tenants is inside all of these. Inside a shard, too: the table of groups, then the members of one.
 //! A ledger is inside all of these, too, and the table of ledgers inside the membership.
+//! The table of tenants is inside all of these. Inside a shard, too: the table of groups, then the members of one; the table of
+//! hot objects.
 //! The tables of clients, of tasks and of copies under way are each locked inside of none but the drain jobs. Every method is synchronous and short; `tick` does what takes longer.
 
 mod clients;
@@ -13,6 +14,7 @@ mod drain;
 mod evict;
 mod graves;
 mod groups;
+mod hot;
 mod inventory;
 mod journal;
 mod lookup;
@@ -48,6 +50,7 @@ use self::drain::Drains;
 use self::evict::EvictionState;
 use self::graves::Graves;
 use self::groups::Groups;
+use self::hot::Hot;
 use self::inventory::Ledgers;
 use self::placement::Dice;
 use self::segments::Registry;
@@ -57,7 +60,7 @@ use self::tenants::Tenants;
 
 pub use self::drain::{DrainInfo, DrainRequest, DrainStatus};
 pub use self::journal::Journal;
-pub use self::options::{MasterOptions, ParsePlacementError, Placement, TaskOptions};
+pub use self::options::{HotOptions, MasterOptions, ParsePlacementError, Placement, TaskOptions};
 #[cfg(feature = "testkit")]
 pub use self::planted::Bug;
 pub use self::put::{Put, Writer};
@@ -98,6 +101,7 @@ pub struct Master<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = Bu
     tasks: Mutex<Tasks>,
     drains: Drains<A>,
     groups: Mutex<Groups>,
+    hot: Option<Hot>,
     #[cfg(feature = "testkit")]
     planted: planted::Planted,
 }
@@ -150,6 +154,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             counters: Counters::default(),
             copies: Mutex::default(),
             groups: Mutex::default(),
+            hot: options.hot.map(|hot| Hot::new(hot, rng.next_u64())),
             tasks: Mutex::new(Tasks::new(rng.next_u64())),
             drains: Drains::new(rng.next_u64()),
             epoch: rng.next_u64(),

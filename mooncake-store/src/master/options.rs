@@ -102,6 +102,32 @@ impl Default for TaskOptions {
     }
 }
 
+/// More replicas of objects that are read often.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HotOptions {
+    /// Whether replicas are made; otherwise the log says which would be.
+    pub enforce: bool,
+    /// Time over which reads are counted (10 s).
+    pub window: Duration,
+    /// Reads a second from which on an object is hot (0.8).
+    pub reads_per_second: f64,
+    /// Replicas of an object after which no more are made (2).
+    pub max_replicas: usize,
+}
+
+impl Default for HotOptions {
+    fn default() -> Self {
+        Self { enforce: true, window: Duration::from_secs(10), reads_per_second: 0.8, max_replicas: 2 }
+    }
+}
+
+impl HotOptions {
+    /// Reads in a window that make an object hot.
+    pub(super) fn threshold(&self) -> u64 {
+        ((self.window.as_secs_f64() * self.reads_per_second).ceil() as u64).max(1)
+    }
+}
+
 /// How a [`Master`](super::Master) behaves. The defaults are the existing system's where it has them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MasterOptions {
@@ -137,6 +163,8 @@ pub struct MasterOptions {
     pub tasks: TaskOptions,
     /// Tenants, each with a quota; `None` for no tenants at all (`None`).
     pub tenants: Option<Vec<TenantQuota>>,
+    /// More replicas of hot objects; `None` for none (`None`).
+    pub hot: Option<HotOptions>,
     /// Shards of the directory, a power of two up to 4096 (64).
     pub shards: usize,
 }
@@ -158,6 +186,7 @@ impl Default for MasterOptions {
             placement: Placement::default(),
             tasks: TaskOptions::default(),
             tenants: None,
+            hot: None,
             shards: 64,
         }
     }
@@ -199,6 +228,9 @@ impl MasterOptions {
         }
         if self.client_ttl.is_zero() {
             return Err(Error::invalid("client_ttl must not be 0: every client would be gone at once"));
+        }
+        if self.hot.is_some_and(|hot| !hot.reads_per_second.is_finite() || hot.reads_per_second <= 0.0) {
+            return Err(Error::invalid("dynamic_replication_admission_qps_threshold must be above 0"));
         }
         if !self.shards.is_power_of_two() || self.shards > 4096 {
             return Err(Error::invalid(format!(

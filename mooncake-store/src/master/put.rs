@@ -1,20 +1,24 @@
 //! Writes: grants space, makes values readable, takes failed writes back.
 
+use std::cell::RefCell;
 use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::EvictionPolicy;
 use mooncake_core::ids::{ClientId, ObjectKey, SlotId};
-use mooncake_core::replica::{Replica, ReplicaType, ReplicateConfig, SoftPin};
+use mooncake_core::replica::{Replica, ReplicaStatus, ReplicaType, ReplicateConfig, SoftPin};
 use mooncake_core::{Error, ErrorCode, Result};
 
 use super::Master;
 use super::directory::{Object, Replicas, Shard, Value, Write};
 use super::inventory::Stamp;
 use super::options::Placement;
+use super::segments::Held;
 use super::tenants::{Refused, Reservation, unknown};
 use crate::api::{Caller, WriteMode};
+use crate::protocol::pack;
+use crate::protocol::wire::pack_in_memory;
 
 /// How often a put looks for room again when others took what it had freed.
 const ROUNDS: usize = 8;
@@ -91,6 +95,21 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// another write of the same client is in progress); `OBJECT_HAS_REPLICATION_TASK` (upsert only: it is being copied or
     /// moved); `NO_AVAILABLE_HANDLE`; `TENANT_NOT_REGISTERED`; `TENANT_QUOTA_EXCEEDED`.
     pub fn put_start(&self, put: &Put<'_>) -> Result<Vec<Replica>> {
+        self.start(put, Write::describe)
+    }
+
+    /// As [`Master::put_start`], written as a list of [`Replica`]s is.
+    pub(crate) fn put_start_to(&self, put: &Put<'_>, out: &mut pack::Writer<'_>) -> Result<()> {
+        // Shown once at most; the writer is not to be had by two closures.
+        let out = RefCell::new(out);
+        self.start(put, |write| {
+            let replicas = write.replicas.iter().map(Held::place);
+            pack_in_memory(replicas, write.len, ReplicaStatus::Processing, *out.borrow_mut());
+        })
+    }
+
+    /// Grants space and shows the write.
+    fn start<R>(&self, put: &Put<'_>, show: impl Fn(&Write<A>) -> R) -> Result<R> {
         self.check_put(put)?;
         let hash = self.directory.hash(put.key);
         let tenant = self.tenants.number(put.key);
@@ -98,7 +117,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         for _ in 0..ROUNDS {
             let now = self.clock.now();
             let mut shard = self.directory.lock(hash);
-            if let Some(same) = self.admit(&mut shard, hash, put, now)? {
+            if let Some(same) = self.admit(&mut shard, hash, put, &show, now)? {
                 return Ok(same);
             }
             let bytes = put.len.saturating_mul(put.config.replicas);
@@ -118,7 +137,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             };
             if let Some(space) = self.place(put.len, hash, put.config, now) {
                 self.counters.placed(put.config.replicas, space.len());
-                return Ok(self.grant(&mut shard, hash, put, space, charged, now));
+                return self.grant(&mut shard, hash, put, space, charged, &show, now);
             }
             drop(charged);
             drop(shard);
@@ -126,8 +145,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 break;
             }
         }
-        if let Some(replicas) = self.reuse(hash, put)? {
-            return Ok(replicas);
+        if let Some(shown) = self.reuse(hash, put, &show)? {
+            return Ok(shown);
         }
         self.counters.no_room();
         Err(Error::new(
@@ -240,19 +259,20 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 
     /// Whether the write may start; `Some` when it has, and this is the answer to the same call repeated.
-    fn admit(
+    fn admit<R>(
         &self,
         shard: &mut Shard<A, E>,
         hash: u64,
         put: &Put<'_>,
+        show: impl Fn(&Write<A>) -> R,
         now: Moment,
-    ) -> Result<Option<Vec<Replica>>> {
+    ) -> Result<Option<R>> {
         let Some(slot) = shard.find(hash, put.key) else { return Ok(None) };
         shard.prune(slot, now, self.options.put_release);
         let object = &shard[slot];
         if let Some(write) = object.write() {
             if write.writer.repeats(put.writer) && write.len == put.len {
-                return Ok(Some(write.describe()));
+                return Ok(Some(show(write)));
             }
             self.admit_beside(write, put, now)?;
         }
@@ -288,22 +308,24 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
     }
 
-    fn grant(
+    #[allow(clippy::too_many_arguments, reason = "what a grant is made of")]
+    fn grant<R>(
         &self,
         shard: &mut Shard<A, E>,
         hash: u64,
         put: &Put<'_>,
         space: Replicas<A>,
         charged: Reservation<'_>,
+        show: impl Fn(&Write<A>) -> R,
         now: Moment,
-    ) -> Vec<Replica> {
+    ) -> Result<R> {
         let slot = match (shard.find(hash, put.key), ObjectKey::new(put.key)) {
             (Some(slot), _) => slot,
             (None, Ok(key)) => shard.add(hash, key, self.tenants.number(put.key)),
             // `check_put` has looked at the key's length.
-            (None, Err(_)) => {
+            (None, Err(error)) => {
                 space.into_iter().for_each(|held| held.retire(now, now));
-                return Vec::new();
+                return Err(error.into());
             }
         };
         if let Some(abandoned) = shard.take_write(slot) {
@@ -313,22 +335,22 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         write.soft_pin = put.config.soft_pin;
         write.soft_pin_ttl_ms = put.config.soft_pin_ttl_ms;
         write.hard_pin = put.config.hard_pin;
-        let replicas = write.describe();
+        let shown = show(&write);
         shard.put_write(slot, write, charged.spend());
         if !put.group.is_empty() {
             shard.join(slot, self.groups.lock().named(put.group));
         }
-        replicas
+        Ok(shown)
     }
 
     /// Last resort of an upsert that finds no room: the old value's own space, if nobody reads it.
-    fn reuse(&self, hash: u64, put: &Put<'_>) -> Result<Option<Vec<Replica>>> {
+    fn reuse<R>(&self, hash: u64, put: &Put<'_>, show: impl Fn(&Write<A>) -> R) -> Result<Option<R>> {
         if put.mode != WriteMode::Upsert {
             return Ok(None);
         }
         let now = self.clock.now();
         let mut shard = self.directory.lock(hash);
-        if let Some(same) = self.admit(&mut shard, hash, put, now)? {
+        if let Some(same) = self.admit(&mut shard, hash, put, &show, now)? {
             return Ok(Some(same));
         }
         let Some(slot) = shard.find(hash, put.key) else { return Ok(None) };
@@ -339,7 +361,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
         let charged = self.tenants.hold(object.tenant(), object.charged());
         let Some(old) = shard.take_value(slot) else { return Ok(None) };
-        Ok(Some(self.grant(&mut shard, hash, put, old.replicas, charged, now)))
+        self.grant(&mut shard, hash, put, old.replicas, charged, &show, now).map(Some)
     }
 
     /// What its tenant is charged for that the write of a key will replace.

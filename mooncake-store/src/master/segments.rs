@@ -12,12 +12,15 @@ use mooncake_core::replica::{
     MemoryLocation, Replica, ReplicaLocation, ReplicaStatus, Segment, SegmentStatus,
 };
 use mooncake_core::{Error, Result};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::inventory::Ledger;
 
 /// Objects start on cache lines, so that copies run at full speed.
 pub(super) const GRAIN: u64 = 64;
+
+/// Extents freed under one lock.
+const SLICE: usize = 2048;
 
 /// One mount of one segment. Mounting the same segment again makes another of these.
 pub(super) struct Mounted<A> {
@@ -160,14 +163,16 @@ impl<A: SegmentAllocator> Mounted<A> {
         self.closed.store(false, Relaxed);
     }
 
-    /// Frees what has rested long enough; how many bytes.
+    /// Frees what has rested long enough, a slice of it at most: a million readers' leases may end at once, and puts wait for the
+    /// same lock. How many bytes.
     pub(super) fn reclaim(&self, now: Moment) -> u64 {
-        if self.next_release.load(Relaxed) > now.0 {
+        if !self.has_rested(now) {
             return 0;
         }
         let mut space = self.space.lock();
         let before = space.resting_bytes;
-        while let Some(&Reverse((until, extent))) = space.resting.peek() {
+        for _ in 0..SLICE {
+            let Some(&Reverse((until, extent))) = space.resting.peek() else { break };
             if until > now {
                 break;
             }
@@ -176,7 +181,14 @@ impl<A: SegmentAllocator> Mounted<A> {
             space.allocator.release(extent);
         }
         self.publish(&space);
-        before - space.resting_bytes
+        let freed = before - space.resting_bytes;
+        MutexGuard::unlock_fair(space);
+        freed
+    }
+
+    /// Whether there is something to reclaim.
+    pub(super) fn has_rested(&self, now: Moment) -> bool {
+        self.next_release.load(Relaxed) <= now.0
     }
 
     /// What rests, as absolute addresses.
@@ -303,6 +315,11 @@ pub(super) struct Held<A> {
 impl<A: SegmentAllocator> Held<A> {
     pub(super) fn retire(self, until: Moment, now: Moment) {
         self.segment.retire(self.extent, until, now);
+    }
+
+    /// Number, address and segment.
+    pub(super) fn place(&self) -> (ReplicaId, u64, &Segment) {
+        (self.id, self.segment.info.base + self.extent.offset, &self.segment.info)
     }
 
     pub(super) fn describe(&self, len: u64, status: ReplicaStatus) -> Replica {

@@ -49,6 +49,14 @@ pub struct Stats {
     pub discarded: u64,
     /// Of these, those whose grant had run out.
     pub released: u64,
+    /// Replicas of hot objects that were asked for, or would have been.
+    pub hot_proposed: u64,
+    /// Of these, those that were made.
+    pub hot_made: u64,
+    /// Of these, those that went again.
+    pub hot_dropped: u64,
+    /// Replicas of hot objects there are.
+    pub hot_replicas: u64,
     /// Values completed, by size: counts for each upper bound, then for all.
     pub value_sizes: Vec<(u64, u64)>,
     /// Sum of their sizes.
@@ -165,6 +173,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             value_bytes: read(&counters.value_bytes),
             ..Stats::default()
         };
+        if let Some(hot) = &self.hot {
+            [stats.hot_proposed, stats.hot_made, stats.hot_dropped, stats.hot_replicas] = hot.counts();
+        }
         let mut below = 0;
         for (at, count) in counters.value_sizes.iter().enumerate() {
             below += read(count);

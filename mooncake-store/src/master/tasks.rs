@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::Master;
 use super::options::TaskOptions;
 use super::put::absent;
+use crate::api::CopyToken;
 use crate::protocol::wire::{Task, TaskInfo, TaskKind, TaskReport, TaskStatus};
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
@@ -25,17 +26,40 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if targets.is_empty() {
             return Err(Error::invalid("a copy needs a target segment"));
         }
-        let (tenant_id, text) = self.key_text(key)?;
         targets.iter().try_for_each(|target| self.check_target(target))?;
         let (source, client) = self.source_of(key, None)?;
+        self.add_copy(key, &source, client, targets, CopyToken::default())
+    }
+
+    /// Has the owner of a replica of a hot object make another one.
+    pub(super) fn add_hot_copy(
+        &self,
+        key: &[u8],
+        source: &str,
+        client: ClientId,
+        target: &str,
+        token: CopyToken,
+    ) -> Result<Uuid> {
+        self.add_copy(key, source, client, &[target], token)
+    }
+
+    fn add_copy(
+        &self,
+        key: &[u8],
+        source: &str,
+        client: ClientId,
+        targets: &[&str],
+        token: CopyToken,
+    ) -> Result<Uuid> {
+        let (tenant_id, key) = self.key_text(key)?;
         let payload = CopyPayload {
             tenant_id,
-            key: text,
-            source: &source,
+            key,
+            source,
             targets,
-            dynamic_replication_lease_id_high: 0,
-            dynamic_replication_lease_id_low: 0,
-            dynamic_replication_version_epoch: 0,
+            dynamic_replication_lease_id_high: token.lease.first,
+            dynamic_replication_lease_id_low: token.lease.second,
+            dynamic_replication_version_epoch: token.epoch,
         };
         self.add_task(TaskKind::Copy, client, &payload)
     }

@@ -62,10 +62,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             self.reap_copies(now);
             self.tasks.lock().expire(now, self.clock.wall_ms(), &self.options.tasks);
         }
-        if self.reclaim(now) > 0 {
+        if self.reclaim_all(now) {
             self.eviction.something_changed();
         }
         self.evict_to_watermark(now);
+        self.clear_wanted_window(now);
+        self.tend_hot(now);
         if self.drains.is_due(now) {
             self.drive_drains(now);
         }

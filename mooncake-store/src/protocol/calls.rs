@@ -11,6 +11,7 @@ use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
 
 use super::inventory::InventoryCalls;
+use super::pack;
 use super::service::{ObjectCalls, OwnerCalls, SegmentCalls, TaskCalls};
 use super::tiers::TierCalls;
 use super::wire::{CopyPlan, InventoryPage, MovePlan, StoredReplica, Task, TaskInfo, TaskKind, TaskReport};
@@ -26,6 +27,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> ObjectCalls for Master<A, E> {
         self.locate(&self.scoped_if_known(tenant, key)?)
     }
 
+    fn locate_to(&self, tenant: &str, key: &[u8], out: &mut pack::Writer<'_>) -> Result<()> {
+        self.locate_to(&self.scoped_if_known(tenant, key)?, out)
+    }
+
     fn locate_matching(&self, tenant: &str, pattern: &str) -> Result<Vec<(ObjectKey, Vec<Replica>)>> {
         self.locate_matching_of(tenant, pattern)
     }
@@ -38,20 +43,23 @@ impl<A: SegmentAllocator, E: EvictionPolicy> ObjectCalls for Master<A, E> {
         config: &ReplicateConfig,
         group: &str,
     ) -> Result<Vec<Replica>> {
-        let (writer, tenant) = (Writer::from(caller), caller.tenant);
-        let (key, group) = (self.scoped(tenant, item.key)?, self.scoped_group(tenant, group));
-        let outcome = self.put_start(&Put { writer, mode, key: &key, len: item.len, config, group: &group });
-        match outcome {
-            // Numbered writes are ours, and so is this answer: nobody need wait for room that cannot come.
-            Err(error)
-                if caller.attempt != 0
-                    && error.code() == ErrorCode::NoAvailableHandle
-                    && self.is_too_large(item.len) =>
-            {
-                Err(Error::new(ErrorCode::BufferOverflow, "no segment is large enough").with_source(error))
-            }
-            outcome => outcome,
-        }
+        let (key, group) = (self.scoped(caller.tenant, item.key)?, self.scoped_group(caller.tenant, group));
+        let put = Put { writer: caller.into(), mode, key: &key, len: item.len, config, group: &group };
+        self.put_start(&put).map_err(|error| self.refusal(caller, item.len, error))
+    }
+
+    fn put_start_to(
+        &self,
+        caller: Caller<'_>,
+        mode: WriteMode,
+        item: PutItem<'_>,
+        config: &ReplicateConfig,
+        group: &str,
+        out: &mut pack::Writer<'_>,
+    ) -> Result<()> {
+        let (key, group) = (self.scoped(caller.tenant, item.key)?, self.scoped_group(caller.tenant, group));
+        let put = Put { writer: caller.into(), mode, key: &key, len: item.len, config, group: &group };
+        self.put_start_to(&put, out).map_err(|error| self.refusal(caller, item.len, error))
     }
 
     fn put_end(
@@ -83,6 +91,17 @@ impl<A: SegmentAllocator, E: EvictionPolicy> ObjectCalls for Master<A, E> {
 
     fn remove_all(&self, tenant: &str, force: bool) -> Result<u64> {
         Ok(self.remove_all_of(tenant, force))
+    }
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// Why a put was refused, as it is told.
+    fn refusal(&self, caller: Caller<'_>, len: u64, error: Error) -> Error {
+        // Numbered writes are ours, and so is this answer: nobody need wait for room that cannot come.
+        if caller.attempt != 0 && error.code() == ErrorCode::NoAvailableHandle && self.is_too_large(len) {
+            return Error::new(ErrorCode::BufferOverflow, "no segment is large enough").with_source(error);
+        }
+        error
     }
 }
 

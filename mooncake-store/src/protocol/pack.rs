@@ -134,7 +134,52 @@ pub fn encode<T: Pack + ?Sized>(value: &T, out: &mut Vec<u8>) {
         out.extend_from_slice(&const { T::LITERAL.hash() | OPTIONS_FOLLOW }.to_le_bytes());
         out.push((width as u8) << OPTION_WIDTH_SHIFT);
     }
-    value.pack(&mut Writer { out, width });
+    value.pack(&mut Writer { out, width, fits: true });
+}
+
+/// Appends an answer, or a list of them, that is written as it comes and never kept. `each` appends the value of one item; what it
+/// appended before it failed is taken back. A length in a value may be 255 at least; `false` when one was longer than this body
+/// can say, which nobody can read then.
+#[must_use]
+pub(super) fn encode_answers<T: Wire>(
+    items: Items,
+    out: &mut Vec<u8>,
+    mut each: impl FnMut(usize, &mut Writer<'_>) -> Result<(), Error>,
+) -> bool {
+    let (hash, count) = match items {
+        Items::One => (const { Answer::<T>::LITERAL.hash() }, 1),
+        Items::Many(count) => (const { Vec::<Answer<T>>::LITERAL.hash() }, count),
+    };
+    let width = Width::of(count);
+    if width == Width::One {
+        out.extend_from_slice(&hash.to_le_bytes());
+    } else {
+        out.extend_from_slice(&(hash | OPTIONS_FOLLOW).to_le_bytes());
+        out.push((width as u8) << OPTION_WIDTH_SHIFT);
+    }
+    let mut writer = Writer { out, width, fits: true };
+    if let Items::Many(count) = items {
+        writer.length(count);
+    }
+    for index in 0..count {
+        let begun = writer.out.len();
+        true.pack(&mut writer);
+        if let Err(error) = each(index, &mut writer) {
+            writer.out.truncate(begun);
+            false.pack(&mut writer);
+            error.code().pack(&mut writer);
+        }
+    }
+    writer.fits
+}
+
+/// How many answers a body holds.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Items {
+    /// One that is no list.
+    One,
+    /// A list of so many.
+    Many(usize),
 }
 
 /// Appends `value` as a body that spells its type out, as the existing system does in every message.
@@ -144,7 +189,7 @@ pub fn encode_spelled<T: Pack + ?Sized>(value: &T, out: &mut Vec<u8>) {
     out.push((width as u8) << OPTION_WIDTH_SHIFT | OPTION_LITERAL);
     out.extend_from_slice(const { T::LITERAL }.as_bytes());
     out.push(0);
-    value.pack(&mut Writer { out, width });
+    value.pack(&mut Writer { out, width, fits: true });
 }
 
 /// Reads a body that must be a `T` and nothing else, spelled out or not.
@@ -186,6 +231,8 @@ impl Width {
 pub struct Writer<'o> {
     out: &'o mut Vec<u8>,
     width: Width,
+    /// Every length so far could be written.
+    fits: bool,
 }
 
 impl Writer<'_> {
@@ -201,7 +248,8 @@ impl Writer<'_> {
 
     /// Appends the length of a container.
     pub fn length(&mut self, len: usize) {
-        // `widest` made the width fit every length of the value, so no cast here loses anything.
+        // `widest` makes the width fit every length of a value; what is written as it comes is looked at in the end.
+        self.fits &= Width::of(len) as u8 <= self.width as u8;
         match self.width {
             Width::One => self.out.push(len as u8),
             Width::Two => self.out.extend_from_slice(&(len as u16).to_le_bytes()),

@@ -10,7 +10,7 @@ use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig,
 use super::frame::Status;
 use super::inventory::{InventoryCalls, inventory_calls};
 use super::message::*;
-use super::pack::{self, Pack, Pairs, Unpack, Wire};
+use super::pack::{self, Answer, Items, Pack, Pairs, Unpack, Wire, Writer};
 use super::server::{Refusal, Service};
 use super::tiers::{TierCalls, tier_calls};
 use super::wire::{CopyPlan, MovePlan, StorageConfig, Task, TaskInfo, TaskKind, TaskReport};
@@ -24,6 +24,11 @@ pub trait ObjectCalls: Send + Sync + 'static {
     /// Where the object lies; grants a lease. `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY`.
     fn locate(&self, tenant: &str, key: &[u8]) -> Result<ReplicaList>;
 
+    /// As [`locate`](Self::locate), appended as the answer has it.
+    fn locate_to(&self, tenant: &str, key: &[u8], out: &mut Writer<'_>) -> Result<()> {
+        self.locate(tenant, key).map(|list| list.pack(out))
+    }
+
     /// Where each object lies whose key the pattern finds a match in; grants leases. `INVALID_PARAMS` for a bad pattern.
     fn locate_matching(&self, tenant: &str, pattern: &str) -> Result<Vec<(ObjectKey, Vec<Replica>)>>;
 
@@ -36,6 +41,19 @@ pub trait ObjectCalls: Send + Sync + 'static {
         config: &ReplicateConfig,
         group: &str,
     ) -> Result<Vec<Replica>>;
+
+    /// As [`put_start`](Self::put_start), appended as the answer has it.
+    fn put_start_to(
+        &self,
+        caller: Caller<'_>,
+        mode: WriteMode,
+        item: PutItem<'_>,
+        config: &ReplicateConfig,
+        group: &str,
+        out: &mut Writer<'_>,
+    ) -> Result<()> {
+        self.put_start(caller, mode, item, config, group).map(|replicas| replicas.pack(out))
+    }
 
     /// The bytes have landed.
     fn put_end(
@@ -221,14 +239,49 @@ impl<'c> Call<'c> {
     /// Reads the arguments, asks, and writes the answer, whose type is the table's up to the kind of error.
     pub(super) fn answer<R: Request + Unpack<'c>, T: Pack>(&mut self, ask: impl FnOnce(R) -> T) -> Outcome {
         const { assert!(<R::Reply as Wire>::LITERAL.hash() == T::LITERAL.hash()) };
+        pack::encode(&ask(self.read()?), self.out);
+        Ok(())
+    }
+
+    fn read<R: Request + Unpack<'c>>(&self) -> Result<R, Refusal> {
         let request =
             if R::HAS_ARGUMENTS { pack::decode(self.body) } else { pack::decode_nothing(self.body) };
-        let request = request.map_err(|error| {
+        request.map_err(|error| {
             let text = format!("{}: {error}; version {TABLE_VERSION} is spoken here", R::NAME);
             (Status::InvalidArguments, text)
-        })?;
-        pack::encode(&ask(request), self.out);
-        Ok(())
+        })
+    }
+
+    /// As [`Call::answer`] for one item, whose value `ask` appends.
+    fn answer_one<R, T>(&mut self, ask: impl Fn(&R, &mut Writer<'_>) -> Result<()>) -> Outcome
+    where
+        R: Request<Reply = Answer<T>> + Unpack<'c>,
+        T: Wire,
+    {
+        let request = self.read()?;
+        whole::<R>(pack::encode_answers::<T>(Items::One, self.out, |_, out| ask(&request, out)))
+    }
+
+    /// As [`Call::answer`] for a list of items, of which `ask` appends one value after the other.
+    fn answer_each<R, T>(
+        &mut self,
+        count: impl Fn(&R) -> usize,
+        ask: impl Fn(&R, usize, &mut Writer<'_>) -> Result<()>,
+    ) -> Outcome
+    where
+        R: Request<Reply = Vec<Answer<T>>> + Unpack<'c>,
+        T: Wire,
+    {
+        let request = self.read()?;
+        let items = Items::Many(count(&request));
+        whole::<R>(pack::encode_answers::<T>(items, self.out, |index, out| ask(&request, index, out)))
+    }
+}
+
+fn whole<R: Request>(fits: bool) -> Outcome {
+    match fits {
+        true => Ok(()),
+        false => Err((Status::BadResult, format!("{}: an answer names something too long", R::NAME))),
     }
 }
 
@@ -238,10 +291,13 @@ fn read_calls<M: MasterCalls>(master: &M, function: u32, call: &mut Call<'_>) ->
         BatchExistKey::FUNCTION => {
             call.answer(|r: BatchExistKey<'_>| each(&r.keys, |key| master.exist(r.tenant, key)))
         }
-        GetReplicaList::FUNCTION => call.answer(|r: GetReplicaList<'_>| master.locate(r.tenant, r.key)),
-        BatchGetReplicaList::FUNCTION => {
-            call.answer(|r: BatchGetReplicaList<'_>| each(&r.keys, |key| master.locate(r.tenant, key)))
+        GetReplicaList::FUNCTION => {
+            call.answer_one(|r: &GetReplicaList<'_>, out| master.locate_to(r.tenant, r.key, out))
         }
+        BatchGetReplicaList::FUNCTION => call.answer_each(
+            |r: &BatchGetReplicaList<'_>| r.keys.len(),
+            |r, index, out| master.locate_to(r.tenant, r.keys[index], out),
+        ),
         GetReplicaListByRegex::FUNCTION => {
             call.answer(|r: GetReplicaListByRegex<'_>| master.locate_matching(r.tenant, r.pattern).map(Pairs))
         }
@@ -255,20 +311,28 @@ fn read_calls<M: MasterCalls>(master: &M, function: u32, call: &mut Call<'_>) ->
 fn write_calls<M: MasterCalls>(master: &M, function: u32, call: &mut Call<'_>) -> Option<Outcome> {
     use WriteMode::{Put, Upsert};
     Some(match function {
-        PutStart::FUNCTION => call.answer(|r: PutStart<'_>| {
+        PutStart::FUNCTION => call.answer_one(|r: &PutStart<'_>, out| {
             let item = PutItem { key: r.key, len: r.size };
-            start_one(master, caller(r.client, r.tenant), Put, item, &r.config)
+            start_one(master, caller(r.client, r.tenant), Put, item, &r.config, out)
         }),
-        UpsertStart::FUNCTION => call.answer(|r: UpsertStart<'_>| {
+        UpsertStart::FUNCTION => call.answer_one(|r: &UpsertStart<'_>, out| {
             let item = PutItem { key: r.key, len: r.size };
-            start_one(master, caller(r.client, r.tenant), Upsert, item, &r.config)
+            start_one(master, caller(r.client, r.tenant), Upsert, item, &r.config, out)
         }),
-        BatchPutStart::FUNCTION => call.answer(|r: BatchPutStart<'_>| {
-            start_all(master, caller(r.client, r.tenant), Put, (&r.keys, &r.sizes), &r.config)
-        }),
-        BatchUpsertStart::FUNCTION => call.answer(|r: BatchUpsertStart<'_>| {
-            start_all(master, caller(r.client, r.tenant), Upsert, (&r.keys, &r.sizes), &r.config)
-        }),
+        BatchPutStart::FUNCTION => call.answer_each(
+            |r: &BatchPutStart<'_>| r.keys.len(),
+            |r, at, out| {
+                let items = (&r.keys[..], &r.sizes[..]);
+                start_at(master, caller(r.client, r.tenant), Put, items, at, &r.config, out)
+            },
+        ),
+        BatchUpsertStart::FUNCTION => call.answer_each(
+            |r: &BatchUpsertStart<'_>| r.keys.len(),
+            |r, at, out| {
+                let items = (&r.keys[..], &r.sizes[..]);
+                start_at(master, caller(r.client, r.tenant), Upsert, items, at, &r.config, out)
+            },
+        ),
         PutEnd::FUNCTION => {
             call.answer(|r: PutEnd<'_>| master.put_end(caller(r.client, r.tenant), Put, r.item, r.replicas))
         }
@@ -296,10 +360,14 @@ fn write_calls<M: MasterCalls>(master: &M, function: u32, call: &mut Call<'_>) -
             let caller = caller(r.client, r.tenant);
             each(&r.keys, |key| master.put_revoke(caller, Upsert, key, ReplicaType::All))
         }),
-        StartWrites::FUNCTION => call.answer(|r: StartWrites<'_>| {
-            let caller = writer(r.client, r.tenant, r.attempt);
-            start_all(master, caller, write_mode(r.replace), (&r.keys, &r.sizes), &r.config)
-        }),
+        StartWrites::FUNCTION => call.answer_each(
+            |r: &StartWrites<'_>| r.keys.len(),
+            |r, at, out| {
+                let caller = writer(r.client, r.tenant, r.attempt);
+                let items = (&r.keys[..], &r.sizes[..]);
+                start_at(master, caller, write_mode(r.replace), items, at, &r.config, out)
+            },
+        ),
         EndWrites::FUNCTION => call.answer(|r: EndWrites<'_>| {
             let caller = writer(r.client, r.tenant, r.attempt);
             each(&r.items, |item| master.put_end(caller, write_mode(r.replace), *item, r.replicas))
@@ -447,23 +515,24 @@ fn start_one<M: MasterCalls>(
     mode: WriteMode,
     item: PutItem<'_>,
     config: &ReplicateConfig,
-) -> Result<Vec<Replica>> {
-    master.put_start(caller, mode, item, config, group(config, 0, 1)?)
+    out: &mut Writer<'_>,
+) -> Result<()> {
+    master.put_start_to(caller, mode, item, config, group(config, 0, 1)?, out)
 }
 
-fn start_all<M: MasterCalls>(
+/// One item of a batch.
+fn start_at<M: MasterCalls>(
     master: &M,
     caller: Caller<'_>,
     mode: WriteMode,
     (keys, sizes): (&[&[u8]], &[u64]),
+    at: usize,
     config: &ReplicateConfig,
-) -> Vec<Result<Vec<Replica>>> {
-    let items = keys.iter().enumerate().map(|(at, key)| {
-        if keys.len() != sizes.len() {
-            return Err(Error::invalid(format!("{} lengths for {} objects", sizes.len(), keys.len())));
-        }
-        let item = PutItem { key, len: sizes[at] };
-        master.put_start(caller, mode, item, config, group(config, at, keys.len())?)
-    });
-    items.collect()
+    out: &mut Writer<'_>,
+) -> Result<()> {
+    if keys.len() != sizes.len() {
+        return Err(Error::invalid(format!("{} lengths for {} objects", sizes.len(), keys.len())));
+    }
+    let item = PutItem { key: keys[at], len: sizes[at] };
+    master.put_start_to(caller, mode, item, config, group(config, at, keys.len())?, out)
 }

@@ -353,6 +353,29 @@ impl Pack for ObjectKey {
     }
 }
 
+/// Replicas in memory, written from where they are kept: the same bytes as of a list of [`Replica`]s. Each is its number, its address
+/// and its segment.
+pub(crate) fn pack_in_memory<'s>(
+    replicas: impl ExactSizeIterator<Item = (ReplicaId, u64, &'s Segment)>,
+    len: u64,
+    status: ReplicaStatus,
+    out: &mut Writer<'_>,
+) {
+    out.length(replicas.len());
+    for (id, address, segment) in replicas {
+        id.pack(out);
+        out.byte(IN_MEMORY);
+        len.pack(out);
+        address.pack(out);
+        segment.protocol.pack(out);
+        segment.endpoint.pack(out);
+        status.pack(out);
+    }
+}
+
+/// Index of memory among the kinds of places.
+const IN_MEMORY: u8 = 0;
+
 /// A variant of five structs. The two kinds of memory are structs around a struct.
 impl Wire for ReplicaLocation {
     const LITERAL: Literal = Literal::new(&[symbol::VARIANT])
@@ -377,7 +400,7 @@ impl Pack for ReplicaLocation {
     fn pack(&self, out: &mut Writer<'_>) {
         match self {
             Self::Memory(at) => {
-                out.byte(0);
+                out.byte(IN_MEMORY);
                 at.pack(out);
             }
             Self::NofSsd(at) => {

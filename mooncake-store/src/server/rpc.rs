@@ -13,6 +13,7 @@ use super::counting::Tally;
 use crate::api::{Caller, CopyToken, EndItem, PingReply, PutItem, WriteMode};
 use crate::master::Master;
 use crate::protocol::inventory::InventoryCalls;
+use crate::protocol::pack::Writer;
 use crate::protocol::server::{Refusal, Service};
 use crate::protocol::service::{MasterService, ObjectCalls, OwnerCalls, SegmentCalls, TaskCalls};
 use crate::protocol::tiers::TierCalls;
@@ -57,6 +58,10 @@ impl ObjectCalls for Items {
         Tally::item(ObjectCalls::locate(&*self.0, tenant, key))
     }
 
+    fn locate_to(&self, tenant: &str, key: &[u8], out: &mut Writer<'_>) -> Result<()> {
+        Tally::item(ObjectCalls::locate_to(&*self.0, tenant, key, out))
+    }
+
     fn locate_matching(&self, tenant: &str, pattern: &str) -> Result<Vec<(ObjectKey, Vec<Replica>)>> {
         Tally::item(ObjectCalls::locate_matching(&*self.0, tenant, pattern))
     }
@@ -70,6 +75,18 @@ impl ObjectCalls for Items {
         group: &str,
     ) -> Result<Vec<Replica>> {
         Tally::item(ObjectCalls::put_start(&*self.0, caller, mode, item, config, group))
+    }
+
+    fn put_start_to(
+        &self,
+        caller: Caller<'_>,
+        mode: WriteMode,
+        item: PutItem<'_>,
+        config: &ReplicateConfig,
+        group: &str,
+        out: &mut Writer<'_>,
+    ) -> Result<()> {
+        Tally::item(ObjectCalls::put_start_to(&*self.0, caller, mode, item, config, group, out))
     }
 
     fn put_end(

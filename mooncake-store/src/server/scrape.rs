@@ -96,6 +96,11 @@ impl Page {
         self.counter("master_put_start_partial_allocations_total", "Puts with fewer replicas", stats.partial);
         self.counter("master_put_start_discard_cnt", "Abandoned writes taken back", stats.discarded);
         self.counter("master_put_start_release_cnt", "Of these, those whose grant ran out", stats.released);
+        let name = |what: &str| format!("master_hot_replicas_{what}_total");
+        self.counter(&name("proposed"), "Replicas of hot objects asked for", stats.hot_proposed);
+        self.counter(&name("made"), "Of these, those made", stats.hot_made);
+        self.counter(&name("dropped"), "Of these, those that went again", stats.hot_dropped);
+        self.gauge("master_hot_replicas", "Replicas of hot objects there are", stats.hot_replicas);
     }
 
     fn requests(&mut self, state: &State) {

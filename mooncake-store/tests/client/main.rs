@@ -3,6 +3,7 @@
 mod checksum;
 mod drain;
 mod faults;
+mod hot;
 #[path = "../http_support/mod.rs"]
 mod http;
 mod lossy;

@@ -88,7 +88,7 @@ impl Scribe<'_> {
     fn length(&mut self) -> usize {
         let len = (self.random)(self.longest as u64 + 1) as usize;
         self.widest = self.widest.max(len);
-        Writer { out: &mut self.out, width: self.width }.length(len);
+        Writer { out: &mut self.out, width: self.width, fits: true }.length(len);
         len
     }
 
