@@ -23,8 +23,7 @@ impl BufferHandle {
 
     /// A copy of the value.
     pub(crate) fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let slice = self.lease.slice_mut().map_err(|error| exception(py, &error))?;
-        PyBytes::new_with(py, slice.len(), |to| slice.copy_to(0, to).map_err(|error| exception(py, &error)))
+        PyBytes::new_with(py, self.lease.len(), |to| self.lease.copy_to(to).map_err(|error| exception(py, &error)))
     }
 }
 

@@ -5,10 +5,11 @@ use std::sync::{Arc, Weak};
 use mooncake_core::alloc::{Extent, SegmentAllocator, Tlsf, TlsfConfig};
 use mooncake_core::memory::{HostMemory, MemorySource, MemorySpan};
 use mooncake_core::{Error, Result};
-use mooncake_store::client::Client;
+use mooncake_store::local::LocalBuf;
 use mooncake_transport::{Region, SliceMut};
 use parking_lot::Mutex;
 
+use crate::member::Member;
 use crate::memory::{Gone, Regions, Wire};
 
 /// Address alignment of what is lent out.
@@ -47,8 +48,8 @@ impl Drop for Watched {
 
 impl Arena {
     /// An arena over as much new memory as the local buffer has; pages cost nothing before they are used.
-    pub(crate) fn new(client: &Client, regions: Arc<Regions>) -> Result<Self> {
-        let capacity = client.config().local_buffer;
+    pub(crate) fn new(client: &Member, regions: Arc<Regions>) -> Result<Self> {
+        let capacity = client.local_buffer();
         let local = match usize::try_from(capacity) {
             Ok(len) if len > 0 => {
                 let region = new_region(client, &regions, len)?;
@@ -78,20 +79,20 @@ impl Arena {
     }
 
     /// New registered memory.
-    pub(crate) fn overflow(&self, client: &Client, len: usize) -> Result<Lease> {
+    pub(crate) fn overflow(&self, client: &Member, len: usize) -> Result<Lease> {
         let region = new_region(client, &self.regions, len)?;
         Ok(Lease { region: Some(region), start: 0, len, home: Home::Overflow(self.regions.clone()) })
     }
 
     /// Memory from wherever there is some.
-    pub(crate) fn take(self: &Arc<Self>, client: &Client, len: usize) -> Result<Lease> {
+    pub(crate) fn take(self: &Arc<Self>, client: &Member, len: usize) -> Result<Lease> {
         self.try_local(len).map_or_else(|| self.overflow(client, len), Ok)
     }
 }
 
-fn new_region(client: &Client, regions: &Regions, len: usize) -> Result<Region<Wire>> {
+fn new_region(client: &Member, regions: &Regions, len: usize) -> Result<Region<Wire>> {
     let gone = Arc::new(Gone::default());
-    let memory = HostMemory::with(len, &client.config().memory)?;
+    let memory = client.memory(len)?;
     let region = client.register(Arc::new(Watched { memory, gone: gone.clone() }))?;
     regions.add_ours(region.clone(), gone);
     Ok(region)
@@ -108,11 +109,21 @@ pub(crate) struct Lease {
 enum Home {
     Local(Weak<Arena>, Extent),
     Overflow(Arc<Regions>),
+    /// Memory of a light client, which a value was read into.
+    Shared(LocalBuf),
 }
 
 impl Lease {
+    /// A value that a light client read, where it lies.
+    pub(crate) fn shared(value: LocalBuf) -> Self {
+        Self { region: None, start: 0, len: value.len(), home: Home::Shared(value) }
+    }
+
     /// First address.
     pub(crate) fn address(&self) -> u64 {
+        if let Home::Shared(value) = &self.home {
+            return value.address();
+        }
         self.region.as_ref().map_or(0, |region| region.addr() + self.start as u64)
     }
 
@@ -127,6 +138,20 @@ impl Lease {
         let region = self.region.as_ref().ok_or_else(|| Error::internal("the memory was given back"))?;
         // SAFETY: extents do not overlap, and who reads into a new lease is the only one to know it.
         unsafe { region.slice_mut_unchecked(self.start..self.start + self.len) }
+    }
+}
+
+impl Lease {
+    /// Copies the first bytes out.
+    pub(crate) fn copy_to(&self, to: &mut [u8]) -> Result<()> {
+        match &self.home {
+            Home::Shared(value) => {
+                let bytes = value.get(..to.len()).ok_or_else(|| Error::invalid("more bytes than there are"))?;
+                to.copy_from_slice(bytes);
+                Ok(())
+            }
+            _ => self.slice_mut()?.copy_to(0, to),
+        }
     }
 }
 
@@ -145,6 +170,8 @@ impl Drop for Lease {
                     regions.forget(region.addr());
                 }
             }
+            // Gives itself back.
+            Home::Shared(_) => {}
         }
     }
 }

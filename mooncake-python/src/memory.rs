@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use mooncake_core::memory::{MemorySource, MemorySpan};
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_store::client::Client;
 use mooncake_store::transport_set::TransportSet;
-use mooncake_transport::{Region, Slice, SliceMut, Transport};
+use mooncake_transport::{Region, Slice, SliceMut};
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::args::Keep;
+use crate::member::Member;
 
 /// The wires of a Python client.
 pub(crate) type Wire = TransportSet;
@@ -105,8 +105,8 @@ fn is_mapped(address: u64, len: usize) -> bool {
 }
 
 /// A slice over memory of Python objects, kept for as long as the slice lives.
-pub(crate) fn lent(client: &Client, span: MemorySpan, keep: &Arc<Keep>) -> Result<Slice<Wire>> {
-    if needs_registration(client) {
+pub(crate) fn lent(client: &Member, span: MemorySpan, keep: &Arc<Keep>) -> Result<Slice<Wire>> {
+    if client.needs_registration() {
         // Such a wire moves registered memory only, and registering costs more than a copy.
         return copied(client, span);
     }
@@ -124,16 +124,11 @@ fn whole(span: MemorySpan, keep: &Arc<Keep>) -> Result<Region<Wire>> {
 }
 
 #[allow(unsafe_code)]
-fn copied(client: &Client, span: MemorySpan) -> Result<Slice<Wire>> {
-    let region = client.alloc_registered(span.len)?;
+fn copied(client: &Member, span: MemorySpan) -> Result<Slice<Wire>> {
+    let region = client.register(Arc::new(client.memory(span.len)?))?;
     // SAFETY: both ranges are that long, and new memory overlaps no other.
     unsafe { region.span().ptr.copy_from_nonoverlapping(span.ptr, span.len) };
     region.slice(0..span.len)
-}
-
-/// Whether the client's wire moves registered memory only.
-pub(crate) fn needs_registration(client: &Client) -> bool {
-    client.engine().transport().capabilities().needs_registration
 }
 
 /// Memory that calls may name by address.

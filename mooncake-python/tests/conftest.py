@@ -42,12 +42,17 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> Non
     pytest.fail(f"nobody listens on port {port}:\n{log.read_text()}")
 
 
+def command(name: str) -> str:
+    """A command of the interpreter that runs the tests."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    assert found, f"{name} is not installed"
+    return found
+
+
 def mooncake_master() -> str:
     """The `mooncake_master` command of the interpreter that runs the tests."""
-    beside = Path(sys.executable).parent / "mooncake_master"
-    found = str(beside) if beside.exists() else shutil.which("mooncake_master")
-    assert found, "mooncake_master is not installed"
-    return found
+    return command("mooncake_master")
 
 
 @dataclass
@@ -93,6 +98,83 @@ class Master:
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             self.process.wait(30)
+
+
+@dataclass
+class Owner:
+    """A `mooncake_client` process."""
+
+    folder: Path
+    master: Master
+    flags: list[str] = field(default_factory=list)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        """Path of its socket."""
+        return str(self.folder / "owner.sock")
+
+    def start(self) -> None:
+        flags = [
+            f"--master_server_address={self.master.address}",
+            "--metadata_server=P2PHANDSHAKE",
+            "--host=127.0.0.1",
+            "--global_segment_size=64MB",
+            f"--ipc_socket_path={self.address}",
+            *self.flags,
+        ]
+        log = self.folder / "owner.log"
+        with log.open("ab") as out:
+            self.process = subprocess.Popen([command("mooncake_client"), *flags], stdout=out, stderr=out)
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, log.read_text()
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(self.address)
+                return
+            time.sleep(0.02)
+        pytest.fail(f"nobody listens at {self.address}:\n{log.read_text()}")
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(30)
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(30)
+
+
+@pytest.fixture(scope="session")
+def owner(master: Master, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owner]:
+    """One `mooncake_client` for all tests that do not harm it."""
+    running = Owner(tmp_path_factory.mktemp("owner"), master)
+    running.start()
+    yield running
+    assert running.process is not None and running.process.poll() is None, "mooncake_client died"
+    running.stop()
+
+
+@pytest.fixture
+def make_light(owner: Owner) -> Iterator[Callable[..., MooncakeDistributedStore]]:
+    """Makes stores that are attached to the shared `mooncake_client`, or to another one."""
+    made: list[MooncakeDistributedStore] = []
+
+    def make(at: Owner | None = None, buffer: int = 4 * MIB) -> MooncakeDistributedStore:
+        store = MooncakeDistributedStore()
+        assert store.setup_dummy(16 * MIB, buffer, (at or owner).address) == 0, store.last_error()
+        made.append(store)
+        return store
+
+    yield make
+    for store in made:
+        store.close()
+
+
+@pytest.fixture
+def light(make_light: Callable[..., MooncakeDistributedStore]) -> MooncakeDistributedStore:
+    return make_light()
 
 
 @pytest.fixture(scope="session")

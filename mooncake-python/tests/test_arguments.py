@@ -21,6 +21,7 @@ LEFT_OUT = {
     "close",
     "setup",
     "setup_dummy",
+    "_setup_dummy",
     "init_all",
     "initialize",
     "initialize_ext",

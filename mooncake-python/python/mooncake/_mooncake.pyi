@@ -45,6 +45,7 @@ __all__ = [
     "get_alloc_func_addr",
     "get_free_func_addr",
     "local_topology",
+    "run_client",
     "run_master",
 ]
 
@@ -527,9 +528,10 @@ class Store:
     def unmount_local_disk_segment(self, /, grace_period_seconds: int = ...) -> int:
         """Stops offering this client's disk: there is none, so 0."""
     def alloc_from_mem_pool(self, /, size: int) -> int:
-        """Memory of a shared pool, which only clients of `setup_dummy` have: 0."""
-    def setup_dummy(self, /, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
-        """Attaches to a `mooncake_client` process on this host: -1, there is none yet."""
+        """Address of new memory that a `mooncake_client` can be given (`register_buffer`), until close; 0 when there is none, and for a store that was
+        not set up with `setup_dummy`."""
+    def _setup_dummy(self, /, local_buffer_size: int, server_address: str) -> int:
+        """Attaches to the `mooncake_client` of this host at `host:port`, or at the path of its socket: 0, or -1 when it cannot be reached."""
     def get_offload_rpc_read_count(self, /) -> int:
         """How often a value was read from another member's disk."""
     def _heads(self, /, keys: list[str], upto: int) -> list[tuple[Located, bytes] | None]:
@@ -625,6 +627,9 @@ def get_alloc_func_addr() -> int:
 
 def get_free_func_addr() -> int:
     """Address of a C function `void (void *)` for what that one returned."""
+
+def run_client(arguments: list[str]) -> int:
+    """Runs `mooncake_client` with these command line arguments (the first is the program's name) until it is told to stop; its exit status."""
 
 def run_master(arguments: list[str]) -> int:
     """Runs a master with these command line arguments (the first is the program's name) until it is told to stop; its exit status."""

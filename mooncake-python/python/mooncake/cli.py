@@ -16,6 +16,12 @@ def master() -> int:
     return _mooncake.run_master([os.fspath(part) for part in sys.argv])
 
 
+def client() -> int:
+    """`mooncake_client`: a member of a cluster for the processes of this host, until it is told to stop."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return _mooncake.run_client([os.fspath(part) for part in sys.argv])
+
+
 def http_metadata_server() -> int:
     """`mooncake_http_metadata_server`."""
     from mooncake.http_metadata_server import main

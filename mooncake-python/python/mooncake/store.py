@@ -120,6 +120,16 @@ class MooncakeDistributedStore(TensorCalls):
             tenant_id=texts.get("tenant_id", "default"),
         )
 
+    def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
+        """Attaches to the `mooncake_client` of this host, by `host:port` or the path of its socket: 0, or -1 when it cannot be reached.
+
+        Values travel through `local_buffer_size` bytes of memory that both see. `mem_pool_size` is not needed: memory of
+        `alloc_from_mem_pool` is made as it is asked for.
+        """
+        del mem_pool_size
+        _log.start()
+        return self._setup_dummy(local_buffer_size, server_address)
+
     def init_all(self, protocol: str, device_name: str, mount_segment_size: int = 16 * _MIB, /) -> int:
         """`setup` with the addresses of a test cluster on this machine."""
         return self.setup("localhost:12345", "127.0.0.1:2379", mount_segment_size, 1024 * _MIB, protocol, device_name)

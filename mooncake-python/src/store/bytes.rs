@@ -6,7 +6,6 @@ use mooncake_core::memory::MemorySpan;
 use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Error, Result};
 use mooncake_store::api::WriteMode;
-use mooncake_store::client::{Located, RangeRead};
 use mooncake_transport::Slice;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
@@ -16,7 +15,8 @@ use crate::args::{Keep, bytes_of, new_bytes, part_of};
 use crate::config::{self, Config};
 use crate::handle::BufferHandle;
 use crate::lease::Lease;
-use crate::memory::{Wire, lent, lent_mut, needs_registration};
+use crate::member::{Located, RangeRead};
+use crate::memory::{Wire, lent, lent_mut};
 use crate::runtime::wait;
 
 /// Pieces of a value that follow each other.
@@ -66,9 +66,13 @@ impl Session {
 
     /// Values in memory that is lent for them; `None` for those that are not there.
     pub(super) async fn read_leases(&self, keys: &[String]) -> Result<Vec<Option<Result<Lease>>>> {
+        if let Some(client) = self.client.shared() {
+            let values = client.batch_get_buf(keys).await?;
+            return Ok(values.into_iter().map(|value| value.transpose().map(|value| value.map(Lease::shared))).collect());
+        }
         let located = self.find(keys).await?;
         let arena = self.arena()?;
-        let (mut leases, mut reads): (Vec<Option<Lease>>, Vec<RangeRead<Wire>>) = Default::default();
+        let (mut leases, mut reads): (Vec<Option<Lease>>, Vec<RangeRead>) = Default::default();
         for object in located {
             let Some(object) = object else {
                 leases.push(None);
@@ -85,25 +89,8 @@ impl Session {
         Ok(leases.into_iter().map(|lease| lease.map(&mut filled)).collect::<Vec<_>>())
     }
 
-    /// The same by way of the calls that compare checksums.
-    async fn read_compared(&self, reads: Vec<RangeRead<Wire>>) -> Vec<Result<()>> {
-        let n = reads.len();
-        let items = reads.into_iter().map(|read| (read.object.key().to_vec(), read.into)).collect();
-        let (asked, outcomes) = self.client.batch_get_into(items).await;
-        if let Err(error) = asked {
-            return (0..n).map(|_| Err(Error::new(error.code(), error.message().to_owned()))).collect();
-        }
-        let found = |outcome: Result<Option<usize>>| {
-            outcome?.map(drop).ok_or_else(|| Error::from(mooncake_core::ErrorCode::ObjectNotFound))
-        };
-        outcomes.into_iter().map(|(outcome, _)| found(outcome)).collect()
-    }
-
     /// Reads whole objects, each into memory as long as it is.
-    async fn read_whole(&self, reads: Vec<RangeRead<Wire>>) -> Vec<Result<()>> {
-        if self.client.config().checksum {
-            return self.read_compared(reads).await;
-        }
+    async fn read_whole(&self, reads: Vec<RangeRead>) -> Vec<Result<()>> {
         self.client.read_ranges(reads).await.into_iter().map(|(outcome, _)| outcome).collect()
     }
 }
@@ -211,8 +198,8 @@ impl Store {
         session: &Session,
         keys: &[String],
     ) -> PyResult<Option<Vec<Option<Bound<'py, PyBytes>>>>> {
-        if needs_registration(&session.client) {
-            // Such a wire does not write into Python's own memory.
+        if session.client.needs_registration() || session.client.shared().is_some() {
+            // Such a wire does not write into Python's own memory, and mooncake_client does not see it.
             let handles = self.read_handles(py, session, keys).into_iter();
             let copy = |handle: BufferHandle| handle.to_bytes(py);
             return handles.map(|handle| handle.map(copy).transpose()).collect::<PyResult<_>>().map(Some);

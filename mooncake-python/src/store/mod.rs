@@ -14,9 +14,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use mooncake_core::memory::HostMemoryOptions;
+use mooncake_core::memory::{HostMemory, HostMemoryOptions};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
-use mooncake_store::client::{Client, ClientConfig, Located, Reservation};
+use mooncake_store::client::{Client, ClientConfig, Reservation};
+use mooncake_store::local::{LocalClient, LocalConfig};
 use mooncake_transport::Slice;
 use parking_lot::{Mutex, RwLock};
 use pyo3::prelude::*;
@@ -26,7 +27,8 @@ use crate::engine::InnerTransferEngine;
 use crate::error::{Errors, LastError};
 use crate::host::huge_pages;
 use crate::lease::Arena;
-use crate::memory::{Regions, Wire, needs_registration};
+use crate::member::{Located, Member};
+use crate::memory::{Regions, Wire};
 use crate::runtime::{not_forked, runtime, wait};
 
 pub(crate) use self::replicas::{
@@ -44,7 +46,9 @@ static OPEN: Mutex<Vec<Weak<Session>>> = Mutex::new(Vec::new());
 
 /// One client of a cluster, from setup to close.
 pub(crate) struct Session {
-    pub(crate) client: Client,
+    pub(crate) client: Member,
+    /// Memory of `alloc_from_mem_pool`.
+    allocated: Mutex<Vec<HostMemory>>,
     pub(crate) regions: Arc<Regions>,
     /// Memory that a transfer engine registered, when one was given to setup.
     engine: Option<Arc<Regions>>,
@@ -55,6 +59,19 @@ pub(crate) struct Session {
 }
 
 impl Session {
+    fn new(client: Member, engine: Option<Arc<Regions>>) -> Arc<Self> {
+        Arc::new(Self {
+            client,
+            allocated: Mutex::default(),
+            regions: Arc::default(),
+            engine,
+            arena: OnceLock::new(),
+            arena_turn: Mutex::default(),
+            reads: Mutex::default(),
+            writes: Mutex::default(),
+        })
+    }
+
     /// Memory to lend out.
     pub(crate) fn arena(&self) -> Result<&Arc<Arena>> {
         if let Some(arena) = self.arena.get() {
@@ -117,6 +134,19 @@ impl Store {
     pub(crate) fn session(&self) -> PyResult<Option<Arc<Session>>> {
         not_forked()?;
         Ok(self.session.read().clone())
+    }
+
+    /// Goes on with another session, and ends the one before.
+    fn set(&self, py: Python<'_>, session: Arc<Session>) {
+        {
+            let mut open = OPEN.lock();
+            open.retain(|session| session.strong_count() > 0);
+            open.push(Arc::downgrade(&session));
+        }
+        let before = self.session.write().replace(session);
+        if let Some(before) = before {
+            let _ = wait(py, async move { before.close().await });
+        }
     }
 
     /// Zero, or the number of the error.
@@ -225,18 +255,10 @@ impl Store {
         not_forked()?;
         let engine = engine.map(|engine| engine.regions());
         let session = wait(py, async move {
-            let client = config.connect().await?;
+            let client = Member::Own(config.connect().await?);
             // Registered with the engine's wire: of use only where ours asks for no registration.
-            let engine = engine.filter(|_| !needs_registration(&client));
-            Ok(Arc::new(Session {
-                client,
-                regions: Arc::default(),
-                engine,
-                arena: OnceLock::new(),
-                arena_turn: Mutex::default(),
-                reads: Mutex::default(),
-                writes: Mutex::default(),
-            }))
+            let engine = engine.filter(|_| !client.needs_registration());
+            Ok(Session::new(client, engine))
         });
         let session = match session {
             Ok(session) => session,
@@ -245,16 +267,36 @@ impl Store {
                 return Ok(if error.kind() == ErrorKind::Invalid { i64::from(number) } else { -1 });
             }
         };
-        {
-            let mut open = OPEN.lock();
-            open.retain(|session| session.strong_count() > 0);
-            open.push(Arc::downgrade(&session));
-        }
-        let before = self.session.write().replace(session);
-        if let Some(before) = before {
-            let _ = wait(py, async move { before.close().await });
-        }
+        self.set(py, session);
         Ok(0)
+    }
+
+    /// Attaches to the `mooncake_client` of this host at `host:port`, or at the path of its socket: 0, or -1 when it cannot be reached. It serves
+    /// values from `local_buffer_size` bytes of memory that both see; memory of `alloc_from_mem_pool` is made as it is asked for.
+    fn _setup_dummy(
+        &self,
+        py: Python<'_>,
+        local_buffer_size: Uint,
+        server_address: String,
+    ) -> PyResult<i64> {
+        not_forked()?;
+        let config = LocalConfig {
+            buffer: local_buffer_size.0,
+            memory: HostMemoryOptions { huge_pages: huge_pages(), ..Default::default() },
+            timeout: TIMEOUT,
+            ..LocalConfig::at(server_address)
+        };
+        let joined = wait(py, LocalClient::connect(config));
+        Ok(match joined {
+            Ok(client) => {
+                self.set(py, Session::new(Member::Shared(client), None));
+                0
+            }
+            Err(error) => {
+                self.errors.note(&error);
+                -1
+            }
+        })
     }
 
     /// Leaves the cluster; objects in this client's memory are gone. 0; may be repeated.

@@ -3,12 +3,11 @@
 use std::collections::HashMap;
 
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_store::client::{Located, RangeRead};
 use pyo3::prelude::*;
 
 use super::{NOT_SET_UP, Session, Store};
 use crate::args::Uint;
-use crate::memory::Wire;
+use crate::member::{Located, RangeRead};
 use crate::runtime::wait;
 
 /// Numbers by buffer, key and fragment.
@@ -74,7 +73,7 @@ struct Fragment<'a> {
 
 impl Session {
     /// The fragment's read, or why there is none.
-    fn fragment(&self, fragment: &Fragment<'_>, object: &Located) -> Result<Option<RangeRead<Wire>>> {
+    fn fragment(&self, fragment: &Fragment<'_>, object: &Located) -> Result<Option<RangeRead>> {
         let Fragment { buffer, to, from, size, .. } = *fragment;
         let beyond = || Error::invalid(format!("{} bytes at {to} do not lie in the buffer", size.0));
         if from.checked_add(size.0).is_none_or(|end| end > object.size()) {

@@ -186,8 +186,8 @@ impl Store {
     /// The copies of an object; empty when it is not there.
     fn get_replica_desc(&self, py: Python<'_>, key: String) -> PyResult<Vec<ReplicaDescriptor>> {
         let Some(session) = self.session()? else { return Ok(Vec::new()) };
-        Ok(match wait(py, session.client.replicas(key)) {
-            Ok(found) => found.map(|list| descriptors(list.replicas)).unwrap_or_default(),
+        Ok(match wait(py, session.client.batch_replicas(&[key])).and_then(|mut found| found.pop().transpose()) {
+            Ok(found) => found.flatten().map(|list| descriptors(list.replicas)).unwrap_or_default(),
             Err(error) => {
                 self.errors.note(&error);
                 Vec::new()

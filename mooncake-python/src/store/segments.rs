@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::ids::{SegmentId, Uuid};
-use mooncake_core::memory::HostMemory;
+use mooncake_core::memory::{HostMemory, MemorySource};
 use mooncake_core::{Error, ErrorCode, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -27,6 +27,17 @@ fn parse(texts: &[String]) -> Result<Vec<SegmentId>> {
 }
 
 impl Session {
+    /// Memory of `alloc_from_mem_pool`.
+    fn allocate(&self, len: usize) -> Result<u64> {
+        if self.client.shared().is_none() {
+            return Err(Error::invalid("only a store of setup_dummy has a pool"));
+        }
+        let memory = self.client.memory(len)?;
+        let address = memory.span().ptr.as_ptr().expose_provenance() as u64;
+        self.allocated.lock().push(memory);
+        Ok(address)
+    }
+
     async fn mount_file(&self, path: String, size: u64, offset: u64, protocol: &str) -> Result<SegmentId> {
         self.same_wire(protocol)?;
         let len = usize::try_from(size).map_err(|_| Error::invalid("longer than the address space"))?;
@@ -38,11 +49,11 @@ impl Session {
             HostMemory::map_file(&file, offset, len)
         });
         let memory = opened.await.map_err(|error| Error::internal(format!("mapping failed: {error}")))??;
-        self.client.mount_memory(Arc::new(memory)).await
+        self.client.own()?.mount_memory(Arc::new(memory)).await
     }
 
     fn same_wire(&self, protocol: &str) -> Result<()> {
-        let ours = &self.client.config().protocol;
+        let ours = &self.client.own()?.config().protocol;
         if protocol.is_empty() || protocol == ours || ours.is_empty() {
             return Ok(());
         }
@@ -51,7 +62,8 @@ impl Session {
 
     async fn unmount(&self, ids: Vec<String>, grace: Uint) -> Result<()> {
         let ids = parse(&ids)?;
-        let known = self.client.segments();
+        let client = self.client.own()?;
+        let known = client.segments();
         if let Some(unknown) = ids.iter().find(|id| !known.contains(id)) {
             return Err(Error::new(
                 ErrorCode::SegmentNotFound,
@@ -63,8 +75,8 @@ impl Session {
         }
         for id in ids {
             match grace.0 {
-                0 => self.client.unmount(id).await?,
-                seconds => self.client.unmount_after(id, Duration::from_secs(seconds)).await?,
+                0 => client.unmount(id).await?,
+                seconds => client.unmount_after(id, Duration::from_secs(seconds)).await?,
             }
         }
         Ok(())
@@ -136,7 +148,7 @@ impl Store {
             (_, None) => Err(Error::invalid(format!("a segment of {} bytes", size.0))),
             (Some(session), Some(bytes)) => wait(py, async {
                 session.same_wire(protocol)?;
-                session.client.mount(bytes).await
+                session.client.own()?.mount(bytes).await
             }),
         };
         let allocated = if mounted.is_ok() { rounded.unwrap_or(0) } else { 0 };
@@ -175,18 +187,15 @@ impl Store {
         Ok(if self.session()?.is_some() { 0 } else { -1 })
     }
 
-    /// Memory of a shared pool, which only clients of `setup_dummy` have: 0.
-    fn alloc_from_mem_pool(&self, size: Uint) -> u64 {
-        let _ = size;
-        0
-    }
-
-    /// Attaches to a `mooncake_client` process on this host: -1, there is none yet.
-    fn setup_dummy(&self, mem_pool_size: Uint, local_buffer_size: Uint, server_address: &str) -> i64 {
-        let _ = (mem_pool_size, local_buffer_size);
-        let text = format!("shared clients are not built in; use setup() instead of {server_address:?}");
-        self.errors.note(&Error::new(ErrorCode::NotSupported, text));
-        -1
+    /// Address of new memory that a `mooncake_client` can be given (`register_buffer`), until close; 0 when there is none, and for a store that was
+    /// not set up with `setup_dummy`.
+    fn alloc_from_mem_pool(&self, py: Python<'_>, size: Uint) -> PyResult<u64> {
+        let Some(session) = self.session()? else { return Ok(0) };
+        let allocated = py.detach(|| session.allocate(size.len()));
+        Ok(allocated.unwrap_or_else(|error| {
+            self.errors.note(&error);
+            0
+        }))
     }
 
     /// How often a value was read from another member's disk.

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_store::client::{RangeRead, RangeWrite, Reservation};
+use mooncake_store::client::{RangeWrite, Reservation};
 use pyo3::prelude::*;
 
 use super::{NOT_SET_UP, Session, Store};
 use crate::args::Uint;
 use crate::config::{self, Config};
+use crate::member::RangeRead;
 use crate::runtime::wait;
 
 fn no_session(key: &str) -> Error {
@@ -17,6 +18,8 @@ fn no_session(key: &str) -> Error {
 
 impl Session {
     async fn start_reads(&self, keys: &[String]) -> Result<Vec<Result<()>>> {
+        // A light client has no sessions, as with the existing package.
+        self.client.own()?;
         let located = self.client.locate(keys).await?;
         let mut reads = self.reads.lock();
         let start = |(key, object): (&String, Result<Option<_>>)| {
@@ -28,6 +31,7 @@ impl Session {
     }
 
     async fn read_session(&self, keys: &[String], parts: &Parts) -> Result<Vec<Result<u64>>> {
+        self.client.own()?;
         let mut reads = Vec::new();
         let mut plans = Vec::with_capacity(keys.len());
         for (i, key) in keys.iter().enumerate() {
@@ -61,7 +65,7 @@ impl Session {
         if let Some(open) = keys.iter().find(|key| self.writes.lock().contains_key(*key)) {
             return Err(Error::invalid(format!("a session is open for {open:?} already")));
         }
-        let reserved = self.client.reserve(&items, config).await?;
+        let reserved = self.client.own()?.reserve(&items, config).await?;
         let mut writes = self.writes.lock();
         let start = |(key, reserved): (&String, Result<Reservation>)| {
             writes.insert(key.clone(), Arc::new(reserved?));
@@ -93,7 +97,7 @@ impl Session {
             }));
         }
         let lens: Vec<u64> = ranges.iter().map(|range| range.from.len() as u64).collect();
-        let outcomes = self.client.write_ranges(ranges).await;
+        let outcomes = self.client.own()?.write_ranges(ranges).await;
         Ok(sums(plans, outcomes.into_iter().zip(lens)))
     }
 
@@ -106,7 +110,7 @@ impl Session {
     async fn end_writes(&self, keys: &[String]) -> Result<Vec<Result<()>>> {
         let taken = self.take_writes(keys);
         let objects: Vec<&Reservation> = taken.iter().filter_map(|one| one.as_deref().ok()).collect();
-        let mut ended = self.client.commit(&objects).await?.into_iter();
+        let mut ended = self.client.own()?.commit(&objects).await?.into_iter();
         let lost = || Err(Error::internal("an answer without an item"));
         Ok(taken
             .iter()
@@ -120,7 +124,7 @@ impl Session {
     async fn revoke_writes(&self, keys: &[String]) -> Result<Vec<Result<()>>> {
         let taken = self.take_writes(keys);
         let objects: Vec<&Reservation> = taken.iter().filter_map(|one| one.as_deref().ok()).collect();
-        self.client.give_back(&objects).await;
+        self.client.own()?.give_back(&objects).await;
         Ok(taken.into_iter().map(|one| one.map(drop)).collect())
     }
 }
@@ -188,6 +192,9 @@ impl Store {
     /// Ends read sessions.
     fn batch_get_session_end(&self, keys: Vec<String>) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(-1) };
+        if let Err(error) = session.client.own() {
+            return Ok(i64::from(self.errors.note(&error)));
+        }
         let mut reads = session.reads.lock();
         for key in &keys {
             reads.remove(key);

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, Result};
 use mooncake_store::api::WriteMode;
-use mooncake_store::client::{Located, RangeRead};
 use mooncake_transport::{Slice, SliceMut};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -16,7 +15,8 @@ use super::{NOT_SET_UP, Session, Store};
 use crate::args::{Keep, Uint, bytes_of};
 use crate::config::{self, Config};
 use crate::lease::Lease;
-use crate::memory::{Wire, lent, lent_mut, needs_registration};
+use crate::member::{Located, RangeRead};
+use crate::memory::{Wire, lent, lent_mut};
 use crate::runtime::wait;
 
 /// Strips shorter than this go through one buffer when there are many: one request costs more than copying them.
@@ -207,7 +207,7 @@ impl Session {
                 if from_end > object.size() || to_end > plan.len {
                     return Err(Error::invalid("a part of a tensor does not lie inside it"));
                 }
-                let by_way_of_ours = matches!(owner, Owner::Kept(_)) && needs_registration(&self.client);
+                let by_way_of_ours = matches!(owner, Owner::Kept(_)) && self.client.needs_registration();
                 if by_way_of_ours || (from.is_fine() && from.stride != from.width) {
                     // All of it, and then the strips out of that.
                     let lease = self.arena()?.take(&self.client, Uint(from_end - from.start).len())?;
@@ -237,9 +237,10 @@ impl Session {
         }
         let read = self.client.read_ranges(reads).await;
         for (((outcome, from), (job, copy)), lease) in read.into_iter().zip(after).zip(leases) {
-            let done = outcome.and_then(|()| match copy {
-                Some((strips, to)) => self.spread(owner, &plans[job], from, strips, to),
-                None => Ok(()),
+            let done = outcome.and_then(|()| match (copy, from) {
+                (Some((strips, to)), Some(from)) => self.spread(owner, &plans[job], from, strips, to),
+                (Some(_), None) => Err(Error::internal("a read lost its memory")),
+                (None, _) => Ok(()),
             });
             drop(lease);
             if done.is_err() && outcomes[job].is_ok() {
@@ -332,6 +333,7 @@ impl Store {
                 self.errors.note(&error);
                 return Ok(None);
             }
+            let Some(slice) = slice else { return Ok(None) };
             let bytes = PyBytes::new_with(py, slice.len(), |bytes| {
                 slice.copy_to(0, bytes).map_err(|error| crate::error::exception(py, &error))
             })?;

@@ -2,13 +2,13 @@
 
 use mooncake_core::{Error, Result};
 use mooncake_store::api::WriteMode;
-use mooncake_store::client::RangeRead;
 use mooncake_transport::Slice;
 use pyo3::prelude::*;
 
 use super::{NOT_SET_UP, Session, Store};
 use crate::args::Uint;
 use crate::config::{self, Config};
+use crate::member::RangeRead;
 use crate::memory::{Wire, foreign};
 use crate::runtime::wait;
 
@@ -115,9 +115,8 @@ impl Session {
                 Err(error) => outcomes.push(Some(Err(error))),
             }
         }
-        let (asked, read) = self.client.batch_get_into(items).await;
-        asked?;
-        let mut read = read.into_iter().map(|(outcome, _)| match outcome? {
+        let read = self.client.batch_get_into(items).await?;
+        let mut read = read.into_iter().map(|outcome| match outcome? {
             Some(len) => Ok(len as u64),
             None => Err(Error::from(mooncake_core::ErrorCode::ObjectNotFound)),
         });
@@ -198,6 +197,11 @@ impl Store {
             session.regions.add(region, gone);
             Ok(())
         });
+        if session.client.shared().is_some() {
+            // One number for every refusal, as the existing store has it here.
+            let refused = registered.map_err(|error| self.errors.note(&error)).is_err();
+            return Ok(if refused { -1 } else { 0 });
+        }
         Ok(self.code(registered))
     }
 

@@ -1,0 +1,17 @@
+//! The programs, run by the interpreter's process.
+
+use std::ffi::OsString;
+
+use pyo3::prelude::*;
+
+/// Runs `mooncake_client` with these command line arguments (the first is the program's name) until it is told to stop; its exit status.
+#[pyfunction]
+pub(crate) fn run_client(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+    py.detach(|| mooncake_store::local::process::run(arguments))
+}
+
+/// Runs a master with these command line arguments (the first is the program's name) until it is told to stop; its exit status.
+#[pyfunction]
+pub(crate) fn run_master(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+    py.detach(|| mooncake_store::server::process::run(arguments))
+}
