@@ -23,7 +23,9 @@ impl BufferHandle {
 
     /// A copy of the value.
     pub(crate) fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        PyBytes::new_with(py, self.lease.len(), |to| self.lease.copy_to(to).map_err(|error| exception(py, &error)))
+        PyBytes::new_with(py, self.lease.len(), |to| {
+            self.lease.copy_to(to).map_err(|error| exception(py, &error))
+        })
     }
 }
 

@@ -146,7 +146,8 @@ impl Lease {
     pub(crate) fn copy_to(&self, to: &mut [u8]) -> Result<()> {
         match &self.home {
             Home::Shared(value) => {
-                let bytes = value.get(..to.len()).ok_or_else(|| Error::invalid("more bytes than there are"))?;
+                let bytes =
+                    value.get(..to.len()).ok_or_else(|| Error::invalid("more bytes than there are"))?;
                 to.copy_from_slice(bytes);
                 Ok(())
             }

@@ -162,14 +162,18 @@ impl Member {
     pub(crate) async fn read_ranges(&self, reads: Vec<RangeRead>) -> Vec<Ended<()>> {
         let stale = || Error::new(ErrorCode::LeaseExpired, "the object was located before this setup");
         // What was located by another store cannot be read with this one.
-        let fits = |object: &Located| matches!((self, object), (Self::Own(_), Located::Own(_)) | (Self::Shared(_), Located::Shared(_)));
+        let fits = |object: &Located| {
+            matches!((self, object), (Self::Own(_), Located::Own(_)) | (Self::Shared(_), Located::Shared(_)))
+        };
         if reads.iter().any(|read| !fits(&read.object)) {
             return reads.into_iter().map(|read| (Err(stale()), Some(read.into))).collect();
         }
         match self {
             Self::Own(client) => {
                 let own = |read: RangeRead| match read.object {
-                    Located::Own(object) => Some(client::RangeRead { object, offset: read.offset, into: read.into }),
+                    Located::Own(object) => {
+                        Some(client::RangeRead { object, offset: read.offset, into: read.into })
+                    }
                     Located::Shared(_) => None,
                 };
                 let reads = reads.into_iter().filter_map(own).collect();
@@ -177,7 +181,9 @@ impl Member {
             }
             Self::Shared(client) => {
                 let shared = |read: RangeRead| match read.object {
-                    Located::Shared(object) => Some(LocalRange { object, offset: read.offset, into: read.into }),
+                    Located::Shared(object) => {
+                        Some(LocalRange { object, offset: read.offset, into: read.into })
+                    }
                     Located::Own(_) => None,
                 };
                 client.read_ranges(reads.into_iter().filter_map(shared).collect()).await

@@ -68,7 +68,10 @@ impl Session {
     pub(super) async fn read_leases(&self, keys: &[String]) -> Result<Vec<Option<Result<Lease>>>> {
         if let Some(client) = self.client.shared() {
             let values = client.batch_get_buf(keys).await?;
-            return Ok(values.into_iter().map(|value| value.transpose().map(|value| value.map(Lease::shared))).collect());
+            return Ok(values
+                .into_iter()
+                .map(|value| value.transpose().map(|value| value.map(Lease::shared)))
+                .collect());
         }
         let located = self.find(keys).await?;
         let arena = self.arena()?;

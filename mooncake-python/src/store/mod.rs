@@ -273,12 +273,7 @@ impl Store {
 
     /// Attaches to the `mooncake_client` of this host at `host:port`, or at the path of its socket: 0, or -1 when it cannot be reached. It serves
     /// values from `local_buffer_size` bytes of memory that both see; memory of `alloc_from_mem_pool` is made as it is asked for.
-    fn _setup_dummy(
-        &self,
-        py: Python<'_>,
-        local_buffer_size: Uint,
-        server_address: String,
-    ) -> PyResult<i64> {
+    fn _setup_dummy(&self, py: Python<'_>, local_buffer_size: Uint, server_address: String) -> PyResult<i64> {
         not_forked()?;
         let config = LocalConfig {
             buffer: local_buffer_size.0,

@@ -186,13 +186,17 @@ impl Store {
     /// The copies of an object; empty when it is not there.
     fn get_replica_desc(&self, py: Python<'_>, key: String) -> PyResult<Vec<ReplicaDescriptor>> {
         let Some(session) = self.session()? else { return Ok(Vec::new()) };
-        Ok(match wait(py, session.client.batch_replicas(&[key])).and_then(|mut found| found.pop().transpose()) {
-            Ok(found) => found.flatten().map(|list| descriptors(list.replicas)).unwrap_or_default(),
-            Err(error) => {
-                self.errors.note(&error);
-                Vec::new()
-            }
-        })
+        Ok(
+            match wait(py, session.client.batch_replicas(&[key]))
+                .and_then(|mut found| found.pop().transpose())
+            {
+                Ok(found) => found.flatten().map(|list| descriptors(list.replicas)).unwrap_or_default(),
+                Err(error) => {
+                    self.errors.note(&error);
+                    Vec::new()
+                }
+            },
+        )
     }
 
     /// The copies of many objects by key; those that are not there are left out.
