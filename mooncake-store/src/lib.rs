@@ -9,5 +9,7 @@ pub mod local;
 pub mod master;
 pub mod protocol;
 pub mod server;
+#[cfg(feature = "cli")]
+pub mod tool;
 
 pub use mooncake_engine::transport_set;

@@ -49,6 +49,10 @@ use self::inventory::Inventory;
 use self::mount::{Mounted, Moving};
 use self::peers::Unreachable;
 use self::staging::Staging;
+#[cfg(feature = "cli")]
+pub(crate) use self::{
+    config::host_id, config::join_port, config::split_port, version::check as check_version,
+};
 use crate::api::{Caller, MasterApi};
 use crate::transport_set::TransportSet;
 

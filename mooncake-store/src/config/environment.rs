@@ -104,6 +104,23 @@ impl ClientEnvironment {
     }
 }
 
+/// What `mooncake` reads: name, default, effect.
+const TOOL: &[(&str, &str, &str)] = &[
+    ("MOONCAKE_MASTER", "127.0.0.1:50051", "Address of the master"),
+    ("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE", "Where members find each other"),
+    ("MOONCAKE_TENANT_ID", "default", "Tenant"),
+    ("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1", "Name that others know this process by"),
+    ("RUST_LOG", "error", "What is logged, to standard error"),
+];
+
+/// What `mooncake` takes for a setting that its command line leaves open.
+#[cfg(feature = "cli")]
+pub(crate) fn tool_default(name: &str) -> String {
+    let set = process_variables().into_iter().find(|(known, value)| known == name && !value.is_empty());
+    let default = || TOOL.iter().find(|(known, ..)| *known == name).map_or("", |(_, default, _)| default);
+    set.map_or_else(|| default().to_owned(), |(_, value)| value)
+}
+
 /// What the Python package reads, and of that, what `mooncake_client` reads, too.
 const CLIENT: &[&str] = &[
     "MC_STORE_CLIENT_MIN_PORT",
@@ -348,6 +365,10 @@ pub fn environment_document() -> String {
     for variable in VARIABLES {
         let names: Vec<String> = variable.names.iter().map(|name| format!("`{name}`")).collect();
         let _ = writeln!(text, "| {} | {} | {} |", names.join(", "), code(variable.default), variable.effect);
+    }
+    text.push_str("\n`mooncake` reads these.\n\n| variable | default | effect |\n|---|---|---|\n");
+    for (name, default, effect) in TOOL {
+        let _ = writeln!(text, "| `{name}` | {} | {effect} |", code(default));
     }
     let client: Vec<String> = CLIENT.iter().map(|name| format!("`{name}`")).collect();
     let _ = write!(

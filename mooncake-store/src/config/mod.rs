@@ -20,6 +20,8 @@ use mooncake_core::evict::BuiltinPolicyConfig;
 
 use crate::master::MasterOptions;
 
+#[cfg(feature = "cli")]
+pub(crate) use self::environment::tool_default;
 pub use self::environment::{ClientEnvironment, environment_document, flags_document};
 pub use self::flag::{Flag, FlagState, Group};
 pub use self::flags::{GROUPS, flag_named, flags};

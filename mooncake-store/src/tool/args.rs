@@ -1,0 +1,187 @@
+//! What `mooncake` can be told.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args as ClapArgs, Parser, Subcommand};
+
+use crate::config::tool_default;
+
+/// Looks at a Mooncake cluster, reads and writes objects, measures, and finds out what is wrong.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "mooncake", version, subcommand_required = true, arg_required_else_help = true)]
+#[command(
+    after_help = "Examples:\n  mooncake status\n  mooncake put config.json < config.json\n  mooncake get config.json | jq .\n  mooncake top --once\n  mooncake --master 10.0.0.1:50051 doctor"
+)]
+pub(super) struct Args {
+    #[command(flatten)]
+    pub(super) to: To,
+    #[command(subcommand)]
+    pub(super) task: Task,
+}
+
+/// The cluster.
+#[derive(Clone, Debug, ClapArgs)]
+#[command(next_help_heading = "Cluster")]
+pub(super) struct To {
+    /// RPC address of the master [environment: MOONCAKE_MASTER]
+    #[arg(long, global = true, value_name = "HOST:PORT", default_value_t = tool_default("MOONCAKE_MASTER"))]
+    pub(super) master: String,
+    /// Its admin address [default: the master's host, port 9003]
+    #[arg(long, global = true, value_name = "HOST:PORT")]
+    pub(super) admin: Option<String>,
+    /// P2PHANDSHAKE, or the URL of the metadata server [environment: MOONCAKE_TE_META_DATA_SERVER]
+    #[arg(long, global = true, value_name = "URL", default_value_t = tool_default("MOONCAKE_TE_META_DATA_SERVER"))]
+    pub(super) metadata: String,
+    /// Whose objects [environment: MOONCAKE_TENANT_ID]
+    #[arg(long, global = true, default_value_t = tool_default("MOONCAKE_TENANT_ID"))]
+    pub(super) tenant: String,
+    /// Name that other members know this process by [environment: MOONCAKE_LOCAL_HOSTNAME]
+    #[arg(long, global = true, value_name = "HOST", default_value_t = tool_default("MOONCAKE_LOCAL_HOSTNAME"))]
+    pub(super) hostname: String,
+    /// Seconds an operation may take, 25 at most
+    #[arg(long, global = true, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
+    pub(super) timeout: Duration,
+    /// Answer in JSON
+    #[arg(long, global = true)]
+    pub(super) json: bool,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub(super) enum Task {
+    /// Cluster: the master, its segments, how full they are
+    Status,
+    /// Cluster: the same and what is going on, again and again
+    Top(Top),
+    /// Cluster: look for what keeps it from working, and name the fix
+    Doctor(Doctor),
+    /// Cluster: measure puts and gets
+    Bench(Bench),
+    /// Objects: list keys
+    Ls(Ls),
+    /// Objects: write the value of a key to a file or standard output
+    Get(Get),
+    /// Objects: store a file or standard input under a key
+    Put(Put),
+    /// Objects: remove keys
+    Rm(Rm),
+}
+
+#[derive(Clone, Debug, ClapArgs)]
+pub(super) struct Top {
+    /// Once, as plain text
+    #[arg(long)]
+    pub(super) once: bool,
+    /// Seconds between two looks
+    #[arg(long, default_value = "1", value_parser = seconds)]
+    pub(super) interval: Duration,
+}
+
+#[derive(Clone, Debug, ClapArgs)]
+pub(super) struct Doctor {
+    /// Only what can be seen without a cluster
+    #[arg(long)]
+    pub(super) local: bool,
+}
+
+#[derive(Clone, Debug, ClapArgs)]
+pub(super) struct Bench {
+    /// Bytes of a value (4096, 64K, 1M, ..)
+    #[arg(long, default_value = "1M", value_parser = size)]
+    pub(super) size: u64,
+    /// Objects to put, and to get again
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub(super) count: u32,
+    /// Operations under way at a time
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(super) concurrency: u16,
+    /// Bytes that this process offers to the cluster meanwhile
+    #[arg(long, default_value = "0", value_parser = size)]
+    pub(super) segment: u64,
+}
+
+#[derive(Clone, Debug, ClapArgs)]
+pub(super) struct Ls {
+    /// Only keys that begin with this
+    #[arg(default_value = "")]
+    pub(super) prefix: String,
+    /// Sizes and places too
+    #[arg(long, short)]
+    pub(super) long: bool,
+}
+
+#[derive(Clone, Debug, ClapArgs)]
+pub(super) struct Get {
+    /// The key
+    pub(super) key: String,
+    /// Where to write it; standard output if absent or `-`
+    #[arg(long, short)]
+    pub(super) output: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, ClapArgs)]
+pub(super) struct Put {
+    /// The key
+    pub(super) key: String,
+    /// What to store; standard input if absent or `-`
+    pub(super) file: Option<PathBuf>,
+    /// Replace what is there
+    #[arg(long)]
+    pub(super) replace: bool,
+    /// Copies
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
+    pub(super) replicas: u64,
+}
+
+#[derive(Clone, Debug, ClapArgs)]
+#[command(group = clap::ArgGroup::new("which").required(true).args(["keys", "matching", "all"]))]
+pub(super) struct Rm {
+    /// The keys
+    pub(super) keys: Vec<String>,
+    /// All keys that this regular expression finds a match in
+    #[arg(long, value_name = "PATTERN")]
+    pub(super) matching: Option<String>,
+    /// All keys
+    #[arg(long)]
+    pub(super) all: bool,
+    /// Those with a lease too
+    #[arg(long)]
+    pub(super) force: bool,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is not a number of seconds"))?;
+    if !(0.05..=25.0).contains(&seconds) {
+        return Err(format!("{seconds} s: give 0.05 to 25"));
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// `65536`, `64K`, `1MiB`: units are powers of 1024.
+fn size(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        _ => return Err(format!("`{unit}` is no unit of bytes: use K, M or G")),
+    };
+    let number: u64 = number.parse().map_err(|_| format!("`{text}` is not a number of bytes"))?;
+    number.checked_mul(1 << shift).ok_or_else(|| format!("`{text}` is out of range"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_holds_together() {
+        Args::command().debug_assert();
+        assert_eq!(size("64K"), Ok(65536));
+        assert!(size("1X").is_err() && size("99999999999999999999").is_err());
+        assert!(seconds("26").is_err() && seconds("nan").is_err());
+    }
+}

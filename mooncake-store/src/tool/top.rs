@@ -1,0 +1,162 @@
+//! `mooncake top`: what is going on, again and again.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::time::Duration;
+
+use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
+use crossterm::{cursor, execute, queue, style, terminal};
+use mooncake_core::clock::{Clock, Moment, SystemClock};
+use mooncake_core::{Error, Result};
+
+use super::admin::{Admin, Segment};
+use super::args::Top;
+use super::status::percent;
+use super::{Session, human, say, table};
+
+/// Cells of a bar.
+const BAR: usize = 30;
+
+/// One look at the cluster.
+struct Look {
+    at: Moment,
+    metrics: BTreeMap<String, f64>,
+    segments: Vec<Segment>,
+}
+
+pub(super) fn show(session: &Session, args: &Top) -> Result<()> {
+    let (admin, clock) = (session.admin()?, SystemClock::new());
+    let first = look(&admin, &clock)?;
+    if args.once {
+        return say(render(session, &first, None).trim_end());
+    }
+    let screen = Screen::open()?;
+    let mut before = None;
+    let mut now = first;
+    loop {
+        screen.draw(&render(session, &now, before.as_ref()))?;
+        if quits(args.interval)? {
+            return Ok(());
+        }
+        match look(&admin, &clock) {
+            Ok(look) => before = Some(std::mem::replace(&mut now, look)),
+            // It may be back by the next time.
+            Err(error) => screen.draw(&format!("{error}\n"))?,
+        }
+    }
+}
+
+fn look(admin: &Admin, clock: &SystemClock) -> Result<Look> {
+    Ok(Look { at: clock.now(), metrics: admin.metrics()?, segments: admin.segments()? })
+}
+
+fn render(session: &Session, now: &Look, before: Option<&Look>) -> String {
+    let value = |name: &str| now.metrics.get(name).copied().unwrap_or(0.0);
+    let rate = |name: &str| {
+        let before = before?;
+        let seconds = now.at.since(before.at).as_secs_f64().max(1e-3);
+        Some((value(name) - before.metrics.get(name).copied().unwrap_or(0.0)).max(0.0) / seconds)
+    };
+    let (used, capacity) =
+        (value("master_allocated_bytes") as u64, value("master_total_capacity_bytes") as u64);
+    let (hits, reads) = (value("valid_get_nums_"), value("total_get_nums_"));
+    let mut text = format!(
+        "{}   clients {}   keys {}   writes under way {}\nmemory {} {} of {}   hits {}\n\n",
+        session.to.master,
+        value("master_active_clients"),
+        value("master_key_count"),
+        value("master_puts_in_progress"),
+        bar(used, capacity),
+        human(used),
+        human(capacity),
+        percent(hits as u64, reads as u64),
+    );
+    let mut rows = vec![["", "total", "per second"].map(String::from).to_vec()];
+    for (shown, name) in [
+        ("exist", "master_exist_key_requests_total"),
+        ("exist, batches", "master_batch_exist_key_requests_total"),
+        ("get", "master_get_replica_list_requests_total"),
+        ("get, batches", "master_batch_get_replica_list_requests_total"),
+        ("put", "master_put_start_requests_total"),
+        ("put, batches", "master_batch_put_start_requests_total"),
+        ("remove", "master_remove_requests_total"),
+        ("ping", "master_ping_requests_total"),
+        ("objects evicted", "master_evicted_key_count"),
+        ("puts without room", "master_put_start_alloc_failures_total"),
+    ] {
+        let rate = rate(name).map_or("-".into(), |rate| format!("{rate:.1}"));
+        rows.push(vec![shown.into(), value(name).to_string(), rate]);
+    }
+    text += &table(&rows);
+    let mut rows = vec![["segment", "state", "used", "size", ""].map(String::from).to_vec()];
+    for at in &now.segments {
+        rows.push(vec![
+            at.segment_name.clone(),
+            at.status.clone(),
+            human(at.allocator_used_bytes),
+            human(at.size_bytes),
+            bar(at.allocator_used_bytes, at.size_bytes),
+        ]);
+    }
+    text + "\n" + &table(&rows)
+}
+
+fn bar(part: u64, whole: u64) -> String {
+    let full = if whole == 0 { 0 } else { (u128::from(part) * BAR as u128 / u128::from(whole)) as usize };
+    format!("[{}{}]", "#".repeat(full.min(BAR)), ".".repeat(BAR - full.min(BAR)))
+}
+
+/// Whether somebody wants to leave before the time is up.
+fn quits(interval: Duration) -> Result<bool> {
+    let clock = SystemClock::new();
+    let end = clock.now().after(interval);
+    loop {
+        let left = end.since(clock.now());
+        if !event::poll(left).map_err(Error::from)? {
+            return Ok(false);
+        }
+        let Event::Key(KeyEvent { code, modifiers, .. }) = event::read().map_err(Error::from)? else {
+            // The size of the window changed, or so: drawn anew at once.
+            return Ok(false);
+        };
+        let control_c = code == KeyCode::Char('c') && modifiers.contains(KeyModifiers::CONTROL);
+        if control_c || matches!(code, KeyCode::Char('q') | KeyCode::Esc) {
+            return Ok(true);
+        }
+    }
+}
+
+/// The terminal while it is ours.
+struct Screen;
+
+impl Screen {
+    fn open() -> Result<Self> {
+        let opened = terminal::enable_raw_mode();
+        opened.map_err(|error| {
+            Error::invalid(format!("this is no terminal ({error}): --once prints plain text"))
+        })?;
+        let screen = Self;
+        execute!(std::io::stdout(), terminal::EnterAlternateScreen, cursor::Hide)?;
+        Ok(screen)
+    }
+
+    fn draw(&self, text: &str) -> Result<()> {
+        let (columns, rows) = terminal::size()?;
+        let mut out = std::io::stdout().lock();
+        queue!(out, cursor::MoveTo(0, 0), terminal::Clear(terminal::ClearType::All))?;
+        for (row, line) in (0..rows.saturating_sub(1)).zip(text.lines()) {
+            let line: String = line.chars().take(columns.into()).collect();
+            queue!(out, cursor::MoveTo(0, row), style::Print(line))?;
+        }
+        queue!(out, cursor::MoveTo(0, rows.saturating_sub(1)), style::Print("q: quit"))?;
+        out.flush().map_err(Error::from)
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        // A terminal that is gone need not be put in order.
+        let _ = execute!(std::io::stdout(), cursor::Show, terminal::LeaveAlternateScreen);
+        let _ = terminal::disable_raw_mode();
+    }
+}

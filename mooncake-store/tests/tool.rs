@@ -1,0 +1,218 @@
+//! `mooncake`, as a process beside a master and a member of its own.
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+use mooncake_store::client::Client;
+use mooncake_store::config::MasterConfig;
+use mooncake_store::master::{MasterOptions, TenantQuota};
+use mooncake_store::server::MasterServer;
+use serde_json::Value;
+
+struct Cluster {
+    master: MasterServer,
+    member: Client,
+}
+
+impl Cluster {
+    async fn start(options: MasterOptions) -> Self {
+        let config = MasterConfig {
+            rpc_address: "127.0.0.1".into(),
+            rpc_port: 0,
+            metrics_host: "127.0.0.1".into(),
+            metrics_port: 0,
+            options,
+            ..MasterConfig::default()
+        };
+        let master = MasterServer::start(config).await.unwrap();
+        let member = Client::builder()
+            .master(master.addresses().rpc.to_string())
+            .advertise(std::net::Ipv4Addr::LOCALHOST.into())
+            .segment(8 << 20)
+            .connect()
+            .await
+            .unwrap();
+        Self { master, member }
+    }
+
+    fn rpc(&self) -> String {
+        self.master.addresses().rpc.to_string()
+    }
+
+    fn admin(&self) -> String {
+        self.master.addresses().admin.unwrap().to_string()
+    }
+
+    /// What the tool says to this input.
+    fn tool(&self, arguments: &[&str], input: &[u8]) -> Said {
+        let all = ["--master", &self.rpc(), "--admin", &self.admin()];
+        tool(&[&all[..], arguments].concat(), input)
+    }
+
+    async fn stop(self) {
+        self.member.close().await.unwrap();
+        self.master.stop().await;
+    }
+}
+
+struct Said {
+    status: i32,
+    out: Vec<u8>,
+    errors: String,
+}
+
+impl Said {
+    fn text(&self) -> String {
+        String::from_utf8(self.out.clone()).unwrap()
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_slice(&self.out).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
+    }
+
+    /// Asserts that it failed with these words.
+    fn fails(&self, words: &[&str]) {
+        assert_eq!(self.status, 1, "{}", self.errors);
+        for word in words {
+            assert!(self.errors.contains(word), "no {word:?} in {}", self.errors);
+        }
+    }
+}
+
+fn tool(arguments: &[&str], input: &[u8]) -> Said {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_mooncake"))
+        .env_clear()
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It may have seen an error before it reads anything.
+    let _ = child.stdin.take().unwrap().write_all(input);
+    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+    Said { status: status.code().unwrap_or(-1), out: stdout, errors: String::from_utf8(stderr).unwrap() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn objects_come_and_go() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    let binary: Vec<u8> = (0..100_000u32).map(|n| (n * 7) as u8).collect();
+    let put = cluster.tool(&["put", "a/binary"], &binary);
+    assert_eq!(put.status, 0, "{}", put.errors);
+    assert_eq!(cluster.tool(&["get", "a/binary"], b"").out, binary);
+    cluster.tool(&["put", "a/binary"], b"other").fails(&["exists", "--replace"]);
+    assert_eq!(cluster.tool(&["put", "--replace", "a/binary", "-"], b"other").status, 0);
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("value").display().to_string();
+    assert_eq!(cluster.tool(&["get", "a/binary", "--output", &path], b"").status, 0);
+    assert_eq!(std::fs::read(&path).unwrap(), b"other");
+    assert_eq!(cluster.tool(&["--json", "put", "b", &path], b"").json()["bytes"], 5);
+    cluster.tool(&["put", "c", "/nonexistent/file"], b"").fails(&["/nonexistent/file"]);
+    cluster.tool(&["put", "c"], b"").fails(&["nothing to store"]);
+    cluster.tool(&["get", "nowhere"], b"").fails(&["no object", "\"nowhere\"", "default"]);
+    cluster.tool(&["put", "huge"], &vec![1; 9 << 20]).fails(&["no room", "9.0 MiB"]);
+
+    assert_eq!(cluster.tool(&["ls"], b"").text(), "a/binary\nb\n");
+    assert_eq!(cluster.tool(&["ls", "a/"], b"").text(), "a/binary\n");
+    let long = cluster.tool(&["--json", "ls", "--long"], b"").json();
+    assert_eq!((&long[0]["key"], &long[0]["bytes"]), (&"a/binary".into(), &5.into()));
+    assert!(cluster.tool(&["ls", "-l"], b"").text().contains("127.0.0.1:"));
+
+    assert_eq!(cluster.tool(&["get", "b"], b"").out, b"other");
+    cluster.tool(&["rm", "b"], b"").fails(&["in use", "--force"]);
+    cluster.tool(&["rm", "--force", "b", "never"], b"").fails(&["\"never\""]);
+    assert_eq!(cluster.tool(&["--json", "rm", "--force", "--matching", "^a/"], b"").json()["removed"], 1);
+    assert_eq!(cluster.tool(&["ls"], b"").text(), "");
+    assert_eq!(cluster.tool(&["rm"], b"").status, 2, "what to remove must be said");
+    assert_eq!(cluster.tool(&["rm", "--all", "--force"], b"").text(), "0 removed\n");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn figures() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    cluster.member.put("k", [1; 1000]).await.unwrap();
+    let status = cluster.tool(&["--json", "status"], b"").json();
+    assert_eq!((&status["keys"], &status["clients"]), (&1.into(), &1.into()), "{status}");
+    assert_eq!(status["capacity_bytes"], 8 << 20);
+    assert_eq!(status["segments"][0]["protocol"], "tcp", "{status}");
+    let text = cluster.tool(&["status"], b"").text();
+    assert!(text.contains("version 2.0.0") && text.contains("8.0 MiB"), "{text}");
+
+    let top = cluster.tool(&["top", "--once"], b"").text();
+    assert!(top.contains("keys 1") && top.contains("put") && top.contains("[..."), "{top}");
+    cluster.tool(&["top"], b"").fails(&["--once"]);
+
+    let bench = ["bench", "--size", "4K", "--count", "20", "--concurrency", "2"];
+    let measured = cluster.tool(&[&["--json"], &bench[..]].concat(), b"").json();
+    for (run, name) in [(0, "put"), (1, "get")] {
+        let run = &measured["runs"][run];
+        assert_eq!((&run["operation"], &run["done"], &run["failed"]), (&name.into(), &20.into(), &0.into()));
+        assert!(
+            run["per_second"].as_f64().unwrap() > 0.0 && run["p99_us"].as_f64() >= run["p50_us"].as_f64()
+        );
+    }
+    let shown = cluster.tool(&bench, b"").text();
+    assert!(shown.contains("20 objects of 4.0 KiB, 2 at a time") && shown.contains("p99"), "{shown}");
+    assert_eq!(cluster.tool(&["ls"], b"").text(), "k\n", "nothing is left behind");
+    // What does not fit together evicts itself, and the object above.
+    cluster.tool(&["bench", "--size", "4M", "--count", "3"], b"").fails(&["gets failed", "--count"]);
+    assert_eq!(cluster.tool(&["ls"], b"").text(), "", "nor here");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_wrong_is_explained() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    let fails = |arguments: &[&str], words: &[&str]| tool(arguments, b"").fails(words);
+    fails(&["--master", &cluster.admin(), "get", "k"], &["speaks HTTP", "RPC port"]);
+    fails(&["--master", "127.0.0.1:1", "get", "k"], &["no master answers at 127.0.0.1:1", "doctor"]);
+    fails(&["--master", "127.0.0.1:1", "ls"], &["--admin"]);
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = silent.local_addr().unwrap().to_string();
+    fails(&["--timeout", "0.3", "--master", &silent, "get", "k"], &["no master answers"]);
+    assert_eq!(tool(&["--timeout", "99", "status"], b"").status, 2);
+
+    let good = cluster.tool(&["--json", "doctor"], b"");
+    let document = good.json();
+    let grade = |subject: &str| {
+        let findings = document["findings"].as_array().unwrap();
+        findings.iter().find(|at| at["subject"] == subject).map(|at| at["grade"].as_str().unwrap().to_owned())
+    };
+    for subject in ["master", "admin port", "metadata", "segments"] {
+        assert_eq!(grade(subject).as_deref(), Some("ok"), "{subject}: {document}");
+    }
+    for subject in ["locked memory", "huge pages", "/dev/shm", "clock", "open files"] {
+        assert!(grade(subject).is_some(), "{subject}: {document}");
+    }
+    let bad = tool(&["--master", "127.0.0.1:1", "doctor"], b"");
+    assert_eq!(bad.status, 1);
+    assert!(
+        bad.text().contains("FAIL  master") && bad.text().contains("start mooncake_master"),
+        "{}",
+        bad.text()
+    );
+    let swapped = tool(&["--master", &cluster.admin(), "--admin", &cluster.admin(), "doctor"], b"");
+    assert!(swapped.text().contains("give the RPC port"), "{}", swapped.text());
+
+    // A segment that nobody can reach: its owner froze, or a firewall is in between.
+    cluster.member.close().await.unwrap();
+    let empty = cluster.tool(&["doctor"], b"");
+    assert_eq!(empty.status, 1);
+    assert!(empty.text().contains("none is mounted"), "{}", empty.text());
+    cluster.master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tenants() {
+    let quota = TenantQuota { name: "a".into(), bytes: 1 << 20 };
+    let cluster =
+        Cluster::start(MasterOptions { tenants: Some(vec![quota]), ..MasterOptions::default() }).await;
+    assert_eq!(cluster.tool(&["--tenant", "a", "put", "k"], b"v").status, 0);
+    assert_eq!(cluster.tool(&["--tenant", "a", "ls"], b"").text(), "k\n");
+    cluster.tool(&["--tenant", "a", "put", "l"], &vec![1; 2 << 20]).fails(&["quota"]);
+    cluster.tool(&["--tenant", "b", "put", "k"], b"v").fails(&["no tenant \"b\"", "--tenant"]);
+    cluster.stop().await;
+}
