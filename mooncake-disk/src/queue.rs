@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use mooncake_core::clock::{Moment, SharedClock};
@@ -28,7 +27,7 @@ pub(crate) struct Queue {
     clock: SharedClock,
     pub(crate) counters: Counters,
     #[cfg(feature = "testkit")]
-    pub(crate) faults: Option<Arc<dyn crate::fault::IoFaults>>,
+    pub(crate) faults: Option<std::sync::Arc<dyn crate::fault::IoFaults>>,
 }
 
 #[derive(Default)]
@@ -110,6 +109,7 @@ impl Queue {
     }
 
     /// The next job, if there is one.
+    #[cfg(feature = "disk-io-uring")]
     pub(crate) fn next(&self) -> Option<Job> {
         self.state.lock().ready.pop_front()
     }
@@ -129,6 +129,7 @@ impl Queue {
     }
 
     /// Says that the engine is about to sleep until the event is written; false when there is something to do first.
+    #[cfg(feature = "disk-io-uring")]
     pub(crate) fn falls_asleep(&self) -> bool {
         self.asleep.store(true, Ordering::SeqCst);
         let state = self.state.lock();
@@ -140,16 +141,19 @@ impl Queue {
     }
 
     /// The event, read so that it can be waited for again.
+    #[cfg(feature = "disk-io-uring")]
     pub(crate) fn clear_event(&self) {
         if let Some(event) = &self.event {
             let _ = rustix::io::read(event, &mut [0u8; 8]);
         }
     }
 
+    #[cfg(feature = "disk-io-uring")]
     pub(crate) fn event(&self) -> Option<&OwnedFd> {
         self.event.as_ref()
     }
 
+    #[cfg(feature = "disk-io-uring")]
     pub(crate) fn is_closed(&self) -> bool {
         self.state.lock().closed
     }

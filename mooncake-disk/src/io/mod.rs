@@ -9,7 +9,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use mooncake_core::{Error, ErrorCode, Result};
-use rustix::event::{EventfdFlags, eventfd};
 use tracing::{info, warn};
 
 use crate::config::{DiskConfig, EngineKind};
@@ -66,6 +65,7 @@ pub(crate) fn start(
 
 #[cfg(feature = "disk-io-uring")]
 fn start_uring(config: &DiskConfig, queue: &impl Fn(Option<OwnedFd>) -> Queue) -> io::Result<Arc<Queue>> {
+    use rustix::event::{EventfdFlags, eventfd};
     let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let queue = Arc::new(queue(Some(event)));
     uring::start(config, queue.clone())?;
