@@ -40,7 +40,7 @@ pub enum Verb {
     RemoveMatching = 8,
     /// [`Keys`]: the replicas of objects. [`Replicas`].
     Replicas = 9,
-    /// [`Copy`]: ask for a copy, or for a move if there is a source. One [`Item`]; `a` and `b` are the task.
+    /// [`struct@Copy`]: ask for a copy, or for a move if there is a source. One [`Item`]; `a` and `b` are the task.
     Copy = 10,
     /// [`TaskOf`]: where a task stands. [`TaskInfo`].
     Task = 11,
