@@ -5,6 +5,7 @@ use crate::run::{Result, cargo, root, step};
 const CRATES: &[&str] = &[
     "mooncake-core",
     "mooncake-transport",
+    "mooncake-disk",
     "mooncake-rdma",
     "mooncake-shm",
     "mooncake-tcp",
