@@ -27,6 +27,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             return Err(Error::invalid("a copy needs a target segment"));
         }
         targets.iter().try_for_each(|target| self.check_target(target))?;
+        // A key that no task can name is refused whether there is such an object or not.
+        self.key_text(key)?;
         let (source, client) = self.source_of(key, None)?;
         self.add_copy(key, &source, client, targets, CopyToken::default())
     }
