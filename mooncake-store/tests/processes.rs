@@ -358,7 +358,8 @@ async fn a_killed_master_takes_nothing_along() {
             assert_eq!(outcome.unwrap(), PutOutcome::Stored);
         }
     }
-    eventually("every object would outlive the master", Duration::from_secs(60), async || {
+    let patience = Duration::from_secs(60 + objects / 2000);
+    eventually("every object would outlive the master", patience, async || {
         let mut lasting = 0;
         for member in &members {
             lasting += member.lasting_objects().await as u64;
@@ -370,7 +371,7 @@ async fn a_killed_master_takes_nothing_along() {
     let begun = Instant::now();
     let _master = master(port, &[]);
     let mut seen = 0;
-    eventually("all are served again", Duration::from_secs(60), async || {
+    eventually("all are served again", patience, async || {
         while let Some(batch) = all.get(seen..all.len().min(seen + 1000)).filter(|batch| !batch.is_empty()) {
             let keys: Vec<_> = batch.iter().map(|&i| key(i)).collect();
             let there = members[1].batch_exist(&keys).await.unwrap_or_default();
