@@ -1,6 +1,8 @@
 //! One function per parser of bytes from outside. It must not panic, hang, or allocate out of proportion, and what it
 //! understood must survive being written and read again.
 
+mod dispatch;
+
 use mooncake_disk::layout::{IndexHeader, Note, Parsed as Line, Record as OnDisk, header_len};
 use mooncake_rdma::message::Connection;
 use mooncake_shm::record::{Listing, RECORD_LEN, Record};
@@ -14,6 +16,8 @@ use mooncake_transport::SegmentDesc;
 use mooncake_transport::handshake;
 use mooncake_transport::http_server::parameter;
 
+pub use dispatch::rpc_dispatch;
+
 /// All of them, by the name of their corpus.
 pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("tcp_frame", tcp_frame),
@@ -26,6 +30,7 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("shm_record", shm_record),
     ("disk_layout", disk_layout),
     ("local", local),
+    ("rpc_dispatch", rpc_dispatch),
 ];
 
 /// Longest body taken by the RPC target.

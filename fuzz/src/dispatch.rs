@@ -1,0 +1,176 @@
+//! The RPC dispatch with a live master behind it: calls one after the other, as an input spells them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::clock::ManualClock;
+use mooncake_store::master::{Master, MasterOptions, TenantQuota};
+use mooncake_store::protocol::literal::Literal;
+use mooncake_store::protocol::message::{ADDED, Shape, TABLE};
+use mooncake_store::protocol::server::Service;
+use mooncake_store::protocol::service::MasterService;
+
+/// Most calls of one input.
+const CALLS: usize = 64;
+
+/// Calls of any number with any body, with well-formed arguments, and with these a little wrong. Whatever comes, it is answered with what
+/// the table says or refused, and the master can still count what it has.
+pub fn rpc_dispatch(data: &[u8]) {
+    let mut input = Input(data);
+    let tenants = input.byte() % 4 == 0;
+    let quota = |name: &str| TenantQuota { name: name.into(), bytes: 1 << 22 };
+    let options = MasterOptions {
+        shards: 2,
+        tenants: tenants.then(|| vec![quota("default"), quota("a")]),
+        ..MasterOptions::default()
+    };
+    let clock = Arc::new(ManualClock::new());
+    let master: mooncake_core::Result<Master> =
+        Master::with_parts(options, &Default::default(), &Default::default(), clock.clone(), 1);
+    let Ok(master) = master.map(Arc::new) else { panic!("these options do not contradict each other") };
+    let service = MasterService(master.clone());
+    let shapes: Vec<&Shape> = TABLE.iter().chain(ADDED).collect();
+    for _ in 0..CALLS {
+        if input.0.is_empty() {
+            break;
+        }
+        let (how, which) = (input.byte(), input.byte());
+        let shape = shapes[usize::from(which) % shapes.len()];
+        let mut function = shape.function;
+        let mut body = Vec::new();
+        match how % 8 {
+            0 => body = input.some().to_vec(),
+            1 => {
+                function = u32::from_le_bytes(std::array::from_fn(|_| input.byte()));
+                body = input.some().to_vec();
+            }
+            2 => {
+                arguments(shape, &mut input, &mut body);
+                spoil(&mut body, &mut input);
+            }
+            3 => {
+                clock.advance(Duration::from_millis(10 << (input.byte() % 17)));
+                master.tick();
+                continue;
+            }
+            _ => arguments(shape, &mut input, &mut body),
+        }
+        let mut out = Vec::new();
+        if service.call(function, &body, &mut out).is_ok() {
+            let answer = shapes.iter().find(|shape| shape.function == function);
+            let again = answer.map(|shape| shape.rewrite_reply(&out, false));
+            assert_eq!(again, Some(Ok(out)), "{} answers something else than the table says", shape.name);
+        }
+    }
+    let stats = master.stats();
+    assert!(stats.objects <= stats.keys && stats.resting() <= stats.used());
+    assert!(stats.segments.iter().all(|segment| segment.used <= segment.segment.size));
+    master.remove_all(true);
+    clock.advance(Duration::from_secs(3600));
+    master.tick();
+    master.remove_all(true);
+    assert_eq!(master.stats().used(), 0, "what was taken has come back");
+}
+
+/// Words that calls share, so that they mean each other's objects and segments.
+const WORDS: [&str; 12] =
+    ["k", "k1", "key/2", "default", "a", "node1:1", "node2:1", "tcp", "10.0.0.1:1", "^k", "(", ""];
+const NUMBERS: [u64; 12] = [0, 1, 2, 3, 4, 64, 100, 4096, 1 << 20, 1 << 40, 1 << 63, u64::MAX];
+
+/// Well-formed arguments of a call, chosen by the input.
+fn arguments(shape: &Shape, input: &mut Input<'_>, body: &mut Vec<u8>) {
+    if shape.arguments.is_empty() {
+        return;
+    }
+    body.extend_from_slice(&Literal::new(shape.arguments).hash().to_le_bytes());
+    let mut spelling = shape.arguments;
+    value(&mut spelling, input, &mut Some(body));
+}
+
+/// Appends a value of the type that the spelling begins with, and takes that type away. Without a body it only does the latter.
+fn value(spelling: &mut &[u8], input: &mut Input<'_>, body: &mut Option<&mut Vec<u8>>) {
+    let [symbol, rest @ ..] = *spelling else { return };
+    *spelling = rest;
+    let width = match symbol {
+        1 | 2 | 17 => 4,
+        3 | 4 | 18 => 8,
+        5 | 6 | 11 | 12 => 1,
+        7 | 8 => 2,
+        128 => {
+            *spelling = &spelling[1..];
+            if let Some(body) = body {
+                let word = WORDS[usize::from(input.byte()) % WORDS.len()];
+                body.push(word.len() as u8);
+                body.extend_from_slice(word.as_bytes());
+            }
+            return;
+        }
+        132 | 133 => return several(*symbol == 132, spelling, input, body),
+        253 => {
+            while let [next, ..] = *spelling {
+                match next {
+                    255 => {
+                        *spelling = &spelling[1..];
+                        return;
+                    }
+                    // How it is aligned.
+                    137..250 => *spelling = &spelling[1..],
+                    _ => value(spelling, input, body),
+                }
+            }
+            return;
+        }
+        other => panic!("no argument is spelled with {other}"),
+    };
+    if let Some(body) = body {
+        let number = NUMBERS[usize::from(input.byte()) % NUMBERS.len()];
+        // Kinds and switches have few values.
+        let number = if width == 4 { number % 8 } else if width == 1 { number % 3 } else { number };
+        body.extend_from_slice(&number.to_le_bytes()[..width]);
+    }
+}
+
+fn several(list: bool, spelling: &mut &[u8], input: &mut Input<'_>, body: &mut Option<&mut Vec<u8>>) {
+    let inner = *spelling;
+    let count = match body {
+        Some(body) => {
+            let count = input.byte() % if list { 4 } else { 2 };
+            body.push(count);
+            count
+        }
+        None => 0,
+    };
+    for _ in 0..count {
+        value(&mut &*inner, input, body);
+    }
+    value(spelling, input, &mut None);
+}
+
+/// Cuts a body, flips a bit of it, or appends to it.
+fn spoil(body: &mut Vec<u8>, input: &mut Input<'_>) {
+    let at = usize::from(input.byte()).min(body.len().saturating_sub(1));
+    match input.byte() % 3 {
+        0 => body.truncate(at),
+        1 if !body.is_empty() => body[at] ^= 1 << (input.byte() % 8),
+        _ => body.extend_from_slice(input.some()),
+    }
+}
+
+/// What is left of an input; zeros after that.
+struct Input<'d>(&'d [u8]);
+
+impl<'d> Input<'d> {
+    fn byte(&mut self) -> u8 {
+        let Some((first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        *first
+    }
+
+    /// Up to 255 bytes, as the next one says.
+    fn some(&mut self) -> &'d [u8] {
+        let count = usize::from(self.byte()).min(self.0.len());
+        let (some, rest) = self.0.split_at(count);
+        self.0 = rest;
+        some
+    }
+}
