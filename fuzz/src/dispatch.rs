@@ -125,7 +125,13 @@ fn value(spelling: &mut &[u8], input: &mut Input<'_>, body: &mut Option<&mut Vec
     if let Some(body) = body {
         let number = NUMBERS[usize::from(input.byte()) % NUMBERS.len()];
         // Kinds and switches have few values.
-        let number = if width == 4 { number % 8 } else if width == 1 { number % 3 } else { number };
+        let number = if width == 4 {
+            number % 8
+        } else if width == 1 {
+            number % 3
+        } else {
+            number
+        };
         body.extend_from_slice(&number.to_le_bytes()[..width]);
     }
 }
