@@ -77,6 +77,22 @@ fn a_ledger_tells_what_came_and_went_once() {
 }
 
 #[test]
+fn what_was_told_and_is_gone_before_it_is_acknowledged_is_told_to_be_gone() {
+    let rig = Rig::new();
+    hear(&rig, 1, 0);
+    rig.mount(1, MIB);
+    rig.put(1, "a", 4 * KIB).unwrap();
+    let told = hear(&rig, 1, 0);
+    rig.master.remove(b"a", true).unwrap();
+    rig.put(1, "b", 4 * KIB).unwrap();
+    let then = hear(&rig, 1, told.next);
+    assert!(!then.lost);
+    assert_eq!(then.changes[0].replica, told.changes[0].replica);
+    assert_eq!(then.changes[0].stored, None, "or its owner would sum up what lies there now");
+    assert_eq!(stored(&then)[0].key, b"b");
+}
+
+#[test]
 fn announced_objects_are_served_and_their_space_is_theirs() {
     let (segment, kept) = before(&["a", "b"]);
     let rig = Rig::new();

@@ -30,6 +30,8 @@ const BATCH_BYTES: u64 = 64 << 20;
 const AT_ONCE: usize = 4;
 /// Extents in one call.
 const EXTENTS: usize = 16 << 10;
+/// Before what was not announced is tried again.
+const PAUSE: Duration = Duration::from_millis(200);
 /// Objects take space in steps of this many bytes.
 const GRAIN: u64 = 64;
 
@@ -260,9 +262,16 @@ impl<T: Transport> Inner<T> {
         let client = Arc::downgrade(self);
         let task = self.runtime.spawn(async move {
             for segment in segments {
-                let Some(client) = client.upgrade() else { return };
-                if let Err(error) = client.announce_segment(segment, turn).await {
-                    tracing::warn!(%segment, "objects of before are not announced: {error}");
+                loop {
+                    let Some(client) = client.upgrade() else { return };
+                    let Err(error) = client.announce_segment(segment, turn).await else { break };
+                    if client.announcing_turn.load(Relaxed) != turn || client.usable().is_err() {
+                        return;
+                    }
+                    // Until it is heard, the master keeps their space for them.
+                    tracing::warn!(%segment, "objects of before are not announced yet: {error}");
+                    drop(client);
+                    tokio::time::sleep(PAUSE).await;
                 }
             }
         });
@@ -281,7 +290,8 @@ impl<T: Transport> Inner<T> {
     async fn announce_segment(self: &Arc<Self>, segment: SegmentId, turn: u64) -> Result<()> {
         let mut kept: VecDeque<Entry> = {
             let inventory = self.inventory.lock().await;
-            let mut kept: Vec<_> = inventory.kept_in(segment).cloned().collect();
+            let mut kept: Vec<_> =
+                inventory.kept_in(segment).filter(|entry| !entry.announced).cloned().collect();
             // The oldest first: what comes last will be evicted last.
             kept.sort_unstable_by_key(|entry| (entry.stored.epoch, entry.stored.number));
             kept.into()

@@ -43,6 +43,8 @@ pub(super) struct Ledger(Mutex<Waiting>);
 struct Waiting {
     /// Number of the first that waits; counted from 1.
     first: u64,
+    /// Number of the last that was told, heard or not.
+    told: u64,
     changes: VecDeque<Change>,
     /// Some were dropped.
     lost: bool,
@@ -71,7 +73,7 @@ struct Stored {
 
 impl Ledger {
     fn new(now: Moment) -> Self {
-        Self(Mutex::new(Waiting { first: 1, changes: VecDeque::new(), lost: false, asked: now }))
+        Self(Mutex::new(Waiting { first: 1, told: 0, changes: VecDeque::new(), lost: false, asked: now }))
     }
 
     /// The value of an object can be read there.
@@ -104,8 +106,10 @@ impl Ledger {
         if waiting.lost {
             return;
         }
-        // What came and went unheard need not be told of.
+        // What came and went untold need not be told of. What was told must be, acknowledged or not.
+        let last = waiting.first - 1 + waiting.changes.len() as u64;
         if change.stored.is_none()
+            && waiting.told < last
             && waiting
                 .changes
                 .back()
@@ -139,6 +143,7 @@ impl Ledger {
         }
         let told: Vec<_> = waiting.changes.iter().take(PAGE).map(|change| change.tell(now)).collect();
         let next = waiting.first - 1 + told.len() as u64;
+        waiting.told = waiting.told.max(next);
         InventoryPage { epoch, next, lost, whole: told.len() == waiting.changes.len(), changes: told }
     }
 }
