@@ -85,10 +85,10 @@ fn bench_python(peer: bool) -> Result {
         let out = path(&target_dir().join(format!("bench-python-{name}.txt")));
         let master = path(&Path::new(&python).with_file_name("mooncake_master"));
         let run = format!(
-            "{master} --rpc_port=51061 --metrics_port=51161 >/dev/null 2>&1 & \
-             until {python} -c 'import socket; socket.create_connection((\"127.0.0.1\", 51061), 1)' 2>/dev/null; \
+            "{master} --rpc_port=21061 --metrics_port=21161 >/dev/null 2>&1 & \
+             until {python} -c 'import socket; socket.create_connection((\"127.0.0.1\", 21061), 1)' 2>/dev/null; \
              do kill -0 $! || exit 1; done; \
-             {python} {script} 10.213.0.1:51061 10.213.0.1 >{out}; status=$?; kill $!; wait; exit $status"
+             {python} {script} 10.213.0.1:21061 10.213.0.1 >{out}; status=$?; kill $!; wait; exit $status"
         );
         in_own_network(&["sh".into(), "-c".into(), run])?;
         files.push(out);

@@ -4,6 +4,8 @@
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Instant;
 
 pub(crate) type Result<T = ()> = std::result::Result<T, String>;
 
@@ -126,7 +128,9 @@ pub(crate) fn target_dir() -> PathBuf {
     }
 }
 
-/// A heading in the output.
+/// A heading in the output, with the seconds since the first one.
 pub(crate) fn step(name: &str) {
-    println!("\n== {name}");
+    static FIRST: OnceLock<Instant> = OnceLock::new();
+    let first = FIRST.get_or_init(Instant::now);
+    println!("\n== {name} ({} s)", first.elapsed().as_secs());
 }

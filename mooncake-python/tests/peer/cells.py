@@ -93,7 +93,8 @@ class Cluster:
         self.host = options.host
         self.names = {}
         self.members = []
-        port = 51200 + 20 * number
+        # Below the ports that the system gives to outgoing connections.
+        port = 22000 + 20 * number
         self.master = Master(pythons[master], port, group.flags(port), log)
         try:
             self.join(pythons, CLIENTS[clients], group, port, 17000 + 10 * number, log)

@@ -71,10 +71,12 @@ class Node:
             self.process.wait()
 
 
-def wait_for(port):
-    """Returns when somebody listens there."""
+def wait_for(port, process):
+    """Returns when somebody listens there; the process is who should."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"who should listen on {port} ended with {process.returncode}")
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
             return
@@ -92,8 +94,8 @@ class Master:
         self.port = port
         self.process = subprocess.Popen(words, stdout=log, stderr=log)
         try:
-            wait_for(port)
-            wait_for(port + 1)
+            wait_for(port, self.process)
+            wait_for(port + 1, self.process)
         except RuntimeError:
             self.stop()
             raise

@@ -231,7 +231,7 @@ def main() -> int:
     checks = Checks()
     with open(options.log, "ab") as log:
         for index, (owner, python) in enumerate(pythons.items()):
-            port = 51051 + 2 * index
+            port = 21051 + 2 * index
             master = Master(python, port, ["--default_kv_lease_ttl=200"], log)
             try:
                 nodes = [Node(name, python, log) for name, python in pythons.items()]
