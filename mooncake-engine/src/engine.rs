@@ -236,6 +236,8 @@ pub struct TransferEngineBuilder {
     pub(crate) force_tcp: bool,
     pub(crate) summary: bool,
     pub(crate) summary_interval: Duration,
+    #[cfg(feature = "transport-rdma")]
+    pub(crate) rdma: Option<mooncake_rdma::RdmaConfig>,
     #[cfg(feature = "transport-tcp")]
     pub(crate) tcp: Option<mooncake_tcp::TcpConfig>,
 }
@@ -263,6 +265,8 @@ impl Default for TransferEngineBuilder {
             force_tcp: false,
             summary: false,
             summary_interval: Duration::from_secs(5),
+            #[cfg(feature = "transport-rdma")]
+            rdma: None,
             #[cfg(feature = "transport-tcp")]
             tcp: None,
         }
@@ -414,8 +418,12 @@ impl TransferEngineBuilder {
     /// The wires of the protocol, with what the environment says of them.
     fn wires_by_name(&mut self) -> Result<TransportOptions> {
         let protocol = if self.force_tcp { "tcp" } else { &self.protocol };
-        #[allow(unused_mut, reason = "without TCP there is nothing to change")]
+        #[allow(unused_mut, reason = "without a wire there is nothing to change")]
         let mut wires = TransportOptions::named(protocol)?;
+        #[cfg(feature = "transport-rdma")]
+        if let Some(rdma) = &mut wires.rdma {
+            *rdma = self.rdma.take().unwrap_or_default();
+        }
         #[cfg(feature = "transport-tcp")]
         if let Some(tcp) = &mut wires.tcp {
             *tcp = self.tcp.take().unwrap_or_default();

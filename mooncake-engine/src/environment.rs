@@ -8,6 +8,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use mooncake_core::{Error, Result};
+#[cfg(feature = "transport-rdma")]
+use mooncake_rdma::RdmaConfig;
 #[cfg(feature = "transport-tcp")]
 use mooncake_tcp::{Framing, TcpConfig};
 use mooncake_transport::net::DEFAULT_PORTS;
@@ -245,6 +247,177 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
+    #[cfg(feature = "transport-rdma")]
+    variable(
+        &["MC_GID_INDEX", "NCCL_IB_GID_INDEX"],
+        "-1",
+        "Index of the RDMA port's address (0 to 255); -1 chooses",
+        |engine, text| {
+            let index: i16 = within(text, -1, 255)?;
+            rdma(engine).gid_index = u8::try_from(index).ok();
+            Ok(())
+        },
+    ),
+    #[cfg(feature = "transport-rdma")]
+    variable(
+        &["MC_AUTO_GID_MAX_RETRIES"],
+        "2",
+        "How many other addresses (0 to 16) are tried when there is no way from the chosen one",
+        |engine, text| {
+            rdma(engine).gid_retries = within(text, 0, 16)?;
+            Ok(())
+        },
+    ),
+    #[cfg(feature = "transport-rdma")]
+    variable(&["MC_IB_PORT"], "1", "Port (1 to 255) of each RDMA device", |engine, text| {
+        rdma(engine).port = within(text, 1, 255)?;
+        Ok(())
+    }),
+    #[cfg(feature = "transport-rdma")]
+    variable(
+        &["MC_MTU"],
+        "4096",
+        "Largest RDMA packet in bytes (512, 1024, 2048 or 4096), as far as the port goes",
+        |engine, text| {
+            let bytes: u32 = parse(text)?;
+            if ![512, 1024, 2048, 4096].contains(&bytes) {
+                return Err(format!("{bytes} is not 512, 1024, 2048 or 4096"));
+            }
+            rdma(engine).mtu = bytes;
+            Ok(())
+        },
+    ),
+    #[cfg(feature = "transport-rdma")]
+    variable(&["MC_PKEY_INDEX"], "0", "Index of the partition key", |engine, text| {
+        rdma(engine).pkey_index = parse(text)?;
+        Ok(())
+    }),
+    #[cfg(feature = "transport-rdma")]
+    variable(&["MC_IB_TC"], "-1", "Traffic class (0 to 255) of RDMA packets; -1 is 0", |engine, text| {
+        let class: i16 = within(text, -1, 255)?;
+        rdma(engine).traffic_class = u8::try_from(class).unwrap_or(0);
+        Ok(())
+    }),
+    #[cfg(feature = "transport-rdma")]
+    variable(&["MC_IB_SL"], "-1", "Service level (0 to 15) of RDMA packets; -1 is 0", |engine, text| {
+        let level: i16 = within(text, -1, 15)?;
+        rdma(engine).service_level = u8::try_from(level).unwrap_or(0);
+        Ok(())
+    }),
+    #[cfg(feature = "transport-rdma")]
+    variable(
+        &["MC_NUM_QP_PER_EP"],
+        "2",
+        "Queue pairs (1 to 255) of a connection; peers must have as many",
+        |engine, text| {
+            rdma(engine).pairs = within(text, 1, 255)?;
+            Ok(())
+        },
+    ),
+    #[cfg(feature = "transport-rdma")]
+    variable(
+        &["MC_MAX_WR"],
+        "256",
+        "Requests (1 to 65535) in a queue pair, as far as the device goes",
+        |engine, text| {
+            rdma(engine).requests = within(text, 1, 65535)?;
+            Ok(())
+        },
+    ),
+    #[cfg(feature = "transport-rdma")]
+    variable(
+        &["MC_MAX_CQE_PER_CTX"],
+        "4096",
+        "Requests (1 to 4194304) under way on an RDMA device, as far as its completion queue goes",
+        |engine, text| {
+            rdma(engine).completions = within(text, 1, 4 << 20)?;
+            Ok(())
+        },
+    ),
+    #[cfg(feature = "transport-rdma")]
+    variable(
+        &["MC_MAX_EP_PER_CTX"],
+        "65536",
+        "Connections (1 to 65536) of an RDMA device, as far as it goes; the one used longest ago gives way",
+        |engine, text| {
+            rdma(engine).max_endpoints = within(text, 1, 65536)?;
+            Ok(())
+        },
+    ),
+    #[cfg(feature = "transport-rdma")]
+    variable(
+        &["MC_SLICE_SIZE"],
+        "65536",
+        "Bytes (1 to 1 GiB) of a message over RDMA; a rest of a quarter goes with the one before",
+        |engine, text| {
+            let rdma = rdma(engine);
+            rdma.slice_bytes = within(text, 1, 1 << 30)?;
+            rdma.fragment_bytes = rdma.slice_bytes / 4;
+            Ok(())
+        },
+    ),
+    #[cfg(feature = "transport-rdma")]
+    variable(
+        &["MC_FRAGMENT_RATIO"],
+        "4",
+        "Which part of a message such a rest is at most: one by this (1 to 65535)",
+        |engine, text| {
+            let rdma = rdma(engine);
+            rdma.fragment_bytes = rdma.slice_bytes / within(text, 1, 65535)?;
+            Ok(())
+        },
+    ),
+    #[cfg(feature = "transport-rdma")]
+    variable(
+        &["MC_RETRY_CNT"],
+        "9",
+        "How often (1 to 127) a message is tried again, here or elsewhere, after RDMA devices gave it up",
+        |engine, text| {
+            rdma(engine).attempts = within(text, 1, 127)?;
+            Ok(())
+        },
+    ),
+    #[cfg(feature = "transport-rdma")]
+    variable(
+        &["MC_RDMA_RAIL_PAUSE_SECONDS"],
+        "30",
+        "Seconds (1 to 3599) that a way which failed is left alone while there is another",
+        |engine, text| {
+            rdma(engine).rail_pause = Duration::from_secs(within(text, 1, 3599)?);
+            Ok(())
+        },
+    ),
+    #[cfg(feature = "transport-rdma")]
+    variable(
+        &["MC_IB_PCI_RELAXED_ORDERING"],
+        "1",
+        "Devices may write in any order, where they can; 0: they may not (1 and 2 are the same here)",
+        |engine, text| {
+            rdma(engine).relaxed_ordering = within(text, 0, 2)? != 0;
+            Ok(())
+        },
+    ),
+    #[cfg(feature = "transport-rdma")]
+    variable(
+        &["MC_MAX_MR_SIZE"],
+        "1099511627776",
+        "Bytes (4096 at least) of one registration with an RDMA device, as far as it goes; longer memory is registered in parts",
+        |engine, text| {
+            rdma(engine).region_bytes = within(text, 4096, u64::MAX)?;
+            Ok(())
+        },
+    ),
+    #[cfg(feature = "transport-rdma")]
+    variable(
+        &["MC_RDMA_BIND_ADDRESS"],
+        "",
+        "Address that RDMA peers reach the handshake port by, where it is another than others use",
+        |engine, text| {
+            let address: std::net::IpAddr = parse(text)?;
+            rdma(engine).server_name = address.to_string();
+            Ok(())
+        },
+    ),
 ];
 
 impl TransferEngineBuilder {
@@ -283,6 +456,11 @@ impl TransferEngineBuilder {
         }
         Some(first..=last)
     }
+}
+
+#[cfg(feature = "transport-rdma")]
+fn rdma(engine: &mut TransferEngineBuilder) -> &mut RdmaConfig {
+    engine.rdma.get_or_insert_default()
 }
 
 #[cfg(feature = "transport-tcp")]
@@ -341,11 +519,43 @@ mod tests {
         })
     }
 
+    #[cfg(feature = "transport-rdma")]
+    fn of_rdma(engine: &TransferEngineBuilder, look: impl Fn(&RdmaConfig) -> String) -> String {
+        look(&engine.rdma.clone().unwrap_or_default())
+    }
+
     type Look = fn(&TransferEngineBuilder) -> String;
+    type Case = (&'static str, &'static str, Look, &'static str, &'static str);
+
+    #[cfg(not(feature = "transport-rdma"))]
+    const RDMA_CASES: &[Case] = &[];
+    #[cfg(feature = "transport-rdma")]
+    #[rustfmt::skip]
+    const RDMA_CASES: &[Case] = &[
+        ("MC_GID_INDEX", "3", |e| of_rdma(e, |c| format!("{:?}", c.gid_index)), "Some(3)", "None"),
+        ("NCCL_IB_GID_INDEX", "255", |e| of_rdma(e, |c| format!("{:?}", c.gid_index)), "Some(255)", "None"),
+        ("MC_AUTO_GID_MAX_RETRIES", "0", |e| of_rdma(e, |c| c.gid_retries.to_string()), "0", "2"),
+        ("MC_IB_PORT", "2", |e| of_rdma(e, |c| c.port.to_string()), "2", "1"),
+        ("MC_MTU", "1024", |e| of_rdma(e, |c| c.mtu.to_string()), "1024", "4096"),
+        ("MC_PKEY_INDEX", "7", |e| of_rdma(e, |c| c.pkey_index.to_string()), "7", "0"),
+        ("MC_IB_TC", "106", |e| of_rdma(e, |c| c.traffic_class.to_string()), "106", "0"),
+        ("MC_IB_SL", "15", |e| of_rdma(e, |c| c.service_level.to_string()), "15", "0"),
+        ("MC_NUM_QP_PER_EP", "4", |e| of_rdma(e, |c| c.pairs.to_string()), "4", "2"),
+        ("MC_MAX_WR", "512", |e| of_rdma(e, |c| c.requests.to_string()), "512", "256"),
+        ("MC_MAX_CQE_PER_CTX", "8192", |e| of_rdma(e, |c| c.completions.to_string()), "8192", "4096"),
+        ("MC_MAX_EP_PER_CTX", "256", |e| of_rdma(e, |c| c.max_endpoints.to_string()), "256", "65536"),
+        ("MC_SLICE_SIZE", "131072", |e| of_rdma(e, |c| format!("{} {}", c.slice_bytes, c.fragment_bytes)), "131072 32768", "65536 16384"),
+        ("MC_FRAGMENT_RATIO", "8", |e| of_rdma(e, |c| c.fragment_bytes.to_string()), "8192", "16384"),
+        ("MC_RETRY_CNT", "3", |e| of_rdma(e, |c| c.attempts.to_string()), "3", "9"),
+        ("MC_RDMA_RAIL_PAUSE_SECONDS", "5", |e| of_rdma(e, |c| format!("{:?}", c.rail_pause)), "5s", "30s"),
+        ("MC_IB_PCI_RELAXED_ORDERING", "0", |e| of_rdma(e, |c| c.relaxed_ordering.to_string()), "false", "true"),
+        ("MC_MAX_MR_SIZE", "1073741824", |e| of_rdma(e, |c| c.region_bytes.to_string()), "1073741824", "1099511627776"),
+        ("MC_RDMA_BIND_ADDRESS", "10.9.9.9", |e| of_rdma(e, |c| c.server_name.clone()), "10.9.9.9", ""),
+    ];
 
     /// What is set, what is seen of it, and what is seen without it.
     #[rustfmt::skip]
-    const CASES: &[(&str, &str, Look, &str, &str)] = &[
+    const CASES: &[Case] = &[
         ("MC_TRANSFER_TIMEOUT", "60", |e| format!("{:?}", e.timeout), "60s", "30s"),
         ("MC_SLICE_TIMEOUT", "7", |e| format!("{:?}", e.longest), "Some(7s)", "None"),
         ("MC_LEGACY_RPC_PORT_BINDING", "1", |e| e.port_of_name.to_string(), "true", "false"),
@@ -377,13 +587,13 @@ mod tests {
 
     #[test]
     fn every_variable_sets_what_it_says() {
-        for (name, value, look, set, unset) in CASES {
+        for (name, value, look, set, unset) in CASES.iter().chain(RDMA_CASES) {
             assert_eq!(look(&with(&[(name, value)])), *set, "{name}={value}");
             assert_eq!(look(&with(&[(name, "")])), *unset, "{name} is empty");
         }
         let known = VARIABLES.iter().flat_map(|variable| variable.names);
         for name in known.clone() {
-            assert!(CASES.iter().any(|(case, ..)| case == name), "{name} has no case");
+            assert!(CASES.iter().chain(RDMA_CASES).any(|(case, ..)| case == name), "{name} has no case");
         }
         let count = known.clone().count();
         assert_eq!(known.collect::<std::collections::BTreeSet<_>>().len(), count, "a name is there twice");
@@ -411,6 +621,36 @@ mod tests {
         assert!(!with(&[("MC_FORCE_TCP", "False")]).force_tcp);
         let newest = with(&[("MC_MIN_RPC_PORT", "16001"), ("MC_MIN_PRC_PORT", "16002")]);
         assert_eq!(newest.drawn_ports(), Some(16001..=17000), "the new name goes before the old one");
+    }
+
+    #[test]
+    #[cfg(feature = "transport-rdma")]
+    fn nor_does_it_of_rdma() {
+        for (name, value) in [
+            ("MC_GID_INDEX", "256"),
+            ("MC_IB_PORT", "0"),
+            ("MC_MTU", "1500"),
+            ("MC_IB_SL", "16"),
+            ("MC_NUM_QP_PER_EP", "0"),
+            ("MC_MAX_WR", "0"),
+            ("MC_MAX_EP_PER_CTX", "65537"),
+            ("MC_SLICE_SIZE", "0"),
+            ("MC_FRAGMENT_RATIO", "0"),
+            ("MC_RETRY_CNT", "128"),
+            ("MC_RDMA_RAIL_PAUSE_SECONDS", "3600"),
+            ("MC_IB_PCI_RELAXED_ORDERING", "3"),
+            ("MC_MAX_MR_SIZE", "4095"),
+            ("MC_RDMA_BIND_ADDRESS", "here"),
+        ] {
+            let said = with(&[(name, value)]).rdma.unwrap_or_default();
+            assert_eq!(said, RdmaConfig::default(), "{name}={value}");
+        }
+        let cut = with(&[("MC_FRAGMENT_RATIO", "2"), ("MC_SLICE_SIZE", "4096")]).rdma.unwrap_or_default();
+        assert_eq!((cut.slice_bytes, cut.fragment_bytes), (4096, 2048));
+        let index =
+            |text| with(&[("MC_GID_INDEX", "4"), ("NCCL_IB_GID_INDEX", text)]).rdma.unwrap_or_default();
+        assert_eq!(index("1").gid_index, Some(4), "the system's own name goes first");
+        assert_eq!(with(&[("MC_GID_INDEX", "-1")]).rdma.unwrap_or_default().gid_index, None);
     }
 
     #[test]

@@ -12,7 +12,8 @@ use crate::verbs::MAX_RETRIES;
 pub struct RdmaConfig {
     /// Devices to use, by name; empty for every device whose port is active and has an address.
     pub devices: Vec<String>,
-    /// Host and port that peers reach our handshake port by for this wire; empty when that is the segment's name.
+    /// Host that peers reach our handshake port by for this wire, and its port where that is another; empty when that is the
+    /// segment's name.
     pub server_name: String,
     /// Port of each device.
     pub port: u8,
@@ -56,6 +57,8 @@ pub struct RdmaConfig {
     pub drain_timeout: Duration,
     /// How long a peer that connected to us may take to say that it is ready.
     pub ready_timeout: Duration,
+    /// Longest registration in bytes, as far as every device goes; longer memory is registered in parts.
+    pub region_bytes: u64,
     /// Lets devices write in any order where they can.
     pub relaxed_ordering: bool,
     /// Limits and patience at the handshake port.
@@ -88,6 +91,7 @@ impl Default for RdmaConfig {
             rail_pause: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(30),
             ready_timeout: Duration::from_secs(10),
+            region_bytes: 1 << 40,
             relaxed_ordering: true,
             handshake: HandshakeConfig::default(),
         }
@@ -113,6 +117,8 @@ impl RdmaConfig {
             || self.max_waiting == 0
         {
             "requests, completions, max_endpoints and max_waiting must not be 0"
+        } else if self.region_bytes < 4096 {
+            "region_bytes must be a page at least, 4096"
         } else if self.slice_bytes == 0 || self.service_level > 15 {
             "slice_bytes must not be 0, and service_level at most 15"
         } else {
@@ -145,6 +151,7 @@ mod tests {
             RdmaConfig { mtu: 1500, ..good.clone() },
             RdmaConfig { pairs: 256, ..good.clone() },
             RdmaConfig { slice_bytes: 0, ..good.clone() },
+            RdmaConfig { region_bytes: 4095, ..good.clone() },
         ];
         for config in bad {
             config.check().unwrap_err();

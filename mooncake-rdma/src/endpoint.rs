@@ -52,7 +52,7 @@ impl Piece {
     /// Our key on a device.
     pub(crate) fn key_on(&self, device: usize) -> Option<u32> {
         // SAFETY: whoever made the operation keeps its registration until its share of the completion is finished, and ours is not.
-        unsafe { self.registration.0.as_ref() }.local_key(device)
+        unsafe { self.registration.0.as_ref() }.local_key(device, self.local)
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 
 use mooncake_core::clock::{Moment, SharedClock};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_transport::SegmentDesc;
 use mooncake_transport::handshake::{Kind, exchange};
 use mooncake_transport::net::{DEFAULT_PORT, HostPort};
 use parking_lot::{Mutex, RwLock};
@@ -78,11 +79,21 @@ impl Node {
         }))
     }
 
-    /// Learns the name that peers know us by, where the configuration has none of its own.
-    pub(crate) fn learn_name(&self, name: &str) {
-        if self.config.server_name.is_empty() && *self.server.read() != name {
-            *self.server.write() = name.into();
+    /// Learns the name that peers know us by from a descriptor of ours. What that has to say of it: nothing when it is the segment's.
+    pub(crate) fn learn_name(&self, desc: &SegmentDesc) -> String {
+        let own = &self.config.server_name;
+        let known = match own.is_empty() {
+            true => desc.name.clone(),
+            false => {
+                let port = desc.handshake.as_ref().map(|at| at.port);
+                HostPort::parse(own, port.unwrap_or_else(|| HostPort::parse(&desc.name, DEFAULT_PORT).port))
+                    .to_string()
+            }
+        };
+        if *self.server.read() != known {
+            self.server.write().clone_from(&known);
         }
+        if own.is_empty() { String::new() } else { known }
     }
 
     fn own_path(&self, nic: &Nic) -> String {

@@ -56,6 +56,8 @@ struct Range {
     end: u64,
     /// By the peer's device.
     keys: Vec<u32>,
+    /// One memory with the range before it, which ends where it begins.
+    continues: bool,
 }
 
 impl About {
@@ -76,21 +78,26 @@ impl About {
             .collect::<Option<Vec<_>>>()
             .filter(|devices| !devices.is_empty())
             .ok_or_else(|| bad("has a device without a name, or none".into()))?;
-        let mut regions = Vec::new();
-        for buffer in &desc.buffers {
+        let mut regions: Vec<Range> = Vec::new();
+        let mut buffers: Vec<&BufferDesc> = desc.buffers.iter().collect();
+        buffers.sort_unstable_by_key(|buffer| buffer.addr);
+        let mut before: Option<&BufferDesc> = None;
+        for buffer in buffers {
+            let continues = before.replace(buffer).is_some_and(|before| buffer.continues(before));
             let Some(end) = buffer.addr.checked_add(buffer.length) else { continue };
             let keys =
                 keys(buffer).ok_or_else(|| bad(format!("the keys of {:#x} are not numbers", buffer.addr)))?;
             match keys.len() {
                 // Closed to peers.
-                0 => {}
-                n if n == devices.len() => regions.push(Range { start: buffer.addr, end, keys }),
+                0 => before = None,
+                n if n == devices.len() => {
+                    regions.push(Range { start: buffer.addr, end, keys, continues });
+                }
                 n => {
                     return Err(bad(format!("{n} keys at {:#x} for {} devices", buffer.addr, devices.len())));
                 }
             }
         }
-        regions.sort_unstable_by_key(|region| region.start);
         let server =
             if desc.rdma_server_name.is_empty() { desc.name.clone() } else { desc.rdma_server_name.clone() };
         let at = match &desc.handshake {
@@ -100,7 +107,7 @@ impl About {
         Ok(Self { server, at, devices, regions })
     }
 
-    /// The region that holds all of a range. `Invalid` when none does.
+    /// The region that holds all of a range, or the first of its parts that do. `Invalid` when none does.
     pub(crate) fn region(&self, addr: u64, len: usize) -> Result<usize> {
         let wrong =
             |why: &str| Err(Error::invalid(format!("{len} bytes at {addr:#x} of {:?}: {why}", self.server)));
@@ -110,9 +117,27 @@ impl About {
         }
         let after = self.regions.partition_point(|region| region.start <= addr);
         match after.checked_sub(1) {
-            Some(i) if end <= self.regions[i].end => Ok(i),
+            Some(i) if addr < self.regions[i].end && end <= self.last_of(i, end) => Ok(i),
             _ => wrong("they do not lie in one registered buffer"),
         }
+    }
+
+    /// Where the memory that a region is part of ends, as far as anybody asks.
+    fn last_of(&self, region: usize, asked: u64) -> u64 {
+        let first = self.regions[region].end;
+        let parts = self.regions[region + 1..].iter().take_while(|part| part.continues);
+        parts.map(|part| part.end).find(|end| *end >= asked).unwrap_or(first)
+    }
+
+    /// The part of a memory that holds an address, by one before it or itself.
+    pub(crate) fn part(&self, region: usize, addr: u64) -> usize {
+        self.regions.partition_point(|part| part.start <= addr).saturating_sub(1).max(region)
+    }
+
+    /// Bytes from an address in that memory to where it is registered anew.
+    pub(crate) fn room(&self, region: usize, addr: u64) -> usize {
+        let end = self.regions.get(self.part(region, addr)).map_or(addr, |part| part.end);
+        usize::try_from(end.saturating_sub(addr)).unwrap_or(usize::MAX)
     }
 
     /// The key of a region on one of the peer's devices.
@@ -144,7 +169,7 @@ mod tests {
             "name": "10.0.0.1:15001", "protocol": "rdma", "devices": [{"name": "a"}, {"name": "b"}],
             "buffers": [
                 {"name": "cpu:0", "addr": 1000, "length": 100, "rkey": [1, 2], "lkey": [0, 0]},
-                {"name": "cpu:0", "addr": 1100, "length": 100, "rkey": [3, 4], "lkey": [0, 0]},
+                {"name": "cpu:0", "addr": 1100, "length": 100, "rkey": [3, 4], "lkey": [0, 0], "continues": false},
                 {"name": "cpu:0", "addr": 5000, "length": 100, "rkey": []},
             ],
         });
@@ -163,6 +188,28 @@ mod tests {
         for (addr, len) in
             [(999, 1), (1000, 0), (1050, 100), (1200, 1), (5000, 1), (u64::MAX, 1), (u64::MAX, 2), (0, 9)]
         {
+            about.region(addr, len).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn memory_in_parts_is_one() {
+        let part = |addr: u64, length: u64, key: u32, continues: Value| json!({"name": "*", "addr": addr, "length": length, "rkey": [key], "lkey": [0], "continues": continues});
+        let old = |addr: u64, key: u32| json!({"name": "*", "addr": addr, "length": 100, "rkey": [key], "lkey": [0]});
+        let more = json!({"devices": [{"name": "a"}], "buffers": [
+            part(1200, 50, 3, true.into()), part(1000, 100, 1, false.into()), part(1100, 100, 2, true.into()),
+            part(1250, 100, 4, false.into()), part(1400, 100, 5, true.into()), old(2000, 6), old(2100, 7),
+        ]});
+        let about = About::read(&desc(more)).unwrap();
+        assert_eq!((about.region(1000, 250).unwrap(), about.region(1150, 100).unwrap()), (0, 1));
+        assert_eq!((about.part(0, 1099), about.part(0, 1100), about.part(0, 1249)), (0, 1, 2));
+        assert_eq!((about.room(0, 1000), about.room(0, 1100), about.room(0, 1249)), (100, 100, 1));
+        assert_eq!(
+            (about.region(2000, 200).unwrap(), about.part(5, 2150)),
+            (5, 6),
+            "existing nodes do not say it"
+        );
+        for (addr, len) in [(1000, 251), (1240, 20), (1390, 20), (1350, 1), (2000, 201)] {
             about.region(addr, len).unwrap_err();
         }
     }

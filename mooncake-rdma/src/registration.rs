@@ -4,17 +4,22 @@ use std::sync::Arc;
 
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, Result};
-use mooncake_transport::Access;
-use serde_json::{Value, json};
+use mooncake_transport::segment::CONTINUES;
+use mooncake_transport::{Access, BufferDesc};
+use serde_json::Value;
 
 use crate::topology;
 use crate::verbs::{Domain, MemoryRegion};
 
+/// Parts begin on pages.
+const PAGE: u64 = 4096;
+
 /// Memory a node's devices may use, until this is dropped.
 #[derive(Debug)]
 pub struct Registration {
-    /// One per device.
-    regions: Vec<MemoryRegion>,
+    /// By device, then in the order of their addresses.
+    regions: Vec<Vec<MemoryRegion>>,
+    parts: Parts,
     pub(crate) span: MemorySpan,
     /// NUMA node, where it is known.
     pub(crate) node: Option<u32>,
@@ -23,11 +28,45 @@ pub struct Registration {
     pub(crate) owner: u64,
 }
 
-/// Keys of a registration on their way into a descriptor: the NUMA node and, per device, the peer's key and ours.
+/// The parts that memory is registered in, as devices take no more than so much at once. All but the last are equally long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Parts {
+    start: u64,
+    len: u64,
+    each: u64,
+}
+
+impl Parts {
+    /// Parts of at most `longest` bytes; 0 is no limit.
+    pub(crate) fn new(start: u64, len: u64, longest: u64) -> Self {
+        let longest = if longest == 0 { u64::MAX } else { longest };
+        let each = if len <= longest { len } else { (longest / PAGE * PAGE).max(PAGE) };
+        Self { start, len, each: each.max(1) }
+    }
+
+    /// Where each part begins, from the start of all, and its length.
+    pub(crate) fn iter(self) -> impl Iterator<Item = (u64, u64)> {
+        (0..self.len.div_ceil(self.each))
+            .map(move |i| (i * self.each, self.each.min(self.len - i * self.each)))
+    }
+
+    /// The part that holds an address, by its number.
+    pub(crate) fn index(self, addr: u64) -> usize {
+        usize::try_from(addr.saturating_sub(self.start) / self.each).unwrap_or(usize::MAX)
+    }
+
+    /// Bytes from an address to the end of its part.
+    pub(crate) fn room(self, addr: u64) -> usize {
+        let rest = self.each - addr.saturating_sub(self.start) % self.each;
+        usize::try_from(rest).unwrap_or(usize::MAX)
+    }
+}
+
+/// A memory's place, where it is not known.
 const NOWHERE: u32 = u32::MAX;
 
 impl Registration {
-    /// Registers with each domain.
+    /// Registers with each domain, in parts of `longest` bytes at most.
     ///
     /// # Safety
     /// The span's bytes stay allocated until the result has been dropped.
@@ -35,18 +74,26 @@ impl Registration {
         domains: &[Arc<Domain>],
         span: MemorySpan,
         access: Access,
-        relaxed: bool,
+        (longest, relaxed): (u64, bool),
         owner: u64,
     ) -> Result<Self> {
         if span.len == 0 || span.addr().checked_add(span.len as u64).is_none() {
             return Err(Error::invalid(format!("cannot register {} bytes at {:#x}", span.len, span.addr())));
         }
         let remote = access == Access::Remote;
-        // SAFETY: as the caller promises; the regions are dropped with the result.
-        let one = move |domain: &Arc<Domain>| unsafe {
+        let parts = Parts::new(span.addr(), span.len as u64, longest);
+        let one = move |domain: &Arc<Domain>| -> Result<Vec<MemoryRegion>> {
             // The whole span, as a pointer alone may not go to another thread.
-            let MemorySpan { ptr, len, .. } = { span };
-            MemoryRegion::register(domain, ptr, len, remote, relaxed)
+            let MemorySpan { ptr, .. } = { span };
+            let part = |(offset, len): (u64, u64)| {
+                // SAFETY: parts lie in the span, whose length is a `usize`; the caller keeps the bytes, and the regions are dropped with the
+                // result.
+                unsafe {
+                    let start = ptr.add(offset as usize);
+                    MemoryRegion::register(domain, start, len as usize, remote, relaxed)
+                }
+            };
+            parts.iter().map(part).collect()
         };
         let regions = match domains {
             [domain] => vec![one(domain)?],
@@ -59,12 +106,17 @@ impl Registration {
                 ended.collect::<Result<Vec<_>>>()
             })?,
         };
-        Ok(Self { regions, span, node: topology::node_of_memory(span), access, owner })
+        Ok(Self { regions, parts, span, node: topology::node_of_memory(span), access, owner })
     }
 
-    /// Our key on that device.
-    pub(crate) fn local_key(&self, device: usize) -> Option<u32> {
-        self.regions.get(device).map(MemoryRegion::local_key)
+    /// Our key on that device for the bytes from an address.
+    pub(crate) fn local_key(&self, device: usize, addr: u64) -> Option<u32> {
+        self.regions.get(device)?.get(self.parts.index(addr)).map(MemoryRegion::local_key)
+    }
+
+    /// Bytes from an address to where memory is registered anew.
+    pub(crate) fn room(&self, addr: u64) -> usize {
+        self.parts.room(addr)
     }
 
     /// What peers need, for [`describe`]; nothing when they are kept out.
@@ -72,33 +124,92 @@ impl Registration {
         if self.access == Access::Local {
             return Vec::new();
         }
-        let node = self.node.unwrap_or(NOWHERE);
-        let keys = self.regions.iter().flat_map(|region| [region.remote_key(), region.local_key()]);
-        std::iter::once(node).chain(keys).flat_map(u32::to_le_bytes).collect()
+        let head = [self.node.unwrap_or(NOWHERE), self.parts.each as u32, (self.parts.each >> 32) as u32];
+        let parts = 0..self.regions.first().map_or(0, Vec::len);
+        let of_part = |part: usize| self.regions.iter().map(move |regions| &regions[part]);
+        let keys = parts.flat_map(of_part).flat_map(|region| [region.remote_key(), region.local_key()]);
+        head.into_iter().chain(keys).flat_map(u32::to_le_bytes).collect()
     }
 }
 
-/// What an exported key says in a descriptor: the name of the memory's place, the peers' keys, our keys.
-pub(crate) fn describe(key: &[u8]) -> (String, Value, Value) {
-    let words: Vec<u32> = key
+/// What a descriptor says of a buffer of ours that was exported: an entry for each part of it, with the name of its place, the peers'
+/// keys and ours, by device.
+pub(crate) fn describe(buffer: &BufferDesc) -> impl Iterator<Item = BufferDesc> {
+    let words: Vec<u32> = buffer
+        .key
         .chunks_exact(4)
         .map(|word| word.iter().rev().fold(0, |n, byte| n << 8 | u32::from(*byte)))
         .collect();
-    let (node, keys) = words.split_first().unwrap_or((&NOWHERE, &[]));
-    let place = if *node == NOWHERE { "*".into() } else { format!("cpu:{node}") };
-    let every =
-        |from: usize| -> Value { keys.iter().skip(from).step_by(2).copied().collect::<Vec<_>>().into() };
-    (place, json!(every(0)), json!(every(1)))
+    let (node, each, keys) = match words.as_slice() {
+        [node, low, high, keys @ ..] => (*node, u64::from(*high) << 32 | u64::from(*low), keys.to_vec()),
+        // Kept from peers.
+        _ => (NOWHERE, buffer.length, Vec::new()),
+    };
+    let place = if node == NOWHERE { "*".into() } else { format!("cpu:{node}") };
+    let parts = Parts { start: buffer.addr, len: buffer.length, each: each.max(1) };
+    let per_part = keys.len() / usize::try_from(parts.len.div_ceil(parts.each)).unwrap_or(usize::MAX).max(1);
+    let (addr, extra) = (buffer.addr, buffer.extra.clone());
+    parts.iter().enumerate().map(move |(i, (offset, length))| {
+        let every = |from: usize| -> Value {
+            let keys = keys.iter().skip(i * per_part).take(per_part).skip(from).step_by(2);
+            keys.copied().collect::<Vec<_>>().into()
+        };
+        let mut extra = extra.clone();
+        extra.insert("rkey".into(), every(0));
+        extra.insert("lkey".into(), every(1));
+        extra.insert(CONTINUES.into(), (i != 0).into());
+        BufferDesc { name: place.clone(), addr: addr + offset, length, key: Vec::new(), extra }
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    fn exported(length: u64, words: &[u32]) -> Vec<BufferDesc> {
+        let key = words.iter().copied().flat_map(u32::to_le_bytes).collect();
+        let buffer = BufferDesc { name: "own".into(), addr: 0x10000, length, key, ..BufferDesc::default() };
+        describe(&buffer).collect()
+    }
 
     #[test]
     fn keys_become_what_descriptors_hold() {
-        let key: Vec<u8> = [1u32, 10, 11, 20, 21].into_iter().flat_map(u32::to_le_bytes).collect();
-        assert_eq!(describe(&key), ("cpu:1".into(), json!([10, 20]), json!([11, 21])));
-        assert_eq!(describe(&[]), ("*".into(), json!([]), json!([])));
+        let whole = exported(100, &[1, 100, 0, 10, 11, 20, 21]);
+        assert_eq!(whole.len(), 1);
+        assert_eq!((whole[0].name.as_str(), whole[0].addr, whole[0].length), ("cpu:1", 0x10000, 100));
+        assert_eq!((&whole[0].extra["rkey"], &whole[0].extra["lkey"]), (&json!([10, 20]), &json!([11, 21])));
+        assert_eq!(whole[0].extra[CONTINUES], false);
+        let parts = exported(10000, &[NOWHERE, 4096, 0, 1, 2, 3, 4, 11, 12, 13, 14, 21, 22, 23, 24]);
+        let ranges: Vec<_> = parts.iter().map(|part| (part.addr, part.length)).collect();
+        assert_eq!(ranges, [(0x10000, 4096), (0x11000, 4096), (0x12000, 1808)]);
+        assert_eq!((&parts[2].extra["rkey"], &parts[2].extra["lkey"]), (&json!([21, 23]), &json!([22, 24])));
+        assert!(
+            parts[1].continues(&parts[0]) && parts[2].continues(&parts[1]) && !parts[2].continues(&parts[0])
+        );
+        let closed = exported(100, &[]);
+        assert_eq!((closed.len(), closed[0].name.as_str(), &closed[0].extra["rkey"]), (1, "*", &json!([])));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn parts_cover_everything_once(start in 1u64..1 << 40, len in 1u64..1 << 20, longest in 0u64..1 << 19) {
+            let parts = Parts::new(start, len, longest);
+            let mut at = 0;
+            for (i, (offset, piece)) in parts.iter().enumerate() {
+                prop_assert_eq!(offset, at);
+                prop_assert!(piece > 0 && (longest == 0 || piece <= longest.max(PAGE)));
+                for inside in [offset, offset + piece - 1] {
+                    prop_assert_eq!(parts.index(start + inside), i);
+                    // The last one may end before its room does.
+                    prop_assert!(parts.room(start + inside) as u64 >= piece - (inside - offset));
+                }
+                at += piece;
+            }
+            prop_assert_eq!(at, len);
+        }
     }
 }

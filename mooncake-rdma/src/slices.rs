@@ -12,12 +12,17 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
-    /// Offset and length of each message of a transfer of `len` bytes.
-    pub(crate) fn pieces(self, len: usize) -> impl Iterator<Item = (usize, usize)> {
+    /// Offset and length of each message of a transfer of `len` bytes. `room` says how far it is from an offset to where memory is
+    /// registered anew, on either side; no message crosses that.
+    pub(crate) fn pieces(
+        self,
+        len: usize,
+        room: impl Fn(usize) -> usize,
+    ) -> impl Iterator<Item = (usize, usize)> {
         let slice = self.slice.min(self.longest).max(1);
         let mut at = 0;
         std::iter::from_fn(move || {
-            let left = len - at;
+            let left = if at == len { 0 } else { room(at).max(1).min(len - at) };
             let last = left <= slice.saturating_add(self.fragment) && left <= self.longest.max(1);
             let take = if last { left } else { slice.min(left) };
             let piece = (at, take);
@@ -35,14 +40,14 @@ mod tests {
     #[test]
     fn a_short_rest_goes_with_the_one_before() {
         let cut = Cut { slice: 100, fragment: 25, longest: 1000 };
-        let of = |len| cut.pieces(len).collect::<Vec<_>>();
+        let of = |len| cut.pieces(len, |_| usize::MAX).collect::<Vec<_>>();
         assert_eq!(of(0), []);
         assert_eq!(of(125), [(0, 125)]);
         assert_eq!(of(126), [(0, 100), (100, 26)]);
         assert_eq!(of(225), [(0, 100), (100, 125)]);
         let cut = Cut { slice: 100, fragment: 25, longest: 110 };
         assert_eq!(
-            cut.pieces(120).collect::<Vec<_>>(),
+            cut.pieces(120, |_| usize::MAX).collect::<Vec<_>>(),
             [(0, 100), (100, 20)],
             "the device's limit comes first"
         );
@@ -52,12 +57,21 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..Default::default() })]
 
         #[test]
-        fn pieces_cover_everything_once(len in 0usize..5000, slice in 1usize..700, fragment in 0usize..300, longest in 1usize..900) {
+        fn pieces_cover_everything_once(
+            len in 0usize..5000, slice in 1usize..700, fragment in 0usize..300, longest in 1usize..900,
+            (ours, theirs) in ((0usize..500, 1usize..900), (0usize..500, 1usize..900)),
+        ) {
             let cut = Cut { slice, fragment, longest };
+            // Memory of either side lies in parts of `each` bytes, and the transfer begins somewhere in one.
+            let part = |(from, each): (usize, usize), at: usize| (from + at) / each;
+            let room = |(from, each): (usize, usize), at: usize| each - (from + at) % each;
             let mut at = 0;
-            for (offset, piece) in cut.pieces(len) {
+            for (offset, piece) in cut.pieces(len, |at| room(ours, at).min(room(theirs, at))) {
                 prop_assert_eq!(offset, at);
                 prop_assert!(piece > 0 && piece <= longest);
+                for side in [ours, theirs] {
+                    prop_assert_eq!(part(side, at), part(side, at + piece - 1), "over a seam");
+                }
                 at += piece;
             }
             prop_assert_eq!(at, len);

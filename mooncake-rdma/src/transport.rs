@@ -164,16 +164,19 @@ impl RdmaTransport {
         let nics = &self.node.nics;
         let longest = nics.iter().map(|nic| nic.longest()).min().unwrap_or(1);
         let cut = Cut { slice: config.slice_bytes, fragment: config.fragment_bytes, longest };
+        let (local, remote, about) = (op.local().addr(), op.remote(), &peer.shared.about);
+        let room =
+            |at: usize| registration.room(local + at as u64).min(about.room(region, remote + at as u64));
         // Long operations go over every device as near as the best one, in stretches of equal length.
         let spread = op.len() >= config.stripe_bytes && nics.len() > 1;
         let as_near = |nic: &crate::nic::Nic| nic.is_up() && (nic.node == nics[first.local].node);
         let stripes = if spread { nics.iter().filter(|nic| as_near(nic)).count().max(1) } else { 1 };
         let per_stripe =
-            if stripes > 1 { cut.pieces(op.len()).count().div_ceil(stripes) } else { usize::MAX };
+            if stripes > 1 { cut.pieces(op.len(), room).count().div_ceil(stripes) } else { usize::MAX };
         let mut way = first;
         let mut over = nics.iter().filter(|nic| as_near(nic)).cycle().skip(plan.turn % stripes);
         let mut done = Some(done);
-        let mut pieces = cut.pieces(op.len()).enumerate().peekable();
+        let mut pieces = cut.pieces(op.len(), room).enumerate().peekable();
         while let Some((i, (offset, len))) = pieces.next() {
             if stripes > 1 && i % per_stripe == 0 {
                 let local = over.next().map(|nic| nic.index);
@@ -185,17 +188,19 @@ impl RdmaTransport {
             else {
                 return;
             };
-            let keys = registration.local_key(way.local).zip(peer.shared.about.key(region, way.remote));
+            let (local, remote) = (local + offset as u64, remote + offset as u64);
+            let region = about.part(region, remote);
+            let keys = registration.local_key(way.local, local).zip(about.key(region, way.remote));
             let Some((local_key, remote_key)) = keys else {
                 share.finish(Err(Error::internal("a region without keys")));
                 continue;
             };
             let piece = Piece {
                 opcode: op.opcode(),
-                local: op.local().addr() + offset as u64,
+                local,
                 len: u32::try_from(len).unwrap_or(u32::MAX),
                 local_key,
-                remote: op.remote() + offset as u64,
+                remote,
                 remote_key,
                 region: u32::try_from(region).unwrap_or(u32::MAX),
                 attempts: 0,
@@ -250,9 +255,13 @@ unsafe impl Transport for RdmaTransport {
     }
 
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Registration> {
-        let relaxed = self.node.config.relaxed_ordering;
+        let config = &self.node.config;
+        let longest = self.node.nics.iter().map(|nic| nic.limits.region_bytes).filter(|bytes| *bytes != 0);
+        let longest = longest.chain([config.region_bytes]).min().unwrap_or(0);
         // SAFETY: passed on.
-        unsafe { Registration::new(&self.domains, span, access, relaxed, self.node.id) }
+        unsafe {
+            Registration::new(&self.domains, span, access, (longest, config.relaxed_ordering), self.node.id)
+        }
     }
 
     fn export(&self, registration: &Registration) -> Vec<u8> {
@@ -260,11 +269,10 @@ unsafe impl Transport for RdmaTransport {
     }
 
     fn describe(&self, desc: &mut SegmentDesc) {
-        self.node.learn_name(&desc.name);
+        desc.rdma_server_name = self.node.learn_name(desc);
         if !desc.speaks(&Protocol::RDMA) {
             desc.protocols.push(Protocol::RDMA);
         }
-        desc.rdma_server_name.clone_from(&self.node.config.server_name);
         let nics = &self.node.nics;
         let devices: Vec<Value> = nics
             .iter()
@@ -273,13 +281,7 @@ unsafe impl Transport for RdmaTransport {
         desc.extra.insert("devices".into(), devices.into());
         let places: Vec<_> = nics.iter().map(|nic| (nic.name.clone(), nic.node)).collect();
         desc.extra.insert("priority_matrix".into(), topology::matrix(&places));
-        for buffer in &mut desc.buffers {
-            let (place, theirs, ours) = registration::describe(&buffer.key);
-            buffer.key.clear();
-            buffer.name = place;
-            buffer.extra.insert("rkey".into(), theirs);
-            buffer.extra.insert("lkey".into(), ours);
-        }
+        desc.buffers = desc.buffers.iter().flat_map(registration::describe).collect();
     }
 
     async fn connect(&self, desc: &SegmentDesc) -> Result<RdmaPeer> {

@@ -62,7 +62,20 @@ impl BufferDesc {
             _ => false,
         }
     }
+
+    /// Whether it is the next part of the same memory, cut up because a device takes no more at once. Ours say it either way; existing
+    /// RDMA nodes do not, and there whatever lies end to end may be one.
+    pub fn continues(&self, before: &BufferDesc) -> bool {
+        let says = match self.extra.get(CONTINUES) {
+            Some(says) => *says == true,
+            None => self.extra.contains_key("rkey"),
+        };
+        says && self.length != 0 && before.addr.checked_add(before.length) == Some(self.addr)
+    }
 }
+
+/// Key of our own in a buffer: whether it is one memory with the buffer that ends where it begins.
+pub const CONTINUES: &str = "continues";
 
 // Wires whose buffers are not ranges of addresses; theirs stay in `extra`.
 const WITHOUT_ADDRESSES: [&str; 2] = ["cxl", "nvmeof"];
@@ -79,9 +92,23 @@ impl SegmentDesc {
         self.protocols.contains(protocol)
     }
 
-    /// The buffer that holds all of `[addr, addr + len)`.
-    pub fn buffer(&self, addr: u64, len: u64) -> Option<&BufferDesc> {
-        self.buffers.iter().find(|b| b.contains(addr, len))
+    /// Whether all of `[addr, addr + len)` lies in one buffer, or in one that its wire had to register in parts.
+    pub fn holds(&self, addr: u64, len: u64) -> bool {
+        if self.buffers.iter().any(|b| b.contains(addr, len)) {
+            return true;
+        }
+        let (Some(mut part), Some(end)) =
+            (self.buffers.iter().find(|b| b.contains(addr, 1)), addr.checked_add(len))
+        else {
+            return false;
+        };
+        while len != 0 && part.addr + part.length < end {
+            match self.buffers.iter().find(|b| b.continues(part)) {
+                Some(next) => part = next,
+                None => return false,
+            }
+        }
+        len != 0
     }
 
     /// Whether it says the same as another, apart from when.
@@ -348,13 +375,26 @@ mod tests {
     #[test]
     fn buffers_are_found_by_whole_ranges() {
         let desc = SegmentDesc::decode(br#"{"protocol":"tcp","buffers":[{"name":"a","addr":100,"length":50},{"name":"b","addr":150,"length":50}]}"#).unwrap();
-        assert_eq!(desc.buffer(100, 50).unwrap().name, "a");
-        assert_eq!(desc.buffer(199, 1).unwrap().name, "b");
+        for (addr, len, held) in
+            [(100, 50, true), (199, 1, true), (149, 2, false), (100, 0, false), (u64::MAX, 2, false)]
+        {
+            assert_eq!(desc.holds(addr, len), held, "{len} bytes at {addr}");
+        }
+        let mut parts = desc;
+        parts.buffers[1].extra.insert(CONTINUES.into(), true.into());
+        for (addr, len, held) in [(149, 2, true), (100, 100, true), (100, 101, false), (150, 0, false)] {
+            assert_eq!(parts.holds(addr, len), held, "{len} bytes at {addr} in two parts");
+        }
+        let later = |extra: serde_json::Value| BufferDesc {
+            extra: extra.as_object().unwrap().clone(),
+            ..parts.buffers[1].clone()
+        };
         assert!(
-            desc.buffer(149, 2).is_none()
-                && desc.buffer(100, 0).is_none()
-                && desc.buffer(u64::MAX, 2).is_none()
+            later(serde_json::json!({"rkey": [1]})).continues(&parts.buffers[0]),
+            "an existing RDMA node's"
         );
+        assert!(!later(serde_json::json!({"rkey": [1], "continues": false})).continues(&parts.buffers[0]));
+        assert!(!later(serde_json::json!({})).continues(&parts.buffers[0]));
     }
 
     proptest! {

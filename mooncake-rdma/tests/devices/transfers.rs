@@ -1,11 +1,13 @@
 //! Long, many, and more than there is room for.
 
+use std::collections::HashSet;
+
 use mooncake_core::ErrorKind;
 use mooncake_rdma::RdmaConfig;
 use mooncake_transport::Transport;
 use mooncake_transport::transfer::{self, Transfer};
 
-use crate::support::{Two, bytes, local, open, patient};
+use crate::support::{Two, bytes, describe, local, open, patient};
 
 const MIB: usize = 1 << 20;
 
@@ -87,4 +89,30 @@ fn another_transports_things_are_refused() {
     let error = transfer::read(&*two.b, &to_b, of_b, two.within(60)).wait().0.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     assert!(two.a.capabilities().needs_registration);
+}
+
+/// More than a device takes at once is registered in parts, of other lengths on either side.
+#[test]
+fn memory_in_parts_is_one_memory() {
+    let parts = |device, region_bytes| RdmaConfig { region_bytes, ..patient(device) };
+    let two = Two::new(parts("rxe0", 300 << 10), parts("rxe1", 200 << 10));
+    let region = open(&two.b, MIB + 7, 0);
+    let desc = describe(&two.b, &[&region]);
+    let lengths: Vec<u64> = desc.buffers.iter().map(|buffer| buffer.length).collect();
+    assert_eq!(lengths, [200 << 10, 200 << 10, 200 << 10, 200 << 10, 200 << 10, (24 << 10) + 7]);
+    let keys: HashSet<u64> = desc.buffers.iter().filter_map(|b| b.extra["rkey"][0].as_u64()).collect();
+    assert_eq!(keys.len(), 6, "a key for each part");
+    let peer = two.connect(&two.a, &two.b, &[&region]);
+    let sent = striped(MIB + 7);
+    two.write(&two.a, &peer, region.addr(), &sent).unwrap();
+    assert!(bytes(&region) == sent);
+    assert!(two.read(&two.a, &peer, region.addr(), sent.len()).unwrap() == sent);
+    // Across one seam, and up to one from both sides.
+    let seam = 200 << 10;
+    for (at, len) in [(seam - 3, 7), (seam - 3, 3), (seam, 3)] {
+        two.write(&two.a, &peer, region.addr() + at, &vec![0xee; len]).unwrap();
+        assert_eq!(bytes(&region)[at as usize..][..len], vec![0xee; len]);
+    }
+    let error = two.write(&two.a, &peer, region.addr() + MIB as u64, &[1; 8]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "past the end: {error}");
 }

@@ -332,6 +332,7 @@ impl<T: Transport> Inner<T> {
         desc.timestamp = timestamp(self.clock.wall_ms());
         desc.buffers = self.regions.buffers(&self.name);
         desc.extra.insert(target::INSTANCE.into(), self.regions.instance().into());
+        desc.handshake.clone_from(&self.at);
         self.transport.describe(&mut desc);
         if desc.tcp_data_host.is_empty()
             && let Some(at) = &self.at

@@ -93,9 +93,9 @@ impl<T: Transport> Route<T> {
     /// Whether a transfer that failed on `old` may run here: the range is (still, or by now) registered, and it is not memory of an
     /// earlier run, whose addresses mean something else today.
     pub(super) fn may_repeat(&self, old: &Route<T>, addr: u64, len: u64) -> bool {
-        let listed = self.desc.buffers.is_empty() || self.desc.buffer(addr, len).is_some();
+        let listed = self.desc.buffers.is_empty() || self.desc.holds(addr, len);
         let same_run = self.instance() == old.instance();
-        listed && (same_run || old.desc.buffer(addr, len).is_none())
+        listed && (same_run || !old.desc.holds(addr, len))
     }
 }
 
