@@ -125,7 +125,7 @@ async fn each_side_reads_the_others_descriptor_by_handshake() {
     let theirs = format!("127.0.0.1:{}", peer.rpc_port);
     let target = ours.open(&theirs).await.unwrap();
     let desc = target.descriptor();
-    assert!(desc.buffer(peer.buffer, 1 << 20).is_some(), "{desc:?}");
+    assert!(desc.holds(peer.buffer, 1 << 20), "{desc:?}");
     assert!(desc.tcp_data_port != 0 && desc.tcp_proto_version == 2 && !desc.tcp_data_host.is_empty());
     let memory = ours.register(Arc::new(HostMemory::new(8192).unwrap())).await.unwrap();
     assert_eq!(peer.ask(&format!("first {}", ours.name())), memory.addr().to_string());
@@ -148,7 +148,7 @@ async fn each_side_reads_the_others_descriptor_in_a_metadata_server() {
     let directory = Directory::connect(&url, "").unwrap();
     let ours = engine("ours:1", directory.clone()).await;
     let target = ours.open("theirs:1").await.unwrap();
-    assert!(target.descriptor().buffer(peer.buffer, 1 << 20).is_some());
+    assert!(target.descriptor().holds(peer.buffer, 1 << 20));
     let memory = ours.register(Arc::new(HostMemory::new(8192).unwrap())).await.unwrap();
     assert_eq!(peer.ask("first ours:1"), memory.addr().to_string());
     ours.notify("theirs:1", &Notification { name: "n".into(), message: "m".into() }).await.unwrap();
