@@ -241,13 +241,9 @@ impl Session {
             self.flush().await?;
             return Err(End::Refused(request));
         }
-        if done < len {
-            // The peer may wait for earlier answers before it sends on.
-            self.flush().await?;
-        }
         while done < len {
             let received = {
-                let Some(inside) = range.enter() else { return Err(End::Refused(request)) };
+                let Some(inside) = range.enter() else { break };
                 let mut list = IoList::<2>::new();
                 let part = (len - done).min(GATE_BYTES);
                 list.push(inside.at(done), part);
@@ -265,10 +261,17 @@ impl Session {
                     self.inbox.received(n - body);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    // The peer may wait for earlier answers before it sends on.
+                    self.flush().await?;
                     readable(&self.stream, Some(self.settings.progress)).await?;
                 }
                 Err(error) => return Err(error.into()),
             }
+        }
+        if done < len {
+            // The memory is gone. What was asked for before is answered before the refusal.
+            self.flush().await?;
+            return Err(End::Refused(request));
         }
         Ok(())
     }

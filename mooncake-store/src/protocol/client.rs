@@ -15,6 +15,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
+use super::eager::Eager;
 use super::frame::{self, DEFAULT_MAX_BODY, FrameError, Parsed, Status};
 use super::message::{MASTER_VERSION, Request, TABLE_VERSION};
 use super::pack;
@@ -139,7 +140,14 @@ impl RpcClient {
             }
         };
         net::keep_connection(&stream)?;
-        Ok(Connection { stream, outbox: Vec::new(), inbox: Vec::new(), seq: 0, asking: false })
+        Ok(Connection {
+            stream,
+            outbox: Vec::new(),
+            inbox: Vec::new(),
+            seq: 0,
+            asking: false,
+            eager: Eager::default(),
+        })
     }
 
     fn timed_out(&self, name: &'static str) -> Error {
@@ -233,6 +241,7 @@ struct Connection {
     seq: u32,
     /// A request is out and not answered.
     asking: bool,
+    eager: Eager,
 }
 
 impl Drop for Connection {
@@ -318,7 +327,11 @@ impl Connection {
                 Err(error) => return Err(broken(Cause::Frame(error))),
             };
             reserve(&mut self.inbox, missing);
-            match self.stream.read_buf(&mut self.inbox).await {
+            let read = match self.eager.read(&self.stream, &mut self.inbox) {
+                Some(read) => read,
+                None => self.stream.read_buf(&mut self.inbox).await,
+            };
+            match read {
                 Ok(0) => return Err(broken(Cause::Closed)),
                 Ok(_) => {}
                 Err(error) => return Err(broken(Cause::Io(error))),

@@ -2,6 +2,7 @@
 
 mod calls;
 pub mod client;
+mod eager;
 pub mod frame;
 pub mod inventory;
 pub mod literal;

@@ -17,6 +17,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 use super::client::reserve;
+use super::eager::Eager;
 use super::frame::{self, DEFAULT_MAX_BODY, FrameError, Parsed, Status};
 
 /// Answers calls. It runs on the connection's task, so it must not block.
@@ -112,7 +113,13 @@ impl Server {
             let (service, options, stop) = (Arc::clone(&service), Arc::clone(&options), stop.clone());
             connections.spawn(async move {
                 let _slot = slot;
-                let connection = Connection { stream, inbox: Vec::new(), done: 0, outbox: Vec::new() };
+                let connection = Connection {
+                    stream,
+                    inbox: Vec::new(),
+                    done: 0,
+                    outbox: Vec::new(),
+                    eager: Eager::default(),
+                };
                 match connection.run(&*service, &options, stop).await {
                     Ok(()) => tracing::debug!(%peer, "connection closed"),
                     Err(end) => tracing::debug!(%peer, %end, "connection ended"),
@@ -176,6 +183,7 @@ struct Connection {
     /// Bytes of `inbox` that are answered.
     done: usize,
     outbox: Vec<u8>,
+    eager: Eager,
 }
 
 /// Why a connection ended, when the other side did not just close it.
@@ -221,11 +229,16 @@ impl Connection {
                 Err(error) => return Err(End::Frame(error)),
             };
             self.make_room(missing);
-            let read = within(options.idle_timeout, self.stream.read_buf(&mut self.inbox));
-            let count = tokio::select! {
-                biased;
-                count = read => count?,
-                _ = &mut stopped => return Ok(()),
+            let count = match self.eager.read(&self.stream, &mut self.inbox) {
+                Some(outcome) => outcome.map_err(End::Io)?,
+                None => {
+                    let read = within(options.idle_timeout, self.stream.read_buf(&mut self.inbox));
+                    tokio::select! {
+                        biased;
+                        count = read => count?,
+                        _ = &mut stopped => return Ok(()),
+                    }
+                }
             };
             if count == 0 {
                 return if self.inbox.is_empty() { Ok(()) } else { Err(End::Torn(missing)) };

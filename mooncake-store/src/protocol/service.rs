@@ -215,12 +215,54 @@ pub struct MasterService<M>(pub Arc<M>);
 
 impl<M: MasterCalls> Service for MasterService<M> {
     fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {
-        let mut call = Call { body, out };
+        self.counted(function, body, out).0
+    }
+}
+
+impl<M: MasterCalls> MasterService<M> {
+    /// As [`Service::call`], with how the items of the call ended.
+    pub fn counted(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> (Result<(), Refusal>, Tally) {
+        let mut call = Call { body, out, tally: Tally::default() };
         let groups: [Group<M>; 7] =
             [read_calls, write_calls, remove_calls, segment_calls, task_calls, tier_calls, inventory_calls];
-        groups.iter().find_map(|group| group(&self.0, function, &mut call)).unwrap_or_else(|| {
-            Err((Status::NotRegistered, format!("no function has the number {function:#010x}")))
-        })
+        let outcome =
+            groups.iter().find_map(|group| group(&self.0, function, &mut call)).unwrap_or_else(|| {
+                Err((Status::NotRegistered, format!("no function has the number {function:#010x}")))
+            });
+        (outcome, call.tally)
+    }
+}
+
+/// How the items of one call ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// How many there were: one, unless the call is about many.
+    pub items: u64,
+    /// How many of them were refused.
+    pub failed: u64,
+}
+
+impl Tally {
+    fn add<T, E>(&mut self, outcome: &Result<T, E>) {
+        self.items += 1;
+        self.failed += u64::from(outcome.is_err());
+    }
+}
+
+/// An answer, item by item.
+pub(super) trait Outcomes {
+    fn tell(&self, tally: &mut Tally);
+}
+
+impl<T, E> Outcomes for Result<T, E> {
+    fn tell(&self, tally: &mut Tally) {
+        tally.add(self);
+    }
+}
+
+impl<T, E> Outcomes for Vec<Result<T, E>> {
+    fn tell(&self, tally: &mut Tally) {
+        self.iter().for_each(|outcome| tally.add(outcome));
     }
 }
 
@@ -233,13 +275,35 @@ type Group<M> = fn(&M, u32, &mut Call<'_>) -> Option<Outcome>;
 pub(super) struct Call<'c> {
     body: &'c [u8],
     out: &'c mut Vec<u8>,
+    tally: Tally,
 }
 
 impl<'c> Call<'c> {
     /// Reads the arguments, asks, and writes the answer, whose type is the table's up to the kind of error.
-    pub(super) fn answer<R: Request + Unpack<'c>, T: Pack>(&mut self, ask: impl FnOnce(R) -> T) -> Outcome {
+    pub(super) fn answer<R, T>(&mut self, ask: impl FnOnce(R) -> T) -> Outcome
+    where
+        R: Request + Unpack<'c>,
+        T: Pack + Outcomes,
+    {
         const { assert!(<R::Reply as Wire>::LITERAL.hash() == T::LITERAL.hash()) };
-        pack::encode(&ask(self.read()?), self.out);
+        let answer = ask(self.read()?);
+        answer.tell(&mut self.tally);
+        pack::encode(&answer, self.out);
+        Ok(())
+    }
+
+    /// As [`Call::answer`] where the answer is a count, which has no room for an error.
+    fn answer_count<R>(&mut self, ask: impl FnOnce(R) -> Result<u64>) -> Outcome
+    where
+        R: Request<Reply = i64> + Unpack<'c>,
+    {
+        let count = ask(self.read()?);
+        self.tally.add(&count);
+        let count = count.unwrap_or_else(|error| {
+            tracing::warn!(%error, "{} failed", R::NAME);
+            0
+        });
+        pack::encode(&signed(count), self.out);
         Ok(())
     }
 
@@ -258,8 +322,13 @@ impl<'c> Call<'c> {
         R: Request<Reply = Answer<T>> + Unpack<'c>,
         T: Wire,
     {
-        let request = self.read()?;
-        whole::<R>(pack::encode_answers::<T>(Items::One, self.out, |_, out| ask(&request, out)))
+        let (request, tally) = (self.read()?, &mut self.tally);
+        let ask = |_, out: &mut Writer<'_>| {
+            let outcome = ask(&request, out);
+            tally.add(&outcome);
+            outcome
+        };
+        whole::<R>(pack::encode_answers::<T>(Items::One, self.out, ask))
     }
 
     /// As [`Call::answer`] for a list of items, of which `ask` appends one value after the other.
@@ -272,9 +341,14 @@ impl<'c> Call<'c> {
         R: Request<Reply = Vec<Answer<T>>> + Unpack<'c>,
         T: Wire,
     {
-        let request = self.read()?;
+        let (request, tally) = (self.read()?, &mut self.tally);
         let items = Items::Many(count(&request));
-        whole::<R>(pack::encode_answers::<T>(items, self.out, |index, out| ask(&request, index, out)))
+        let ask = |index, out: &mut Writer<'_>| {
+            let outcome = ask(&request, index, out);
+            tally.add(&outcome);
+            outcome
+        };
+        whole::<R>(pack::encode_answers::<T>(items, self.out, ask))
     }
 }
 
@@ -388,14 +462,7 @@ fn remove_calls<M: MasterCalls>(master: &M, function: u32, call: &mut Call<'_>) 
         }
         RemoveByRegex::FUNCTION => call
             .answer(|r: RemoveByRegex<'_>| master.remove_matching(r.tenant, r.pattern, r.force).map(signed)),
-        // The answer has no room for an error.
-        RemoveAll::FUNCTION => call.answer(|r: RemoveAll<'_>| {
-            let removed = master.remove_all(r.tenant, r.force);
-            removed.map(signed).unwrap_or_else(|error| {
-                tracing::warn!(%error, "remove all failed");
-                0
-            })
-        }),
+        RemoveAll::FUNCTION => call.answer_count(|r: RemoveAll<'_>| master.remove_all(r.tenant, r.force)),
         BatchReplicaClear::FUNCTION => {
             call.answer(|r: BatchReplicaClear<'_>| master.clear_replicas(r.client, &r.keys, r.segment_name))
         }

@@ -177,7 +177,7 @@ fn human(bytes: u64) -> String {
 mod tests {
     use super::*;
     use crate::protocol::message::{Ping, Request};
-    use crate::server::counting::Tally;
+    use crate::protocol::service::Tally;
     use std::time::Duration;
 
     #[test]

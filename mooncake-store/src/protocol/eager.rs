@@ -1,0 +1,145 @@
+//! Waiting a few microseconds for what comes next before going to sleep for it.
+//!
+//! A client that asks one thing after the other has its next request at the server sooner than a sleeping thread wakes up, and
+//! often the answer back. So a connection looks at its socket a few times more, as long as that pays; where it does not, it
+//! looks only now and then whether it would.
+
+use std::io::{self, Read};
+
+use socket2::SockRef;
+use tokio::net::TcpStream;
+
+/// How often the socket is looked at, at most: a fraction of a microsecond each.
+const LOOKS: u32 = 48;
+/// Most bytes taken by a look; what is longer comes with the next read.
+const CHUNK: usize = 1024;
+/// So many messages in a row are found so; then the runtime has its turn.
+const RUN: u32 = 32;
+/// So many messages are waited for asleep after looks that found nothing, twice as many each time, up to the last.
+const REST: (u32, u32) = (8, 1024);
+
+/// Whether looking has paid on a connection.
+#[derive(Debug, Default)]
+pub(super) struct Eager {
+    /// Messages to wait for asleep.
+    rest: u32,
+    /// How many those were the last time.
+    rested: u32,
+    /// Messages found since the last that was waited for asleep.
+    run: u32,
+}
+
+impl Eager {
+    /// Appends what comes within a few microseconds, as a read would. `None` if that is nothing, or not looked for.
+    pub(super) fn read(&mut self, stream: &TcpStream, inbox: &mut Vec<u8>) -> Option<io::Result<usize>> {
+        if self.rest > 0 || self.run == RUN {
+            self.rest = self.rest.saturating_sub(1);
+            self.run = 0;
+            return None;
+        }
+        let socket = SockRef::from(stream);
+        let mut chunk = [0; CHUNK];
+        for look in 0..LOOKS {
+            match (&*socket).read(&mut chunk) {
+                Ok(count) => {
+                    inbox.extend_from_slice(&chunk[..count]);
+                    self.run += 1;
+                    if look > 0 {
+                        self.rested /= 2;
+                    }
+                    return Some(Ok(count));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::hint::spin_loop(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        self.rested = (self.rested * 2).clamp(REST.0, REST.1);
+        (self.rest, self.run) = (self.rested, 0);
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    async fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        near.set_nodelay(true).unwrap();
+        (near, listener.accept().await.unwrap().0)
+    }
+
+    /// As a connection reads: eagerly, or asleep; whether it was eager.
+    async fn read(eager: &mut Eager, stream: &mut TcpStream, inbox: &mut Vec<u8>) -> bool {
+        use tokio::io::AsyncReadExt;
+        match eager.read(stream, inbox) {
+            Some(count) => {
+                count.unwrap();
+                true
+            }
+            None => {
+                stream.read_buf(inbox).await.unwrap();
+                false
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn every_byte_comes_in_order_whichever_way_it_is_read() {
+        let (mut near, mut far) = pair().await;
+        let sent: Vec<u8> = (0..200_000_u32).map(|i| (i % 251) as u8).collect();
+        let expected = sent.clone();
+        let sending = tokio::spawn(async move {
+            for part in sent.chunks(700) {
+                near.write_all(part).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+            near
+        });
+        let (mut eager, mut inbox, mut ways) = (Eager::default(), Vec::new(), [0; 2]);
+        while inbox.len() < expected.len() {
+            inbox.reserve(1 << 10);
+            ways[usize::from(read(&mut eager, &mut far, &mut inbox).await)] += 1;
+        }
+        assert!(inbox == expected);
+        assert!(ways[0] > 0, "{ways:?}");
+        drop(sending.await.unwrap());
+        let end = loop {
+            match eager.read(&far, &mut inbox) {
+                Some(count) => break count.unwrap(),
+                None => far.readable().await.unwrap(),
+            }
+        };
+        assert_eq!(end, 0, "the end is an end");
+    }
+
+    #[tokio::test]
+    async fn looking_in_vain_becomes_rare_and_a_full_socket_has_its_runs() {
+        let (mut near, far) = pair().await;
+        let (mut eager, mut inbox) = (Eager::default(), Vec::new());
+        let looks = |eager: &mut Eager, times: u32| {
+            let before = eager.rested;
+            (0..times).for_each(|_| assert!(eager.read(&far, &mut Vec::new()).is_none()));
+            (before, eager.rested)
+        };
+        assert_eq!(looks(&mut eager, 1), (0, REST.0));
+        assert_eq!(looks(&mut eager, REST.0), (REST.0, REST.0), "not looked at");
+        assert_eq!(looks(&mut eager, 1), (REST.0, 2 * REST.0));
+        looks(&mut eager, 100_000);
+        assert_eq!(eager.rested, REST.1);
+
+        near.write_all(&vec![7; CHUNK * (RUN as usize + 2)]).await.unwrap();
+        far.readable().await.unwrap();
+        let mut eager = Eager::default();
+        for _ in 0..RUN {
+            assert_eq!(eager.read(&far, &mut inbox).unwrap().unwrap(), CHUNK);
+        }
+        assert!(eager.read(&far, &mut inbox).is_none(), "others have their turn");
+        assert_eq!(eager.read(&far, &mut inbox).unwrap().unwrap(), CHUNK);
+    }
+}
