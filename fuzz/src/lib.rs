@@ -3,7 +3,15 @@
 
 mod dispatch;
 
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::FutureExt;
+use mooncake_core::clock::ManualClock;
+use mooncake_core::meta::{Expect, MemoryMetadata, MetadataBackend};
 use mooncake_disk::layout::{IndexHeader, Note, Parsed as Line, Record as OnDisk, header_len};
+use mooncake_engine::TransferEngine;
+use mooncake_engine::environment::VARIABLES;
 use mooncake_rdma::message::Connection;
 use mooncake_shm::record::{Listing, RECORD_LEN, Record};
 use mooncake_store::local::message::{self, HEAD_LEN, Verb};
@@ -12,9 +20,11 @@ use mooncake_store::protocol::frame::{Parsed, parse_reply, parse_request, write_
 use mooncake_store::protocol::message::{ADDED, Shape, TABLE};
 use mooncake_store::protocol::pack::PackError;
 use mooncake_tcp::frame::{HEADER_LEN, Inbox, Request, STATUS_LEN, Status};
-use mooncake_transport::SegmentDesc;
-use mooncake_transport::handshake;
+use mooncake_transport::etcd::answer::{self, Said};
+use mooncake_transport::handshake::{self, HandshakeConfig};
 use mooncake_transport::http_server::parameter;
+use mooncake_transport::topology::{ANYWHERE, Topology};
+use mooncake_transport::{Directory, SegmentDesc};
 
 pub use dispatch::rpc_dispatch;
 
@@ -31,6 +41,10 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("disk_layout", disk_layout),
     ("local", local),
     ("rpc_dispatch", rpc_dispatch),
+    ("topology", topology),
+    ("etcd_answer", etcd_answer),
+    ("metadata_value", metadata_value),
+    ("environment", environment),
 ];
 
 /// Longest body taken by the RPC target.
@@ -215,4 +229,66 @@ pub fn local(data: &[u8]) {
             assert_eq!(again.as_deref(), Ok(&written[..]), "{verb:?} does not come back");
         }
     }
+}
+
+/// A priority matrix: a custom file, or part of a descriptor.
+pub fn topology(data: &[u8]) {
+    let Ok(topology) = Topology::parse(&String::from_utf8_lossy(data)) else { return };
+    assert_eq!(Topology::from_json(&topology.to_json()).as_ref().ok(), Some(&topology));
+    assert_eq!(Topology::parse(&topology.styled()).as_ref().ok(), Some(&topology), "what people are shown");
+    let all = topology.devices();
+    for (location, _) in topology.places().chain([(ANYWHERE, &Default::default())]) {
+        let near = topology.near(location);
+        for attempt in 0..4 {
+            let chosen = near.choose(attempt, data.len() as u64);
+            assert!(chosen.is_none_or(|device| all.contains(&device)));
+            assert_eq!(chosen.is_none(), near.preferred.is_empty() && near.others.is_empty());
+        }
+    }
+}
+
+/// What etcd's JSON gateway answers to a range, and a line of a watch.
+pub fn etcd_answer(data: &[u8]) {
+    let Ok(json) = answer::json(data) else { return };
+    if let Ok((entries, _)) = answer::entries(&json) {
+        assert!(entries.iter().map(|(key, value)| key.len() + value.value.len()).sum::<usize>() <= data.len());
+    }
+    if let Ok(Said::Events(events, newest)) = answer::said(data) {
+        let revisions = events.iter().filter_map(|event| Some(event.value.as_ref()?.revision));
+        assert!(revisions.max().is_none_or(|revision| revision <= newest));
+    }
+}
+
+/// What a metadata directory (over HTTP, in etcd, in Redis) holds under a segment's two keys.
+pub fn metadata_value(data: &[u8]) {
+    let backend = Arc::new(MemoryMetadata::new());
+    for key in ["mooncake/rpc_meta/n", "mooncake/ram/n"] {
+        let put = backend.put(key, Bytes::copy_from_slice(data), Expect::Any).now_or_never();
+        assert!(matches!(put, Some(Ok(_))));
+    }
+    let directory = Directory::new(backend);
+    let (limits, now) = (HandshakeConfig::default(), "an answer at once");
+    let at = directory.locate("n").now_or_never().expect(now);
+    if let Ok(Some(at)) = &at {
+        assert!(at.host.len() <= 3 * data.len());
+    }
+    if let Ok(desc) = directory.descriptor("n", b"{}", &limits).now_or_never().expect(now) {
+        let again = SegmentDesc::decode(&desc.encode());
+        assert!(again.is_ok_and(|again| again.same_but_for_time(&desc)), "a descriptor does not come back");
+    }
+}
+
+/// Values of the engine's variables: one for all, and the lines of the input for one after the other.
+pub fn environment(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let lines: Vec<&str> = text.split('\n').collect();
+    let names: Vec<&str> = VARIABLES.iter().flat_map(|variable| variable.names.iter().copied()).collect();
+    let clock = Arc::new(ManualClock::new());
+    let read = |get: &dyn Fn(usize) -> String| {
+        let builder = TransferEngine::builder().clock(clock.clone());
+        let number = |name: &str| names.iter().position(|known| *known == name);
+        format!("{:?}", builder.environment_of(|name| number(name).map(get)))
+    };
+    assert_eq!(read(&|_| text.to_string()), read(&|_| text.to_string()));
+    read(&|number| lines[number % lines.len()].to_owned());
 }

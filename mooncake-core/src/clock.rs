@@ -140,6 +140,12 @@ impl Rng {
         Self::seeded(hasher.finish())
     }
 
+    /// A generator of its own for somebody else.
+    #[must_use]
+    pub fn split(&mut self) -> Self {
+        Self::seeded(self.next_u64())
+    }
+
     /// Any 64-bit number.
     pub fn next_u64(&mut self) -> u64 {
         let [s0, s1, s2, s3] = &mut self.state;

@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 pub mod alloc;
+pub mod backoff;
 pub mod clock;
 mod code;
 pub mod error;

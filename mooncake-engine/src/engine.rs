@@ -2,6 +2,7 @@
 
 use std::net::Ipv6Addr;
 use std::ops::Deref;
+use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
@@ -234,6 +235,9 @@ pub struct TransferEngineBuilder {
     pub(crate) ipv6: bool,
     pub(crate) ports: (Option<u16>, Option<u16>),
     pub(crate) force_tcp: bool,
+    pub(crate) force_rdma: bool,
+    pub(crate) topology_file: Option<PathBuf>,
+    pub(crate) discovery: Discovery,
     pub(crate) summary: bool,
     pub(crate) summary_interval: Duration,
     #[cfg(feature = "transport-rdma")]
@@ -263,6 +267,9 @@ impl Default for TransferEngineBuilder {
             ipv6: false,
             ports: (None, None),
             force_tcp: false,
+            force_rdma: false,
+            topology_file: None,
+            discovery: Discovery::default(),
             summary: false,
             summary_interval: Duration::from_secs(5),
             #[cfg(feature = "transport-rdma")]
@@ -408,7 +415,9 @@ impl TransferEngineBuilder {
             regions: Arc::default(),
             runtime,
             timeout: self.timeout,
-            topology: self.topology.unwrap_or_else(|| Discovery::default().topology()),
+            topology: self
+                .topology
+                .unwrap_or_else(|| Topology::of_this_host(&self.discovery, self.topology_file.as_deref())),
             longest: self.longest,
             summary,
         };
@@ -417,7 +426,11 @@ impl TransferEngineBuilder {
 
     /// The wires of the protocol, with what the environment says of them.
     fn wires_by_name(&mut self) -> Result<TransportOptions> {
-        let protocol = if self.force_tcp { "tcp" } else { &self.protocol };
+        let protocol = match (self.force_tcp, self.force_rdma) {
+            (true, _) => "tcp",
+            (_, true) => "rdma",
+            _ => &self.protocol,
+        };
         #[allow(unused_mut, reason = "without a wire there is nothing to change")]
         let mut wires = TransportOptions::named(protocol)?;
         #[cfg(feature = "transport-rdma")]

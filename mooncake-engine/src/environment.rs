@@ -185,6 +185,37 @@ pub const VARIABLES: &[Variable] = &[
         },
     ),
     variable(
+        &["MC_FORCE_HCA"],
+        "",
+        "Use RDMA, and fail where there is none, unless 0, false, no or off; `MC_FORCE_TCP` goes before it",
+        |engine, text| {
+            engine.force_rdma = !is_off(text);
+            Ok(())
+        },
+    ),
+    variable(
+        &["MC_CUSTOM_TOPO_JSON"],
+        "",
+        "File that says which devices are near which memory, in place of what is found",
+        |engine, text| {
+            engine.topology_file = Some(text.into());
+            Ok(())
+        },
+    ),
+    variable(
+        &["MC_TE_FILTERS"],
+        "",
+        "RDMA devices that count, with commas between them; all when there is none",
+        |engine, text| {
+            engine.discovery = std::mem::take(&mut engine.discovery).only(text.split(','));
+            Ok(())
+        },
+    ),
+    variable(&["MC_TE_FILTERS_EXCLUDE"], "", "RDMA devices that do not count", |engine, text| {
+        engine.discovery = std::mem::take(&mut engine.discovery).without(text.split(','));
+        Ok(())
+    }),
+    variable(
         &["MC_TE_METRIC"],
         "",
         "1, true, yes or on: log what was moved from time to time",
@@ -509,6 +540,8 @@ pub(crate) fn own_port(name: &str) -> Result<(String, u16)> {
 
 #[cfg(test)]
 mod tests {
+    use mooncake_transport::topology::Discovery;
+
     use super::*;
     use crate::TransferEngine;
 
@@ -575,6 +608,10 @@ mod tests {
         ("MC_DISABLE_METACACHE", "1", |e| e.caches.to_string(), "false", "true"),
         ("MC_TE_METADATA_REFRESH_INTERVAL_SECONDS", "4", |e| format!("{:?}", e.refresh), "Some(4s)", "None"),
         ("MC_FORCE_TCP", "1", |e| e.force_tcp.to_string(), "true", "false"),
+        ("MC_FORCE_HCA", "1", |e| e.force_rdma.to_string(), "true", "false"),
+        ("MC_CUSTOM_TOPO_JSON", "/t", |e| format!("{:?}", e.topology_file), "Some(\"/t\")", "None"),
+        ("MC_TE_FILTERS", "a, b", |e| (e.discovery == Discovery::default().only(["a", "b"])).to_string(), "true", "false"),
+        ("MC_TE_FILTERS_EXCLUDE", "a,b", |e| (e.discovery == Discovery::default().without(["a", "b"])).to_string(), "true", "false"),
         ("MC_TE_METRIC", "Yes", |e| e.summary.to_string(), "true", "false"),
         ("MC_TE_METRIC_INTERVAL_SECONDS", "9", |e| format!("{:?}", e.summary_interval), "9s", "5s"),
         ("MC_TCP_PROTO", "1", |e| format!("{:?}", e.tcp.as_ref().map(|t| t.framing)), "Some(Plain)", "None"),

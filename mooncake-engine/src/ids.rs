@@ -102,6 +102,29 @@ impl fmt::Debug for Batches {
 }
 
 impl TransferEngine {
+    /// Makes requests on the caller's own task, without a batch to ask for: returns when all are over. A notification is sent to the first one's
+    /// target if all have succeeded. Without a deadline there is [the engine's own](Self::patience).
+    ///
+    /// # Errors
+    /// The first failure, also that of the notification; [`EngineCode::AddressNotRegistered`] for local memory that is not registered.
+    pub async fn transfer(
+        &self,
+        requests: &[AddressRequest],
+        notify: Option<Notification>,
+        deadline: Option<Moment>,
+    ) -> Result<()> {
+        let deadline = deadline.unwrap_or_else(|| self.deadline_for(requests));
+        let (batch, _) = self.batch_of(requests, notify)?;
+        let Finished { results, notified, .. } = self.submit(batch, Some(deadline)).await;
+        results.into_iter().chain(notified).collect()
+    }
+
+    /// By when requests are over that are made now and without a deadline.
+    fn deadline_for(&self, requests: &[AddressRequest]) -> Moment {
+        let bytes = requests.iter().fold(0u64, |sum, request| sum.saturating_add(request.len as u64));
+        self.clock().now().after(self.patience(bytes))
+    }
+
     /// A batch for up to `capacity` requests; its number, never zero, is never used again.
     pub fn allocate_batch(&self, capacity: usize) -> u64 {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -123,8 +146,7 @@ impl TransferEngine {
         notify: Option<Notification>,
         deadline: Option<Moment>,
     ) -> Result<()> {
-        let bytes = requests.iter().fold(0u64, |sum, request| sum.saturating_add(request.len as u64));
-        let deadline = deadline.unwrap_or_else(|| self.clock().now().after(self.patience(bytes)));
+        let deadline = deadline.unwrap_or_else(|| self.deadline_for(requests));
         let (batch, numbers) = self.batch_of(requests, notify)?;
         self.parts.batches.with(id, |entry| {
             if entry.requests.len() + requests.len() > entry.capacity {
@@ -180,6 +202,14 @@ impl TransferEngine {
         })
     }
 
+    /// Whether every request of a batch is over, and its notification too.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for a freed or foreign number.
+    pub fn batch_is_over(&self, id: u64) -> Result<bool> {
+        self.parts.batches.with(id, |entry| Ok(entry.is_over()))
+    }
+
     /// Waits until every request of a batch is over.
     ///
     /// # Errors
@@ -193,11 +223,22 @@ impl TransferEngine {
         for mut part in parts {
             let outcome = match part.wait_for(Option::is_some).await {
                 Ok(outcome) => outcome.clone().unwrap_or(Ok(())),
-                Err(_) => Err((ErrorCode::TransferFail, "the engine was closed".into())),
+                Err(_) => Err((ErrorCode::TransferFail, "the batch was given up".into())),
             };
             failed = failed.or(outcome.err());
         }
         failed.map_or(Ok(()), |(code, text)| Err(Error::new(code, text)))
+    }
+
+    /// Gives up what a batch has not sent yet, and repeats nothing of it. What is on the wire runs to its end, so the batch may be under way for a while.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for a freed or foreign number.
+    pub fn cancel_batch(&self, id: u64) -> Result<()> {
+        self.parts.batches.with(id, |entry| {
+            entry.parts.iter().for_each(|part| part.task.abort());
+            Ok(())
+        })
     }
 
     /// Forgets a batch that is over.

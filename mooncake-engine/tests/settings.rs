@@ -9,7 +9,7 @@ use mooncake_core::meta::MemoryMetadata;
 use mooncake_engine::{TransferEngine, TransferEngineBuilder};
 use mooncake_transport::engine::{HandshakePort, LocalCopies};
 use mooncake_transport::handshake::HandshakeConfig;
-use mooncake_transport::{Directory, SegmentDesc};
+use mooncake_transport::{Directory, Protocol, SegmentDesc, Transport};
 
 fn with(variables: &[(&str, &str)]) -> TransferEngineBuilder {
     let builder = TransferEngine::builder().local_copies(LocalCopies::Never);
@@ -42,6 +42,23 @@ async fn ipv6() {
     moves_bytes(&owner, &plain).await;
     let named = with(&tcp[..2]).name("[::1]:7").start().await.unwrap();
     moves_bytes(&named, &plain).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wires_by_force_and_a_topology_by_hand() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let matrix = r#"{"cpu:0":[["mlx5_7"],[]]}"#;
+    std::fs::write(file.path(), matrix).unwrap();
+    let path = file.path().to_str().unwrap();
+    let engine = with(&[("MC_CUSTOM_TOPO_JSON", path), ("MC_FORCE_HCA", "1"), ("MC_FORCE_TCP", "1")]);
+    let engine = engine.name("127.0.0.1").start().await.unwrap();
+    assert_eq!(engine.topology().to_json().to_string(), matrix);
+    assert_eq!(engine.transport().protocol(), Protocol::TCP, "TCP goes before RDMA");
+    // Not built in, or no device here: never another wire in its place.
+    let forced = with(&[("MC_FORCE_HCA", "yes")]).name("127.0.0.1").start().await;
+    if let Ok(engine) = forced {
+        assert_eq!(engine.transport().protocol(), Protocol::RDMA);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

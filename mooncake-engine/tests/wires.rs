@@ -1,7 +1,10 @@
 //! Several wires of one engine: which one is taken, and that a peer that does not answer holds up nobody else.
 #![cfg(all(feature = "transport-tcp", feature = "transport-shm"))]
 
+use std::io::{Read, Write};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mooncake_core::ErrorKind;
@@ -121,4 +124,63 @@ async fn a_peer_that_does_not_answer_holds_up_nobody_else() {
     let done = running.await;
     assert_eq!(done.results[0].as_ref().unwrap_err().kind(), ErrorKind::Timeout);
     assert_eq!(view.overall().status, Status::Timeout);
+}
+
+/// A target that takes the header of one read, says so, and answers it when it is told to.
+fn slow_target() -> (u16, Receiver<()>, Sender<()>, JoinHandle<()>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let ((go, wait), (asked, is_asked)) = (channel(), channel());
+    let thread = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.read_exact(&mut [0; 24]).unwrap();
+        asked.send(()).unwrap();
+        wait.recv().unwrap();
+        stream.write_all(&[&b"\0\0\0\0VTCM"[..], &[5; 100]].concat()).unwrap();
+        // Until the other side closes: nothing more is asked.
+        assert_eq!(stream.read(&mut [0; 1]).unwrap_or(0), 0);
+    });
+    (port, is_asked, go, thread)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waits_in_a_batch_that_is_given_up_is_not_sent() {
+    let (port, is_asked, go, target) = slow_target();
+    let directory = Directory::new(Arc::<MemoryMetadata>::default());
+    let mut desc = SegmentDesc::new("slow");
+    desc.protocols.push(Protocol::TCP);
+    desc.tcp_data_host = "127.0.0.1".into();
+    desc.tcp_data_port = port;
+    desc.tcp_proto_version = 2;
+    directory.publish(&desc, true).await.unwrap();
+    let mut wires = both("127.0.0.1").without_shared_memory();
+    wires.tcp = Some(TcpConfig { connections: 1, window: 1, ..wires.tcp.unwrap_or_default() });
+    let user =
+        TransferEngine::builder().name("user").directory(directory).wires(wires).start().await.unwrap();
+    let slow = user.open("slow").await.unwrap();
+    let sources: Vec<_> = (0..4).map(|_| memory(100, false)).collect();
+    let mut batch = Batch::new();
+    for (i, source) in sources.iter().enumerate() {
+        let region = user.register_local(source.clone()).unwrap();
+        batch.read(&slow, i as u64 * 100, region.exclusive().unwrap());
+    }
+    let holders = || [0, 1, 2, 3].map(|i| Arc::strong_count(&sources[i]));
+    let running = user.submit(batch, None);
+    let view = running.view();
+    tokio::task::block_in_place(|| is_asked.recv()).unwrap();
+    assert_eq!(view.overall().status, Status::Pending);
+    drop(running);
+    let seen = || [0, 1, 2, 3].map(|i| view.request(i).unwrap().status);
+    while seen()[1..].contains(&Status::Pending) {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(seen(), [Status::Pending, Status::Canceled, Status::Canceled, Status::Canceled]);
+    assert_eq!(holders()[0], 2, "what is on its way keeps its memory");
+    go.send(()).unwrap();
+    while view.request(0).unwrap().status == Status::Pending || holders() != [1; 4] {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(view.request(0).unwrap().status, Status::Completed);
+    drop(user);
+    target.join().unwrap();
 }

@@ -35,7 +35,8 @@ type Dial = Pin<Box<dyn Future<Output = io::Result<TcpStream>> + Send>>;
 pub(crate) struct Driver {
     pool: Arc<Pool>,
     index: usize,
-    dial: Option<Dial>,
+    /// A connection being made, since when.
+    dial: Option<(Moment, Dial)>,
     /// A connection tried beside the present one, which stands still since that moment.
     probe: Option<(Moment, Dial)>,
     /// What came of it.
@@ -137,10 +138,14 @@ impl Driver {
         }
         let stream = state.stream.clone();
         let now = pool.clock.now();
+        let given_up = Self::sweep(lane, &mut state);
         let late = self.watch(lane, &mut state, now, cx);
         self.look_beside(&mut state, now, cx);
         let again = state.fault.is_some();
         drop(state);
+        for piece in given_up {
+            piece.done.give_back();
+        }
         if let Some(late) = late {
             for piece in late {
                 piece.finish(Err(pool.late()));
@@ -157,7 +162,7 @@ impl Driver {
     }
 
     fn dial(&mut self, lane: &Lane, cx: &mut Context<'_>) -> Turn {
-        let dial = match &mut self.dial {
+        let (began, dial) = match &mut self.dial {
             Some(dial) => dial,
             none => {
                 let mut state = lane.lock();
@@ -168,10 +173,11 @@ impl Driver {
                     self.over = true;
                     return Turn::Over;
                 }
-                none.insert(Box::pin(connect(self.pool.clone())))
+                none.insert((self.pool.clock.now(), Box::pin(connect(self.pool.clone()))))
             }
         };
         let Poll::Ready(result) = dial.as_mut().poll(cx) else { return Turn::Wait };
+        let began = *began;
         self.dial = None;
         match result {
             Ok(stream) => {
@@ -179,6 +185,7 @@ impl Driver {
                 state.stream = Some(Arc::new(stream));
                 state.moved = self.pool.clock.now();
                 lane.set_open(true);
+                self.pool.reachable();
                 self.answers = 0;
             }
             Err(error) => {
@@ -186,6 +193,7 @@ impl Driver {
                 let mut pieces = Vec::new();
                 lane.take_if(&mut lane.lock(), 0, |_| true, &mut pieces);
                 self.rest(lane);
+                self.pool.not_reached(self.index, began, &error);
                 self.pool.unreachable(self.index, pieces, &error);
             }
         }
@@ -316,6 +324,19 @@ impl Driver {
         self.undigested = 0;
     }
 
+    /// Takes out what was given up and is not begun.
+    fn sweep(lane: &Lane, state: &mut State) -> Vec<Piece> {
+        let mut given_up = Vec::new();
+        if state.sweep && state.sending {
+            // Pieces must not be moved about now; come back when the sender is out.
+            state.awaited = true;
+        } else if std::mem::take(&mut state.sweep) {
+            let begun = state.begun();
+            lane.take_if(state, begun, |piece| piece.done.is_given_up(), &mut given_up);
+        }
+        given_up
+    }
+
     /// Sets the timer for the next deadline. When one has passed, takes out what was not begun by then and marks a
     /// connection that is to go with what was.
     fn watch(
@@ -416,6 +437,8 @@ impl Driver {
         (self.probe, self.answers) = (None, 0);
         lane.set_open(spare.is_some());
         let stream = std::mem::replace(&mut state.stream, spare.map(Arc::new));
+        // What would be asked again may not be wanted any more.
+        state.sweep = true;
         let mut failed = Vec::new();
         let now = self.pool.clock.now();
         let first_fails = match fault {

@@ -79,6 +79,8 @@ pub(crate) struct State {
     /// The lane's task exists.
     pub(crate) driven: bool,
     pub(crate) closed: bool,
+    /// Something was given up that may be in the queue.
+    pub(crate) sweep: bool,
     /// Earliest deadline in the queue, or earlier.
     pub(crate) earliest: Moment,
     /// When bytes last moved.
@@ -179,6 +181,7 @@ impl Lane {
                 careful: false,
                 driven: false,
                 closed: false,
+                sweep: false,
                 earliest: NEVER,
                 moved: Moment(0),
                 armed: NEVER,

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use mooncake_core::clock::Moment;
+use mooncake_core::backoff::{Backoff, Pace};
+use mooncake_core::clock::{Moment, Rng};
 use mooncake_core::{Error, ErrorCode, SharedClock};
 use mooncake_transport::{Completion, Op, Opcode};
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use crate::config::TcpConfig;
@@ -22,14 +24,19 @@ use crate::table::Registration;
 const SPILL: u64 = 128 << 10;
 /// Stripes are cut at multiples of this, so that copies stay aligned.
 const STRIPE_ALIGN: usize = 64 << 10;
-/// How long a peer that did not answer a connection attempt is not tried again.
-const COOLDOWN: Duration = Duration::from_secs(1);
+/// How long a peer is not tried again that did not answer a connection attempt: each try holds requests up for all of `connect_timeout`.
+const SILENT: Pace = Pace { first: Duration::from_millis(500), most: Duration::from_secs(8) };
+/// The same for one that refused it: such a try costs nobody a wait, and a process may be back soon.
+const REFUSED: Pace = Pace { first: Duration::from_millis(20), most: Duration::from_secs(1) };
 
 /// The lanes to one peer. They open when needed and stay.
 pub(crate) struct Pool {
     host: String,
     port: u16,
     lanes: Box<[Lane]>,
+    /// Attempts to connect that came to nothing,
+    backoff: Mutex<Backoff>,
+    /// and until when there is none because of them.
     down_until: AtomicU64,
     pub(crate) config: Arc<TcpConfig>,
     pub(crate) clock: SharedClock,
@@ -54,9 +61,11 @@ impl Pool {
         config: Arc<TcpConfig>,
         clock: SharedClock,
         runtime: Handle,
+        rng: Rng,
     ) -> Self {
         let lanes = (0..config.connections).map(|_| Lane::new()).collect();
-        Self { host, port, lanes, down_until: AtomicU64::new(0), config, clock, runtime }
+        let backoff = Mutex::new(Backoff::new(rng));
+        Self { host, port, lanes, backoff, down_until: AtomicU64::new(0), config, clock, runtime }
     }
 
     pub(crate) fn host(&self) -> &str {
@@ -113,14 +122,28 @@ impl Pool {
         }
     }
 
+    /// A connection stands.
+    pub(crate) fn reachable(&self) {
+        // The usual case takes no lock.
+        if self.down_until.swap(0, Ordering::Relaxed) != 0 {
+            self.backoff.lock().worked();
+        }
+    }
+
+    /// An attempt to connect that began then came to nothing. Unless other connections stand, the peer is left alone for a while.
+    pub(crate) fn not_reached(&self, index: usize, began: Moment, error: &io::Error) {
+        if !self.another_is_open(index) {
+            let pace = if error.kind() == io::ErrorKind::TimedOut { &SILENT } else { &REFUSED };
+            let until = self.backoff.lock().failed(began, self.clock.now(), pace);
+            self.down_until.store(until.0, Ordering::Relaxed);
+        }
+    }
+
     /// Pieces whose lane cannot connect: others take them over, or they fail.
     pub(crate) fn unreachable(self: &Arc<Self>, index: usize, pieces: Vec<Piece>, error: &io::Error) {
         let now = self.clock.now();
         let mut touched = 0;
         let elsewhere = self.another_is_open(index);
-        if !elsewhere && error.kind() == io::ErrorKind::TimedOut {
-            self.down_until.store(now.after(COOLDOWN).0, Ordering::Relaxed);
-        }
         for piece in pieces {
             if elsewhere {
                 self.push(self.choose(now), piece, now, &mut touched);
@@ -130,6 +153,18 @@ impl Pool {
             }
         }
         self.flush(touched);
+    }
+
+    /// What takes out of the queues that which was given up and not begun, to be called when something was.
+    pub(crate) fn sweeper(self: &Arc<Self>) -> impl FnOnce() + Send + 'static {
+        let pool = Arc::downgrade(self);
+        move || {
+            for lane in pool.upgrade().iter().flat_map(|pool| &pool.lanes) {
+                let mut state = lane.lock();
+                state.sweep = true;
+                state.wake();
+            }
+        }
     }
 
     /// Lets every transfer under way fail, and every later one.
@@ -156,8 +191,8 @@ impl Pool {
         if deadline <= now {
             return Some(self.late());
         }
-        if self.down_until.load(Ordering::Relaxed) > now.0 {
-            let text = format!("{self} did not answer a moment ago");
+        if self.down_until.load(Ordering::Relaxed) > now.0 && !self.lanes.iter().any(Lane::is_open) {
+            let text = format!("{self} could not be reached a moment ago, and is left alone for a while");
             return Some(Error::new(ErrorCode::TransferFail, text));
         }
         None
@@ -213,5 +248,60 @@ impl fmt::Display for Pool {
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Pool({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mooncake_core::clock::{Clock, ManualClock};
+
+    use super::*;
+
+    fn pool(clock: &Arc<ManualClock>) -> Pool {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let config = Arc::new(TcpConfig::default());
+        Pool::new("h".into(), 1, config, clock.clone(), runtime.handle().clone(), Rng::seeded(1))
+    }
+
+    /// Until when the pool leaves its peer alone, from now on.
+    fn pause(pool: &Pool, clock: &ManualClock) -> Duration {
+        Moment(pool.down_until.load(Ordering::Relaxed)).since(clock.now())
+    }
+
+    #[test]
+    fn a_peer_that_is_gone_is_tried_less_and_less_often_until_it_is_back() {
+        let clock = Arc::new(ManualClock::new());
+        let pool = pool(&clock);
+        for (kind, pace) in [(io::ErrorKind::TimedOut, SILENT), (io::ErrorKind::ConnectionRefused, REFUSED)] {
+            let mut last = Duration::ZERO;
+            for _ in 0..12 {
+                pool.not_reached(0, clock.now(), &kind.into());
+                let now = pause(&pool, &clock);
+                assert!(now > last / 2 && now <= pace.most, "{now:?} after {last:?}");
+                last = now;
+                clock.advance(now);
+            }
+            assert!(last > pace.most / 2, "{last:?}");
+            pool.reachable();
+            assert_eq!(pause(&pool, &clock), Duration::ZERO);
+            pool.not_reached(0, clock.now(), &kind.into());
+            assert!(pause(&pool, &clock) <= pace.first);
+            pool.reachable();
+        }
+    }
+
+    #[test]
+    fn lanes_that_fail_together_count_once_and_an_open_one_counts_for_all() {
+        let clock = Arc::new(ManualClock::new());
+        let pool = pool(&clock);
+        let began = clock.now();
+        for lane in 0..4 {
+            pool.not_reached(lane, began, &io::ErrorKind::TimedOut.into());
+        }
+        assert!(pause(&pool, &clock) <= SILENT.first);
+        pool.reachable();
+        pool.lane(2).set_open(true);
+        pool.not_reached(0, clock.now(), &io::ErrorKind::TimedOut.into());
+        assert_eq!(pause(&pool, &clock), Duration::ZERO);
     }
 }

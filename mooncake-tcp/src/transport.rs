@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use mooncake_core::clock::{Moment, SystemClock};
+use mooncake_core::clock::{Moment, Rng, SystemClock};
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, Result, SharedClock};
 use mooncake_transport::{Access, Completion, Op, Protocol, SegmentDesc, Transport};
@@ -82,6 +82,7 @@ impl TcpTransport {
         let mut ops = ops.into_iter().peekable();
         let Some((_, first)) = ops.peek() else { return };
         let deadline = pool::deadline(first);
+        first.when_given_up(|| peer.pool.sweeper());
         self.submit_each(peer, ops, deadline);
     }
 
@@ -120,6 +121,7 @@ impl TcpTransport {
             self.config.clone(),
             self.clock.clone(),
             self.runtime.clone(),
+            Rng::from_os(),
         ));
         pools.insert((host.to_owned(), port), pool.clone());
         pool
@@ -184,6 +186,7 @@ unsafe impl Transport for TcpTransport {
         I: ExactSizeIterator<Item = Op<'a, Registration>>,
     {
         let deadline = pool::deadline(&done);
+        done.when_given_up(|| peer.pool.sweeper());
         self.submit_each(peer, ops.zip(done.each()), deadline);
     }
 }

@@ -53,12 +53,15 @@ pub fn with_fallback<'a, R: 'a, S: Send + Sync + 'static>(
     let done = done.intercept(move |failures, outer| {
         let deadline = outer.deadline();
         let in_time = deadline.is_none_or(|at| clock.now() < at);
+        let wanted = !outer.is_given_up();
         let final_ones = std::mem::take(&mut *final_ones.0.lock());
         let mut failed = Vec::new();
         for (index, (failure, share)) in failures.into_iter().zip(outer.each()).enumerate() {
             match failure {
                 None => share.finish(Ok(())),
-                Some(_) if in_time && !final_ones.contains(&index) => failed.push((bare[index], share)),
+                Some(_) if in_time && wanted && !final_ones.contains(&index) => {
+                    failed.push((bare[index], share));
+                }
                 Some(error) => share.finish(Err(error)),
             }
         }

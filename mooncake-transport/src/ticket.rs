@@ -7,14 +7,14 @@ use std::future::Future;
 use std::ops::{Deref, Range};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 
 use futures::task::AtomicWaker;
 use mooncake_core::clock::{Clock, Moment, SystemClock};
-use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_core::{Error, ErrorCode, ErrorKind, Result, SharedClock};
 use parking_lot::Mutex;
 
 /// A ticket for `ops` operations on `buffer`, and the completion to submit with them.
@@ -24,13 +24,16 @@ pub fn ticket<B: Send + 'static>(buffer: B, ops: usize, deadline: Option<Moment>
     make(buffer, ops, deadline, None)
 }
 
-/// The same with a watch on each single operation, for one more allocation.
+/// The same with a watch on each single operation, through which they can be given up, for two more allocations.
 pub fn watched<B: Send + 'static>(
     buffer: B,
     ops: usize,
     deadline: Option<Moment>,
 ) -> (Completion, Ticket<B>, Watch) {
-    let watch = Watch { each: (0..ops).map(|_| AtomicU32::new(1)).collect() };
+    let each = (0..ops).map(|_| AtomicU32::new(1)).collect();
+    let watch = Watch {
+        shared: Arc::new(Watched { each, given_up: AtomicBool::new(false), tell: Mutex::default() }),
+    };
     let (completion, ticket) = make(buffer, ops, deadline, Some(watch.clone()));
     (completion, ticket, watch)
 }
@@ -44,18 +47,28 @@ fn make<B: Send + 'static>(
     let shared =
         Arc::new(Shared { progress: Progress::new(ops, deadline, watch), buffer: Mutex::new(Some(buffer)) });
     let completion = Completion { core: Some(shared.clone() as Arc<dyn Core>), ops: 0..ops };
-    (completion, Ticket { shared })
+    (completion, Ticket { shared, tally: None })
 }
 
 /// How the single operations of a [`watched`] ticket stand, while they run and afterwards. Clones watch the same ticket.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Watch {
-    /// Unfinished shares of each operation, and the bits below.
-    each: Arc<[AtomicU32]>,
+    shared: Arc<Watched>,
 }
+
+struct Watched {
+    /// Unfinished shares of each operation, and the bits below.
+    each: Box<[AtomicU32]>,
+    given_up: AtomicBool,
+    /// Whom to tell of that.
+    tell: Mutex<Vec<Tell>>,
+}
+
+type Tell = Box<dyn FnOnce() + Send>;
 
 const FAILED: u32 = 1 << 31;
 const LATE: u32 = 1 << 30;
+const GIVEN_UP: u32 = 1 << 29;
 
 /// How one operation stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,38 +81,61 @@ pub enum OpState {
     Failed,
     /// Failed with kind `Timeout`.
     Late,
+    /// Not begun when it was [given up](Watch::give_up).
+    GivenUp,
 }
 
 impl Watch {
     /// How the operation of this number stands; `None` when there is none.
     pub fn state(&self, op: usize) -> Option<OpState> {
-        let word = self.each.get(op)?.load(Ordering::Acquire);
+        let word = self.shared.each.get(op)?.load(Ordering::Acquire);
         Some(match word {
             0 => OpState::Done,
-            _ if word & !(FAILED | LATE) != 0 => OpState::Pending,
+            _ if word & !(FAILED | LATE | GIVEN_UP) != 0 => OpState::Pending,
+            _ if word & GIVEN_UP != 0 => OpState::GivenUp,
             _ if word & LATE != 0 => OpState::Late,
             _ => OpState::Failed,
         })
     }
 
+    /// Nobody waits for the operations any more: those that no wire has begun are not begun. The others go on, and keep their memory until they are
+    /// over. Returns at once.
+    pub fn give_up(&self) {
+        if !self.shared.given_up.swap(true, Ordering::SeqCst) {
+            let tell = std::mem::take(&mut *self.shared.tell.lock());
+            tell.into_iter().for_each(|tell| tell());
+        }
+    }
+
+    fn is_given_up(&self) -> bool {
+        self.shared.given_up.load(Ordering::SeqCst)
+    }
+
     fn one_more(&self, ops: Range<usize>) {
-        for word in &self.each[ops] {
+        for word in &self.shared.each[ops] {
             word.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    fn one_less(&self, ops: Range<usize>, result: &Result<()>) {
+    fn one_less(&self, ops: Range<usize>, result: &Result<()>, given_up: bool) {
         let bits = match result {
             Ok(()) => 0,
+            Err(_) if given_up => FAILED | GIVEN_UP,
             Err(error) if error.kind() == ErrorKind::Timeout => FAILED | LATE,
             Err(_) => FAILED,
         };
-        for word in &self.each[ops] {
+        for word in &self.shared.each[ops] {
             if bits != 0 {
                 word.fetch_or(bits, Ordering::Relaxed);
             }
             word.fetch_sub(1, Ordering::Release);
         }
+    }
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watch").field("each", &self.shared.each).finish_non_exhaustive()
     }
 }
 
@@ -123,6 +159,13 @@ trait Core: Send + Sync {
 
     /// The last share is finished.
     fn done(&self);
+
+    /// Passes what the caller may give up to `look`.
+    fn with_watch(&self, look: &mut dyn FnMut(&Watch)) {
+        if let Some(watch) = &self.progress().watch {
+            look(watch);
+        }
+    }
 }
 
 impl<B: Send> Core for Shared<B> {
@@ -155,6 +198,12 @@ impl<F: FnOnce(Vec<Option<Error>>, Completion) + Send> Core for Intercepted<F> {
         }
         let results = spread(self.progress.ops, failures);
         then(results.into_iter().map(Result::err).collect(), outer);
+    }
+
+    fn with_watch(&self, look: &mut dyn FnMut(&Watch)) {
+        if let Some(core) = self.then.lock().as_ref().and_then(|(_, outer)| outer.core.as_ref()) {
+            core.with_watch(look);
+        }
     }
 }
 
@@ -201,9 +250,37 @@ impl Completion {
         self.core.as_ref().and_then(|core| core.progress().deadline)
     }
 
+    /// Whether the caller has [given it up](Watch::give_up): then nothing is begun for it any more.
+    pub fn is_given_up(&self) -> bool {
+        let mut given_up = false;
+        if let Some(core) = &self.core {
+            core.with_watch(&mut |watch| given_up = watch.is_given_up());
+        }
+        given_up
+    }
+
+    /// Has `tell` called when the caller gives it up, if that is possible at all. A wire that keeps operations waiting looks through them
+    /// then, and [gives back](Self::give_back) those it has not begun. It may hold no lock of its own here, as it may be given up already.
+    pub fn when_given_up<F: FnOnce() + Send + 'static>(&self, tell: impl FnOnce() -> F) {
+        let mut tell = Some(tell);
+        if let Some(core) = &self.core {
+            core.with_watch(&mut |watch| {
+                if let Some(tell) = tell.take() {
+                    watch.shared.tell.lock().push(Box::new(tell()));
+                }
+            });
+        }
+    }
+
     /// Reports the outcome of all its operations. An error counts for each of them.
     pub fn finish(mut self, result: Result<()>) {
-        self.end(result);
+        self.end(result, false);
+    }
+
+    /// Reports that its operations were given up before they began.
+    pub fn give_back(mut self) {
+        let error = Error::new(ErrorCode::TransferFail, "given up by the caller before it began");
+        self.end(Err(error), true);
     }
 
     /// Cuts it in two: the first `n` operations and the rest.
@@ -257,11 +334,11 @@ impl Completion {
         Each { rest: Some(self) }
     }
 
-    fn end(&mut self, result: Result<()>) {
+    fn end(&mut self, result: Result<()>, given_up: bool) {
         let Some(core) = self.core.take() else { return };
         let progress = core.progress();
         if let Some(watch) = &progress.watch {
-            watch.one_less(self.ops.clone(), &result);
+            watch.one_less(self.ops.clone(), &result, given_up);
         }
         if let Err(error) = result {
             progress.failures.lock().push((self.ops.clone(), error));
@@ -275,7 +352,8 @@ impl Completion {
 impl Drop for Completion {
     fn drop(&mut self) {
         if self.core.is_some() {
-            self.end(Err(Error::new(ErrorCode::TransferFail, "the transport dropped the transfer")));
+            let error = Error::new(ErrorCode::TransferFail, "the transport dropped the transfer");
+            self.end(Err(error), false);
         }
     }
 }
@@ -320,6 +398,7 @@ impl ExactSizeIterator for Each {}
 #[must_use = "the outcome of the transfer is in it"]
 pub struct Ticket<B> {
     shared: Arc<Shared<B>>,
+    tally: Option<Tally<B>>,
 }
 
 impl<B: Send + 'static> Ticket<B> {
@@ -328,6 +407,12 @@ impl<B: Send + 'static> Ticket<B> {
         let (done, ticket) = ticket(buffer, 1, None);
         done.finish(result);
         ticket
+    }
+
+    /// The same ticket, whose outcome is counted when it is taken.
+    pub(crate) fn tallied(mut self, tally: Tally<B>) -> Self {
+        self.tally = Some(tally);
+        self
     }
 
     /// Whether every operation is finished.
@@ -357,7 +442,7 @@ impl<B: Send + 'static> Ticket<B> {
 
     /// The same, with one result per operation.
     pub fn results(self) -> Results<B> {
-        Results { shared: self.shared }
+        Results { shared: self.shared, tally: self.tally }
     }
 }
 
@@ -365,7 +450,7 @@ impl<B: Send + 'static> Future for Ticket<B> {
     type Output = (Result<()>, B);
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.shared.poll(cx).map(|(failures, buffer)| {
+        self.shared.poll(cx, self.tally.as_ref()).map(|(failures, buffer)| {
             // Lowest operation first, so that the same failures give the same error however they raced.
             let first = failures.into_iter().min_by_key(|(ops, _)| ops.start);
             (first.map_or(Ok(()), |(_, error)| Err(error)), buffer)
@@ -383,6 +468,7 @@ impl<B> std::fmt::Debug for Ticket<B> {
 #[must_use = "the outcome of the transfer is in it"]
 pub struct Results<B> {
     shared: Arc<Shared<B>>,
+    tally: Option<Tally<B>>,
 }
 
 impl<B: Send + 'static> Results<B> {
@@ -396,7 +482,8 @@ impl<B: Send + 'static> Future for Results<B> {
     type Output = (Vec<Result<()>>, B);
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.shared.poll(cx).map(|(failures, buffer)| (spread(self.shared.progress.ops, failures), buffer))
+        let outcome = self.shared.poll(cx, self.tally.as_ref());
+        outcome.map(|(failures, buffer)| (spread(self.shared.progress.ops, failures), buffer))
     }
 }
 
@@ -423,10 +510,19 @@ impl<B> std::fmt::Debug for Results<B> {
     }
 }
 
-type Failures = Vec<(Range<usize>, Error)>;
+/// Which operations have failed, and why.
+pub(crate) type Failures = Vec<(Range<usize>, Error)>;
+
+/// Counts what becomes of a ticket's operations. It owns no memory, so that it costs a ticket none.
+pub(crate) struct Tally<B> {
+    pub(crate) clock: SharedClock,
+    pub(crate) began: Moment,
+    /// Gets the buffer, the failures, and the time it took.
+    pub(crate) count: fn(&B, &Failures, Duration),
+}
 
 impl<B> Shared<B> {
-    fn poll(&self, cx: &mut Context<'_>) -> Poll<(Failures, B)> {
+    fn poll(&self, cx: &mut Context<'_>, tally: Option<&Tally<B>>) -> Poll<(Failures, B)> {
         if !self.progress.is_done() {
             self.progress.waker.register(cx.waker());
             // Again: the last share may have been finished before the waker was there.
@@ -435,7 +531,11 @@ impl<B> Shared<B> {
             }
         }
         let buffer = self.buffer.lock().take().expect("a ticket is not polled after it was ready");
-        Poll::Ready((std::mem::take(&mut *self.progress.failures.lock()), buffer))
+        let failures = std::mem::take(&mut *self.progress.failures.lock());
+        if let Some(tally) = tally {
+            (tally.count)(&buffer, &failures, tally.clock.now().since(tally.began));
+        }
+        Poll::Ready((failures, buffer))
     }
 }
 

@@ -9,7 +9,7 @@ use mooncake_core::clock::{Clock, ManualClock, Rng};
 use mooncake_core::memory::{HostMemory, MemorySource, MemorySpan};
 use mooncake_core::meta::{MemoryMetadata, MetadataBackend};
 use mooncake_core::{ErrorKind, Result};
-use mooncake_transport::engine::LocalCopies;
+use mooncake_transport::engine::{LocalCopies, PeerMetrics};
 use mooncake_transport::testkit::{Fault, Faults, Faulty};
 use mooncake_transport::{
     BorrowedMemory, Directory, Engine, Loopback, LoopbackNet, Region, Request, Transport,
@@ -131,9 +131,23 @@ fn a_batch_over_several_targets_keeps_its_order() {
     }
     let writes =
         order.iter().map(|&i| Request::new(&targets[i], regions[i].addr(), Bytes::from_static(b"x")));
+    let before = user.metrics();
     let (result, _) = user.post_write(writes.collect::<Vec<_>>(), None).wait();
     result.unwrap();
     assert!(regions.iter().all(|r| bytes_of(r)[..2] == [b'x', bytes_of(r)[1]]));
+    let counted = |before: &[PeerMetrics], peer: &str| {
+        let of = |lines: &[PeerMetrics]| lines.iter().find(|line| line.peer == peer).unwrap().counts.clone();
+        of(&user.metrics()).since(&of(before))
+    };
+    let written =
+        |before: &[PeerMetrics]| [0, 1, 2].map(|i| counted(before, &format!("owner{i}")).bytes_written);
+    assert_eq!(written(&before), [2, 2, 3], "what was only posted counts too");
+    let before = user.metrics();
+    let read = |at| Request::new(&targets[1], regions[1].addr() + at, vec![0u8; 4]);
+    let (results, _) = user.post_read([read(0), read(64), read(8)], None).results().wait();
+    assert!(results[1].is_err());
+    let counts = counted(&before, "owner1");
+    assert_eq!((counts.reads, counts.bytes_read, counts.failures, counts.postings()), (2, 8, 1, 1));
     let (results, _) = now(user.read_batch(Vec::<Request<Loopback, Vec<u8>>>::new(), None));
     assert!(results.is_empty());
 }

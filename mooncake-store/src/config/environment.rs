@@ -137,9 +137,6 @@ const PYTHON: &[(&str, &str, &str)] = &[
     ("MC_STORE_CLIENT_MAX_PORT", "14300", "Last port that clients draw from"),
     ("MC_STORE_USE_HUGEPAGE", "", "Memory of huge pages, unless 0, false, no or off"),
     ("MC_STORE_HUGEPAGE_SIZE", "2MB", "Their size"),
-    ("MC_TE_FILTERS", "", "RDMA devices that count, with commas between them"),
-    ("MC_TE_FILTERS_EXCLUDE", "", "RDMA devices that do not count"),
-    ("MC_CUSTOM_TOPO_JSON", "", "File that says which devices are near which memory"),
     (
         "MOONCAKE_STORE_CHECKSUM",
         "",
@@ -200,7 +197,6 @@ const LATER: &[Unread] = &[
     ),
     unread(
         &[
-            "MC_FORCE_HCA",
             "MC_MS_AUTO_DISC",
             "MC_MS_FILTERS",
             "MC_ENABLE_HCA_PEER_AFFINITY",
@@ -354,8 +350,8 @@ pub fn environment_document() -> String {
         );
     }
     text.push_str(
-        "\nA transfer engine reads these when it is told to (`TransferEngineBuilder::environment`): those of the C interface and of \
-         `transfer_engine_bench` are; the Python package reads `MC_TRANSFER_TIMEOUT` and `MC_FORCE_TCP` of them. Older names stand behind the newer ones.\n\n| variable | default | effect |\n|---|---|---|\n",
+        "\nA transfer engine reads these when it is told to (`TransferEngineBuilder::environment`): those of the C interface, of the Python \
+         package and of `transfer_engine_bench` are. Older names stand behind the newer ones.\n\n| variable | default | effect |\n|---|---|---|\n",
     );
     for variable in VARIABLES {
         let names: Vec<String> = variable.names.iter().map(|name| format!("`{name}`")).collect();

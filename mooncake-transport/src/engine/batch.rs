@@ -2,16 +2,18 @@
 //! the target has moved.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use mooncake_core::clock::Moment;
 use mooncake_core::memory::Location;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 
+use super::metrics::count;
 use super::target::{Route, Target};
 use super::{Engine, Inner};
 use crate::exposed::ExposedMemory;
 use crate::region::{Sink, Source};
-use crate::ticket::{Completion, Ticket, ticket};
+use crate::ticket::{Completion, Failures, Tally, Ticket, ticket};
 use crate::transfer::{Transfer, post_some};
 use crate::transport::{Opcode, Transport};
 
@@ -120,7 +122,7 @@ impl<T: Transport> Engine<T> {
         B: Sink<T>,
         C: Requests<T, B>,
     {
-        self.inner.post(Way::All(Opcode::Read), requests, deadline)
+        self.inner.post(Way::All(Opcode::Read), requests, deadline).tallied(self.inner.tally(count_reads))
     }
 
     /// Posts writes and returns at once; nothing is repeated.
@@ -129,11 +131,42 @@ impl<T: Transport> Engine<T> {
         B: Source<T>,
         C: Requests<T, B>,
     {
-        self.inner.post(Way::All(Opcode::Write), requests, deadline)
+        self.inner.post(Way::All(Opcode::Write), requests, deadline).tallied(self.inner.tally(count_writes))
     }
 }
 
+fn count_reads<T: Transport, B: Source<T>, C: Requests<T, B>>(
+    requests: &C,
+    failures: &Failures,
+    took: Duration,
+) {
+    count_posted(Opcode::Read, requests.as_ref(), failures, took);
+}
+
+fn count_writes<T: Transport, B: Source<T>, C: Requests<T, B>>(
+    requests: &C,
+    failures: &Failures,
+    took: Duration,
+) {
+    count_posted(Opcode::Write, requests.as_ref(), failures, took);
+}
+
+fn count_posted<T: Transport, B: Source<T>>(
+    opcode: Opcode,
+    requests: &[Request<T, B>],
+    failures: &Failures,
+    took: Duration,
+) {
+    let failed = |index| failures.iter().any(|(range, _)| range.contains(&index));
+    count(Way::All(opcode), requests, failed, took);
+}
+
 impl<T: Transport> Inner<T> {
+    /// Counts a posting from now on.
+    fn tally<C>(&self, count: fn(&C, &Failures, Duration)) -> Tally<C> {
+        Tally { clock: self.clock.clone(), began: self.clock.now(), count }
+    }
+
     fn post<B, C>(&self, way: Way, requests: C, deadline: Option<Moment>) -> Ticket<C>
     where
         B: Source<T>,
@@ -186,12 +219,15 @@ impl<T: Transport> Inner<T> {
     ) -> (Result<()>, B) {
         let (stale, began) = (request.target.route(), self.clock.now());
         let (mut result, [mut request]) = self.post(way, [request], deadline).await;
-        if let Err(error) = &result
-            && self.may_repeat(&request, error, &stale, deadline).await
+        if is_repeatable(&request, &result)
+            && let Some(route) = self.refresh(&request.target, &stale, deadline).await
+            && route.takes_over(&stale, &request)
+            && deadline.is_none_or(|at| self.clock.now() < at)
         {
             (result, [request]) = self.post(way, [request], deadline).await;
         }
-        self.count(way, std::slice::from_ref(&request), std::slice::from_ref(&result), began);
+        let took = self.clock.now().since(began);
+        count(way, std::slice::from_ref(&request), |_| result.is_err(), took);
         (result, request.transfer.buffer)
     }
 
@@ -218,14 +254,14 @@ impl<T: Transport> Inner<T> {
         began: Moment,
     ) -> Outcome<T, B> {
         if results.iter().all(Result::is_ok) {
-            self.count(way, &requests, &results, began);
+            count(way, &requests, |_| false, self.clock.now().since(began));
             if !requests.is_sorted_by_key(|request| request.index) {
                 requests.sort_unstable_by_key(|request| request.index);
             }
             return (results, requests);
         }
         let (results, requests) = self.again(way, results, requests, routes, deadline).await;
-        self.count(way, &requests, &results, began);
+        count(way, &requests, |index| results[index].is_err(), self.clock.now().since(began));
         (results, requests)
     }
 
@@ -238,12 +274,22 @@ impl<T: Transport> Inner<T> {
         routes: &[(usize, Arc<Route<T>>)],
         deadline: Option<Moment>,
     ) -> Outcome<T, B> {
+        // All targets at once: who has moved is not kept waiting by who is gone.
+        let moved = routes.iter().map(|(id, stale)| async {
+            let mut failed = results.iter().zip(&requests).filter(|(_, request)| request.target.id() == *id);
+            let (_, request) = failed.find(|(result, request)| is_repeatable(request, result))?;
+            self.refresh(&request.target, stale, deadline).await
+        });
+        let moved = futures::future::join_all(moved).await;
+        let in_time = deadline.is_none_or(|at| self.clock.now() < at);
         let mut over = Vec::with_capacity(requests.len());
         let mut again = Vec::new();
         for (result, request) in results.into_iter().zip(requests) {
-            let stale = routes.iter().find(|(id, _)| *id == request.target.id());
-            match (&result, stale) {
-                (Err(error), Some((_, stale))) if self.may_repeat(&request, error, stale, deadline).await => {
+            let target = routes.iter().zip(&moved).find(|((id, _), _)| *id == request.target.id());
+            match target {
+                Some(((_, stale), Some(route)))
+                    if in_time && is_repeatable(&request, &result) && route.takes_over(stale, &request) =>
+                {
                     again.push(request);
                 }
                 _ => over.push((result, request)),
@@ -256,24 +302,13 @@ impl<T: Transport> Inner<T> {
         over.sort_unstable_by_key(|(_, request)| request.index);
         over.into_iter().unzip()
     }
+}
 
-    /// Whether a failed request is to be posted once more: its target has moved, the range is the same memory, and there is time.
-    async fn may_repeat<B: Source<T>>(
-        &self,
-        request: &Request<T, B>,
-        error: &Error,
-        stale: &Arc<Route<T>>,
-        deadline: Option<Moment>,
-    ) -> bool {
-        // `Invalid` may be the answer of a stranger who has the old port now.
-        let len = request.transfer.buffer.local().span.len as u64;
-        if len == 0 || !matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Invalid) {
-            return false;
-        }
-        let Some(route) = self.refresh(&request.target, stale, deadline).await else { return false };
-        route.may_repeat(stale, request.transfer.remote, len)
-            && deadline.is_none_or(|at| self.clock.now() < at)
-    }
+/// Whether a request failed in a way that a target may have which has moved. `Invalid` may be the answer of a stranger who has the old port now.
+fn is_repeatable<T: Transport, B: Source<T>>(request: &Request<T, B>, result: &Result<()>) -> bool {
+    let Err(error) = result else { return false };
+    request.transfer.buffer.local().span.len > 0
+        && matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Invalid)
 }
 
 /// Numbers the requests of a batch and brings those of one target together.

@@ -179,6 +179,7 @@ impl<T: Transport> EngineBuilder<T> {
             at,
             limits,
             clock: self.clock,
+            rng: Mutex::new(self.rng),
             local_copies: self.local_copies,
             caches: self.caches,
             meters: Meters::default(),

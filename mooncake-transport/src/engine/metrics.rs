@@ -7,12 +7,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::Engine;
 use super::batch::{Request, Way};
-use super::{Engine, Inner};
 use crate::region::Source;
 use crate::transport::{Opcode, Protocol, Transport};
-use mooncake_core::Result;
-use mooncake_core::clock::Moment;
 
 /// Latencies are counted by powers of two of a microsecond; the last bucket takes all that is longer.
 const BUCKETS: usize = 32;
@@ -128,13 +126,12 @@ struct Sums {
 }
 
 impl Sums {
-    fn add(&mut self, opcode: Opcode, len: u64, result: &Result<()>) {
-        match result {
-            Ok(()) => {
-                self.requests[opcode as usize] += 1;
-                self.bytes[opcode as usize] += len;
-            }
-            Err(_) => self.failures += 1,
+    fn add(&mut self, opcode: Opcode, len: u64, failed: bool) {
+        if failed {
+            self.failures += 1;
+        } else {
+            self.requests[opcode as usize] += 1;
+            self.bytes[opcode as usize] += len;
         }
     }
 }
@@ -173,32 +170,27 @@ impl Meter {
     }
 }
 
-impl<T: Transport> Inner<T> {
-    /// Counts requests that are over, those of one target one after the other.
-    pub(super) fn count<B: Source<T>>(
-        &self,
-        way: Way,
-        requests: &[Request<T, B>],
-        results: &[Result<()>],
-        began: Moment,
-    ) {
-        let took = self.clock.now().since(began);
-        let mut rest = results;
-        for run in requests.chunk_by(|a, b| a.target.id() == b.target.id()) {
-            let mut sums = Sums::default();
-            let (these, others) = rest.split_at(run.len().min(rest.len()));
-            rest = others;
-            for (request, result) in run.iter().zip(these) {
-                sums.add(way.of(request), request.transfer.buffer.local().span.len as u64, result);
-            }
-            run[0].target.route().meter.add(&sums, took);
+/// Counts requests that are over, those of one target one after the other; `failed` knows them by their place.
+pub(super) fn count<T: Transport, B: Source<T>>(
+    way: Way,
+    requests: &[Request<T, B>],
+    failed: impl Fn(usize) -> bool,
+    took: Duration,
+) {
+    let mut index = 0;
+    for run in requests.chunk_by(|a, b| a.target.id() == b.target.id()) {
+        let mut sums = Sums::default();
+        for request in run {
+            sums.add(way.of(request), request.transfer.buffer.local().span.len as u64, failed(index));
+            index += 1;
         }
+        run[0].target.route().meter.add(&sums, took);
     }
 }
 
 impl<T: Transport> Engine<T> {
-    /// What was moved so far, by peer and wire. Transfers are counted when they are over; those that were only posted
-    /// ([`post_read`](Engine::post_read), [`post_write`](Engine::post_write)) are not.
+    /// What was moved so far, by peer and wire. Transfers are counted when they are over and their outcome is taken: one whose future or ticket
+    /// was dropped is not.
     pub fn metrics(&self) -> Vec<PeerMetrics> {
         let meters = self.inner.meters.0.lock();
         let line = |((peer, wire), meter): (&(String, Protocol), &Arc<Meter>)| PeerMetrics {

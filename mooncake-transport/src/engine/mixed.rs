@@ -261,6 +261,7 @@ impl BatchView {
             // They may be repeated, so nobody knows yet.
             Some(OpState::Failed) if !self.is_driven() => Status::Failed,
             Some(OpState::Late) if !self.is_driven() => Status::Timeout,
+            Some(OpState::GivenUp) if !self.is_driven() => Status::Canceled,
             _ => Status::Pending,
         });
         let transferred = if status == Status::Completed { seen.len } else { 0 };
@@ -302,8 +303,8 @@ pub struct Finished<T: Transport> {
 
 /// A batch under way: posted already, and a future that repeats what is to be repeated and gives the memory back.
 ///
-/// Dropping it gives up the batch: nothing is repeated, no notification is sent. What is on the wire runs to its end or its deadline, and
-/// keeps its memory until then.
+/// Dropping it gives up the batch: what only waits to be sent is not sent, nothing is repeated, no notification is sent. What is on the wire
+/// runs to its end or its deadline, and keeps its memory until then.
 #[must_use = "the outcome of the batch is in it"]
 pub struct Running<T: Transport> {
     view: BatchView,
@@ -394,6 +395,11 @@ struct Undriven(BatchView);
 
 impl Drop for Undriven {
     fn drop(&mut self) {
-        self.0.shared.driven.store(false, Ordering::Release);
+        let view = &self.0.shared;
+        view.driven.store(false, Ordering::Release);
+        let under_way = |seen: &Seen| view.first.state(seen.op) == Some(OpState::Pending);
+        if view.requests.iter().any(under_way) {
+            view.first.give_up();
+        }
     }
 }

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::{FutureExt, Stream};
-use mooncake_core::clock::{Moment, SharedClock};
+use mooncake_core::clock::{Moment, Rng, SharedClock};
 use mooncake_core::memory::MemorySource;
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
@@ -55,6 +55,7 @@ struct Inner<T: Transport> {
     at: Option<HostPort>,
     limits: HandshakeConfig,
     clock: SharedClock,
+    rng: Mutex<Rng>,
     local_copies: LocalCopies,
     /// Descriptors are looked up once, and again when a transfer fails.
     caches: bool,
@@ -90,6 +91,11 @@ impl<T: Transport> Engine<T> {
     /// The wire.
     pub fn transport(&self) -> &Arc<T> {
         &self.inner.transport
+    }
+
+    /// Where segments are found.
+    pub fn directory(&self) -> &Directory {
+        &self.inner.directory
     }
 
     /// The clock that deadlines are moments of.
@@ -170,7 +176,8 @@ impl<T: Transport> Engine<T> {
         }
         let route = self.inner.route(name).await?;
         let mut targets = self.inner.targets.lock();
-        Ok(targets.entry(name.to_owned()).or_insert_with(|| Target::new(name, route)).clone())
+        let new = || Target::new(name, route, self.inner.rng.lock().split());
+        Ok(targets.entry(name.to_owned()).or_insert_with(new).clone())
     }
 
     /// The same, by a deadline; `Timeout` when it passes. Needs the tokio runtime the engine was started on, or a directory that

@@ -4,23 +4,26 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use mooncake_core::clock::Moment;
+use mooncake_core::backoff::{Backoff, Pace};
+use mooncake_core::clock::{Moment, Rng};
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::RwLock;
 use tracing::debug;
 
 use super::Inner;
+use super::batch::Request;
 use super::builder::LocalCopies;
 use super::metrics::Meter;
 use super::regions::Regions;
 use crate::exposed::ExposedMemory;
+use crate::region::Source;
 use crate::segment::SegmentDesc;
 use crate::transport::{Protocol, Transport};
 
 /// Key of our own in descriptors: tells one run of an engine from the next. Others ignore it.
 pub(super) const INSTANCE: &str = "instance";
 /// How long a look-up that changed nothing keeps further ones away, so that a dead peer is not looked up per operation.
-const COOL_DOWN: Duration = Duration::from_millis(500);
+const IN_VAIN: Pace = Pace { first: Duration::from_millis(250), most: Duration::from_secs(8) };
 /// How long a look-up takes at most, when the transfer has no deadline.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -32,8 +35,8 @@ pub struct Target<T: Transport> {
 struct Shared<T: Transport> {
     name: String,
     route: RwLock<Arc<Route<T>>>,
-    /// When a look-up last changed nothing.
-    refreshing: tokio::sync::Mutex<Option<Moment>>,
+    /// Look-ups that changed nothing. Held while one is made.
+    refreshing: tokio::sync::Mutex<Backoff>,
 }
 
 /// What leads to a segment now.
@@ -46,11 +49,10 @@ pub(super) struct Route<T: Transport> {
 }
 
 impl<T: Transport> Target<T> {
-    pub(super) fn new(name: &str, route: Route<T>) -> Self {
+    pub(super) fn new(name: &str, route: Route<T>, rng: Rng) -> Self {
         let route = RwLock::new(Arc::new(route));
-        Self {
-            inner: Arc::new(Shared { name: name.into(), route, refreshing: tokio::sync::Mutex::new(None) }),
-        }
+        let refreshing = tokio::sync::Mutex::new(Backoff::new(rng));
+        Self { inner: Arc::new(Shared { name: name.into(), route, refreshing }) }
     }
 
     /// The segment's name.
@@ -90,9 +92,10 @@ impl<T: Transport> Route<T> {
         self.desc.extra.get(INSTANCE).and_then(|i| i.as_str())
     }
 
-    /// Whether a transfer that failed on `old` may run here: the range is (still, or by now) registered, and it is not memory of an
+    /// Whether a request that failed on `old` may run here: the range is (still, or by now) registered, and it is not memory of an
     /// earlier run, whose addresses mean something else today.
-    pub(super) fn may_repeat(&self, old: &Route<T>, addr: u64, len: u64) -> bool {
+    pub(super) fn takes_over<B: Source<T>>(&self, old: &Route<T>, request: &Request<T, B>) -> bool {
+        let (addr, len) = (request.transfer.remote, request.transfer.buffer.local().span.len as u64);
         let listed = self.desc.buffers.is_empty() || self.desc.holds(addr, len);
         let same_run = self.instance() == old.instance();
         listed && (same_run || !old.desc.holds(addr, len))
@@ -147,7 +150,7 @@ impl<T: Transport> Inner<T> {
             return Some(current);
         }
         let now = self.clock.now();
-        if in_vain.is_some_and(|last| now.since(last) < COOL_DOWN) || deadline.is_some_and(|at| now >= at) {
+        if in_vain.rests(now) || deadline.is_some_and(|at| now >= at) {
             return None;
         }
         let left = deadline.map_or(PATIENCE, |at| at.since(now).min(PATIENCE));
@@ -159,16 +162,16 @@ impl<T: Transport> Inner<T> {
         };
         match found {
             Ok(Some(route)) => {
-                *in_vain = None;
+                in_vain.worked();
                 Some(route)
             }
             Ok(None) => {
-                *in_vain = Some(self.clock.now());
+                in_vain.failed(now, self.clock.now(), &IN_VAIN);
                 None
             }
             Err(error) => {
                 debug!(segment = target.name(), %error, "looked up in vain");
-                *in_vain = Some(self.clock.now());
+                in_vain.failed(now, self.clock.now(), &IN_VAIN);
                 None
             }
         }

@@ -2,7 +2,9 @@
 //!
 //! Not over gRPC: the crates for that need `protoc` wherever they are built, and four times as many crates as this one has.
 
-use std::io::{BufRead, BufReader};
+pub mod answer;
+
+use std::io::{BufRead, BufReader, Read};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -20,9 +22,12 @@ use tracing::warn;
 
 use crate::net::HostPort;
 use crate::web::{CONNECT, Verb, Web, excerpt};
+use answer::{Entries, Said, entries, number};
 
 /// Port of an endpoint that has none.
 const PORT: u16 = 2379;
+/// Longest line of a watch.
+const LINE: u64 = 64 << 20;
 /// How long a silent watch is read before it is opened anew: a bound on how long one that nobody wants any more is kept.
 const WATCH_SILENCE: Duration = Duration::from_secs(5);
 
@@ -69,8 +74,7 @@ impl EtcdMetadata {
             match self.web.call(Verb::Post(body.clone()), url).await {
                 Ok(reply) if reply.status == 200 => {
                     self.current.store(at, Ordering::Relaxed);
-                    return serde_json::from_slice(&reply.body)
-                        .map_err(|e| Error::invalid(format!("etcd answered something else than JSON: {e}")));
+                    return answer::json(&reply.body);
                 }
                 Ok(reply) => {
                     let said = excerpt(&reply);
@@ -91,10 +95,8 @@ impl EtcdMetadata {
     }
 
     /// Entries of a range, and the revision they were read at.
-    async fn range(&self, request: Value) -> Result<(Vec<(String, MetaValue)>, u64)> {
-        let answer = self.post("kv/range", &request).await?;
-        let entries = array(&answer["kvs"]).iter().map(entry).collect::<Result<_>>()?;
-        Ok((entries, number(&answer["header"]["revision"])))
+    async fn range(&self, request: Value) -> Result<(Entries, u64)> {
+        entries(&self.post("kv/range", &request).await?)
     }
 }
 
@@ -154,7 +156,7 @@ impl MetadataBackend for EtcdMetadata {
             at: self.current.load(Ordering::Relaxed),
             agent: self.web.agent().clone(),
             span: span(prefix),
-            next: now + 1,
+            next: now.saturating_add(1),
             sender,
         };
         // A thread of its own, which no runtime has to wait for when it ends.
@@ -218,41 +220,28 @@ impl Watch {
             return Err(broken(&format!("etcd answered {} to a watch", response.status())));
         }
         let mut lines = BufReader::new(response.body_mut().as_reader());
-        let mut line = String::new();
+        let mut line = Vec::new();
         loop {
             line.clear();
-            match lines.read_line(&mut line) {
+            match lines.by_ref().take(LINE).read_until(b'\n', &mut line) {
                 Ok(0) => return Ok(End::Again),
                 Ok(_) => {}
                 Err(error) if is_silence(&error) => return Ok(End::Again),
                 Err(error) => return Err(error.into()),
             }
-            let message: Value =
-                serde_json::from_str(&line).map_err(|e| broken(&format!("{e} in what etcd says")))?;
-            if let End::Over = self.take(&message)? {
-                return Ok(End::Over);
+            match answer::said(&line)? {
+                Said::Over(reason) => {
+                    warn!(reason, "etcd ended a watch");
+                    return Ok(End::Over);
+                }
+                Said::Events(events, newest) => {
+                    self.next = self.next.max(newest.saturating_add(1));
+                    if events.into_iter().any(|event| self.sender.unbounded_send(event).is_err()) {
+                        return Ok(End::Over);
+                    }
+                }
             }
         }
-    }
-
-    fn take(&mut self, message: &Value) -> Result<End> {
-        let result = &message["result"];
-        if result["canceled"] == true {
-            warn!(reason = %result["cancel_reason"], compacted = %result["compact_revision"], "etcd ended a watch");
-            return Ok(End::Over);
-        }
-        if result.is_null() {
-            return Err(Error::new(ErrorCode::RpcFail, format!("etcd ended a watch: {}", message["error"])));
-        }
-        for event in array(&result["events"]) {
-            let (key, value) = entry(&event["kv"])?;
-            self.next = self.next.max(value.revision + 1);
-            let value = (event["type"] != "DELETE").then_some(value);
-            if self.sender.unbounded_send(MetaEvent { key, value }).is_err() {
-                return Ok(End::Over);
-            }
-        }
-        Ok(End::Again)
     }
 }
 
@@ -277,27 +266,6 @@ fn span(prefix: &str) -> Value {
     json!({"key": encode(prefix), "range_end": encode(end)})
 }
 
-fn array(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
-}
-
-/// The gateway writes 64-bit numbers as text, and leaves zeros out.
-fn number(value: &Value) -> u64 {
-    value.as_str().and_then(|text| text.parse().ok()).or_else(|| value.as_u64()).unwrap_or(0)
-}
-
-fn entry(kv: &Value) -> Result<(String, MetaValue)> {
-    let bytes = |field: &str| match kv[field].as_str() {
-        None => Ok(Vec::new()),
-        Some(text) => BASE64
-            .decode(text)
-            .map_err(|e| Error::invalid(format!("etcd sent a {field} that is not base64: {e}"))),
-    };
-    let key = String::from_utf8(bytes("key")?)
-        .map_err(|_| Error::invalid("etcd holds a key under our prefix that is not UTF-8"))?;
-    Ok((key, MetaValue { value: bytes("value")?.into(), revision: number(&kv["mod_revision"]) }))
-}
-
 #[cfg(test)]
 mod tests {
     use mooncake_core::ErrorKind;
@@ -320,11 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_read_in_any_shape() {
-        let (key, value) = entry(&json!({"key": "YQ==", "mod_revision": "7"})).unwrap();
-        assert_eq!((key.as_str(), value.revision, value.value.len()), ("a", 7, 0));
-        assert!(entry(&json!({"key": "*"})).unwrap_err().message().contains("base64"));
-        assert!(entry(&json!({"key": "/w=="})).unwrap_err().message().contains("UTF-8"));
+    fn a_prefix_is_a_span_of_keys() {
         assert_eq!(span("a/"), json!({"key": encode("a/"), "range_end": encode("a0")}));
     }
 }

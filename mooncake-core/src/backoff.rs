@@ -1,0 +1,138 @@
+//! How long something that failed is left alone: twice as long after each failure in a row, up to a limit.
+
+use std::time::Duration;
+
+use crate::clock::{Moment, Rng};
+
+/// How the pauses of a kind of failure grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// The first pause.
+    pub first: Duration,
+    /// The longest pause.
+    pub most: Duration,
+}
+
+impl Pace {
+    /// The pause after so many failures in a row, before chance shortens it.
+    fn nominal(&self, failures: u32) -> Duration {
+        let doublings = failures.saturating_sub(1).min(31);
+        self.first.saturating_mul(1 << doublings).min(self.most)
+    }
+}
+
+/// What is known of somebody's failures. Chance takes up to a quarter off each pause, so that many who lost the same peer do not all come back
+/// to it at once.
+#[derive(Clone, Debug)]
+pub struct Backoff {
+    failures: u32,
+    until: Moment,
+    rng: Rng,
+}
+
+impl Backoff {
+    /// Nothing has failed yet. The same seed gives the same pauses.
+    pub fn new(rng: Rng) -> Self {
+        Self { failures: 0, until: Moment::default(), rng }
+    }
+
+    /// When the next try may be made.
+    pub fn until(&self) -> Moment {
+        self.until
+    }
+
+    /// Whether it is to be left alone now.
+    pub fn rests(&self, now: Moment) -> bool {
+        now < self.until
+    }
+
+    /// A try that began at `began` has failed. Tries that began before an earlier one had failed say nothing new, and the pause stays as it is; one that
+    /// comes long after the last pause begins anew. Returns until when it is left alone.
+    pub fn failed(&mut self, began: Moment, now: Moment, pace: &Pace) -> Moment {
+        if self.failures > 0 && began < self.until {
+            return self.until;
+        }
+        if now.since(self.until) > pace.most.saturating_mul(4) {
+            self.failures = 0;
+        }
+        self.failures = self.failures.saturating_add(1);
+        let nominal = pace.nominal(self.failures);
+        let quarter = u64::try_from(nominal.as_nanos() / 4).unwrap_or(u64::MAX);
+        self.until = now.after(nominal - Duration::from_nanos(self.rng.below(quarter)));
+        self.until
+    }
+
+    /// A try has succeeded: the next failure is the first one again.
+    pub fn worked(&mut self) {
+        (self.failures, self.until) = (0, Moment::default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::{Clock, ManualClock};
+
+    const PACE: Pace = Pace { first: Duration::from_millis(100), most: Duration::from_secs(2) };
+
+    fn fail(backoff: &mut Backoff, clock: &ManualClock) -> Duration {
+        let now = clock.now();
+        backoff.failed(now, now, &PACE).since(now)
+    }
+
+    #[test]
+    fn pauses_double_up_to_a_limit_and_success_forgets_them() {
+        let (clock, mut backoff) = (ManualClock::new(), Backoff::new(Rng::seeded(1)));
+        assert!(!backoff.rests(clock.now()), "nothing has failed");
+        for millis in [100, 200, 400, 800, 1600, 2000, 2000, 2000] {
+            let (pause, nominal) = (fail(&mut backoff, &clock), Duration::from_millis(millis));
+            assert!(pause <= nominal && pause > nominal * 3 / 4, "{pause:?} for {nominal:?}");
+            assert!(backoff.rests(clock.now()));
+            clock.advance(pause - Duration::from_nanos(1));
+            assert!(backoff.rests(clock.now()));
+            clock.advance(Duration::from_nanos(1));
+            assert!(!backoff.rests(clock.now()), "tried again when the pause is over");
+        }
+        backoff.worked();
+        assert!(fail(&mut backoff, &clock) <= PACE.first);
+    }
+
+    #[test]
+    fn tries_made_together_count_once() {
+        let (clock, mut backoff) = (ManualClock::new(), Backoff::new(Rng::seeded(2)));
+        let began = clock.now();
+        clock.advance(Duration::from_millis(10));
+        let until = backoff.failed(began, clock.now(), &PACE);
+        clock.advance(Duration::from_millis(1));
+        assert_eq!(backoff.failed(began, clock.now(), &PACE), until, "the same try");
+        clock.advance(PACE.first);
+        let pause = fail(&mut backoff, &clock);
+        assert!(pause > PACE.first && pause <= PACE.first * 2, "the second in a row: {pause:?}");
+    }
+
+    #[test]
+    fn a_failure_long_after_the_last_is_the_first_again() {
+        let (clock, mut backoff) = (ManualClock::new(), Backoff::new(Rng::seeded(3)));
+        for _ in 0..10 {
+            clock.advance(fail(&mut backoff, &clock));
+        }
+        clock.advance(PACE.most * 5);
+        assert!(fail(&mut backoff, &clock) <= PACE.first);
+    }
+
+    #[test]
+    fn a_seed_gives_the_same_pauses_and_another_gives_others() {
+        let pauses = |seed| {
+            let (clock, mut backoff) = (ManualClock::new(), Backoff::new(Rng::seeded(seed)));
+            let mut pauses = Vec::new();
+            for _ in 0..8 {
+                let pause = fail(&mut backoff, &clock);
+                clock.advance(pause);
+                pauses.push(pause);
+            }
+            pauses
+        };
+        assert_eq!(pauses(4), pauses(4));
+        assert_ne!(pauses(4), pauses(5));
+    }
+}

@@ -1,0 +1,112 @@
+//! What etcd's JSON gateway answers, read.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use mooncake_core::meta::{MetaEvent, MetaValue};
+use mooncake_core::{Error, ErrorCode, Result};
+use serde_json::Value;
+
+/// Entries of a range with their keys.
+pub type Entries = Vec<(String, MetaValue)>;
+
+/// What a line of a watch says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Said {
+    /// What has changed, and the newest revision of it; nothing and 0 when the line only shows that the watch is alive.
+    Events(Vec<MetaEvent>, u64),
+    /// The watch is over, for a reason in etcd's words.
+    Over(String),
+}
+
+/// JSON of an answer.
+///
+/// # Errors
+/// `INVALID_PARAMS` when it is none.
+pub fn json(body: &[u8]) -> Result<Value> {
+    serde_json::from_slice(body)
+        .map_err(|e| Error::invalid(format!("etcd answered something else than JSON: {e}")))
+}
+
+/// The entries in the answer to a range, and the revision they were read at.
+///
+/// # Errors
+/// `INVALID_PARAMS` for bytes that are not base64, and for a key that is not UTF-8.
+pub fn entries(answer: &Value) -> Result<(Entries, u64)> {
+    let entries = array(&answer["kvs"]).iter().map(entry).collect::<Result<_>>()?;
+    Ok((entries, number(&answer["header"]["revision"])))
+}
+
+/// A line of a watch.
+///
+/// # Errors
+/// As [`json`] and [`entries`], and `RPC_FAIL` with what etcd says when it has refused the watch.
+pub fn said(line: &[u8]) -> Result<Said> {
+    let message = json(line)?;
+    let result = &message["result"];
+    if result["canceled"] == true {
+        let (reason, at) = (&result["cancel_reason"], &result["compact_revision"]);
+        return Ok(Said::Over(format!("{reason}, compacted at {at}")));
+    }
+    if result.is_null() {
+        return Err(Error::new(ErrorCode::RpcFail, format!("etcd ended a watch: {}", message["error"])));
+    }
+    let mut newest = 0;
+    let event = |event: &Value| {
+        let (key, value) = entry(&event["kv"])?;
+        newest = newest.max(value.revision);
+        Ok(MetaEvent { key, value: (event["type"] != "DELETE").then_some(value) })
+    };
+    let events = array(&result["events"]).iter().map(event).collect::<Result<_>>()?;
+    Ok(Said::Events(events, newest))
+}
+
+/// The gateway writes 64-bit numbers as text, and leaves zeros out.
+pub(super) fn number(value: &Value) -> u64 {
+    value.as_str().and_then(|text| text.parse().ok()).or_else(|| value.as_u64()).unwrap_or(0)
+}
+
+fn array(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn entry(kv: &Value) -> Result<(String, MetaValue)> {
+    let bytes = |field: &str| match kv[field].as_str() {
+        None => Ok(Vec::new()),
+        Some(text) => BASE64
+            .decode(text)
+            .map_err(|e| Error::invalid(format!("etcd sent a {field} that is not base64: {e}"))),
+    };
+    let key = String::from_utf8(bytes("key")?)
+        .map_err(|_| Error::invalid("etcd holds a key under our prefix that is not UTF-8"))?;
+    Ok((key, MetaValue { value: bytes("value")?.into(), revision: number(&kv["mod_revision"]) }))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn entries_are_read_in_any_shape() {
+        let (key, value) = entry(&json!({"key": "YQ==", "mod_revision": "7"})).unwrap();
+        assert_eq!((key.as_str(), value.revision, value.value.len()), ("a", 7, 0));
+        assert!(entry(&json!({"key": "*"})).unwrap_err().message().contains("base64"));
+        assert!(entry(&json!({"key": "/w=="})).unwrap_err().message().contains("UTF-8"));
+    }
+
+    #[test]
+    fn lines_of_a_watch() {
+        let line = br#"{"result":{"events":[{"kv":{"key":"YQ==","value":"Yg==","mod_revision":"5"}},
+            {"type":"DELETE","kv":{"key":"YQ==","mod_revision":"6"}}]}}"#;
+        let Ok(Said::Events(events, 6)) = said(line) else { panic!("these are events") };
+        let value = events[0].value.as_ref().map(|value| (&value.value[..], value.revision));
+        assert_eq!(value, Some((&b"b"[..], 5)));
+        assert_eq!((events[1].key.as_str(), &events[1].value), ("a", &None));
+        assert_eq!(said(br#"{"result":{"created":true}}"#).unwrap(), Said::Events(Vec::new(), 0));
+        let over =
+            said(br#"{"result":{"canceled":true,"cancel_reason":"compacted","compact_revision":"9"}}"#);
+        assert!(matches!(over, Ok(Said::Over(why)) if why.contains("compacted") && why.contains('9')));
+        assert!(said(br#"{"error":"no leader"}"#).unwrap_err().message().contains("no leader"));
+    }
+}
