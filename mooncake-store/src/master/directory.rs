@@ -5,22 +5,22 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use foldhash::quality::FixedState;
-use hashbrown::HashTable;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::EvictionPolicy;
 use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SlotId};
 use mooncake_core::replica::{Replica, ReplicaStatus, SoftPin};
 use parking_lot::{Mutex, MutexGuard};
-use slab::Slab;
 use smallvec::SmallVec;
 
 use super::groups::Group;
 use super::hot::Heats;
 use super::inventory::Stamp;
 use super::journal::Journal;
+use super::keys::Keys;
 use super::put::Writer;
 use super::segments::Held;
+use super::slots::Slots;
 use super::tenants::Tenants;
 use crate::api::CopyToken;
 use crate::protocol::wire::TaskKind;
@@ -187,8 +187,8 @@ impl<A: SegmentAllocator> Write<A> {
 /// A slot is known to the policy, or is `next`, exactly while its object has a value that is not hard-pinned; it is listed in
 /// `writing` exactly while its object has a write.
 pub(super) struct Shard<A, E: EvictionPolicy> {
-    table: HashTable<SlotId>,
-    objects: Slab<Object<A>>,
+    keys: Keys,
+    objects: Slots<Object<A>>,
     /// Objects without a tenant, as eviction sees them; those of tenants come after, by number.
     own: Pool<E>,
     others: Vec<Pool<E>>,
@@ -233,8 +233,8 @@ pub(super) struct Reads {
 impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     fn new(config: &E::Config, tenants: Arc<Tenants>) -> Self {
         Self {
-            table: HashTable::new(),
-            objects: Slab::new(),
+            keys: Keys::new(),
+            objects: Slots::new(),
             own: Pool::new(config),
             others: Vec::new(),
             first: 0,
@@ -254,7 +254,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     }
 
     pub(super) fn find(&self, hash: u64, key: &[u8]) -> Option<SlotId> {
-        self.table.find(hash, |slot| self[*slot].key.as_bytes() == key).copied()
+        self.keys.find(hash, |slot| self[*slot].key.as_bytes() == key)
     }
 
     /// An object without value or write, to be given one before the lock is left.
@@ -272,10 +272,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
             write: None,
             copying: None,
         };
-        // 2^32 objects in one shard are far beyond what memory holds.
-        let slot = SlotId(self.objects.insert(object) as u32);
+        let slot = self.objects.insert(object);
         let objects = &self.objects;
-        self.table.insert_unique(hash, slot, |slot| objects[slot.index()].hash);
+        self.keys.insert(hash, slot, |slot| objects[slot].hash);
         slot
     }
 
@@ -284,7 +283,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         if !self.own.policy.heeds_use() {
             return;
         }
-        let object = &mut self.objects[slot.index()];
+        let object = &mut self.objects[slot];
         object.used = use_number;
         let tenant = object.tenant;
         let pool = self.pool(tenant);
@@ -300,7 +299,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     pub(super) fn put_value(&mut self, slot: SlotId, value: Value<A>, use_number: u64) -> Option<Value<A>> {
         let before = self.take_value(slot);
         self.charged(slot, |shard| {
-            let object = &mut shard.objects[slot.index()];
+            let object = &mut shard.objects[slot];
             object.used = use_number;
             let (tenant, len, hash, pinned) = (object.tenant, value.len, object.hash, object.hard_pin);
             object.value = Some(value);
@@ -319,7 +318,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
 
     pub(super) fn take_value(&mut self, slot: SlotId) -> Option<Value<A>> {
         self.charged(slot, |shard| {
-            let value = shard.objects[slot.index()].value.take()?;
+            let value = shard.objects[slot].value.take()?;
             for held in &value.replicas {
                 held.segment.ledger.iter().for_each(|ledger| ledger.gone(held.id));
             }
@@ -330,14 +329,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
 
     /// Makes a change and charges its tenant for it. Nothing else changes what an object takes; not to be nested.
     fn charged<R>(&mut self, slot: SlotId, change: impl FnOnce(&mut Self) -> R) -> R {
-        let object = &self.objects[slot.index()];
+        let object = &self.objects[slot];
         let tenant = object.tenant;
         if tenant == 0 {
             return change(self);
         }
         let before = object.charged();
         let outcome = change(self);
-        self.tenants.charge(tenant, before, self.objects[slot.index()].charged());
+        self.tenants.charge(tenant, before, self.objects[slot].charged());
         outcome
     }
 
@@ -353,7 +352,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     fn forget(&mut self, slot: SlotId) {
         self.values -= 1;
         self.tell(slot, false);
-        let tenant = self.objects[slot.index()].tenant;
+        let tenant = self.objects[slot].tenant;
         let pool = self.pool(tenant);
         if pool.is_next(slot) {
             pool.next = None;
@@ -365,7 +364,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     /// Tells whoever wants to know that a value came or went.
     fn tell(&self, slot: SlotId, stored: bool) {
         let Some(journal) = &self.journal else { return };
-        let object = &self.objects[slot.index()];
+        let object = &self.objects[slot];
         let Some((tenant, key)) = self.tenants.unscoped(&object.key) else { return };
         // A group's name is scoped as a key is.
         let group = object.group_name();
@@ -381,7 +380,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     /// Gives what would have gone next back to the policy.
     fn put_back(&mut self, tenant: u32) {
         let Some((slot, _)) = self.pool(tenant).next.take() else { return };
-        let object = &self.objects[slot.index()];
+        let object = &self.objects[slot];
         if let Some(len) = object.value.as_ref().map(|value| value.len) {
             let hash = object.hash;
             self.pool(tenant).policy.insert_hashed(slot, len, hash);
@@ -394,7 +393,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     }
 
     fn prune_parts(&mut self, slot: SlotId, now: Moment, put_release: Duration) {
-        let object = &mut self.objects[slot.index()];
+        let object = &mut self.objects[slot];
         let lease = object.lease;
         if let Some(value) = &mut object.value {
             drop_dead(&mut value.replicas, lease, now);
@@ -403,14 +402,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
                 self.forget(slot);
             }
         }
-        let object = &mut self.objects[slot.index()];
+        let object = &mut self.objects[slot];
         if let Some(write) = &mut object.write {
             drop_dead(&mut write.replicas, write.started.after(put_release), now);
             if write.replicas.is_empty() {
                 self.unseat_write(slot);
             }
         }
-        let object = &mut self.objects[slot.index()];
+        let object = &mut self.objects[slot];
         if let Some(copying) = &mut object.copying {
             let until = copying.started.after(put_release);
             drop_dead(&mut copying.targets, until, now);
@@ -424,18 +423,18 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
 
     pub(super) fn begin_copy(&mut self, slot: SlotId, copying: Copying<A>) {
         debug_assert!(self[slot].value.is_some() && self[slot].copying.is_none());
-        self.charged(slot, |shard| shard.objects[slot.index()].copying = Some(Box::new(copying)));
+        self.charged(slot, |shard| shard.objects[slot].copying = Some(Box::new(copying)));
     }
 
     pub(super) fn take_copy(&mut self, slot: SlotId) -> Option<Copying<A>> {
-        self.charged(slot, |shard| shard.objects[slot.index()].copying.take().map(|copying| *copying))
+        self.charged(slot, |shard| shard.objects[slot].copying.take().map(|copying| *copying))
     }
 
     /// Adds to the replicas of what can be read, or takes from them; one must stay.
     pub(super) fn change_replicas(&mut self, slot: SlotId, change: impl FnOnce(&mut Replicas<A>)) {
         self.charged(slot, |shard| {
             let mut told = Vec::new();
-            if let Some(value) = &mut shard.objects[slot.index()].value {
+            if let Some(value) = &mut shard.objects[slot].value {
                 told.extend(value.replicas.iter().map(|held| (held.id, held.segment.clone())));
                 change(&mut value.replicas);
             }
@@ -466,7 +465,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     pub(super) fn put_write(&mut self, slot: SlotId, write: Write<A>, prepaid: u64) {
         let before = self[slot].charged();
         self.seat_write(slot, write);
-        let object = &self.objects[slot.index()];
+        let object = &self.objects[slot];
         self.tenants.charge(object.tenant, before + prepaid, object.charged());
     }
 
@@ -474,7 +473,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         debug_assert!(self[slot].write.is_none());
         write.seat = self.writing.len();
         self.writing.push(slot);
-        let object = &mut self.objects[slot.index()];
+        let object = &mut self.objects[slot];
         object.write = Some(Box::new(write));
         if let Some(value) = &mut object.value {
             value.followed = true;
@@ -486,10 +485,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     }
 
     fn unseat_write(&mut self, slot: SlotId) -> Option<Write<A>> {
-        let write = self.objects[slot.index()].write.take()?;
+        let write = self.objects[slot].write.take()?;
         self.writing.swap_remove(write.seat);
         if let Some(moved) = self.writing.get(write.seat)
-            && let Some(other) = &mut self.objects[moved.index()].write
+            && let Some(other) = &mut self.objects[*moved].write
         {
             other.seat = write.seat;
         }
@@ -500,11 +499,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     pub(super) fn settle(&mut self, slot: SlotId) {
         let object = &self[slot];
         if object.value.is_none() && object.write.is_none() {
-            let hash = object.hash;
-            if let Ok(entry) = self.table.find_entry(hash, |other| *other == slot) {
-                entry.remove();
-            }
-            let object = self.objects.remove(slot.index());
+            self.keys.remove(object.hash, slot);
+            let Some(object) = self.objects.remove(slot) else { return };
             self.heats.forget(slot);
             self.soft_pins -= usize::from(object.soft_pin != Moment(0));
             if let Some(group) = &object.group {
@@ -515,7 +511,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
 
     /// Puts an object into a group, and out of the one before.
     pub(super) fn join(&mut self, slot: SlotId, group: Arc<Group>) {
-        let object = &mut self.objects[slot.index()];
+        let object = &mut self.objects[slot];
         if object.group.as_ref().is_some_and(|before| Arc::ptr_eq(before, &group)) {
             return;
         }
@@ -528,17 +524,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
 
     /// Soft-pins an object until then; zero ends it.
     pub(super) fn set_soft_pin(&mut self, slot: SlotId, until: Moment) {
-        let before = std::mem::replace(&mut self.objects[slot.index()].soft_pin, until);
+        let before = std::mem::replace(&mut self.objects[slot].soft_pin, until);
         self.soft_pins += usize::from(until != Moment(0));
         self.soft_pins -= usize::from(before != Moment(0));
     }
 
-    /// Objects whose soft pin holds.
-    pub(super) fn soft_pinned(&self, now: Moment) -> usize {
-        if self.soft_pins == 0 {
-            return 0;
-        }
-        self.objects().filter(|(_, object)| object.value.is_some() && object.soft_pin > now).count()
+    /// Objects that were soft-pinned once.
+    pub(super) fn soft_pins(&self) -> usize {
+        self.soft_pins
     }
 
     /// Chooses what to evict next, if anything may go, and says when it was last used.
@@ -562,15 +555,15 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         mut allowed: impl FnMut(&Object<A>) -> bool,
     ) -> Option<(SlotId, u64)> {
         let next = self.pool(tenant).next;
-        if next.is_some_and(|(slot, _)| !allowed(&self.objects[slot.index()])) {
+        if next.is_some_and(|(slot, _)| !allowed(&self.objects[slot])) {
             self.put_back(tenant);
         }
         if self.pool(tenant).next.is_none() {
             let objects = &self.objects;
             let pool = if tenant == 0 { &mut self.own } else { &mut self.others[tenant as usize - 1] };
-            let victim = pool.policy.evict(&mut |slot| objects.get(slot.index()).is_some_and(&mut allowed));
+            let victim = pool.policy.evict(&mut |slot| objects.get(slot).is_some_and(&mut allowed));
             let since = pool.policy.victim_since();
-            pool.next = victim.map(|slot| (slot, since.unwrap_or(objects[slot.index()].used)));
+            pool.next = victim.map(|slot| (slot, since.unwrap_or(objects[slot].used)));
         }
         self.pool(tenant).next
     }
@@ -584,10 +577,6 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     /// Slots with a write in progress.
     pub(super) fn writing(&self) -> &[SlotId] {
         &self.writing
-    }
-
-    pub(super) fn objects(&self) -> impl Iterator<Item = (SlotId, &Object<A>)> {
-        self.objects.iter().map(|(index, object)| (SlotId(index as u32), object))
     }
 
     /// Objects that have a value.
@@ -604,13 +593,13 @@ impl<A, E: EvictionPolicy> std::ops::Index<SlotId> for Shard<A, E> {
     type Output = Object<A>;
 
     fn index(&self, slot: SlotId) -> &Object<A> {
-        &self.objects[slot.index()]
+        &self.objects[slot]
     }
 }
 
 impl<A, E: EvictionPolicy> std::ops::IndexMut<SlotId> for Shard<A, E> {
     fn index_mut(&mut self, slot: SlotId) -> &mut Object<A> {
-        &mut self.objects[slot.index()]
+        &mut self.objects[slot]
     }
 }
 
@@ -638,6 +627,9 @@ type Locked<A, E> = Padded<Mutex<Shard<A, E>>>;
 
 /// So many objects are looked at in a few milliseconds.
 const MANY: usize = 1 << 17;
+
+/// Slots that are looked at under one lock.
+const AT_ONCE: usize = 256;
 
 /// Neighbouring locks must not share a cache line.
 #[repr(align(128))]
@@ -700,14 +692,19 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
     /// nobody waits for long.
     pub(super) fn visit(&self, mut see: impl FnMut(&mut Shard<A, E>, SlotId)) {
         for shard in &self.shards {
-            let slots: Vec<_> = shard.0.lock().objects().map(|(slot, _)| slot).collect();
-            for some in slots.chunks(256) {
+            let mut from = 0;
+            loop {
                 let mut shard = shard.0.lock();
-                for slot in some {
-                    if shard.objects.contains(slot.index()) {
-                        see(&mut shard, *slot);
+                if from >= shard.objects.end() {
+                    break;
+                }
+                for slot in (from..from + AT_ONCE).map(|index| SlotId(index as u32)) {
+                    if shard.objects.get(slot).is_some() {
+                        see(&mut shard, slot);
                     }
                 }
+                from += AT_ONCE;
+                MutexGuard::unlock_fair(shard);
             }
         }
     }

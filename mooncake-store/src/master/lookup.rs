@@ -121,10 +121,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// Every key with a readable value, in no order.
     pub fn keys(&self) -> Vec<ObjectKey> {
         let mut keys = Vec::new();
-        for shard in self.directory.each() {
-            let readable = shard.objects().filter(|(_, object)| object.value().is_some());
-            keys.extend(readable.map(|(_, object)| object.key.clone()));
-        }
+        self.directory.visit(|shard, slot| {
+            let object = &shard[slot];
+            if object.value().is_some() {
+                keys.push(object.key.clone());
+            }
+        });
         keys
     }
 

@@ -37,12 +37,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// Compares what each tenant is charged with what its objects take, and says where they differ. Nobody else may be calling.
     pub fn audit_charges(&self) -> Vec<String> {
         let mut taken = std::collections::BTreeMap::new();
-        for shard in self.directory.each() {
-            for (_, object) in shard.objects() {
-                let (tenant, _) = self.tenants.split(object.key.as_bytes());
-                *taken.entry(tenant.to_owned()).or_insert(0) += object.charged();
-            }
-        }
+        self.directory.visit(|shard, slot| {
+            let (tenant, _) = self.tenants.split(shard[slot].key.as_bytes());
+            *taken.entry(tenant.to_owned()).or_insert(0) += shard[slot].charged();
+        });
         let tenants = self.tenants().into_iter();
         let differs = tenants.filter_map(|tenant| {
             let taken = taken.get(&tenant.name).copied().unwrap_or(0);

@@ -181,14 +181,21 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             below += read(count);
             stats.value_sizes.push((VALUE_SIZES.get(at).copied().unwrap_or(u64::MAX), below));
         }
+        let mut soft_pins = 0;
         for shard in self.directory.each() {
             stats.keys += shard.len() as u64;
             stats.objects += shard.values() as u64;
             stats.writing += shard.writing().len() as u64;
-            stats.soft_pinned += shard.soft_pinned(now) as u64;
+            soft_pins += shard.soft_pins();
             stats.reads += shard.reads.asked;
             stats.hits += shard.reads.hits;
             stats.hit_bytes += shard.reads.hit_bytes;
+        }
+        if soft_pins > 0 {
+            self.directory.visit(|shard, slot| {
+                let object = &shard[slot];
+                stats.soft_pinned += u64::from(object.value().is_some() && object.soft_pin() > now);
+            });
         }
         stats
     }

@@ -75,31 +75,26 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             .map(|(_, at)| Extent { offset: at.offset - segment.info.base, len: at.len })
             .map(|extent| Block { extent, cost: None, object: None })
             .collect();
-        for shard in self.directory.each() {
-            for (_, object) in shard.objects() {
-                let stays = |extent| Block { extent, cost: None, object: None };
-                if let Some(write) = object.write() {
-                    blocks.extend(write.replicas.iter().filter(here).map(|held| stays(held.extent)));
-                }
-                if let Some(copying) = object.copying() {
-                    blocks.extend(copying.targets.iter().filter(here).map(|held| stays(held.extent)));
-                }
-                let Some(value) = object.value() else { continue };
-                for held in value.replicas.iter().filter(here) {
-                    // The lease says when it was last read.
-                    let heat = object.lease.0.saturating_sub(oldest).saturating_mul(HEAT - 1)
-                        / (now.0 - oldest).max(1);
-                    let cost = self
-                        .evictable(object, pass, now)
-                        .then(|| held.extent.len.saturating_mul(1 + heat.min(HEAT - 1)));
-                    blocks.push(Block {
-                        extent: held.extent,
-                        cost,
-                        object: Some((object.key.clone(), held.id)),
-                    });
-                }
+        self.directory.visit(|shard, slot| {
+            let object = &shard[slot];
+            let stays = |extent| Block { extent, cost: None, object: None };
+            if let Some(write) = object.write() {
+                blocks.extend(write.replicas.iter().filter(here).map(|held| stays(held.extent)));
             }
-        }
+            if let Some(copying) = object.copying() {
+                blocks.extend(copying.targets.iter().filter(here).map(|held| stays(held.extent)));
+            }
+            let Some(value) = object.value() else { return };
+            for held in value.replicas.iter().filter(here) {
+                // The lease says when it was last read.
+                let heat =
+                    object.lease.0.saturating_sub(oldest).saturating_mul(HEAT - 1) / (now.0 - oldest).max(1);
+                let cost = self
+                    .evictable(object, pass, now)
+                    .then(|| held.extent.len.saturating_mul(1 + heat.min(HEAT - 1)));
+                blocks.push(Block { extent: held.extent, cost, object: Some((object.key.clone(), held.id)) });
+            }
+        });
         blocks.sort_unstable_by_key(|block| block.extent.offset);
         blocks
     }

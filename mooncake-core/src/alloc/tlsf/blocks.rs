@@ -40,11 +40,12 @@ pub(super) struct Blocks {
     spare: u32,
 }
 
-/// Chains of live blocks by a hash of their offset.
+/// Chains of live blocks by a hash of their offset. With each block comes a chain, which takes over its part of another one
+/// (linear hashing): to double the table of a million blocks at once takes tens of milliseconds.
 struct Index {
     heads: Vec<u32>,
-    /// `64 - log2(heads.len())`.
-    shift: u32,
+    /// One less than the power of two from `heads.len()` upwards.
+    mask: usize,
     len: usize,
 }
 
@@ -55,7 +56,7 @@ impl Blocks {
             .map(|end| Block { offset: 0, len: u64::MAX, before: EDGE, after: EDGE, newer: end, older: end })
             .collect();
         table[EDGE as usize].older = LIVE;
-        let index = Index { heads: vec![NIL; 64], shift: 64 - 6, len: 0 };
+        let index = Index { heads: vec![NIL; 64], mask: 63, len: 0 };
         let mut blocks = Self { table, bins: Bins::new(), index, spare: NIL };
         if capacity != 0 {
             let whole = blocks.entry(Block {
@@ -181,7 +182,7 @@ impl Blocks {
     /// Makes a block that is in no ring live.
     pub(super) fn enter_live(&mut self, block: u32) {
         if self.index.len >= self.index.heads.len() {
-            self.grow_index();
+            self.split_chain();
         }
         self.index.len += 1;
         self.chain(block);
@@ -226,26 +227,27 @@ impl Blocks {
         self[block].newer = std::mem::replace(&mut self.index.heads[home], block);
     }
 
-    #[cold]
-    fn grow_index(&mut self) {
-        let heads = vec![NIL; self.index.heads.len() * 2];
-        let old = std::mem::replace(&mut self.index.heads, heads);
-        self.index.shift -= 1;
-        for head in old {
-            let mut at = head;
-            while at != NIL {
-                let next = self[at].newer;
-                self.chain(at);
-                at = next;
-            }
+    /// Adds a chain to the index, and moves to it what belongs there.
+    fn split_chain(&mut self) {
+        let new = self.index.heads.len();
+        self.index.mask |= new;
+        self.index.heads.push(NIL);
+        // Before, the bit that tells the two apart did not count.
+        let split = new & (self.index.mask >> 1);
+        let mut at = std::mem::replace(&mut self.index.heads[split], NIL);
+        while at != NIL {
+            let next = self[at].newer;
+            self.chain(at);
+            at = next;
         }
     }
 }
 
 impl Index {
-    /// Multiplying by the golden ratio spreads offsets, mostly multiples of something, evenly over the top bits.
+    /// Multiplying by the golden ratio spreads offsets, mostly multiples of something, over the upper bits.
     fn home(&self, offset: u64) -> usize {
-        (offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
+        let home = (offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & self.mask;
+        if home < self.heads.len() { home } else { home & (self.mask >> 1) }
     }
 }
 
@@ -264,5 +266,29 @@ impl std::ops::Index<u32> for Blocks {
 impl std::ops::IndexMut<u32> for Blocks {
     fn index_mut(&mut self, index: u32) -> &mut Block {
         &mut self.table[index as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Tlsf;
+    use super::*;
+    use crate::alloc::SegmentAllocator;
+
+    #[test]
+    fn chains_stay_short_while_the_index_grows_and_find_every_block() {
+        for len in [64, 4096, 3 << 20, 1 << 33] {
+            let mut tlsf = Tlsf::new(len * 50_000, &Default::default());
+            let extents: Vec<_> = (0..50_000).map(|_| tlsf.allocate(len, 1).unwrap()).collect();
+            let blocks = &tlsf.blocks;
+            assert_eq!(blocks.index.heads.len(), blocks.live());
+            let next = |&at: &u32| Some(blocks[at].newer).filter(|&at| at != NIL);
+            let chain = |&head: &u32| std::iter::successors(Some(head).filter(|&at| at != NIL), next).count();
+            let lengths: Vec<usize> = blocks.index.heads.iter().map(chain).collect();
+            assert_eq!(lengths.iter().sum::<usize>(), extents.len());
+            assert!(lengths.iter().all(|length| *length <= 8), "{len}: {:?}", lengths.iter().max());
+            extents.into_iter().for_each(|extent| tlsf.release(extent));
+            assert_eq!((tlsf.used(), tlsf.largest_free()), (0, len * 50_000));
+        }
     }
 }
