@@ -2,69 +2,23 @@
 //! one test that does as its environment says.
 #![allow(clippy::print_stdout, reason = "how a process says where it stands")]
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+#[path = "process_support/mod.rs"]
+mod process;
+
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use mooncake_core::ErrorKind;
 use mooncake_core::clock::Rng;
-use mooncake_core::{ErrorKind, Result};
 use mooncake_store::local::{LocalClient, LocalConfig};
+use process::{Process, figure, free_port};
 use tempfile::TempDir;
 
 /// Longest time a call of a light client here may take.
 const LIMIT: Duration = Duration::from_secs(5);
 /// What that is on a machine that is busy with other tests, too.
 const SLACK: Duration = Duration::from_secs(5);
-
-/// A process that is killed when the test is over.
-struct Process(Child);
-
-impl Process {
-    fn signal(&self, signal: &str) {
-        let pid = self.0.id().to_string();
-        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
-    }
-
-    /// Stops every thread of it, and waits until they have stopped.
-    fn freeze(&self) {
-        self.signal("-STOP");
-        let stopped = |stat: &str| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'));
-        let frozen = || {
-            let threads = std::fs::read_dir(format!("/proc/{}/task", self.0.id())).unwrap();
-            threads.map_while(Result::ok).all(|thread| {
-                stopped(&std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default())
-            })
-        };
-        while !frozen() {
-            std::thread::yield_now();
-        }
-    }
-
-    /// Without a word to anybody, as `kill -9`.
-    fn kill(mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-
-    /// Lines that begin with `word`, as they come.
-    fn said(&mut self, word: &'static str) -> impl Iterator<Item = String> + use<> {
-        let lines = BufReader::new(self.0.stdout.take().unwrap()).lines();
-        lines.map_while(Result::ok).filter_map(move |line| line.strip_prefix(word).map(str::to_owned))
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
 
 /// A master and an owner.
 struct Host {
@@ -110,12 +64,7 @@ impl Host {
 
     /// A figure of the owner's.
     fn figure(&self, name: &str) -> Option<u64> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.http)).ok()?;
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").ok()?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text).ok()?;
-        let name = format!("mooncake_client_local_{name} ");
-        text.lines().find_map(|line| line.strip_prefix(&name)?.parse().ok())
+        figure(self.http, &format!("mooncake_client_local_{name}"))
     }
 
     /// Waits until the owner holds what it should.
@@ -256,7 +205,7 @@ async fn a_frozen_process_is_forgotten_and_finds_back() {
     host.until("clients", 1);
     assert_eq!(host.figure("memories"), Some(1), "its memory is let go of");
     other.put("shared", "value").await.unwrap();
-    guest.signal("-CONT");
+    guest.thaw();
     host.until("clients", 2);
     // What it had said before is read, and then what it says again.
     for _ in 0..3 {
@@ -278,7 +227,7 @@ async fn an_owner_that_dies_or_freezes_is_missed_in_time() {
         client.get("shared").await.unwrap_err();
         assert!(began.elapsed() < LIMIT + SLACK, "{:?}", began.elapsed());
     }
-    host.owner.signal("-CONT");
+    host.owner.thaw();
     while client.get("shared").await.is_err() {}
     host.owner.signal("-9");
     host.owner.0.wait().unwrap();

@@ -1,0 +1,429 @@
+//! A lease that runs out in the middle of a read: whatever the form of the read, its bytes do not count. While it stands still, what it reads is
+//! removed, the memory is written over, and the key gets another value.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use bytes::Bytes;
+use mooncake_core::{ErrorCode, Result};
+use mooncake_shm::ShmConfig;
+use mooncake_store::client::{Client, Located, PutOutcome, RangeRead};
+use mooncake_store::local::{LocalClient, LocalConfig, LocalRange, LocalServer, LocalServerConfig};
+use mooncake_store::transport_set::{TransportOptions, TransportSet};
+use mooncake_tcp::TcpConfig;
+use mooncake_transport::SliceMut;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
+
+use crate::process::{Process, free_port};
+use crate::support::{builder, eventually, master, order, start, told_master, until_end_of_input};
+
+const LEASE: &str = "--default_kv_lease_ttl=300";
+/// As long as a client takes at most.
+const LONGEST: Duration = Duration::from_secs(24);
+/// Until a lease is over, on a machine that is busy.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A value every eight bytes of which are the same and say whose they are.
+fn striped(key: u64, version: u64, len: usize) -> Bytes {
+    (key << 32 | version).to_le_bytes().repeat(len / 8).into()
+}
+
+fn is_striped(key: u64, bytes: &[u8]) -> bool {
+    let (front, back) = (&bytes[..bytes.len() - 8], &bytes[8..]);
+    front == back && u64::from_le_bytes(bytes[..8].try_into().unwrap()) >> 32 == key
+}
+
+/// In front of a data port. What comes back from it stands still in the middle, once for each time something is asked.
+struct Proxy {
+    /// Nothing stands still while this is off.
+    on: AtomicBool,
+    armed: AtomicBool,
+    go_on: Semaphore,
+}
+
+impl Proxy {
+    /// Passes on what comes to `from` at the same port of `to`, and tells each time something stands still.
+    async fn start(from: Ipv4Addr, to: Ipv4Addr, port: u16) -> (Arc<Self>, mpsc::UnboundedReceiver<()>) {
+        let proxy = Self { on: false.into(), armed: false.into(), go_on: Semaphore::new(0) };
+        let proxy = Arc::new(proxy);
+        let (tell, stalls) = mpsc::unbounded_channel();
+        let listener = TcpListener::bind((from, port)).await.unwrap();
+        let ours = proxy.clone();
+        tokio::spawn(async move {
+            while let Ok((reader, _)) = listener.accept().await {
+                let Ok(owner) = TcpStream::connect((to, port)).await else { continue };
+                let ((from_reader, to_reader), (from_owner, to_owner)) =
+                    (reader.into_split(), owner.into_split());
+                tokio::spawn(ours.clone().asked(from_reader, to_owner));
+                tokio::spawn(ours.clone().answered(from_owner, to_reader, tell.clone()));
+            }
+        });
+        (proxy, stalls)
+    }
+
+    async fn asked(
+        self: Arc<Self>,
+        mut from: impl AsyncReadExt + Unpin,
+        mut to: impl AsyncWriteExt + Unpin,
+    ) -> std::io::Result<()> {
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            let n = from.read(&mut buffer).await?;
+            self.armed.store(true, SeqCst);
+            to.write_all(&buffer[..n]).await?;
+            if n == 0 {
+                return to.shutdown().await;
+            }
+        }
+    }
+
+    async fn answered(
+        self: Arc<Self>,
+        mut from: impl AsyncReadExt + Unpin,
+        mut to: impl AsyncWriteExt + Unpin,
+        tell: mpsc::UnboundedSender<()>,
+    ) -> std::io::Result<()> {
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            let n = from.read(&mut buffer).await?;
+            let (first, rest) = buffer[..n].split_at(n / 2);
+            to.write_all(first).await?;
+            if n > 1024 && self.on.load(SeqCst) && self.armed.swap(false, SeqCst) {
+                let _ = tell.send(());
+                self.go_on.acquire().await.unwrap().forget();
+            }
+            to.write_all(rest).await?;
+            if n == 0 {
+                return to.shutdown().await;
+            }
+        }
+    }
+}
+
+/// The process of a member whose data port others find elsewhere.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "the other processes of the tests in this binary"]
+async fn owner() {
+    let Some(master) = told_master() else { return };
+    let port: u16 = order("TEST_DATA_PORT").unwrap();
+    let (bind, data_host) = (Some(Ipv4Addr::LOCALHOST.into()), "127.0.0.2".into());
+    let tcp = TcpConfig { bind, data_host, ports: port..=port, ..TcpConfig::default() };
+    let wires =
+        TransportOptions { tcp: Some(tcp), shm: Some(ShmConfig::default()), ..TransportOptions::default() };
+    let client = builder(&master, order("TEST_SEGMENT").unwrap()).wires(wires).connect().await.unwrap();
+    println!("\nready");
+    let _ = until_end_of_input().await;
+    client.close().await.unwrap();
+}
+
+/// A master, an owner of memory, and somebody who replaces what lies there.
+struct Stage {
+    master: u16,
+    data: u16,
+    writer: Client,
+    /// Length of values.
+    len: usize,
+    /// How many make the segment full.
+    fill: u64,
+    version: AtomicU64,
+    _processes: [Process; 2],
+}
+
+impl Stage {
+    async fn set(len: usize, fill: u64) -> Self {
+        let (port, data) = (free_port(), free_port());
+        let server = master(port, &[LEASE]);
+        // Its own memory is shared memory, which needs no port.
+        let writer = builder(&format!("127.0.0.1:{port}"), 0).timeout(LONGEST).connect().await.unwrap();
+        let orders =
+            [("TEST_DATA_PORT", data.to_string()), ("TEST_SEGMENT", (fill * len as u64).to_string())];
+        let mut owner = start("leases::owner", port, &orders);
+        assert!(owner.said("ready").next().is_some());
+        Self {
+            master: port,
+            data,
+            writer,
+            len,
+            fill,
+            version: AtomicU64::new(1),
+            _processes: [server, owner],
+        }
+    }
+
+    async fn put(&self, key: u64) {
+        let value = striped(key, self.version.fetch_add(1, SeqCst), self.len);
+        eventually("there is room", PATIENCE, async || {
+            self.writer.put(format!("k{key}"), &value).await.is_ok_and(|put| put == PutOutcome::Stored)
+        })
+        .await;
+    }
+
+    /// Waits until no lease on these keys is alive, writes over all memory, and gives them other values.
+    async fn replace(&self, keys: u64) {
+        for key in 0..keys {
+            eventually("the lease is over", PATIENCE, async || {
+                matches!(self.writer.remove(format!("k{key}"), false).await, Ok(true))
+            })
+            .await;
+        }
+        for other in 0..2 * self.fill {
+            self.put(1000 + self.version.load(SeqCst) * 100 + other).await;
+        }
+        for key in 0..keys {
+            self.put(key).await;
+        }
+    }
+}
+
+/// How objects are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Get,
+    BatchGet,
+    GetInto,
+    BatchGetInto,
+    /// Located, and then read in two parts.
+    Ranges,
+    /// The same, and read once before with the same lease.
+    Session,
+}
+
+const FORMS: [Form; 6] =
+    [Form::Get, Form::BatchGet, Form::GetInto, Form::BatchGetInto, Form::Ranges, Form::Session];
+/// Keys of a batch.
+const KEYS: u64 = 4;
+
+fn names(keys: u64) -> Vec<String> {
+    (0..keys).map(|key| format!("k{key}")).collect()
+}
+
+type Values = Vec<Result<Option<Bytes>>>;
+type Slice = SliceMut<TransportSet>;
+
+fn owned(read: Result<Option<usize>>, into: &Slice) -> Result<Option<Bytes>> {
+    let mut bytes = vec![0; into.len()];
+    into.copy_to(0, &mut bytes).unwrap();
+    Ok(read?.map(|len| Bytes::from(bytes).slice(..len)))
+}
+
+fn halves(len: usize, memory: Slice) -> [(u64, Slice); 2] {
+    let (front, back) = memory.split_at(len / 2).unwrap();
+    [(0, front), (len as u64 / 2, back)]
+}
+
+fn part(object: &Located, offset: u64, into: Slice) -> RangeRead<TransportSet> {
+    RangeRead { object: object.clone(), offset, into }
+}
+
+/// All parts, or why one is missing.
+fn joined(parts: impl Iterator<Item = Result<Option<Bytes>>>) -> Result<Option<Bytes>> {
+    let parts: Result<Vec<_>> = parts.collect();
+    let parts: Option<Vec<_>> = parts?.into_iter().collect();
+    Ok(parts.map(|parts| parts.concat().into()))
+}
+
+/// Reads with an ordinary client; `first` is called before the read that counts.
+async fn read(client: &Client, form: Form, len: usize, first: impl FnOnce()) -> Values {
+    let memory = || client.alloc_registered(len).unwrap().exclusive().unwrap();
+    match form {
+        Form::Get => {
+            first();
+            vec![client.get("k0").await]
+        }
+        Form::BatchGet => {
+            first();
+            client.batch_get(&names(KEYS)).await.unwrap()
+        }
+        Form::GetInto => {
+            let into = memory();
+            first();
+            let (read, into) = client.get_into("k0", into).await;
+            vec![owned(read, &into)]
+        }
+        Form::BatchGetInto => {
+            let items: Vec<_> = names(KEYS).into_iter().map(|key| (key, memory())).collect();
+            first();
+            let (asked, read) = client.batch_get_into(items).await;
+            asked.unwrap();
+            read.into_iter().map(|(read, into)| owned(read, &into)).collect()
+        }
+        Form::Ranges | Form::Session => {
+            let Some(object) = client.locate(&["k0"]).await.unwrap().remove(0).unwrap() else {
+                return vec![Ok(None)];
+            };
+            if form == Form::Session {
+                let ranges = halves(len, memory());
+                client.read_ranges(ranges.map(|(offset, into)| part(&object, offset, into)).into()).await;
+            }
+            let ranges = halves(len, memory());
+            first();
+            let read =
+                client.read_ranges(ranges.map(|(offset, into)| part(&object, offset, into)).into()).await;
+            vec![joined(read.into_iter().map(|(read, into)| owned(read.map(|()| Some(len / 2)), &into)))]
+        }
+    }
+}
+
+/// The same with a light client.
+async fn read_lightly(client: &LocalClient, form: Form, len: usize, first: impl FnOnce()) -> Values {
+    let back = |(read, into): (Result<Option<usize>>, Option<Slice>)| match into {
+        Some(into) => owned(read, &into),
+        None => read.map(|_| None),
+    };
+    let mut memory = Vec::new();
+    for _ in 0..KEYS + 1 {
+        memory.push(client.alloc_registered(len).await.unwrap().exclusive().unwrap());
+    }
+    let into = memory.pop().unwrap();
+    match form {
+        Form::Get => {
+            first();
+            vec![client.get("k0").await]
+        }
+        Form::BatchGet => {
+            first();
+            client.batch_get(&names(KEYS)).await.unwrap()
+        }
+        Form::GetInto => {
+            first();
+            vec![back(client.get_into("k0", into).await)]
+        }
+        Form::BatchGetInto => {
+            let items = names(KEYS).into_iter().zip(memory).collect();
+            first();
+            client.batch_get_into(items).await.into_iter().map(back).collect()
+        }
+        Form::Ranges | Form::Session => {
+            let object = client.locate(&["k0"]).await.unwrap().remove(0).unwrap().unwrap();
+            let part = |(offset, into)| LocalRange { object: object.clone(), offset, into };
+            if form == Form::Session {
+                client.read_ranges(halves(len, memory.remove(0)).map(part).into()).await;
+            }
+            first();
+            let read = client.read_ranges(halves(len, into).map(part).into()).await;
+            vec![joined(read.into_iter().map(|(read, into)| back((read.map(|()| Some(len / 2)), into))))]
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_runs_out_in_the_middle_of_a_read() {
+    let stage = Stage::set(256 << 10, 16).await;
+    let (proxy, mut stalls) =
+        Proxy::start(Ipv4Addr::new(127, 0, 0, 2), Ipv4Addr::LOCALHOST, stage.data).await;
+    // A connection that stands still is to be waited for.
+    let tcp = TcpConfig { probe_after: PATIENCE, ..TcpConfig::default() };
+    let wires = TransportOptions { tcp: Some(tcp), ..TransportOptions::default() };
+    let reader = builder(&format!("127.0.0.1:{}", stage.master), 0).wires(wires).share_memory(false);
+    let reader = reader.timeout(LONGEST).connect().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("owner.sock");
+    let config = LocalServerConfig { path: path.clone(), ..LocalServerConfig::default() };
+    let server = LocalServer::start(reader.clone(), config).unwrap();
+    let config =
+        LocalConfig { timeout: LONGEST, buffer: 16 << 20, ..LocalConfig::at(path.to_str().unwrap()) };
+    let light = LocalClient::connect(config).await.unwrap();
+    for key in 0..KEYS {
+        stage.put(key).await;
+    }
+    for (form, lightly) in FORMS.into_iter().flat_map(|form| [(form, false), (form, true)]) {
+        let len = stage.len;
+        let read = async |first: &dyn Fn()| match lightly {
+            false => read(&reader, form, len, first).await,
+            true => read_lightly(&light, form, len, first).await,
+        };
+        for (key, value) in read(&|| {}).await.into_iter().enumerate() {
+            assert!(is_striped(key as u64, &value.unwrap().unwrap()), "{form:?} when nothing is slow");
+        }
+        let on = || proxy.on.store(true, SeqCst);
+        let mut late = Box::pin(read(&on));
+        let mut times = 0;
+        let values = loop {
+            tokio::select! {
+                values = &mut late => break values,
+                stalled = stalls.recv() => {
+                    stalled.unwrap();
+                    times += 1;
+                    stage.replace(KEYS).await;
+                    proxy.go_on.add_permits(1);
+                }
+            }
+        };
+        drop(late);
+        proxy.on.store(false, SeqCst);
+        let codes: Vec<_> = values.iter().map(|value| value.as_ref().map_err(|e| e.code()).err()).collect();
+        assert!(
+            times > 0 && codes.iter().all(|code| *code == Some(ErrorCode::LeaseExpired)),
+            "{form:?}: {codes:?}"
+        );
+        println!("{form:?}, light client {lightly}: {} expired after {times} late answers", codes.len());
+    }
+    drop(light);
+    server.stop().await;
+}
+
+/// The process of a reader: reads in every form, again and again, through shared memory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "the other processes of the tests in this binary"]
+async fn reader() {
+    let Some(master) = told_master() else { return };
+    let len = order("TEST_LEN").unwrap();
+    let client = builder(&master, 0).timeout(LONGEST).local_buffer(4 * len as u64).connect().await.unwrap();
+    println!("\n> ready");
+    let leave = until_end_of_input();
+    let (mut hits, mut misses, mut expired) = (0, 0, 0);
+    while !leave.is_finished() {
+        // Those that do not try again by themselves show what came too late.
+        for form in [Form::Get, Form::Ranges, Form::GetInto, Form::Ranges] {
+            for (key, value) in read(&client, form, len, || {}).await.into_iter().enumerate() {
+                match value {
+                    Ok(Some(bytes)) if is_striped(key as u64, &bytes) => hits += 1,
+                    Ok(Some(_)) => println!("> wrong bytes by {form:?}"),
+                    Ok(None) => misses += 1,
+                    Err(error) if error.code() == ErrorCode::LeaseExpired => {
+                        expired += 1;
+                        println!("> expired");
+                    }
+                    Err(error) => println!("> {error}"),
+                }
+            }
+        }
+    }
+    client.close().await.unwrap();
+    println!("> {hits} hits, {misses} misses, {expired} expired");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_in_shared_memory_that_is_stopped_until_its_lease_is_over() {
+    let stage = Stage::set(8 << 20, 4).await;
+    stage.put(0).await;
+    let mut reader = start("leases::reader", stage.master, &[("TEST_LEN", stage.len.to_string())]);
+    let (tell, said) = std::sync::mpsc::channel();
+    let lines = reader.said("> ");
+    std::thread::spawn(move || lines.for_each(|line| drop(tell.send(line))));
+    assert_eq!(said.recv().as_deref(), Ok("ready"));
+    let (mut expired, mut rounds) = (0, 0);
+    while rounds < 8 || (expired == 0 && rounds < 100) {
+        rounds += 1;
+        reader.freeze();
+        stage.replace(1).await;
+        reader.thaw();
+        // It reads something whole before it is stopped again, at any point of a read.
+        tokio::time::sleep(Duration::from_millis(50 + rounds * 7 % 20)).await;
+        for line in said.try_iter() {
+            assert_eq!(line, "expired");
+            expired += 1;
+        }
+    }
+    drop(reader.0.stdin.take());
+    let rest: Vec<String> = said.iter().collect();
+    assert!(reader.0.wait().unwrap().success(), "{rest:?}");
+    let (figures, before) = rest.split_last().unwrap();
+    assert!(before.iter().all(|line| line == "expired") && figures.contains(" hits"), "{rest:?}");
+    println!("stopped {rounds} times: {figures}, no wrong byte");
+    assert!(expired + before.len() > 0, "{figures}");
+}

@@ -1,0 +1,13 @@
+//! Real processes that die, freeze, are slow and come back: contract points 1, 2 and 4. The master is the program; members are this test
+//! binary, started again for one test that does as its environment says.
+#![allow(clippy::print_stdout, reason = "how a process says where it stands, and the figures of a run")]
+
+#[path = "../process_support/mod.rs"]
+mod process;
+
+mod dying;
+mod leases;
+mod load;
+mod replaced;
+mod support;
+mod worker;

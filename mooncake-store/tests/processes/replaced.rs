@@ -1,0 +1,147 @@
+//! Values that are replaced while somebody reads them.
+
+use std::time::Duration;
+
+use mooncake_core::replica::ReplicaLocation;
+use mooncake_core::{ErrorCode, ErrorKind};
+use mooncake_store::client::{Client, Located, RangeRead};
+use tokio::task::spawn_blocking;
+
+use crate::process::{Process, free_port};
+use crate::support::{builder, eventually, master, start, tagged, version_of};
+use crate::worker::Worker;
+
+const LEN: usize = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A master, a member with room for so many values, a reader and a writer.
+async fn stage(values: u64, lease: &str) -> (u16, [Process; 2], Client, Client) {
+    let port = free_port();
+    // A value that fills its segment is not to go for that.
+    let server = master(port, &[lease, "--eviction_high_watermark_ratio=1"]);
+    let at = format!("127.0.0.1:{port}");
+    let room = (values * (LEN as u64 + 16)).next_multiple_of(4096).to_string();
+    let orders = [("TEST_DATA_PORT", free_port().to_string()), ("TEST_SEGMENT", room)];
+    let mut owner = start("leases::owner", port, &orders);
+    assert!(owner.said("ready").next().is_some());
+    let timeout = Duration::from_secs(24);
+    // It is to be told at once that there is no room.
+    let client =
+        async || builder(&at, 0).timeout(timeout).room_patience(Duration::ZERO).connect().await.unwrap();
+    (port, [server, owner], client().await, client().await)
+}
+
+/// Where the value lies.
+async fn address(client: &Client) -> u64 {
+    let list = client.replicas("k").await.unwrap().unwrap();
+    let ReplicaLocation::Memory(place) = &list.replicas[0].location else { panic!("in memory") };
+    place.address
+}
+
+async fn locate(client: &Client) -> Located {
+    client.locate(&["k"]).await.unwrap().remove(0).unwrap().unwrap()
+}
+
+async fn read(client: &Client, object: &Located) -> Result<Vec<u8>, ErrorCode> {
+    let into = client.alloc_registered(object.size() as usize).unwrap().exclusive().unwrap();
+    let range = RangeRead { object: object.clone(), offset: 0, into };
+    let (read, into) = client.read_ranges(vec![range]).await.remove(0);
+    let mut bytes = vec![0; into.len()];
+    into.copy_to(0, &mut bytes).unwrap();
+    read.map(|()| bytes).map_err(|error| error.code())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_value_that_is_replaced_is_read_as_it_was_while_the_lease_is_alive() {
+    let (_, _processes, reader, writer) = stage(4, "--default_kv_lease_ttl=2000").await;
+    // What was replaced rests until its leases are over.
+    let upsert = async |version| {
+        eventually("there is room", PATIENCE, async || {
+            writer.upsert("k", tagged(0, version, LEN)).await.is_ok()
+        })
+        .await;
+    };
+    let mut whole = 0;
+    for version in 1..20 {
+        upsert(version).await;
+        let (before, at) = (locate(&reader).await, address(&reader).await);
+        upsert(version + 100).await;
+        let replaced = locate(&reader).await;
+        match read(&reader, &before).await {
+            // The lease was alive all the time.
+            Ok(bytes) => {
+                assert_eq!(version_of(0, &bytes), Some(version), "neither torn nor the later one");
+                assert_ne!(address(&reader).await, at, "written elsewhere");
+                whole += 1;
+            }
+            Err(code) => assert_eq!(code, ErrorCode::LeaseExpired),
+        }
+        match read(&reader, &replaced).await {
+            Ok(bytes) => assert_eq!(version_of(0, &bytes), Some(version + 100)),
+            Err(code) => assert_eq!(code, ErrorCode::LeaseExpired),
+        }
+        if whole == 3 {
+            return;
+        }
+    }
+    panic!("{whole} reads within the lease");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_value_is_written_over_only_when_no_lease_is_alive() {
+    let (_, _processes, reader, writer) = stage(1, "--default_kv_lease_ttl=1000").await;
+    writer.upsert("k", tagged(0, 1, LEN)).await.unwrap();
+    let at = address(&reader).await;
+    let (mut refused, mut version) = (0, 1);
+    while refused < 3 {
+        let object = locate(&reader).await;
+        let outcome = writer.upsert("k", tagged(0, version + 1, LEN)).await;
+        match (read(&reader, &object).await, outcome) {
+            // The lease was alive all the time.
+            (Ok(bytes), outcome) => {
+                assert_eq!(version_of(0, &bytes), Some(version));
+                let kind = outcome.map_err(|error| error.kind()).unwrap_err();
+                assert_eq!(kind, ErrorKind::NoSpace, "there is room for one value only");
+                refused += 1;
+            }
+            (Err(_), outcome) => {
+                version += u64::from(outcome.is_ok());
+            }
+        }
+        eventually("it is written over once the lease is over", PATIENCE, async || {
+            writer.upsert("k", tagged(0, version + 1, LEN)).await.is_ok()
+        })
+        .await;
+        version += 1;
+        assert_eq!(address(&reader).await, at, "there is no other room");
+        let bytes = reader.get("k").await.unwrap().unwrap();
+        assert_eq!(version_of(0, &bytes), Some(version));
+    }
+}
+
+/// Others read all the time, in processes of their own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn upserts_under_readers() {
+    let (port, _processes, _, writer) = stage(4, "--default_kv_lease_ttl=50").await;
+    let key = "key 0";
+    let mut version = 0;
+    let mut upsert = async || {
+        version += 1;
+        writer.upsert(key, tagged(0, 1 << 32 | version, LEN)).await.is_ok()
+    };
+    eventually("there is room", PATIENCE, &mut upsert).await;
+    let mut readers = Vec::new();
+    for number in 2..5 {
+        readers.push(spawn_blocking(move || Worker::start(port, number, 1, 0, false)).await.unwrap());
+    }
+    let (mut stored, mut refused) = (0, 0);
+    while stored < 100 {
+        if upsert().await { stored += 1 } else { refused += 1 }
+    }
+    let mut hits = 0;
+    for reader in readers {
+        hits += spawn_blocking(|| reader.leave()).await.unwrap().hits;
+    }
+    println!("{stored} upserts ({refused} found no room), {hits} reads, no torn byte");
+    assert!(hits > 10, "{hits}");
+}

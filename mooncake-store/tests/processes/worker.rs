@@ -1,0 +1,201 @@
+//! A client that joins, reads and writes a few keys with others, checks every byte, and leaves: a process.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use mooncake_core::clock::Rng;
+use mooncake_core::replica::ReplicateConfig;
+use mooncake_core::{Error, ErrorCode, ErrorKind};
+use mooncake_store::client::{Client, PutOutcome};
+
+use crate::process::Process;
+use crate::support::{builder, order, start, tagged, told_master, until_end_of_input};
+
+/// Longest value, and what it has at least.
+const LONGEST: u64 = 128 << 10;
+
+/// What operations came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) stored: u64,
+    pub(crate) removed: u64,
+    pub(crate) hits: u64,
+    pub(crate) misses: u64,
+    /// Ended in an error that says that it may be tried again.
+    pub(crate) failed: u64,
+}
+
+impl Counts {
+    pub(crate) fn add(&mut self, other: Self) {
+        self.stored += other.stored;
+        self.removed += other.removed;
+        self.hits += other.hits;
+        self.misses += other.misses;
+        self.failed += other.failed;
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut numbers = text.split_whitespace().map(|word| word.parse().ok());
+        let mut next = || numbers.next().flatten();
+        Some(Self { stored: next()?, removed: next()?, hits: next()?, misses: next()?, failed: next()? })
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { stored, removed, hits, misses, failed } = self;
+        write!(f, "{stored} {removed} {hits} {misses} {failed}")
+    }
+}
+
+/// A worker process. What it has said, line by line, is for whoever started it to look at.
+pub(crate) struct Worker {
+    pub(crate) process: Process,
+    said: std::sync::mpsc::Receiver<String>,
+}
+
+impl Worker {
+    /// Starts one that offers `segment` bytes and uses the first `keys` keys; back when it is at work.
+    pub(crate) fn start(port: u16, number: u64, keys: u64, segment: u64, writes: bool) -> Self {
+        let orders = [
+            ("TEST_NUMBER", number.to_string()),
+            ("TEST_KEYS", keys.to_string()),
+            ("TEST_SEGMENT", segment.to_string()),
+            ("TEST_WRITES", writes.to_string()),
+        ];
+        let mut process = start("worker::worker", port, &orders);
+        let (tell, said) = std::sync::mpsc::channel();
+        // Read as it comes, so that it never waits for us.
+        let lines = process.said("> ");
+        std::thread::spawn(move || lines.for_each(|line| drop(tell.send(line))));
+        assert_eq!(said.recv().as_deref(), Ok("at work"), "a worker that comes up");
+        Self { process, said }
+    }
+
+    /// Lets it leave by itself.
+    pub(crate) fn leave(mut self) -> Counts {
+        drop(self.process.0.stdin.take());
+        let last = self.said.iter().last().unwrap_or_default();
+        assert!(self.process.0.wait().unwrap().success(), "a worker that finds nothing wrong: {last}");
+        Counts::parse(&last).unwrap_or_else(|| panic!("figures, not {last:?}"))
+    }
+
+    /// Kills it. Nothing may have been wrong before.
+    pub(crate) fn kill(self) {
+        self.process.kill();
+        let said: Vec<_> = self.said.iter().collect();
+        assert!(said.is_empty(), "{said:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "the other processes of the tests in this binary"]
+async fn worker() {
+    let Some(master) = told_master() else { return };
+    let (number, segment) = (order("TEST_NUMBER").unwrap(), order("TEST_SEGMENT").unwrap());
+    let client = builder(&master, segment).connect().await.unwrap();
+    println!("\n> at work");
+    let leave = until_end_of_input();
+    let mut work =
+        Work::new(client.clone(), number, order("TEST_KEYS").unwrap(), order("TEST_WRITES").unwrap());
+    while !leave.is_finished() {
+        if let Err(wrong) = work.step().await {
+            println!("> {wrong}");
+            panic!("{wrong}");
+        }
+    }
+    assert_eq!(client.local_buffer_used(), 0, "every buffer came back");
+    client.close().await.unwrap();
+    println!("\n> {}", work.counts);
+}
+
+/// What a client does to keys that others use, too.
+pub(crate) struct Work {
+    client: Client,
+    number: u64,
+    keys: u64,
+    writes: bool,
+    rng: Rng,
+    written: u64,
+    /// The latest value of each key and writer that was seen. A writer writes one after the other, so what comes later is never older.
+    seen: HashMap<(u64, u64), u64>,
+    pub(crate) counts: Counts,
+}
+
+impl Work {
+    /// No two may have the same number.
+    pub(crate) fn new(client: Client, number: u64, keys: u64, writes: bool) -> Self {
+        let (rng, seen, counts) = (Rng::seeded(number), HashMap::new(), Counts::default());
+        Self { client, number, keys, writes, rng, written: 0, seen, counts }
+    }
+
+    /// One operation. The error is for what must never be.
+    pub(crate) async fn step(&mut self) -> Result<(), String> {
+        let number = self.rng.below(self.keys);
+        let key = format!("key {number}");
+        match self.rng.below(if self.writes { 8 } else { 4 }) {
+            0..=3 => {
+                let read = self.client.get(&key).await;
+                let Some(read) = self.fine(read)? else { return Ok(()) };
+                match read {
+                    Some(bytes) => self.check(number, &bytes)?,
+                    None => self.counts.misses += 1,
+                }
+            }
+            4 => {
+                let removed = self.client.remove(&key, true).await;
+                self.counts.removed += u64::from(self.fine(removed)?.unwrap_or(false));
+            }
+            5 => {
+                let value = self.next_value(number);
+                let config = ReplicateConfig::replicas(1 + self.rng.below(2));
+                let put = self.client.put_with(&key, value, &config).await;
+                self.counts.stored += u64::from(self.fine(put)? == Some(PutOutcome::Stored));
+            }
+            _ => {
+                let value = self.next_value(number);
+                let upsert = self.client.upsert(&key, value).await;
+                self.counts.stored += u64::from(self.fine(upsert)?.is_some());
+            }
+        }
+        Ok(())
+    }
+
+    fn next_value(&mut self, key: u64) -> bytes::Bytes {
+        self.written += 1;
+        let len = 1 + self.rng.below(LONGEST) as usize;
+        tagged(key, self.number << 32 | self.written, len)
+    }
+
+    fn check(&mut self, key: u64, bytes: &[u8]) -> Result<(), String> {
+        let version = crate::support::version_of(key, bytes);
+        let version =
+            version.ok_or_else(|| format!("{} bytes of key {key} are no value of it", bytes.len()))?;
+        let (writer, count) = (version >> 32, version & 0xffff_ffff);
+        let latest = self.seen.entry((key, writer)).or_insert(count);
+        if count < *latest {
+            return Err(format!("key {key} went back from value {latest} of writer {writer} to {count}"));
+        }
+        *latest = count;
+        self.counts.hits += 1;
+        Ok(())
+    }
+
+    /// `None` for an error that may be.
+    fn fine<T>(&mut self, outcome: Result<T, Error>) -> Result<Option<T>, String> {
+        use ErrorKind::{Busy, Expired, NoSpace, Timeout, Unavailable};
+        match outcome {
+            Ok(value) => Ok(Some(value)),
+            Err(error) if matches!(error.kind(), Busy | Expired | NoSpace | Timeout | Unavailable) => {
+                self.counts.failed += 1;
+                Ok(None)
+            }
+            // Overtaken by another's upsert: whoever ends first would have been replaced at once.
+            Err(error) if error.code() == ErrorCode::IllegalClient => {
+                self.counts.failed += 1;
+                Ok(None)
+            }
+            Err(error) => Err(format!("an error that must not be: {error}")),
+        }
+    }
+}
