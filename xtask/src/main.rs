@@ -32,7 +32,7 @@ cargo xtask <task>
   fuzz [secs]   every fuzz target over its corpus and mutations of it, on stable (default 20 s each)
   bench [name]  the measurements; --peer measures the reference peer in the same run,
                 --master the calls of a master alone, beside the peer's, --python the Python packages (also with --peer),
-                --engine transfer engines (with --peer: in all pairs)
+                --engine transfer engines (with --peer: in all pairs), --master-size [n] a master with ten million objects, or n
   network       two engines with a bad network between them, and a network that goes and comes back (Linux, root)
   interop       our nodes and the reference peer's in one cluster (Linux; installs the peer with pip)
   rdma-test     the tests that need RDMA devices, in a virtual machine with two Soft-RoCE ones (Debian 12 as root; installs what
@@ -83,7 +83,8 @@ const SERVERS: &[(&str, &str)] = &[("etcd", "etcd-server"), ("redis-server", "re
 
 fn test(rest: &[&str], in_ci: bool) -> Result {
     let tests = cargo(&["test", "--workspace", "--all-features"]).args(rest);
-    let tests = if in_ci { tests.env("MOONCAKE_CI", "1") } else { tests };
+    // Clients come and go for a minute then.
+    let tests = if in_ci { tests.env("MOONCAKE_CI", "1").env("TEST_SECONDS", "60") } else { tests };
     tests.run()?;
     // Arguments are names of Rust tests.
     if rest.is_empty() { python::test(&[]) } else { Ok(()) }

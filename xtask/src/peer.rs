@@ -35,6 +35,9 @@ pub(crate) fn bench(words: &[&str]) -> Result {
     if words.contains(&"--master") {
         return bench_master();
     }
+    if let ["--master-size", objects @ ..] = words {
+        return bench_master_size(objects.first().copied().unwrap_or("10000000"));
+    }
     let peer = words.contains(&"--peer");
     if words.contains(&"--engine") {
         return crate::engines::bench(peer);
@@ -105,6 +108,16 @@ fn bench_master() -> Result {
     let (bench, master) =
         (target_dir().join("release/master_bench"), target_dir().join("release/mooncake_master"));
     in_own_network(&[path(&bench), "--master".into(), path(&master), "--peer".into(), path(&python)])
+}
+
+/// `cargo xtask bench --master-size [objects]`: a master of ours with so many objects.
+fn bench_master_size(objects: &str) -> Result {
+    cargo(&["build", "--release", "-p", "mooncake-benches", "--bin", "master_size"]).run()?;
+    cargo(&["build", "--release", "-p", "mooncake-store", "--features", "cli", "--bin", "mooncake_master"])
+        .run()?;
+    built("master_size", &["--master", &path(&target_dir().join("release/mooncake_master"))])
+        .args(&["--objects", objects])
+        .run()
 }
 
 /// Makes the virtual environment if it is not there; returns its python.
