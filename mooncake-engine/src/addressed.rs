@@ -223,8 +223,9 @@ impl Regions {
         then: impl FnOnce(&Region<TransportSet>, Range<usize>) -> Result<R>,
     ) -> Result<R> {
         let unknown = || {
-            let text =
-                format!("{len} bytes at {address:#x} do not lie in registered memory; register it first");
+            let text = format!(
+                "{len} bytes at {address:#x} do not lie in registered memory; register it first (Python: register_memory, register_buffer)"
+            );
             Error::invalid(text).with_source(EngineCode::AddressNotRegistered)
         };
         let regions = self.by_start.read();

@@ -1,34 +1,28 @@
-//! The transfer engine under `mooncake.engine.TransferEngine`: registered memory, transfers, batches under way.
+//! The transfer engine under `mooncake.engine.TransferEngine`: what Python names by numbers and addresses.
 
-use std::collections::HashMap;
+use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use mooncake_core::clock::SystemClock;
-use mooncake_core::memory::{HostMemory, MemorySource, MemorySpan};
-use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_store::transport_set::TransportOptions;
-use mooncake_transport::engine::{Engine, HandshakePort, Request, Target};
-use mooncake_transport::handshake::{self, HandshakeConfig, Notification};
+use mooncake_core::memory::MemorySpan;
+use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_engine::addressed::Regions;
+use mooncake_engine::{AddressRequest, TransferEngine, TransferEngineBuilder, TransportOptions};
+use mooncake_transport::engine::{EngineCode, HandshakePort, Target};
+use mooncake_transport::handshake::Notification;
 use mooncake_transport::net::{DEFAULT_PORT, HostPort};
-use mooncake_transport::{Directory, Slice, SliceMut};
+use mooncake_transport::{Opcode, Slice, SliceMut};
 use parking_lot::{Mutex, RwLock};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use tokio::sync::watch;
-use tokio::task::AbortHandle;
 
 use crate::args::{Keep, Uint, bytes_of, new_bytes};
 use crate::error::{Errors, LastError, exception};
-use crate::memory::{Gone, Regions, Wire, foreign};
-use crate::runtime::{not_forked, runtime, wait};
+use crate::memory::Wire;
+use crate::runtime::{not_forked, wait};
 
-/// What registering overlapping memory returns.
-const OVERLAPS: i64 = -7;
-/// What unregistering unknown memory returns.
-const NOT_REGISTERED: i64 = -3;
 /// How long a peer has for a probe.
 const PROBE: Duration = Duration::from_secs(3);
 /// What an unanswered probe returns.
@@ -39,20 +33,11 @@ const KEPT: usize = 4096;
 /// An engine that a store may share.
 #[pyclass(frozen, module = "mooncake.engine", name = "InnerTransferEngine")]
 pub(crate) struct InnerTransferEngine {
-    engine: Engine<Wire>,
-    regions: Arc<Regions>,
-    directory: Directory,
-    managed: Mutex<HashMap<u64, u64>>,
-    batches: Mutex<Batches>,
-    next: AtomicU64,
-    patience: Duration,
-}
-
-impl InnerTransferEngine {
-    /// The memory registered with it.
-    pub(crate) fn regions(&self) -> Arc<Regions> {
-        self.regions.clone()
-    }
+    engine: TransferEngine,
+    /// Where it is found.
+    metadata: String,
+    /// Outcomes of batches that were asked about, the oldest first.
+    over: Mutex<VecDeque<(u64, Outcome)>>,
 }
 
 #[pymethods]
@@ -60,18 +45,6 @@ impl InnerTransferEngine {
     fn __repr__(&self) -> String {
         format!("<InnerTransferEngine {}>", self.engine.name())
     }
-}
-
-#[derive(Default)]
-struct Batches {
-    open: HashMap<u64, Batch>,
-    /// Outcomes of batches that were asked about, the oldest first.
-    over: std::collections::VecDeque<(u64, Outcome)>,
-}
-
-struct Batch {
-    outcome: watch::Receiver<Option<Outcome>>,
-    running: AbortHandle,
 }
 
 /// How a batch ended.
@@ -83,6 +56,14 @@ enum Outcome {
 }
 
 impl Outcome {
+    fn of(result: Result<()>) -> Self {
+        match result {
+            Ok(()) => Outcome::Done,
+            Err(error) if error.kind() == ErrorKind::Timeout => Outcome::Late,
+            Err(_) => Outcome::Failed,
+        }
+    }
+
     fn code(self) -> i64 {
         match self {
             Outcome::Done => 1,
@@ -92,179 +73,167 @@ impl Outcome {
     }
 }
 
-/// Transfers to or from one target.
+/// Transfers to or from one target, as Python names them.
 struct Work {
     target: String,
-    write: bool,
+    opcode: Opcode,
     notify: Option<Notification>,
-    patience: Duration,
-    reads: Vec<(u64, SliceMut<Wire>)>,
-    writes: Vec<(u64, Slice<Wire>)>,
+    /// Local address, remote address, bytes.
+    pieces: Vec<(u64, u64, usize)>,
 }
 
 impl Work {
-    async fn run(self, engine: &Engine<Wire>) -> Result<()> {
-        let deadline = engine.clock().now().after(self.patience);
-        let target: Target<Wire> = engine.open_by(&self.target, deadline).await?;
-        let results = if self.write {
-            let requests =
-                self.writes.into_iter().map(|(at, from)| Request::new(&target, at, from)).collect();
-            engine.write_batch(requests, Some(deadline)).await.0
-        } else {
-            let requests = self.reads.into_iter().map(|(at, into)| Request::new(&target, at, into)).collect();
-            engine.read_batch(requests, Some(deadline)).await.0
-        };
-        if let Some(error) = results.into_iter().find_map(Result::err) {
-            // It may be back with other memory or at another port: looked up again next time.
-            engine.forget(&self.target);
-            return Err(error.context(format!("member {}", self.target)));
-        }
-        match &self.notify {
-            Some(notification) => engine.notify(&self.target, notification).await,
-            None => Ok(()),
-        }
-    }
-}
-
-/// Host memory that says when it is gone.
-struct Managed {
-    memory: HostMemory,
-    gone: Arc<Gone>,
-}
-
-// SAFETY: the memory inside keeps the promise.
-#[allow(unsafe_code)]
-unsafe impl MemorySource for Managed {
-    fn span(&self) -> MemorySpan {
-        self.memory.span()
-    }
-}
-
-impl Drop for Managed {
-    fn drop(&mut self) {
-        self.gone.set();
-    }
-}
-
-impl InnerTransferEngine {
-    async fn start(host: &str, metadata: &str, protocol: &str, patience: Duration) -> Result<Self> {
-        let directory = Directory::connect(metadata, "")?;
-        let clock = SystemClock::shared();
-        let options = match TransportOptions::named(protocol) {
-            Err(error) if error.code() == ErrorCode::NotSupported && protocol != "xgmi" => {
-                tracing::warn!("{error}; going on with tcp");
-                TransportOptions::named("tcp")?
-            }
-            options => options?,
-        };
-        let transport = Arc::new(options.open(&tokio::runtime::Handle::current(), &clock)?);
-        let told = HostPort::parse(host, DEFAULT_PORT).host;
-        let port = HandshakePort { host: (!told.is_empty()).then_some(told), ..HandshakePort::default() };
-        let engine = Engine::builder(transport)
-            .name(host)
-            .directory(directory.clone())
-            .clock(clock)
-            .handshake(port)
-            .start()
-            .await?;
-        Ok(Self {
-            engine,
-            directory,
-            regions: Arc::default(),
-            managed: Mutex::default(),
-            batches: Mutex::default(),
-            next: AtomicU64::new(1),
-            patience,
-        })
-    }
-
-    async fn register(&self, address: u64, len: usize) -> Result<()> {
-        let (memory, gone) = foreign(address, len)?;
-        let region = self.engine.register(memory).await?;
-        self.regions.add(region, gone);
-        Ok(())
-    }
-
-    fn work(
-        &self,
+    fn new(
         target: String,
         buffers: &[Uint],
         peers: &[Uint],
         lengths: &[Uint],
         write: bool,
-        notify: Option<Notification>,
-    ) -> Result<Work> {
+        notify: Option<(String, String)>,
+    ) -> Result<Self> {
         if buffers.len() != peers.len() || peers.len() != lengths.len() {
             return Err(Error::invalid("buffers, peer addresses and lengths are not as many"));
         }
-        let bytes = lengths.iter().fold(0u64, |sum, len| sum.saturating_add(len.0));
-        let patience = self.patience.saturating_add(Duration::from_nanos(bytes));
-        let mut work = Work { target, write, notify, patience, reads: Vec::new(), writes: Vec::new() };
-        for ((buffer, peer), len) in buffers.iter().zip(peers).zip(lengths).filter(|(_, len)| len.0 > 0) {
-            if write {
-                work.writes.push((peer.0, self.regions.slice(buffer.0, len.len())?));
-            } else {
-                work.reads.push((peer.0, self.regions.slice_mut(buffer.0, len.len())?));
-            }
-        }
-        Ok(work)
+        let pieces = buffers.iter().zip(peers).zip(lengths);
+        Ok(Self {
+            target,
+            opcode: if write { Opcode::Write } else { Opcode::Read },
+            notify: notify.map(|(name, message)| Notification { name, message }),
+            pieces: pieces.map(|((buffer, peer), len)| (buffer.0, peer.0, len.len())).collect(),
+        })
     }
 
-    fn submit(&self, work: Work) -> Result<u64> {
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let (done, outcome) = watch::channel(None);
-        let engine = self.engine.clone();
-        let running = runtime()?.spawn(async move {
-            let ended = match work.run(&engine).await {
-                Ok(()) => Outcome::Done,
-                Err(error) => {
-                    tracing::debug!("a batch failed: {error}");
-                    if error.kind() == mooncake_core::ErrorKind::Timeout {
-                        Outcome::Late
-                    } else {
-                        Outcome::Failed
-                    }
-                }
-            };
-            done.send_replace(Some(ended));
-        });
-        let running = running.abort_handle();
-        self.batches.lock().open.insert(id, Batch { outcome, running });
-        Ok(id)
-    }
-
-    /// How a batch stands; `None` while it runs. One that is over is off the list of open ones from then on.
-    fn poll(&self, id: u64) -> Option<Outcome> {
-        let mut batches = self.batches.lock();
-        let Some(batch) = batches.open.get(&id) else {
-            let known = batches.over.iter().find(|(known, _)| *known == id);
-            return Some(known.map_or(Outcome::Failed, |(_, outcome)| *outcome));
+    fn requests(&self, target: &Target<Wire>) -> Vec<AddressRequest> {
+        let request = |&(local, remote, len): &(u64, u64, usize)| AddressRequest {
+            opcode: self.opcode,
+            local,
+            target: target.clone(),
+            remote,
+            len,
         };
-        let ended = *batch.outcome.borrow();
-        let ended = ended.or_else(|| batch.outcome.has_changed().is_err().then_some(Outcome::Failed))?;
-        batches.open.remove(&id);
-        if batches.over.len() == KEPT {
-            batches.over.pop_front();
-        }
-        batches.over.push_back((id, ended));
-        Some(ended)
+        self.pieces.iter().map(request).collect()
     }
 
-    async fn finish(&self, id: u64) -> Outcome {
-        let waiting = self.batches.lock().open.get(&id).map(|batch| batch.outcome.clone());
-        if let Some(mut waiting) = waiting {
-            // An error means that the task is gone, and `poll` says so.
-            let _ = waiting.wait_for(Option::is_some).await;
-        }
-        self.poll(id).unwrap_or(Outcome::Failed)
+    fn bytes(&self) -> u64 {
+        self.pieces.iter().fold(0, |sum, (.., len)| sum.saturating_add(*len as u64))
     }
 }
 
-impl Drop for InnerTransferEngine {
-    fn drop(&mut self) {
-        for batch in self.batches.get_mut().open.values() {
-            batch.running.abort();
+/// An engine as the arguments of Python say, and the environment over them.
+fn builder(host: &str, metadata: &str, protocol: &str) -> Result<TransferEngineBuilder> {
+    let protocol = match TransportOptions::named(protocol) {
+        Err(error) if error.code() == ErrorCode::NotSupported && protocol != "xgmi" => {
+            tracing::warn!("{error}; going on with tcp");
+            "tcp"
         }
+        options => options.map(|_| protocol)?,
+    };
+    // An address that we are called by is one that others reach us at; a mere name may be nobody's address.
+    let told = HostPort::parse(host, DEFAULT_PORT).host;
+    let is_address = told == "localhost" || told.parse::<IpAddr>().is_ok();
+    let port = HandshakePort { host: is_address.then_some(told), ..HandshakePort::default() };
+    Ok(TransferEngine::builder()
+        .name(host)
+        .metadata(metadata)
+        .protocol(protocol)
+        .handshake(port)
+        .environment())
+}
+
+impl InnerTransferEngine {
+    pub(crate) fn engine(&self) -> &TransferEngine {
+        &self.engine
+    }
+
+    /// Where it is found, as `initialize` was told.
+    pub(crate) fn metadata(&self) -> &str {
+        &self.metadata
+    }
+
+    /// The memory registered with it.
+    pub(crate) fn regions(&self) -> Arc<Regions> {
+        self.engine.regions().clone()
+    }
+
+    #[allow(unsafe_code)]
+    async fn register(&self, pieces: &[(u64, usize)]) -> Result<()> {
+        // SAFETY: whoever registers memory by its address vouches for it until it is unregistered.
+        unsafe { self.engine.register_raw_many(pieces) }.await
+    }
+
+    /// Closes several ranges: those that are registered, even if others are not.
+    async fn unregister(&self, addresses: &[u64]) -> Result<()> {
+        match self.engine.unregister_raw(addresses).await {
+            Err(error)
+                if addresses.len() > 1 && EngineCode::of(&error) == EngineCode::AddressNotRegistered =>
+            {
+                let mut outcome = Ok(());
+                for address in addresses {
+                    outcome = outcome.and(self.engine.unregister_raw(&[*address]).await);
+                }
+                outcome
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn open(&self, work: &Work) -> Result<Target<Wire>> {
+        let deadline = self.engine.clock().now().after(self.engine.patience(work.bytes()));
+        self.engine.open_by(&work.target, deadline).await
+    }
+
+    async fn run(&self, work: Work) -> Result<()> {
+        let target = self.open(&work).await?;
+        let outcome = match &work.notify {
+            Some(notification) if work.pieces.is_empty() => {
+                self.engine.notify(&work.target, notification).await
+            }
+            _ => self.engine.transfer(&work.requests(&target), work.notify, None).await,
+        };
+        outcome.map_err(|error| {
+            // It may be back with other memory or at another port: looked up again next time.
+            self.engine.forget(&work.target);
+            error.context(format!("member {}", work.target))
+        })
+    }
+
+    async fn submit(&self, work: Work) -> Result<u64> {
+        let target = self.open(&work).await?;
+        let requests = work.requests(&target);
+        let id = self.engine.allocate_batch(requests.len());
+        if let Err(error) = self.engine.submit_batch(id, &requests, work.notify, None) {
+            self.engine.free_batch(id)?;
+            return Err(error);
+        }
+        Ok(id)
+    }
+
+    /// How a batch stands; `None` while it runs. One that is over is freed then, and only its outcome is kept.
+    async fn poll(&self, id: u64) -> Option<Outcome> {
+        let known = |over: &VecDeque<(u64, Outcome)>| {
+            over.iter().find(|(known, _)| *known == id).map(|(_, how)| *how)
+        };
+        match self.engine.batch_is_over(id) {
+            Ok(false) => return None,
+            Err(_) => return Some(known(&self.over.lock()).unwrap_or(Outcome::Failed)),
+            Ok(true) => {}
+        }
+        let outcome = Outcome::of(self.engine.finish_batch(id).await);
+        let mut over = self.over.lock();
+        // Another thread may have been quicker.
+        if self.engine.free_batch(id).is_ok() {
+            if over.len() == KEPT {
+                over.pop_front();
+            }
+            over.push_back((id, outcome));
+        }
+        Some(known(&over).unwrap_or(outcome))
+    }
+
+    async fn finish(&self, id: u64) -> Outcome {
+        // What it comes to, `poll` says.
+        let _ = self.engine.finish_batch(id).await;
+        self.poll(id).await.unwrap_or(Outcome::Failed)
     }
 }
 
@@ -286,6 +255,16 @@ impl EngineCalls {
         self.errors.note(error);
         -1
     }
+
+    fn code(&self, outcome: Result<()>) -> i64 {
+        outcome.map_or_else(
+            |error| {
+                self.errors.note(&error);
+                EngineCode::of(&error).number().into()
+            },
+            |()| 0,
+        )
+    }
 }
 
 #[pymethods]
@@ -302,15 +281,19 @@ impl EngineCalls {
         local_hostname: String,
         metadata_server: String,
         protocol: String,
-        patience_s: f64,
     ) -> PyResult<i64> {
         not_forked()?;
         if self.inner.read().is_some() {
             return Ok(self.failed(&Error::invalid("the engine is initialized already")));
         }
-        let patience = Duration::try_from_secs_f64(patience_s).unwrap_or(Duration::from_secs(30));
-        match wait(py, InnerTransferEngine::start(&local_hostname, &metadata_server, &protocol, patience)) {
-            Ok(inner) => {
+        // While no other thread can change the environment.
+        let started = match builder(&local_hostname, &metadata_server, &protocol) {
+            Ok(builder) => wait(py, builder.start()),
+            Err(error) => Err(error),
+        };
+        match started {
+            Ok(engine) => {
+                let inner = InnerTransferEngine { engine, metadata: metadata_server, over: Mutex::default() };
                 *self.inner.write() = Some(Py::new(py, inner)?);
                 Ok(0)
             }
@@ -334,42 +317,27 @@ impl EngineCalls {
         self.errors.last()
     }
 
-    fn _register(&self, py: Python<'_>, address: Uint, length: Uint) -> PyResult<i64> {
+    /// Opens ranges to peers, all or none: 0 or the engine's code.
+    fn _register(&self, py: Python<'_>, addresses: Vec<Uint>, lengths: Vec<Uint>) -> PyResult<i64> {
         let Some(inner) = self.inner(py)? else { return Ok(-1) };
-        Ok(match wait(py, inner.get().register(address.0, length.len())) {
-            Ok(()) => 0,
-            Err(error) => {
-                let overlaps = error.message().contains("overlap");
-                self.errors.note(&error);
-                if overlaps { OVERLAPS } else { -1 }
-            }
-        })
+        if addresses.len() != lengths.len() {
+            return Ok(self.failed(&Error::invalid("addresses and lengths are not as many")));
+        }
+        let pieces: Vec<_> = addresses.iter().zip(&lengths).map(|(at, len)| (at.0, len.len())).collect();
+        Ok(self.code(wait(py, inner.get().register(&pieces))))
     }
 
-    fn _unregister(&self, py: Python<'_>, address: Uint) -> PyResult<i64> {
+    /// Closes ranges again, after waiting for transfers that use them: 0 or the engine's code.
+    fn _unregister(&self, py: Python<'_>, addresses: Vec<Uint>) -> PyResult<i64> {
         let Some(inner) = self.inner(py)? else { return Ok(-1) };
-        Ok(match py.detach(|| inner.get().regions.remove(address.0)) {
-            Ok(()) => 0,
-            Err(error) => {
-                self.errors.note(&error);
-                if error.code() == ErrorCode::InvalidParams { NOT_REGISTERED } else { -1 }
-            }
-        })
+        let addresses: Vec<_> = addresses.iter().map(|address| address.0).collect();
+        Ok(self.code(wait(py, inner.get().unregister(&addresses))))
     }
 
     /// New registered memory; 0 when there is none.
     fn allocate_managed_buffer(&self, py: Python<'_>, length: Uint) -> PyResult<u64> {
         let Some(inner) = self.inner(py)? else { return Ok(0) };
-        let inner = inner.get();
-        let allocated = wait(py, async {
-            let gone = Arc::new(Gone::default());
-            let memory = Managed { memory: HostMemory::new(length.len())?, gone: gone.clone() };
-            let region = inner.engine.register(Arc::new(memory)).await?;
-            let address = region.addr();
-            inner.regions.add_ours(region, gone);
-            inner.managed.lock().insert(address, length.0);
-            Ok(address)
-        });
+        let allocated = wait(py, inner.get().engine.allocate_managed(length.0));
         Ok(allocated.unwrap_or_else(|error| {
             self.errors.note(&error);
             0
@@ -379,21 +347,8 @@ impl EngineCalls {
     /// Gives managed memory back: 0, -1 for what is none.
     fn free_managed_buffer(&self, py: Python<'_>, buffer_addr: Uint, length: Uint) -> PyResult<i64> {
         let Some(inner) = self.inner(py)? else { return Ok(-1) };
-        let inner = inner.get();
-        let known = {
-            let mut managed = inner.managed.lock();
-            let known = managed.get(&buffer_addr.0) == Some(&length.0);
-            if known {
-                managed.remove(&buffer_addr.0);
-            }
-            known
-        };
-        if !known {
-            let text = format!("no managed buffer of {} bytes at {:#x}", length.0, buffer_addr.0);
-            return Ok(self.failed(&Error::invalid(text)));
-        }
-        py.detach(|| inner.regions.forget(buffer_addr.0));
-        Ok(0)
+        let freed = py.detach(|| inner.get().engine.free_managed(buffer_addr.0, length.0));
+        Ok(freed.map_or_else(|error| self.failed(&error), |()| 0))
     }
 
     /// Address of a segment's first buffer; 0 when it is unknown or has none.
@@ -427,11 +382,8 @@ impl EngineCalls {
         notify: Option<(String, String)>,
     ) -> PyResult<i64> {
         let Some(inner) = self.inner(py)? else { return Ok(-1) };
-        let inner = inner.get();
-        let notify = notify.map(|(name, message)| Notification { name, message });
-        let outcome = inner
-            .work(target, &buffers, &peers, &lengths, write, notify)
-            .and_then(|work| wait(py, work.run(&inner.engine)));
+        let outcome = Work::new(target, &buffers, &peers, &lengths, write, notify)
+            .and_then(|work| wait(py, inner.get().run(work)));
         Ok(outcome.map_or_else(|error| self.failed(&error), |()| 0))
     }
 
@@ -445,9 +397,8 @@ impl EngineCalls {
         write: bool,
     ) -> PyResult<u64> {
         let Some(inner) = self.inner(py)? else { return Ok(0) };
-        let inner = inner.get();
-        let submitted =
-            inner.work(target, &buffers, &peers, &lengths, write, None).and_then(|work| inner.submit(work));
+        let submitted = Work::new(target, &buffers, &peers, &lengths, write, None)
+            .and_then(|work| wait(py, inner.get().submit(work)));
         Ok(submitted.unwrap_or_else(|error| {
             self.errors.note(&error);
             0
@@ -457,7 +408,8 @@ impl EngineCalls {
     /// How a batch stands: 1 done, 0 under way, -1 failed or unknown, -2 out of time.
     fn transfer_check_status(&self, py: Python<'_>, batch_id: Uint) -> PyResult<i64> {
         let Some(inner) = self.inner(py)? else { return Ok(-1) };
-        Ok(inner.get().poll(batch_id.0).map_or(0, Outcome::code))
+        let stands = wait(py, async { Ok(inner.get().poll(batch_id.0).await) });
+        Ok(stands.unwrap_or(Some(Outcome::Failed)).map_or(0, Outcome::code))
     }
 
     /// Waits for batches: 0 when all were done, else -1. A batch that is over may be asked about again.
@@ -498,7 +450,8 @@ impl EngineCalls {
             let text = format!("{} bytes were given, {} are to be copied", span.len, length.0);
             return Ok(self.failed(&Error::invalid(text)));
         }
-        let copied = inner.get().regions.slice_mut(dest_address.0, length.len()).map(|to| copy(span, &to));
+        let copied =
+            inner.get().engine.regions().slice_mut(dest_address.0, length.len()).map(|to| copy(span, &to));
         Ok(copied.map_or_else(|error| self.failed(&error), |()| 0))
     }
 
@@ -515,7 +468,7 @@ impl EngineCalls {
         if length.0 == 0 {
             return Ok(PyBytes::new(py, b""));
         }
-        let from = inner.get().regions.slice(source_address.0, length.len());
+        let from = inner.get().engine.regions().slice(source_address.0, length.len());
         let from = from.map_err(|error| exception(py, &error))?;
         let (bytes, span) = new_bytes(py, length.len())?;
         let span = span.ok_or_else(|| PyTypeError::new_err("no bytes"))?;
@@ -533,11 +486,7 @@ impl EngineCalls {
     /// Whether a peer's engine answers: 0, or -102.
     fn send_probe(&self, py: Python<'_>, peer_server_name: String) -> PyResult<i64> {
         let Some(inner) = self.inner(py)? else { return Ok(-1) };
-        let inner = inner.get();
-        let answered = wait(py, async {
-            let Some(at) = inner.directory.locate(&peer_server_name).await? else { return Ok(false) };
-            Ok(handshake::probe(&at, PROBE, &HandshakeConfig::default()).await)
-        });
+        let answered = wait(py, inner.get().engine.probe(&peer_server_name, PROBE));
         Ok(match answered {
             Ok(true) => 0,
             Ok(false) => UNREACHABLE,
@@ -554,7 +503,7 @@ impl EngineCalls {
         let Some(inner) = self.inner.write().take() else { return Ok(()) };
         let inner = inner.get();
         let _ = wait(py, inner.engine.close());
-        py.detach(|| inner.regions.clear());
+        py.detach(|| inner.engine.regions().clear());
         Ok(())
     }
 }

@@ -5,12 +5,13 @@ use std::sync::{Arc, Weak};
 use mooncake_core::alloc::{Extent, SegmentAllocator, Tlsf, TlsfConfig};
 use mooncake_core::memory::{HostMemory, MemorySource, MemorySpan};
 use mooncake_core::{Error, Result};
+use mooncake_engine::addressed::{Gone, Regions};
 use mooncake_store::local::LocalBuf;
 use mooncake_transport::{Region, SliceMut};
 use parking_lot::Mutex;
 
 use crate::member::Member;
-use crate::memory::{Gone, Regions, Wire};
+use crate::memory::Wire;
 
 /// Address alignment of what is lent out.
 const ALIGN: u64 = 64;

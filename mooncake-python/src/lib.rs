@@ -53,6 +53,7 @@ fn _mooncake(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(log::_start_log, module)?)?;
     module.add_function(wrap_pyfunction!(log::_next_record, module)?)?;
     module.add_function(wrap_pyfunction!(log::_stop_log, module)?)?;
+    module.add_function(wrap_pyfunction!(programs::run_bench, module)?)?;
     module.add_function(wrap_pyfunction!(programs::run_client, module)?)?;
     module.add_function(wrap_pyfunction!(programs::run_master, module)?)?;
     module.add_function(wrap_pyfunction!(runtime::_after_fork, module)?)?;

@@ -10,6 +10,12 @@ pub(crate) fn run_client(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     py.detach(|| mooncake_store::local::process::run(arguments))
 }
 
+/// Runs `transfer_engine_bench` with these command line arguments (the first is the program's name); its exit status.
+#[pyfunction]
+pub(crate) fn run_bench(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+    py.detach(|| mooncake_engine::cli::bench::run(arguments))
+}
+
 /// Runs a master with these command line arguments (the first is the program's name) until it is told to stop; its exit status.
 #[pyfunction]
 pub(crate) fn run_master(py: Python<'_>, arguments: Vec<OsString>) -> u8 {

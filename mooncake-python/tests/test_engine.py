@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pathlib
 import subprocess
 import sys
 import time
@@ -75,7 +77,7 @@ def test_batches_under_way(pair):
     assert a.transfer_check_status(4711) == -1
     assert a.batch_transfer_async_write(to, [1], [2], []) == 0
     nowhere = a.transfer_submit_write("127.0.0.1:1", mine.ctypes.data, 1, 1)
-    assert nowhere == 0 or a.get_batch_transfer_status([nowhere]) == -1
+    assert nowhere == 0, "nobody is there to begin with"
 
 
 def test_what_is_wrong_is_answered(pair):
@@ -146,13 +148,60 @@ def test_managed_memory(pair):
     assert a.allocate_managed_buffer(0) == 0
 
 
-def test_a_store_shares_the_engines_memory(pair, make_store, key):
+def test_a_store_shares_the_engines_memory_and_ports(pair, make_store, key):
     engine = pair[0]
-    store = make_store(engine=engine.get_engine())
     mine = memory(engine, 4096, 5)
+    before = listening()
+    store = make_store(engine=engine.get_engine())
+    assert len(listening() - before) <= 1, "no ports beside the one that keeps its name"
     assert store.put_from(key, mine.ctypes.data, 4096) == 0
+    assert name_of(engine) in str(store.get_replica_desc(key)), "others reach the store by the engine"
     mine[:] = 0
     assert store.get_into(key, mine.ctypes.data, 4096) == 4096 and (mine == 5).all()
+    assert store.register_buffer(mine.ctypes.data, 4096) == 0, "what is registered already may be named again"
+    assert store.unregister_buffer(mine.ctypes.data) == 0
+    assert store.get_into(key, mine.ctypes.data, 4096) == 4096
+    assert store.close() == 0
+    assert pair[1].transfer_sync_read(name_of(engine), memory(pair[1], 64).ctypes.data, mine.ctypes.data, 64) == 0
+
+
+def listening():
+    """Sockets of this process that listen."""
+    mine = {os.readlink(link) for link in pathlib.Path("/proc/self/fd").iterdir() if link.is_symlink()}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in pathlib.Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
+                found.add(fields[9])
+    return found
+
+
+def test_several_ranges_at_once(pair):
+    a, b = pair
+    mine = np.zeros(4096, np.uint8)
+    at = mine.ctypes.data
+    assert a.batch_register_memory([at, at + 1024], [1024, 1024]) == 0
+    assert a.batch_register_memory([at + 2048, at + 2050], [1024, 8]) == -7
+    assert a.register_memory(at + 2048, 1024) == 0, "none of them was registered"
+    assert a.batch_register_memory([at], []) == -1
+    assert a.batch_unregister_memory([at, 12345, at + 1024]) == -3
+    assert a.batch_unregister_memory([at + 2048]) == 0, "and the others are closed"
+    assert a.batch_unregister_memory([at]) == -3
+    assert a.batch_transfer_sync(name_of(b), [], [], [], TransferOpcode.READ, TransferNotify("n", "m")) == 0
+    deadline = time.monotonic() + 10
+    while not (got := b.get_notifies()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [one.msg for one in got] == ["m"]
+
+
+def test_the_environment_is_read(monkeypatch):
+    monkeypatch.setenv("MC_MIN_RPC_PORT", "16990")
+    monkeypatch.setenv("MC_MAX_RPC_PORT", "16999")
+    engine = TransferEngine()
+    assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    assert 16990 <= engine.get_rpc_port() <= 16999
+    engine._close()
 
 
 PEER = """

@@ -9,8 +9,6 @@ from mooncake._sizes import parse_size
 _FALSE = ("", "0", "false", "no", "off")
 _FIRST_PORT = 12300
 _LAST_PORT = 14300
-_TRANSFER_TIMEOUT_S = 30.0
-_MIN_TRANSFER_TIMEOUT_S = 5.0
 
 
 def _number(name: str, otherwise: float) -> float:
@@ -35,11 +33,6 @@ def client_ports() -> tuple[int, int]:
     first = int(_number("MC_STORE_CLIENT_MIN_PORT", _FIRST_PORT))
     last = int(_number("MC_STORE_CLIENT_MAX_PORT", _LAST_PORT))
     return (first, last) if 1024 <= first <= last <= 65535 else (_FIRST_PORT, _LAST_PORT)
-
-
-def transfer_timeout() -> float:
-    """Seconds that a transfer may take: `MC_TRANSFER_TIMEOUT`, 5 at least."""
-    return max(_number("MC_TRANSFER_TIMEOUT", _TRANSFER_TIMEOUT_S), _MIN_TRANSFER_TIMEOUT_S)
 
 
 def force_tcp() -> bool:

@@ -45,6 +45,7 @@ __all__ = [
     "get_alloc_func_addr",
     "get_free_func_addr",
     "local_topology",
+    "run_bench",
     "run_client",
     "run_master",
 ]
@@ -185,7 +186,7 @@ class Engine:
     """The engine, with the names that `mooncake.engine` gives its calls."""
 
     def __new__(cls) -> Self: ...
-    def _initialize(self, /, local_hostname: str, metadata_server: str, protocol: str, patience_s: float) -> int:
+    def _initialize(self, /, local_hostname: str, metadata_server: str, protocol: str) -> int:
         """Starts the engine: 0 or -1."""
     def get_engine(self, /) -> InnerTransferEngine | None:
         """The engine, for a store to share; `None` before it is initialized."""
@@ -193,8 +194,8 @@ class Engine:
         """The port that peers ask for this engine's memory; 0 before it is initialized."""
     def last_error(self, /) -> LastError | None:
         """What went wrong last on this engine; `None` when nothing has."""
-    def _register(self, /, address: int, length: int) -> int: ...
-    def _unregister(self, /, address: int) -> int: ...
+    def _register(self, /, addresses: Sequence[int], lengths: Sequence[int]) -> int: ...
+    def _unregister(self, /, addresses: Sequence[int]) -> int: ...
     def allocate_managed_buffer(self, /, length: int) -> int:
         """New registered memory; 0 when there is none."""
     def free_managed_buffer(self, /, buffer_addr: int, length: int) -> int:
@@ -627,6 +628,9 @@ def get_alloc_func_addr() -> int:
 
 def get_free_func_addr() -> int:
     """Address of a C function `void (void *)` for what that one returned."""
+
+def run_bench(arguments: list[str]) -> int:
+    """Runs `transfer_engine_bench`; its exit status."""
 
 def run_client(arguments: list[str]) -> int:
     """Runs `mooncake_client` with these command line arguments (the first is the program's name) until it is told to stop; its exit status."""

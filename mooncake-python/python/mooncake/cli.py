@@ -22,6 +22,12 @@ def client() -> int:
     return _mooncake.run_client([os.fspath(part) for part in sys.argv])
 
 
+def bench() -> int:
+    """`transfer_engine_bench`: measures transfers between engines."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return _mooncake.run_bench([os.fspath(part) for part in sys.argv])
+
+
 def http_metadata_server() -> int:
     """`mooncake_http_metadata_server`."""
     from mooncake.http_metadata_server import main

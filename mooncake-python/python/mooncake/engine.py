@@ -72,8 +72,7 @@ class TransferEngine(_mooncake.Engine):
         """Starts the engine: 0, or -1 (see `last_error`)."""
         del device_name
         _log.start()
-        wire = "tcp" if _environment.force_tcp() else protocol
-        return self._initialize(local_hostname, metadata_server, wire, _environment.transfer_timeout())
+        return self._initialize(local_hostname, metadata_server, protocol)
 
     def initialize_ext(
         self, local_hostname: str, metadata_server: str, protocol: str, device_name: str, metadata_type: str
@@ -93,32 +92,22 @@ class TransferEngine(_mooncake.Engine):
     def register_memory(self, buffer_addr: int, capacity: int, location: str = "*") -> int:
         """Opens memory to peers; it must stay allocated until it is unregistered. 0, -7 when it overlaps, -1."""
         del location
-        return self._register(buffer_addr, capacity)
+        return self._register([buffer_addr], [capacity])
 
     def unregister_memory(self, buffer_addr: int) -> int:
         """Closes memory again, after waiting for transfers that use it. 0, -3 when it is not registered."""
-        return self._unregister(buffer_addr)
+        return self._unregister([buffer_addr])
 
     def batch_register_memory(
         self, buffer_addresses: Sequence[int], capacities: Sequence[int], location: str = "*"
     ) -> int:
         """`register_memory` of several ranges: all, or none and the code of the first that could not be."""
-        if len(buffer_addresses) != len(capacities):
-            return -1
-        done: list[int] = []
-        for address, capacity in zip(buffer_addresses, capacities):
-            code = self.register_memory(address, capacity, location)
-            if code != 0:
-                for other in done:
-                    self.unregister_memory(other)
-                return code
-            done.append(address)
-        return 0
+        del location
+        return self._register(buffer_addresses, capacities)
 
     def batch_unregister_memory(self, buffer_addresses: Sequence[int]) -> int:
-        """`unregister_memory` of several ranges: the first code that is not 0."""
-        codes = [self.unregister_memory(address) for address in buffer_addresses]
-        return next((code for code in codes if code != 0), 0)
+        """`unregister_memory` of several ranges: the first code that is not 0; the others are closed all the same."""
+        return self._unregister(buffer_addresses)
 
     def transfer_sync_write(
         self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, transport_hint: str = ""

@@ -14,11 +14,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use mooncake_core::memory::{HostMemory, HostMemoryOptions};
+use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_engine::addressed::Regions;
 use mooncake_store::client::{Client, ClientConfig, Reservation};
 use mooncake_store::local::{LocalClient, LocalConfig};
-use mooncake_transport::Slice;
+use mooncake_transport::engine::EngineCode;
+use mooncake_transport::{Engine, Region, Slice};
 use parking_lot::{Mutex, RwLock};
 use pyo3::prelude::*;
 
@@ -28,7 +30,7 @@ use crate::error::{Errors, LastError};
 use crate::host::huge_pages;
 use crate::lease::Arena;
 use crate::member::{Located, Member};
-use crate::memory::{Regions, Wire};
+use crate::memory::Wire;
 use crate::runtime::{not_forked, runtime, wait};
 
 pub(crate) use self::replicas::{
@@ -70,6 +72,21 @@ impl Session {
             reads: Mutex::default(),
             writes: Mutex::default(),
         })
+    }
+
+    /// Registers memory for transfers. What the engine that we share has registered already is used as it is.
+    fn register(&self, memory: Arc<dyn MemorySource>) -> Result<Region<Wire>> {
+        match self.client.register(memory.clone()) {
+            Err(error)
+                if self.engine.is_some()
+                    && !self.client.needs_registration()
+                    && EngineCode::of(&error) == EngineCode::AddressOverlapped
+                    && self.regions.room(memory.span().addr()).is_err() =>
+            {
+                Region::unregistered(memory)
+            }
+            registered => registered,
+        }
     }
 
     /// Memory to lend out.
@@ -206,7 +223,7 @@ struct Setup {
 }
 
 impl Setup {
-    async fn connect(self) -> Result<Client> {
+    async fn connect(self, engine: Option<Engine<Wire>>) -> Result<Client> {
         let protocol = match self.protocol.as_str() {
             "" => "tcp",
             other => other,
@@ -222,7 +239,7 @@ impl Setup {
             memory: HostMemoryOptions { huge_pages: huge_pages(), ..Default::default() },
             ..ClientConfig::default()
         };
-        Client::builder()
+        let builder = Client::builder()
             .config(config)
             .local_hostname(self.local_hostname)
             .metadata(self.metadata_server)
@@ -231,9 +248,11 @@ impl Setup {
             .local_buffer(self.local_buffer_size.0)
             .protocol(protocol)
             .tenant(tenant)
-            .timeout(TIMEOUT)
-            .connect()
-            .await
+            .timeout(TIMEOUT);
+        match engine {
+            Some(engine) => builder.engine(engine).connect().await,
+            None => builder.connect().await,
+        }
     }
 }
 
@@ -253,12 +272,16 @@ impl Store {
         engine: Option<PyRef<'_, InnerTransferEngine>>,
     ) -> PyResult<i64> {
         not_forked()?;
-        let engine = engine.map(|engine| engine.regions());
+        let regions = engine.as_ref().map(|engine| engine.regions());
+        // Members are found where the cluster's are; an engine that is known elsewhere lends its memory only.
+        let shared = engine.filter(|engine| engine.metadata() == config.metadata_server);
+        let shared = shared.map(|engine| engine.engine().engine().clone());
         let session = wait(py, async move {
-            let client = Member::Own(config.connect().await?);
-            // Registered with the engine's wire: of use only where ours asks for no registration.
-            let engine = engine.filter(|_| !client.needs_registration());
-            Ok(Session::new(client, engine))
+            let is_shared = shared.is_some();
+            let client = Member::Own(config.connect(shared).await?);
+            // Registered with another wire, it is of use only where ours asks for no registration.
+            let regions = regions.filter(|_| is_shared || !client.needs_registration());
+            Ok(Session::new(client, regions))
         });
         let session = match session {
             Ok(session) => session,

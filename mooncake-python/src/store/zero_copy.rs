@@ -1,6 +1,7 @@
 //! Values in memory that the program registered, named by address.
 
 use mooncake_core::{Error, Result};
+use mooncake_engine::addressed::foreign;
 use mooncake_store::api::WriteMode;
 use mooncake_transport::Slice;
 use pyo3::prelude::*;
@@ -9,7 +10,7 @@ use super::{NOT_SET_UP, Session, Store};
 use crate::args::Uint;
 use crate::config::{self, Config};
 use crate::member::RangeRead;
-use crate::memory::{Wire, foreign};
+use crate::memory::Wire;
 use crate::runtime::wait;
 
 /// A value in pieces, or why it cannot be written.
@@ -192,9 +193,10 @@ impl Store {
     fn register_buffer(&self, py: Python<'_>, buffer_ptr: Uint, size: Uint) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
         let registered = py.detach(|| {
-            let (memory, gone) = foreign(buffer_ptr.0, size.len())?;
-            let region = session.client.register(memory)?;
-            session.regions.add(region, gone);
+            #[allow(unsafe_code)]
+            // SAFETY: whoever registers memory by its address vouches for it until it is unregistered, which waits for the sign.
+            let (memory, gone) = unsafe { foreign(buffer_ptr.0, size.len()) }?;
+            session.regions.add(session.register(memory)?, gone);
             Ok(())
         });
         if session.client.shared().is_some() {

@@ -12,7 +12,7 @@ use mooncake_core::ids::{ClientId, Uuid};
 use mooncake_core::memory::{HostMemory, HostMemoryOptions};
 use mooncake_core::meta::MemoryMetadata;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
-use mooncake_transport::engine::{Engine, HandshakePort, LocalCopies};
+use mooncake_transport::engine::{Engine, EngineBuilder, HandshakePort, LocalCopies};
 use mooncake_transport::{Directory, LoopbackNet, Transport};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -129,6 +129,11 @@ pub trait Wires: Send {
     /// # Errors
     /// Whatever keeps them from opening, by name.
     fn open(self, setting: &Setting<'_>) -> Result<Arc<Self::Transport>>;
+
+    /// The engine to use, where there is one already.
+    fn engine(&self) -> Option<Engine<Self::Transport>> {
+        None
+    }
 }
 
 /// What wires are opened with.
@@ -168,6 +173,22 @@ impl<T: Transport> Wires for Given<T> {
     }
 }
 
+/// An engine of the caller's, with its wires.
+#[derive(Debug)]
+pub struct Shared<T: Transport>(Engine<T>);
+
+impl<T: Transport> Wires for Shared<T> {
+    type Transport = T;
+
+    fn open(self, _: &Setting<'_>) -> Result<Arc<T>> {
+        Ok(self.0.transport().clone())
+    }
+
+    fn engine(&self) -> Option<Engine<T>> {
+        Some(self.0.clone())
+    }
+}
+
 /// Describes a client; [`connect`](ClientBuilder::connect) makes it.
 #[derive(Debug)]
 #[must_use = "nothing happens before `connect`"]
@@ -201,6 +222,13 @@ impl ClientBuilder {
     pub fn transport<T: Transport>(self, transport: Arc<T>) -> ClientBuilder<Given<T>> {
         let Self { config, master, directory, clock, wires: _ } = self;
         ClientBuilder { config, master, directory, clock, wires: Given(transport) }
+    }
+
+    /// Uses an engine that is there already: its registered memory, ports, directory and clock. The client leaves it open when it closes.
+    pub fn engine<T: Transport>(self, engine: Engine<T>) -> ClientBuilder<Shared<T>> {
+        let Self { config, master, wires: _, .. } = self;
+        let (directory, clock) = (Some(engine.directory().clone()), Some(engine.clock().clone()));
+        ClientBuilder { config, master, directory, clock, wires: Shared(engine) }
     }
 }
 
@@ -352,6 +380,7 @@ impl<W: Wires> ClientBuilder<W> {
         let between = embedded.is_none() || !matches!(config.protocol.as_str(), "" | "loopback");
         let (name, reserved) = names::choose(&config, between, &mut rng)?;
         let near = embedded.as_ref().map(|cluster| cluster.net.clone());
+        let shared = wires.engine();
         let transport = wires.open(&Setting { config: &config, near })?;
         let protocol = transport.protocol().as_str().to_owned();
         let directory = match (directory, &embedded) {
@@ -360,16 +389,15 @@ impl<W: Wires> ClientBuilder<W> {
             (None, None) => Directory::connect(&config.metadata, "")?,
         };
         let p2p = directory.is_p2p();
-        let mut engine =
-            Engine::builder(transport).name(&name).directory(directory.clone()).clock(config.clock.clone());
-        if !config.copy_in_process {
-            engine = engine.local_copies(LocalCopies::Never);
-        }
-        if embedded.is_none() || p2p {
-            let host = config.advertise.map(|ip| ip.to_string());
-            engine = engine.handshake(HandshakePort { host, ..HandshakePort::default() });
-        }
-        let engine = deadline.bound("starting the engine", engine.start()).await?;
+        let keeps_engine = shared.is_some();
+        let engine = match shared {
+            Some(engine) => engine,
+            None => {
+                let engine = Engine::builder(transport).name(&name).directory(directory.clone());
+                let with_port = embedded.is_none() || p2p;
+                deadline.bound("starting the engine", start(engine, &config, with_port)).await?
+            }
+        };
         let staging = match usize::try_from(config.local_buffer) {
             Ok(len) if len > 0 => {
                 let memory = HostMemory::with(len, &config.memory).map_err(|e| e.context("local buffer"))?;
@@ -380,7 +408,7 @@ impl<W: Wires> ClientBuilder<W> {
         let client = Client {
             inner: Arc::new(Inner {
                 id: ClientId(Uuid::new(rng.next_u64(), rng.next_u64())),
-                endpoint: if p2p { engine.name().to_owned() } else { name.clone() },
+                endpoint: engine.name().to_owned(),
                 name,
                 protocol,
                 master: api,
@@ -393,6 +421,7 @@ impl<W: Wires> ClientBuilder<W> {
                 working: tokio::sync::Semaphore::new(super::tasks::AT_ONCE),
                 staging,
                 engine,
+                keeps_engine,
                 directory,
                 unreachable: Unreachable::new(config.clock.clone(), config.peer_cooldown),
                 rng: Mutex::new(rng),
@@ -412,6 +441,22 @@ impl<W: Wires> ClientBuilder<W> {
         }
         Ok(client)
     }
+}
+
+async fn start<T: Transport>(
+    mut engine: EngineBuilder<T>,
+    config: &ClientConfig,
+    with_port: bool,
+) -> Result<Engine<T>> {
+    engine = engine.clock(config.clock.clone());
+    if !config.copy_in_process {
+        engine = engine.local_copies(LocalCopies::Never);
+    }
+    if with_port {
+        let host = config.advertise.map(|ip| ip.to_string());
+        engine = engine.handshake(HandshakePort { host, ..HandshakePort::default() });
+    }
+    engine.start().await
 }
 
 impl MasterHandle {

@@ -91,6 +91,8 @@ pub(crate) struct Inner<T: Transport> {
     mounting: tokio::sync::Mutex<()>,
     staging: Option<Staging<T>>,
     engine: Engine<T>,
+    /// It was there before us, and stays.
+    keeps_engine: bool,
     directory: Directory,
     unreachable: Unreachable,
     rng: Mutex<Rng>,
@@ -168,6 +170,9 @@ impl<T: Transport> Client<T> {
                 mount::drop_region(self.inner.take(id)).await?;
                 outcome = outcome.and(Err(error));
             }
+        }
+        if self.inner.keeps_engine {
+            return outcome;
         }
         let left = deadline.bound("leaving the directory", self.inner.engine.close()).await;
         outcome.and(left)
