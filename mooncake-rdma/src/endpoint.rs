@@ -258,12 +258,11 @@ impl Endpoint {
             // then, whoever made the operation keeps its bytes and registration, and keeps others away from them.
             unsafe { pairs[lane].post(posting) }
         })?;
-        if starved {
-            self.nic.starved.lock().extend(self.me.upgrade());
-            // What became free before we were on the list went by us.
-            if self.nic.credits.any() {
-                self.nic.wake();
-            }
+        if starved
+            && let Some(me) = self.me.upgrade()
+            && self.nic.starved.add(me, &self.nic.credits)
+        {
+            self.nic.wake();
         }
         Ok(())
     }

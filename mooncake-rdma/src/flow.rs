@@ -3,49 +3,14 @@
 //! Requests of a queue pair complete in order, so one completion stands for all before it, and few requests have to report at all.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mooncake_core::clock::Moment;
 
+use crate::room::Credits;
 use crate::verbs::Status;
 
 /// Bits of a request's number that count requests.
 const SEQUENCE: u32 = (1 << 24) - 1;
-
-/// Room in a completion queue, shared by all that report to it: a queue that overflows is lost.
-#[derive(Debug)]
-pub(crate) struct Credits {
-    free: AtomicUsize,
-}
-
-impl Credits {
-    pub(crate) fn new(n: usize) -> Self {
-        Self { free: AtomicUsize::new(n) }
-    }
-
-    /// Takes up to `n`; how many.
-    pub(crate) fn take(&self, n: usize) -> usize {
-        let mut taken = 0;
-        let _ = self.free.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |free| {
-            taken = free.min(n);
-            (taken != 0).then(|| free - taken)
-        });
-        taken
-    }
-
-    pub(crate) fn give(&self, n: usize) {
-        self.free.fetch_add(n, Ordering::AcqRel);
-    }
-
-    pub(crate) fn any(&self) -> bool {
-        self.free.load(Ordering::Acquire) != 0
-    }
-
-    #[cfg(test)]
-    fn free(&self) -> usize {
-        self.free.load(Ordering::SeqCst)
-    }
-}
 
 /// Something to send.
 pub(crate) trait Message {

@@ -14,7 +14,9 @@ mod poller;
 mod rails;
 #[allow(unsafe_code)]
 mod registration;
+mod room;
 mod slices;
+mod sync;
 #[allow(unsafe_code)]
 mod topology;
 #[allow(unsafe_code)]

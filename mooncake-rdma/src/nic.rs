@@ -4,17 +4,17 @@ use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use mooncake_core::clock::Moment;
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::topology::Discovery;
 use parking_lot::{Mutex, RwLock};
 
 use crate::config::RdmaConfig;
 use crate::endpoint::Endpoint;
-use crate::flow::Credits;
 use crate::gid;
-use crate::topology;
+use crate::room::{Alarm, Credits, Starved};
 use crate::verbs::{CompletionQueue, Device, DeviceLimits, Domain, Gid, Path, Port, QueueSizes, Timing};
 
 pub(crate) struct Nic {
@@ -33,9 +33,9 @@ pub(crate) struct Nic {
     /// In the order they were made, for choosing who gives way.
     pub(crate) order: Mutex<Sieve>,
     /// Connections that wait for room in the queue.
-    pub(crate) starved: Mutex<Vec<Arc<Endpoint>>>,
+    pub(crate) starved: Starved<Arc<Endpoint>>,
     /// When the poller looks at the clock next; it is woken for anything earlier.
-    planned: AtomicU64,
+    alarm: Alarm,
     bell: OwnedFd,
 }
 
@@ -65,7 +65,6 @@ impl Nic {
         let domain = Domain::new(&device)?;
         let entries = config.completions.min(limits.completions);
         let queue = CompletionQueue::new(&device, entries)?;
-        let interface = port.gids.first().and_then(|gid| interface(gid.interface));
         let bell = rustix::event::eventfd(
             0,
             rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC,
@@ -74,7 +73,7 @@ impl Nic {
         Ok(Arc::new(Self {
             index,
             name: name.into(),
-            node: topology::node_of_device(name, interface.as_deref()),
+            node: Discovery::default().node_of(name),
             credits: Credits::new(entries as usize),
             limits,
             device,
@@ -85,8 +84,8 @@ impl Nic {
             lost: AtomicBool::new(false),
             endpoints: RwLock::default(),
             order: Mutex::default(),
-            starved: Mutex::default(),
-            planned: AtomicU64::new(u64::MAX),
+            starved: Starved::new(),
+            alarm: Alarm::new(),
             bell,
         }))
     }
@@ -181,14 +180,14 @@ impl Nic {
 
     /// Sees to it that the poller looks at the clock by then.
     pub(crate) fn wake_by(&self, at: Moment) {
-        if self.planned.fetch_min(at.0, Ordering::AcqRel) > at.0 {
+        if self.alarm.set(at.0) {
             self.ring();
         }
     }
 
     /// Sees to it that the poller looks now.
     pub(crate) fn wake(&self) {
-        self.planned.store(0, Ordering::Release);
+        self.alarm.set(0);
         self.ring();
     }
 
@@ -199,12 +198,12 @@ impl Nic {
 
     /// When the poller is to look at the clock.
     pub(crate) fn planned(&self) -> Moment {
-        Moment(self.planned.load(Ordering::Acquire))
+        Moment(self.alarm.at())
     }
 
     /// Before the poller looks: what comes from now on is new.
     pub(crate) fn plan_nothing(&self) {
-        self.planned.store(u64::MAX, Ordering::Release);
+        self.alarm.clear();
     }
 
     pub(crate) fn bell(&self) -> &OwnedFd {

@@ -118,8 +118,7 @@ impl Poller {
 
     /// Lets connections go on that waited for room in the queue.
     fn feed(&self) {
-        let starved = std::mem::take(&mut *self.nic.starved.lock());
-        for endpoint in starved {
+        for endpoint in self.nic.starved.take() {
             if endpoint.waits()
                 && let Err(error) = endpoint.go_on()
             {

@@ -39,6 +39,8 @@ pub(crate) fn best(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mooncake_core::clock::Rng;
+    use proptest::prelude::*;
     use std::collections::HashSet;
 
     const NOW: Moment = Moment(100);
@@ -81,5 +83,59 @@ mod tests {
         let ways: Vec<Way> = (0..4).map(|remote| way(0, remote)).collect();
         let used: HashSet<_> = (0..64).filter_map(|turn| chosen(&ways, turn, None)).collect();
         assert_eq!(used.len(), 4);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..Default::default() })]
+
+        /// Ways fail and devices go down and come back at random. A message is tried as a node does it: whoever fails is left alone for a
+        /// while and avoided next. What works is found as soon as the rest has failed once, and nobody goes far while near works.
+        #[test]
+        fn what_works_is_found(seed: u64, locals in 1usize..4, remotes in 1usize..4) {
+            let mut rng = Rng::seeded(seed);
+            let mut some = |of: u64| rng.below(of) as usize;
+            let mut ways: Vec<Way> = (0..locals)
+                .flat_map(|local| (0..remotes).map(move |remote| way(local, remote)))
+                .collect();
+            let near: Vec<bool> = (0..locals).map(|_| some(2) == 0).collect();
+            let mut works = vec![true; ways.len()];
+            for now in (0..2000).step_by(10) {
+                match some(3) {
+                    0 => { let local = some(locals as u64); let up = some(3) != 0; ways.iter_mut().filter(|w| w.local == local).for_each(|w| w.up = up); }
+                    1 => { let i = some(ways.len() as u64); works[i] = some(2) == 0; }
+                    _ => {}
+                }
+                ways.iter_mut().for_each(|w| { w.near = near[w.local]; w.twin = w.local == w.remote; });
+                let index = |w: &Way| w.local * remotes + w.remote;
+                let usable = |ways: &[Way]| ways.iter().any(|w| w.up && works[index(w)]);
+                let (mut avoid, mut tried) = (None, HashSet::new());
+                for turn in 0.. {
+                    let chosen = best(ways.iter().copied(), Moment(now), some(1 << 16), avoid);
+                    let Some(chosen) = chosen else {
+                        prop_assert!(ways.iter().all(|w| !w.up), "nothing is chosen only when all is down");
+                        break;
+                    };
+                    prop_assert!(chosen.up);
+                    let is_paused = |w: &Way| w.paused > Moment(now);
+                    let better = |w: &&Way| w.up && !is_paused(w) && avoid != Some((w.local, w.remote));
+                    if is_paused(&chosen) {
+                        prop_assert!(!ways.iter().any(|w| w.up && !is_paused(w)), "one that failed, beside one that did not");
+                    } else if !chosen.near && avoid != Some((chosen.local, chosen.remote)) {
+                        prop_assert!(!ways.iter().filter(better).any(|w| w.near), "far, beside near");
+                    }
+                    if works[index(&chosen)] {
+                        break;
+                    }
+                    ways[index(&chosen)].paused = Moment(now + 300 + turn);
+                    avoid = Some((chosen.local, chosen.remote));
+                    tried.insert(avoid);
+                    // Those left alone since before are tried last, the one first left alone first.
+                    if turn as usize >= 2 * ways.len() {
+                        prop_assert!(!usable(&ways), "{} ways were tried, and one works", tried.len());
+                        break;
+                    }
+                }
+            }
+        }
     }
 }

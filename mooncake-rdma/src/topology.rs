@@ -2,30 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::ptr::NonNull;
 
 use mooncake_core::memory::{Location, MemorySpan};
 use serde_json::{Value, json};
-
-/// The NUMA node of a device, by its name and that of its network interface. A software device has none of its own and is where its
-/// interface is.
-pub(crate) fn node_of_device(name: &str, interface: Option<&str>) -> Option<u32> {
-    let device = Path::new("/sys/class/infiniband").join(name).join("device");
-    let own = fs::canonicalize(device).ok().and_then(|path| node_at_or_above(&path));
-    own.or_else(|| {
-        let device = Path::new("/sys/class/net").join(interface?).join("device");
-        node_at_or_above(&fs::canonicalize(device).ok()?)
-    })
-}
-
-/// A virtio interface's device says nothing, the one above it does.
-fn node_at_or_above(path: &Path) -> Option<u32> {
-    path.ancestors().take(2).find_map(|folder| {
-        let text = fs::read_to_string(folder.join("numa_node")).ok()?;
-        text.trim().parse::<u32>().ok()
-    })
-}
 
 /// The NUMA node of the first page of memory, by its location or by asking the kernel.
 pub(crate) fn node_of_memory(span: MemorySpan) -> Option<u32> {
@@ -93,12 +74,6 @@ mod tests {
         let node = nodes()[0];
         let devices = [("a".to_owned(), Some(node)), ("b".into(), None), ("c".into(), Some(9999))];
         assert_eq!(matrix(&devices)[format!("cpu:{node}")], json!([["a", "b"], ["c"]]));
-    }
-
-    #[test]
-    fn what_is_not_there_is_nowhere() {
-        assert_eq!(node_of_device("no-such-device", Some("no-such-interface")), None);
-        assert_eq!(node_of_device("no-such-device", None), None);
     }
 
     #[test]

@@ -36,7 +36,8 @@ cargo xtask <task>
   network       two engines with a bad network between them, and a network that goes and comes back (Linux, root)
   interop       our nodes and the reference peer's in one cluster (Linux; installs the peer with pip)
   rdma-test     the tests that need RDMA devices, in a virtual machine with two Soft-RoCE ones (Debian 12 as root; installs what
-                it needs); arguments go to the tests, `--run COMMAND..` runs a command of yours there instead
+                it needs); arguments go to the tests; `--run COMMAND..` runs a command of yours there instead, `--nodes COMMAND..`
+                on the one with two NUMA nodes
   ci            everything above but docs, header and bench, as .ci/run does
 ";
 

@@ -17,6 +17,44 @@ pub(crate) struct Vm {
     folder: PathBuf,
 }
 
+/// What a machine is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// Two processors and their memory.
+    Plain,
+    /// The same as two NUMA nodes, with a network card on each; a cable between the cards.
+    TwoNodes,
+}
+
+impl Shape {
+    fn words(self) -> Vec<String> {
+        let mut words: Vec<String> = ["-smp", "2", "-m", "2048"].map(String::from).into();
+        if self == Shape::TwoNodes {
+            words.extend(["-M", "q35"].map(String::from));
+            for node in 0..2 {
+                let bus = 32 * (node + 1);
+                let mut word = |option: &str, value: String| words.extend([option.into(), value]);
+                word("-object", format!("memory-backend-ram,id=memory{node},size=1024M"));
+                word("-numa", format!("node,nodeid={node},cpus={node},memdev=memory{node}"));
+                word("-device", format!("pxb-pcie,id=host{node},bus_nr={bus},bus=pcie.0,numa_node={node}"));
+                word(
+                    "-device",
+                    format!("pcie-root-port,id=port{node},bus=host{node},chassis={bus},slot={node}"),
+                );
+                word("-netdev", format!("hubport,id=net{node},hubid=0"));
+                word(
+                    "-device",
+                    format!(
+                        "virtio-net-pci,netdev=net{node},bus=port{node},mac=52:54:00:00:00:0{node},romfile="
+                    ),
+                );
+            }
+            words.extend(["-numa", "dist,src=0,dst=1,val=21"].map(String::from));
+        }
+        words
+    }
+}
+
 /// Makes a machine with these kernel modules besides its own, once; `extra` are Debian packages that its programs need.
 pub(crate) fn prepare(modules: &[&str], extra: &[&str]) -> Result<Vm> {
     let folder = target_dir().join("rdma-vm");
@@ -44,7 +82,7 @@ pub(crate) fn prepare(modules: &[&str], extra: &[&str]) -> Result<Vm> {
 
 impl Vm {
     /// Starts the machine, runs a shell script in it as root, shows its output as it comes and returns its exit status.
-    pub(crate) fn run(&self, script: &str, seconds: u32) -> Result<i32> {
+    pub(crate) fn run(&self, shape: Shape, script: &str, seconds: u32) -> Result<i32> {
         let job = self.folder.join("job");
         let _ = fs::remove_dir_all(&job);
         fs::create_dir_all(&job).map_err(|e| format!("cannot make {}: {e}", job.display()))?;
@@ -57,7 +95,7 @@ impl Vm {
         };
         let machine = command("timeout", &["--foreground", &seconds, "qemu-system-x86_64"])
             // Emulation copies byte by byte where `rep movsb` is said to be fast.
-            .args(&["-accel", "tcg", "-cpu", "max,-erms", "-smp", "2", "-m", "2048"])
+            .args(&["-accel", "tcg", "-cpu", "max,-erms"])
             .args(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
             .args(&["-kernel", &file("vmlinux"), "-initrd", &file("initrd")])
             .args(&["-append", "console=ttyS0 quiet panic=-1 mitigations=off nokaslr"])
@@ -65,7 +103,9 @@ impl Vm {
             .args(&["-device", "virtio-serial-pci", "-device", "virtserialport,chardev=out"])
             .args(&["-chardev", "file,id=out,path=/dev/stdout,append=on"])
             .args(&["-virtfs", &share("root", "/", ",readonly=on")])
-            .args(&["-virtfs", &share("job", &job.display().to_string(), "")]);
+            .args(&["-virtfs", &share("job", &job.display().to_string(), "")])
+            // Last: what was before goes to the first bus.
+            .args(&shape.words().iter().map(String::as_str).collect::<Vec<_>>());
         let ended = machine.run_through_a_pipe();
         match fs::read_to_string(job.join("status")) {
             Ok(status) => status.trim().parse().map_err(|_| format!("the machine's status is {status:?}")),

@@ -17,8 +17,6 @@ use crate::Args;
 use crate::report::{MasterStats, Outcome, Totals};
 use crate::trace::Trace;
 
-/// No operation may take longer, whatever dies.
-const LIMIT: Duration = Duration::from_secs(2);
 /// The lease of a master at its defaults, which the speed-up scales.
 const LEASE: Duration = Duration::from_secs(10);
 
@@ -31,6 +29,9 @@ pub(crate) fn run(args: &Args) -> Result<bool, String> {
 }
 
 async fn replay(args: &Args) -> Result<bool, String> {
+    if !(args.limit > 0.0 && args.limit < 1e6) {
+        return Err(format!("--limit takes seconds, not `{}`", args.limit));
+    }
     let trace = load(args)?;
     has_room(args, &trace)?;
     let total = trace.requests.len();
@@ -84,9 +85,9 @@ async fn replay(args: &Args) -> Result<bool, String> {
         LEASE.as_secs(),
         lease.as_millis()
     );
-    let good = totals.good(LIMIT);
+    let good = totals.good(Duration::from_secs_f64(args.limit));
     if !good {
-        println!("NOT GOOD: a mismatch, a failure that is no miss, or a wait over {} s", LIMIT.as_secs());
+        println!("NOT GOOD: a mismatch, a failure that is no miss, or a wait over {} s", args.limit);
     }
     Ok(good)
 }
@@ -224,7 +225,7 @@ impl Workers {
         }
         self.killed = true;
         if let Some(member) = self.members.last_mut() {
-            bar.println(format!("kill -9 {}", member.child.id().unwrap_or(0)));
+            bar.suspend(|| println!("kill -9 {}", member.child.id().unwrap_or(0)));
             let _ = member.child.start_kill();
         }
     }
@@ -272,6 +273,8 @@ impl Process {
             .args(["--inflight", &args.inflight.to_string()])
             .args(["--replicas", &args.replicas.to_string()])
             .args(["--watermark", &args.watermark.to_string()])
+            .args(["--limit", &args.limit.to_string()])
+            .args(args.protocol.iter().flat_map(|protocol| ["--protocol", protocol]))
             .args(extra)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -9,7 +9,7 @@
 //! a wrong byte anywhere is found. Without `--trace` it makes a trace of the same shape from `--seed`.
 //! With `--policies` it starts no process: it prints what share of the blocks each eviction policy of the master finds at
 //! each size in `--blocks`, beside exact LRU.
-//! Exit status: 0 only when nothing was wrong, nothing failed other than as a miss, and nothing took over 2 s; with
+//! Exit status: 0 only when nothing was wrong, nothing failed other than as a miss, and nothing took longer than `--limit`; with
 //! `--policies`, when the default policy is nowhere behind exact LRU by more than a hundredth.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example talks to its terminal")]
 
@@ -71,6 +71,12 @@ pub(crate) struct Args {
     /// Kill -9 one client after this many requests, or this share of them (`20%`).
     #[arg(long)]
     kill_one_after: Option<String>,
+    /// Wire between the processes, with none beside it: tcp, shm, or rdma (feature transport-rdma). TCP with shared memory when absent.
+    #[arg(long)]
+    protocol: Option<String>,
+    /// Longest that an operation may take, in seconds; clients give up after three quarters of it, and 24 s at most.
+    #[arg(long, default_value_t = 2.0)]
+    limit: f64,
     #[command(flatten)]
     role: roles::RoleArgs,
 }

@@ -10,7 +10,7 @@ use mooncake_core::{Clock, Error, ErrorKind};
 use mooncake_store::client::{Client, PutOutcome};
 use mooncake_store::config::MasterConfig;
 use mooncake_store::server::MasterServer;
-use mooncake_store::transport_set::TransportSet;
+use mooncake_store::transport_set::{TransportOptions, TransportSet};
 use mooncake_transport::SliceMut;
 use serde::Deserialize;
 use serde_json::json;
@@ -20,8 +20,8 @@ use crate::Args;
 use crate::report::{MasterStats, Outcome};
 use crate::trace::{key, payload};
 
-/// No operation of a client takes longer than this; the coordinator's limit leaves room for a slow machine.
-const OPERATION: Duration = Duration::from_millis(1500);
+/// Longest that a client may be told to wait, whatever the limit.
+const LONGEST: Duration = Duration::from_secs(24);
 
 /// What the coordinator tells a process it starts.
 #[derive(Clone, Debug, ClapArgs)]
@@ -117,16 +117,18 @@ struct Task {
 }
 
 async fn client(args: &Args) -> Result<(), String> {
-    let client = Client::builder()
+    let mut client = Client::builder()
         .master(args.role.master_at.as_str())
         .local_hostname("127.0.0.1")
         .advertise(std::net::Ipv4Addr::LOCALHOST.into())
         .segment(args.capacity / u64::from(args.processes))
         .local_buffer(0)
-        .timeout(OPERATION)
-        .connect()
-        .await
-        .map_err(|e| e.to_string())?;
+        // The coordinator's limit leaves room for a slow machine; the master has one of its own.
+        .timeout(Duration::from_secs_f64(args.limit * 0.75).min(LONGEST));
+    if let Some(protocol) = &args.protocol {
+        client = client.wires(alone(protocol)?);
+    }
+    let client = client.connect().await.map_err(|e| e.to_string())?;
     say(&json!({"ready": client.hostname()}))?;
     let (sender, tasks) = queues(args.inflight.into());
     let mut lanes = tokio::task::JoinSet::new();
@@ -151,6 +153,16 @@ async fn client(args: &Args) -> Result<(), String> {
         done.map_err(|e| e.to_string())??;
     }
     client.close().await.map_err(|e| e.to_string())
+}
+
+/// One wire with nothing beside it that would do its work when it fails.
+fn alone(protocol: &str) -> Result<TransportOptions, String> {
+    let options = TransportOptions::named(protocol).map_err(|e| e.to_string())?;
+    Ok(match protocol {
+        "shm" => options,
+        "tcp" => options.without_shared_memory(),
+        _ => TransportOptions { tcp: None, ..options.without_shared_memory() },
+    })
 }
 
 type Queues = (Vec<mpsc::UnboundedSender<Task>>, Vec<mpsc::UnboundedReceiver<Task>>);

@@ -4,6 +4,7 @@
 mod conformance;
 mod connections;
 mod faults;
+mod near;
 mod processes;
 mod support;
 mod transfers;

@@ -14,7 +14,7 @@ const GPU_CLASSES: [&str; 2] = ["0x0300", "0x0302"];
 /// Where to look, and which network devices count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Discovery {
-    root: PathBuf,
+    pub(super) root: PathBuf,
     /// Each of these lists must have a name.
     only: Vec<Vec<String>>,
     without: Vec<String>,
@@ -108,6 +108,11 @@ impl Discovery {
         found
     }
 
+    /// The NUMA node of an RDMA device, when that is known; one in software is where its network interface is.
+    pub fn node_of(&self, device: &str) -> Option<u32> {
+        self.nic(device.to_owned()).node
+    }
+
     /// Looks, and says which devices are near which memory.
     pub fn topology(&self) -> Topology {
         let found = self.hardware();
@@ -117,7 +122,7 @@ impl Discovery {
         found.topology()
     }
 
-    fn why_not(&self, name: &str, verbs: Option<&String>) -> Option<String> {
+    pub(super) fn why_not(&self, name: &str, verbs: Option<&String>) -> Option<String> {
         let named = |list: &Vec<String>| list.iter().any(|known| known == name);
         if !self.only.iter().all(named) || named(&self.without) {
             return Some("filtered out".into());
@@ -159,13 +164,13 @@ impl Discovery {
     }
 
     /// Verbs devices by the name of the RDMA device.
-    fn verbs(&self) -> BTreeMap<String, String> {
+    pub(super) fn verbs(&self) -> BTreeMap<String, String> {
         let folder = "sys/class/infiniband_verbs";
         let device = |verbs: String| Some((text(&self.root.join(folder).join(&verbs).join("ibdev"))?, verbs));
         self.names(folder).filter_map(device).collect()
     }
 
-    fn names(&self, folder: &str) -> impl Iterator<Item = String> + use<> {
+    pub(super) fn names(&self, folder: &str) -> impl Iterator<Item = String> + use<> {
         let entries = fs::read_dir(self.root.join(folder)).into_iter().flatten().flatten();
         entries.filter_map(|entry| entry.file_name().into_string().ok())
     }
@@ -237,7 +242,7 @@ fn has_gid(folder: &Path) -> bool {
 }
 
 /// What is in a file, without the end of its line; `None` for none and for an empty one.
-fn text(path: &Path) -> Option<String> {
+pub(super) fn text(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let text = text.trim();
     (!text.is_empty()).then(|| text.to_owned())

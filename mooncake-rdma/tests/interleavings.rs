@@ -1,0 +1,140 @@
+//! The completion path's shared state, in every order in which a device's thread and callers may come to it (loom).
+//!
+//! The file under test is included here with loom's atomics and locks in place of the usual ones; nothing else of the crate is.
+
+#![allow(dead_code, reason = "not all of the file is used here")]
+
+#[path = "../src/room.rs"]
+mod room;
+
+mod sync {
+    pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+    /// loom's, with the interface of the one it stands for.
+    #[derive(Debug)]
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(loom::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
+            self.0.lock().unwrap()
+        }
+    }
+}
+
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use loom::thread;
+
+use room::{Alarm, Credits, Starved};
+
+/// What both sides share.
+struct Shared {
+    credits: Credits,
+    starved: Starved<u8>,
+    alarm: Alarm,
+    /// Messages that wait, as a connection's own lock guards them.
+    waiting: sync::Mutex<usize>,
+    /// Somebody rang for the poller.
+    bell: AtomicBool,
+}
+
+impl Shared {
+    fn new(credits: usize) -> Arc<Self> {
+        Arc::new(Self {
+            credits: Credits::new(credits),
+            starved: Starved::new(),
+            alarm: Alarm::new(),
+            waiting: sync::Mutex::new(0),
+            bell: AtomicBool::new(false),
+        })
+    }
+
+    /// As a caller does: takes room or goes on the list. True when it got room.
+    fn send(&self) -> bool {
+        if self.credits.take(1) == 1 {
+            return true;
+        }
+        if self.starved.add(1, &self.credits) {
+            self.alarm.set(0);
+            self.bell.store(true, Ordering::SeqCst);
+        }
+        false
+    }
+
+    /// As the poller does after completions, or when it is rung: who waited tries again.
+    fn feed(&self) -> usize {
+        self.starved.take().into_iter().filter(|_| self.send()).count()
+    }
+}
+
+#[test]
+fn nobody_waits_for_room_that_is_there() {
+    loom::model(|| {
+        let shared = Shared::new(0);
+        let caller = {
+            let shared = shared.clone();
+            thread::spawn(move || shared.send())
+        };
+        // A completion of somebody else's.
+        shared.credits.give(1);
+        let mut sent = shared.feed();
+        sent += usize::from(caller.join().unwrap());
+        // The poller wakes only if somebody rang.
+        if shared.bell.swap(false, Ordering::SeqCst) && shared.alarm.at() == 0 {
+            shared.alarm.clear();
+            sent += shared.feed();
+        }
+        assert_eq!(sent, 1, "a message waits beside free room");
+    });
+}
+
+#[test]
+fn room_is_given_out_once() {
+    loom::model(|| {
+        let shared = Shared::new(3);
+        let taken = Arc::new(AtomicUsize::new(0));
+        let callers: Vec<_> = (0..2)
+            .map(|_| {
+                let (shared, taken) = (shared.clone(), taken.clone());
+                thread::spawn(move || {
+                    let n = shared.credits.take(2);
+                    let all = taken.fetch_add(n, Ordering::SeqCst) + n;
+                    assert!(all <= 3, "{all} of 3 places: the queue would overflow");
+                    taken.fetch_sub(n, Ordering::SeqCst);
+                    shared.credits.give(n);
+                })
+            })
+            .collect();
+        callers.into_iter().for_each(|caller| caller.join().unwrap());
+        assert_eq!(shared.credits.take(9), 3, "all of it comes back");
+    });
+}
+
+#[test]
+fn no_deadline_is_slept_through() {
+    loom::model(|| {
+        let shared = Shared::new(0);
+        let caller = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                *shared.waiting.lock() += 1;
+                if shared.alarm.set(10) {
+                    shared.bell.store(true, Ordering::SeqCst);
+                }
+            })
+        };
+        // A look at the clock that is due for another reason, and what it plans.
+        shared.alarm.clear();
+        if *shared.waiting.lock() > 0 {
+            shared.alarm.set(10);
+        }
+        let asleep_until = shared.alarm.at();
+        caller.join().unwrap();
+        let rung = shared.bell.load(Ordering::SeqCst);
+        assert!(asleep_until == 10 || rung, "asleep until {asleep_until}, and nobody rang");
+    });
+}
