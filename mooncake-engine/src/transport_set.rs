@@ -51,6 +51,15 @@ const BUILT_IN: &[&str] = &[
     "rdma",
 ];
 
+/// Names of the RDMA devices that the library for them knows.
+///
+/// # Errors
+/// `NOT_SUPPORTED` without the library, saying how to get it.
+#[cfg(feature = "transport-rdma")]
+pub fn rdma_devices() -> Result<Vec<String>> {
+    mooncake_rdma::verbs::device_names()
+}
+
 /// Key of our own in descriptors of nodes on RDMA: their TCP data port serves too. The existing system reads one wire's name there.
 #[cfg(all(feature = "transport-rdma", feature = "transport-tcp"))]
 const TCP_BESIDE: &str = "tcp_beside";

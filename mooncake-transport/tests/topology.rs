@@ -73,6 +73,33 @@ impl Host {
     }
 }
 
+#[test]
+fn ports_and_addresses_are_shown() {
+    let host = server();
+    host.rdma("down0", "1: DOWN", "fe80:0000:0000:0000:0000:0000:0000:0009");
+    for (file, text) in [
+        ("link_layer", "Ethernet"),
+        ("rate", "100 Gb/sec (4X EDR)"),
+        ("gids/1", "0000:0000:0000:0000:0000:0000:0000:0000"),
+        ("gids/3", "0000:0000:0000:0000:0000:ffff:0a4d:0001"),
+        ("gid_attrs/types/3", "RoCE v2"),
+        ("gid_attrs/ndevs/3", "eth7"),
+    ] {
+        host.write(&format!("sys/class/infiniband/mlx5_0/ports/1/{file}"), text);
+    }
+    let devices = host.discovery().devices();
+    let named = |name: &str| devices.iter().find(|device| device.name == name).unwrap();
+    assert_eq!(
+        named("mlx5_0").to_string(),
+        "mlx5_0 on NUMA node 0; port 1 is ACTIVE, Ethernet, 100 Gb/sec (4X EDR), address 0 is fe80::1, \
+         address 3 is 10.77.0.1 (RoCE v2, eth7)"
+    );
+    assert_eq!((&named("mlx5_0").fault, named("mlx5_0").ports[0].gids.len()), (&None, 2));
+    assert_eq!(named("down0").fault.as_deref(), Some("no port is active"));
+    assert_eq!(named("down0").to_string(), "down0; port 1 is DOWN, address 0 is fe80::9");
+    assert_eq!(Discovery::under("/no/such/folder").devices(), []);
+}
+
 /// Two sockets, a switch with two devices and a GPU on the first, one of each on the second.
 fn server() -> Host {
     let host = Host::new(2);

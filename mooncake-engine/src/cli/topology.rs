@@ -24,13 +24,23 @@ struct Arguments {
     root: PathBuf,
 }
 
+/// Bytes that this process may lock; `None` for any number.
+fn locked_memory() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel fills the struct in.
+    #[allow(unsafe_code)]
+    let code = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+    (code == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
 /// Prints the topology. The exit status: 0, 1 for a file that cannot be used, 2 for arguments that make no sense.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let arguments = match super::parse::<Arguments>(arguments, &[]) {
         Ok(arguments) => arguments,
         Err(status) => return status,
     };
-    let found = Discovery::under(arguments.root).only(arguments.device_name).hardware();
+    let discovery = Discovery::under(arguments.root).only(arguments.device_name);
+    let found = discovery.hardware();
     let topology = match &arguments.custom {
         None => Ok(found.topology()),
         Some(path) => Topology::read(path),
@@ -41,8 +51,20 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             return;
         }
         println!("Local topology [te/discover]: {}", topology.styled());
+        for device in discovery.devices() {
+            println!("device: {device}");
+        }
         for (name, why) in &found.unusable {
             println!("not used: {name}: {why}");
+        }
+        match locked_memory() {
+            _ if found.nics.is_empty() => {}
+            None => println!("locked memory: unlimited"),
+            Some(bytes) => println!("locked memory: {bytes} bytes at most, which is what can be registered"),
+        }
+        #[cfg(feature = "transport-rdma")]
+        if let (Err(error), false) = (crate::transport_set::rdma_devices(), found.nics.is_empty()) {
+            println!("no device can be opened: {error}");
         }
     });
     super::status("transfer_engine_topology_dump", shown)

@@ -2,6 +2,9 @@
 
 use std::fs;
 
+use mooncake_transport::topology::Discovery;
+use mooncake_transport::topology::ports::Device;
+
 use super::doctor::Finding;
 use super::human;
 
@@ -12,19 +15,64 @@ const SHARED: u64 = 256 << 20;
 
 /// Looks at everything that needs no cluster.
 pub(super) fn examine() -> Vec<Finding> {
-    vec![memlock(), huge_pages(), shared_memory(), clock(), open_files()]
+    let devices = Discovery::default().devices();
+    let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let usable = devices.iter().any(|device| device.fault.is_none());
+    let mut findings = vec![memlock(limit(&limits, "Max locked memory"), usable)];
+    findings.extend([huge_pages(), shared_memory(), clock(), open_files()]);
+    findings.extend(rdma(&devices));
+    findings
 }
 
-fn memlock() -> Finding {
-    let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
-    match limit(&limits, "Max locked memory") {
+fn memlock(bytes: Option<u64>, rdma: bool) -> Finding {
+    let fix = "ulimit -l unlimited (systemd: LimitMEMLOCK=infinity, Docker: --ulimit memlock=-1)";
+    match bytes {
         None => Finding::unknown("locked memory", "this system does not say"),
         Some(bytes) if bytes >= MEMLOCK => Finding::good("locked memory", allowed(bytes)),
+        Some(bytes) if rdma => Finding::bad(
+            "locked memory",
+            format!(
+                "{} may be locked; this machine's RDMA devices need all that they register",
+                human(bytes)
+            ),
+            fix,
+        ),
         Some(bytes) => Finding::hint(
             "locked memory",
             format!("{} may be locked; TCP and shared memory need none, RDMA all it registers", human(bytes)),
-            "ulimit -l unlimited (systemd: LimitMEMLOCK=infinity, Docker: --ulimit memlock=-1)",
+            fix,
         ),
+    }
+}
+
+/// Each RDMA device with its ports and addresses, and the library that opens them.
+fn rdma(devices: &[Device]) -> Vec<Finding> {
+    if devices.is_empty() {
+        return vec![Finding::good("RDMA", "no devices here; TCP and shared memory need none")];
+    }
+    #[allow(unused_mut, reason = "without the wire nothing is added")]
+    let mut findings: Vec<Finding> = devices.iter().map(rdma_device).collect();
+    #[cfg(feature = "transport-rdma")]
+    findings.push(match crate::transport_set::rdma_devices() {
+        Ok(names) => Finding::good("libibverbs", format!("sees {}", names.join(", "))),
+        Err(error) => Finding::bad("libibverbs", error.to_string(), "apt install ibverbs-providers"),
+    });
+    findings
+}
+
+fn rdma_device(device: &Device) -> Finding {
+    match device.fault.as_deref() {
+        None => Finding::good("RDMA", device.to_string()),
+        Some(fault) => {
+            let fix = if fault.contains("cannot be opened") {
+                "give the process /dev/infiniband (Docker: --device /dev/infiniband)"
+            } else if fault.contains("verbs device") {
+                "modprobe ib_uverbs"
+            } else {
+                "ip link set INTERFACE up; on InfiniBand start a subnet manager"
+            };
+            Finding::hint("RDMA", format!("{device}; not used: {fault}"), fix)
+        }
     }
 }
 
@@ -115,6 +163,32 @@ fn clock() -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn devices_are_named_with_what_is_wrong() {
+        let device = |fault: Option<&str>| Device {
+            name: "mlx5_0".into(),
+            node: Some(1),
+            ports: Vec::new(),
+            fault: fault.map(str::to_owned),
+        };
+        let said = |fault| format!("{:?}", rdma_device(&device(fault)));
+        assert!(said(None).contains("Good") && said(None).contains("mlx5_0 on NUMA node 1"));
+        for (fault, fix) in [
+            ("/dev/infiniband/uverbs0 cannot be opened: denied", "--device /dev/infiniband"),
+            ("it has no verbs device", "modprobe"),
+            ("no port is active", "ip link set"),
+        ] {
+            let said = said(Some(fault));
+            assert!(said.contains("Hint") && said.contains(fault) && said.contains(fix), "{said}");
+        }
+        assert!(format!("{:?}", rdma(&[])).contains("no devices here"));
+        for (bytes, rdma, grade) in
+            [(Some(1), true, "Bad"), (Some(1), false, "Hint"), (Some(MEMLOCK), true, "Good")]
+        {
+            assert!(format!("{:?}", memlock(bytes, rdma)).contains(grade));
+        }
+    }
 
     #[test]
     fn limits_are_read() {

@@ -1,6 +1,7 @@
 //! Which network devices are near which memory: the existing system's priority matrix.
 
 mod discover;
+pub mod ports;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
