@@ -3,9 +3,13 @@
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
+use mooncake_core::ids::{ClientId, SegmentId, Uuid};
+use mooncake_core::replica::Segment;
 use mooncake_store::client::Client;
 use mooncake_store::config::MasterConfig;
 use mooncake_store::master::{MasterOptions, TenantQuota};
+use mooncake_store::protocol::frame;
+use mooncake_store::protocol::pack::{self, Answer};
 use mooncake_store::server::MasterServer;
 use serde_json::Value;
 
@@ -197,7 +201,6 @@ async fn what_is_wrong_is_explained() {
     let swapped = tool(&["--master", &cluster.admin(), "--admin", &cluster.admin(), "doctor"], b"");
     assert!(swapped.text().contains("give the RPC port"), "{}", swapped.text());
 
-    // A segment that nobody can reach: its owner froze, or a firewall is in between.
     cluster.member.close().await.unwrap();
     let empty = cluster.tool(&["doctor"], b"");
     assert_eq!(empty.status, 1);
@@ -215,4 +218,102 @@ async fn tenants() {
     cluster.tool(&["--tenant", "a", "put", "l"], &vec![1; 2 << 20]).fails(&["quota"]);
     cluster.tool(&["--tenant", "b", "put", "k"], b"v").fails(&["no tenant \"b\"", "--tenant"]);
     cluster.stop().await;
+}
+
+/// What `doctor` says of one subject: grade, what was found, the fix.
+fn finding(document: &Value, subject: &str) -> [String; 3] {
+    let findings = document["findings"].as_array().unwrap();
+    let found = findings.iter().find(|at| at["subject"] == subject);
+    let found = found.unwrap_or_else(|| panic!("nothing about {subject}: {document}"));
+    ["grade", "found", "fix"].map(|field| found[field].as_str().unwrap().to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doctor_names_a_member_that_does_not_answer() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    // Its owner froze, or a firewall is in between: the master knows it, and nobody listens there.
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").and_then(|one| one.local_addr()).unwrap();
+    let (ghost, id) = (ClientId(Uuid::new(7, 7)), SegmentId(Uuid::new(7, 8)));
+    let segment = Segment {
+        id,
+        name: "ghost:1".into(),
+        base: 1 << 40,
+        size: 1 << 20,
+        endpoint: closed.to_string(),
+        protocol: "tcp".into(),
+        host_id: "ghost".into(),
+    };
+    cluster.master.master().mount(ghost, &segment).unwrap();
+    let said = cluster.tool(&["--json", "doctor"], b"");
+    assert_eq!(said.status, 1);
+    let [grade, found, fix] = finding(&said.json(), "segment");
+    assert_eq!(grade, "fail", "{found}");
+    assert!(found.contains("ghost:1") && found.contains(&closed.to_string()), "{found}");
+    assert!(fix.contains("open that port") && fix.contains("--client_ttl"), "{fix}");
+    let [grade, found, _] = finding(&said.json(), "segments");
+    assert_eq!((&*grade, &*found), ("ok", "1 of 2 reached from here"));
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doctor_names_a_port_and_a_host_that_do_not_answer() {
+    let nobody = "127.0.0.1:1";
+    let said = tool(&["--json", "--master", nobody, "--admin", nobody, "doctor"], b"");
+    assert_eq!(said.status, 1);
+    for (subject, fix) in [("master", "start mooncake_master there"), ("admin port", "--metrics_port")] {
+        let [grade, found, says] = finding(&said.json(), subject);
+        assert!(grade == "fail" && found.contains(nobody) && says.contains(fix), "{found} -> {says}");
+    }
+    // It takes connections, and then says nothing: what a filter of packets looks like.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = silent.local_addr().unwrap().to_string();
+    let said = tool(&["--json", "--timeout", "0.3", "--master", &at, "--admin", nobody, "doctor"], b"");
+    let [grade, found, fix] = finding(&said.json(), "master");
+    assert!(grade == "fail" && fix.contains("firewall"), "{found} -> {fix}");
+    let metadata = format!("http://{nobody}/metadata");
+    let said =
+        tool(&["--json", "--master", nobody, "--admin", nobody, "--metadata", &metadata, "doctor"], b"");
+    let [grade, _, fix] = finding(&said.json(), "metadata");
+    assert!(grade == "fail" && fix.contains("--enable_http_metadata_server"), "{fix}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doctor_names_a_master_of_another_version() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap().to_string();
+    // A master that tells its version to whoever connects, and ends with the test.
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut asked = [0; 1024];
+            let _ = std::io::Read::read(&mut stream, &mut asked);
+            let mut reply = Vec::new();
+            frame::write_reply(&mut reply, 1, |out| {
+                pack::encode(&Answer::<String>::Ok("9.8.7".into()), out);
+                Ok(())
+            });
+            let _ = stream.write_all(&reply);
+        }
+    });
+    let said = tool(&["--json", "--timeout", "2", "--master", &at, "--admin", "127.0.0.1:1", "doctor"], b"");
+    let [grade, found, fix] = finding(&said.json(), "master");
+    assert!(grade == "fail" && found.contains("9.8.7"), "{found}");
+    assert!(fix.contains("use a master of version 2.0.0"), "{fix}");
+    tool(&["--timeout", "2", "--master", &at, "get", "k"], b"").fails(&["9.8.7", "2.0.0"]);
+}
+
+/// The limit is the shell's, which the tool inherits.
+#[test]
+fn doctor_names_a_low_limit_of_locked_memory() {
+    let run = |limit: &str| {
+        let script = format!("ulimit -l {limit} && exec \"$0\" --json doctor --local");
+        let output =
+            Command::new("sh").args(["-c", &script, env!("CARGO_BIN_EXE_mooncake")]).output().unwrap();
+        let document: Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+        finding(&document, "locked memory")
+    };
+    let [grade, found, fix] = run("64");
+    assert_eq!(grade, "note", "TCP needs none");
+    assert!(found.contains("64.0 KiB") && fix.contains("ulimit -l unlimited"), "{found} -> {fix}");
 }
