@@ -1,12 +1,13 @@
 //! Whom a store's calls go through: a member of the cluster in this process, or the one of a `mooncake_client` on this host.
 
+use std::future::Future;
 use std::sync::Arc;
 
 use mooncake_core::ids::{ObjectKey, Uuid};
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
 use mooncake_core::replica::{ReplicaList, ReplicateConfig};
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_store::client::{self, Client};
+use mooncake_store::client::{self, Begun, Client, Operation};
 use mooncake_store::local::{LocalClient, LocalRange, LocatedLocal};
 use mooncake_store::protocol::wire::TaskInfo;
 use mooncake_transport::{Region, Slice, SliceMut, Transport};
@@ -76,6 +77,22 @@ impl Member {
         is_healthy() -> bool;
         batch_put_pieces(items: &[(String, Vec<Slice<Wire>>)], config: &ReplicateConfig) -> Result<Vec<Result<client::PutOutcome>>>;
         batch_upsert_pieces(items: &[(String, Vec<Slice<Wire>>)], config: &ReplicateConfig) -> Result<Vec<Result<()>>>;
+    }
+
+    /// Begins a call as Python has it. Those of a light client are counted by `mooncake_client`, as it makes them.
+    pub(crate) fn begin(&self, operation: Operation) -> Option<Begun> {
+        match self {
+            Self::Own(client) => Some(client.begin(operation)),
+            Self::Shared(_) => None,
+        }
+    }
+
+    /// Makes calls that are counted as that one.
+    pub(crate) async fn counted<F: Future>(&self, begun: Option<Begun>, calls: F) -> F::Output {
+        match (self, begun) {
+            (Self::Own(client), Some(begun)) => client.counted(begun, calls).await,
+            _ => calls.await,
+        }
     }
 
     /// The member of its own, for what only such a one can do.

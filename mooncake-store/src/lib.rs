@@ -7,6 +7,7 @@ pub mod config;
 #[cfg(feature = "local")]
 pub mod local;
 pub mod master;
+mod metrics;
 pub mod protocol;
 pub mod server;
 #[cfg(feature = "cli")]

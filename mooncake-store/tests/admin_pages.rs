@@ -8,12 +8,13 @@ mod support;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use http_support::described::{answers_are_described, bad_input_is_answered, description};
 use http_support::{Answer, ask, config, http};
 use mooncake_core::replica::{ReplicaType, ReplicateConfig};
 use mooncake_store::api::WriteMode;
+use mooncake_store::config::{MasterConfig, TenantPolicy};
 use mooncake_store::master::{Put, Writer};
 use mooncake_store::server::MasterServer;
-use proptest::prelude::*;
 use serde_json::{Value, json};
 use support::{MIB, client, segment};
 
@@ -293,7 +294,8 @@ async fn quotas_of_tenants() {
     std::fs::write(&path, "version: 1\ntenants:\n  - {name: b, quota: 1GB}\n  - {name: a, quota: 4MB}\n")
         .unwrap();
     let start = async || {
-        let config = mooncake_store::config::MasterConfig { tenant_policy: Some(path.clone()), ..config() };
+        let policy = TenantPolicy::File(path.clone());
+        let config = MasterConfig { tenant_policy: Some(policy), ..config() };
         let server = MasterServer::start(config).await.unwrap();
         let at = server.addresses().admin.unwrap();
         (server, at)
@@ -391,56 +393,6 @@ async fn everything_can_be_removed() {
     server.stop().await;
 }
 
-/// What `/openapi.json` says of one method of one path.
-struct Operation {
-    method: String,
-    path: String,
-    described: Value,
-}
-
-impl Operation {
-    fn parameters(&self) -> Vec<String> {
-        let list = self.described["parameters"].as_array().cloned().unwrap_or_default();
-        list.iter().map(|parameter| parameter["name"].as_str().unwrap().to_owned()).collect()
-    }
-
-    /// Whether an answer is one of those described, in status, kind and shape.
-    fn check(&self, document: &Value, answer: &Answer) -> Result<(), String> {
-        let Self { method, path, .. } = self;
-        let response = &self.described["responses"][answer.status.to_string()];
-        let Some(content) = response["content"].as_object() else {
-            return Err(format!("{method} {path}: status {} is not described: {answer:?}", answer.status));
-        };
-        let (kind, media) = content.iter().next().unwrap();
-        if !answer.content_type.starts_with(kind.as_str()) {
-            return Err(format!("{method} {path}: {kind} is described: {answer:?}"));
-        }
-        if kind == "application/json" {
-            let body: Value = serde_json::from_str(&answer.body).map_err(|error| error.to_string())?;
-            let mut schema = media["schema"].clone();
-            schema["components"] = document["components"].clone();
-            let schema = jsonschema::validator_for(&schema).map_err(|error| error.to_string())?;
-            schema.validate(&body).map_err(|error| format!("{method} {path}: {error} in {body}"))?;
-        }
-        Ok(())
-    }
-}
-
-async fn description(at: SocketAddr) -> (Value, Vec<Operation>) {
-    let answer = get(at, "/openapi.json").await;
-    assert_eq!((answer.status, &*answer.content_type), (200, JSON));
-    let document: Value = serde_json::from_str(&answer.body).unwrap();
-    let mut operations = Vec::new();
-    for (path, item) in document["paths"].as_object().unwrap() {
-        for (method, described) in item.as_object().unwrap() {
-            assert!(!described["summary"].as_str().unwrap_or_default().is_empty(), "{method} {path}");
-            let method = method.to_uppercase();
-            operations.push(Operation { method, path: path.clone(), described: described.clone() });
-        }
-    }
-    (document, operations)
-}
-
 #[tokio::test]
 async fn every_page_is_described() {
     let (server, at) = server().await;
@@ -473,51 +425,8 @@ async fn every_page_is_described() {
         assert!(known.iter().any(|have| have == page), "{page} is not described");
     }
     let values = ["", "k/2", "a b", "node1:1", "1-2", "t", "true"];
-    for operation in &operations {
-        let names = operation.parameters();
-        for value in values {
-            let query: Vec<String> =
-                names.iter().map(|name| format!("{name}={}", value.replace(' ', "%20"))).collect();
-            let path = format!("{}?{}", operation.path, query.join("&"));
-            for body in ["", "{}", r#"{"segments":["node1:1"],"requested_quota_bytes":1}"#] {
-                let answer = ask(at, &operation.method, &path, body).await;
-                operation.check(&document, &answer).unwrap();
-            }
-        }
-    }
+    answers_are_described(at, &document, &operations, &values).await;
     server.stop().await;
-}
-
-/// What may stand in a query without ending it.
-fn query_text() -> impl Strategy<Value = String> {
-    proptest::collection::vec(
-        prop_oneof![
-            Just("%00".to_owned()),
-            Just("%ff".to_owned()),
-            Just("%2C".to_owned()),
-            Just("%".to_owned()),
-            Just("%%".to_owned()),
-            Just("+".to_owned()),
-            Just(",".to_owned()),
-            Just("&".to_owned()),
-            Just("=".to_owned()),
-            Just("99999999999999999999-1".to_owned()),
-            "[!$-;=?-Z_a-z~]{0,8}",
-        ],
-        0..12,
-    )
-    .prop_map(|parts| parts.concat())
-}
-
-fn body_text() -> impl Strategy<Value = String> {
-    prop_oneof![
-        ".{0,40}",
-        Just("[".repeat(100_000)),
-        Just(format!("{{\"segments\":[{}\"a\"]}}", "\"b\",".repeat(10_000))),
-        "[-0-9.eE]{1,30}".prop_map(|number| format!("{{\"requested_quota_bytes\":{number}}}")),
-        query_text().prop_map(|name| json!({"segments": [name], "max_concurrency": 1}).to_string()),
-        Just("x".repeat((1 << 20) + 1)),
-    ]
 }
 
 /// Whatever is asked: an answer that the description knows, and a master that is none the worse.
@@ -526,21 +435,7 @@ fn bad_input_gets_a_described_answer() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let (server, at) = runtime.block_on(server());
     let (document, operations) = runtime.block_on(description(at));
-    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(400));
-    let cases = (0..operations.len(), query_text(), query_text(), body_text());
-    runner
-        .run(&cases, |(which, value, tail, body)| {
-            let operation = &operations[which];
-            let names = operation.parameters();
-            let query: Vec<String> = names.iter().map(|name| format!("{name}={value}")).collect();
-            let path = format!("{}?{}&{tail}", operation.path, query.join("&"));
-            let answer = runtime.block_on(ask(at, &operation.method, &path, &body));
-            if answer.status != 413 || body.len() <= 1 << 20 {
-                operation.check(&document, &answer).map_err(TestCaseError::fail)?;
-            }
-            Ok(())
-        })
-        .unwrap();
+    bad_input_is_answered(&runtime, at, &document, &operations, 400);
     runtime.block_on(async {
         assert_eq!(http(at, "GET", "/health", "").await.0, 200);
         server.stop().await;

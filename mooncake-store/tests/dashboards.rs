@@ -1,15 +1,16 @@
-//! Every metric that the dashboard and the alert rules in `deploy/` ask for is in the scrape of a running master.
+//! Every metric that the dashboard and the alert rules in `deploy/` ask for is in the scrape of a running master or client.
 
 #[path = "http_support/mod.rs"]
 mod http_support;
 #[path = "master_support/mod.rs"]
 mod support;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
+use http_support::used::{scraped, used_client};
 use http_support::{ask, config};
 use mooncake_store::api::SegmentService;
+use mooncake_store::client::ClientConfig;
 use mooncake_store::protocol::remote::RemoteMaster;
 use mooncake_store::server::MasterServer;
 use promql_parser::parser::{Expr, VectorSelector, parse};
@@ -60,21 +61,6 @@ fn expressions(value: &Value, found: &mut Vec<String>) {
     }
 }
 
-/// Names of all series of a scrape, and the type of each family.
-fn scraped(text: &str) -> (BTreeSet<String>, BTreeMap<String, String>) {
-    let mut types = BTreeMap::new();
-    let mut names = BTreeSet::new();
-    for line in text.lines() {
-        if let Some(family) = line.strip_prefix("# TYPE ") {
-            let (name, kind) = family.split_once(' ').unwrap();
-            assert!(types.insert(name.to_owned(), kind.to_owned()).is_none(), "{name} comes twice");
-        } else if !line.starts_with('#') {
-            names.insert(line.split(['{', ' ']).next().unwrap().to_owned());
-        }
-    }
-    (names, types)
-}
-
 async fn scrape() -> String {
     let server = MasterServer::start(config()).await.unwrap();
     let at = server.addresses();
@@ -88,10 +74,13 @@ async fn scrape() -> String {
 
 #[tokio::test]
 async fn every_query_finds_its_metrics() {
-    let (names, _) = scraped(&scrape().await);
+    let (mut names, _) = scraped(&scrape().await);
+    let (server, _client, pages) = used_client(ClientConfig::default()).await;
+    names.extend(scraped(&ask(pages.address(), "GET", "/metrics", "").await.body).0);
+    server.stop().await;
     let dashboard: Value = serde_json::from_str(&deployed("grafana/mooncake-master.json")).unwrap();
     let alerts: Value = yaml_serde::from_str(&deployed("prometheus/alerts.yml")).unwrap();
-    for (document, at_least) in [(dashboard, 40), (alerts, 8)] {
+    for (document, at_least) in [(dashboard, 55), (alerts, 11)] {
         let mut queries = Vec::new();
         expressions(&document, &mut queries);
         assert!(queries.len() >= at_least, "only {} queries were found", queries.len());

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 from mooncake._sizes import parse_size
@@ -13,9 +14,10 @@ _LAST_PORT = 14300
 
 def _number(name: str, otherwise: float) -> float:
     try:
-        return float(os.environ.get(name, ""))
+        number = float(os.environ.get(name, ""))
     except ValueError:
         return otherwise
+    return number if math.isfinite(number) else otherwise
 
 
 def huge_page_size() -> int:
@@ -43,6 +45,37 @@ def force_tcp() -> bool:
 def checksum() -> bool:
     """Whether values are stored with checksums and compared with them: `MOONCAKE_STORE_CHECKSUM`."""
     return os.environ.get("MOONCAKE_STORE_CHECKSUM", "").lower() not in _FALSE
+
+
+def metrics() -> tuple[bool, int, str]:
+    """Whether a store counts what it does, seconds between two summaries of that in the log (0 for none), and its label
+    `cluster_id`: `MC_STORE_CLIENT_METRIC`, `MC_STORE_CLIENT_METRIC_INTERVAL`, `MC_STORE_CLUSTER_ID`."""
+    on = os.environ.get("MC_STORE_CLIENT_METRIC", "") or "1"
+    interval = int(max(_number("MC_STORE_CLIENT_METRIC_INTERVAL", 0), 0))
+    return on.lower() not in _FALSE, min(interval, 1 << 31), os.environ.get("MC_STORE_CLUSTER_ID", "")
+
+
+def copy_in_process() -> bool:
+    """Whether bytes between stores in this process are copied and take no wire: `MC_STORE_MEMCPY`."""
+    return (os.environ.get("MC_STORE_MEMCPY", "") or "1").lower() not in _FALSE
+
+
+def score_replicas() -> bool:
+    """Whether replicas on faster wires are read first: `MC_STORE_REPLICA_SCORING`."""
+    return os.environ.get("MC_STORE_REPLICA_SCORING", "").lower() not in _FALSE
+
+
+def numa_node() -> int | None:
+    """Node of a store's memory: `MC_STORE_NUMA_SOCKET_ID`."""
+    node = int(_number("MC_STORE_NUMA_SOCKET_ID", -1))
+    return node if 0 <= node < 1 << 31 else None
+
+
+def rpc_timeouts() -> tuple[int | None, int | None]:
+    """Longest time of a call and of joining, in milliseconds, where they are said: `MC_RPC_TIMEOUT_MS`, `MC_RPC_CONNECT_TIMEOUT_MS`."""
+    said = (int(_number(name, 0)) for name in ("MC_RPC_TIMEOUT_MS", "MC_RPC_CONNECT_TIMEOUT_MS"))
+    call, join = (min(ms, 1 << 31) if ms > 0 else None for ms in said)
+    return call, join
 
 
 def log_level() -> str:

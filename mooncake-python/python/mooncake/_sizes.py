@@ -1,11 +1,14 @@
-"""Sizes in words: `16MB`, `4 GB`, `1.5g`, `1024`."""
+"""Sizes and switches in words: `16MB`, `4 GB`, `1.5g`, `1024`; `true`, `off`."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([kmgt]?)(?:i?b)?\s*", re.IGNORECASE)
+_TRUE = ("true", "1", "yes", "on", "enable", "enabled", "y", "t")
+_FALSE = ("false", "0", "no", "off", "disable", "disabled", "n", "f", "")
 
 
 def parse_size(size: int | str) -> int:
@@ -20,3 +23,13 @@ def parse_size(size: int | str) -> int:
     number, unit = match.groups()
     factor = _UNITS[unit.lower()]
     return int(number) * factor if number.isdigit() else int(float(number) * factor)
+
+
+def parse_switch(value: Any) -> bool:
+    """What a word means. `ValueError` for one that is neither true nor false."""
+    text = str(value).strip().lower()
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise ValueError(f"neither true nor false: {value!r}")

@@ -9,15 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mooncake._sizes import parse_size
+from mooncake._sizes import parse_size, parse_switch
 
 _LOG = logging.getLogger(__name__)
 
 DEFAULT_GLOBAL_SEGMENT_SIZE = 3355443200
 DEFAULT_LOCAL_BUFFER_SIZE = 1073741824
 _PROTOCOLS = ("tcp", "rdma", "efa", "cxi", "ascend", "hccl", "cxl", "ub", "nvlink", "rpc_only")
-_TRUE = ("true", "1", "yes", "on", "enable", "enabled", "y", "t")
-_FALSE = ("false", "0", "no", "off", "disable", "disabled", "n", "f", "")
 _REQUIRED = ("local_hostname", "metadata_server", "master_server_address")
 
 
@@ -25,15 +23,6 @@ def _size(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise ValueError(f"not a size: {value!r}")
     return parse_size(value)
-
-
-def _switch(value: Any) -> bool:
-    text = str(value).strip().lower()
-    if text in _TRUE:
-        return True
-    if text in _FALSE:
-        return False
-    raise ValueError(f"neither true nor false: {value!r}")
 
 
 def _protocol(value: Any) -> str:
@@ -72,10 +61,10 @@ class MooncakeConfig:
             protocol=_protocol(fields.get("protocol", "tcp")),
             device_name=str(fields.get("device_name", "")),
             master_server_address=str(fields["master_server_address"]),
-            enable_ssd_offload=_switch(fields.get("enable_ssd_offload", False)),
+            enable_ssd_offload=parse_switch(fields.get("enable_ssd_offload", False)),
             ssd_offload_path=str(fields.get("ssd_offload_path", "")),
             tenant_id=str(fields.get("tenant_id", "default")),
-            enable_client_http_server=_switch(fields.get("enable_client_http_server", False)),
+            enable_client_http_server=parse_switch(fields.get("enable_client_http_server", False)),
             client_http_port=int(fields.get("client_http_port", 9300)),
         )
 

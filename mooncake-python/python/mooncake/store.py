@@ -21,7 +21,7 @@ from mooncake._mooncake import (
     get_alloc_func_addr,
     get_free_func_addr,
 )
-from mooncake._sizes import parse_size
+from mooncake._sizes import parse_size, parse_switch
 from mooncake._tensors import TensorCalls, _deserialize_tensor, _serialize_tensor, _tensor_metadata_size
 from mooncake._types import (
     ObjectDataType,
@@ -77,9 +77,11 @@ class MooncakeDistributedStore(TensorCalls):
                 "setup(): incompatible function arguments: local_hostname must be a str or a dict, not "
                 + type(local_hostname).__name__
             )
-        del enable_ssd_offload, ssd_offload_path, enable_client_http_server, client_http_port
+        del enable_ssd_offload, ssd_offload_path
         _log.start()
         first_port, last_port = _environment.client_ports()
+        metrics, metrics_interval, cluster_id = _environment.metrics()
+        timeout_ms, connect_timeout_ms = _environment.rpc_timeouts()
         return self._setup(
             {
                 "first_port": first_port,
@@ -94,6 +96,15 @@ class MooncakeDistributedStore(TensorCalls):
                 "tenant_id": tenant_id,
                 "checksum": _environment.checksum(),
                 "share_memory": not _environment.force_tcp(),
+                "metrics": metrics,
+                "metrics_interval": metrics_interval,
+                "cluster_id": cluster_id,
+                "http_port": client_http_port if enable_client_http_server else None,
+                "copy_in_process": _environment.copy_in_process(),
+                "score_replicas": _environment.score_replicas(),
+                "numa_node": _environment.numa_node(),
+                "timeout_ms": timeout_ms,
+                "connect_timeout_ms": connect_timeout_ms,
             },
             engine,
         )
@@ -107,6 +118,8 @@ class MooncakeDistributedStore(TensorCalls):
             segment, buffer = (
                 parse_size(texts.get(name, str(16 * _MIB))) for name in ("global_segment_size", "local_buffer_size")
             )
+            serve = parse_switch(texts.get("enable_client_http_server", "false"))
+            port = int(texts.get("client_http_port", "9300"))
         except ValueError as error:
             return self._note(_INVALID_PARAMS, f"setup: {error}")
         return self.setup(
@@ -118,6 +131,8 @@ class MooncakeDistributedStore(TensorCalls):
             rdma_devices=texts.get("rdma_devices", ""),
             master_server_addr=texts.get("master_server_addr", "127.0.0.1:50051"),
             tenant_id=texts.get("tenant_id", "default"),
+            enable_client_http_server=serve,
+            client_http_port=port,
         )
 
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Error, Result};
-use mooncake_store::api::WriteMode;
+use mooncake_store::client::{Begun, Operation};
 use mooncake_transport::Slice;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
@@ -26,26 +26,25 @@ impl Session {
     /// Writes every item, each for itself.
     pub(super) async fn write(
         &self,
-        mode: WriteMode,
+        operation: Operation,
         items: &[(String, Vec<Slice<Wire>>)],
         config: &ReplicateConfig,
     ) -> Result<Vec<Result<()>>> {
         if items.is_empty() {
             return Ok(Vec::new());
         }
-        match mode {
-            WriteMode::Put => {
-                let outcomes = self.client.batch_put_pieces(items, config).await?;
-                // A key that is there already is as good as stored.
-                Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
-            }
-            WriteMode::Upsert => self.client.batch_upsert_pieces(items, config).await,
+        let begun = self.client.begin(operation);
+        if operation.replaces() {
+            return self.client.counted(begun, self.client.batch_upsert_pieces(items, config)).await;
         }
+        let outcomes = self.client.counted(begun, self.client.batch_put_pieces(items, config)).await?;
+        // A key that is there already is as good as stored.
+        Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
     }
 
     pub(super) async fn write_lent(
         &self,
-        mode: WriteMode,
+        operation: Operation,
         items: Vec<(String, Spans)>,
         keep: &Arc<Keep>,
         config: &ReplicateConfig,
@@ -55,7 +54,7 @@ impl Session {
         };
         let items: Vec<_> =
             items.into_iter().map(|(key, spans)| Ok((key, slices(spans)?))).collect::<Result<_>>()?;
-        self.write(mode, &items, config).await
+        self.write(operation, &items, config).await
     }
 
     /// Where an object lies, if it is there.
@@ -65,7 +64,11 @@ impl Session {
     }
 
     /// Values in memory that is lent for them; `None` for those that are not there.
-    pub(super) async fn read_leases(&self, keys: &[String]) -> Result<Vec<Option<Result<Lease>>>> {
+    pub(super) async fn read_leases(
+        &self,
+        operation: Operation,
+        keys: &[String],
+    ) -> Result<Vec<Option<Result<Lease>>>> {
         if let Some(client) = self.client.shared() {
             let values = client.batch_get_buf(keys).await?;
             return Ok(values
@@ -73,6 +76,7 @@ impl Session {
                 .map(|value| value.transpose().map(|value| value.map(Lease::shared)))
                 .collect());
         }
+        let begun = self.client.begin(operation);
         let located = self.find(keys).await?;
         let arena = self.arena()?;
         let (mut leases, mut reads): (Vec<Option<Lease>>, Vec<RangeRead>) = Default::default();
@@ -86,15 +90,16 @@ impl Session {
             reads.push(RangeRead { object, offset: 0, into: lease.slice_mut()? });
             leases.push(Some(lease));
         }
-        let mut outcomes = self.read_whole(reads).await.into_iter();
+        let mut outcomes = self.read_whole(begun, reads).await.into_iter();
         let lost = || Err(Error::internal("an answer without an item"));
         let mut filled = |lease: Lease| outcomes.next().unwrap_or_else(lost).map(|()| lease);
         Ok(leases.into_iter().map(|lease| lease.map(&mut filled)).collect::<Vec<_>>())
     }
 
     /// Reads whole objects, each into memory as long as it is.
-    async fn read_whole(&self, reads: Vec<RangeRead>) -> Vec<Result<()>> {
-        self.client.read_ranges(reads).await.into_iter().map(|(outcome, _)| outcome).collect()
+    async fn read_whole(&self, begun: Option<Begun>, reads: Vec<RangeRead>) -> Vec<Result<()>> {
+        let read = self.client.counted(begun, self.client.read_ranges(reads)).await;
+        read.into_iter().map(|(outcome, _)| outcome).collect()
     }
 }
 
@@ -102,7 +107,7 @@ impl Store {
     fn write(
         &self,
         py: Python<'_>,
-        mode: WriteMode,
+        operation: Operation,
         values: impl FnOnce(&mut Keep) -> PyResult<Vec<(String, Spans)>>,
         config: &Config<'_>,
     ) -> PyResult<Option<Result<Vec<Result<()>>>>> {
@@ -114,18 +119,18 @@ impl Store {
             Ok(config) => config,
             Err(error) => return Ok(Some(Err(error))),
         };
-        Ok(Some(wait(py, session.write_lent(mode, items, &keep, &config))))
+        Ok(Some(wait(py, session.write_lent(operation, items, &keep, &config))))
     }
 
     fn write_one(
         &self,
         py: Python<'_>,
-        mode: WriteMode,
+        operation: Operation,
         key: String,
         spans: impl FnOnce(&mut Keep) -> PyResult<Spans>,
         config: &Config<'_>,
     ) -> PyResult<i64> {
-        let outcome = self.write(py, mode, |keep| Ok(vec![(key, spans(keep)?)]), config)?;
+        let outcome = self.write(py, operation, |keep| Ok(vec![(key, spans(keep)?)]), config)?;
         Ok(outcome.map_or(NOT_SET_UP, |outcome| self.code(outcome.and_then(one))))
     }
 
@@ -133,7 +138,7 @@ impl Store {
     fn write_all(
         &self,
         py: Python<'_>,
-        mode: WriteMode,
+        operation: Operation,
         keys: Vec<String>,
         values: &[Bound<'_, PyAny>],
         config: &Config<'_>,
@@ -145,7 +150,7 @@ impl Store {
         let mut empty = false;
         let outcome = self.write(
             py,
-            mode,
+            operation,
             |keep| {
                 let spans: Vec<Spans> = values
                     .iter()
@@ -168,7 +173,7 @@ impl Store {
     fn write_parts(
         &self,
         py: Python<'_>,
-        mode: WriteMode,
+        operation: Operation,
         key: String,
         parts: &Bound<'_, PyTuple>,
         config: &Config<'_>,
@@ -184,7 +189,7 @@ impl Store {
         }
         self.write_one(
             py,
-            mode,
+            operation,
             key,
             |all| {
                 *all = keep;
@@ -199,14 +204,16 @@ impl Store {
         &self,
         py: Python<'py>,
         session: &Session,
+        operation: Operation,
         keys: &[String],
     ) -> PyResult<Option<Vec<Option<Bound<'py, PyBytes>>>>> {
         if session.client.needs_registration() || session.client.shared().is_some() {
             // Such a wire does not write into Python's own memory, and mooncake_client does not see it.
-            let handles = self.read_handles(py, session, keys).into_iter();
+            let handles = self.read_handles(py, session, operation, keys).into_iter();
             let copy = |handle: BufferHandle| handle.to_bytes(py);
             return handles.map(|handle| handle.map(copy).transpose()).collect::<PyResult<_>>().map(Some);
         }
+        let begun = session.client.begin(operation);
         let located = match wait(py, session.find(keys)) {
             Ok(located) => located,
             Err(error) => {
@@ -232,7 +239,7 @@ impl Store {
             for (_, object, span) in &wanted {
                 reads.push(RangeRead { object: object.clone(), offset: 0, into: lent_mut(*span, &keep)? });
             }
-            Ok(session.read_whole(reads).await)
+            Ok(session.read_whole(begun, reads).await)
         });
         let outcomes = match outcome {
             Ok(outcomes) => outcomes,
@@ -251,8 +258,14 @@ impl Store {
     }
 
     /// Values in memory of the local buffer's.
-    fn read_handles(&self, py: Python<'_>, session: &Session, keys: &[String]) -> Vec<Option<BufferHandle>> {
-        let leases = wait(py, session.read_leases(keys)).unwrap_or_else(|error| {
+    fn read_handles(
+        &self,
+        py: Python<'_>,
+        session: &Session,
+        operation: Operation,
+        keys: &[String],
+    ) -> Vec<Option<BufferHandle>> {
+        let leases = wait(py, session.read_leases(operation, keys)).unwrap_or_else(|error| {
             self.errors.note(&error);
             keys.iter().map(|_| None).collect()
         });
@@ -283,7 +296,7 @@ impl Store {
         config: Config<'_>,
     ) -> PyResult<i64> {
         let spans = |keep: &mut Keep| Ok(bytes_of(value, keep)?.into_iter().collect());
-        self.write_one(py, WriteMode::Put, key, spans, &config)
+        self.write_one(py, Operation::Put, key, spans, &config)
     }
 
     /// `put` of many values; the code of the first that failed.
@@ -295,7 +308,7 @@ impl Store {
         values: Vec<Bound<'_, PyAny>>,
         config: Config<'_>,
     ) -> PyResult<i64> {
-        self.write_all(py, WriteMode::Put, keys, &values, &config)
+        self.write_all(py, Operation::PutBatch, keys, &values, &config)
     }
 
     /// `put` of a value in parts that follow each other.
@@ -307,7 +320,7 @@ impl Store {
         parts: &Bound<'_, PyTuple>,
         config: Config<'_>,
     ) -> PyResult<i64> {
-        self.write_parts(py, WriteMode::Put, key, parts, &config)
+        self.write_parts(py, Operation::PutParts, key, parts, &config)
     }
 
     /// Stores a value in place of the one that is there, if any.
@@ -320,7 +333,7 @@ impl Store {
         config: Config<'_>,
     ) -> PyResult<i64> {
         let spans = |keep: &mut Keep| Ok(bytes_of(value, keep)?.into_iter().collect());
-        self.write_one(py, WriteMode::Upsert, key, spans, &config)
+        self.write_one(py, Operation::Upsert, key, spans, &config)
     }
 
     /// `upsert` of many values; the code of the first that failed.
@@ -332,7 +345,7 @@ impl Store {
         values: Vec<Bound<'_, PyAny>>,
         config: Config<'_>,
     ) -> PyResult<i64> {
-        self.write_all(py, WriteMode::Upsert, keys, &values, &config)
+        self.write_all(py, Operation::UpsertBatch, keys, &values, &config)
     }
 
     /// `upsert` of a value in parts that follow each other.
@@ -344,14 +357,14 @@ impl Store {
         parts: &Bound<'_, PyTuple>,
         config: Config<'_>,
     ) -> PyResult<i64> {
-        self.write_parts(py, WriteMode::Upsert, key, parts, &config)
+        self.write_parts(py, Operation::UpsertParts, key, parts, &config)
     }
 
     /// The value of a key; empty when it is not there or could not be read.
     fn get<'py>(&self, py: Python<'py>, key: String) -> PyResult<Bound<'py, PyBytes>> {
         let empty = || PyBytes::new(py, b"");
         let Some(session) = self.session()? else { return Ok(empty()) };
-        let values = self.read(py, &session, &[key])?;
+        let values = self.read(py, &session, Operation::GetBuffer, &[key])?;
         Ok(values.and_then(|mut values| values.pop().flatten()).unwrap_or_else(empty))
     }
 
@@ -359,7 +372,7 @@ impl Store {
     fn get_batch<'py>(&self, py: Python<'py>, keys: Vec<String>) -> PyResult<Bound<'py, PyList>> {
         let empty = || PyBytes::new(py, b"");
         let values = match self.session()? {
-            Some(session) if !keys.is_empty() => self.read(py, &session, &keys)?,
+            Some(session) if !keys.is_empty() => self.read(py, &session, Operation::BatchGetBuffer, &keys)?,
             _ => None,
         };
         let values = values.unwrap_or_else(|| vec![None]);
@@ -369,12 +382,12 @@ impl Store {
     /// The value of a key in memory of the local buffer's, without a copy; `None` when it is not there.
     fn get_buffer(&self, py: Python<'_>, key: String) -> PyResult<Option<BufferHandle>> {
         let Some(session) = self.session()? else { return Ok(None) };
-        Ok(self.read_handles(py, &session, &[key]).pop().flatten())
+        Ok(self.read_handles(py, &session, Operation::GetBuffer, &[key]).pop().flatten())
     }
 
     /// `get_buffer` of many keys.
     fn batch_get_buffer(&self, py: Python<'_>, keys: Vec<String>) -> PyResult<Vec<Option<BufferHandle>>> {
         let Some(session) = self.session()? else { return Ok(keys.iter().map(|_| None).collect()) };
-        Ok(self.read_handles(py, &session, &keys))
+        Ok(self.read_handles(py, &session, Operation::BatchGetBuffer, &keys))
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mooncake_core::Result;
-use mooncake_store::api::WriteMode;
+use mooncake_store::client::Operation;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
@@ -80,16 +80,17 @@ impl Store {
             Ok(config) => config,
             Err(error) => return ready(py, self.errors.note(&error)),
         };
-        let mode = if upsert { WriteMode::Upsert } else { WriteMode::Put };
+        let operation = if upsert { Operation::Upsert } else { Operation::Put };
         let errors = self.errors.clone();
-        let work = async move { one(session.write_lent(mode, vec![(key, spans)], &keep, &config).await?) };
+        let work =
+            async move { one(session.write_lent(operation, vec![(key, spans)], &keep, &config).await?) };
         awaitable(py, work, move |py, outcome| number(py, &errors, nothing(outcome)))
     }
 
     fn _async_get<'py>(&self, py: Python<'py>, key: String) -> PyResult<Bound<'py, PyAny>> {
         let Some(session) = self.session()? else { return ready(py, PyBytes::new(py, b"")) };
         let errors = self.errors.clone();
-        let work = async move { session.read_leases(&[key]).await };
+        let work = async move { session.read_leases(Operation::GetBuffer, &[key]).await };
         awaitable(py, work, move |py, outcome| {
             let lease = match outcome {
                 Ok(mut leases) => leases.pop().flatten(),
@@ -106,7 +107,7 @@ impl Store {
             return ready(py, nothing()?);
         }
         let errors = self.errors.clone();
-        let work = async move { session.read_leases(&keys).await };
+        let work = async move { session.read_leases(Operation::BatchGetBuffer, &keys).await };
         awaitable(py, work, move |py, outcome| {
             let leases = outcome.unwrap_or_else(|error| vec![Some(Err(error))]);
             let values = leases.into_iter().map(|lease| value(py, &errors, lease));
@@ -153,7 +154,8 @@ impl Store {
             return ready(py, vec![self.errors.note(&error); n]);
         }
         let errors = self.errors.clone();
-        let work = async move { session.read_into(keys, &buffer_ptrs, &sizes).await };
+        let work =
+            async move { session.read_into(Operation::BatchGetInto, keys, &buffer_ptrs, &sizes).await };
         awaitable(py, work, move |py, outcome| numbers(py, &errors, n, outcome))
     }
 
@@ -176,10 +178,10 @@ impl Store {
         };
         let pieces = |(pointer, size)| session.pieces(&[pointer], &[size]);
         let values = buffer_ptrs.into_iter().zip(sizes).map(pieces).collect();
-        let mode = if upsert { WriteMode::Upsert } else { WriteMode::Put };
+        let operation = if upsert { Operation::BatchUpsertFrom } else { Operation::BatchPutFrom };
         let errors = self.errors.clone();
         let work = async move {
-            let outcomes = session.write_pieces(mode, keys, values, &config).await?;
+            let outcomes = session.write_pieces(operation, keys, values, &config).await?;
             Ok(outcomes.into_iter().map(nothing).collect())
         };
         awaitable(py, work, move |py, outcome| numbers(py, &errors, n, outcome))

@@ -17,7 +17,7 @@ use std::time::Duration;
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_engine::addressed::Regions;
-use mooncake_store::client::{Client, ClientConfig, Reservation};
+use mooncake_store::client::{Client, ClientConfig, ClientPages, MAX_TIMEOUT, Reservation};
 use mooncake_store::local::{LocalClient, LocalConfig};
 use mooncake_transport::engine::EngineCode;
 use mooncake_transport::{Engine, Region, Slice};
@@ -49,6 +49,8 @@ static OPEN: Mutex<Vec<Weak<Session>>> = Mutex::new(Vec::new());
 /// One client of a cluster, from setup to close.
 pub(crate) struct Session {
     pub(crate) client: Member,
+    /// Pages over HTTP, while they are served.
+    pages: Mutex<Option<ClientPages>>,
     /// Memory of `alloc_from_mem_pool`.
     allocated: Mutex<Vec<HostMemory>>,
     pub(crate) regions: Arc<Regions>,
@@ -64,6 +66,7 @@ impl Session {
     fn new(client: Member, engine: Option<Arc<Regions>>) -> Arc<Self> {
         Arc::new(Self {
             client,
+            pages: Mutex::default(),
             allocated: Mutex::default(),
             regions: Arc::default(),
             engine,
@@ -129,7 +132,18 @@ impl Session {
         }
     }
 
+    /// Serves pages at this port, until it is closed.
+    async fn serve_pages(&self, port: u16) -> Result<()> {
+        let pages = self.client.own()?.serve_pages("0.0.0.0", port).await?;
+        *self.pages.lock() = Some(pages);
+        Ok(())
+    }
+
     async fn close(&self) -> Result<()> {
+        let pages = self.pages.lock().take();
+        if let Some(pages) = pages {
+            pages.stop().await;
+        }
         let outcome = self.client.close().await;
         let regions = self.regions.clone();
         let cleared = tokio::task::spawn_blocking(move || regions.clear()).await;
@@ -220,6 +234,20 @@ struct Setup {
     checksum: bool,
     /// Whether members on this host may share memory.
     share_memory: bool,
+    /// Whether what is done is counted, seconds between two summaries of that in the log, and a label of it.
+    metrics: bool,
+    metrics_interval: u32,
+    cluster_id: String,
+    /// Port of its pages, if it is to have any.
+    http_port: Option<u16>,
+    /// Whether bytes inside of this process take no wire, and whether replicas on faster wires are read first.
+    copy_in_process: bool,
+    score_replicas: bool,
+    /// Node of its memory.
+    numa_node: Option<u32>,
+    /// Longest time of a call, and of joining, in milliseconds.
+    timeout_ms: Option<u32>,
+    connect_timeout_ms: Option<u32>,
 }
 
 impl Setup {
@@ -232,13 +260,25 @@ impl Setup {
             tracing::debug!(devices = self.rdma_devices, "devices are not used with {protocol}");
         }
         let tenant = if self.tenant_id.is_empty() { "default" } else { &self.tenant_id };
-        let config = ClientConfig {
+        let millis = |ms: u32| Duration::from_millis(ms.into());
+        let mut config = ClientConfig {
             ports: self.first_port..=self.last_port,
             checksum: self.checksum,
             share_memory: self.share_memory,
-            memory: HostMemoryOptions { huge_pages: huge_pages(), ..Default::default() },
+            memory: HostMemoryOptions {
+                huge_pages: huge_pages(),
+                numa_node: self.numa_node,
+                ..Default::default()
+            },
+            copy_in_process: self.copy_in_process,
+            score_replicas: self.score_replicas,
+            metrics: self.metrics,
+            metrics_interval: Duration::from_secs(self.metrics_interval.into()),
+            cluster_id: self.cluster_id,
             ..ClientConfig::default()
         };
+        config.timeout = self.timeout_ms.map_or(TIMEOUT, millis).min(MAX_TIMEOUT);
+        config.connect_timeout = self.connect_timeout_ms.map_or(config.connect_timeout, millis);
         let builder = Client::builder()
             .config(config)
             .local_hostname(self.local_hostname)
@@ -247,8 +287,7 @@ impl Setup {
             .segment(self.global_segment_size.0)
             .local_buffer(self.local_buffer_size.0)
             .protocol(protocol)
-            .tenant(tenant)
-            .timeout(TIMEOUT);
+            .tenant(tenant);
         match engine {
             Some(engine) => builder.engine(engine).connect().await,
             None => builder.connect().await,
@@ -276,6 +315,7 @@ impl Store {
         // Members are found where the cluster's are; an engine that is known elsewhere lends its memory only.
         let shared = engine.filter(|engine| engine.metadata() == config.metadata_server);
         let shared = shared.map(|engine| engine.engine().engine().clone());
+        let http_port = config.http_port;
         let session = wait(py, async move {
             let is_shared = shared.is_some();
             let client = Member::Own(config.connect(shared).await?);
@@ -290,7 +330,14 @@ impl Store {
                 return Ok(if error.kind() == ErrorKind::Invalid { i64::from(number) } else { -1 });
             }
         };
-        self.set(py, session);
+        // Whoever was set up before has closed its pages then.
+        self.set(py, session.clone());
+        if let Some(port) = http_port {
+            // The existing one goes on without, too.
+            if let Err(error) = wait(py, session.serve_pages(port)) {
+                tracing::warn!(port, "no health and metrics over HTTP: {error}");
+            }
+        }
         Ok(0)
     }
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_store::client::Operation;
 use pyo3::prelude::*;
 
 use super::{NOT_SET_UP, Session, Store};
@@ -95,6 +96,7 @@ impl Session {
         let mut keys: Vec<&str> = wanted.keys.iter().flatten().map(String::as_str).collect();
         keys.sort_unstable();
         keys.dedup();
+        let begun = self.client.begin(Operation::GetIntoRanges);
         let located = self.client.locate(&keys).await?;
         let located: HashMap<&str, Result<Option<Located>>> = keys.into_iter().zip(located).collect();
         let mut reads = Vec::new();
@@ -110,7 +112,8 @@ impl Session {
             reads.extend(read);
             Ok(fragment.size.len())
         });
-        let mut outcomes = self.client.read_ranges(reads).await.into_iter().map(|(outcome, _)| outcome);
+        let read = self.client.counted(begun, self.client.read_ranges(reads)).await;
+        let mut outcomes = read.into_iter().map(|(outcome, _)| outcome);
         let mut places = places.into_iter();
         let mut settle = |planned: Result<usize>| {
             let len = planned? as u64;

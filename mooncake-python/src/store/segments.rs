@@ -180,11 +180,12 @@ impl Store {
         self.unmount_segment(py, segment_ids, grace_period_seconds)
     }
 
-    /// Stops offering this client's disk: there is none, so 0.
+    /// Stops offering this client's disk: there is none, so 0. A light client has no say in that: -1.
     #[pyo3(signature = (grace_period_seconds=Uint(0)))]
     fn unmount_local_disk_segment(&self, grace_period_seconds: Uint) -> PyResult<i64> {
         let _ = grace_period_seconds;
-        Ok(if self.session()?.is_some() { 0 } else { -1 })
+        let Some(session) = self.session()? else { return Ok(-1) };
+        Ok(self.unmounted(session.client.own().map(drop)))
     }
 
     /// Address of new memory that a `mooncake_client` can be given (`register_buffer`), until close; 0 when there is none, and for a store that was

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_store::client::{RangeWrite, Reservation};
+use mooncake_store::client::{Operation, RangeWrite, Reservation};
 use pyo3::prelude::*;
 
 use super::{NOT_SET_UP, Session, Store};
@@ -51,7 +51,9 @@ impl Session {
             }));
         }
         let lens: Vec<u64> = reads.iter().map(|read| read.into.len() as u64).collect();
-        let outcomes = self.client.read_ranges(reads).await.into_iter().map(|(outcome, _)| outcome);
+        let begun = self.client.begin(Operation::BatchGetIntoMultiBufferRanges);
+        let read = self.client.counted(begun, self.client.read_ranges(reads)).await;
+        let outcomes = read.into_iter().map(|(outcome, _)| outcome);
         Ok(sums(plans, outcomes.zip(lens)))
     }
 

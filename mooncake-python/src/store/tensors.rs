@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, Result};
-use mooncake_store::api::WriteMode;
+use mooncake_store::client::Operation;
 use mooncake_transport::{Slice, SliceMut};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -391,7 +391,7 @@ impl Store {
         }
         let headers = Arc::new(keep);
         let owner = owner(owners);
-        let mode = if upsert { WriteMode::Upsert } else { WriteMode::Put };
+        let operation = if upsert { Operation::BatchUpsertFrom } else { Operation::BatchPutFrom };
         let outcomes = wait(py, async {
             let mut leases = Vec::new();
             let (mut keys, mut values) = (Vec::with_capacity(n), Vec::with_capacity(n));
@@ -407,7 +407,7 @@ impl Store {
                     Ok(pieces)
                 }));
             }
-            session.write_pieces(mode, keys, values, &config).await
+            session.write_pieces(operation, keys, values, &config).await
         });
         Ok(self.codes(n, outcomes))
     }

@@ -2,7 +2,7 @@
 
 use mooncake_core::{Error, Result};
 use mooncake_engine::addressed::foreign;
-use mooncake_store::api::WriteMode;
+use mooncake_store::client::Operation;
 use mooncake_transport::Slice;
 use pyo3::prelude::*;
 
@@ -28,7 +28,7 @@ impl Session {
     /// Writes those items that can be, each for itself.
     pub(super) async fn write_pieces(
         &self,
-        mode: WriteMode,
+        operation: Operation,
         keys: Vec<String>,
         values: Vec<Pieces>,
         config: &mooncake_core::replica::ReplicateConfig,
@@ -49,7 +49,7 @@ impl Session {
             }
         }
         config.group_ids = groups.map(|_| kept);
-        let mut written = self.write(mode, &items, &config).await?.into_iter();
+        let mut written = self.write(operation, &items, &config).await?.into_iter();
         let lost = || Err(Error::internal("an answer without an item"));
         Ok(outcomes.into_iter().map(|known| known.or_else(|| written.next()).unwrap_or_else(lost)).collect())
     }
@@ -61,6 +61,7 @@ impl Session {
         pointers: &[Vec<Uint>],
         sizes: &[Vec<Uint>],
     ) -> Result<Vec<Result<u64>>> {
+        let begun = self.client.begin(Operation::BatchGetIntoMultiBuffers);
         let located = self.client.locate(keys).await?;
         let mut reads = Vec::new();
         let mut plans = Vec::with_capacity(keys.len());
@@ -89,7 +90,8 @@ impl Session {
                 (size, count)
             }));
         }
-        let mut outcomes = self.client.read_ranges(reads).await.into_iter().map(|(outcome, _)| outcome);
+        let read = self.client.counted(begun, self.client.read_ranges(reads)).await;
+        let mut outcomes = read.into_iter().map(|(outcome, _)| outcome);
         let total = |plan: Result<(u64, usize)>| {
             let (size, count) = plan?;
             // Every part is taken, whether or not one before it failed.
@@ -101,6 +103,7 @@ impl Session {
 
     pub(super) async fn read_into(
         &self,
+        operation: Operation,
         keys: Vec<String>,
         pointers: &[Uint],
         sizes: &[Uint],
@@ -116,7 +119,8 @@ impl Session {
                 Err(error) => outcomes.push(Some(Err(error))),
             }
         }
-        let read = self.client.batch_get_into(items).await?;
+        let begun = self.client.begin(operation);
+        let read = self.client.counted(begun, self.client.batch_get_into(items)).await?;
         let mut read = read.into_iter().map(|outcome| match outcome? {
             Some(len) => Ok(len as u64),
             None => Err(Error::from(mooncake_core::ErrorCode::ObjectNotFound)),
@@ -130,7 +134,7 @@ impl Store {
     fn write_from(
         &self,
         py: Python<'_>,
-        mode: WriteMode,
+        operation: Operation,
         keys: Vec<String>,
         pointers: &[Vec<Uint>],
         sizes: &[Vec<Uint>],
@@ -144,20 +148,20 @@ impl Store {
             Err(error) => return Ok(vec![i64::from(self.errors.note(&error)); n]),
         };
         let values = pointers.iter().zip(sizes).map(|(p, s)| session.pieces(p, s)).collect();
-        Ok(self.codes(n, wait(py, session.write_pieces(mode, keys, values, &config))))
+        Ok(self.codes(n, wait(py, session.write_pieces(operation, keys, values, &config))))
     }
 
     fn write_one_from(
         &self,
         py: Python<'_>,
-        mode: WriteMode,
+        operation: Operation,
         key: String,
         pieces: (&[Uint], &[Uint]),
         config: &Config<'_>,
     ) -> PyResult<i64> {
         let codes = self.write_from(
             py,
-            mode,
+            operation,
             vec![key],
             &[pieces.0.to_vec()],
             &[pieces.1.to_vec()],
@@ -169,7 +173,7 @@ impl Store {
     fn write_buffer(
         &self,
         py: Python<'_>,
-        mode: WriteMode,
+        operation: Operation,
         key: String,
         (pointer, size): (Uint, Uint),
         config: &Config<'_>,
@@ -178,7 +182,7 @@ impl Store {
             // The existing store says so, and stores nothing.
             return Ok(0);
         }
-        self.write_one_from(py, mode, key, (&[pointer], &[size]), config)
+        self.write_one_from(py, operation, key, (&[pointer], &[size]), config)
     }
 }
 
@@ -223,7 +227,7 @@ impl Store {
         size: Uint,
         config: Config<'_>,
     ) -> PyResult<i64> {
-        self.write_buffer(py, WriteMode::Put, key, (buffer_ptr, size), &config)
+        self.write_buffer(py, Operation::PutFrom, key, (buffer_ptr, size), &config)
     }
 
     /// `upsert` from registered memory.
@@ -236,7 +240,7 @@ impl Store {
         size: Uint,
         config: Config<'_>,
     ) -> PyResult<i64> {
-        self.write_buffer(py, WriteMode::Upsert, key, (buffer_ptr, size), &config)
+        self.write_buffer(py, Operation::UpsertFrom, key, (buffer_ptr, size), &config)
     }
 
     /// Stores metadata and data, both in registered memory, as one value: metadata first.
@@ -253,7 +257,7 @@ impl Store {
         config: Config<'_>,
     ) -> PyResult<i64> {
         let pieces = ([metadata_buffer_ptr, buffer_ptr], [metadata_size, size]);
-        self.write_one_from(py, WriteMode::Put, key, (&pieces.0, &pieces.1), &config)
+        self.write_one_from(py, Operation::PutFrom, key, (&pieces.0, &pieces.1), &config)
     }
 
     /// `put_from` of many values; a code for each.
@@ -266,7 +270,14 @@ impl Store {
         sizes: Vec<Uint>,
         config: Config<'_>,
     ) -> PyResult<Vec<i64>> {
-        self.write_from(py, WriteMode::Put, keys, &singles(&buffer_ptrs), &singles(&sizes), (&config, false))
+        self.write_from(
+            py,
+            Operation::BatchPutFrom,
+            keys,
+            &singles(&buffer_ptrs),
+            &singles(&sizes),
+            (&config, false),
+        )
     }
 
     /// `upsert_from` of many values; a code for each.
@@ -281,7 +292,7 @@ impl Store {
     ) -> PyResult<Vec<i64>> {
         self.write_from(
             py,
-            WriteMode::Upsert,
+            Operation::BatchUpsertFrom,
             keys,
             &singles(&buffer_ptrs),
             &singles(&sizes),
@@ -299,13 +310,20 @@ impl Store {
         all_sizes: Vec<Vec<Uint>>,
         config: Config<'_>,
     ) -> PyResult<Vec<i64>> {
-        self.write_from(py, WriteMode::Put, keys, &all_buffer_ptrs, &all_sizes, (&config, true))
+        self.write_from(
+            py,
+            Operation::BatchPutFromMultiBuffers,
+            keys,
+            &all_buffer_ptrs,
+            &all_sizes,
+            (&config, true),
+        )
     }
 
     /// Reads a value into registered memory: its length, -704 when it is not there, -600 when it is longer than the memory.
     fn get_into(&self, py: Python<'_>, key: String, buffer_ptr: Uint, size: Uint) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
-        let outcome = wait(py, session.read_into(vec![key], &[buffer_ptr], &[size]));
+        let outcome = wait(py, session.read_into(Operation::GetInto, vec![key], &[buffer_ptr], &[size]));
         Ok(self.counts(1, outcome).first().copied().unwrap_or(NOT_SET_UP))
     }
 
@@ -322,7 +340,7 @@ impl Store {
         if let Err(error) = self.same_length(&[n, buffer_ptrs.len(), sizes.len()]) {
             return Ok(self.counts(n, Err(error)));
         }
-        Ok(self.counts(n, wait(py, session.read_into(keys, &buffer_ptrs, &sizes))))
+        Ok(self.counts(n, wait(py, session.read_into(Operation::BatchGetInto, keys, &buffer_ptrs, &sizes))))
     }
 
     /// Reads values into several buffers each, filled in order. Their sizes must add up to that of the value.

@@ -20,6 +20,7 @@ use tokio::sync::watch;
 
 use super::config::ClientConfig;
 use super::deadline::Deadline;
+use super::metrics::Metrics;
 use super::peers::Unreachable;
 use super::staging::Staging;
 use super::{Client, Inner, names, version};
@@ -373,7 +374,8 @@ impl<W: Wires> ClientBuilder<W> {
         }
         config.validate()?;
         let deadline = Deadline::after(&config.clock, config.connect_timeout);
-        let api = master.api(&config);
+        let metrics = config.metrics.then(|| Arc::new(Metrics::new(config.clock.clone())));
+        let api = master.api(&config, metrics.as_deref());
         find(&api, &deadline).await.map_err(|error| error.context(format!("{master:?}")))?;
 
         let mut rng = Rng::from_os();
@@ -424,6 +426,7 @@ impl<W: Wires> ClientBuilder<W> {
                 keeps_engine,
                 directory,
                 unreachable: Unreachable::new(config.clock.clone(), config.peer_cooldown),
+                metrics,
                 rng: Mutex::new(rng),
                 turn: AtomicUsize::new(0),
                 runtime,
@@ -436,6 +439,7 @@ impl<W: Wires> ClientBuilder<W> {
         if let Some(cluster) = embedded {
             client.inner.runtime.spawn(keep_ticking(cluster, client.inner.closed.subscribe()));
         }
+        client.start_summaries();
         if client.inner.config.segment > 0 {
             client.mount(client.inner.config.segment).await?;
         }
@@ -460,12 +464,13 @@ async fn start<T: Transport>(
 }
 
 impl MasterHandle {
-    fn api(&self, config: &ClientConfig) -> Arc<dyn MasterApi> {
+    fn api(&self, config: &ClientConfig, metrics: Option<&Metrics>) -> Arc<dyn MasterApi> {
         match &self.0 {
             Kind::Remote(address) => {
                 let options = RpcOptions {
                     connect_timeout: config.timeout,
                     call_timeout: config.timeout,
+                    meter: metrics.map(|metrics| metrics.calls.clone()),
                     ..RpcOptions::default()
                 };
                 Arc::new(RemoteMaster::new(address.clone(), options))

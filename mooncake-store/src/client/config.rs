@@ -47,6 +47,14 @@ pub struct ClientConfig {
     /// or removed within the last two or three seconds may be missing, or be there again. Costs a pass over the bytes of objects that stay that long,
     /// in at most a tenth of one core's time. A master of the existing system, and one in the client's own process, know nothing of it.
     pub outlive_master: bool,
+    /// Whether what the client does is counted (`Client::metrics`, the pages of the `http` feature). Costs some additions a call.
+    pub metrics: bool,
+    /// Time between two summaries of that in the log. Zero: none.
+    pub metrics_interval: Duration,
+    /// Label `cluster_id` of its metrics, unless empty.
+    pub cluster_id: String,
+    /// Of the replicas on other hosts, those on faster wires are read first, and do not take turns with others.
+    pub score_replicas: bool,
     /// Tenant of every key.
     pub tenant: String,
     /// Longest time any one operation takes, whatever happens to the others; in it fall master calls, connecting,
@@ -81,6 +89,10 @@ impl Default for ClientConfig {
             share_memory: true,
             checksum: false,
             outlive_master: true,
+            metrics: true,
+            metrics_interval: Duration::ZERO,
+            cluster_id: String::new(),
+            score_replicas: false,
             tenant: DEFAULT_TENANT.into(),
             timeout: Duration::from_secs(5),
             room_patience: Duration::from_secs(5),
@@ -132,7 +144,7 @@ impl ClientConfig {
 
 /// Longest an operation may take. No write ends, and none is posted, later than this after space for it was asked for:
 /// before the key can be somebody else's (30 s), and well before the space can (600 s).
-pub(crate) const MAX_TIMEOUT: Duration = Duration::from_secs(25);
+pub const MAX_TIMEOUT: Duration = Duration::from_secs(25);
 
 fn buffer_size(name: &str, bytes: u64, max: u64) -> Result<()> {
     if bytes != 0 && !(MIN_BUFFER..=max).contains(&bytes) {

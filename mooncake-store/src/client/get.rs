@@ -17,6 +17,7 @@ use mooncake_transport::{BufferPool, PoolConfig, SliceMut, Source, Transport};
 
 use super::buffers::{Front, Incoming};
 use super::deadline::{Deadline, late};
+use super::metrics::{Counting, Operation};
 use super::{Inner, again, shown};
 
 /// How often the master is asked where an object lies.
@@ -45,9 +46,11 @@ pub(super) struct Outcome<T: Transport> {
 /// Reads every key, each for itself. The outer error means that nothing is known of any; the slices come back in any case.
 pub(super) async fn read<T: Transport>(
     client: &Arc<Inner<T>>,
+    operation: Operation,
     keys: &[&[u8]],
     wants: Vec<Want<T>>,
 ) -> (Result<()>, Vec<Outcome<T>>) {
+    let mut counting = client.counting(operation);
     let deadline = client.deadline();
     let mut reads: Vec<Read<'_, T>> =
         keys.iter().zip(wants).map(|(key, want)| Read::new(key, want)).collect();
@@ -61,13 +64,19 @@ pub(super) async fn read<T: Transport>(
             break;
         }
         match locate(client, &mut reads, &pending, &deadline).await {
-            Ok(()) => fetch(client, &mut reads, &deadline).await,
+            Ok(()) => fetch(client, &mut reads, &deadline, &mut counting).await,
             // What the first round came to stands.
             Err(error) if round == 0 => asked = Err(error),
             Err(_) => break,
         }
     }
-    (asked, reads.into_iter().map(Read::outcome).collect())
+    let outcomes: Vec<Outcome<T>> = reads.into_iter().map(Read::outcome).collect();
+    match &asked {
+        Ok(()) => outcomes.iter().for_each(|outcome| counting.read(&outcome.result)),
+        Err(error) => outcomes.iter().for_each(|_| counting.failed(error.kind())),
+    }
+    counting.end();
+    (asked, outcomes)
 }
 
 /// One key's way through a read.
@@ -203,7 +212,12 @@ async fn locate<T: Transport>(
 }
 
 /// Reads what has been located, from one replica after the other until one gives the bytes.
-async fn fetch<T: Transport>(client: &Arc<Inner<T>>, reads: &mut [Read<'_, T>], deadline: &Deadline) {
+async fn fetch<T: Transport>(
+    client: &Arc<Inner<T>>,
+    reads: &mut [Read<'_, T>],
+    deadline: &Deadline,
+    counting: &mut Counting<'_>,
+) {
     loop {
         let mut endpoints: Vec<String> = Vec::new();
         let mut wanted: Vec<(usize, usize, MemoryLocation)> = Vec::new();
@@ -223,6 +237,7 @@ async fn fetch<T: Transport>(client: &Arc<Inner<T>>, reads: &mut [Read<'_, T>], 
         let peers = client.reach_all(&endpoints, deadline).await;
         // A member that keeps us waiting must not use up the time of the one that stands in for it.
         let landing = if others { deadline.portion(1, 2) } else { deadline.portion(15, 16) };
+        let (since, mut bytes) = (counting.moving(), 0);
         // One ticket per member, so that a slow one does not cost the others their leases.
         let mut flights = FuturesUnordered::new();
         for (peer, reached) in peers.iter().enumerate() {
@@ -259,9 +274,11 @@ async fn fetch<T: Transport>(client: &Arc<Inner<T>>, reads: &mut [Read<'_, T>], 
             let now = client.config.clock.now();
             for ((i, result), request) in of.into_iter().zip(results).zip(requests) {
                 client.note(&endpoints[peer], &result);
+                bytes += if result.is_ok() { request.transfer.buffer.local().span.len as u64 } else { 0 };
                 reads[i].landed(result, request.transfer.buffer, now);
             }
         }
+        counting.moved(since, bytes);
     }
 }
 
@@ -291,14 +308,22 @@ impl<T: Transport> Read<'_, T> {
 }
 
 impl<T: Transport> Inner<T> {
-    /// Puts the best replica last: our own memory, then our own host, then the others, taking turns.
+    /// Puts the best replica last: our own memory, then our own host, then the others, taking turns or by their wire.
     pub(super) fn rank(&self, replicas: &mut [MemoryLocation]) {
         if replicas.len() < 2 {
             return;
         }
         let turn = self.turn.fetch_add(1, Ordering::Relaxed) % replicas.len();
         replicas.rotate_left(turn);
-        replicas.sort_by_key(|at| if self.holds(at) { 2 } else { u8::from(self.is_near(&at.endpoint)) });
+        let score = |at: &MemoryLocation| match &*at.protocol {
+            _ if !self.config.score_replicas => 0,
+            "rdma" => 2,
+            "tcp" => 1,
+            _ => 0,
+        };
+        let near =
+            |at: &MemoryLocation| if self.holds(at) { 2 } else { u8::from(self.is_near(&at.endpoint)) };
+        replicas.sort_by_key(|at| (near(at), score(at)));
     }
 
     fn holds(&self, at: &MemoryLocation) -> bool {

@@ -9,9 +9,12 @@ mod deadline;
 mod get;
 mod heartbeat;
 mod inventory;
+mod metrics;
 mod mount;
 mod names;
 mod objects;
+#[cfg(feature = "http")]
+mod pages;
 mod peers;
 mod put;
 mod ranges;
@@ -20,6 +23,7 @@ mod room;
 mod send;
 mod sessions;
 mod staging;
+mod summary;
 mod tasks;
 mod version;
 
@@ -37,8 +41,11 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 pub use self::builder::{BuiltIn, ClientBuilder, Given, MasterHandle, Setting, Wires};
-pub use self::config::ClientConfig;
+pub use self::config::{ClientConfig, MAX_TIMEOUT};
+pub use self::metrics::{Begun, Metrics, Operation};
 pub use self::objects::ReadInto;
+#[cfg(feature = "http")]
+pub use self::pages::ClientPages;
 pub use self::put::PutOutcome;
 pub use self::ranges::{Located, RangeOutcome, RangeRead};
 pub use self::sessions::{RangeWrite, Reservation};
@@ -95,6 +102,7 @@ pub(crate) struct Inner<T: Transport> {
     keeps_engine: bool,
     directory: Directory,
     unreachable: Unreachable,
+    metrics: Option<Arc<Metrics>>,
     rng: Mutex<Rng>,
     turn: AtomicUsize,
     runtime: Handle,

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::Client;
 use super::buffers::Incoming;
 use super::get::{self, Outcome, Want};
+use super::metrics::Operation;
 use super::put::{self, Item, Payload, PutOutcome};
 use crate::api::WriteMode;
 
@@ -34,7 +35,8 @@ impl<T: Transport> Client<T> {
         value: impl AsRef<[u8]>,
         config: &ReplicateConfig,
     ) -> Result<PutOutcome> {
-        self.write_one(WriteMode::Put, key.as_ref(), Payload::Bytes(value.as_ref()), config).await
+        self.write_one(WriteMode::Put, Operation::Put, key.as_ref(), Payload::Bytes(value.as_ref()), config)
+            .await
     }
 
     /// [`put`](Self::put) of bytes that stay as they are, so that a wire that does not ask for registered memory (TCP does
@@ -45,7 +47,7 @@ impl<T: Transport> Client<T> {
         value: &Bytes,
         config: &ReplicateConfig,
     ) -> Result<PutOutcome> {
-        self.write_one(WriteMode::Put, key.as_ref(), Payload::Shared(value), config).await
+        self.write_one(WriteMode::Put, Operation::Put, key.as_ref(), Payload::Shared(value), config).await
     }
 
     /// [`put_bytes`](Self::put_bytes) of many values, as [`batch_put`](Self::batch_put).
@@ -58,7 +60,7 @@ impl<T: Transport> Client<T> {
         config: &ReplicateConfig,
     ) -> Result<Vec<Result<PutOutcome>>> {
         let items: Vec<_> = items.iter().map(|(k, v)| item(k, Payload::Shared(v))).collect();
-        put::write(&self.inner, WriteMode::Put, &items, config).await
+        put::write(&self.inner, WriteMode::Put, Operation::PutBatch, &items, config).await
     }
 
     /// [`put`](Self::put) from registered memory: the bytes go from there to where they are kept, without a copy between.
@@ -68,7 +70,7 @@ impl<T: Transport> Client<T> {
         value: &Slice<T>,
         config: &ReplicateConfig,
     ) -> Result<PutOutcome> {
-        self.write_one(WriteMode::Put, key.as_ref(), Payload::Slice(value), config).await
+        self.write_one(WriteMode::Put, Operation::PutFrom, key.as_ref(), Payload::Slice(value), config).await
     }
 
     /// Stores a value in place of the one that is there, if any. Readers see the old one or the new one, never a mixture.
@@ -78,7 +80,7 @@ impl<T: Transport> Client<T> {
     pub async fn upsert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         let config = ReplicateConfig::default();
         let value = Payload::Bytes(value.as_ref());
-        self.write_one(WriteMode::Upsert, key.as_ref(), value, &config).await.map(drop)
+        self.write_one(WriteMode::Upsert, Operation::Upsert, key.as_ref(), value, &config).await.map(drop)
     }
 
     /// [`upsert`](Self::upsert) from registered memory.
@@ -88,7 +90,9 @@ impl<T: Transport> Client<T> {
         value: &Slice<T>,
         config: &ReplicateConfig,
     ) -> Result<()> {
-        self.write_one(WriteMode::Upsert, key.as_ref(), Payload::Slice(value), config).await.map(drop)
+        self.write_one(WriteMode::Upsert, Operation::UpsertFrom, key.as_ref(), Payload::Slice(value), config)
+            .await
+            .map(drop)
     }
 
     /// Stores many values: one call to the master before and one after, one posting per member. Each may fail on its own.
@@ -101,7 +105,7 @@ impl<T: Transport> Client<T> {
         config: &ReplicateConfig,
     ) -> Result<Vec<Result<PutOutcome>>> {
         let items: Vec<_> = items.iter().map(|(k, v)| item(k, Payload::Bytes(v.as_ref()))).collect();
-        put::write(&self.inner, WriteMode::Put, &items, config).await
+        put::write(&self.inner, WriteMode::Put, Operation::PutBatch, &items, config).await
     }
 
     /// [`batch_put`](Self::batch_put) from registered memory.
@@ -114,7 +118,7 @@ impl<T: Transport> Client<T> {
         config: &ReplicateConfig,
     ) -> Result<Vec<Result<PutOutcome>>> {
         let items: Vec<_> = items.iter().map(|(k, v)| item(k, Payload::Slice(v))).collect();
-        put::write(&self.inner, WriteMode::Put, &items, config).await
+        put::write(&self.inner, WriteMode::Put, Operation::BatchPutFrom, &items, config).await
     }
 
     /// [`upsert`](Self::upsert) of many values.
@@ -127,7 +131,8 @@ impl<T: Transport> Client<T> {
         config: &ReplicateConfig,
     ) -> Result<Vec<Result<()>>> {
         let items: Vec<_> = items.iter().map(|(k, v)| item(k, Payload::Bytes(v.as_ref()))).collect();
-        let outcomes = put::write(&self.inner, WriteMode::Upsert, &items, config).await?;
+        let outcomes =
+            put::write(&self.inner, WriteMode::Upsert, Operation::UpsertBatch, &items, config).await?;
         Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
     }
 
@@ -141,7 +146,8 @@ impl<T: Transport> Client<T> {
         config: &ReplicateConfig,
     ) -> Result<Vec<Result<()>>> {
         let items: Vec<_> = items.iter().map(|(k, v)| item(k, Payload::Slice(v))).collect();
-        let outcomes = put::write(&self.inner, WriteMode::Upsert, &items, config).await?;
+        let outcomes =
+            put::write(&self.inner, WriteMode::Upsert, Operation::BatchUpsertFrom, &items, config).await?;
         Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
     }
 
@@ -155,7 +161,7 @@ impl<T: Transport> Client<T> {
         config: &ReplicateConfig,
     ) -> Result<Vec<Result<PutOutcome>>> {
         let items: Vec<_> = items.iter().map(|(k, v)| item(k, Payload::Pieces(v))).collect();
-        put::write(&self.inner, WriteMode::Put, &items, config).await
+        put::write(&self.inner, WriteMode::Put, Operation::BatchPutFromMultiBuffers, &items, config).await
     }
 
     /// [`batch_upsert_from`](Self::batch_upsert_from) with each value in pieces that follow each other.
@@ -168,18 +174,20 @@ impl<T: Transport> Client<T> {
         config: &ReplicateConfig,
     ) -> Result<Vec<Result<()>>> {
         let items: Vec<_> = items.iter().map(|(k, v)| item(k, Payload::Pieces(v))).collect();
-        let outcomes = put::write(&self.inner, WriteMode::Upsert, &items, config).await?;
+        let outcomes =
+            put::write(&self.inner, WriteMode::Upsert, Operation::BatchUpsertFrom, &items, config).await?;
         Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
     }
 
     async fn write_one(
         &self,
         mode: WriteMode,
+        operation: Operation,
         key: &[u8],
         value: Payload<'_, T>,
         config: &ReplicateConfig,
     ) -> Result<PutOutcome> {
-        one(put::write(&self.inner, mode, &[Item { key, value }], config).await?)
+        one(put::write(&self.inner, mode, operation, &[Item { key, value }], config).await?)
     }
 }
 
@@ -193,7 +201,7 @@ impl<T: Transport> Client<T> {
     /// `LEASE_EXPIRED` when the bytes came too late to be trusted, twice; kind `Unavailable` or `Timeout` when the
     /// master does not answer; `BUFFER_OVERFLOW` when there is no memory for the value.
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Bytes>> {
-        one(self.read_anywhere(&[key.as_ref()]).await?)
+        one(self.read_anywhere(Operation::GetBuffer, &[key.as_ref()]).await?)
     }
 
     /// Reads a value to the front of registered memory, without a copy between. Gives its length, `None` for a miss, and the
@@ -202,7 +210,8 @@ impl<T: Transport> Client<T> {
     /// # Errors
     /// As [`get`](Self::get), and `INVALID_PARAMS` when the value is longer than the memory.
     pub async fn get_into(&self, key: impl AsRef<[u8]>, into: SliceMut<T>) -> ReadInto<T> {
-        let (asked, mut outcomes) = get::read(&self.inner, &[key.as_ref()], vec![Want::Into(into)]).await;
+        let (asked, mut outcomes) =
+            get::read(&self.inner, Operation::GetInto, &[key.as_ref()], vec![Want::Into(into)]).await;
         let (result, slice) = into_slice(outcomes.remove(0));
         (asked.and(result), slice)
     }
@@ -212,7 +221,7 @@ impl<T: Transport> Client<T> {
     /// # Errors
     /// The outer one means that nothing is known of any.
     pub async fn batch_get<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Result<Option<Bytes>>>> {
-        self.read_anywhere(&slices(keys)).await
+        self.read_anywhere(Operation::BatchGetBuffer, &slices(keys)).await
     }
 
     /// [`get_into`](Self::get_into) of many keys. Every slice comes back, in order.
@@ -225,7 +234,7 @@ impl<T: Transport> Client<T> {
     ) -> (Result<()>, Vec<ReadInto<T>>) {
         let (keys, wants): (Vec<K>, Vec<Want<T>>) =
             items.into_iter().map(|(key, slice)| (key, Want::Into(slice))).unzip();
-        let (asked, outcomes) = get::read(&self.inner, &slices(&keys), wants).await;
+        let (asked, outcomes) = get::read(&self.inner, Operation::BatchGetInto, &slices(&keys), wants).await;
         (asked, outcomes.into_iter().map(into_slice).collect())
     }
 
@@ -295,9 +304,13 @@ impl<T: Transport> Client<T> {
         inner.deadline().bound("exist", inner.master.exist(&inner.config.tenant, keys)).await
     }
 
-    async fn read_anywhere(&self, keys: &[&[u8]]) -> Result<Vec<Result<Option<Bytes>>>> {
+    async fn read_anywhere(
+        &self,
+        operation: Operation,
+        keys: &[&[u8]],
+    ) -> Result<Vec<Result<Option<Bytes>>>> {
         let wants = keys.iter().map(|_| Want::Anywhere).collect();
-        let (asked, outcomes) = get::read(&self.inner, keys, wants).await;
+        let (asked, outcomes) = get::read(&self.inner, operation, keys, wants).await;
         asked?;
         let value = |outcome: Outcome<T>| {
             let found = outcome.result?;

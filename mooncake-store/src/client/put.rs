@@ -20,6 +20,7 @@ use mooncake_transport::{Slice, Transport};
 use super::buffers::Outgoing;
 use super::checksum::Sum;
 use super::deadline::{Deadline, late};
+use super::metrics::Operation;
 use super::room::{Room, may_come, too_large};
 use super::send::{Flight, Target};
 use super::{Inner, again, shown};
@@ -127,10 +128,12 @@ type Outcomes = Vec<Option<Result<PutOutcome>>>;
 pub(crate) async fn write<T: Transport>(
     client: &Arc<Inner<T>>,
     mode: WriteMode,
+    operation: Operation,
     items: &[Item<'_, T>],
     config: &ReplicateConfig,
 ) -> Result<Vec<Result<PutOutcome>>> {
     client.usable()?;
+    let mut counting = client.counting(operation);
     let deadline = client.deadline();
     let mut outcomes: Outcomes = items.iter().map(|item| refusal(client, item).map(Err)).collect();
     let mut room = Room::new(client, &deadline);
@@ -155,7 +158,9 @@ pub(crate) async fn write<T: Transport>(
             }
         }
         asked = true;
+        let since = counting.moving();
         writing.transfer(items).await;
+        counting.moved(since, writing.landed_bytes(items));
         writing.finish(attempt + 1 == ATTEMPTS, &mut outcomes).await;
         attempt += usize::from(pending.iter().any(|&i| outcomes[i].is_none()));
         let mut full = pending;
@@ -165,7 +170,11 @@ pub(crate) async fn write<T: Transport>(
         }
     }
     let lost = || Err(Error::internal("a put without an outcome"));
-    Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(lost).map_err(too_large)).collect())
+    let ended: Vec<_> =
+        outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(lost).map_err(too_large)).collect();
+    ended.iter().zip(items).for_each(|(outcome, item)| counting.written(outcome, item.value.len()));
+    counting.end();
+    Ok(ended)
 }
 
 /// Tells the master of members that could not be reached, before it is asked for space.
@@ -416,6 +425,13 @@ impl<'a, T: Transport> Writing<'a, T> {
         if !written {
             self.grants[grant].fail(Error::internal("the master granted no memory to write to"));
         }
+    }
+
+    /// Bytes that have arrived, at every replica.
+    fn landed_bytes(&self, items: &[Item<'_, T>]) -> u64 {
+        let landed = self.targets.iter().map(|target| &self.grants[target.grant]);
+        let landed = landed.filter(|grant| grant.failure.is_none());
+        landed.map(|grant| items[grant.item].value.len() as u64).sum()
     }
 
     /// Index of the member at that endpoint.

@@ -10,6 +10,7 @@ use mooncake_transport::{SliceMut, Transport};
 
 use super::checksum::Sum;
 use super::deadline::{Deadline, late};
+use super::metrics::{Counting, Operation};
 use super::{Client, Inner, again, shown};
 
 /// Where an object lay when the master was asked, and until when that holds. Cheap to clone.
@@ -64,6 +65,7 @@ impl<T: Transport> Client<T> {
         let inner = &self.inner;
         let asked = inner.config.clock.now();
         let answers = self.batch_replicas(keys).await?;
+        inner.missed(answers.iter().filter(|answer| matches!(answer, Ok(None))).count());
         let located = |(key, answer): (&K, Result<Option<ReplicaList>>)| {
             answer?.map(|list| inner.located(key.as_ref(), list, asked)).transpose()
         };
@@ -75,6 +77,7 @@ impl<T: Transport> Client<T> {
     /// trusted. A range that is the whole object is compared with its checksum, when this client compares
     /// ([`ClientConfig::checksum`](super::ClientConfig::checksum)).
     pub async fn read_ranges(&self, reads: Vec<RangeRead<T>>) -> Vec<RangeOutcome<T>> {
+        let mut counting = self.inner.counting(Operation::GetIntoRanges);
         let deadline = self.inner.deadline();
         let usable = self.inner.usable();
         let mut ranges: Vec<Range<T>> = reads.into_iter().map(Range::new).collect();
@@ -83,11 +86,14 @@ impl<T: Transport> Client<T> {
         }
         let tries = ranges.iter().map(|range| range.object.place.replicas.len()).max().unwrap_or(0);
         for attempt in 0..tries {
-            if !self.inner.fetch(&mut ranges, attempt, attempt + 1 < tries, &deadline).await {
+            if !self.inner.fetch(&mut ranges, attempt, attempt + 1 < tries, &deadline, &mut counting).await {
                 break;
             }
         }
-        ranges.into_iter().filter_map(Range::finish).collect()
+        let ended: Vec<_> = ranges.into_iter().filter_map(Range::finish).collect();
+        ended.iter().for_each(|(outcome, into)| counting.part(outcome, into.len()));
+        counting.end();
+        ended
     }
 }
 
@@ -150,7 +156,14 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Tries what is open at the replica of that rank; whether anything was tried.
-    async fn fetch(&self, ranges: &mut [Range<T>], rank: usize, more: bool, deadline: &Deadline) -> bool {
+    async fn fetch(
+        &self,
+        ranges: &mut [Range<T>],
+        rank: usize,
+        more: bool,
+        deadline: &Deadline,
+        counting: &mut Counting<'_>,
+    ) -> bool {
         let mut endpoints: Vec<String> = Vec::new();
         let mut wanted: Vec<(usize, usize, u64)> = Vec::new();
         for (i, range) in ranges.iter().enumerate().filter(|(_, range)| range.outcome.is_none()) {
@@ -187,6 +200,7 @@ impl<T: Transport> Inner<T> {
                 }
             }
         });
+        let (since, mut bytes) = (counting.moving(), 0);
         let flights: Vec<_> = flights.collect();
         // The caller's own memory has to come back, so it is waited for; a wire ends its transfers in time.
         for (peer, of, (results, requests)) in futures::future::join_all(flights).await.into_iter().flatten()
@@ -194,9 +208,11 @@ impl<T: Transport> Inner<T> {
             let now = self.config.clock.now();
             for ((i, result), request) in of.into_iter().zip(results).zip(requests) {
                 self.note(&endpoints[peer], &result);
+                bytes += if result.is_ok() { request.transfer.buffer.len() as u64 } else { 0 };
                 ranges[i].landed(result, request.transfer.buffer, now);
             }
         }
+        counting.moved(since, bytes);
         if deadline.is_over() {
             for range in ranges.iter_mut().filter(|range| range.outcome.is_none()) {
                 range.failure.get_or_insert_with(|| late("a transfer"));

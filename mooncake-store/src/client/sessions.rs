@@ -7,6 +7,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::engine::Request;
 use mooncake_transport::{Slice, Transport};
 
+use super::metrics::Operation;
 use super::put::{Attempt, OURS_FOR, of_some};
 use super::room::{Room, may_come, too_large};
 use super::{Client, again, shown};
@@ -109,6 +110,7 @@ impl<T: Transport> Client<T> {
     /// have taken it back, and whatever keeps the bytes from landing.
     pub async fn write_ranges(&self, writes: Vec<RangeWrite<'_, T>>) -> Vec<Result<()>> {
         let inner = &self.inner;
+        let mut counting = inner.counting(Operation::BatchPutFromMultiBufferRanges);
         let deadline = inner.deadline();
         let now = inner.config.clock.now();
         let mut outcomes: Vec<Result<()>> =
@@ -136,17 +138,22 @@ impl<T: Transport> Client<T> {
                 Err(error) => outcomes[i] = Err(again(error)),
             }
         }
-        if requests.is_empty() {
-            return outcomes;
-        }
         let landing = deadline.portion(15, 16);
-        let (results, _) = inner.engine.post_write(requests, Some(landing)).results().await;
+        let (since, mut bytes) = (counting.moving(), 0);
+        let results = match requests.is_empty() {
+            true => Vec::new(),
+            false => inner.engine.post_write(requests, Some(landing)).results().await.0,
+        };
         for ((peer, i), result) in of.into_iter().zip(results) {
             inner.note(&endpoints[peer], &result);
+            bytes += if result.is_ok() { writes[i].from.len() as u64 } else { 0 };
             if result.is_err() && outcomes[i].is_ok() {
                 outcomes[i] = result.map_err(|error| error.context(shown(&writes[i].object.key)));
             }
         }
+        counting.moved(since, bytes);
+        outcomes.iter().zip(&writes).for_each(|(outcome, write)| counting.part(outcome, write.from.len()));
+        counting.end();
         outcomes
     }
 

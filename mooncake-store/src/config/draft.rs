@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use mooncake_core::{Error, Result};
 
-use super::{CleanUpConfig, EventsConfig, MasterConfig, MetadataServerConfig};
+use super::{CleanUpConfig, EventsConfig, MasterConfig, MetadataServerConfig, TenantPolicy};
 use crate::master::HotOptions;
 
 #[derive(Default)]
@@ -19,7 +19,9 @@ pub(super) struct Draft {
     pub(super) events_enabled: bool,
     pub(super) events_somewhere: bool,
     pub(super) tenants: bool,
-    pub(super) tenant_policy: PathBuf,
+    /// Whether their policy is in etcd, and where there, or in which file.
+    pub(super) tenants_in_etcd: bool,
+    pub(super) tenant_policy: String,
     /// Whether hot keys get more replicas in earnest; `None` for not at all.
     pub(super) hot_mode: Option<bool>,
     pub(super) hot: HotOptions,
@@ -40,13 +42,19 @@ impl Draft {
             config.log_dir = self.log_dir;
         }
         if self.tenants {
-            if self.tenant_policy.as_os_str().is_empty() {
+            if self.tenant_policy.is_empty() {
                 return Err(Error::invalid(
                     "--enable_multi_tenants needs --tenant_quota_connector_uri: the path of the file that says which \
-                     tenants there are",
+                     tenants there are, or the host:port of the etcd",
                 ));
             }
-            config.tenant_policy = Some(self.tenant_policy);
+            config.tenant_policy = Some(match self.tenants_in_etcd {
+                false => TenantPolicy::File(self.tenant_policy.into()),
+                true => TenantPolicy::Etcd {
+                    endpoints: self.tenant_policy,
+                    key: TenantPolicy::etcd_key(&config.cluster_id),
+                },
+            });
         }
         if self.clean_up {
             let server = Some(self.metadata_url).filter(|_| !self.metadata_enabled);

@@ -4,6 +4,7 @@
 
 use std::fmt::Write;
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use mooncake_core::memory::HugePages;
 
@@ -13,6 +14,7 @@ use super::flag::Flag;
 use super::flags::{GROUPS, flags};
 use super::settings::Settings;
 use super::values::{bytes, nearest, switch};
+use crate::client::{ClientConfig, MAX_TIMEOUT};
 
 /// What every variable of a flag of the master begins with.
 const PREFIX: &str = "MC_MASTER_";
@@ -72,6 +74,22 @@ pub struct ClientEnvironment {
     pub force_tcp: bool,
     /// Levels of the log.
     pub log: Option<String>,
+    /// What is done is counted.
+    pub metrics: bool,
+    /// Time between two summaries of that in the log; zero for none.
+    pub metrics_interval: Duration,
+    /// A label of its metrics; empty for none.
+    pub cluster_id: String,
+    /// Bytes between members in one process are copied and take no wire.
+    pub copy_in_process: bool,
+    /// Its memory is on this NUMA node.
+    pub numa_node: Option<u32>,
+    /// Longest time of a call, where it is said.
+    pub timeout: Option<Duration>,
+    /// Longest time of joining, where it is said.
+    pub connect_timeout: Option<Duration>,
+    /// Replicas on faster wires are read first.
+    pub score_replicas: bool,
 }
 
 impl ClientEnvironment {
@@ -85,6 +103,10 @@ impl ClientEnvironment {
             variables.iter().find(|(known, value)| known == name && !value.is_empty()).map(|(_, value)| value)
         };
         let on = |name| of(name).is_some_and(|value| switch(value) != Ok(false));
+        let millis = |name| {
+            let number = of(name).and_then(|value| value.parse().ok()).filter(|number| *number > 0);
+            number.map(Duration::from_millis)
+        };
         let port = |name, otherwise| of(name).and_then(|value| value.parse().ok()).unwrap_or(otherwise);
         let large =
             of("MC_STORE_HUGEPAGE_SIZE").and_then(|size| bytes(size).ok()).is_some_and(|size| size > 2 << 20);
@@ -100,7 +122,33 @@ impl ClientEnvironment {
             checksum: on("MOONCAKE_STORE_CHECKSUM"),
             force_tcp: on("MC_FORCE_TCP"),
             log: of("RUST_LOG").cloned(),
+            metrics: of("MC_STORE_CLIENT_METRIC").is_none_or(|value| switch(value) != Ok(false)),
+            metrics_interval: Duration::from_secs(
+                of("MC_STORE_CLIENT_METRIC_INTERVAL").and_then(|value| value.parse().ok()).unwrap_or(0),
+            ),
+            cluster_id: of("MC_STORE_CLUSTER_ID").cloned().unwrap_or_default(),
+            copy_in_process: of("MC_STORE_MEMCPY").is_none_or(|value| switch(value) != Ok(false)),
+            numa_node: of("MC_STORE_NUMA_SOCKET_ID").and_then(|value| value.parse().ok()),
+            timeout: millis("MC_RPC_TIMEOUT_MS").map(|limit| limit.min(MAX_TIMEOUT)),
+            connect_timeout: millis("MC_RPC_CONNECT_TIMEOUT_MS"),
+            score_replicas: on("MC_STORE_REPLICA_SCORING"),
         }
+    }
+
+    /// Sets what it says of a client.
+    pub fn apply(&self, config: &mut ClientConfig) {
+        config.ports = self.ports.clone();
+        config.checksum = self.checksum;
+        config.share_memory = !self.force_tcp;
+        config.memory.huge_pages = self.huge_pages;
+        config.metrics = self.metrics;
+        config.metrics_interval = self.metrics_interval;
+        config.cluster_id.clone_from(&self.cluster_id);
+        config.copy_in_process = self.copy_in_process;
+        config.memory.numa_node = self.numa_node;
+        config.timeout = self.timeout.unwrap_or(config.timeout);
+        config.connect_timeout = self.connect_timeout.unwrap_or(config.connect_timeout);
+        config.score_replicas = self.score_replicas;
     }
 }
 
@@ -129,6 +177,14 @@ const CLIENT: &[&str] = &[
     "MC_STORE_HUGEPAGE_SIZE",
     "MC_FORCE_TCP",
     "MOONCAKE_STORE_CHECKSUM",
+    "MC_STORE_CLIENT_METRIC",
+    "MC_STORE_CLIENT_METRIC_INTERVAL",
+    "MC_STORE_CLUSTER_ID",
+    "MC_STORE_MEMCPY",
+    "MC_STORE_NUMA_SOCKET_ID",
+    "MC_STORE_REPLICA_SCORING",
+    "MC_RPC_TIMEOUT_MS",
+    "MC_RPC_CONNECT_TIMEOUT_MS",
 ];
 
 /// What the Python package reads: name, default, effect.
@@ -142,6 +198,30 @@ const PYTHON: &[(&str, &str, &str)] = &[
         "",
         "Values are stored with a checksum and compared with it, unless 0, false, no or off",
     ),
+    (
+        "MC_STORE_CLIENT_METRIC",
+        "1",
+        "What a store does is counted (`docs/metrics.md`), unless 0, false, no or off",
+    ),
+    ("MC_STORE_CLIENT_METRIC_INTERVAL", "0", "Seconds between two summaries of that in the log; 0 for none"),
+    ("MC_STORE_CLUSTER_ID", "", "Label `cluster_id` of these metrics"),
+    (
+        "MC_STORE_MEMCPY",
+        "",
+        "Bytes between members in one process are copied and take no wire, unless 0, false, no or off",
+    ),
+    ("MC_STORE_NUMA_SOCKET_ID", "", "NUMA node of its memory"),
+    (
+        "MC_STORE_REPLICA_SCORING",
+        "",
+        "Of replicas on other hosts those on RDMA are read first, then those on TCP, unless 0, false, no or off",
+    ),
+    (
+        "MC_RPC_TIMEOUT_MS",
+        "",
+        "Longest time of one call, 25000 at most; by itself 20000, of `mooncake_client` 5000",
+    ),
+    ("MC_RPC_CONNECT_TIMEOUT_MS", "10000", "Longest time of joining"),
     ("MC_LOG_LEVEL", "WARNING", "What the native part logs"),
     (
         "MOONCAKE_CONFIG_PATH",
@@ -174,18 +254,6 @@ const fn unread(names: &'static [&'static str], reason: &'static str) -> Unread 
 
 /// Those whose subject this system has or will have.
 const LATER: &[Unread] = &[
-    unread(
-        &[
-            "MC_STORE_CLIENT_SETUP_RETRIES",
-            "MC_STORE_MEMCPY",
-            "MC_STORE_NUMA_SOCKET_ID",
-            "MC_RPC_TIMEOUT_MS",
-            "MC_RPC_CONNECT_TIMEOUT_MS",
-        ],
-        "a client is told in code (`ClientConfig`, in Python `setup`); the programs that read these are not built yet",
-    ),
-    unread(&["MC_STORE_CLIENT_METRIC", "MC_STORE_CLIENT_METRIC_INTERVAL"], "clients have no metrics yet"),
-    unread(&["MC_STORE_REPLICA_SCORING"], "replicas are not scored yet"),
     unread(
         &[
             "MC_STORE_LOCAL_HOT_CACHE_SIZE",
@@ -238,6 +306,10 @@ const LATER: &[Unread] = &[
 
 /// Those that have no meaning here.
 const NEVER: &[Unread] = &[
+    unread(
+        &["MC_STORE_CLIENT_SETUP_RETRIES"],
+        "the port that is drawn is taken at once, and joining is tried again until its time is up (MC_RPC_CONNECT_TIMEOUT_MS)",
+    ),
     unread(
         &[
             "MC_NUM_CQ_PER_CTX",
@@ -451,6 +523,34 @@ mod tests {
         ]);
         assert_eq!((set.ports, set.checksum, set.force_tcp), (2000..=2001, true, false));
         assert_eq!(set.huge_pages, HugePages::Size2M);
+        assert!(nothing.metrics && nothing.metrics_interval.is_zero() && nothing.cluster_id.is_empty());
+        assert_eq!((nothing.copy_in_process, nothing.numa_node, nothing.timeout), (true, None, None));
+        let tuned = of(&[
+            ("MC_STORE_MEMCPY", "0"),
+            ("MC_STORE_NUMA_SOCKET_ID", "1"),
+            ("MC_STORE_REPLICA_SCORING", "1"),
+            ("MC_RPC_TIMEOUT_MS", "30000"),
+            ("MC_RPC_CONNECT_TIMEOUT_MS", "1500"),
+        ]);
+        let mut config = ClientConfig::default();
+        tuned.apply(&mut config);
+        config.validate().unwrap();
+        assert_eq!(
+            (config.copy_in_process, config.memory.numa_node, config.score_replicas),
+            (false, Some(1), true)
+        );
+        assert_eq!((config.timeout.as_secs(), config.connect_timeout.as_millis()), (25, 1500));
+        of(&[("MC_RPC_TIMEOUT_MS", "0"), ("MC_RPC_CONNECT_TIMEOUT_MS", "soon")]).apply(&mut config);
+        assert_eq!(config.timeout.as_secs(), 25, "what makes no sense is not heard");
+        let counted = of(&[
+            ("MC_STORE_CLIENT_METRIC", "0"),
+            ("MC_STORE_CLIENT_METRIC_INTERVAL", "7"),
+            ("MC_STORE_CLUSTER_ID", "c"),
+        ]);
+        assert_eq!(
+            (counted.metrics, counted.metrics_interval.as_secs(), &*counted.cluster_id),
+            (false, 7, "c")
+        );
         let listed = |name: &&str| {
             PYTHON.iter().any(|(known, ..)| known == name)
                 || VARIABLES.iter().any(|known| known.names.contains(name))

@@ -449,15 +449,23 @@ const QUOTAS: &[Flag] = &[
         "Tenants with names and quotas of their own",
         set!(tenants = switch),
     ),
-    flag("tenant_quota_connector_type", "file", "What their policy lies in: file", |_, text| match text {
-        "file" => Ok(()),
-        "etcd" => Err("a policy in etcd is not built; only a file is".into()),
-        _ => Err("must be file".into()),
-    }),
-    flag("tenant_quota_connector_uri", "", "Path of the policy: YAML, version 1", |draft, text| {
-        draft.tenant_policy = text.into();
+    flag("tenant_quota_connector_type", "file", "What their policy lies in: file, etcd", |draft, text| {
+        draft.tenants_in_etcd = match text {
+            "file" => false,
+            "etcd" => true,
+            _ => return Err("must be file or etcd".into()),
+        };
         Ok(())
     }),
+    flag(
+        "tenant_quota_connector_uri",
+        "",
+        "Path of the policy (YAML, version 1), or host:port of the etcd that has it as mooncake-store/<cluster_id>/tenant_quota_policy",
+        |draft, text| {
+            draft.tenant_policy = text.into();
+            Ok(())
+        },
+    ),
 ];
 
 const KV_EVENTS: &[Flag] = &[

@@ -26,6 +26,7 @@ pub use self::environment::{ClientEnvironment, environment_document, flags_docum
 pub use self::flag::{Flag, FlagState, Group};
 pub use self::flags::{GROUPS, flag_named, flags};
 pub use self::settings::{Origin, Setting, Settings};
+pub use self::tenants::TenantPolicy;
 #[cfg(all(feature = "cli", feature = "local"))]
 pub(crate) use self::values::{bytes, switch};
 
@@ -54,8 +55,8 @@ pub struct MasterConfig {
     pub clean_up: Option<CleanUpConfig>,
     /// Publishing of events, if there is to be any.
     pub events: Option<EventsConfig>,
-    /// File with the tenants, which are on if there is one; changes are written to it. Goes before the options' list.
-    pub tenant_policy: Option<PathBuf>,
+    /// Where the tenants are said, which are on if there is such a place; changes are written to it. Goes before the options' list.
+    pub tenant_policy: Option<TenantPolicy>,
     /// How the master behaves.
     pub options: MasterOptions,
     /// How space inside a segment is found.

@@ -1,8 +1,8 @@
-//! The file that says which tenants there are and how much each may have.
+//! What says which tenants there are and how much each may have.
 
 use std::fmt::Write;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use mooncake_core::{Error, ErrorCode, Result};
 
@@ -10,13 +10,159 @@ use crate::master::TenantInfo;
 #[cfg(feature = "cli")]
 use crate::master::TenantQuota;
 
-/// Reads the tenants of a file: YAML, `version: 1` and a list `tenants` of `name` and `quota`, in bytes or with KB, MB, GB or TB
+/// Where the policy of the tenants lies: YAML, `version: 1` and a list `tenants` of `name` and `quota`, in bytes or with KB, MB, GB or TB
 /// (powers of 1024).
-///
-/// # Errors
-/// `INVALID_PARAMS`, naming the file and what is wrong in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TenantPolicy {
+    /// A file.
+    File(PathBuf),
+    /// A key in etcd.
+    Etcd {
+        /// `host:port`, or several with commas or semicolons between them.
+        endpoints: String,
+        /// The key.
+        key: String,
+    },
+}
+
+impl TenantPolicy {
+    /// The key in etcd of a cluster's policy.
+    pub fn etcd_key(cluster: &str) -> String {
+        format!("mooncake-store/{cluster}/tenant_quota_policy")
+    }
+}
+
+/// The policy, opened.
+#[derive(Debug)]
+pub(crate) enum Store {
+    File(PathBuf),
+    #[cfg(feature = "metadata-etcd")]
+    Etcd(etcd::Store),
+}
+
+impl Store {
+    /// # Errors
+    /// `INVALID_PARAMS` for endpoints that are none, `NOT_SUPPORTED` when etcd is not built in.
+    pub(crate) fn open(policy: &TenantPolicy) -> Result<Self> {
+        match policy {
+            TenantPolicy::File(path) => Ok(Self::File(path.clone())),
+            #[cfg(feature = "metadata-etcd")]
+            TenantPolicy::Etcd { endpoints, key } => etcd::Store::open(endpoints, key).map(Self::Etcd),
+            #[cfg(not(feature = "metadata-etcd"))]
+            TenantPolicy::Etcd { .. } => Err(Error::new(
+                ErrorCode::NotSupported,
+                "--tenant_quota_connector_type=etcd needs a build with feature `metadata-etcd`",
+            )),
+        }
+    }
+
+    /// The tenants.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS`, naming the place and what is wrong there; kind `Unavailable` or `Timeout` when etcd does not answer.
+    #[cfg(feature = "cli")]
+    pub(crate) async fn read(&self) -> Result<Vec<TenantQuota>> {
+        match self {
+            Self::File(path) => read_policy(path),
+            #[cfg(feature = "metadata-etcd")]
+            Self::Etcd(store) => store.read().await,
+        }
+    }
+
+    /// # Errors
+    /// `NOT_SUPPORTED`: YAML is not built in.
+    #[cfg(not(feature = "cli"))]
+    #[allow(clippy::unused_async, reason = "the other one waits")]
+    pub(crate) async fn read(&self) -> Result<Vec<crate::master::TenantQuota>> {
+        Err(Error::new(ErrorCode::NotSupported, "a policy of tenants needs a build with feature `cli`"))
+    }
+
+    /// Puts these tenants in place of those that are there, as a whole or not at all. Blocks, on a thread of a runtime that may.
+    ///
+    /// # Errors
+    /// `PERSISTENT_FAIL`, naming the place.
+    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "the pages change them"))]
+    pub(crate) fn write(&self, tenants: &[TenantInfo]) -> Result<()> {
+        match self {
+            Self::File(path) => write_policy(path, tenants),
+            #[cfg(feature = "metadata-etcd")]
+            Self::Etcd(store) => tokio::runtime::Handle::current().block_on(store.write(tenants)),
+        }
+    }
+}
+
+/// The policy in etcd.
+#[cfg(feature = "metadata-etcd")]
+mod etcd {
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+    use mooncake_core::meta::{Expect, MetadataBackend};
+    use mooncake_core::{Error, ErrorCode, Result};
+    use mooncake_transport::etcd::EtcdMetadata;
+
+    use crate::master::TenantInfo;
+
+    #[derive(Debug)]
+    pub(crate) struct Store {
+        etcd: EtcdMetadata,
+        key: String,
+        endpoints: String,
+        /// Of the value that this master knows.
+        revision: AtomicU64,
+    }
+
+    impl Store {
+        pub(super) fn open(endpoints: &str, key: &str) -> Result<Self> {
+            let etcd = EtcdMetadata::new(endpoints)
+                .map_err(|error| error.context("--tenant_quota_connector_uri"))?;
+            Ok(Self {
+                etcd,
+                key: key.to_owned(),
+                endpoints: endpoints.to_owned(),
+                revision: AtomicU64::new(0),
+            })
+        }
+
+        #[cfg(feature = "cli")]
+        pub(super) async fn read(&self) -> Result<Vec<crate::master::TenantQuota>> {
+            let place = format!("tenants under {} in etcd at {}", self.key, self.endpoints);
+            let value = self.etcd.get(&self.key).await.map_err(|error| error.context(place.clone()))?;
+            let Some(value) = value else {
+                let text = format!(
+                    "{place}: there is nothing. Store a policy there first: etcdctl put {} \"$(cat tenants.yaml)\"",
+                    self.key
+                );
+                return Err(Error::invalid(text));
+            };
+            self.revision.store(value.revision, Relaxed);
+            let text = std::str::from_utf8(&value.value)
+                .map_err(|error| Error::invalid(format!("{place}: {error}")))?;
+            super::parse(text).map_err(|why| Error::invalid(format!("{place}: {why}")))
+        }
+
+        /// Refused when somebody else has changed the policy: that must not get lost.
+        pub(super) async fn write(&self, tenants: &[TenantInfo]) -> Result<()> {
+            let text = super::text(tenants);
+            let known = Expect::At(self.revision.load(Relaxed));
+            let written = self.etcd.put(&self.key, text.into(), known).await.map_err(|error| {
+                let why = match error.code() {
+                    ErrorCode::ObjectAlreadyExists => {
+                        "somebody else has changed them since this master read them; it reads them at its start".into()
+                    }
+                    _ => error.to_string(),
+                };
+                let text = format!("cannot write the tenants to {} in etcd at {}: {why}", self.key, self.endpoints);
+                Error::new(ErrorCode::PersistentFail, text)
+            })?;
+            self.revision.store(written, Relaxed);
+            Ok(())
+        }
+    }
+}
+
+/// Reads the tenants of a file.
 #[cfg(feature = "cli")]
-pub(crate) fn read_policy(path: &Path) -> Result<Vec<TenantQuota>> {
+fn read_policy(path: &Path) -> Result<Vec<TenantQuota>> {
     let refuse =
         |why: &dyn std::fmt::Display| Error::invalid(format!("tenants in {}: {why}", path.display()));
     let text = super::file::read(path).map_err(|error| refuse(&error))?;
@@ -73,11 +219,8 @@ fn bytes(text: &str) -> Option<u64> {
     count.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// Writes the tenants to a file, as a whole or not at all.
-///
-/// # Errors
-/// `PERSISTENT_FAIL`, naming the file.
-pub(crate) fn write_policy(path: &Path, tenants: &[TenantInfo]) -> Result<()> {
+/// The tenants as YAML.
+fn text(tenants: &[TenantInfo]) -> String {
     let mut text = "version: 1\ntenants:".to_owned();
     if tenants.is_empty() {
         text.push_str(" []");
@@ -88,6 +231,12 @@ pub(crate) fn write_policy(path: &Path, tenants: &[TenantInfo]) -> Result<()> {
         let name = serde_json::Value::from(tenant.name.as_str());
         let _ = write!(text, "  - name: {name}\n    quota: {}\n", tenant.requested);
     }
+    text
+}
+
+/// Writes the tenants to a file, as a whole or not at all.
+fn write_policy(path: &Path, tenants: &[TenantInfo]) -> Result<()> {
+    let text = text(tenants);
     let refuse = |error: std::io::Error| {
         let what = format!("cannot write the tenants to {}: {error}", path.display());
         Error::new(ErrorCode::PersistentFail, what)

@@ -4,23 +4,17 @@
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use axum::Router;
-use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
-use axum::routing::get;
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
 use mooncake_core::Result;
-use mooncake_core::memory::HostMemoryOptions;
 use mooncake_engine::flags::normal;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use super::{LocalServer, LocalServerConfig, default_path};
-use crate::client::{Client, ClientConfig};
+use crate::client::{Client, ClientConfig, ClientPages};
 use crate::config::{ClientEnvironment, bytes, switch};
-use crate::server::http;
 
 /// Offers memory to a cluster, and serves the processes of this host (Python: `setup_dummy`) over a Unix socket, with memory they share.
 #[derive(Debug, Parser)]
@@ -178,7 +172,7 @@ async fn serve(flags: Flags, environment: ClientEnvironment) -> Result<()> {
     client.close().await
 }
 
-type Started = (Client, Arc<LocalServer>, Option<http::Pages>);
+type Started = (Client, Arc<LocalServer>, Option<ClientPages>);
 
 async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started> {
     if !flags.devices.is_empty() && flags.protocol != "rdma" {
@@ -189,13 +183,8 @@ async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started
         "" | "0.0.0.0" | "::" | "[::]" => mooncake_transport::net::default_host().to_string(),
         host => host.to_owned(),
     };
-    let config = ClientConfig {
-        ports: environment.ports.clone(),
-        checksum: environment.checksum,
-        share_memory: !environment.force_tcp,
-        memory: HostMemoryOptions { huge_pages: environment.huge_pages, ..Default::default() },
-        ..ClientConfig::default()
-    };
+    let mut config = ClientConfig::default();
+    environment.apply(&mut config);
     let local = LocalServerConfig {
         path: flags.socket_path.clone().unwrap_or_else(|| default_path(flags.port)),
         mode: flags.socket_mode,
@@ -218,49 +207,27 @@ async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started
     let server = Arc::new(LocalServer::start(client.clone(), local)?);
     let pages = match flags.http {
         true => {
-            let (listener, at) = http::bind("0.0.0.0", flags.http_port, "http_port").await?;
-            tracing::info!(%at, "HTTP");
-            Some(http::serve(listener, pages(&client, &server)))
+            let served = Arc::downgrade(&server);
+            let figures = Box::new(move || figures(&served));
+            let pages = client.serve_pages_with("0.0.0.0", flags.http_port, figures).await?;
+            tracing::info!(at = %pages.address(), "HTTP");
+            Some(pages)
         }
         false => None,
     };
     Ok((client, server, pages))
 }
 
-fn pages(client: &Client, server: &Arc<LocalServer>) -> Router {
-    let (client, server) = (client.clone(), Arc::downgrade(server));
-    let figures = {
-        let server = server.clone();
-        move |line: fn(&str, &str, u64) -> String| {
-            let stats = server.upgrade().map(|server| server.stats()).unwrap_or_default();
-            let all = [
-                ("clients", "Processes served", stats.clients as u64),
-                ("memories", "Pieces of memory they share", stats.memories as u64),
-                ("shared_bytes", "Bytes they share", stats.bytes),
-                ("connections", "Connections for their calls", stats.connections as u64),
-                ("requests", "Calls of theirs under way", stats.calls as u64),
-            ];
-            all.iter().map(|(name, help, value)| line(name, help, *value)).collect::<String>()
-        }
-    };
-    let summary = figures.clone();
-    let scrape = |name: &str, help: &str, value: u64| {
-        let name = format!("mooncake_client_local_{name}");
-        format!("# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}\n")
-    };
-    let said = |_: &str, help: &str, value: u64| format!("{help}: {value}\n");
-    Router::new()
-        .route("/health", get(move || health(client)))
-        .route("/metrics", get(async move || figures(scrape)))
-        .route("/metrics/summary", get(async move || summary(said)))
-}
-
-async fn health(client: Client) -> Response {
-    let (status, body) = match client.is_healthy().await {
-        true => (StatusCode::OK, r#"{"status":"healthy","code":0}"#),
-        false => (StatusCode::SERVICE_UNAVAILABLE, r#"{"status":"master_unreachable","code":2}"#),
-    };
-    (status, [("content-type", "application/json")], body).into_response()
+/// What is served, as gauges.
+fn figures(server: &Weak<LocalServer>) -> Vec<(&'static str, &'static str, u64)> {
+    let stats = server.upgrade().map(|server| server.stats()).unwrap_or_default();
+    vec![
+        ("mooncake_client_local_clients", "Processes served", stats.clients as u64),
+        ("mooncake_client_local_memories", "Pieces of memory they share", stats.memories as u64),
+        ("mooncake_client_local_shared_bytes", "Bytes they share", stats.bytes),
+        ("mooncake_client_local_connections", "Connections for their calls", stats.connections as u64),
+        ("mooncake_client_local_requests", "Calls of theirs under way", stats.calls as u64),
+    ]
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! closed while it lay idle costs one retry on a new one; that is safe because every call of the table may be repeated.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::error::{Error, ErrorCode, Result};
@@ -18,6 +19,7 @@ use tokio::time::timeout;
 use super::eager::Eager;
 use super::frame::{self, DEFAULT_MAX_BODY, FrameError, Parsed, Status};
 use super::message::{MASTER_VERSION, Request, TABLE_VERSION};
+use super::meter::CallMeter;
 use super::pack;
 
 /// How an [`RpcClient`] behaves.
@@ -31,6 +33,8 @@ pub struct RpcOptions {
     pub call_timeout: Duration,
     /// Longest answer that is taken, in bytes.
     pub max_body: usize,
+    /// What counts the calls, if anything does.
+    pub meter: Option<Arc<CallMeter>>,
 }
 
 impl Default for RpcOptions {
@@ -40,6 +44,7 @@ impl Default for RpcOptions {
             connect_timeout: Duration::from_secs(3),
             call_timeout: Duration::from_secs(10),
             max_body: DEFAULT_MAX_BODY,
+            meter: None,
         }
     }
 }
@@ -72,6 +77,19 @@ impl RpcClient {
     /// server cannot be reached or breaks the protocol, `RPC_TIMEOUT` when it does not answer, `NOT_SUPPORTED` when it
     /// does not know the call (so that the caller can do without), `INVALID_VERSION` when it knows it in another shape.
     pub async fn call<R: Request + Sync>(&self, request: &R) -> Result<R::Reply> {
+        self.call_as(R::FUNCTION, request).await
+    }
+
+    /// As [`RpcClient::call`], counted as the call of that number.
+    pub(super) async fn call_as<R: Request + Sync>(&self, counted: u32, request: &R) -> Result<R::Reply> {
+        let Some(meter) = &self.options.meter else { return self.exchange(request).await };
+        let began = meter.begin();
+        let answer = self.exchange(request).await;
+        meter.end(counted, began, answer.is_ok());
+        answer
+    }
+
+    async fn exchange<R: Request + Sync>(&self, request: &R) -> Result<R::Reply> {
         let body = |out: &mut Vec<u8>| {
             if R::HAS_ARGUMENTS {
                 pack::encode(request, out);

@@ -7,6 +7,7 @@ pub mod frame;
 pub mod inventory;
 pub mod literal;
 pub mod message;
+pub mod meter;
 pub mod pack;
 pub mod remote;
 pub mod server;

@@ -43,10 +43,18 @@ impl RemoteMaster {
     where
         R: Request<Reply = Vec<Answer<T>>> + Sync,
     {
+        self.batch_as(R::FUNCTION, request, items).await
+    }
+
+    /// As [`RemoteMaster::batch`], counted as the call of that number.
+    async fn batch_as<R, T>(&self, counted: u32, request: R, items: usize) -> Result<Vec<Result<T>>>
+    where
+        R: Request<Reply = Vec<Answer<T>>> + Sync,
+    {
         if items == 0 {
             return Ok(Vec::new());
         }
-        let answers = self.rpc.call(&request).await?;
+        let answers = self.rpc.call_as(counted, &request).await?;
         if answers.len() != items {
             let text = format!("{} answers to {items} questions in one {}", answers.len(), R::NAME);
             return Err(Error::new(ErrorCode::RpcFail, text));
@@ -66,14 +74,22 @@ impl RemoteMaster {
     ///
     /// Learning that is an error, `NOT_SUPPORTED`: whoever asked for an end or a revoke has to look first whether it is not
     /// too late for one that cannot be told from another write's.
-    async fn numbered<R, T>(&self, attempt: u64, request: R, items: usize) -> Option<Result<Vec<Result<T>>>>
+    ///
+    /// It is counted as the call of the existing system that it stands for: one of `calls`, for one item or several.
+    async fn numbered<R, T>(
+        &self,
+        attempt: u64,
+        calls: [u32; 2],
+        request: R,
+        items: usize,
+    ) -> Option<Result<Vec<Result<T>>>>
     where
         R: Request<Reply = Vec<Answer<T>>> + Sync,
     {
         if attempt == 0 || !self.fences_writes() {
             return None;
         }
-        let answer = self.batch(request, items).await;
+        let answer = self.batch_as(calls[usize::from(items > 1)], request, items).await;
         if answer.as_ref().is_err_and(|error| error.code() == ErrorCode::NotSupported) {
             self.existing.store(true, Relaxed);
         }
@@ -127,7 +143,11 @@ impl ObjectService for RemoteMaster {
             config: config.clone(),
             tenant,
         };
-        match self.numbered(attempt, request, items.len()).await {
+        let calls = match mode {
+            WriteMode::Put => [PutStart::FUNCTION, BatchPutStart::FUNCTION],
+            WriteMode::Upsert => [UpsertStart::FUNCTION, BatchUpsertStart::FUNCTION],
+        };
+        match self.numbered(attempt, calls, request, items.len()).await {
             // A start is as good without its number.
             Some(Err(error)) if error.code() == ErrorCode::NotSupported => {}
             Some(answer) => return answer,
@@ -161,7 +181,11 @@ impl ObjectService for RemoteMaster {
         let Caller { client, tenant, attempt } = caller;
         let replace = mode == WriteMode::Upsert;
         let request = EndWrites { client, attempt, replace, items: items.into(), replicas, tenant };
-        if let Some(answer) = self.numbered(attempt, request, items.len()).await {
+        let calls = match mode {
+            WriteMode::Put => [PutEnd::FUNCTION, BatchPutEnd::FUNCTION],
+            WriteMode::Upsert => [UpsertEnd::FUNCTION, BatchUpsertEnd::FUNCTION],
+        };
+        if let Some(answer) = self.numbered(attempt, calls, request, items.len()).await {
             return answer;
         }
         match (mode, items) {
@@ -196,7 +220,11 @@ impl ObjectService for RemoteMaster {
         let Caller { client, tenant, attempt } = caller;
         let replace = mode == WriteMode::Upsert;
         let request = RevokeWrites { client, attempt, replace, keys: keys.into(), replicas, tenant };
-        if let Some(answer) = self.numbered(attempt, request, keys.len()).await {
+        let calls = match mode {
+            WriteMode::Put => [PutRevoke::FUNCTION, BatchPutRevoke::FUNCTION],
+            WriteMode::Upsert => [UpsertRevoke::FUNCTION, BatchUpsertRevoke::FUNCTION],
+        };
+        if let Some(answer) = self.numbered(attempt, calls, request, keys.len()).await {
             return answer;
         }
         match (mode, keys) {

@@ -169,6 +169,6 @@ mod tests {
         call(&[true, false]);
         call(&[false, false, false]);
         assert_eq!(requests.batch_exist_key.read(), [3, 1, 1, 7, 4]);
-        assert_eq!(requests.batch_exist_key.latency.read().1, 3);
+        assert_eq!(requests.batch_exist_key.latency.histogram().count(), 3);
     }
 }

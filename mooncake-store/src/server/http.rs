@@ -4,12 +4,21 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::http::StatusCode;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::http_server::{Owners, pages as directory_pages};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use super::{State, admin, join};
+
+/// The kind of a body of JSON.
+pub(crate) const JSON: &str = "application/json; charset=utf-8";
+
+/// The answer to an unknown path or method, on every port.
+pub(crate) async fn nothing_here() -> (StatusCode, &'static str) {
+    (StatusCode::NOT_FOUND, "404 Not Found")
+}
 
 /// Pages being served.
 #[derive(Debug)]
@@ -52,8 +61,8 @@ pub(super) async fn start_all(state: &Arc<State>) -> Result<Started> {
 
 fn metadata_pages(state: &Arc<State>) -> Router {
     directory_pages(state.metadata.clone(), state.clone())
-        .fallback(admin::nothing_here)
-        .method_not_allowed_fallback(admin::nothing_here)
+        .fallback(nothing_here)
+        .method_not_allowed_fallback(nothing_here)
 }
 
 /// A name may be taken when the master saw its client die, and nobody has mounted anything under it since.

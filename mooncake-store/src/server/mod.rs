@@ -34,7 +34,7 @@ use self::departed::Departed;
 use self::rpc::Counted;
 use self::summary::Rates;
 use self::ticker::Ticker;
-use crate::config::MasterConfig;
+use crate::config::{MasterConfig, tenants};
 use crate::master::Master;
 use crate::protocol::server::{RunningServer, Server, ServerOptions};
 
@@ -77,6 +77,9 @@ struct State {
     requests: Requests,
     rates: Rates,
     config: MasterConfig,
+    /// Where the tenants' policy lies, if there are tenants.
+    #[cfg(feature = "http")]
+    policy: Option<tenants::Store>,
     /// Held while tenants are changed.
     #[cfg(feature = "http")]
     policy_changes: parking_lot::Mutex<()>,
@@ -120,8 +123,9 @@ impl MasterServer {
     /// As for [`MasterServer::start`].
     pub async fn start_with_clock(config: MasterConfig, clock: SharedClock) -> Result<Self> {
         let mut options = config.options.clone();
-        if let Some(path) = &config.tenant_policy {
-            options.tenants = Some(read_tenants(path)?);
+        let policy = config.tenant_policy.as_ref().map(tenants::Store::open).transpose()?;
+        if let Some(policy) = &policy {
+            options.tenants = Some(policy.read().await?);
         }
         let master = Master::with_parts(
             options,
@@ -161,6 +165,8 @@ impl MasterServer {
             #[cfg(feature = "events-zmq")]
             events: feed,
             requests: Requests::default(),
+            #[cfg(feature = "http")]
+            policy,
             #[cfg(feature = "http")]
             policy_changes: parking_lot::Mutex::default(),
             config,
@@ -233,17 +239,6 @@ fn no_events(config: &MasterConfig) -> Result<Option<SocketAddr>> {
             "--enable_kv_events needs a build with feature `events-zmq`",
         )),
     }
-}
-
-#[cfg(feature = "cli")]
-use crate::config::tenants::read_policy as read_tenants;
-
-#[cfg(not(feature = "cli"))]
-fn read_tenants(_: &std::path::Path) -> Result<Vec<crate::master::TenantQuota>> {
-    Err(mooncake_core::Error::new(
-        mooncake_core::ErrorCode::NotSupported,
-        "a file of tenants needs a build with feature `cli`",
-    ))
 }
 
 /// `host:port`, with brackets around an IPv6 address.

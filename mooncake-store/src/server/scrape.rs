@@ -1,12 +1,11 @@
 //! Metrics in Prometheus' text format, under the names existing dashboards know.
 
-use mooncake_core::{Error, Result};
-use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
-use prometheus::{Encoder, TextEncoder};
+use mooncake_core::Result;
 
 use super::State;
 use super::idle_metrics::IDLE;
 use crate::master::{SegmentStats, Stats, TenantInfo};
+use crate::metrics::{Labels, Page};
 
 /// All metrics, as text.
 pub(super) fn text(state: &State) -> Result<Vec<u8>> {
@@ -19,16 +18,7 @@ pub(super) fn text(state: &State) -> Result<Vec<u8>> {
     page.latencies(state);
     page.tenants(&state.master.tenants(), stats.capacity());
     page.idle();
-    let mut text = Vec::new();
-    TextEncoder::new()
-        .encode(&page.families, &mut text)
-        .map_err(|error| Error::internal("cannot encode metrics").with_source(error))?;
-    Ok(text)
-}
-
-#[derive(Default)]
-struct Page {
-    families: Vec<MetricFamily>,
+    page.text()
 }
 
 impl Page {
@@ -129,14 +119,11 @@ impl Page {
         let (single, batch) = state.requests.all();
         let single = single.into_iter().map(|(name, counters)| (name, &counters.latency));
         let all = single.chain(batch.into_iter().map(|(name, counters)| (name, &counters.latency)));
-        let metrics = all.map(|(name, latency)| {
-            let (buckets, count, sum) = latency.read();
-            let mut metric = histogram(buckets.into_iter(), count, sum);
-            metric.set_label(vec![label("operation", name)]);
-            metric
-        });
+        let labels: Vec<_> =
+            all.map(|(name, latency)| ([("operation", name)], latency.histogram())).collect();
+        let all = labels.iter().map(|(labels, histogram)| (&labels[..], *histogram));
         let help = "Seconds a call took in the master, without the network";
-        self.family("master_rpc_latency_seconds", help, MetricType::HISTOGRAM, metrics.collect());
+        self.histograms("master_rpc_latency_seconds", help, 1e9, all);
     }
 
     fn tenants(&mut self, tenants: &[TenantInfo], capacity: u64) {
@@ -150,14 +137,10 @@ impl Page {
         self.gauge(&format!("{prefix}_requested_bytes_sum"), help, sum(|at| at.requested));
         let help = "Bytes that all tenants may have";
         self.gauge(&format!("{prefix}_effective_bytes_sum"), help, sum(|at| at.effective));
+        let names: Vec<[(&str, &str); 1]> = tenants.iter().map(|at| [("tenant_id", &*at.name)]).collect();
         let mut each = |name: &str, help: &str, value: fn(&TenantInfo) -> u64| {
-            let metric = |at: &TenantInfo| {
-                let mut metric = gauge(value(at));
-                metric.set_label(vec![label("tenant_id", &at.name)]);
-                metric
-            };
-            let metrics = tenants.iter().map(metric).collect();
-            self.family(&format!("{prefix}_{name}"), help, MetricType::GAUGE, metrics);
+            let values = names.iter().zip(tenants).map(|(labels, at)| (&labels[..], value(at)));
+            self.gauges(&format!("{prefix}_{name}"), help, values);
         };
         each("requested_bytes", "Bytes that a tenant is to have", |at| at.requested);
         each("effective_bytes", "Bytes that it may have", |at| at.effective);
@@ -165,22 +148,12 @@ impl Page {
         each("admission_closed", "Always 0", |_| 0);
         each("over_quota", "Whether it has more than it may", |at| u64::from(at.charged > at.effective));
         each("explicit_policy", "Always 1", |_| 1);
-        let mut count = |name: &str, help: &str, value: fn(&TenantInfo) -> u64, reason: Option<&str>| {
-            let metric = |at: &TenantInfo| {
-                let mut counter = Counter::default();
-                counter.set_value(value(at) as f64);
-                let mut metric = Metric::default();
-                metric.set_counter(counter);
-                let reason = reason.map(|reason| label("reason", reason));
-                metric.set_label(std::iter::once(label("tenant_id", &at.name)).chain(reason).collect());
-                metric
-            };
-            self.family(name, help, MetricType::COUNTER, tenants.iter().map(metric).collect());
-        };
-        let (name, help) = ("mooncake_tenant_quota_reject_total", "Puts refused for a quota");
-        count(name, help, |at| at.rejected, Some("quota_exceeded"));
-        let (name, help) = ("mooncake_tenant_evict_bytes_total", "Bytes evicted for a quota");
-        count(name, help, |at| at.evicted, None);
+        let reason = ("reason", "quota_exceeded");
+        let refused: Vec<[(&str, &str); 2]> = names.iter().map(|[tenant]| [*tenant, reason]).collect();
+        let rejected = refused.iter().zip(tenants).map(|(labels, at)| (&labels[..], at.rejected));
+        self.counters("mooncake_tenant_quota_reject_total", "Puts refused for a quota", rejected);
+        let evicted = names.iter().zip(tenants).map(|(labels, at)| (&labels[..], at.evicted));
+        self.counters("mooncake_tenant_evict_bytes_total", "Bytes evicted for a quota", evicted);
     }
 
     fn idle(&mut self) {
@@ -191,84 +164,26 @@ impl Page {
         }
     }
 
-    fn counter(&mut self, name: &str, help: &str, value: u64) {
-        let mut counter = Counter::default();
-        counter.set_value(value as f64);
-        let mut metric = Metric::default();
-        metric.set_counter(counter);
-        self.family(name, help, MetricType::COUNTER, vec![metric]);
-    }
-
-    fn gauge(&mut self, name: &str, help: &str, value: u64) {
-        self.family(name, help, MetricType::GAUGE, vec![gauge(value)]);
-    }
-
     /// A gauge per segment name; segments that share a name share a gauge.
     fn segments(&mut self, name: &str, help: &str, stats: &Stats, value: impl Fn(&SegmentStats) -> u64) {
         let mut by_name = std::collections::BTreeMap::<&str, u64>::new();
         for at in &stats.segments {
             *by_name.entry(&at.segment.name).or_default() += value(at);
         }
-        let metrics: Vec<_> = by_name
-            .into_iter()
-            .map(|(segment, value)| {
-                let mut metric = gauge(value);
-                metric.set_label(vec![label("segment", segment)]);
-                metric
-            })
-            .collect();
-        // A family without metrics cannot be encoded.
-        if !metrics.is_empty() {
-            self.family(name, help, MetricType::GAUGE, metrics);
-        }
+        let values: Vec<_> = by_name.into_iter().map(|(name, value)| ([("segment", name)], value)).collect();
+        self.gauges(name, help, values.iter().map(|(labels, value)| (labels as Labels<'_>, *value)));
     }
 
     fn sizes(&mut self, stats: &Stats) {
         let count = stats.value_sizes.last().map_or(0, |(_, count)| *count);
         let bounded = stats.value_sizes.iter().filter(|(bound, _)| *bound != u64::MAX);
         let buckets = bounded.map(|(bound, count)| (*bound as f64, *count));
-        let metric = histogram(buckets, count, stats.value_bytes as f64);
-        self.family("master_value_size_bytes", "Sizes of values", MetricType::HISTOGRAM, vec![metric]);
+        self.histogram(
+            "master_value_size_bytes",
+            "Sizes of values",
+            buckets,
+            count,
+            stats.value_bytes as f64,
+        );
     }
-
-    fn family(&mut self, name: &str, help: &str, kind: MetricType, metrics: Vec<Metric>) {
-        let mut family = MetricFamily::default();
-        family.set_name(name.into());
-        family.set_help(help.into());
-        family.set_field_type(kind);
-        family.set_metric(metrics);
-        self.families.push(family);
-    }
-}
-
-fn gauge(value: u64) -> Metric {
-    let mut gauge = Gauge::default();
-    gauge.set_value(value as f64);
-    let mut metric = Metric::default();
-    metric.set_gauge(gauge);
-    metric
-}
-
-fn label(name: &str, value: &str) -> LabelPair {
-    let mut label = LabelPair::default();
-    label.set_name(name.into());
-    label.set_value(value.into());
-    label
-}
-
-/// Of buckets by upper bound, each with what is in it or below.
-fn histogram(buckets: impl Iterator<Item = (f64, u64)>, count: u64, sum: f64) -> Metric {
-    let bucket = |(bound, count)| {
-        let mut bucket = Bucket::default();
-        bucket.set_upper_bound(bound);
-        bucket.set_cumulative_count(count);
-        bucket
-    };
-    let mut histogram = Histogram::default();
-    histogram.set_bucket(buckets.map(bucket).collect());
-    histogram.set_sample_count(count);
-    histogram.set_sample_sum(sum);
-    let mut metric = Metric::default();
-    metric.set_histogram(histogram);
-    metric
 }

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use super::State;
 use super::counting::Requests;
 use crate::master::Stats;
+use crate::metrics::human;
 
 /// What there is to say of several masters when there is one.
 #[cfg(feature = "http")]
@@ -161,31 +162,12 @@ fn evictions(stats: &Stats) -> String {
     )
 }
 
-/// Bytes, with the existing master's names of units: a KB has 1024.
-fn human(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KB", "MB", "GB", "TB"];
-    let mut size = bytes as f64;
-    let mut unit = 0;
-    while size >= 1024.0 && unit + 1 < UNITS.len() {
-        size /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{size:.2} {}", UNITS[unit]) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::protocol::message::{Ping, Request};
     use crate::protocol::service::Tally;
     use std::time::Duration;
-
-    #[test]
-    fn sizes_for_people() {
-        assert_eq!(human(1023), "1023 B");
-        assert_eq!(human(1536), "1.50 KB");
-        assert_eq!(human(u64::MAX), "16777216.00 TB");
-    }
 
     #[test]
     fn rates_are_of_the_last_two_reports() {

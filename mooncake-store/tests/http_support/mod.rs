@@ -2,6 +2,9 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
 
+pub mod described;
+pub mod used;
+
 use std::net::SocketAddr;
 use std::time::Duration;
 

@@ -24,8 +24,8 @@ use utoipa_axum::routes;
 
 use self::answers::Failure;
 use super::State;
+use super::http::{JSON, nothing_here};
 
-const JSON: &str = "application/json; charset=utf-8";
 const TEXT: &str = "text/plain; version=0.0.4";
 
 /// Largest body that is read, in bytes.
@@ -71,11 +71,6 @@ pub(super) fn pages(state: Arc<State>) -> Router {
         .method_not_allowed_fallback(nothing_here)
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(state)
-}
-
-/// The answer to an unknown path or method, on every port.
-pub(super) async fn nothing_here() -> (StatusCode, &'static str) {
-    (StatusCode::NOT_FOUND, "404 Not Found")
 }
 
 fn page(body: &impl Serialize) -> Response {

@@ -11,7 +11,6 @@ use mooncake_core::{Error, ErrorCode, Result};
 use super::answers::{Failure, Quota, QuotaData, QuotaRequest, Quotas};
 use super::query::{form_text, raw};
 use super::{Shared, bad_request, failure, page, read, status_of};
-use crate::config::tenants::write_policy;
 use crate::master::{TenantInfo, TenantQuota, is_tenant};
 use crate::server::State as ServerState;
 
@@ -41,7 +40,7 @@ pub(super) async fn quotas(State(state): Shared, RawQuery(query): RawQuery) -> R
     }
 }
 
-/// Registers a tenant, or sets its quota. It is written to the file that the tenants were read from.
+/// Registers a tenant, or sets its quota. It is written to where the tenants were read from.
 #[utoipa::path(
     put,
     path = "/api/v1/tenant_quotas",
@@ -51,7 +50,7 @@ pub(super) async fn quotas(State(state): Shared, RawQuery(query): RawQuery) -> R
         (status = 200, body = Quotas),
         (status = 400, body = Failure),
         (status = 409, body = Failure, description = "There are no tenants here"),
-        (status = 500, body = Failure, description = "The file could not be written; nothing has changed")
+        (status = 500, body = Failure, description = "It could not be written there; nothing has changed")
     )
 )]
 pub(super) async fn set_quota(State(state): Shared, RawQuery(query): RawQuery, body: Bytes) -> Response {
@@ -82,7 +81,7 @@ pub(super) async fn set_quota(State(state): Shared, RawQuery(query): RawQuery, b
     .await
 }
 
-/// Forgets a tenant without objects. It is taken out of the file that the tenants were read from.
+/// Forgets a tenant without objects. It is taken out of where the tenants were read from.
 #[utoipa::path(
     delete,
     path = "/api/v1/tenant_quotas",
@@ -92,7 +91,7 @@ pub(super) async fn set_quota(State(state): Shared, RawQuery(query): RawQuery, b
         (status = 400, body = Failure),
         (status = 404, body = Failure, description = "Not registered"),
         (status = 409, body = Failure, description = "It has objects, or there are no tenants here"),
-        (status = 500, body = Failure, description = "The file could not be written; nothing has changed")
+        (status = 500, body = Failure, description = "It could not be written there; nothing has changed")
     )
 )]
 pub(super) async fn remove_quota(State(state): Shared, RawQuery(query): RawQuery) -> Response {
@@ -122,12 +121,10 @@ async fn change(
     one(made.await.unwrap_or_else(|_| Err(ErrorCode::InternalError.into())))
 }
 
-/// Writes the tenants to the file they were read from.
+/// Writes the tenants to where they were read from. Who asked is told the code only, so the log has the reason.
 fn keep(state: &ServerState) -> Result<()> {
-    match &state.config.tenant_policy {
-        Some(path) => write_policy(path, &state.master.tenants()),
-        None => Ok(()),
-    }
+    let Some(policy) = &state.policy else { return Ok(()) };
+    policy.write(&state.master.tenants()).inspect_err(|error| tracing::warn!("{error}"))
 }
 
 fn one(outcome: Result<Option<TenantInfo>, Error>) -> Response {

@@ -1,0 +1,266 @@
+//! A client's pages: health and metrics over HTTP, as the existing client serves them.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use mooncake_core::Result;
+use mooncake_transport::Transport;
+use utoipa::{OpenApi, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::metrics::{Direction, Metrics};
+use super::{Client, Inner};
+use crate::metrics::{Labels, Page};
+use crate::server::http;
+
+const TEXT: &str = "text/plain; version=0.0.4";
+
+/// Numbers that a program adds to the pages: name, what it is, and the number.
+type More = dyn Fn() -> Vec<(&'static str, &'static str, u64)> + Send + Sync;
+
+/// Pages of a client that are being served. Dropped, they are gone.
+#[derive(Debug)]
+pub struct ClientPages {
+    pages: http::Pages,
+    at: SocketAddr,
+}
+
+impl ClientPages {
+    /// Where they are.
+    pub fn address(&self) -> SocketAddr {
+        self.at
+    }
+
+    /// Stops taking requests and waits until those at work are answered.
+    pub async fn stop(self) {
+        self.pages.stop().await;
+    }
+}
+
+impl<T: Transport> Client<T> {
+    /// Serves `/health`, `/metrics`, `/metrics/summary` and `/openapi.json`, on port 0 wherever there is room. The pages do not keep the
+    /// client.
+    ///
+    /// # Errors
+    /// `RPC_FAIL`: the port is in use, or cannot be taken.
+    pub async fn serve_pages(&self, host: &str, port: u16) -> Result<ClientPages> {
+        self.serve_pages_with(host, port, Box::new(Vec::new)).await
+    }
+
+    /// As [`serve_pages`](Self::serve_pages), with gauges of the caller's.
+    pub(crate) async fn serve_pages_with(
+        &self,
+        host: &str,
+        port: u16,
+        more: Box<More>,
+    ) -> Result<ClientPages> {
+        let (listener, at) = http::bind(host, port, "http_port").await?;
+        let about = About { client: Arc::new(Weak(Arc::downgrade(&self.inner))), more: more.into() };
+        Ok(ClientPages { pages: http::serve(listener, router(about)), at })
+    }
+}
+
+/// What the pages are about.
+#[derive(Clone)]
+struct About {
+    client: Arc<dyn Subject>,
+    more: Arc<More>,
+}
+
+struct Weak<T: Transport>(std::sync::Weak<Inner<T>>);
+
+/// A client of whatever wires.
+#[async_trait::async_trait]
+trait Subject: Send + Sync {
+    async fn health(&self) -> Health;
+    fn metrics(&self) -> Option<(Arc<Metrics>, String)>;
+}
+
+#[async_trait::async_trait]
+impl<T: Transport> Subject for Weak<T> {
+    async fn health(&self) -> Health {
+        let Some(inner) = self.0.upgrade() else { return Health::NOT_INITIALIZED };
+        let client = Client { inner };
+        match (client.inner.usable().is_ok(), client.is_healthy().await) {
+            (false, _) => Health::NOT_INITIALIZED,
+            (true, false) => Health { status: "master_unreachable", code: 2 },
+            (true, true) => Health { status: "healthy", code: 0 },
+        }
+    }
+
+    fn metrics(&self) -> Option<(Arc<Metrics>, String)> {
+        let inner = self.0.upgrade()?;
+        Some((inner.metrics.clone()?, inner.config.cluster_id.clone()))
+    }
+}
+
+impl fmt::Debug for About {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("About")
+    }
+}
+
+#[derive(OpenApi)]
+#[openapi(info(
+    title = "mooncake client",
+    description = "Pages of a member of a cluster. They change nothing."
+))]
+struct Description;
+
+fn router(about: About) -> axum::Router {
+    let (router, description) = OpenApiRouter::<About>::with_openapi(Description::openapi())
+        .routes(routes!(health))
+        .routes(routes!(metrics))
+        .routes(routes!(summary))
+        .split_for_parts();
+    let description = description.to_json().unwrap_or_default();
+    router
+        .route(
+            "/openapi.json",
+            get(async move || ([(header::CONTENT_TYPE, http::JSON)], description.clone())),
+        )
+        .fallback(http::nothing_here)
+        .method_not_allowed_fallback(http::nothing_here)
+        .with_state(about)
+}
+
+/// How the client is.
+#[derive(Clone, Copy, ToSchema)]
+struct Health {
+    /// `healthy`, `not_initialized` or `master_unreachable`.
+    status: &'static str,
+    /// 0, 1 or 2.
+    code: i32,
+}
+
+impl Health {
+    const NOT_INITIALIZED: Self = Self { status: "not_initialized", code: 1 };
+}
+
+/// Whether the client is there, and its master.
+#[utoipa::path(get, path = "/health", responses((status = 200, body = Health), (status = 503, body = Health)))]
+async fn health(State(about): State<About>) -> Response {
+    let health = about.client.health().await;
+    let status = if health.code == 0 { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let body = format!(r#"{{"status":"{}","code":{}}}"#, health.status, health.code);
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+/// Metrics in Prometheus' text format.
+#[utoipa::path(
+    get,
+    path = "/metrics",
+    responses(
+        (status = 200, body = String, content_type = "text/plain"),
+        (status = 503, body = String, content_type = "text/plain")
+    )
+)]
+async fn metrics(State(about): State<About>) -> Response {
+    let mut page = Page::default();
+    match about.client.metrics() {
+        Some((metrics, cluster)) => metrics.show(&mut page, &cluster),
+        None if (about.more)().is_empty() => return no_metrics(),
+        None => {}
+    }
+    for (name, help, value) in (about.more)() {
+        page.gauge(name, help, value);
+    }
+    match page.text() {
+        Ok(text) => ([(header::CONTENT_TYPE, TEXT)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+/// The figures, for people.
+#[utoipa::path(
+    get,
+    path = "/metrics/summary",
+    responses(
+        (status = 200, body = String, content_type = "text/plain"),
+        (status = 503, body = String, content_type = "text/plain")
+    )
+)]
+async fn summary(State(about): State<About>) -> Response {
+    let mut text = about.client.metrics().map(|(metrics, _)| metrics.summary()).unwrap_or_default();
+    for (_, help, value) in (about.more)() {
+        text.push_str(&format!("{help}: {value}\n"));
+    }
+    if text.is_empty() { no_metrics() } else { plain(StatusCode::OK, text) }
+}
+
+fn no_metrics() -> Response {
+    plain(StatusCode::SERVICE_UNAVAILABLE, "metrics not available".into())
+}
+
+fn plain(status: StatusCode, body: String) -> Response {
+    (status, [(header::CONTENT_TYPE, "text/plain")], body).into_response()
+}
+
+impl Metrics {
+    /// Everything counted, under the names that existing dashboards know.
+    fn show(&self, page: &mut Page, cluster: &str) {
+        page.label("client_mode", "real");
+        if !cluster.is_empty() {
+            page.label("cluster_id", cluster);
+        }
+        page.counter("mooncake_transfer_read_bytes", "Bytes read", self.read.bytes());
+        page.counter(
+            "mooncake_transfer_write_bytes",
+            "Bytes written, to every replica",
+            self.written.bytes(),
+        );
+        for (name, latency) in [
+            ("batch_put", &self.written.batch),
+            ("batch_get", &self.read.batch),
+            ("get", &self.read.single),
+            ("put", &self.written.single),
+        ] {
+            let help = "Microseconds that bytes of a call were under way";
+            let none: Labels<'_> = &[];
+            page.histograms(&format!("mooncake_transfer_{name}_latency"), help, 1.0, [(none, latency)]);
+        }
+        self.show_calls(page);
+        self.show_operations(page, Direction::Read, "read");
+        self.show_operations(page, Direction::Write, "write");
+        let outcomes = |name: &str, help: &str, of: [u64; 3], names: [&str; 3], page: &mut Page| {
+            let labels = names.map(|name| [("outcome", name)]);
+            page.counters(name, help, labels.iter().map(|labels| labels as Labels<'_>).zip(of));
+        };
+        let help = "Objects and parts read, by what became of it";
+        let names = ["found", "missing", "failed"];
+        outcomes("mooncake_client_reads_total", help, self.read.outcomes(), names, page);
+        let help = "Objects and parts written, by what became of it";
+        let names = ["stored", "existed", "failed"];
+        outcomes("mooncake_client_writes_total", help, self.written.outcomes(), names, page);
+    }
+
+    fn show_calls(&self, page: &mut Page) {
+        let made: Vec<_> = self.calls.made().map(|call| ([("rpc_name", call.name)], call)).collect();
+        let each = || made.iter().map(|(labels, call)| (labels as Labels<'_>, call));
+        let counts = each().map(|(labels, call)| (labels, call.latency.count()));
+        page.counters("mooncake_client_rpc_count", "Calls to the master", counts);
+        let unanswered = each().map(|(labels, call)| (labels, call.unanswered()));
+        page.counters("mooncake_client_rpc_unanswered", "Of these, those without an answer", unanswered);
+        let latencies = each().map(|(labels, call)| (labels, &call.latency));
+        page.histograms("mooncake_client_rpc_latency", "Microseconds to the answer", 1.0, latencies);
+    }
+
+    fn show_operations(&self, page: &mut Page, direction: Direction, way: &str) {
+        let made: Vec<_> =
+            self.operations(direction).map(|(name, counts)| ([("op_name", name)], counts)).collect();
+        let each = || made.iter().map(|(labels, counts)| (labels as Labels<'_>, *counts));
+        let prefix = format!("mooncake_transfer_{way}_operation");
+        let counts = each().map(|(labels, counts)| (labels, counts.latency.count()));
+        page.counters(&format!("{prefix}_count"), "Calls of the store", counts);
+        let bytes = each().map(|(labels, counts)| (labels, counts.bytes()));
+        page.counters(&format!("{prefix}_bytes"), "Bytes of the values", bytes);
+        let latencies = each().map(|(labels, counts)| (labels, &counts.latency));
+        page.histograms(&format!("{prefix}_latency"), "Microseconds of a call", 1.0, latencies);
+    }
+}
