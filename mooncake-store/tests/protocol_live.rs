@@ -1,14 +1,10 @@
-//! The wire against the existing system, which must be running; `cargo xtask interop` sees to that.
-//!
-//! - `MOONCAKE_PEER_MASTER=host:port`: an existing master with no segment mounted, to be asked.
-//! - `MOONCAKE_SERVE_AT=host:port` and `MOONCAKE_SERVE_UNTIL=command`: a master of this crate answers there while the
-//!   command, which runs an existing client, runs; it must succeed.
+//! The wire against a master of the existing system without members, at `MOONCAKE_PEER_MASTER=host:port`; `cargo xtask interop` sees to that,
+//! with a fresh one for each test.
 #![allow(clippy::disallowed_methods, reason = "the addresses come from the environment")]
 
 mod tier_answers;
 
 use std::borrow::Cow;
-use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::error::ErrorCode;
@@ -16,12 +12,9 @@ use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::{ReplicaStatus, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
 use mooncake_store::api::{Caller, EndItem, ObjectService, PutItem, SegmentService, WriteMode};
 use mooncake_store::client::{Client, PutOutcome};
-use mooncake_store::master::{Master, MasterOptions};
 use mooncake_store::protocol::client::RpcOptions;
 use mooncake_store::protocol::message::*;
 use mooncake_store::protocol::remote::RemoteMaster;
-use mooncake_store::protocol::server::{Server, ServerOptions};
-use mooncake_store::protocol::service::MasterService;
 use mooncake_store::protocol::wire::{TaskReport, TaskStatus};
 
 /// One client per run, so that a run leaves nothing for the next to find.
@@ -270,17 +263,4 @@ async fn a_client_waits_for_room_on_an_existing_master() {
     assert_eq!(waits.put("room/new", &value).await.unwrap(), PutOutcome::Stored);
     waits.close().await.unwrap();
     asks_once.close().await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs an existing client; cargo xtask interop runs it"]
-async fn an_existing_client_works_on_this_wire() {
-    let address = std::env::var("MOONCAKE_SERVE_AT").expect("MOONCAKE_SERVE_AT=host:port to listen at");
-    let command = std::env::var("MOONCAKE_SERVE_UNTIL").expect("MOONCAKE_SERVE_UNTIL=command to wait for");
-    let server = Server::bind(&address, ServerOptions::default()).await.unwrap();
-    let master = Master::new(MasterOptions::default()).unwrap();
-    let running = server.start(Arc::new(MasterService(Arc::new(master))));
-    let status = tokio::process::Command::new("sh").arg("-c").arg(&command).status().await.unwrap();
-    running.stop().await;
-    assert!(status.success(), "{command}: {status}");
 }

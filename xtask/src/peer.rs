@@ -15,17 +15,43 @@ pub(crate) fn interop() -> Result {
     let python = install()?;
     step("build");
     cargo(&["build", "--release", "-p", "mooncake-benches", "--bin", "interop"]).run()?;
-    cargo(&["build", "--release", "-p", "mooncake-store", "--features", "cli", "--bin", "mooncake_master"])
-        .run()?;
+    let programs = ["--bin", "mooncake_master", "--bin", "mooncake"];
+    cargo(&["build", "--release", "-p", "mooncake-store", "--features", "cli"]).args(&programs).run()?;
     step("mixed clusters");
     let binary = target_dir().join("release/interop");
     let master = target_dir().join("release/mooncake_master");
     let words = [path(&binary), "--python".into(), path(&python), "--master".into(), path(&master)];
     in_own_network(&words)?;
+    calls(&python)?;
     crate::engines::interop(&path(&python))?;
     for (title, words) in crate::python::matrix(&python)? {
         step(title);
         in_own_network(&words)?;
+    }
+    Ok(())
+}
+
+/// Tests that need a master of the existing system to themselves.
+const LIVE: &[&str] =
+    &["an_existing_master_answers_every_call", "a_client_waits_for_room_on_an_existing_master"];
+
+/// Calls of ours, one by one, to the existing master.
+fn calls(python: &Path) -> Result {
+    step("every call to the existing master");
+    let test = "test -q -p mooncake-store --all-features --test protocol_live";
+    cargo(&[test.split(' ').collect::<Vec<_>>(), vec!["--no-run"]].concat()).run()?;
+    let (python, master) = (path(python), path(&python.with_file_name("mooncake_master")));
+    for name in LIVE {
+        // A test by a name that is none would pass.
+        let run = format!(
+            "{master} --rpc_port=21071 --metrics_port=21171 >/dev/null 2>&1 & \
+             until {python} -c 'import socket; socket.create_connection((\"127.0.0.1\", 21071), 1)' 2>/dev/null; \
+             do kill -0 $! || exit 1; done; \
+             said=$(MOONCAKE_PEER_MASTER=127.0.0.1:21071 \"${{CARGO:-cargo}}\" {test} -- --ignored --exact {name} 2>&1); \
+             status=$?; kill $!; wait; echo \"$said\"; \
+             test $status = 0 && echo \"$said\" | grep -q '1 passed'"
+        );
+        in_own_network(&["sh".into(), "-c".into(), run])?;
     }
     Ok(())
 }

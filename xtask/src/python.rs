@@ -62,9 +62,13 @@ pub(crate) fn matrix(peer: &Path) -> Result<Vec<(&'static str, Vec<String>)>> {
         let script = root().join("mooncake-python/tests/peer").join(script).to_string_lossy().into_owned();
         vec![python.clone(), script, python.clone(), peer.clone(), "--host".into(), "10.213.0.1".into()]
     };
+    let mut tool = words("tool.py");
+    tool.insert(2, target_dir().join("release/mooncake").to_string_lossy().into_owned());
     Ok(vec![
         ("two Python packages: what one writes the other reads", words("matrix.py")),
         ("masters and clients: every answer", words("cells.py")),
+        ("light clients beside real ones: every answer", words("cells_light.py")),
+        ("the command line beside either", tool),
     ])
 }
 

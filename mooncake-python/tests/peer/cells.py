@@ -109,8 +109,7 @@ class Cluster:
             host = f"{self.host}:{first + index}"
             settings = group.settings(letter)
             size = settings.pop("segment", 64 * MIB)
-            arguments = [host, group.directory(self.host, port), size, 32 * MIB, "tcp", "", f"127.0.0.1:{port}"]
-            code = node("setup", *arguments, **settings)
+            code = self.set_up(node, host, group.directory(self.host, port), size, settings, port)
             if code != 0:
                 raise RuntimeError(f"{letter} could not join: {code}")
             node.host = host
@@ -119,6 +118,9 @@ class Cluster:
                 self.learn(node, host)
         for node in self.members:
             node("remove_all", True)
+
+    def set_up(self, node, host, directory, size, settings, port):
+        return node("setup", host, directory, size, 32 * MIB, "tcp", "", f"127.0.0.1:{port}", **settings)
 
     def learn(self, node, host):
         """Where a member's memory is reached, so that answers can tell of it by name."""
@@ -190,12 +192,12 @@ def differences(seen):
     return found
 
 
-def listed(document):
+def listed(document, heading=HEADING):
     """Rows of the table in the document: patterns of steps, of which masters and clients, and the reason."""
     text = document.read_text(encoding="utf-8")
-    if HEADING not in text:
+    if heading not in text:
         return []
-    section = text.split(HEADING, 1)[1].split("\n## ", 1)[0]
+    section = text.split(heading, 1)[1].split("\n## ", 1)[0]
     rows = []
     for line in section.splitlines():
         cells = [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from urllib.parse import quote
 
-from cluster import MIB, Group, config, raw
+from cluster import MIB, Group, config, of, raw
 
 VALUE = raw(b"value" * 100)
 PRETTY = re.compile(r"\d+(\.\d+)?")
@@ -320,9 +320,59 @@ def with_policy():
 
 
 TENANTS = {"a": {"tenant_id": "alpha"}, "b": {"tenant_id": "beta"}, "c": {"tenant_id": "ghost"}}
+# Where the first member serves its pages. Below the ports that the system gives to outgoing connections.
+CLIENT_PORT = 21991
+MOVED = re.compile(r'mooncake_transfer_(read|write)_operation_(count|bytes)\{.*op_name="(\w+)"\} (\d+)')
+
+
+def client_pages(run):
+    """What a client says of itself: health, and each kind of call counted under the same name."""
+    a, b, _ = run.members
+    a.send({"call": "buffer", "name": "m", "size": 10_000})
+    at = lambda offset: of("buffer", {"name": "m", "at": offset})  # noqa: E731
+    for call, args in [
+        ("put", ["c1", VALUE]),
+        ("put", ["c1", VALUE]),
+        ("put_parts", ["c2", VALUE, VALUE]),
+        ("put_batch", [["c3", "c4"], [VALUE, VALUE]]),
+        ("put_from", ["c5", at(0), 1000]),
+        ("batch_put_from", [["c6", "c7"], [at(0), at(10)], [100, 200]]),
+        ("batch_put_from_multi_buffers", [["c8"], [[at(0), at(500)]], [[100, 50]]]),
+        ("upsert", ["c1", VALUE]),
+        ("upsert_parts", ["c2", VALUE]),
+        ("upsert_batch", [["c3"], [VALUE]]),
+        ("upsert_from", ["c5", at(0), 900]),
+        ("batch_upsert_from", [["c6"], [at(0)], [90]]),
+        ("get", ["c1"]),
+        ("get", ["none"]),
+        ("get_batch", [["c1", "none", "c3"]]),
+        ("get_buffer", ["c1"]),
+        ("batch_get_buffer", [["c1"]]),
+        ("get_into", ["c5", at(2000), 1000]),
+        ("batch_get_into", [["c6", "c7"], [at(2000), at(3000)], [90, 200]]),
+        ("batch_get_into_multi_buffers", [["c8"], [[at(2000), at(3000)]], [[100, 50]]]),
+        ("get_into_ranges", [[at(4000)], [["c5"]], [[[0]]], [[[5]]], [[[10]]]]),
+    ]:
+        a(call, *args)
+    page = lambda path: run.cluster.master.page("GET", path, port=CLIENT_PORT)  # noqa: E731
+    run.saw("health", page("/health"))
+    run.saw("summary", kind(page("/metrics/summary")))
+    metrics = page("/metrics")
+    run.saw("metrics", kind(metrics))
+    for line in metrics["body"].splitlines():
+        if line.startswith("# TYPE "):
+            run.saw(f"has {line.split()[2]}", line.split()[3])
+        if found := MOVED.match(line):
+            way, what, name, number = found.groups()
+            run.saw(f"has {what} of {way} {name}", int(number))
+    moved = re.findall(r"mooncake_transfer_(read|write)_bytes\{.*\} (\d+)", metrics["body"])
+    run.saw("bytes", sorted(moved))
+
+
 GROUPS = [
     Group([pages, metrics], ["--default_kv_lease_ttl=2000"]),
     Group([drain_blocked, drain], ["--default_kv_lease_ttl=500"]),
     Group([tenants], with_policy, TENANTS),
+    Group([client_pages], settings={"a": {"enable_client_http_server": True, "client_http_port": CLIENT_PORT}}),
     Group([directory], ["--enable_http_metadata_server=true", "--http_metadata_server_port={directory}"], met=True),
 ]
