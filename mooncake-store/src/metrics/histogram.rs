@@ -54,6 +54,7 @@ impl<const N: usize> Histogram<N> {
     }
 
     /// Of all values.
+    #[cfg(any(test, feature = "http"))]
     pub(crate) fn sum(&self) -> u64 {
         self.sum.load(Relaxed)
     }

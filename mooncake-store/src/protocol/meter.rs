@@ -27,6 +27,7 @@ pub(crate) struct CallCounts {
 
 impl CallCounts {
     /// Calls that got no answer.
+    #[cfg(feature = "http")]
     pub(crate) fn unanswered(&self) -> u64 {
         self.unanswered.load(Relaxed)
     }
