@@ -45,7 +45,8 @@ struct Entry {
     capacity: usize,
     /// Where each request is: a part and its number there, or nowhere when it was of no bytes.
     requests: Vec<Option<(usize, usize)>>,
-    parts: Vec<Part>,
+    /// `None` while it is being posted, which copies bytes where no wire is needed.
+    parts: Vec<Option<Part>>,
 }
 
 struct Part {
@@ -66,12 +67,15 @@ impl Entry {
     fn request(&self, index: usize) -> Option<Progress> {
         match *self.requests.get(index)? {
             None => Some(Progress { status: Status::Completed, transferred: 0 }),
-            Some((part, number)) => self.parts.get(part)?.view.request(number),
+            Some((part, number)) => match self.parts.get(part)? {
+                Some(part) => part.view.request(number),
+                None => Some(Progress { status: Status::Pending, transferred: 0 }),
+            },
         }
     }
 
     fn is_over(&self) -> bool {
-        self.parts.iter().all(Part::is_over)
+        self.parts.iter().all(|part| part.as_ref().is_some_and(Part::is_over))
     }
 }
 
@@ -89,7 +93,7 @@ impl Batches {
 
 impl Drop for Batches {
     fn drop(&mut self) {
-        for part in self.open.get_mut().values().flat_map(|entry| &entry.parts) {
+        for part in self.open.get_mut().values().flat_map(|entry| entry.parts.iter().flatten()) {
             part.task.abort();
         }
     }
@@ -148,7 +152,8 @@ impl TransferEngine {
     ) -> Result<()> {
         let deadline = deadline.unwrap_or_else(|| self.deadline_for(requests));
         let (batch, numbers) = self.batch_of(requests, notify)?;
-        self.parts.batches.with(id, |entry| {
+        // A place in the batch first, and then the posting, which holds up no other batch.
+        let part = self.parts.batches.with(id, |entry| {
             if entry.requests.len() + requests.len() > entry.capacity {
                 let (have, more) = (entry.requests.len(), requests.len());
                 let text = format!(
@@ -159,25 +164,36 @@ impl TransferEngine {
                     Error::new(ErrorCode::InvalidParams, text).with_source(EngineCode::TooManyRequests)
                 );
             }
-            let running = self.submit(batch, Some(deadline));
-            let view = running.view();
-            let (tell, over) = watch::channel(None);
-            let task = self.parts.runtime.spawn(async move {
-                let Finished { results, buffers, notified } = running.await;
-                // Before anybody hears of it, so that memory can be given up then.
-                drop(buffers);
-                let failed = results.into_iter().chain(notified).find_map(Result::err);
-                if let Some(error) = &failed {
-                    tracing::debug!(batch = id, "a batch failed: {error}");
-                }
-                let over = failed.map_or(Ok(()), |error| Err((error.code(), error.message().to_owned())));
-                tell.send_replace(Some(over));
-            });
             let part = entry.parts.len();
             entry.requests.extend(numbers.into_iter().map(|number| number.map(|number| (part, number))));
-            entry.parts.push(Part { view, over, task: task.abort_handle() });
+            entry.parts.push(None);
+            Ok(part)
+        })?;
+        let posted = self.post_part(id, batch, deadline);
+        self.parts.batches.with(id, |entry| {
+            if let Some(place) = entry.parts.get_mut(part) {
+                *place = Some(posted);
+            }
             Ok(())
         })
+    }
+
+    fn post_part(&self, id: u64, batch: Batch<TransportSet>, deadline: Moment) -> Part {
+        let running = self.submit(batch, Some(deadline));
+        let view = running.view();
+        let (tell, over) = watch::channel(None);
+        let task = self.parts.runtime.spawn(async move {
+            let Finished { results, buffers, notified } = running.await;
+            // Before anybody hears of it, so that memory can be given up then.
+            drop(buffers);
+            let failed = results.into_iter().chain(notified).find_map(Result::err);
+            if let Some(error) = &failed {
+                tracing::debug!(batch = id, "a batch failed: {error}");
+            }
+            let over = failed.map_or(Ok(()), |error| Err((error.code(), error.message().to_owned())));
+            tell.send_replace(Some(over));
+        });
+        Part { view, over, task: task.abort_handle() }
     }
 
     /// How a request of a batch stands.
@@ -197,7 +213,9 @@ impl TransferEngine {
     /// `INVALID_PARAMS` for a freed or foreign number.
     pub fn batch_progress(&self, id: u64) -> Result<Progress> {
         self.parts.batches.with(id, |entry| {
-            let parts = entry.parts.iter().map(|part| part.view.overall());
+            let posting = Progress { status: Status::Pending, transferred: 0 };
+            let parts =
+                entry.parts.iter().map(|part| part.as_ref().map_or(posting, |part| part.view.overall()));
             Ok(parts.fold(Progress { status: Status::Completed, transferred: 0 }, Progress::and))
         })
     }
@@ -215,10 +233,9 @@ impl TransferEngine {
     /// # Errors
     /// The first failure, also that of a notification; `INVALID_PARAMS` for a freed or foreign number.
     pub async fn finish_batch(&self, id: u64) -> Result<()> {
-        let parts = self
-            .parts
-            .batches
-            .with(id, |entry| Ok(entry.parts.iter().map(|part| part.over.clone()).collect::<Vec<_>>()))?;
+        let parts = self.parts.batches.with(id, |entry| {
+            Ok(entry.parts.iter().flatten().map(|part| part.over.clone()).collect::<Vec<_>>())
+        })?;
         let mut failed = None;
         for mut part in parts {
             let outcome = match part.wait_for(Option::is_some).await {
@@ -236,7 +253,7 @@ impl TransferEngine {
     /// `INVALID_PARAMS` for a freed or foreign number.
     pub fn cancel_batch(&self, id: u64) -> Result<()> {
         self.parts.batches.with(id, |entry| {
-            entry.parts.iter().for_each(|part| part.task.abort());
+            entry.parts.iter().flatten().for_each(|part| part.task.abort());
             Ok(())
         })
     }
