@@ -7,7 +7,6 @@ mod file;
 mod flag;
 mod flags;
 mod settings;
-#[cfg(feature = "http")]
 pub(crate) mod tenants;
 mod values;
 
