@@ -64,5 +64,9 @@ pub(crate) fn figure(port: u16, name: &str) -> Option<u64> {
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").ok()?;
     let mut text = String::new();
     stream.read_to_string(&mut text).ok()?;
-    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+    // "name value", or "name{labels} value".
+    text.lines().find_map(|line| {
+        let rest = line.strip_prefix(name).filter(|rest| rest.starts_with([' ', '{']))?;
+        rest.rsplit_once(' ')?.1.parse().ok()
+    })
 }
