@@ -102,9 +102,13 @@ impl Watch {
     /// over. Returns at once.
     pub fn give_up(&self) {
         if !self.shared.given_up.swap(true, Ordering::SeqCst) {
-            let tell = std::mem::take(&mut *self.shared.tell.lock());
-            tell.into_iter().for_each(|tell| tell());
+            self.tell();
         }
+    }
+
+    fn tell(&self) {
+        let tell = std::mem::take(&mut *self.shared.tell.lock());
+        tell.into_iter().for_each(|tell| tell());
     }
 
     fn is_given_up(&self) -> bool {
@@ -267,6 +271,10 @@ impl Completion {
             core.with_watch(&mut |watch| {
                 if let Some(tell) = tell.take() {
                     watch.shared.tell.lock().push(Box::new(tell()));
+                    // Whoever gave up meanwhile has not seen it.
+                    if watch.is_given_up() {
+                        watch.tell();
+                    }
                 }
             });
         }
@@ -775,5 +783,17 @@ mod tests {
         done.finish(Ok(()));
         ticket.wait_timeout(Duration::ZERO).unwrap().0.unwrap();
         Ticket::ready((), Ok(())).wait().0.unwrap();
+    }
+
+    #[test]
+    fn who_asks_to_be_told_is_told_once_before_and_after() {
+        let (told, (completion, _ticket, watch)) = (Arc::new(AtomicUsize::new(0)), watched((), 1, None));
+        for told_now in [0, 1] {
+            let told_too = told.clone();
+            completion.when_given_up(|| move || assert!(told_too.fetch_add(1, Ordering::SeqCst) < 2));
+            assert_eq!(told.load(Ordering::SeqCst), 2 * told_now);
+            (0..2).for_each(|_| watch.give_up());
+            assert_eq!(told.load(Ordering::SeqCst), 1 + told_now);
+        }
     }
 }

@@ -162,13 +162,13 @@ async fn health(State(about): State<About>) -> Response {
     )
 )]
 async fn metrics(State(about): State<About>) -> Response {
-    let mut page = Page::default();
+    let (mut page, more) = (Page::default(), (about.more)());
     match about.client.metrics() {
         Some((metrics, cluster)) => metrics.show(&mut page, &cluster),
-        None if (about.more)().is_empty() => return no_metrics(),
+        None if more.is_empty() => return no_metrics(),
         None => {}
     }
-    for (name, help, value) in (about.more)() {
+    for (name, help, value) in more {
         page.gauge(name, help, value);
     }
     match page.text() {
