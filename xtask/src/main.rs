@@ -14,7 +14,7 @@ mod vm;
 
 use std::process::ExitCode;
 
-use run::{Result, cargo, step};
+use run::{Programs, Result, cargo, step};
 
 const HELP: &str = "\
 cargo xtask <task>
@@ -102,7 +102,7 @@ fn lint() -> Result {
 
 fn examples() -> Result {
     step("build");
-    run::build_release()?;
+    let programs = Programs::checked()?;
     for name in [
         "quickstart",
         "embedded_master",
@@ -114,14 +114,15 @@ fn examples() -> Result {
         "engine_custom_backend",
     ] {
         step(&format!("example {name}"));
-        run::built(&format!("examples/{name}"), &[]).run()?;
+        programs.run(&format!("examples/{name}"), &[]).run()?;
     }
     // A trace of the real shape from a seed, once plainly and once with a client killed in the middle.
     let replay = || {
-        run::built("examples/replay", &["--requests", "1500", "--block-bytes", "65536", "--processes", "3"])
+        programs.run("examples/replay", &["--requests", "1500", "--block-bytes", "65536", "--processes", "3"])
     };
     step("example replay, eviction policies against exact LRU");
-    run::built("examples/replay", &["--policies", "--requests", "2000", "--blocks", "500,2000,8000"])
+    programs
+        .run("examples/replay", &["--policies", "--requests", "2000", "--blocks", "500,2000,8000"])
         .run()?;
     step("example replay");
     replay().args(&["--capacity", "128MiB"]).run()?;
@@ -156,7 +157,7 @@ fn network() -> Result {
     if run::command("ip", &["-V"]).run().is_err() {
         run::command("apt-get", &["install", "-y", "--no-install-recommends", "iproute2"]).run()?;
     }
-    cargo(&["test", "-p", "mooncake-engine", "--test", "lossy_network"])
+    cargo(&["test", "--workspace", "--all-features", "--test", "lossy_network"])
         .args(&["--", "--ignored", "--nocapture"])
         .run()
 }

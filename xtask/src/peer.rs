@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::run::{Result, build_release, built, cargo, command, step, target_dir};
+use crate::run::{Programs, Result, cargo, command, step, target_dir};
 
 /// The release whose message shapes the store speaks.
 const WHEEL: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
@@ -14,17 +14,14 @@ const LIBRARIES: &[(&str, &str)] =
 pub(crate) fn interop() -> Result {
     let python = install()?;
     step("build");
-    cargo(&["build", "--release", "-p", "mooncake-benches", "--bin", "interop"]).run()?;
-    let programs = ["--bin", "mooncake_master", "--bin", "mooncake"];
-    cargo(&["build", "--release", "-p", "mooncake-store", "--features", "cli"]).args(&programs).run()?;
+    let programs = Programs::checked()?;
     step("mixed clusters");
-    let binary = target_dir().join("release/interop");
-    let master = target_dir().join("release/mooncake_master");
-    let words = [path(&binary), "--python".into(), path(&python), "--master".into(), path(&master)];
+    let (binary, master) = (programs.path("interop"), programs.path("mooncake_master"));
+    let words = [binary, "--python".into(), path(&python), "--master".into(), master];
     in_own_network(&words)?;
     calls(&python)?;
-    crate::engines::interop(&path(&python))?;
-    for (title, words) in crate::python::matrix(&python)? {
+    crate::engines::interop(&path(&python), programs)?;
+    for (title, words) in crate::python::matrix(&python, programs)? {
         step(title);
         in_own_network(&words)?;
     }
@@ -38,7 +35,7 @@ const LIVE: &[&str] =
 /// Calls of ours, one by one, to the existing master.
 fn calls(python: &Path) -> Result {
     step("every call to the existing master");
-    let test = "test -q -p mooncake-store --all-features --test protocol_live";
+    let test = "test -q --workspace --all-features --test protocol_live";
     cargo(&[test.split(' ').collect::<Vec<_>>(), vec!["--no-run"]].concat()).run()?;
     let (python, master) = (path(python), path(&python.with_file_name("mooncake_master")));
     for name in LIVE {
@@ -77,9 +74,8 @@ pub(crate) fn bench(words: &[&str]) -> Result {
     }
     if peer {
         let python = install()?;
-        build_release()?;
-        let binary = target_dir().join("release/store_bench");
-        return in_own_network(&[path(&binary), "--peer".into(), path(&python)]);
+        let binary = Programs::fast(&["store_bench"])?.path("store_bench");
+        return in_own_network(&[binary, "--peer".into(), path(&python)]);
     }
     let all = ["allocator", "eviction", "local", "struct_pack", "tcp", "store"];
     if let Some(unknown) = names.iter().find(|n| !all.contains(n)) {
@@ -88,10 +84,7 @@ pub(crate) fn bench(words: &[&str]) -> Result {
     for name in all.iter().filter(|n| names.is_empty() || names.contains(n)) {
         step(&format!("bench {name}"));
         match *name {
-            "store" => {
-                build_release()?;
-                built("store_bench", &[]).run()?;
-            }
+            "store" => Programs::fast(&["store_bench"])?.run("store_bench", &[]).run()?,
             name => cargo(&["bench", "-p", "mooncake-benches", "--bench", name]).run()?,
         }
     }
@@ -130,20 +123,17 @@ fn bench_python(peer: bool) -> Result {
 /// `cargo xtask bench --master`: calls of a master alone, ours beside the peer's.
 fn bench_master() -> Result {
     let python = install()?;
-    build_release()?;
-    let (bench, master) =
-        (target_dir().join("release/master_bench"), target_dir().join("release/mooncake_master"));
-    in_own_network(&[path(&bench), "--master".into(), path(&master), "--peer".into(), path(&python)])
+    let [bench, master] = ["master_bench", "mooncake_master"];
+    let programs = Programs::fast(&[bench, master])?;
+    let (bench, master) = (programs.path(bench), programs.path(master));
+    in_own_network(&[bench, "--master".into(), master, "--peer".into(), path(&python)])
 }
 
 /// `cargo xtask bench --master-size [objects]`: a master of ours with so many objects.
 fn bench_master_size(objects: &str) -> Result {
-    cargo(&["build", "--release", "-p", "mooncake-benches", "--bin", "master_size"]).run()?;
-    cargo(&["build", "--release", "-p", "mooncake-store", "--features", "cli", "--bin", "mooncake_master"])
-        .run()?;
-    built("master_size", &["--master", &path(&target_dir().join("release/mooncake_master"))])
-        .args(&["--objects", objects])
-        .run()
+    let programs = Programs::fast(&["master_size", "mooncake_master"])?;
+    let master = programs.path("mooncake_master");
+    programs.run("master_size", &["--master", &master, "--objects", objects]).run()
 }
 
 /// Makes the virtual environment if it is not there; returns its python.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::run::{Result, command, root, step, target_dir};
+use crate::run::{Programs, Result, command, root, step, target_dir};
 
 /// What the interpreter is asked before anything else: whether it is new enough and can make environments.
 const USABLE: &str = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))";
@@ -54,7 +54,7 @@ pub(crate) fn install_torch() -> Result {
 }
 
 /// Our package and the peer's in one cluster: what to run, and what that is. Nothing without a Python.
-pub(crate) fn matrix(peer: &Path) -> Result<Vec<(&'static str, Vec<String>)>> {
+pub(crate) fn matrix(peer: &Path, programs: Programs) -> Result<Vec<(&'static str, Vec<String>)>> {
     let Some(python) = install()? else { return Ok(Vec::new()) };
     let peer = peer.to_string_lossy().into_owned();
     share_packages(&python, &peer)?;
@@ -63,7 +63,7 @@ pub(crate) fn matrix(peer: &Path) -> Result<Vec<(&'static str, Vec<String>)>> {
         vec![python.clone(), script, python.clone(), peer.clone(), "--host".into(), "10.213.0.1".into()]
     };
     let mut tool = words("tool.py");
-    tool.insert(2, target_dir().join("release/mooncake").to_string_lossy().into_owned());
+    tool.insert(2, programs.path("mooncake"));
     Ok(vec![
         ("two Python packages: what one writes the other reads", words("matrix.py")),
         ("masters and clients: every answer", words("cells.py")),

@@ -104,14 +104,32 @@ impl Run {
     }
 }
 
-/// Builds every program of the workspace at once: one choice of features, so that nothing is built twice.
-pub(crate) fn build_release() -> Result {
-    cargo(&["build", "--release", "--workspace", "--bins", "--examples"]).run()
-}
+/// Programs of the workspace, built.
+#[derive(Clone, Copy)]
+pub(crate) struct Programs(&'static str);
 
-/// A program that [`build_release`] built, by its path under `target/release`.
-pub(crate) fn built(name: &str, args: &[&str]) -> Run {
-    command(&target_dir().join("release").join(name).to_string_lossy(), args)
+impl Programs {
+    /// All of them, for checks: built as the tests are, which leaves nothing to build after those.
+    pub(crate) fn checked() -> Result<Self> {
+        cargo(&["build", "--workspace", "--all-features", "--bins", "--examples"]).run()?;
+        Ok(Self("debug"))
+    }
+
+    /// These, for measurements. One choice of features, so that nothing is built twice.
+    pub(crate) fn fast(names: &[&str]) -> Result<Self> {
+        let features = "mooncake-engine/cli,mooncake-store/cli";
+        let build = cargo(&["build", "--release", "--workspace", "--features", features]);
+        names.iter().fold(build, |build, name| build.args(&["--bin", name])).run()?;
+        Ok(Self("release"))
+    }
+
+    pub(crate) fn path(self, name: &str) -> String {
+        target_dir().join(self.0).join(name).to_string_lossy().into_owned()
+    }
+
+    pub(crate) fn run(self, name: &str, args: &[&str]) -> Run {
+        command(&self.path(name), args)
+    }
 }
 
 /// The folder of the workspace.
