@@ -28,7 +28,7 @@ const SIZE: u64 = 4096;
 const BATCH: u64 = 500;
 const TENANT: &str = "default";
 /// What the master is filled to; eviction begins at .90 and ends a hundredth below.
-const FILLED: f64 = 0.895;
+const FILLED: f64 = 0.89;
 /// No request may take longer.
 const LIMIT: Duration = Duration::from_millis(10);
 
@@ -74,7 +74,8 @@ fn run(binary: PathBuf, objects: u64) -> Result<()> {
         println!("  meanwhile, {}", watch.stop().await?);
         let each = resident(master.id())?.saturating_sub(before) as f64 / objects as f64;
         println!("{each:.0} bytes of memory for each, keys of {} bytes", key(0).len());
-        pass(objects, &filled).await
+        let next = control(objects, &filled).await?;
+        pass(next, &filled).await
     })
 }
 
@@ -157,6 +158,24 @@ async fn put_all(rpc: &RpcClient, keys: &[Vec<u8>]) -> Result<Duration> {
     let ended = rpc.call(&end).await.map_err(|e| e.to_string())?;
     let fine = started.iter().all(std::result::Result::is_ok) && ended.iter().all(std::result::Result::is_ok);
     if fine { Ok(between.since(begun).max(clock.now().since(between))) } else { Err("a put failed".into()) }
+}
+
+/// The same requests while nothing is evicted, up to just before that: how late they are on this machine by itself. The number of the next object.
+async fn control(objects: u64, filled: &Arc<AtomicU64>) -> Result<u64> {
+    let (clock, rpc, mut next) = (SystemClock::new(), rpc(), objects);
+    let (watch, begun, mut puts) = (Watch::start(filled), clock.now(), Vec::new());
+    let end = (objects as f64 * 0.8999 / FILLED) as u64;
+    while next < end {
+        puts.push(put_all(&rpc, &[key(next)]).await?);
+        next += 1;
+        if next.is_multiple_of(200) {
+            evicted()?;
+        }
+    }
+    let took = clock.now().since(begun);
+    let gets = watch.stop().await?;
+    println!("no eviction for {took:.1?}\n  meanwhile, {gets}\n  and {}", Spans(puts).summary("puts"));
+    Ok(next)
 }
 
 /// Puts one object after the other until eviction begins and ends.

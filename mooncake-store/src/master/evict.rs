@@ -20,6 +20,9 @@ const HYSTERESIS: f64 = 0.01;
 /// After every object was refused, nobody looks again for this long, or until something changes.
 const FUTILE: Duration = Duration::from_millis(10);
 
+/// So many objects the background evicts before it lets others run: some tens of microseconds.
+const COURTEOUS: u32 = 32;
+
 #[derive(Default)]
 pub(super) struct EvictionState {
     futile_until: AtomicU64,
@@ -123,9 +126,16 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let mut left = used.saturating_sub(self.drop_hot(used - watermark, now));
         for pass in self.passes() {
             let target = if pass == Pass::Ordinary { watermark - below.min(watermark) } else { watermark };
-            while left > target {
+            for count in 1u32.. {
+                if left <= target {
+                    break;
+                }
                 let Some(victim) = self.evict_one(pass, now) else { break };
                 left = left.saturating_sub(victim.bytes);
+                if count.is_multiple_of(COURTEOUS) {
+                    // Requests go first, where there are no more processors than threads.
+                    std::thread::yield_now();
+                }
             }
         }
         if left > watermark {
