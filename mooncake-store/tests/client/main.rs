@@ -14,6 +14,8 @@ mod room;
 #[cfg(all(feature = "transport-shm", feature = "transport-tcp"))]
 mod same_host;
 mod scenarios;
+#[cfg(feature = "transport-tcp")]
+mod shared_engine;
 mod support;
 mod tasks;
 mod tenants;
