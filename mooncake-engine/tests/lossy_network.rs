@@ -1,7 +1,8 @@
 //! Two engines with a bad network between them: 20 ms each way, one packet of a hundred lost, and then nothing at all for five seconds.
 //!
-//! Each engine has a network namespace of its own, joined by two TUN devices and a relay that delays and drops packets: kernels built
-//! without `sch_netem` are common, and this needs nothing but /dev/net/tun, iproute2 and root. `cargo xtask network` runs it.
+//! Each engine has a network namespace of its own. Between them is either a veth cable with `tc netem` at both ends, or, since kernels built
+//! without `sch_netem` are common, two TUN devices and a relay that delays and drops packets, which needs nothing but /dev/net/tun, iproute2
+//! and root. `cargo xtask network` runs both, the cable in a virtual machine.
 #![cfg(all(target_os = "linux", feature = "transport-tcp"))]
 #![allow(clippy::disallowed_methods, reason = "a relay of packets keeps real time")]
 #![allow(clippy::print_stdout, reason = "it is run for its figures, too")]
@@ -10,15 +11,17 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use mooncake_core::ErrorKind;
 use mooncake_core::clock::Rng;
 use mooncake_core::memory::HostMemory;
-use mooncake_engine::TransferEngine;
-use mooncake_transport::engine::{Batch, HandshakePort};
+use mooncake_engine::{TransferEngine, TransportSet};
+use mooncake_transport::engine::{Batch, Buffer, HandshakePort, Target};
+use mooncake_transport::{Region, SliceMut};
 
 const DELAY: Duration = Duration::from_millis(20);
 const LOST_PER_THOUSAND: u64 = 10;
@@ -26,8 +29,27 @@ const DOWN: Duration = Duration::from_secs(5);
 /// What each transfer is given, and by how much it may be told late.
 const DEADLINE: Duration = Duration::from_secs(3);
 const SLACK: Duration = Duration::from_secs(1);
-const BLOCK: usize = 64 << 10;
+const BLOCK: usize = 16 << 10;
 const BATCH: usize = 4;
+const NEAR: &str = "10.77.0.1";
+const FAR: &str = "10.77.0.2";
+
+/// Runs a command in the namespace of the calling thread.
+fn run(line: &str) {
+    let mut words = line.split(' ');
+    let status = Command::new(words.next().unwrap()).args(words).status().expect(line);
+    assert!(status.success(), "{line}");
+}
+
+/// One end of a cable, in the namespace of the calling thread.
+fn cable_end(name: &str, address: &str) {
+    let (delay, loss) = (DELAY.as_millis(), LOST_PER_THOUSAND as f64 / 10.0);
+    run("ip link set lo up");
+    run(&format!("ip addr add {address}/24 dev {name}"));
+    // Packets are lost one by one, not in the bundles that a cable between two namespaces would carry.
+    run(&format!("ip link set {name} gso_max_segs 1 up"));
+    run(&format!("tc qdisc add dev {name} root netem delay {delay}ms loss {loss}% limit 10000"));
+}
 
 /// A TUN device in the namespace of the calling thread, as a file of packets.
 fn tun(local: &str, peer: &str) -> File {
@@ -41,25 +63,20 @@ fn tun(local: &str, peer: &str) -> File {
     // SAFETY: the request is one, and lives through the call.
     let rc = unsafe { libc::ioctl(device.as_raw_fd(), libc::TUNSETIFF, &raw const request) };
     assert_eq!(rc, 0, "TUNSETIFF: {}", std::io::Error::last_os_error());
-    for line in [
-        "link set lo up".to_owned(),
-        format!("addr add {local} peer {peer} dev mctun"),
-        "link set mctun mtu 9000 up".to_owned(),
-    ] {
-        let status = Command::new("ip").args(line.split(' ')).status().expect("iproute2");
-        assert!(status.success(), "ip {line}");
-    }
+    run("ip link set lo up");
+    run(&format!("ip addr add {local} peer {peer} dev mctun"));
+    run("ip link set mctun mtu 9000 up");
     device
 }
 
 /// Moves packets one way, late and not all of them.
-fn relay(mut from: File, mut to: File, down: Arc<AtomicBool>, seed: u64) {
+fn relay(mut from: File, mut to: File, up: Arc<AtomicBool>, seed: u64) {
     let (queue, packets) = channel::<(Instant, Vec<u8>)>();
     std::thread::spawn(move || {
         let mut rng = Rng::seeded(seed);
         let mut packet = vec![0; 16 << 10];
         while let Ok(n) = from.read(&mut packet) {
-            if rng.below(1000) >= LOST_PER_THOUSAND && !down.load(Ordering::Relaxed) {
+            if rng.below(1000) >= LOST_PER_THOUSAND && up.load(Ordering::Relaxed) {
                 let _ = queue.send((Instant::now() + DELAY, packet[..n].to_vec()));
             }
         }
@@ -125,7 +142,7 @@ fn owner(tell: &Sender<Owner>, over: &Receiver<()>) -> bool {
     let memory = Arc::new(HostMemory::new(BATCH * BLOCK).unwrap());
     let runtime = runtime();
     runtime.block_on(async {
-        let engine = engine("10.77.0.2").await;
+        let engine = engine(FAR).await;
         let region = engine.register(memory.clone()).await.unwrap();
         tell.send(Owner { name: engine.name().into(), address: region.addr() }).unwrap();
         while over.try_recv() != Err(std::sync::mpsc::TryRecvError::Disconnected) {
@@ -138,100 +155,178 @@ fn owner(tell: &Sender<Owner>, over: &Receiver<()>) -> bool {
     Arc::strong_count(&memory) == 1
 }
 
+/// Makes the network fail, and work again.
+type Switch = Box<dyn Fn(bool) + Send>;
+
 #[test]
 #[ignore = "needs root, iproute2 and /dev/net/tun, and takes half a minute: cargo xtask network"]
-fn transfers_end_in_time_and_come_back_with_the_network() {
+fn over_a_relay_of_packets() {
+    let (give, device) = channel();
+    check(
+        move |_| give.send(tun(FAR, NEAR)).unwrap(),
+        move |_| {
+            let (ours, theirs) = (tun(NEAR, FAR), device.recv().unwrap());
+            let up = Arc::new(AtomicBool::new(true));
+            relay(ours.try_clone().unwrap(), theirs.try_clone().unwrap(), up.clone(), 1);
+            relay(theirs, ours, up.clone(), 2);
+            Box::new(move |on| up.store(on, Ordering::Relaxed))
+        },
+    );
+}
+
+#[test]
+#[ignore = "needs root, iproute2 and sch_netem, and takes half a minute: cargo xtask network"]
+fn over_a_cable_whose_other_end_goes_down() {
+    over_a_cable(|far| {
+        let process = std::process::id();
+        format!("nsenter --net=/proc/{process}/task/{far}/ns/net ip link set mcfar")
+    });
+}
+
+#[test]
+#[ignore = "needs root, iproute2 and sch_netem, and takes half a minute: cargo xtask network"]
+fn over_a_cable_whose_own_end_goes_down() {
+    over_a_cable(|_| "ip link set mcnear".into());
+}
+
+/// `cut` makes the command, less its last word, of the other side's thread.
+fn over_a_cable(cut: impl FnOnce(i32) -> String + Send + 'static) {
+    let (plug, plugged) = channel();
+    check(
+        move |near: &Receiver<i32>| {
+            // The cable is there once its end is: the sender's part is done then.
+            plug.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+            near.recv().unwrap();
+            cable_end("mcfar", FAR);
+        },
+        move |far: &Sender<i32>| {
+            let thread = plugged.recv().unwrap();
+            run(&format!("ip link add mcnear type veth peer name mcfar netns {thread}"));
+            cable_end("mcnear", NEAR);
+            far.send(0).unwrap();
+            let cut = cut(thread);
+            Box::new(move |on| run(&format!("{cut} {}", if on { "up" } else { "down" })))
+        },
+    );
+}
+
+/// `far` and `near` lay the network, each in its namespace.
+fn check(
+    far: impl FnOnce(&Receiver<i32>) + Send + 'static,
+    near: impl FnOnce(&Sender<i32>) -> Switch + Send + 'static,
+) {
     let before = descriptors();
     let (tell, told) = channel();
     let (keep, over) = channel::<()>();
-    let (give, device) = channel();
+    let (say, heard) = channel();
     let far = in_namespace(move || {
-        give.send(tun("10.77.0.2", "10.77.0.1")).unwrap();
+        far(&heard);
         owner(&tell, &over)
     });
     let near = in_namespace(move || {
-        let (ours, theirs) = (tun("10.77.0.1", "10.77.0.2"), device.recv().unwrap());
-        let down = Arc::new(AtomicBool::new(false));
-        relay(ours.try_clone().unwrap(), theirs.try_clone().unwrap(), down.clone(), 1);
-        relay(theirs, ours, down.clone(), 2);
+        let switch = near(&say);
         let owner = told.recv().unwrap();
+        let memory = Arc::new(HostMemory::new(BATCH * BLOCK).unwrap());
         let runtime = runtime();
-        runtime.block_on(user(owner, down));
-        drop(keep);
+        runtime.block_on(user(owner, memory.clone(), switch));
+        drop((keep, runtime));
+        Arc::strong_count(&memory) == 1
     });
-    near.join().unwrap();
+    assert!(near.join().unwrap(), "the user's memory is let go of");
     assert!(far.join().unwrap(), "the owner's memory is let go of");
-    // The relay's four files stay with their threads.
+    // A relay's four files stay with their threads.
     assert!(descriptors() <= before + 6, "{} descriptors, {before} before", descriptors());
 }
 
-async fn user(owner: Owner, down: Arc<AtomicBool>) {
-    let engine = engine("10.77.0.1").await;
+/// Batch after batch through the same memory, until told to stop.
+async fn traffic(
+    engine: TransferEngine,
+    target: Target<TransportSet>,
+    address: u64,
+    memory: Region<TransportSet>,
+    stop: Arc<AtomicBool>,
+) -> Vec<Done> {
+    let mut rest = Some(memory.exclusive().unwrap());
+    let mut blocks = Vec::new();
+    for _ in 1..BATCH {
+        let (block, after) = rest.take().unwrap().split_at(BLOCK).unwrap();
+        blocks.push(Buffer::from(block));
+        rest = Some(after);
+    }
+    blocks.extend(rest.map(Buffer::from));
+    let mut done = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        let began = Instant::now();
+        let mut batch = Batch::new();
+        for (i, block) in blocks.drain(..).enumerate() {
+            let block = SliceMut::try_from(block).unwrap();
+            let at = address + (i * BLOCK) as u64;
+            match i % 2 {
+                0 => batch.write(&target, at, block),
+                _ => batch.read(&target, at, block),
+            };
+        }
+        let finished = engine.submit(batch, Some(engine.clock().now().after(DEADLINE))).await;
+        blocks = finished.buffers;
+        let bytes = finished.results.iter().filter(|result| result.is_ok()).count() * BLOCK;
+        let at = Instant::now();
+        done.push(Done { at, took: at - began, bytes });
+        if bytes == 0 {
+            // Refused at once while the peer is known to be away.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    done
+}
+
+async fn user(owner: Owner, memory: Arc<HostMemory>, switch: Switch) {
+    let engine = engine(NEAR).await;
     let target = engine.open(&owner.name).await.unwrap();
-    let done = Arc::new(Mutex::new(Vec::new()));
+    let region = engine.register(memory).await.unwrap();
     let stop = Arc::new(AtomicBool::new(false));
-    let traffic = {
-        let (engine, target, done, stop) = (engine.clone(), target.clone(), done.clone(), stop.clone());
-        tokio::spawn(async move {
-            let mut fill = 0u8;
-            while !stop.load(Ordering::Relaxed) {
-                let began = Instant::now();
-                let mut batch = Batch::new();
-                for i in 0..BATCH {
-                    let at = owner.address + (i * BLOCK) as u64;
-                    match i % 2 {
-                        0 => batch.write(&target, at, vec![fill; BLOCK]),
-                        _ => batch.read(&target, at, vec![0; BLOCK]),
-                    };
-                }
-                fill = fill.wrapping_add(1);
-                let finished = engine.submit(batch, Some(engine.clock().now().after(DEADLINE))).await;
-                let bytes = finished.results.iter().filter(|result| result.is_ok()).count() * BLOCK;
-                let at = Instant::now();
-                done.lock().unwrap().push(Done { at, took: at - began, bytes });
-                if bytes == 0 {
-                    // Refused at once while the peer is known to be away.
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                }
-            }
-        })
-    };
+    let traffic = tokio::spawn(traffic(engine.clone(), target.clone(), owner.address, region, stop.clone()));
     tokio::time::sleep(Duration::from_secs(6)).await;
-    let cut = Instant::now();
     // One with all the time in the world, which is on its way when the network goes.
-    let (result, _) = {
+    let patient = {
         let (engine, target) = (engine.clone(), target.clone());
-        let patient =
-            tokio::spawn(
-                async move { engine.read(&target, owner.address, vec![0; BATCH * BLOCK], None).await },
-            );
-        tokio::time::sleep(Duration::from_millis(30)).await;
-        down.store(true, Ordering::Relaxed);
-        tokio::time::sleep(DOWN).await;
-        down.store(false, Ordering::Relaxed);
-        tokio::time::timeout(Duration::from_secs(20), patient).await.expect("it goes on by itself").unwrap()
+        tokio::spawn(async move { engine.read(&target, owner.address, vec![0; BATCH * BLOCK], None).await })
     };
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    let cut = Instant::now();
+    switch(false);
+    tokio::time::sleep(DOWN).await;
+    switch(true);
+    let up = Instant::now();
+    let (outcome, _) =
+        tokio::time::timeout(Duration::from_secs(20), patient).await.expect("it hangs").unwrap();
     let patient_took = cut.elapsed();
-    result.unwrap();
-    let up = cut + DOWN;
     tokio::time::sleep_until((up + Duration::from_secs(8)).into()).await;
     stop.store(true, Ordering::Relaxed);
-    traffic.await.unwrap();
-    let done = std::mem::take(&mut *done.lock().unwrap());
+    let done = traffic.await.unwrap();
     let before = rate(&done, cut - Duration::from_secs(4), cut);
     let first = done.iter().find(|d| d.at > up && d.bytes > 0).expect("it comes back").at - up;
     let after = rate(&done, up + Duration::from_secs(2), up + Duration::from_secs(8));
+    let while_down = done.iter().filter(|d| d.at - d.took > cut && d.at < up && d.bytes > 0).count();
     let longest = done.iter().map(|d| d.took).max().unwrap();
     println!(
-        "20 ms, 1 % lost: {:.2} MB/s before, {:.2} MB/s from 2 s after the network was back; first batch {first:?} after it; longest batch {longest:?} of {DEADLINE:?}; \
-         the patient read took {patient_took:?} with {DOWN:?} without a network in it; {} batches",
+        "{DELAY:?}, {LOST_PER_THOUSAND} of 1000 lost: {:.2} MB/s before, {:.2} MB/s from 2 s after the network was back; first batch {first:?} after it; longest batch {longest:?} of {DEADLINE:?}; \
+         the patient read took {patient_took:?} with {DOWN:?} without a network in it: {outcome:?}; {} batches",
         before / 1e6,
         after / 1e6,
         done.len()
     );
+    assert_eq!(while_down, 0, "there was no network");
     assert!(longest <= DEADLINE + SLACK, "a batch took {longest:?}");
     assert!(first <= Duration::from_secs(2), "nothing moved for {first:?} after the network was back");
     assert!(after >= before / 2.0, "{after:.0} B/s, {before:.0} before");
-    assert!(patient_took <= DOWN + Duration::from_secs(4), "{patient_took:?}");
+    if let Err(error) = outcome {
+        // A network may say that there is no way, and then it is not waited for; the relay never does.
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(
+            ["No route to host", "Network is unreachable"].iter().any(|why| error.message().contains(why)),
+            "{error}"
+        );
+    }
+    assert!(patient_took <= DOWN + Duration::from_secs(10), "{patient_took:?}");
     engine.close().await.unwrap();
 }

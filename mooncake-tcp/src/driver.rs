@@ -26,7 +26,7 @@ const GATHER: usize = 16;
 /// How often a request may lose its connection before a byte of its answer has come.
 const ATTEMPTS: u8 = 2;
 /// How long an attempt to connect goes on before another one is made beside it. The kernel alone asks again after 1, 3 and 7 s.
-const ANEW: Duration = Duration::from_secs(1);
+const ANEW: Duration = Duration::from_millis(500);
 /// How long a lane is left alone whose connection came to nothing, while others stand.
 const REST: Duration = Duration::from_secs(1);
 

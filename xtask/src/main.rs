@@ -6,6 +6,7 @@ mod engines;
 mod features;
 mod fuzz;
 mod header;
+mod network;
 mod peer;
 mod python;
 mod rdma;
@@ -33,7 +34,8 @@ cargo xtask <task>
   bench [name]  the measurements; --peer measures the reference peer in the same run,
                 --master the calls of a master alone, beside the peer's, --python the Python packages (also with --peer),
                 --engine transfer engines (with --peer: in all pairs), --master-size [n] a master with ten million objects, or n
-  network       two engines with a bad network between them, and a network that goes and comes back (Linux, root)
+  network       two engines with a bad network between them, and a network that goes and comes back (Linux, root; on x86-64
+                also in the virtual machine of `rdma-test`)
   interop       our nodes and the reference peer's in one cluster (Linux; installs the peer with pip)
   rdma-test     the tests that need RDMA devices, in a virtual machine with two Soft-RoCE ones (Debian 12 as root; installs what
                 it needs); arguments go to the tests; `--run COMMAND..` runs a command of yours there instead, `--nodes COMMAND..`
@@ -60,7 +62,7 @@ fn main() -> ExitCode {
             Err(_) => Err(format!("`{seconds}` is not a number of seconds")),
         },
         ["bench", rest @ ..] => peer::bench(rest),
-        ["network"] => network(),
+        ["network"] => network::test(),
         ["interop"] => peer::interop(),
         ["rdma-test", rest @ ..] => rdma::test(rest, false),
         ["ci"] => ci(),
@@ -152,16 +154,6 @@ fn miri() -> Result {
     Ok(())
 }
 
-/// Needs root, and `ip`, which it installs where that is missing.
-fn network() -> Result {
-    if run::command("ip", &["-V"]).run().is_err() {
-        run::command("apt-get", &["install", "-y", "--no-install-recommends", "iproute2"]).run()?;
-    }
-    cargo(&["test", "--workspace", "--all-features", "--test", "lossy_network"])
-        .args(&["--", "--ignored", "--nocapture"])
-        .run()
-}
-
 fn ci() -> Result {
     lint()?;
     header::check()?;
@@ -178,8 +170,7 @@ fn ci() -> Result {
     fuzz::run(20)?;
     step("rdma");
     rdma::test(&[], true)?;
-    step("network");
-    network()?;
+    network::test()?;
     step("interop");
     peer::interop()
 }

@@ -1,6 +1,6 @@
 //! `cargo xtask rdma-test`: the tests of the RDMA wire, in a virtual machine with two Soft-RoCE devices.
 
-use crate::run::{Result, cargo, root, step, target_dir};
+use crate::run::{Result, cargo, root, step, target_dir, test_program};
 use crate::vm::{self, Shape, Vm};
 
 const MODULES: &[&str] = &["rdma_rxe", "rdma_ucm", "veth", "sch_netem", "virtio_net"];
@@ -67,7 +67,7 @@ pub(crate) fn test(words: &[&str], whole: bool) -> Result {
         return Err("the virtual machine is built for x86-64 only".into());
     }
     step("virtual machine with two Soft-RoCE devices");
-    let machine = vm::prepare(MODULES, PACKAGES)?;
+    let machine = machine()?;
     if let [which @ ("--run" | "--nodes"), own @ ..] = words {
         let own = own.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
         return match *which {
@@ -97,6 +97,11 @@ pub(crate) fn test(words: &[&str], whole: bool) -> Result {
     Ok(())
 }
 
+/// The machine, without devices as yet.
+pub(crate) fn machine() -> Result<Vm> {
+    vm::prepare(MODULES, PACKAGES)
+}
+
 fn run(machine: &Vm, shape: Shape, devices: &str, script: &str) -> Result {
     let here = quoted(&root().display().to_string());
     match machine.run(shape, &format!("{devices}cd {here}\n{script}"), SECONDS)? {
@@ -117,22 +122,7 @@ fn build(whole: bool) -> Result<Vec<(String, &'static str)>> {
     }
     words.extend(PROGRAMS.iter().flat_map(|(_, name, _)| ["--test", name]));
     let said = cargo(&words).shown_output()?;
-    let path = |name: &str| {
-        let start = format!("Executable tests/{name}");
-        let line = said.lines().map(str::trim).find(|line| {
-            line.strip_prefix(&start).is_some_and(|rest| rest.starts_with('/') || rest.starts_with('.'))
-        })?;
-        let path = line.rsplit_once('(')?.1.strip_suffix(')')?;
-        Some(root().join(path).display().to_string())
-    };
-    PROGRAMS
-        .iter()
-        .map(|(_, name, own)| {
-            path(name)
-                .map(|path| (path, *own))
-                .ok_or_else(|| format!("cargo did not say where it put {name}"))
-        })
-        .collect()
+    PROGRAMS.iter().map(|(_, name, own)| Ok((test_program(&said, name)?, *own))).collect()
 }
 
 /// The path of the replay, built unless all tests of the workspace were, which brings it along.

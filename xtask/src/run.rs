@@ -132,6 +132,17 @@ impl Programs {
     }
 }
 
+/// Where the test of this name lies, by what a `cargo test --no-run` said.
+pub(crate) fn test_program(said: &str, name: &str) -> Result<String> {
+    let start = format!("Executable tests/{name}");
+    let line = said.lines().map(str::trim).find(|line| {
+        line.strip_prefix(&start).is_some_and(|rest| rest.starts_with('/') || rest.starts_with('.'))
+    });
+    let path = line.and_then(|line| line.rsplit_once('(')?.1.strip_suffix(')'));
+    let path = path.ok_or_else(|| format!("cargo did not say where it put {name}"))?;
+    Ok(root().join(path).display().to_string())
+}
+
 /// The folder of the workspace.
 pub(crate) fn root() -> PathBuf {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
