@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use mooncake_core::{Error, Result};
 
 use super::{CleanUpConfig, EventsConfig, MasterConfig, MetadataServerConfig, TenantPolicy};
-use crate::master::HotOptions;
+use crate::master::{DiskOptions, HotOptions, PromotionOptions};
 
 #[derive(Default)]
 pub(super) struct Draft {
@@ -18,6 +18,10 @@ pub(super) struct Draft {
     pub(super) events: EventsConfig,
     pub(super) events_enabled: bool,
     pub(super) events_somewhere: bool,
+    pub(super) offload: bool,
+    pub(super) disks: DiskOptions,
+    pub(super) promotion_on_hit: bool,
+    pub(super) promotion: PromotionOptions,
     pub(super) tenants: bool,
     /// Whether their policy is in etcd, and where there, or in which file.
     pub(super) tenants_in_etcd: bool,
@@ -40,6 +44,10 @@ impl Draft {
         }
         if self.to_stderr != Some(true) {
             config.log_dir = self.log_dir;
+        }
+        if self.offload {
+            let promotion = self.promotion_on_hit.then_some(self.promotion);
+            config.options.disks = Some(DiskOptions { promotion, ..self.disks });
         }
         if self.tenants {
             if self.tenant_policy.is_empty() {

@@ -299,7 +299,7 @@ const LATER: &[Unread] = &[
             "ENABLE_EVICTION",
             "MOONCAKE_OFFSET_*",
         ],
-        "the SSD tier is not built yet",
+        "this client has no SSD tier yet",
     ),
     unread(&["MOONCAKE_SNAPSHOT_LOCAL_PATH", "MOONCAKE_AWS_*"], "snapshots are not built yet"),
 ];

@@ -26,7 +26,6 @@ macro_rules! set {
     };
 }
 
-const SSD: &str = "the SSD tier is not built yet";
 const FILES: &str = "the file tier is not built yet";
 const NOF: &str = "NVMe-over-Fabrics is not built";
 const CXL: &str = "CXL memory is not built yet";
@@ -394,15 +393,50 @@ const COPIES: &[Flag] = &[
 ];
 
 const TIERS: &[Flag] = &[
-    off("enable_offload", "false", "Keep objects on the clients' SSDs", SSD),
-    off("offload_on_evict", "false", "Write to SSD at eviction, not at put end", SSD),
-    idle("offload_force_evict", "false", "Evict what cannot be written out", SSD, is_switch),
-    idle("offloading_queue_limit", "50000", "Objects waiting for an SSD", SSD, is_count),
-    idle("offload_cap_ratio", "0.5", "Part of that queue per pass", SSD, is_ratio),
-    off("promotion_on_hit", "false", "Bring objects back to memory when they are read", SSD),
-    idle("promotion_admission_threshold", "2", "Reads before that", SSD, is_count),
-    idle("promotion_queue_limit", "50000", "Objects on their way back", SSD, is_count),
-    idle("promotion_max_per_heartbeat", "1", "Of these, per heartbeat", SSD, is_count),
+    flag("enable_offload", "false", "Keep objects on the clients' SSDs, too", set!(offload = switch)),
+    flag(
+        "offload_on_evict",
+        "false",
+        "Write to SSD at eviction, not at put end",
+        set!(disks.on_evict = switch),
+    ),
+    flag(
+        "offload_force_evict",
+        "false",
+        "Evict what finds no place in that queue",
+        set!(disks.force_evict = switch),
+    ),
+    flag("offloading_queue_limit", "50000", "Objects waiting for an SSD", set!(disks.queue_limit = number)),
+    flag(
+        "offload_cap_ratio",
+        "0.5",
+        "Part of that queue eviction may fill at a time",
+        set!(disks.queue_part = ratio),
+    ),
+    flag(
+        "promotion_on_hit",
+        "false",
+        "Bring objects back to memory when they are read",
+        set!(promotion_on_hit = switch),
+    ),
+    flag(
+        "promotion_admission_threshold",
+        "2",
+        "Reads before that, counted roughly: 1 to 255",
+        set!(promotion.threshold = number),
+    ),
+    flag(
+        "promotion_queue_limit",
+        "50000",
+        "Objects on their way back to memory, per client",
+        set!(promotion.queue_limit = number),
+    ),
+    flag(
+        "promotion_max_per_heartbeat",
+        "1",
+        "Of these, per heartbeat",
+        set!(promotion.per_heartbeat = number),
+    ),
     off("root_fs_dir", "", "Folder of the file tier", FILES),
     idle("global_file_segment_size", "9223372036854775807", "Bytes of the file tier", FILES, is_count),
     idle("enable_disk_eviction", "true", "Evict files", FILES, is_switch),

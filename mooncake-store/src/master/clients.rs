@@ -50,6 +50,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             None => true,
         };
         drop(clients);
+        self.disks.hear(client, now);
         self.trust(client);
         PingReply { view: 0, need_remount }
     }

@@ -13,6 +13,7 @@ use mooncake_core::replica::{Replica, ReplicaStatus, SoftPin};
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
+use super::disks::{OnDisk, Tier};
 use super::groups::Group;
 use super::hot::Heats;
 use super::inventory::Stamp;
@@ -45,6 +46,8 @@ pub(super) struct Object<A> {
     value: Option<Value<A>>,
     write: Option<Box<Write<A>>>,
     copying: Option<Box<Copying<A>>>,
+    /// What it has to do with disks.
+    pub(super) tier: Option<Box<Tier>>,
 }
 
 /// What can be read.
@@ -74,6 +77,8 @@ pub(super) struct Write<A> {
     pub(super) soft_pin: SoftPin,
     pub(super) soft_pin_ttl_ms: Option<u64>,
     pub(super) hard_pin: bool,
+    /// It brings back from a disk what is there already.
+    pub(super) promotes: bool,
     /// Its place in [`Shard::writing`].
     seat: usize,
 }
@@ -130,6 +135,19 @@ impl<A: SegmentAllocator> Object<A> {
         self.group.as_deref().map_or("", Group::name)
     }
 
+    /// Every readable replica: those in memory, then those on disks.
+    pub(super) fn describe(&self) -> Vec<Replica> {
+        let mut replicas = self.value.as_ref().map(Value::describe).unwrap_or_default();
+        replicas.extend(self.disk().into_iter().flat_map(OnDisk::describe));
+        replicas
+    }
+
+    /// The writer's checksum of what can be read.
+    pub(super) fn checksum(&self) -> Option<u64> {
+        let in_memory = self.value.as_ref().map(|value| value.checksum);
+        in_memory.or_else(|| self.disk().map(|disk| disk.checksum)).flatten()
+    }
+
     /// A reader may rely on the present value until then.
     pub(super) fn grant_lease(&mut self, until: Moment) {
         self.lease = self.lease.max(until);
@@ -169,6 +187,7 @@ impl<A: SegmentAllocator> Write<A> {
             soft_pin: SoftPin::Preserve,
             soft_pin_ttl_ms: None,
             hard_pin: false,
+            promotes: false,
             seat: 0,
         }
     }
@@ -271,6 +290,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
             value: None,
             write: None,
             copying: None,
+            tier: None,
         };
         let slot = self.objects.insert(object);
         let objects = &self.objects;
@@ -393,6 +413,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     }
 
     fn prune_parts(&mut self, slot: SlotId, now: Moment, put_release: Duration) {
+        self.objects[slot].retain_disk(|_| true);
         let object = &mut self.objects[slot];
         let lease = object.lease;
         if let Some(value) = &mut object.value {
@@ -498,9 +519,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     /// Forgets the object if nothing is left of it.
     pub(super) fn settle(&mut self, slot: SlotId) {
         let object = &self[slot];
-        if object.value.is_none() && object.write.is_none() {
+        if object.value.is_none() && object.write.is_none() && object.disk().is_none() {
             self.keys.remove(object.hash, slot);
-            let Some(object) = self.objects.remove(slot) else { return };
+            let Some(mut object) = self.objects.remove(slot) else { return };
+            object.leave_disks();
             self.heats.forget(slot);
             self.soft_pins -= usize::from(object.soft_pin != Moment(0));
             if let Some(group) = &object.group {

@@ -198,6 +198,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             && !self.lease_holds(object, now)
             // One member that is being read keeps all.
             && object.group().is_none_or(|group| group.lease() <= now)
+            && self.may_leave_memory(object, now)
     }
 
     /// Frees what has rested long enough, a slice of each segment; how many bytes.
@@ -244,6 +245,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 && segment.would_open(now)
                 && (all_doubted || !segment.is_doubted())
         }
+    }
+
+    /// Whether memory is filled beyond what the background leaves.
+    pub(super) fn is_above_watermark(&self) -> bool {
+        let (used, capacity) = self.occupancy();
+        used as f64 > self.options.high_watermark * capacity as f64
     }
 
     /// Bytes in use that eviction could free sooner or later, and capacity.

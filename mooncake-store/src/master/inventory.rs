@@ -355,6 +355,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             stamp: stamp(replica),
             replicas,
         };
+        // What was found on a disk may be older.
+        shard[slot].leave_disks();
         if let Some(old) = shard.put_value(slot, value, self.directory.use_number()) {
             old.retire(self.rest_until(lease), now);
         }

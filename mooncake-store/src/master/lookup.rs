@@ -4,12 +4,13 @@ use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::EvictionPolicy;
 use mooncake_core::ids::ObjectKey;
-use mooncake_core::replica::{Replica, ReplicaList, ReplicaStatus};
+use mooncake_core::replica::{Replica, ReplicaList, ReplicaLocation, ReplicaStatus};
 use mooncake_core::{Error, ErrorCode, Result};
 use smallvec::SmallVec;
 
 use super::Master;
-use super::directory::{Object, Value};
+use super::directory::Object;
+use super::disks::OnDisk;
 use super::put::absent;
 use super::segments::Held;
 use crate::protocol::pack::{Pack, Writer};
@@ -28,7 +29,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let mut shard = self.directory.lock(hash);
         let Some(slot) = shard.find(hash, key) else { return false };
         let object = &mut shard[slot];
-        if object.value().and_then(|value| value.live().next()).is_none() {
+        if !is_readable(object) {
             return false;
         }
         object.grant_lease(self.lease_from(now));
@@ -41,11 +42,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// # Errors
     /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY` while its first write is in progress.
     pub fn locate(&self, key: &[u8]) -> Result<ReplicaList> {
-        self.read(key, |value| {
-            let mut replicas = value.describe();
-            let turn = self.turn(replicas.len());
-            replicas.rotate_left(turn);
-            ReplicaList { replicas, lease: self.options.lease_ttl, checksum: value.checksum }
+        self.read(key, |object| {
+            let mut replicas = object.describe();
+            let is_in_memory = |replica: &Replica| matches!(replica.location, ReplicaLocation::Memory(_));
+            let in_memory = replicas.partition_point(is_in_memory);
+            let turn = self.turn(in_memory);
+            replicas[..in_memory].rotate_left(turn);
+            ReplicaList { replicas, lease: self.options.lease_ttl, checksum: object.checksum() }
         })
     }
 
@@ -56,14 +59,20 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
 
     /// As [`Master::locate`], written as a [`ReplicaList`] is.
     pub(crate) fn locate_to(&self, key: &[u8], out: &mut Writer<'_>) -> Result<()> {
-        self.read(key, |value| {
-            // Looked at once: a segment may go meanwhile, and the number comes first.
-            let mut live: SmallVec<[_; 4]> = value.live().collect();
-            let turn = self.turn(live.len());
-            live.rotate_left(turn);
-            pack_in_memory(live.into_iter().map(Held::place), value.len, ReplicaStatus::Complete, out);
+        self.read(key, |object| {
+            match object.value() {
+                Some(value) if object.disk().is_none() => {
+                    // Looked at once: a segment may go meanwhile, and the number comes first.
+                    let mut live: SmallVec<[_; 4]> = value.live().collect();
+                    let turn = self.turn(live.len());
+                    live.rotate_left(turn);
+                    let places = live.into_iter().map(Held::place);
+                    pack_in_memory(places, value.len, ReplicaStatus::Complete, out);
+                }
+                _ => object.describe().pack(out),
+            }
             self.options.lease_ttl.pack(out);
-            value.checksum.pack(out);
+            object.checksum().pack(out);
         })
     }
 
@@ -84,10 +93,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let mut found = Vec::new();
         self.directory.visit(|shard, slot| {
             let object = &mut shard[slot];
-            let Some(value) = object.value().filter(|_| wanted(object.key.as_bytes())) else {
+            if !wanted(object.key.as_bytes()) {
                 return;
-            };
-            let replicas = value.describe();
+            }
+            let replicas = object.describe();
             if !replicas.is_empty() {
                 found.push((object.key.clone(), replicas));
                 object.grant_lease(lease);
@@ -114,7 +123,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let hash = self.directory.hash(key);
         let shard = self.directory.lock(hash);
         let object = shard.find(hash, key).map(|slot| &shard[slot]).ok_or_else(absent)?;
-        let replicas = object.value().map(Value::describe).unwrap_or_default();
+        let replicas = object.describe();
         if replicas.is_empty() { Err(unreadable(object)) } else { Ok(replicas) }
     }
 
@@ -123,25 +132,30 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let mut keys = Vec::new();
         self.directory.visit(|shard, slot| {
             let object = &shard[slot];
-            if object.value().is_some() {
+            if object.value().is_some() || object.disk().is_some() {
                 keys.push(object.key.clone());
             }
         });
         keys
     }
 
-    /// Grants a lease and shows the value.
-    fn read<R>(&self, key: &[u8], show: impl FnOnce(&Value<A>) -> R) -> Result<R> {
+    /// Grants a lease and shows the object.
+    fn read<R>(&self, key: &[u8], show: impl FnOnce(&Object<A>) -> R) -> Result<R> {
         let now = self.clock.now();
         let hash = self.directory.hash(key);
         let mut shard = self.directory.lock(hash);
         shard.reads.asked += 1;
         let slot = shard.find(hash, key).ok_or_else(absent)?;
         let object = &mut shard[slot];
-        let Some(value) = object.value().filter(|value| value.live().next().is_some()) else {
+        if !is_readable(object) {
             return Err(unreadable(object));
-        };
-        let (shown, len) = (show(value), value.len);
+        }
+        let in_memory = object.value().filter(|value| value.live().next().is_some()).map(|value| value.len);
+        if in_memory.is_none() {
+            self.read_from_disk(object, hash);
+        }
+        let len = in_memory.or_else(|| object.disk().map(|disk| disk.len)).unwrap_or_default();
+        let shown = show(object);
         object.grant_lease(self.lease_from(now));
         shard.touch(slot, self.directory.use_number());
         shard.reads.hits += 1;
@@ -166,6 +180,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
         until
     }
+}
+
+/// Whether there is a replica to read.
+fn is_readable<A: SegmentAllocator>(object: &Object<A>) -> bool {
+    object.value().is_some_and(|value| value.live().next().is_some())
+        || object.disk().is_some_and(OnDisk::is_live)
 }
 
 /// Why an object without a live replica cannot be read.

@@ -2,6 +2,7 @@
 //!
 //! Locks, outermost first; nobody holds two of one kind, and nothing is locked while another party is called:
 //! drain jobs, membership (mounts, unmounts, expiry) -> a shard of the directory -> the list of segments -> one segment's space.
+//! The tables of disks and of what one of them is to do come after a shard.
 //! A ledger is inside all of these, too, and the table of ledgers inside the membership.
 //! The table of tenants is inside all of these. Inside a shard, too: the table of groups, then the members of one; the table of
 //! hot objects.
@@ -10,6 +11,7 @@
 mod clients;
 mod copy;
 mod directory;
+mod disks;
 mod drain;
 mod evict;
 mod graves;
@@ -21,6 +23,7 @@ mod keys;
 mod lookup;
 mod options;
 mod placement;
+mod promote;
 mod put;
 mod remove;
 mod segments;
@@ -48,6 +51,7 @@ use parking_lot::{Mutex, RwLock};
 
 use self::clients::Clients;
 use self::directory::Directory;
+use self::disks::Disks;
 use self::drain::Drains;
 use self::evict::EvictionState;
 use self::graves::Graves;
@@ -55,11 +59,13 @@ use self::groups::Groups;
 use self::hot::Hot;
 use self::inventory::Ledgers;
 use self::placement::Dice;
+use self::promote::Sketch;
 use self::segments::Registry;
 use self::stats::Counters;
 use self::tasks::Tasks;
 use self::tenants::Tenants;
 
+pub use self::disks::{DiskOptions, PromotionOptions};
 pub use self::drain::{DrainInfo, DrainRequest, DrainStatus};
 pub use self::journal::Journal;
 pub use self::options::{HotOptions, MasterOptions, ParsePlacementError, Placement, TaskOptions};
@@ -104,6 +110,9 @@ pub struct Master<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = Bu
     drains: Drains<A>,
     groups: Mutex<Groups>,
     hot: Option<Hot>,
+    disks: Disks,
+    /// How often objects were read that are on disk only.
+    reads_from_disk: Sketch,
     #[cfg(feature = "testkit")]
     planted: planted::Planted,
 }
@@ -157,6 +166,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             copies: Mutex::default(),
             groups: Mutex::default(),
             hot: options.hot.map(|hot| Hot::new(hot, rng.next_u64())),
+            disks: Disks::default(),
+            reads_from_disk: Sketch::default(),
             tasks: Mutex::new(Tasks::new(rng.next_u64())),
             drains: Drains::new(rng.next_u64()),
             epoch: rng.next_u64(),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use mooncake_core::{Error, Result};
 
+use super::disks::DiskOptions;
 use super::tenants::TenantQuota;
 
 /// How segments are chosen for a new object. The names are the existing system's and case matters.
@@ -165,6 +166,8 @@ pub struct MasterOptions {
     pub tenants: Option<Vec<TenantQuota>>,
     /// More replicas of hot objects; `None` for none (`None`).
     pub hot: Option<HotOptions>,
+    /// Clients' disks; `None` for memory only (`None`).
+    pub disks: Option<DiskOptions>,
     /// Shards of the directory, a power of two up to 4096 (64).
     pub shards: usize,
 }
@@ -187,6 +190,7 @@ impl Default for MasterOptions {
             tasks: TaskOptions::default(),
             tenants: None,
             hot: None,
+            disks: None,
             shards: 64,
         }
     }
@@ -218,6 +222,18 @@ impl MasterOptions {
                 "default_kv_soft_pin_ttl ({:?}) must not exceed max_kv_soft_pin_ttl ({:?})",
                 self.soft_pin_ttl, self.max_soft_pin_ttl
             )));
+        }
+        if let Some(disks) = &self.disks {
+            ratio("offload_cap_ratio", disks.queue_part)?;
+            if !(1..=100_000_000).contains(&disks.queue_limit) {
+                return Err(Error::invalid(format!(
+                    "offloading_queue_limit must be between 1 and 100000000, not {}",
+                    disks.queue_limit
+                )));
+            }
+            if disks.promotion.is_some_and(|promotion| promotion.threshold == 0) {
+                return Err(Error::invalid("promotion_admission_threshold must be between 1 and 255, not 0"));
+            }
         }
         let tenants = self.tenants.as_deref().unwrap_or_default();
         for (at, tenant) in tenants.iter().enumerate() {

@@ -12,6 +12,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 
 use super::Master;
 use super::directory::{Object, Replicas, Shard, Value, Write};
+use super::disks::OnDisk;
 use super::inventory::Stamp;
 use super::options::Placement;
 use super::segments::Held;
@@ -276,7 +277,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             }
             self.admit_beside(write, put, now)?;
         }
-        if put.mode == WriteMode::Put && object.value().is_some() {
+        let on_disk = object.disk().is_some_and(OnDisk::is_live);
+        if put.mode == WriteMode::Put && (object.value().is_some() || on_disk) {
             return Err(exists());
         }
         // Without a group, it stays in the one it is in.
@@ -402,9 +404,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 shard.set_soft_pin(slot, now.after(ttl));
             }
         }
+        shard[slot].leave_disks();
         let old = shard.put_value(slot, value, use_number);
         if let Some(old) = old {
             old.retire(self.rest_until(lease), now);
+        }
+        if self.options.disks.as_ref().is_some_and(|disks| !disks.on_evict) {
+            self.offload(shard, slot, now);
         }
     }
 
@@ -423,7 +429,7 @@ enum Owner {
 }
 
 fn owner<A: SegmentAllocator>(object: &Object<A>, caller: Writer) -> Owner {
-    if object.write().is_some_and(|write| write.writer.is(caller)) {
+    if object.write().is_some_and(|write| write.writer.is(caller) && !write.promotes) {
         Owner::OfWrite
     } else if object.value().is_some_and(|value| value.ended_by(caller)) {
         Owner::OfValue

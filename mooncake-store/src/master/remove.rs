@@ -26,7 +26,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let slot = shard.find(hash, key).ok_or_else(absent)?;
         shard.prune(slot, now, self.options.put_release);
         let object = &shard[slot];
-        if object.value().is_none() && object.write().is_none() {
+        if object.value().is_none() && object.write().is_none() && object.disk().is_none() {
             shard.settle(slot);
             return Err(absent());
         }
@@ -49,7 +49,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 
     /// Drops every object except those [`Master::remove`] would refuse; how many.
+    ///
+    /// Where there are no tenants, clients are told to empty their disks; a disk cannot be told whose objects to drop.
     pub fn remove_all(&self, force: bool) -> u64 {
+        self.clear_disks();
         self.remove_where(force, |_| true)
     }
 
@@ -85,7 +88,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         self.directory.visit(|shard, slot| {
             let object = &shard[slot];
             if wanted(object) && self.blocked(object, force, now).is_none() {
-                removed += u64::from(object.value().is_some());
+                removed += u64::from(object.value().is_some() || object.disk().is_some());
                 self.drop_object(shard, slot, now);
             }
         });
@@ -101,7 +104,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             // As the existing system has it: first whether all replicas are complete, then whether a task is at work.
             let moved = copying.targets.is_empty();
             Some(if moved { ErrorCode::ObjectHasReplicationTask } else { ErrorCode::ReplicaIsNotReady })
-        } else if !force && object.value().is_some() && self.lease_holds(object, now) {
+        } else if !force
+            && (object.value().is_some() || object.disk().is_some())
+            && self.lease_holds(object, now)
+        {
             Some(ErrorCode::ObjectHasLease)
         } else {
             None
@@ -110,6 +116,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
 
     fn drop_object(&self, shard: &mut Shard<A, E>, slot: SlotId, now: Moment) {
         let lease = shard[slot].lease;
+        shard[slot].leave_disks();
         if let Some(value) = shard.take_value(slot) {
             value.retire(self.rest_until(lease), now);
         }

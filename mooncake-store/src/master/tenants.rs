@@ -417,6 +417,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// As [`Master::remove_all`], of one tenant. One that is not registered has nothing.
     pub fn remove_all_of(&self, tenant: &str, force: bool) -> u64 {
         let Some(prefix) = self.tenants.prefix(tenant) else { return 0 };
+        if !self.tenants.are_on() {
+            return self.remove_all(force);
+        }
         self.remove_where(force, |object| object.key.as_bytes().starts_with(&prefix))
     }
 

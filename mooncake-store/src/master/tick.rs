@@ -51,6 +51,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             let mut graves = self.membership.lock();
             report.expired = self.expire(&mut graves, now);
             self.sweep(&mut graves);
+            if self.expire_disks(now) {
+                self.sweep_disks();
+            }
             self.forget_graves(&mut graves, now);
             if !graves.is_empty() {
                 self.timers.at(now.after(ZOMBIES));
@@ -68,6 +71,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         self.evict_to_watermark(now);
         self.clear_wanted_window(now);
         self.tend_hot(now);
+        self.queue_wanted(now);
         if self.drains.is_due(now) {
             self.drive_drains(now);
         }

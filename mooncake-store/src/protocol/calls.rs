@@ -14,7 +14,10 @@ use super::inventory::InventoryCalls;
 use super::pack;
 use super::service::{ObjectCalls, OwnerCalls, SegmentCalls, TaskCalls};
 use super::tiers::TierCalls;
-use super::wire::{CopyPlan, InventoryPage, MovePlan, StoredReplica, Task, TaskInfo, TaskKind, TaskReport};
+use super::wire::{
+    CopyPlan, InventoryPage, MovePlan, OffloadItem, PromotionPlan, StoredAt, StoredReplica, Task, TaskInfo,
+    TaskKind, TaskReport,
+};
 use crate::api::{Caller, CopyToken, EndItem, PingReply, PutItem, WriteMode};
 use crate::master::{Master, Put, Writer};
 
@@ -210,6 +213,69 @@ impl<A: SegmentAllocator, E: EvictionPolicy> OwnerCalls for Master<A, E> {
 impl<A: SegmentAllocator, E: EvictionPolicy> TierCalls for Master<A, E> {
     fn find(&self, tenant: &str, key: &[u8]) -> Result<()> {
         self.find(&self.scoped_if_known(tenant, key)?)
+    }
+
+    fn mount_disk(&self, client: ClientId, enabled: bool) -> Result<()> {
+        self.mount_disk(client, enabled)
+    }
+
+    fn unmount_disk(&self, client: ClientId) -> Result<()> {
+        self.unmount_disk(client)
+    }
+
+    fn to_offload(&self, client: ClientId, enabled: bool) -> Result<Vec<OffloadItem>> {
+        self.to_offload(client, enabled)
+    }
+
+    fn offloaded(&self, client: ClientId, items: &[OffloadItem], places: &[StoredAt]) -> Result<()> {
+        self.offloaded(client, items, places)
+    }
+
+    fn must_clear_disk(&self, client: ClientId) -> Result<bool> {
+        self.must_clear_disk(client)
+    }
+
+    fn disk_capacity(&self, client: ClientId, bytes: i64) -> Result<()> {
+        self.disk_capacity(client, bytes)
+    }
+
+    fn to_promote(&self, client: ClientId) -> Result<Vec<OffloadItem>> {
+        self.to_promote(client)
+    }
+
+    fn promotion_start(
+        &self,
+        client: ClientId,
+        tenant: &str,
+        key: &[u8],
+        len: u64,
+        preferred: &[&str],
+    ) -> Result<PromotionPlan> {
+        let key = self.scoped_if_known(tenant, key)?;
+        self.promotion_start(client, &key, len, preferred).map(|memory| PromotionPlan { memory })
+    }
+
+    fn promoted(&self, client: ClientId, tenant: &str, key: &[u8]) -> Result<()> {
+        self.promoted(client, &self.scoped_if_known(tenant, key)?)
+    }
+
+    fn promotion_failed(&self, client: ClientId, tenant: &str, key: &[u8]) -> Result<()> {
+        self.promotion_failed(client, &self.scoped_if_known(tenant, key)?)
+    }
+
+    fn dropped_from_disk(
+        &self,
+        client: ClientId,
+        tenant: &str,
+        key: &[u8],
+        replicas: ReplicaType,
+    ) -> Result<()> {
+        let key = self.scoped_if_known(tenant, key)?;
+        match replicas {
+            ReplicaType::LocalDisk => self.dropped_from_disk(client, &key),
+            ReplicaType::Disk => self.find(&key),
+            other => self.find(&key).and(Err(Error::invalid(format!("{other:?} is no replica on a disk")))),
+        }
     }
 }
 

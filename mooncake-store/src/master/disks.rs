@@ -1,0 +1,647 @@
+//! Objects on clients' own disks: who is to write which one there, and what lies where.
+//!
+//! The owner of a disk asks for its work with its heartbeat, and says when it is done. A job belongs to the value it was made for: when that
+//! is replaced or removed, what the owner reports afterwards does not count. What an owner finds on its disk after a restart is taken
+//! only before its first heartbeat, and only for keys that nobody has.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SlotId};
+use mooncake_core::replica::{Replica, ReplicaLocation, ReplicaStatus};
+use mooncake_core::{Error, ErrorCode, Result};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::Master;
+use super::directory::{Object, Shard};
+use super::put::absent;
+use crate::protocol::wire::{OffloadItem, StoredAt};
+
+/// How long an object is kept in memory for the sake of a disk: several heartbeats of its owner.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a master does with clients' disks. The defaults are the existing system's.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DiskOptions {
+    /// Objects are written when they are about to be evicted, not when they are put (false).
+    pub on_evict: bool,
+    /// With `on_evict`: what finds no place in the queue is evicted all the same (false).
+    pub force_evict: bool,
+    /// Objects that may wait for one client's disk (50000).
+    pub queue_limit: usize,
+    /// With `on_evict`: part of the queue that may be filled between two ticks (0.5).
+    pub queue_part: f64,
+    /// Objects that are read from a disk come back to memory.
+    pub promotion: Option<PromotionOptions>,
+}
+
+/// When an object comes back to memory. The defaults are the existing system's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromotionOptions {
+    /// Reads, counted roughly and forgotten slowly, after which it does (2).
+    pub threshold: u8,
+    /// Objects that may be on their way, per client (50000).
+    pub queue_limit: usize,
+    /// Objects told to a client per heartbeat (1).
+    pub per_heartbeat: usize,
+}
+
+impl Default for DiskOptions {
+    fn default() -> Self {
+        Self { on_evict: false, force_evict: false, queue_limit: 50_000, queue_part: 0.5, promotion: None }
+    }
+}
+
+impl Default for PromotionOptions {
+    fn default() -> Self {
+        Self { threshold: 2, queue_limit: 50_000, per_heartbeat: 1 }
+    }
+}
+
+/// Every disk that was offered.
+#[derive(Default)]
+pub(super) struct Disks {
+    owners: Mutex<HashMap<ClientId, Arc<Owner>>>,
+    /// Their number, so that a cluster without disks locks nothing.
+    count: AtomicUsize,
+    /// Objects that eviction passed over because they are to be written first.
+    wanted: Mutex<Wanted>,
+}
+
+/// Keys, each once, in the order they came.
+#[derive(Default)]
+struct Wanted {
+    keys: Vec<ObjectKey>,
+    known: HashSet<ObjectKey>,
+}
+
+/// A client and its disk.
+pub(super) struct Owner {
+    pub(super) client: ClientId,
+    alive: AtomicBool,
+    state: Mutex<OwnerState>,
+}
+
+#[derive(Default)]
+struct OwnerState {
+    enabled: bool,
+    /// It has had no heartbeat yet, so what it reports unasked is what it found.
+    announcing: bool,
+    /// It is to empty its disk.
+    clear: bool,
+    seen: Moment,
+    capacity: u64,
+    /// Keys in the order they are to be written; those without a job are none any more.
+    queue: VecDeque<ObjectKey>,
+    jobs: HashMap<ObjectKey, Job>,
+    promote: VecDeque<ObjectKey>,
+    promoting: HashMap<ObjectKey, Moment>,
+}
+
+/// One object to be written.
+struct Job {
+    len: u64,
+    since: Moment,
+    /// The owner has been told.
+    sent: bool,
+    /// The value is still the one the owner was told about.
+    valid: bool,
+    /// The length of the value that came after.
+    again: Option<u64>,
+}
+
+/// What an owner's report is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Report {
+    /// The value that is there.
+    Current,
+    /// One that was replaced or removed.
+    Stale,
+    /// Nothing it was asked for.
+    Unasked,
+}
+
+/// Copies of a value on disks.
+pub(super) struct OnDisk {
+    pub(super) len: u64,
+    pub(super) checksum: Option<u64>,
+    copies: SmallVec<[DiskCopy; 1]>,
+}
+
+struct DiskCopy {
+    id: ReplicaId,
+    owner: Arc<Owner>,
+    endpoint: String,
+}
+
+impl OnDisk {
+    fn live(&self) -> impl Iterator<Item = &DiskCopy> {
+        self.copies.iter().filter(|copy| copy.owner.is_alive())
+    }
+
+    pub(super) fn is_live(&self) -> bool {
+        self.live().next().is_some()
+    }
+
+    /// Drops copies of dead owners, and what else is not wanted; whether any is left.
+    pub(super) fn retain(&mut self, keep: impl Fn(ClientId) -> bool) -> bool {
+        self.copies.retain(|copy| copy.owner.is_alive() && keep(copy.owner.client));
+        !self.copies.is_empty()
+    }
+
+    pub(super) fn describe(&self) -> impl Iterator<Item = Replica> {
+        self.live().map(|copy| Replica {
+            id: copy.id,
+            location: ReplicaLocation::LocalDisk {
+                client: copy.owner.client,
+                size: self.len,
+                endpoint: copy.endpoint.clone(),
+            },
+            status: ReplicaStatus::Complete,
+        })
+    }
+
+    fn first(&self) -> Option<&Arc<Owner>> {
+        self.live().next().map(|copy| &copy.owner)
+    }
+}
+
+impl Owner {
+    pub(super) fn is_alive(&self) -> bool {
+        self.alive.load(Relaxed)
+    }
+
+    /// Whether a job is young enough for its object to be kept.
+    pub(super) fn holds(&self, key: &[u8], now: Moment) -> bool {
+        let state = self.state.lock();
+        self.is_alive() && state.jobs.get(key).is_some_and(|job| job.valid && now < job.since.after(PATIENCE))
+    }
+
+    /// The value a job was for is gone.
+    pub(super) fn forget(&self, key: &[u8]) {
+        let mut state = self.state.lock();
+        if let Some(job) = state.jobs.get_mut(key) {
+            (job.valid, job.again) = (false, None);
+            if !job.sent {
+                state.jobs.remove(key);
+            }
+        }
+        state.promoting.remove(key);
+    }
+
+    /// Puts an object in line, unless the line is full or it is in it.
+    fn queue(&self, key: &ObjectKey, len: u64, now: Moment, limit: usize) -> bool {
+        let mut state = self.state.lock();
+        if !state.enabled || !self.is_alive() {
+            return false;
+        }
+        if let Some(job) = state.jobs.get_mut(key.as_bytes()) {
+            // The owner is writing the value before: this one comes when that is over.
+            if !job.valid {
+                job.again = Some(len);
+            }
+            return true;
+        }
+        if state.queue.len() >= limit {
+            return false;
+        }
+        state.jobs.insert(key.clone(), Job { len, since: now, sent: false, valid: true, again: None });
+        state.queue.push_back(key.clone());
+        true
+    }
+
+    /// Ends a job.
+    fn report(&self, key: &ObjectKey, now: Moment) -> Report {
+        let mut state = self.state.lock();
+        if state.jobs.get(key.as_bytes()).is_some_and(|job| !job.sent) {
+            // Of the value before: nobody has been told of this one.
+            return Report::Stale;
+        }
+        match state.jobs.remove(key.as_bytes()) {
+            None => Report::Unasked,
+            Some(job) if job.valid => Report::Current,
+            Some(job) => {
+                if let Some(len) = job.again {
+                    let again = Job { len, since: now, sent: false, valid: true, again: None };
+                    state.jobs.insert(key.clone(), again);
+                    state.queue.push_back(key.clone());
+                }
+                Report::Stale
+            }
+        }
+    }
+
+    pub(super) fn promote(&self, key: &ObjectKey, limit: usize) -> bool {
+        let mut state = self.state.lock();
+        let known = state.promote.contains(key) || state.promoting.contains_key(key.as_bytes());
+        let room = state.promote.len() + state.promoting.len() < limit;
+        if known || !room || !state.enabled {
+            return false;
+        }
+        state.promote.push_back(key.clone());
+        true
+    }
+
+    /// Takes the next objects to come back.
+    pub(super) fn next_promotions(&self, most: usize, now: Moment) -> Vec<ObjectKey> {
+        let mut state = self.state.lock();
+        state.promoting.retain(|_, since| now < since.after(PATIENCE));
+        let most = most.min(state.promote.len());
+        let keys: Vec<_> = state.promote.drain(..most).collect();
+        state.promoting.extend(keys.iter().map(|key| (key.clone(), now)));
+        keys
+    }
+
+    pub(super) fn is_promoting(&self, key: &[u8]) -> bool {
+        self.state.lock().promoting.contains_key(key)
+    }
+
+    pub(super) fn end_promotion(&self, key: &[u8]) {
+        self.state.lock().promoting.remove(key);
+    }
+}
+
+impl Disks {
+    pub(super) fn get(&self, client: ClientId) -> Option<Arc<Owner>> {
+        if self.count.load(Relaxed) == 0 {
+            return None;
+        }
+        self.owners.lock().get(&client).cloned()
+    }
+
+    fn insert(&self, owner: Arc<Owner>) {
+        let mut owners = self.owners.lock();
+        if let Some(before) = owners.insert(owner.client, owner) {
+            before.alive.store(false, Relaxed);
+        }
+        self.count.store(owners.len(), Relaxed);
+    }
+
+    fn remove(&self, gone: impl Fn(&Owner) -> bool) -> usize {
+        if self.count.load(Relaxed) == 0 {
+            return 0;
+        }
+        let mut owners = self.owners.lock();
+        let before = owners.len();
+        owners.retain(|_, owner| {
+            let stays = !gone(owner);
+            if !stays {
+                owner.alive.store(false, Relaxed);
+            }
+            stays
+        });
+        self.count.store(owners.len(), Relaxed);
+        before - owners.len()
+    }
+
+    /// The client lives.
+    pub(super) fn hear(&self, client: ClientId, now: Moment) {
+        if let Some(owner) = self.get(client) {
+            owner.state.lock().seen = now;
+        }
+    }
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// A client offers its disk, or says whether objects may go there. Its copies of an earlier offer stay.
+    ///
+    /// # Errors
+    /// `UNABLE_OFFLOAD` when this master uses no disks.
+    pub fn mount_disk(&self, client: ClientId, enabled: bool) -> Result<()> {
+        if self.options.disks.is_none() {
+            return Err(Error::new(
+                ErrorCode::UnableOffload,
+                "this master puts no objects on clients' disks",
+            ));
+        }
+        let now = self.clock.now();
+        self.timers.at(now.after(self.options.client_ttl));
+        if let Some(owner) = self.disks.get(client) {
+            let mut state = owner.state.lock();
+            (state.enabled, state.announcing, state.seen) = (enabled, true, now);
+            return Ok(());
+        }
+        let state = OwnerState { enabled, announcing: true, seen: now, ..OwnerState::default() };
+        self.disks.insert(Arc::new(Owner { client, alive: AtomicBool::new(true), state: Mutex::new(state) }));
+        tracing::info!(%client, "disk offered");
+        Ok(())
+    }
+
+    /// It takes it back: what lies there is gone at once.
+    ///
+    /// # Errors
+    /// `UNABLE_OFFLOAD` when this master uses no disks; `SEGMENT_NOT_FOUND` when there is no such disk.
+    pub fn unmount_disk(&self, client: ClientId) -> Result<()> {
+        if self.options.disks.is_none() {
+            return Err(Error::new(
+                ErrorCode::UnableOffload,
+                "this master puts no objects on clients' disks",
+            ));
+        }
+        if self.disks.remove(|owner| owner.client == client) == 0 {
+            return Err(not_offered());
+        }
+        self.sweep_disks();
+        Ok(())
+    }
+
+    /// The heartbeat of a disk: what its owner is to write there. It is told once.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND` when the client has offered none, or was silent too long: it offers it again, and says what lies there.
+    pub fn to_offload(&self, client: ClientId, enabled: bool) -> Result<Vec<OffloadItem>> {
+        let owner = self.disks.get(client).ok_or_else(not_offered)?;
+        let mut state = owner.state.lock();
+        let now = self.clock.now();
+        (state.enabled, state.announcing, state.seen) = (enabled, false, now);
+        let keys = std::mem::take(&mut state.queue);
+        let mut items = Vec::new();
+        for key in keys {
+            let Some(job) = state.jobs.get_mut(key.as_bytes()).filter(|job| job.valid && !job.sent) else {
+                continue;
+            };
+            (job.sent, job.since) = (true, now);
+            items.push(self.offload_item(&key, job.len));
+        }
+        Ok(items)
+    }
+
+    pub(super) fn offload_item(&self, key: &ObjectKey, len: u64) -> OffloadItem {
+        let (tenant, key) = self.tenants.split(key.as_bytes());
+        OffloadItem { tenant: tenant.into(), key: key.into(), size: len.cast_signed() }
+    }
+
+    /// An owner has written these objects, or could not (a length of -1). Of what it was not asked to write, it keeps what nobody else has, before
+    /// its first heartbeat: that is what survived its restart.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` when the lists differ in length; `SEGMENT_NOT_FOUND` when the client has offered no disk.
+    pub fn offloaded(&self, client: ClientId, items: &[OffloadItem], places: &[StoredAt]) -> Result<()> {
+        if items.len() != places.len() {
+            return Err(Error::invalid(format!("{} places for {} objects", places.len(), items.len())));
+        }
+        if items.is_empty() || self.options.disks.is_none() {
+            return Ok(());
+        }
+        let owner = self.disks.get(client).ok_or_else(not_offered)?;
+        for (item, place) in items.iter().zip(places) {
+            // A tenant that is gone has no objects.
+            let Ok(key) = self.scoped(&item.tenant, &item.key) else { continue };
+            let Ok(key) = ObjectKey::new(&key) else { continue };
+            self.note_offload(&owner, &key, place);
+        }
+        self.eviction.something_changed();
+        Ok(())
+    }
+
+    fn note_offload(&self, owner: &Arc<Owner>, key: &ObjectKey, place: &StoredAt) {
+        let now = self.clock.now();
+        let hash = self.directory.hash(key.as_bytes());
+        let mut shard = self.directory.lock(hash);
+        let report = owner.report(key, now);
+        let id = ReplicaId(self.next_replica.fetch_add(1, Relaxed));
+        let copy = DiskCopy { id, owner: owner.clone(), endpoint: place.endpoint.clone() };
+        let len = u64::try_from(place.data_size).ok();
+        match (report, shard.find(hash, key.as_bytes())) {
+            (Report::Current, Some(slot)) => {
+                let object = &mut shard[slot];
+                object.end_offload();
+                let known = object.value().map(|value| (value.len, value.checksum));
+                let known = known.or_else(|| object.disk().map(|disk| (disk.len, disk.checksum)));
+                match known {
+                    Some((there, checksum)) if Some(there) == len => object.add_disk(there, checksum, copy),
+                    _ => object.give_up_offload(),
+                }
+            }
+            (Report::Unasked, found) if owner.state.lock().announcing => {
+                let Some(len) = len.filter(|len| *len > 0) else { return };
+                let slot = match found {
+                    Some(slot) if shard[slot].is_known() => return,
+                    Some(slot) => slot,
+                    None => shard.add(hash, key.clone(), self.tenants.number(key.as_bytes())),
+                };
+                shard[slot].add_disk(len, None, copy);
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether an owner is to empty its disk. It is told once; from then on nothing of it counts.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND` when the client has offered none.
+    pub fn must_clear_disk(&self, client: ClientId) -> Result<bool> {
+        let owner = self.disks.get(client).ok_or_else(not_offered)?;
+        let state = {
+            let mut state = owner.state.lock();
+            state.seen = self.clock.now();
+            if !std::mem::take(&mut state.clear) {
+                return Ok(false);
+            }
+            OwnerState {
+                enabled: state.enabled,
+                seen: state.seen,
+                capacity: state.capacity,
+                ..OwnerState::default()
+            }
+        };
+        self.disks.insert(Arc::new(Owner { client, alive: AtomicBool::new(true), state: Mutex::new(state) }));
+        self.sweep_disks();
+        Ok(true)
+    }
+
+    /// Every owner is to empty its disk.
+    pub(super) fn clear_disks(&self) {
+        self.disks.owners.lock().values().for_each(|owner| owner.state.lock().clear = true);
+    }
+
+    /// How large a disk is.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` below 0; `SEGMENT_NOT_FOUND` when the client has offered none.
+    pub fn disk_capacity(&self, client: ClientId, bytes: i64) -> Result<()> {
+        let bytes = u64::try_from(bytes).map_err(|_| Error::invalid(format!("a disk of {bytes} bytes")))?;
+        let owner = self.disks.get(client).ok_or_else(not_offered)?;
+        owner.state.lock().capacity = bytes;
+        Ok(())
+    }
+
+    /// An owner has dropped an object from its disk.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND` when there is no such object.
+    pub fn dropped_from_disk(&self, client: ClientId, key: &[u8]) -> Result<()> {
+        let hash = self.directory.hash(key);
+        let mut shard = self.directory.lock(hash);
+        let slot = shard.find(hash, key).ok_or_else(absent)?;
+        shard[slot].retain_disk(|owner| owner != client);
+        shard.settle(slot);
+        Ok(())
+    }
+
+    /// Drops the disks of clients that were silent too long; whether there were any.
+    pub(super) fn expire_disks(&self, now: Moment) -> bool {
+        let due = |owner: &Owner| owner.state.lock().seen.after(self.options.client_ttl);
+        let gone = self.disks.remove(|owner| due(owner) <= now);
+        if self.disks.count.load(Relaxed) != 0 {
+            self.disks.owners.lock().values().for_each(|owner| self.timers.at(due(owner)));
+        }
+        gone != 0
+    }
+
+    /// Forgets what lies on disks that are gone.
+    pub(super) fn sweep_disks(&self) {
+        self.directory.visit(|shard, slot| {
+            shard[slot].retain_disk(|_| true);
+            shard.settle(slot);
+        });
+    }
+
+    /// Puts the value in a slot in line for the disk of whoever has it in memory.
+    pub(super) fn offload(&self, shard: &mut Shard<A, E>, slot: SlotId, now: Moment) {
+        let Some(options) = &self.options.disks else { return };
+        let object = &mut shard[slot];
+        let Some(value) = object.value() else { return };
+        let len = value.len;
+        let owner = value.live().find_map(|held| self.disks.get(held.segment.client));
+        if let Some(owner) = owner
+            && owner.queue(&object.key, len, now, options.queue_limit)
+        {
+            object.begin_offload(owner);
+        }
+    }
+
+    /// Whether memory may let go of an object, as far as disks are concerned.
+    pub(super) fn may_leave_memory(&self, object: &Object<A>, now: Moment) -> bool {
+        let Some(options) = &self.options.disks else { return true };
+        if object.disk().is_some_and(OnDisk::is_live) {
+            return true;
+        }
+        if let Some(owner) = object.offload() {
+            return !owner.holds(object.key.as_bytes(), now);
+        }
+        let takes = |client| self.disks.get(client).is_some_and(|owner| owner.state.lock().enabled);
+        let has_owner =
+            || object.value().is_some_and(|value| value.live().any(|held| takes(held.segment.client)));
+        if !options.on_evict || object.gave_up_offload() || !has_owner() {
+            return true;
+        }
+        let mut wanted = self.disks.wanted.lock();
+        if wanted.known.contains(&object.key) {
+            return false;
+        }
+        if wanted.keys.len() < (options.queue_limit as f64 * options.queue_part) as usize {
+            wanted.known.insert(object.key.clone());
+            wanted.keys.push(object.key.clone());
+            return false;
+        }
+        options.force_evict
+    }
+
+    /// Puts in line what eviction passed over.
+    pub(super) fn queue_wanted(&self, now: Moment) {
+        let wanted = std::mem::take(&mut *self.disks.wanted.lock());
+        for key in wanted.keys {
+            let hash = self.directory.hash(key.as_bytes());
+            let mut shard = self.directory.lock(hash);
+            let Some(slot) = shard.find(hash, key.as_bytes()) else { continue };
+            if shard[slot].offload().is_none() && shard[slot].disk().is_none() {
+                self.offload(&mut shard, slot, now);
+            }
+        }
+    }
+
+    /// Who has an object on disk, the first of them.
+    pub(super) fn disk_owner(&self, object: &Object<A>) -> Option<Arc<Owner>> {
+        object.disk().and_then(OnDisk::first).cloned()
+    }
+}
+
+/// What an object has to do with disks.
+#[derive(Default)]
+pub(super) struct Tier {
+    on_disk: Option<OnDisk>,
+    /// Who is to write it to disk.
+    offload: Option<Arc<Owner>>,
+    /// It could not be written.
+    gave_up: bool,
+}
+
+impl<A: SegmentAllocator> Object<A> {
+    pub(super) fn disk(&self) -> Option<&OnDisk> {
+        self.tier.as_ref()?.on_disk.as_ref()
+    }
+
+    pub(super) fn offload(&self) -> Option<&Arc<Owner>> {
+        self.tier.as_ref()?.offload.as_ref()
+    }
+
+    fn gave_up_offload(&self) -> bool {
+        self.tier.as_ref().is_some_and(|tier| tier.gave_up)
+    }
+
+    fn begin_offload(&mut self, owner: Arc<Owner>) {
+        self.tier.get_or_insert_default().offload = Some(owner);
+    }
+
+    fn end_offload(&mut self) {
+        if let Some(tier) = &mut self.tier {
+            tier.offload = None;
+        }
+    }
+
+    fn give_up_offload(&mut self) {
+        self.tier.get_or_insert_default().gave_up = true;
+    }
+
+    /// Whether somebody has it, or is writing it.
+    fn is_known(&self) -> bool {
+        self.value().is_some() || self.write().is_some() || self.disk().is_some_and(OnDisk::is_live)
+    }
+
+    fn add_disk(&mut self, len: u64, checksum: Option<u64>, copy: DiskCopy) {
+        let tier = self.tier.get_or_insert_default();
+        let owner = copy.owner.client;
+        let others = tier.on_disk.as_mut().is_some_and(|disk| disk.retain(|other| other != owner));
+        match &mut tier.on_disk {
+            Some(disk) if others => disk.copies.push(copy),
+            on_disk => {
+                let copies = std::iter::once(copy).collect();
+                *on_disk = Some(OnDisk { len, checksum, copies });
+            }
+        }
+    }
+
+    /// Keeps the disk copies of these clients, as far as they live.
+    pub(super) fn retain_disk(&mut self, keep: impl Fn(ClientId) -> bool) {
+        let Some(tier) = &mut self.tier else { return };
+        if tier.on_disk.as_mut().is_some_and(|disk| !disk.retain(keep)) {
+            tier.on_disk = None;
+        }
+        if tier.on_disk.is_none() && tier.offload.is_none() && !tier.gave_up {
+            self.tier = None;
+        }
+    }
+
+    /// Its value is replaced or removed: nothing of it on disks counts any more.
+    pub(super) fn leave_disks(&mut self) {
+        let Some(tier) = self.tier.take() else { return };
+        let key = self.key.as_bytes();
+        if let Some(owner) = &tier.offload {
+            owner.forget(key);
+        }
+        for copy in tier.on_disk.iter().flat_map(OnDisk::live) {
+            copy.owner.forget(key);
+        }
+    }
+}
+
+pub(super) fn not_offered() -> Error {
+    Error::new(ErrorCode::SegmentNotFound, "this client has offered no disk")
+}

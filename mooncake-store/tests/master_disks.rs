@@ -1,0 +1,322 @@
+//! Objects on clients' disks, as the master sees them, under a clock that stands still.
+
+mod master_support;
+
+use master_support::{KIB, MIB, Rig, client};
+use mooncake_core::ErrorCode::{self, *};
+use mooncake_core::replica::{Replica, ReplicaLocation};
+use mooncake_store::master::{DiskOptions, MasterOptions, PromotionOptions, TenantQuota};
+use mooncake_store::protocol::wire::{OffloadItem, StoredAt};
+
+trait Disks {
+    fn with_disks(disks: DiskOptions) -> Rig {
+        Rig::with(MasterOptions { disks: Some(disks), high_watermark: 1.0, ..MasterOptions::default() })
+    }
+    fn offer(&self, who: u64);
+    /// The heartbeat of a disk: the keys that are to go there.
+    fn work(&self, who: u64) -> Vec<String>;
+    fn report(&self, who: u64, key: &str, len: i64);
+    /// A heartbeat and a report of everything.
+    fn write_all(&self, who: u64) -> usize;
+    /// How many replicas are in memory, and whose disks have one.
+    fn lies(&self, key: &str) -> (usize, Vec<String>);
+}
+
+impl Disks for Rig {
+    fn offer(&self, who: u64) {
+        self.master.mount_disk(client(who), true).unwrap();
+    }
+
+    fn work(&self, who: u64) -> Vec<String> {
+        let items = self.master.to_offload(client(who), true).unwrap();
+        items.into_iter().map(|item| String::from_utf8(item.key).unwrap()).collect()
+    }
+
+    fn report(&self, who: u64, key: &str, len: i64) {
+        let item = OffloadItem { tenant: "default".into(), key: key.into(), size: len };
+        self.master.offloaded(client(who), &[item], &[place(who, len)]).unwrap();
+    }
+
+    fn write_all(&self, who: u64) -> usize {
+        let items = self.master.to_offload(client(who), true).unwrap();
+        for item in &items {
+            self.report(who, std::str::from_utf8(&item.key).unwrap(), item.size);
+        }
+        items.len()
+    }
+
+    fn lies(&self, key: &str) -> (usize, Vec<String>) {
+        let replicas = self.master.peek(key.as_bytes()).unwrap_or_default();
+        let disk = |replica: &Replica| match &replica.location {
+            ReplicaLocation::LocalDisk { client: owner, size, endpoint } => {
+                assert!(*size > 0 && (1..9).any(|who| client(who) == *owner));
+                Some(endpoint.clone())
+            }
+            _ => None,
+        };
+        let disks: Vec<_> = replicas.iter().filter_map(disk).collect();
+        (replicas.len() - disks.len(), disks)
+    }
+}
+
+fn place(who: u64, len: i64) -> StoredAt {
+    StoredAt { bucket: 0, offset: 0, key_size: 0, data_size: len, endpoint: format!("disk{who}:1") }
+}
+
+fn on(who: u64) -> Vec<String> {
+    vec![format!("disk{who}:1")]
+}
+
+fn eager() -> Rig {
+    let rig = Rig::with_disks(DiskOptions::default());
+    rig.mount(1, MIB);
+    rig.offer(1);
+    rig
+}
+
+fn code<T: std::fmt::Debug>(result: mooncake_core::Result<T>) -> ErrorCode {
+    result.unwrap_err().code()
+}
+
+#[test]
+fn an_object_written_to_disk_outlives_its_eviction() {
+    let rig = eager();
+    rig.put(9, "k", 400 * KIB).unwrap();
+    assert_eq!(rig.lies("k"), (1, vec![]));
+    assert_eq!(rig.work(1), ["k"]);
+    assert_eq!(rig.work(1), [""; 0], "it is told once");
+    rig.report(1, "k", 400 * 1024);
+    assert_eq!(rig.lies("k"), (1, on(1)));
+    rig.put(9, "other", 700 * KIB).unwrap();
+    assert_eq!(rig.lies("k"), (0, on(1)), "evicted from memory");
+    assert!(rig.exists("k"));
+    assert_eq!(rig.locate("k").unwrap().replicas[0].location.size(), 400 * KIB);
+    assert_eq!(rig.start(9, "k", 10), Err(ObjectAlreadyExists));
+    rig.alive_for(20.0);
+    assert_eq!(rig.remove("k", false), Ok(()));
+    assert_eq!((rig.exists("k"), rig.locate("k").unwrap_err()), (false, ObjectNotFound));
+    rig.remove("other", false).unwrap();
+    assert_eq!(rig.master.stats().keys, 0, "nothing is left behind");
+}
+
+#[test]
+fn what_waits_for_a_disk_stays_in_memory_for_a_while() {
+    let rig = eager();
+    rig.put(9, "k", 600 * KIB).unwrap();
+    assert_eq!(rig.start(9, "second", 600 * KIB), Err(NoAvailableHandle), "it is to be written first");
+    rig.work(1);
+    assert_eq!(rig.start(9, "second", 600 * KIB), Err(NoAvailableHandle), "it is being written");
+    rig.alive_for(59.0);
+    assert_eq!(rig.start(9, "second", 600 * KIB), Err(NoAvailableHandle));
+    rig.alive_for(2.0);
+    rig.put(9, "second", 600 * KIB).unwrap();
+    assert!(!rig.exists("k"));
+    rig.report(1, "k", 600 * 1024);
+    assert!(!rig.exists("k"), "too late: what was written may be anything by now");
+}
+
+#[test]
+fn a_report_about_a_value_that_was_replaced_does_not_count() {
+    let rig = eager();
+    rig.put(9, "k", 100).unwrap();
+    assert_eq!(rig.work(1), ["k"]);
+    rig.upsert(9, "k", 100).unwrap();
+    rig.end(9, "k").unwrap();
+    rig.report(1, "k", 100);
+    assert_eq!(rig.lies("k"), (1, vec![]), "the old value was written");
+    assert_eq!(rig.work(1), ["k"], "the new one is asked for");
+    rig.remove("k", true).unwrap();
+    rig.put(9, "k", 100).unwrap();
+    rig.report(1, "k", 100);
+    assert_eq!(rig.lies("k"), (1, vec![]), "of yet another value");
+    assert_eq!(rig.write_all(1), 1);
+    assert_eq!(rig.lies("k"), (1, on(1)));
+    rig.upsert(9, "k", 200).unwrap();
+    assert_eq!(rig.lies("k"), (1, on(1)), "the old value is there until the new one is");
+    rig.end(9, "k").unwrap();
+    assert_eq!(rig.lies("k"), (1, vec![]));
+    rig.report(1, "k", 100);
+    assert_eq!(rig.lies("k"), (1, vec![]), "a report that comes twice is no new copy");
+}
+
+#[test]
+fn what_cannot_be_written_is_evicted() {
+    let rig = eager();
+    rig.put(9, "k", 600 * KIB).unwrap();
+    rig.work(1);
+    rig.report(1, "k", -1);
+    rig.put(9, "second", 600 * KIB).unwrap();
+    assert!(!rig.exists("k"));
+}
+
+#[test]
+fn on_evict_writes_what_is_about_to_go_and_nothing_else() {
+    let rig = Rig::with_disks(DiskOptions { on_evict: true, ..DiskOptions::default() });
+    rig.mount(1, MIB);
+    rig.put(9, "before there is a disk", 600 * KIB).unwrap();
+    rig.put(9, "a", 600 * KIB).unwrap();
+    assert!(!rig.exists("before there is a disk"));
+    rig.offer(1);
+    assert_eq!(rig.work(1), [""; 0]);
+    assert_eq!(rig.start(9, "b", 600 * KIB), Err(NoAvailableHandle));
+    rig.alive_for(0.1);
+    assert_eq!(rig.work(1), ["a"]);
+    rig.report(1, "a", 600 * 1024);
+    rig.put(9, "b", 600 * KIB).unwrap();
+    assert_eq!((rig.lies("a"), rig.lies("b")), ((0, on(1)), (1, vec![])));
+}
+
+#[test]
+fn a_full_queue_keeps_or_lets_go() {
+    for force_evict in [false, true] {
+        let disks =
+            DiskOptions { on_evict: true, force_evict, queue_limit: 2, queue_part: 0.5, promotion: None };
+        // One shard, so that what is asked first is what was used least.
+        let options =
+            MasterOptions { shards: 1, disks: Some(disks), high_watermark: 1.0, ..MasterOptions::default() };
+        let rig = Rig::with(options);
+        rig.mount(1, MIB);
+        rig.offer(1);
+        for key in ["a", "b", "c"] {
+            rig.put(9, key, 300 * KIB).unwrap();
+        }
+        let third = rig.start(9, "d", 300 * KIB);
+        assert_eq!(third.is_ok(), force_evict);
+        assert!(rig.has("a"), "the first one is in the queue");
+        assert_eq!(rig.has("b"), !force_evict);
+    }
+}
+
+#[test]
+fn an_owner_that_dies_takes_its_copies_along_and_brings_them_back() {
+    let rig = eager();
+    rig.put(9, "k", 100).unwrap();
+    rig.put(9, "l", 100).unwrap();
+    assert_eq!(rig.write_all(1), 2);
+    rig.pass(11.0);
+    assert!(!rig.exists("k"), "memory and disk are gone");
+    assert_eq!(rig.master.stats().keys, 0);
+    assert_eq!(code(rig.master.to_offload(client(1), true)), SegmentNotFound);
+    rig.mount(1, MIB);
+    rig.offer(1);
+    rig.put(9, "l", 100).unwrap();
+    for key in ["k", "l", "never heard of"] {
+        rig.report(1, key, 100);
+    }
+    assert_eq!(rig.lies("k"), (0, on(1)));
+    assert_eq!(rig.lies("l"), (1, vec![]), "somebody has put it since: what is on that disk may be older");
+    rig.work(1);
+    rig.report(1, "unasked", 100);
+    assert!(!rig.exists("unasked"), "after its first heartbeat, an owner has only what it was told to write");
+    assert!(rig.exists("never heard of"));
+}
+
+#[test]
+fn a_disk_is_emptied_and_taken_back() {
+    let rig = eager();
+    rig.put(9, "k", 100).unwrap();
+    rig.write_all(1);
+    assert!(!rig.master.must_clear_disk(client(1)).unwrap());
+    rig.put(9, "leased", 100).unwrap();
+    rig.write_all(1);
+    rig.locate("leased").unwrap();
+    assert_eq!(rig.master.remove_all(false), 1);
+    assert_eq!(rig.lies("leased"), (1, on(1)));
+    assert!(rig.master.must_clear_disk(client(1)).unwrap());
+    assert!(!rig.master.must_clear_disk(client(1)).unwrap(), "once");
+    assert_eq!(rig.lies("leased"), (1, vec![]), "it was wiped with the rest");
+    rig.put(9, "m", 100).unwrap();
+    assert_eq!(rig.write_all(1), 1);
+    rig.master.dropped_from_disk(client(1), b"m").unwrap();
+    assert_eq!(rig.lies("m"), (1, vec![]));
+    rig.put(9, "n", 100).unwrap();
+    rig.write_all(1);
+    rig.master.unmount_disk(client(1)).unwrap();
+    assert_eq!(rig.lies("n"), (1, vec![]));
+    assert_eq!(code(rig.master.unmount_disk(client(1))), SegmentNotFound);
+    assert_eq!(code(Rig::new().master.mount_disk(client(1), true)), UnableOffload);
+}
+
+#[test]
+fn remove_all_of_one_tenant_leaves_the_disks_of_others() {
+    let quota = |name: &str| TenantQuota { name: name.into(), bytes: MIB };
+    let rig = Rig::with(MasterOptions {
+        disks: Some(DiskOptions::default()),
+        tenants: Some(vec![quota("one"), quota("two")]),
+        ..MasterOptions::default()
+    });
+    rig.mount(1, MIB);
+    rig.offer(1);
+    for tenant in ["one", "two"] {
+        let key = rig.master.scoped(tenant, b"k").unwrap().into_owned();
+        rig.put(9, std::str::from_utf8(&key).unwrap(), 100).unwrap();
+    }
+    let items = rig.master.to_offload(client(1), true).unwrap();
+    let places: Vec<_> = items.iter().map(|item| place(1, item.size)).collect();
+    assert_eq!(
+        items.iter().map(|i| (&*i.tenant, &*i.key)).collect::<Vec<_>>(),
+        [("one", &b"k"[..]), ("two", b"k")]
+    );
+    rig.master.offloaded(client(1), &items, &places).unwrap();
+    assert_eq!(rig.master.remove_all_of("one", true), 1);
+    assert!(!rig.master.must_clear_disk(client(1)).unwrap());
+    assert_eq!((rig.lies("one\0k").1.len(), rig.lies("two\0k").1.len()), (0, 1));
+}
+
+#[test]
+fn what_is_read_often_comes_back() {
+    let promotion = Some(PromotionOptions { per_heartbeat: 8, ..PromotionOptions::default() });
+    let rig = Rig::with_disks(DiskOptions { promotion, ..DiskOptions::default() });
+    rig.mount(1, MIB);
+    rig.offer(1);
+    rig.put(9, "k", 600 * KIB).unwrap();
+    rig.write_all(1);
+    rig.put(9, "big", 600 * KIB).unwrap();
+    rig.write_all(1);
+    rig.remove("big", true).unwrap();
+    rig.alive_for(11.0);
+    let asked = || rig.master.to_promote(client(1)).unwrap();
+    rig.locate("k").unwrap();
+    assert_eq!(asked(), [], "once is not often");
+    rig.locate("k").unwrap();
+    let items = asked();
+    assert_eq!((items.len(), &*items[0].key, items[0].size), (1, &b"k"[..], 600 * 1024));
+    assert_eq!(asked(), []);
+    let start = |who, len| rig.master.promotion_start(client(who), b"k", len, &[]);
+    assert_eq!(code(start(2, 600 * KIB)), ReplicaIsNotReady, "not that client's");
+    assert_eq!(code(start(1, 600)), InvalidParams);
+    start(1, 600 * KIB).unwrap();
+    assert_eq!(code(rig.master.promoted(client(2), b"k")), ReplicaIsNotReady);
+    assert_eq!(rig.end(1, "k"), Err(IllegalClient), "a put's end does not end it");
+    assert_eq!(rig.lies("k"), (0, on(1)), "not readable before its end");
+    rig.master.promoted(client(1), b"k").unwrap();
+    assert_eq!(rig.lies("k"), (1, on(1)));
+    assert_eq!(code(rig.master.promoted(client(1), b"k")), ReplicaIsNotReady);
+    assert_eq!(code(rig.master.promotion_failed(client(1), b"none")), ObjectNotFound);
+}
+
+#[test]
+fn a_promotion_that_fails_gives_its_space_back() {
+    let promotion = Some(PromotionOptions { threshold: 1, ..PromotionOptions::default() });
+    let rig = Rig::with_disks(DiskOptions { promotion, ..DiskOptions::default() });
+    rig.mount(1, MIB);
+    rig.offer(1);
+    rig.put(9, "k", 600 * KIB).unwrap();
+    rig.write_all(1);
+    rig.put(9, "big", 600 * KIB).unwrap();
+    rig.remove("big", true).unwrap();
+    rig.locate("k").unwrap();
+    assert_eq!(rig.master.to_promote(client(1)).unwrap().len(), 1);
+    rig.master.promotion_start(client(1), b"k", 600 * KIB, &[]).unwrap();
+    rig.master.promotion_failed(client(1), b"k").unwrap();
+    rig.alive_for(11.0);
+    assert_eq!((rig.lies("k"), rig.used()), ((0, on(1)), 0));
+    // An upsert in the middle wins.
+    rig.locate("k").unwrap();
+    rig.master.to_promote(client(1)).unwrap();
+    rig.master.promotion_start(client(1), b"k", 600 * KIB, &[]).unwrap();
+    rig.upsert(9, "k", 100).unwrap();
+    assert_eq!(code(rig.master.promoted(client(1), b"k")), ReplicaIsNotReady);
+    rig.end(9, "k").unwrap();
+    assert_eq!(rig.locate("k").unwrap().replicas[0].location.size(), 100);
+}
