@@ -8,12 +8,13 @@ use std::sync::Arc;
 use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
 use mooncake_store::api::WriteMode;
-use mooncake_store::master::{Master, MasterOptions, Put};
+use mooncake_store::master::{DiskOptions, Master, MasterOptions, Put};
 use mooncake_store::protocol::client::{RpcClient, RpcOptions};
 use mooncake_store::protocol::message::*;
 use mooncake_store::protocol::pack;
 use mooncake_store::protocol::server::{Server, ServerOptions, Service};
 use mooncake_store::protocol::service::MasterService;
+use mooncake_store::protocol::wire::{OffloadItem, StoredAt};
 
 #[tokio::test]
 async fn what_is_off_is_answered_as_the_existing_master_answers() {
@@ -45,8 +46,10 @@ async fn what_is_off_is_answered_as_the_existing_master_answers() {
 /// Answers that are written as they come are those that the table would write.
 #[test]
 fn what_is_never_kept_is_spelled_as_the_rest() {
-    let master = Arc::new(Master::new(MasterOptions::default()).unwrap());
+    let options = MasterOptions { disks: Some(DiskOptions::default()), ..MasterOptions::default() };
+    let master = Arc::new(Master::new(options).unwrap());
     let client = ClientId(Uuid::new(1, 2));
+    master.mount_disk(client, true).unwrap();
     for number in 1..4u64 {
         let segment = Segment {
             id: SegmentId(Uuid::new(3, number)),
@@ -85,6 +88,11 @@ fn what_is_never_kept_is_spelled_as_the_rest() {
         for (at, key) in keys.iter().enumerate().filter(|(at, _)| at % 3 == 0 && *at != 20) {
             master.put_end(client.into(), key, Some(at as u64), ReplicaType::All).unwrap();
         }
+        // Some of these are on a disk, too.
+        let written: Vec<_> = master.to_offload(client, true).unwrap().into_iter().step_by(2).collect();
+        let endpoint = || "disk:1".to_owned();
+        let place = |item: &OffloadItem| StoredAt { data_size: item.size, endpoint: endpoint(), ..stored() };
+        master.offloaded(client, &written, &written.iter().map(place).collect::<Vec<_>>()).unwrap();
         let locate = BatchGetReplicaList { keys: keys.clone(), tenant };
         let lists = answer(BatchGetReplicaList::FUNCTION, &|out| pack::encode(&locate, out));
         let lists: Vec<pack::Answer<ReplicaList>> = pack::decode(&lists).unwrap();
@@ -99,4 +107,22 @@ fn what_is_never_kept_is_spelled_as_the_rest() {
         let start = PutStart { client, key: key.as_bytes(), size: 9, config, tenant };
         answer(PutStart::FUNCTION, &|out| pack::encode(&start, out));
     }
+    // What is on a disk only.
+    for number in 1..4u64 {
+        master.unmount(client, SegmentId(Uuid::new(3, number))).unwrap();
+    }
+    master.tick();
+    let left = master.keys();
+    assert!(left.len() > 20, "{} are left", left.len());
+    for key in &left {
+        let one = GetReplicaList { key: key.as_bytes(), tenant };
+        let one = answer(GetReplicaList::FUNCTION, &|out| pack::encode(&one, out));
+        let kept = master.locate(key.as_bytes()).unwrap();
+        assert!(kept.replicas.iter().all(|replica| replica.location.memory().is_none()));
+        assert_eq!(pack::decode::<pack::Answer<ReplicaList>>(&one).unwrap(), Ok(kept));
+    }
+}
+
+fn stored() -> StoredAt {
+    StoredAt { bucket: 0, offset: 0, key_size: 0, data_size: 0, endpoint: String::new() }
 }
