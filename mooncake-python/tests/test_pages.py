@@ -56,7 +56,9 @@ def test_what_a_store_does_is_counted(
         page(port, "/health")
 
 
-def test_settings_as_text_and_nothing_counted(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_as_text_and_nothing_counted(
+    master: Master, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("MC_STORE_CLIENT_METRIC", "0")
     port = free_port()
     store = MooncakeDistributedStore()
@@ -68,8 +70,11 @@ def test_settings_as_text_and_nothing_counted(master: Master, monkeypatch: pytes
         "client_http_port": str(port),
     }
     assert store.setup({**settings, "enable_client_http_server": "perhaps"}) == -600
+    assert store.setup({**settings, "enable_ssd_offload": "perhaps"}) == -600
     assert store.setup(settings) == 0
     assert page(port, "/metrics") == page(port, "/metrics/summary") == (503, "metrics not available")
+    assert "enable_ssd_offload" not in caplog.text
     # The port is free for the next setup of the same store.
-    assert store.setup(settings) == 0 and page(port, "/health")[0] == 200
+    assert store.setup({**settings, "enable_ssd_offload": True}) == 0 and "enable_ssd_offload" in caplog.text
+    assert page(port, "/health")[0] == 200
     store.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from mooncake import _environment, _log
@@ -43,6 +44,7 @@ for _enumeration in (ObjectDataType, ReplicaStatus, TaskType, TaskStatus):
     globals().update(_enumeration.__members__)
 del _enumeration
 
+_LOG = logging.getLogger(__name__)
 _MIB = 1 << 20
 _INVALID_PARAMS = -600
 
@@ -77,8 +79,10 @@ class MooncakeDistributedStore(TensorCalls):
                 "setup(): incompatible function arguments: local_hostname must be a str or a dict, not "
                 + type(local_hostname).__name__
             )
-        del enable_ssd_offload, ssd_offload_path
+        del ssd_offload_path
         _log.start()
+        if enable_ssd_offload:
+            _LOG.warning("enable_ssd_offload has no effect yet: a store of this package keeps nothing on disk")
         first_port, last_port = _environment.client_ports()
         metrics, metrics_interval, cluster_id = _environment.metrics()
         timeout_ms, connect_timeout_ms = _environment.rpc_timeouts()
@@ -119,6 +123,7 @@ class MooncakeDistributedStore(TensorCalls):
                 parse_size(texts.get(name, str(16 * _MIB))) for name in ("global_segment_size", "local_buffer_size")
             )
             serve = parse_switch(texts.get("enable_client_http_server", "false"))
+            offload = parse_switch(texts.get("enable_ssd_offload", "false"))
             port = int(texts.get("client_http_port", "9300"))
         except ValueError as error:
             return self._note(_INVALID_PARAMS, f"setup: {error}")
@@ -130,6 +135,7 @@ class MooncakeDistributedStore(TensorCalls):
             protocol=texts.get("protocol", "tcp"),
             rdma_devices=texts.get("rdma_devices", ""),
             master_server_addr=texts.get("master_server_addr", "127.0.0.1:50051"),
+            enable_ssd_offload=offload,
             tenant_id=texts.get("tenant_id", "default"),
             enable_client_http_server=serve,
             client_http_port=port,
