@@ -167,7 +167,7 @@ fn ci() -> Result {
     examples()?;
     miri()?;
     step("fuzz");
-    fuzz::run(20)?;
+    fuzz::run(10)?;
     step("rdma");
     rdma::test(&[], true)?;
     network::test()?;
