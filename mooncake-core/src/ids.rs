@@ -110,10 +110,26 @@ impl SlotId {
     }
 }
 
-/// Process-wide number of a replica; the first is 1, 0 stands for none. Never reused while a master lives, so it
-/// serves as the replica's generation too.
+/// Number of a replica; 0 stands for none. Never reused while a master lives, so it serves as the replica's generation too.
+///
+/// The existing system counts from 1 in each process, and a value that is written over in place keeps its number. Numbers of
+/// ours begin somewhere in the upper half, drawn anew by each master, and each is that of one value:
+/// [`is_of_one_value`](Self::is_of_one_value) tells them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ReplicaId(pub u64);
+
+impl ReplicaId {
+    /// Where a master begins to count, made of a number that it drew.
+    pub fn first(drawn: u64) -> Self {
+        // The bit below stays 0: room for more numbers than a master can give out.
+        Self(1 << 63 | drawn >> 2)
+    }
+
+    /// Whether no other value ever has this number, not even under the same key after a restart of the master.
+    pub fn is_of_one_value(self) -> bool {
+        self.0 >> 63 == 1
+    }
+}
 
 /// Longest object key accepted, in bytes. The existing system has no limit; this one is beyond any key in use, and keeps a batch
 /// of hundreds in one RPC frame.

@@ -272,6 +272,7 @@ fn an_upsert_without_room_uses_the_old_space_only_when_nobody_reads_it() {
     rig.alive_for(10.0);
     let new = rig.upsert(2, "k", 64 * KIB).unwrap();
     assert_eq!(address(&new[0]), address(&old[0]));
+    assert!(new[0].id != old[0].id, "who keeps values by their numbers sees that it is another one");
     assert_eq!(rig.locate("k").unwrap_err(), ReplicaIsNotReady);
     rig.end(2, "k").unwrap();
     assert!(rig.exists("k"));

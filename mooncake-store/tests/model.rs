@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use mooncake_core::clock::{Clock, Moment};
 use mooncake_core::error::ErrorCode;
-use mooncake_core::ids::{SegmentId, Uuid};
+use mooncake_core::ids::{ReplicaId, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaType, ReplicateConfig, Segment};
 use mooncake_store::api::WriteMode;
 use mooncake_store::master::{Bug, MasterOptions, Put, Writer};
@@ -164,6 +164,8 @@ struct World {
     /// What a read of each key must show, if anything.
     current: HashMap<u64, Value>,
     leases: HashMap<u64, Moment>,
+    /// Which value each number of a replica was told for.
+    numbers: HashMap<ReplicaId, (u64, u64)>,
     next: u64,
     good_reads: u64,
     /// Judge by what readers get alone, not by what the master refuses.
@@ -191,6 +193,7 @@ impl World {
             reads: Vec::new(),
             current: HashMap::new(),
             leases: HashMap::new(),
+            numbers: HashMap::new(),
             next: 1,
             good_reads: 0,
             bytes_only: bug.is_some(),
@@ -316,6 +319,12 @@ impl World {
             }
             (Err(code), _) => return Err(format!("locate: {code:?}")),
         };
+        for replica in &list.replicas {
+            let value = (key, self.current[&key].version);
+            if *self.numbers.entry(replica.id).or_insert(value) != value || !replica.id.is_of_one_value() {
+                return Err(format!("{:?} is told for two values", replica.id));
+            }
+        }
         let expected = self.current[&key].bytes();
         self.leases.insert(key, asked.after(LEASE));
         for replica in list.replicas {

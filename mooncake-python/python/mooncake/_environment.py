@@ -78,6 +78,20 @@ def rpc_timeouts() -> tuple[int | None, int | None]:
     return call, join
 
 
+def hot_cache() -> tuple[int, int, int]:
+    """Memory for values that are often read from other members (0 for none), the longest that is kept, and from which read on:
+    `MC_STORE_LOCAL_HOT_CACHE_SIZE`, `MC_STORE_LOCAL_HOT_BLOCK_SIZE`, `MC_STORE_LOCAL_HOT_ADMISSION_THRESHOLD`."""
+
+    def size(name: str, otherwise: int) -> int:
+        try:
+            return max(parse_size(os.environ.get(name, "") or otherwise), 0)
+        except ValueError:
+            return otherwise
+
+    reads = int(min(max(_number("MC_STORE_LOCAL_HOT_ADMISSION_THRESHOLD", 2), 0), 255))
+    return size("MC_STORE_LOCAL_HOT_CACHE_SIZE", 0), size("MC_STORE_LOCAL_HOT_BLOCK_SIZE", 16 << 20), reads
+
+
 def log_level() -> str:
     """Level of what the native part logs: `MC_LOG_LEVEL`."""
     return os.environ.get("MC_LOG_LEVEL", "") or "WARNING"

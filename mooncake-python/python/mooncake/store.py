@@ -86,6 +86,7 @@ class MooncakeDistributedStore(TensorCalls):
         first_port, last_port = _environment.client_ports()
         metrics, metrics_interval, cluster_id = _environment.metrics()
         timeout_ms, connect_timeout_ms = _environment.rpc_timeouts()
+        hot_bytes, hot_longest, hot_admission = _environment.hot_cache()
         return self._setup(
             {
                 "first_port": first_port,
@@ -109,6 +110,9 @@ class MooncakeDistributedStore(TensorCalls):
                 "numa_node": _environment.numa_node(),
                 "timeout_ms": timeout_ms,
                 "connect_timeout_ms": connect_timeout_ms,
+                "hot_bytes": hot_bytes,
+                "hot_longest": hot_longest,
+                "hot_admission": hot_admission,
             },
             engine,
         )

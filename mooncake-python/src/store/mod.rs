@@ -17,7 +17,7 @@ use std::time::Duration;
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_engine::addressed::Regions;
-use mooncake_store::client::{Client, ClientConfig, ClientPages, MAX_TIMEOUT, Reservation};
+use mooncake_store::client::{Client, ClientConfig, ClientPages, HotCacheConfig, MAX_TIMEOUT, Reservation};
 use mooncake_store::local::{LocalClient, LocalConfig};
 use mooncake_transport::engine::EngineCode;
 use mooncake_transport::{Engine, Region, Slice};
@@ -248,6 +248,10 @@ struct Setup {
     /// Longest time of a call, and of joining, in milliseconds.
     timeout_ms: Option<u32>,
     connect_timeout_ms: Option<u32>,
+    /// Of what is read from other members.
+    hot_bytes: u64,
+    hot_longest: u64,
+    hot_admission: u32,
 }
 
 impl Setup {
@@ -275,6 +279,11 @@ impl Setup {
             metrics: self.metrics,
             metrics_interval: Duration::from_secs(self.metrics_interval.into()),
             cluster_id: self.cluster_id,
+            hot_cache: HotCacheConfig {
+                bytes: self.hot_bytes,
+                longest: self.hot_longest,
+                admission: self.hot_admission,
+            },
             ..ClientConfig::default()
         };
         config.timeout = self.timeout_ms.map_or(TIMEOUT, millis).min(MAX_TIMEOUT);

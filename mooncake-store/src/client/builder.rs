@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use super::cache::HotCache;
 use super::config::ClientConfig;
 use super::deadline::Deadline;
 use super::metrics::Metrics;
@@ -318,6 +319,12 @@ impl<W: Wires> ClientBuilder<W> {
         self
     }
 
+    /// [`ClientConfig::hot_cache`], of so many bytes.
+    pub fn hot_cache(mut self, bytes: u64) -> Self {
+        self.config.hot_cache.bytes = bytes;
+        self
+    }
+
     /// [`ClientConfig::share_memory`].
     pub fn share_memory(mut self, yes: bool) -> Self {
         self.config.share_memory = yes;
@@ -407,6 +414,7 @@ impl<W: Wires> ClientBuilder<W> {
             }
             _ => None,
         };
+        let cache = HotCache::new(config.hot_cache, &config.memory, &engine, rng.next_u64())?;
         let client = Client {
             inner: Arc::new(Inner {
                 id: ClientId(Uuid::new(rng.next_u64(), rng.next_u64())),
@@ -422,6 +430,7 @@ impl<W: Wires> ClientBuilder<W> {
                 mounting: tokio::sync::Mutex::default(),
                 working: tokio::sync::Semaphore::new(super::tasks::AT_ONCE),
                 staging,
+                cache,
                 engine,
                 keeps_engine,
                 directory,

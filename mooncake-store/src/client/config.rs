@@ -7,6 +7,7 @@ use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::memory::HostMemoryOptions;
 use mooncake_core::{Error, ErrorCode, Result};
 
+use super::cache::HotCacheConfig;
 use crate::api::DEFAULT_TENANT;
 
 /// Smallest segment or local buffer that makes sense, in bytes; zero is allowed and means none.
@@ -55,6 +56,10 @@ pub struct ClientConfig {
     pub cluster_id: String,
     /// Of the replicas on other hosts, those on faster wires are read first, and do not take turns with others.
     pub score_replicas: bool,
+    /// Memory for values that are often read from other members. None by default. With a master of ours what is read is never
+    /// another value than the master's answer speaks of; with one of the existing system, which cannot tell values apart, what somebody else
+    /// writes over in place may be read as it was before, unless values have checksums.
+    pub hot_cache: HotCacheConfig,
     /// Tenant of every key.
     pub tenant: String,
     /// Longest time any one operation takes, whatever happens to the others; in it fall master calls, connecting,
@@ -93,6 +98,7 @@ impl Default for ClientConfig {
             metrics_interval: Duration::ZERO,
             cluster_id: String::new(),
             score_replicas: false,
+            hot_cache: HotCacheConfig::default(),
             tenant: DEFAULT_TENANT.into(),
             timeout: Duration::from_secs(5),
             room_patience: Duration::from_secs(5),
@@ -116,6 +122,7 @@ impl ClientConfig {
         }
         buffer_size("segment", self.segment, u64::MAX)?;
         buffer_size("local_buffer", self.local_buffer, MAX_LOCAL_BUFFER)?;
+        buffer_size("hot_cache", self.hot_cache.bytes, MAX_LOCAL_BUFFER)?;
         for (name, value) in [
             ("timeout", self.timeout),
             ("connect_timeout", self.connect_timeout),
@@ -217,7 +224,14 @@ mod tests {
     fn nonsense_is_refused_by_name() {
         let good = ClientConfig::default();
         good.validate().unwrap();
-        let cases: [(ClientConfig, &str); 8] = [
+        let cases: [(ClientConfig, &str); 9] = [
+            (
+                ClientConfig {
+                    hot_cache: HotCacheConfig { bytes: 7, ..HotCacheConfig::default() },
+                    ..good.clone()
+                },
+                "hot_cache",
+            ),
             (ClientConfig { segment: 1, ..good.clone() }, "segment"),
             (ClientConfig { local_buffer: 1023, ..good.clone() }, "local_buffer"),
             (ClientConfig { local_buffer: MAX_LOCAL_BUFFER + 1, ..good.clone() }, "local_buffer"),

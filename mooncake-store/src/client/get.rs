@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use mooncake_core::clock::Moment;
@@ -13,7 +14,7 @@ use mooncake_core::memory::HostMemory;
 use mooncake_core::replica::{MemoryLocation, ReplicaList, ReplicaStatus};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::engine::Request;
-use mooncake_transport::{BufferPool, PoolConfig, SliceMut, Source, Transport};
+use mooncake_transport::{BufferPool, PoolBuf, PoolConfig, SliceMut, Source, Transport};
 
 use super::buffers::{Front, Incoming};
 use super::deadline::{Deadline, late};
@@ -64,10 +65,18 @@ pub(super) async fn read<T: Transport>(
             break;
         }
         match locate(client, &mut reads, &pending, &deadline).await {
-            Ok(()) => fetch(client, &mut reads, &deadline, &mut counting).await,
+            Ok(()) => {
+                copy_kept(client, &mut reads).await;
+                fetch(client, &mut reads, &deadline, &mut counting).await;
+            }
             // What the first round came to stands.
             Err(error) if round == 0 => asked = Err(error),
             Err(_) => break,
+        }
+    }
+    for read in reads.iter().filter(|read| read.from_afar) {
+        if let State::Found(len) = read.state {
+            client.came(read.key, len as u64);
         }
     }
     let outcomes: Vec<Outcome<T>> = reads.into_iter().map(Read::outcome).collect();
@@ -77,6 +86,24 @@ pub(super) async fn read<T: Transport>(
     }
     counting.end();
     (asked, outcomes)
+}
+
+/// Reads one value that was located, to room of just its length, for the client itself: nothing is counted, and nothing that is kept
+/// is looked at. `None` when no replica could be read.
+pub(super) async fn read_to<T: Transport>(
+    client: &Arc<Inner<T>>,
+    key: &[u8],
+    list: ReplicaList,
+    asked: Moment,
+    room: PoolBuf<T>,
+    deadline: &Deadline,
+) -> Result<Option<Bytes>> {
+    let mut read = Read::new(key, Want::Anywhere);
+    read.place = Some(Incoming::Buffer(room));
+    read.located(client, Ok(list), asked);
+    fetch(client, std::slice::from_mut(&mut read), deadline, &mut Counting::nothing()).await;
+    let outcome = read.outcome();
+    Ok(outcome.result?.and(outcome.place.and_then(Incoming::into_bytes)))
 }
 
 /// One key's way through a read.
@@ -91,6 +118,10 @@ struct Read<'a, T: Transport> {
     lease: Moment,
     /// What the bytes must come to, when this client compares.
     checksum: Option<u64>,
+    /// The value, as this client has kept it.
+    kept: Option<Bytes>,
+    /// A wire was needed.
+    from_afar: bool,
     state: State,
 }
 
@@ -112,6 +143,8 @@ impl<'a, T: Transport> Read<'a, T> {
             replicas: Vec::new(),
             lease: Moment::default(),
             checksum: None,
+            kept: None,
+            from_afar: false,
             state: State::Pending(None),
         }
     }
@@ -206,9 +239,25 @@ async fn locate<T: Transport>(
     let call = client.master.locate(&client.config.tenant, &keys);
     let answers = deadline.bound("replica list", call).await?;
     for (&i, answer) in pending.iter().zip(answers) {
+        let kept = answer.as_ref().ok().and_then(|list| client.kept(reads[i].key, list));
+        reads[i].kept = kept;
         reads[i].located(client, answer, asked);
     }
     Ok(())
+}
+
+/// Copies the values that this client has kept. One that turns out to be damaged is read as if there were none.
+async fn copy_kept<T: Transport>(client: &Inner<T>, reads: &mut [Read<'_, T>]) {
+    for read in reads.iter_mut().filter(|read| read.pending()) {
+        let Some(bytes) = read.kept.take() else { continue };
+        let Some(mut place) = read.place.take() else { continue };
+        let copied = place.copy_from(&bytes).await;
+        read.landed(copied, place, client.config.clock.now());
+        match (&read.state, &client.cache) {
+            (State::Found(_), Some(cache)) => cache.hit(),
+            _ => client.forget([read.key]),
+        }
+    }
 }
 
 /// Reads what has been located, from one replica after the other until one gives the bytes.
@@ -275,6 +324,7 @@ async fn fetch<T: Transport>(
             for ((i, result), request) in of.into_iter().zip(results).zip(requests) {
                 client.note(&endpoints[peer], &result);
                 bytes += if result.is_ok() { request.transfer.buffer.local().span.len as u64 } else { 0 };
+                reads[i].from_afar = client.is_afar(&endpoints[peer]);
                 reads[i].landed(result, request.transfer.buffer, now);
             }
         }

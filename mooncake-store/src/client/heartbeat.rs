@@ -78,6 +78,10 @@ impl Beat {
             version::check(&version)?;
         }
         let reply = deadline.bound("ping", client.master.ping(client.id)).await?;
+        if reply.need_remount {
+            // Perhaps another master: of some, numbers tell values apart only while they live.
+            client.forget_all();
+        }
         if reply.need_remount || client.has_unconfirmed() {
             client.remount(reply.need_remount, &deadline).await?;
         }

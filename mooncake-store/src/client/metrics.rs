@@ -192,6 +192,19 @@ pub(super) struct Counting<'m> {
 }
 
 impl Counting<'_> {
+    /// Of what is no call of the caller's.
+    pub(super) fn nothing() -> Self {
+        Self {
+            metrics: None,
+            operation: Operation::GetBuffer,
+            began: Moment::default(),
+            moving: Duration::ZERO,
+            bytes: 0,
+            moved: 0,
+            outcomes: [0; 3],
+        }
+    }
+
     /// Bytes are under way from now on.
     pub(super) fn moving(&self) -> Moment {
         self.metrics.map_or(Moment::default(), |metrics| metrics.clock.now())

@@ -3,6 +3,7 @@
 #[allow(unsafe_code)]
 mod buffers;
 mod builder;
+mod cache;
 mod checksum;
 mod config;
 mod deadline;
@@ -41,6 +42,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 pub use self::builder::{BuiltIn, ClientBuilder, Given, MasterHandle, Setting, Wires};
+pub use self::cache::{HotCacheConfig, HotCacheStats};
 pub use self::config::{ClientConfig, MAX_TIMEOUT};
 pub use self::metrics::{Begun, Metrics, Operation};
 pub use self::objects::ReadInto;
@@ -51,6 +53,7 @@ pub use self::ranges::{Located, RangeOutcome, RangeRead};
 pub use self::sessions::{RangeWrite, Reservation};
 pub use self::version::MASTER_VERSIONS;
 
+use self::cache::HotCache;
 pub(crate) use self::deadline::Deadline;
 use self::inventory::Inventory;
 use self::mount::{Mounted, Moving};
@@ -97,6 +100,7 @@ pub(crate) struct Inner<T: Transport> {
     /// Held while segments come and go, so that the master's list and ours change in the same order.
     mounting: tokio::sync::Mutex<()>,
     staging: Option<Staging<T>>,
+    cache: Option<HotCache<T>>,
     engine: Engine<T>,
     /// It was there before us, and stays.
     keeps_engine: bool,
@@ -146,6 +150,11 @@ impl<T: Transport> Client<T> {
     /// are still held.
     pub fn local_buffer_used(&self) -> u64 {
         self.inner.staging.as_ref().map_or(0, Staging::used)
+    }
+
+    /// What the hot cache holds and has done; `None` when there is none ([`ClientConfig::hot_cache`]).
+    pub fn hot_cache(&self) -> Option<HotCacheStats> {
+        self.inner.cache.as_ref().map(HotCache::stats)
     }
 
     /// Whether the master answers.

@@ -347,7 +347,9 @@ impl<T: Transport> Client<T> {
         let inner = &self.inner;
         inner.usable()?;
         let call = inner.master.remove_matching(&inner.config.tenant, pattern, force);
-        inner.deadline().bound("remove by pattern", call).await
+        let removed = inner.deadline().bound("remove by pattern", call).await;
+        inner.forget_all();
+        removed
     }
 
     /// Removes every key; how many. Those in use are skipped.
@@ -357,7 +359,10 @@ impl<T: Transport> Client<T> {
     pub async fn remove_all(&self, force: bool) -> Result<u64> {
         let inner = &self.inner;
         inner.usable()?;
-        inner.deadline().bound("remove all", inner.master.remove_all(&inner.config.tenant, force)).await
+        let call = inner.master.remove_all(&inner.config.tenant, force);
+        let removed = inner.deadline().bound("remove all", call).await;
+        inner.forget_all();
+        removed
     }
 
     async fn remove_keys(&self, keys: &[&[u8]], force: bool) -> Result<Vec<Result<bool>>> {
@@ -367,7 +372,9 @@ impl<T: Transport> Client<T> {
             return Ok(Vec::new());
         }
         let call = inner.master.remove(&inner.config.tenant, keys, force);
-        let answers = inner.deadline().bound("remove", call).await?;
+        let answers = inner.deadline().bound("remove", call).await;
+        inner.forget(keys.iter().copied());
+        let answers = answers?;
         let removed = |answer: Result<()>| match answer {
             Ok(()) => Ok(true),
             Err(error) if error.code() == ErrorCode::ObjectNotFound => Ok(false),

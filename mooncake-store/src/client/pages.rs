@@ -14,6 +14,7 @@ use utoipa::{OpenApi, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::cache::{HotCache, HotCacheStats};
 use super::metrics::{Direction, Metrics};
 use super::{Client, Inner};
 use crate::metrics::{Labels, Page};
@@ -80,6 +81,7 @@ struct Weak<T: Transport>(std::sync::Weak<Inner<T>>);
 trait Subject: Send + Sync {
     async fn health(&self) -> Health;
     fn metrics(&self) -> Option<(Arc<Metrics>, String)>;
+    fn hot_cache(&self) -> Option<HotCacheStats>;
 }
 
 #[async_trait::async_trait]
@@ -97,6 +99,10 @@ impl<T: Transport> Subject for Weak<T> {
     fn metrics(&self) -> Option<(Arc<Metrics>, String)> {
         let inner = self.0.upgrade()?;
         Some((inner.metrics.clone()?, inner.config.cluster_id.clone()))
+    }
+
+    fn hot_cache(&self) -> Option<HotCacheStats> {
+        self.0.upgrade()?.cache.as_ref().map(HotCache::stats)
     }
 }
 
@@ -167,6 +173,12 @@ async fn metrics(State(about): State<About>) -> Response {
         Some((metrics, cluster)) => metrics.show(&mut page, &cluster),
         None if more.is_empty() => return no_metrics(),
         None => {}
+    }
+    if let Some(kept) = about.client.hot_cache() {
+        page.counter("mooncake_client_hot_cache_hits_total", "Reads served from the hot cache", kept.hits);
+        page.counter("mooncake_client_hot_cache_fills_total", "Values that came into it", kept.fills);
+        page.gauge("mooncake_client_hot_cache_objects", "Values in it", kept.objects);
+        page.gauge("mooncake_client_hot_cache_bytes", "Their bytes", kept.bytes);
     }
     for (name, help, value) in more {
         page.gauge(name, help, value);

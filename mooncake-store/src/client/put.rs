@@ -135,6 +135,7 @@ pub(crate) async fn write<T: Transport>(
     client.usable()?;
     let mut counting = client.counting(operation);
     let deadline = client.deadline();
+    client.forget(items.iter().map(|item| item.key));
     let mut outcomes: Outcomes = items.iter().map(|item| refusal(client, item).map(Err)).collect();
     let mut room = Room::new(client, &deadline);
     // Attempts are counted by members that failed; waiting for room has its own end.
@@ -169,6 +170,8 @@ pub(crate) async fn write<T: Transport>(
             full.into_iter().for_each(|i| outcomes[i] = None);
         }
     }
+    // What began to be fetched meanwhile may be the value before.
+    client.forget(items.iter().map(|item| item.key));
     let lost = || Err(Error::internal("a put without an outcome"));
     let ended: Vec<_> =
         outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(lost).map_err(too_large)).collect();

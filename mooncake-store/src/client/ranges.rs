@@ -1,13 +1,16 @@
 //! Reading parts of objects: where they lie is asked once, then any ranges of them go straight to where they are wanted.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use mooncake_core::clock::Moment;
 use mooncake_core::replica::{MemoryLocation, ReplicaList, ReplicaStatus};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::engine::Request;
 use mooncake_transport::{SliceMut, Transport};
 
+use super::buffers::COPIED_AT_ONCE;
 use super::checksum::Sum;
 use super::deadline::{Deadline, late};
 use super::metrics::{Counting, Operation};
@@ -28,6 +31,8 @@ struct Place {
     lease: Moment,
     /// What the bytes must come to, when this client compares.
     checksum: Option<u64>,
+    /// The value, as this client has kept it.
+    kept: Option<Bytes>,
 }
 
 impl Located {
@@ -84,12 +89,14 @@ impl<T: Transport> Client<T> {
         if let Err(error) = &usable {
             ranges.iter_mut().for_each(|range| range.outcome = Some(Err(again(error))));
         }
+        self.inner.copy_kept(&mut ranges).await;
         let tries = ranges.iter().map(|range| range.object.place.replicas.len()).max().unwrap_or(0);
         for attempt in 0..tries {
             if !self.inner.fetch(&mut ranges, attempt, attempt + 1 < tries, &deadline, &mut counting).await {
                 break;
             }
         }
+        self.inner.came_in_parts(&ranges);
         let ended: Vec<_> = ranges.into_iter().filter_map(Range::finish).collect();
         ended.iter().for_each(|(outcome, into)| counting.part(outcome, into.len()));
         counting.end();
@@ -115,6 +122,8 @@ struct Range<T: Transport> {
     object: Located,
     offset: u64,
     into: Option<SliceMut<T>>,
+    /// A wire was needed.
+    from_afar: bool,
     /// Why it was not read so far.
     failure: Option<Error>,
     outcome: Option<Result<()>>,
@@ -128,7 +137,7 @@ impl<T: Transport> Range<T> {
             let text = format!("{} bytes from {offset} of an object of {}", into.len(), object.size());
             Err(Error::invalid(text).context(shown(&object.place.key)))
         });
-        Self { object, offset, into: Some(into), failure: None, outcome }
+        Self { object, offset, into: Some(into), from_afar: false, failure: None, outcome }
     }
 
     fn finish(self) -> Option<RangeOutcome<T>> {
@@ -151,8 +160,49 @@ impl<T: Transport> Inner<T> {
         self.rank(&mut replicas);
         // The lease began when the master answered; counting from before we asked is on the safe side.
         let lease = asked.after(list.lease);
+        let kept = self.kept(key, &list).filter(|kept| kept.len() as u64 == size);
         let checksum = list.checksum.filter(|_| self.config.checksum);
-        Ok(Located { place: Arc::new(Place { key: key.to_vec(), size, replicas, lease, checksum }) })
+        Ok(Located { place: Arc::new(Place { key: key.to_vec(), size, replicas, lease, checksum, kept }) })
+    }
+
+    /// Copies what lies in values that this client has kept. What turns out to be damaged is read as if there were none.
+    async fn copy_kept(&self, ranges: &mut [Range<T>]) {
+        for range in ranges.iter_mut().filter(|range| range.outcome.is_none()) {
+            let place = range.object.place.clone();
+            let Some(kept) = &place.kept else { continue };
+            let Some(mut into) = range.into.take() else { continue };
+            // Inside, as `Range::new` has made sure.
+            let from = usize::try_from(range.offset).unwrap_or(usize::MAX).min(kept.len());
+            let bytes = &kept[from..kept.len().min(from.saturating_add(into.len()))];
+            let mut result = Ok(());
+            for (part, bytes) in bytes.chunks(COPIED_AT_ONCE).enumerate() {
+                if part > 0 {
+                    tokio::task::yield_now().await;
+                }
+                result = result.and_then(|()| into.copy_from(part * COPIED_AT_ONCE, bytes));
+            }
+            range.landed(result, into, self.config.clock.now());
+            match (&range.outcome, &self.cache) {
+                (Some(Ok(())), Some(cache)) => cache.hit(),
+                _ => self.forget([&*place.key]),
+            }
+        }
+    }
+
+    /// Objects of which the whole has come from afar, in however many parts, may be worth keeping.
+    fn came_in_parts(self: &Arc<Self>, ranges: &[Range<T>]) {
+        if self.cache.is_none() {
+            return;
+        }
+        let mut came: HashMap<*const Place, (&Place, u64)> = HashMap::new();
+        for range in ranges.iter().filter(|range| range.from_afar && matches!(range.outcome, Some(Ok(())))) {
+            let place = &range.object.place;
+            let (_, bytes) = came.entry(Arc::as_ptr(place)).or_insert((place, 0));
+            *bytes += range.into.as_ref().map_or(0, SliceMut::len) as u64;
+        }
+        for (place, _) in came.into_values().filter(|(place, bytes)| *bytes >= place.size) {
+            self.came(&place.key, place.size);
+        }
     }
 
     /// Tries what is open at the replica of that rank; whether anything was tried.
@@ -209,6 +259,7 @@ impl<T: Transport> Inner<T> {
             for ((i, result), request) in of.into_iter().zip(results).zip(requests) {
                 self.note(&endpoints[peer], &result);
                 bytes += if result.is_ok() { request.transfer.buffer.len() as u64 } else { 0 };
+                ranges[i].from_afar = self.is_afar(&endpoints[peer]);
                 ranges[i].landed(result, request.transfer.buffer, now);
             }
         }

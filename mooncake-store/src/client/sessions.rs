@@ -179,6 +179,7 @@ impl<T: Transport> Client<T> {
                 outcomes[i] = Some(answer);
             }
         }
+        inner.forget(objects.iter().map(|object| object.key()));
         let lost = || Err(Error::internal("a put without an outcome"));
         Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(lost)).collect())
     }

@@ -14,7 +14,7 @@ use super::flag::Flag;
 use super::flags::{GROUPS, flags};
 use super::settings::Settings;
 use super::values::{bytes, nearest, switch};
-use crate::client::{ClientConfig, MAX_TIMEOUT};
+use crate::client::{ClientConfig, HotCacheConfig, MAX_TIMEOUT};
 
 /// What every variable of a flag of the master begins with.
 const PREFIX: &str = "MC_MASTER_";
@@ -90,6 +90,8 @@ pub struct ClientEnvironment {
     pub connect_timeout: Option<Duration>,
     /// Replicas on faster wires are read first.
     pub score_replicas: bool,
+    /// What is kept of what is read from other members.
+    pub hot_cache: HotCacheConfig,
 }
 
 impl ClientEnvironment {
@@ -107,6 +109,7 @@ impl ClientEnvironment {
             let number = of(name).and_then(|value| value.parse().ok()).filter(|number| *number > 0);
             number.map(Duration::from_millis)
         };
+        let size = |name, otherwise| of(name).and_then(|value| bytes(value).ok()).unwrap_or(otherwise);
         let port = |name, otherwise| of(name).and_then(|value| value.parse().ok()).unwrap_or(otherwise);
         let large =
             of("MC_STORE_HUGEPAGE_SIZE").and_then(|size| bytes(size).ok()).is_some_and(|size| size > 2 << 20);
@@ -132,6 +135,13 @@ impl ClientEnvironment {
             timeout: millis("MC_RPC_TIMEOUT_MS").map(|limit| limit.min(MAX_TIMEOUT)),
             connect_timeout: millis("MC_RPC_CONNECT_TIMEOUT_MS"),
             score_replicas: on("MC_STORE_REPLICA_SCORING"),
+            hot_cache: HotCacheConfig {
+                bytes: size("MC_STORE_LOCAL_HOT_CACHE_SIZE", 0),
+                longest: size("MC_STORE_LOCAL_HOT_BLOCK_SIZE", 16 << 20),
+                admission: of("MC_STORE_LOCAL_HOT_ADMISSION_THRESHOLD")
+                    .and_then(|value| value.parse().ok())
+                    .unwrap_or(2),
+            },
         }
     }
 
@@ -149,6 +159,7 @@ impl ClientEnvironment {
         config.timeout = self.timeout.unwrap_or(config.timeout);
         config.connect_timeout = self.connect_timeout.unwrap_or(config.connect_timeout);
         config.score_replicas = self.score_replicas;
+        config.hot_cache = self.hot_cache;
     }
 }
 
@@ -185,6 +196,9 @@ const CLIENT: &[&str] = &[
     "MC_STORE_REPLICA_SCORING",
     "MC_RPC_TIMEOUT_MS",
     "MC_RPC_CONNECT_TIMEOUT_MS",
+    "MC_STORE_LOCAL_HOT_CACHE_SIZE",
+    "MC_STORE_LOCAL_HOT_BLOCK_SIZE",
+    "MC_STORE_LOCAL_HOT_ADMISSION_THRESHOLD",
 ];
 
 /// What the Python package reads: name, default, effect.
@@ -222,6 +236,13 @@ const PYTHON: &[(&str, &str, &str)] = &[
         "Longest time of one call, 25000 at most; by itself 20000, of `mooncake_client` 5000",
     ),
     ("MC_RPC_CONNECT_TIMEOUT_MS", "10000", "Longest time of joining"),
+    (
+        "MC_STORE_LOCAL_HOT_CACHE_SIZE",
+        "0",
+        "Memory for values that are often read from other members (`docs/hot-cache.md`); 0 for none",
+    ),
+    ("MC_STORE_LOCAL_HOT_BLOCK_SIZE", "16777216", "Longest value that is kept there"),
+    ("MC_STORE_LOCAL_HOT_ADMISSION_THRESHOLD", "2", "A value is kept there once it was read so often lately"),
     ("MC_LOG_LEVEL", "WARNING", "What the native part logs"),
     (
         "MOONCAKE_CONFIG_PATH",
@@ -254,15 +275,6 @@ const fn unread(names: &'static [&'static str], reason: &'static str) -> Unread 
 
 /// Those whose subject this system has or will have.
 const LATER: &[Unread] = &[
-    unread(
-        &[
-            "MC_STORE_LOCAL_HOT_CACHE_SIZE",
-            "MC_STORE_LOCAL_HOT_BLOCK_SIZE",
-            "MC_STORE_LOCAL_HOT_CACHE_USE_SHM",
-            "MC_STORE_LOCAL_HOT_ADMISSION_THRESHOLD",
-        ],
-        "clients have no local cache yet",
-    ),
     unread(
         &[
             "MC_MS_AUTO_DISC",
@@ -306,6 +318,10 @@ const LATER: &[Unread] = &[
 
 /// Those that have no meaning here.
 const NEVER: &[Unread] = &[
+    unread(
+        &["MC_STORE_LOCAL_HOT_CACHE_USE_SHM"],
+        "what `mooncake_client` keeps is copied once, by itself, into the memory that a light client shares with it",
+    ),
     unread(
         &["MC_STORE_CLIENT_SETUP_RETRIES"],
         "the port that is drawn is taken at once, and joining is tried again until its time is up (MC_RPC_CONNECT_TIMEOUT_MS)",
@@ -542,6 +558,15 @@ mod tests {
         assert_eq!((config.timeout.as_secs(), config.connect_timeout.as_millis()), (25, 1500));
         of(&[("MC_RPC_TIMEOUT_MS", "0"), ("MC_RPC_CONNECT_TIMEOUT_MS", "soon")]).apply(&mut config);
         assert_eq!(config.timeout.as_secs(), 25, "what makes no sense is not heard");
+        let keeping = of(&[
+            ("MC_STORE_LOCAL_HOT_CACHE_SIZE", "64MB"),
+            ("MC_STORE_LOCAL_HOT_BLOCK_SIZE", "1048576"),
+            ("MC_STORE_LOCAL_HOT_ADMISSION_THRESHOLD", "3"),
+        ]);
+        keeping.apply(&mut config);
+        let HotCacheConfig { bytes, longest, admission } = config.hot_cache;
+        assert_eq!((bytes, longest, admission), (64 << 20, 1 << 20, 3));
+        assert_eq!(nothing.hot_cache, HotCacheConfig::default());
         let counted = of(&[
             ("MC_STORE_CLIENT_METRIC", "0"),
             ("MC_STORE_CLIENT_METRIC_INTERVAL", "7"),

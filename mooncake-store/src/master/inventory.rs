@@ -14,7 +14,6 @@ use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SegmentId, SlotId};
 use mooncake_core::replica::Segment;
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::Master;
@@ -307,7 +306,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
         let extent = Extent { offset: replica.offset, len };
         let taken = mounted.take_kept(extent);
-        let id = ReplicaId(self.next_replica.fetch_add(1, Relaxed));
+        let id = self.new_replica();
         Ok(taken.then(|| Held { id, segment: mounted.clone(), extent }))
     }
 

@@ -46,7 +46,7 @@ use std::sync::atomic::AtomicU64;
 use mooncake_core::alloc::{BuiltinAllocator, SegmentAllocator};
 use mooncake_core::clock::{Moment, Rng, SharedClock, SystemClock};
 use mooncake_core::evict::{BuiltinPolicy, EvictionPolicy};
-use mooncake_core::ids::ObjectKey;
+use mooncake_core::ids::{ObjectKey, ReplicaId};
 use parking_lot::{Mutex, RwLock};
 
 use self::clients::Clients;
@@ -152,7 +152,6 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(Self {
             started: clock.now(),
             dice: Dice::new(rng.next_u64()),
-            next_replica: AtomicU64::new(1),
             directory: Directory::new(options.shards, rng.next_u64(), eviction, &tenants),
             tenants,
             segments: RwLock::default(),
@@ -171,6 +170,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             tasks: Mutex::new(Tasks::new(rng.next_u64())),
             drains: Drains::new(rng.next_u64()),
             epoch: rng.next_u64(),
+            next_replica: AtomicU64::new(ReplicaId::first(rng.next_u64()).0),
             #[cfg(feature = "testkit")]
             planted: planted::Planted::default(),
             allocator: allocator.clone(),

@@ -69,11 +69,16 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
         for segment in named.iter().filter(|segment| segment.would_open(now) && segment.fits(len)) {
             if let Some(extent) = segment.allocate(len) {
-                let id = ReplicaId(self.next_replica.fetch_add(1, Relaxed));
+                let id = self.new_replica();
                 return Ok(Held { id, segment: segment.clone(), extent });
             }
         }
         Err(Error::new(ErrorCode::NoAvailableHandle, format!("segment {name} has no room for {len} bytes")))
+    }
+
+    /// The number of another replica.
+    pub(super) fn new_replica(&self) -> ReplicaId {
+        ReplicaId(self.next_replica.fetch_add(1, Relaxed))
     }
 
     /// Name of the only segment that an object may go to, if it is not free to go anywhere.

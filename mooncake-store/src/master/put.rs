@@ -362,7 +362,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             return Ok(None);
         }
         let charged = self.tenants.hold(object.tenant(), object.charged());
-        let Some(old) = shard.take_value(slot) else { return Ok(None) };
+        let Some(mut old) = shard.take_value(slot) else { return Ok(None) };
+        // Another value under the old number would be taken for the old one by who has kept that.
+        old.replicas.iter_mut().for_each(|held| held.id = self.new_replica());
         self.grant(&mut shard, hash, put, old.replicas, charged, &show, now).map(Some)
     }
 

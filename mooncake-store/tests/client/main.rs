@@ -1,5 +1,6 @@
 //! The client against a real master: embedded over loopback, and remote over RPC with TCP and shared memory.
 
+mod cache;
 mod checksum;
 mod drain;
 mod faults;

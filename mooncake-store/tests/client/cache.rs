@@ -1,0 +1,251 @@
+//! What a client keeps of what it read: served again without a wire, and never another value than the one there is.
+#![allow(clippy::print_stdout, reason = "counts are shown")]
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use mooncake_core::clock::Rng;
+use mooncake_core::replica::ReplicateConfig;
+use mooncake_store::client::{Client, ClientConfig, HotCacheConfig, HotCacheStats, RangeRead};
+use mooncake_store::master::MasterOptions;
+use mooncake_store::server::MasterServer;
+
+use crate::support::{Cluster, Kind, eventually, master_config, value};
+
+const LEN: usize = 100_000;
+
+fn stats(client: &Client) -> HotCacheStats {
+    client.hot_cache().unwrap()
+}
+
+async fn get(client: &Client, key: &str) -> Option<Bytes> {
+    client.get(key).await.unwrap()
+}
+
+async fn get_into(client: &Client, key: &str) -> Option<Bytes> {
+    let into = client.alloc_registered(3 << 20).unwrap().exclusive().unwrap();
+    let (found, into) = client.get_into(key, into).await;
+    let mut bytes = vec![0; found.unwrap()?];
+    into.copy_to(0, &mut bytes).unwrap();
+    Some(bytes.into())
+}
+
+/// In two parts, as several buffers are read.
+async fn get_in_parts(client: &Client, key: &str) -> Option<Bytes> {
+    let object = client.locate(&[key]).await.unwrap().remove(0).unwrap()?;
+    let size = object.size();
+    let part = |offset: u64, len: u64| RangeRead {
+        object: object.clone(),
+        offset,
+        into: client.alloc_registered(len as usize).unwrap().exclusive().unwrap(),
+    };
+    let reads = vec![part(0, size / 3), part(size / 3, size - size / 3)];
+    let mut bytes = Vec::new();
+    for (outcome, into) in client.read_ranges(reads).await {
+        outcome.unwrap();
+        let mut part = vec![0; into.len()];
+        into.copy_to(0, &mut part).unwrap();
+        bytes.extend(part);
+    }
+    Some(bytes.into())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_read_often_is_read_without_a_wire() {
+    for kind in [Kind::Embedded, Kind::Tcp, Kind::TcpHttp] {
+        let cluster = Cluster::start(kind, MasterOptions::default()).await;
+        let (a, b) = cluster.pair().await;
+        let reader = cluster.member().segment(0).hot_cache(8 << 20).connect().await.unwrap();
+        let read = |key: String, how: usize| {
+            let reader = &reader;
+            async move {
+                match how {
+                    0 => get(reader, &key).await,
+                    1 => get_into(reader, &key).await,
+                    _ => get_in_parts(reader, &key).await,
+                }
+            }
+        };
+        for (how, len) in [LEN, (1 << 20) + 5, 2_500_000].into_iter().enumerate() {
+            let (key, bytes) = (format!("key {how}"), value(how as u64, len));
+            a.put(&key, &bytes).await.unwrap();
+            assert!(read(key.clone(), how).await.unwrap() == bytes);
+            assert_eq!(stats(&reader).fills, how as u64, "once is not often");
+            assert!(read(key.clone(), how).await.unwrap() == bytes);
+            eventually("it is kept", async || stats(&reader).fills == how as u64 + 1).await;
+            let before = stats(&reader);
+            for how in 0..3 {
+                assert!(read(key.clone(), how).await.unwrap() == bytes, "{kind:?}, {how}");
+            }
+            // Of parts each counts.
+            assert_eq!(stats(&reader).hits, before.hits + 4);
+            assert_eq!(before.bytes, stats(&reader).bytes);
+        }
+        assert_eq!(stats(&reader).objects, 3);
+
+        // A part of an object comes out of it, too, and the lease counts as for any other.
+        let object = reader.locate(&["key 0"]).await.unwrap().remove(0).unwrap().unwrap();
+        let into = reader.alloc_registered(10).unwrap().exclusive().unwrap();
+        let (outcome, into) =
+            reader.read_ranges(vec![RangeRead { object, offset: 77, into }]).await.remove(0);
+        outcome.unwrap();
+        let mut bytes = [0; 10];
+        into.copy_to(0, &mut bytes).unwrap();
+        assert_eq!(bytes[..], value(0, LEN)[77..87]);
+
+        // Another's upsert, another's remove and put: the next read sees them.
+        b.upsert("key 0", value(10, LEN)).await.unwrap();
+        assert!(get(&reader, "key 0").await.unwrap() == value(10, LEN));
+        assert!(b.remove("key 1", true).await.unwrap());
+        assert_eq!(get_into(&reader, "key 1").await, None);
+        b.put("key 1", value(11, (1 << 20) + 5)).await.unwrap();
+        assert!(get_in_parts(&reader, "key 1").await.unwrap() == value(11, (1 << 20) + 5));
+        // Its own.
+        let object = stats(&reader).objects;
+        reader.upsert("key 2", value(12, 10)).await.unwrap();
+        assert_eq!(stats(&reader).objects, object - 1);
+        assert!(get(&reader, "key 2").await.unwrap() == value(12, 10));
+        reader.remove_all(true).await.unwrap();
+        assert_eq!((stats(&reader).objects, stats(&reader).bytes), (0, 0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_what_fits_is_kept_and_the_oldest_goes() {
+    let cluster = Cluster::start(Kind::Tcp, MasterOptions::default()).await;
+    let (a, _b) = cluster.pair().await;
+    let hot_cache = HotCacheConfig { bytes: 1 << 20, longest: 300_000, admission: 1 };
+    let config = ClientConfig { hot_cache, share_memory: false, segment: 4 << 20, ..ClientConfig::default() };
+    let reader = Client::builder().config(config).master(cluster.handle()).connect().await.unwrap();
+    let near = ReplicateConfig { preferred_segment: reader.hostname().into(), ..ReplicateConfig::default() };
+    let afar = ReplicateConfig { preferred_segment: a.hostname().into(), ..ReplicateConfig::default() };
+    a.put_with("long", value(1, 300_001), &afar).await.unwrap();
+    a.put_with("near", value(2, 1000), &near).await.unwrap();
+    for key in ["long", "near"] {
+        assert!(get(&reader, key).await.is_some());
+    }
+    for round in 0..10 {
+        let key = format!("key {round}");
+        a.put_with(&key, value(round, 200_000), &afar).await.unwrap();
+        assert!(get(&reader, &key).await.unwrap() == value(round, 200_000));
+        eventually("it is kept", async || stats(&reader).fills == round + 1).await;
+        assert!(stats(&reader).bytes <= 1 << 20, "{:?}", stats(&reader));
+        // The first one is used, and stays; neither the long one nor its own ever came.
+        let before = stats(&reader).hits;
+        assert!(get(&reader, "key 0").await.unwrap() == value(0, 200_000));
+        assert_eq!(stats(&reader).hits, before + 1, "round {round}");
+    }
+    assert_eq!(stats(&reader).objects, 5);
+}
+
+/// The last resort of an upsert: the space of the old value, at the same address and of the same length.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_value_written_over_in_place_is_another_one() {
+    let lease_ttl = Duration::from_millis(200);
+    let cluster = Cluster::start(Kind::Tcp, MasterOptions { lease_ttl, ..MasterOptions::default() }).await;
+    let owner = cluster.member().segment(LEN as u64 + 1000).connect().await.unwrap();
+    let reader = cluster.member().segment(0).hot_cache(1 << 20).connect().await.unwrap();
+    let pinned = ReplicateConfig { hard_pin: true, ..ReplicateConfig::default() };
+    owner.put_with("k", value(0, LEN), &pinned).await.unwrap();
+    let at = |client: &Client| {
+        let client = client.clone();
+        async move { client.replicas("k").await.unwrap().unwrap().replicas[0].location.clone() }
+    };
+    let before = at(&owner).await;
+    for seed in 1..4 {
+        let hits = stats(&reader).hits;
+        eventually("it is kept", async || {
+            assert!(get(&reader, "k").await.unwrap() == value(seed - 1, LEN));
+            stats(&reader).hits > hits
+        })
+        .await;
+        // Waits for room until the lease is over.
+        owner.upsert("k", value(seed, LEN)).await.unwrap();
+        let hits = stats(&reader).hits;
+        assert!(get(&reader, "k").await.unwrap() == value(seed, LEN));
+        assert_eq!(stats(&reader).hits, hits);
+        assert_eq!(at(&owner).await, before);
+    }
+}
+
+/// Writers write over each other's values in all ways there are, space is scarce and used again at once, masters are replaced, and
+/// whoever keeps values must still read the one that was written last.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_value_is_read_that_is_not_there_any_more() {
+    const KEYS: u64 = 5;
+    const LENS: [usize; 2] = [20_000, 20_001];
+    let mut hits = 0;
+    for seed in 0..3 {
+        let mut rng = Rng::seeded(seed);
+        let options = || MasterOptions {
+            lease_ttl: Duration::from_millis(20),
+            high_watermark: 1.0,
+            ..MasterOptions::default()
+        };
+        let mut server = MasterServer::start(master_config(0, options())).await.unwrap();
+        let address = server.addresses().rpc;
+        let member = |segment, hot_cache, checksum| {
+            Client::builder()
+                .master(address.to_string())
+                .share_memory(false)
+                .copy_in_process(false)
+                .outlive_master(false)
+                .segment(segment)
+                .hot_cache(hot_cache)
+                .checksum(checksum)
+                .timeout(Duration::from_secs(2))
+                .room_patience(Duration::from_millis(100))
+                .connect()
+        };
+        let writers = [member(50_000, 0, false).await.unwrap(), member(50_000, 60_000, true).await.unwrap()];
+        let readers = [
+            member(0, 60_000, false).await.unwrap(),
+            member(0, 1 << 20, true).await.unwrap(),
+            writers[1].clone(),
+        ];
+        let mut current: HashMap<u64, (u64, usize)> = HashMap::new();
+        for step in 0..400 {
+            let (key, writer) = (rng.below(KEYS), &writers[rng.below(2) as usize]);
+            let name = format!("key {key}");
+            match rng.below(40) {
+                0..6 => {
+                    let len = LENS[rng.below(2) as usize];
+                    if writer.upsert(&name, value(step, len)).await.is_ok() {
+                        current.insert(key, (step, len));
+                    }
+                }
+                6..8 => {
+                    if matches!(writer.remove(&name, true).await, Ok(true)) {
+                        current.remove(&key);
+                    }
+                }
+                8 if step % 4 == 0 => {
+                    server.stop().await;
+                    current.clear();
+                    server = MasterServer::start(master_config(address.port(), options())).await.unwrap();
+                    eventually("members are back", async || server.master().stats().segments.len() == 2)
+                        .await;
+                }
+                _ => {
+                    let reader = &readers[rng.below(3) as usize];
+                    let read = match rng.below(3) {
+                        0 => get(reader, &name).await,
+                        1 => get_into(reader, &name).await,
+                        _ => get_in_parts(reader, &name).await,
+                    };
+                    let expected = current.get(&key).map(|(seed, len)| value(*seed, *len));
+                    // What was evicted is not there; what is there is the last one.
+                    assert!(read.is_none() || read == expected, "seed {seed}, step {step}: {name}");
+                }
+            }
+        }
+        hits += readers.iter().map(|reader| stats(reader).hits).sum::<u64>();
+        for client in writers.iter().chain(&readers[..2]) {
+            client.close().await.unwrap();
+        }
+        server.stop().await;
+    }
+    assert!(hits > 100, "what was kept must have been read: {hits}");
+    println!("{hits} reads of what was kept");
+}
