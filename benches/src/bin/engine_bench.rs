@@ -13,8 +13,8 @@ use serde_json::Value;
 
 const METADATA_PORT: u16 = 51600;
 /// Each measurement, in seconds.
-const SPAN: &str = "2";
-const ROUNDS: usize = 3;
+const SPAN: &str = "1";
+const ROUNDS: usize = 5;
 const BATCH: &str = "16";
 const BUFFER: &str = "268435456";
 const BLOCKS: [&str; 2] = ["65536", "1048576"];

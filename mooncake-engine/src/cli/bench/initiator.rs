@@ -36,8 +36,9 @@ pub(super) async fn run(arguments: &Arguments) -> Result<()> {
     }
     let mut rows = vec![measure(&engine, arguments, work).await?];
     if arguments.reference {
-        let arguments = (block_size, batch_size, threads, arguments.operation);
-        let both = tokio::task::spawn_blocking(move || reference::rows(arguments)).await;
+        let (span, operation) = (Duration::from_secs(arguments.duration), arguments.operation);
+        let shape = reference::Shape { block: block_size, batch: batch_size, threads, span };
+        let both = tokio::task::spawn_blocking(move || reference::rows(shape, operation)).await;
         rows.extend(both.map_err(|error| Error::internal(error.to_string()))??);
     }
     show(arguments, &rows);

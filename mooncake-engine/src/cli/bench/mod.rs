@@ -115,7 +115,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 
 fn run_side(arguments: &Arguments) -> Result<()> {
     super::log(&arguments.log_level)?;
-    let workers = usize::try_from(arguments.threads).unwrap_or(1).clamp(2, 64);
+    // More of them than processors only move tasks about.
+    let processors = std::thread::available_parallelism().map_or(2, usize::from);
+    let workers = usize::try_from(arguments.threads).unwrap_or(1).min(processors).clamp(2, 64);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build()?;
     match arguments.mode {
         Mode::Target => runtime.block_on(target(arguments)),

@@ -15,26 +15,29 @@ use super::report::Row;
 
 const HEADER: usize = 24;
 const ACK: usize = 8;
-/// How long each is measured.
-const SPAN: Duration = Duration::from_secs(2);
-
-/// Blocks, blocks of a batch, threads, and which way.
-pub(super) type Shape = (u64, u64, u64, Operation);
-
-pub(super) fn rows(shape: Shape) -> Result<Vec<Row>> {
-    Ok(vec![sockets(shape)?, copies(shape)?])
+/// Bytes of a block, blocks of a batch, threads, and how long each is measured.
+#[derive(Clone, Copy)]
+pub(super) struct Shape {
+    pub(super) block: u64,
+    pub(super) batch: u64,
+    pub(super) threads: u64,
+    pub(super) span: Duration,
 }
 
-fn sockets((block, batch, threads, operation): Shape) -> Result<Row> {
+pub(super) fn rows(shape: Shape, operation: Operation) -> Result<Vec<Row>> {
+    Ok(vec![sockets(shape, operation)?, copies(shape)?])
+}
+
+fn sockets(shape: Shape, operation: Operation) -> Result<Row> {
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     let at = listener.local_addr()?;
-    measure("raw sockets", (block, batch, threads), move |_| {
+    measure("raw sockets", shape, move |_| {
         let stream = TcpStream::connect(at)?;
         let (served, _) = listener.accept()?;
         stream.set_nodelay(true)?;
         served.set_nodelay(true)?;
-        let frame = HEADER + usize::try_from(block).unwrap_or(0);
-        let frames = usize::try_from(batch).unwrap_or(0);
+        let frame = HEADER + usize::try_from(shape.block).unwrap_or(0);
+        let frames = usize::try_from(shape.batch).unwrap_or(0);
         // Ends when the other end closes.
         std::thread::spawn(move || serve(served, vec![2u8; frame * frames], frame, operation));
         let (mut stream, mut memory) = (stream, vec![1u8; frame * frames]);
@@ -80,11 +83,11 @@ fn serve(
     }
 }
 
-fn copies((block, batch, threads, _): Shape) -> Result<Row> {
-    measure("memcpy", (block, batch, threads), |_| {
-        let len = usize::try_from(block * batch).unwrap_or(usize::MAX);
+fn copies(shape: Shape) -> Result<Row> {
+    measure("memcpy", shape, |_| {
+        let len = usize::try_from(shape.block * shape.batch).unwrap_or(usize::MAX);
         let (from, mut to) = (vec![1u8; len], vec![0u8; len]);
-        let block = usize::try_from(block).unwrap_or(usize::MAX);
+        let block = usize::try_from(shape.block).unwrap_or(usize::MAX);
         Ok(move || {
             for (to, from) in to.chunks_mut(block).zip(from.chunks(block)) {
                 to.copy_from_slice(std::hint::black_box(from));
@@ -98,7 +101,7 @@ fn copies((block, batch, threads, _): Shape) -> Result<Row> {
 /// Runs what `make` makes in each thread, batch after batch.
 fn measure<W>(
     what: &'static str,
-    (block, batch, threads): (u64, u64, u64),
+    Shape { block, batch, threads, span }: Shape,
     make: impl Fn(u64) -> std::io::Result<W>,
 ) -> Result<Row>
 where
@@ -107,7 +110,7 @@ where
     let clock = SystemClock::shared();
     let work = (0..threads).map(make).collect::<std::io::Result<Vec<W>>>()?;
     let start = clock.now();
-    let until = start.after(SPAN);
+    let until = start.after(span);
     let running: Vec<_> = work
         .into_iter()
         .map(|mut one| {
