@@ -153,6 +153,10 @@ impl Drop for Copiers {
 impl Shared {
     fn work(&self) {
         while let Some((copy, share)) = self.next() {
+            if share.is_given_up() {
+                share.give_back();
+                continue;
+            }
             let result = self.copy(&copy, &share);
             share.finish(result);
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mooncake_core::clock::SharedClock;
 use parking_lot::Mutex;
 
-use crate::ticket::Completion;
+use crate::ticket::{Completion, is_given_back};
 use crate::transport::Op;
 
 /// An operation as the slower wire is asked for it, and its share. It has neither registration nor key: the slower wire needs none.
@@ -59,6 +59,7 @@ pub fn with_fallback<'a, R: 'a, S: Send + Sync + 'static>(
         for (index, (failure, share)) in failures.into_iter().zip(outer.each()).enumerate() {
             match failure {
                 None => share.finish(Ok(())),
+                Some(error) if is_given_back(&error) => share.give_back(),
                 Some(_) if in_time && wanted && !final_ones.contains(&index) => {
                     failed.push((bare[index], share));
                 }

@@ -66,6 +66,14 @@ struct Watched {
 
 type Tell = Box<dyn FnOnce() + Send>;
 
+/// What a share says that was given back.
+const NOT_BEGUN: &str = "given up by the caller before it began";
+
+/// Whether that is why an operation failed.
+pub(crate) fn is_given_back(error: &Error) -> bool {
+    error.message() == NOT_BEGUN
+}
+
 const FAILED: u32 = 1 << 31;
 const LATE: u32 = 1 << 30;
 const GIVEN_UP: u32 = 1 << 29;
@@ -287,7 +295,7 @@ impl Completion {
 
     /// Reports that its operations were given up before they began.
     pub fn give_back(mut self) {
-        let error = Error::new(ErrorCode::TransferFail, "given up by the caller before it began");
+        let error = Error::new(ErrorCode::TransferFail, NOT_BEGUN);
         self.end(Err(error), true);
     }
 

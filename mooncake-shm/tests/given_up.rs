@@ -1,0 +1,54 @@
+//! What nobody waits for any more and no thread has begun is not copied, also where another wire stands behind.
+
+use mooncake_core::clock::SystemClock;
+use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
+use mooncake_shm::{ShmConfig, ShmTransport};
+use mooncake_transport::fallback::{Retry, with_fallback};
+use mooncake_transport::ticket::{OpState, watched};
+use mooncake_transport::{Access, Op, Opcode, SegmentDesc, Transport};
+
+const LEN: usize = 4096;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queued_copies_are_given_up() {
+    let clock = SystemClock::shared();
+    // Every copy waits for a thread.
+    let config = ShmConfig { inline_bytes: 0, ..ShmConfig::default() };
+    let runtime = tokio::runtime::Handle::current();
+    let start = || ShmTransport::start_with_clock(config.clone(), &runtime, clock.clone()).unwrap();
+    let (owner, user) = (start(), start());
+    let options = HostMemoryOptions { shared: Some("given up".into()), ..HostMemoryOptions::default() };
+    let there = HostMemory::with(LEN, &options).unwrap();
+    let here = [HostMemory::new(LEN).unwrap(), HostMemory::new(LEN).unwrap()];
+    // SAFETY: both live to the end of the test.
+    let registration = unsafe { owner.register(there.span(), Access::Remote).unwrap() };
+    let mut desc = SegmentDesc::new("owner");
+    owner.describe(&mut desc);
+    let peer = user.connect(&desc).await.unwrap();
+    // SAFETY: the memory lives to the end of the test, and every completion is finished by then.
+    let op = |opcode, at: usize| unsafe { Op::new(opcode, None, here[at].span(), there.span().addr(), &[]) };
+
+    for behind in [false, true] {
+        let (done, ticket, watch) = watched((), 2, None);
+        watch.give_up();
+        let ops = [op(Opcode::Read, 0), op(Opcode::Write, 1)].into_iter();
+        match behind {
+            false => user.submit(&peer, ops, done),
+            true => {
+                let guarded = with_fallback(ops, done, &clock, |failed: Vec<Retry<()>>| {
+                    panic!("{} operations are tried again", failed.len())
+                });
+                user.submit(&peer, guarded.ops.into_iter(), guarded.done);
+            }
+        }
+        let (results, ()) = ticket.results().await;
+        assert!(results.iter().all(Result::is_err), "{results:?}");
+        assert_eq!([watch.state(0), watch.state(1)], [Some(OpState::GivenUp); 2]);
+    }
+    // Others go on.
+    let (done, ticket, watch) = watched((), 1, None);
+    user.submit(&peer, [op(Opcode::Read, 0)].into_iter(), done);
+    ticket.await.0.unwrap();
+    assert_eq!(watch.state(0), Some(OpState::Done));
+    drop(registration);
+}
