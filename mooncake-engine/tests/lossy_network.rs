@@ -20,7 +20,7 @@ use mooncake_core::ErrorKind;
 use mooncake_core::clock::Rng;
 use mooncake_core::memory::HostMemory;
 use mooncake_engine::{TransferEngine, TransportSet};
-use mooncake_transport::engine::{Batch, Buffer, HandshakePort, Target};
+use mooncake_transport::engine::{Batch, Buffer, HandshakePort, LocalCopies, Target};
 use mooncake_transport::{Region, SliceMut};
 
 const DELAY: Duration = Duration::from_millis(20);
@@ -108,12 +108,7 @@ async fn engine(host: &str) -> TransferEngine {
     let port = HandshakePort { host: Some(host.into()), ..HandshakePort::default() };
     let builder =
         TransferEngine::builder().environment_of(|name| (name == "MC_FORCE_TCP").then(|| "1".into()));
-    builder
-        .handshake(port)
-        .local_copies(mooncake_transport::engine::LocalCopies::Never)
-        .start()
-        .await
-        .unwrap()
+    builder.handshake(port).local_copies(LocalCopies::Never).start().await.unwrap()
 }
 
 /// What became of a batch: when it ended, how long it took, and the bytes it moved.
@@ -208,6 +203,27 @@ fn over_a_cable(cut: impl FnOnce(i32) -> String + Send + 'static) {
             Box::new(move |on| run(&format!("{cut} {}", if on { "up" } else { "down" })))
         },
     );
+}
+
+#[test]
+#[ignore = "needs root and iproute2: cargo xtask network"]
+fn on_a_host_with_only_lo() {
+    let moved = in_namespace(|| {
+        run("ip link set lo up");
+        runtime().block_on(async {
+            // Neither is told an address.
+            let start = || TransferEngine::builder().local_copies(LocalCopies::Never).start();
+            let (owner, user) = (start().await.unwrap(), start().await.unwrap());
+            let region = owner.register(Arc::new(HostMemory::new(4096).unwrap())).await.unwrap();
+            let target = user.open(owner.name()).await.unwrap();
+            assert!(user.probe(owner.name(), Duration::from_secs(5)).await.unwrap());
+            user.write(&target, region.addr(), vec![7; 100], None).await.0.unwrap();
+            let (result, bytes) = user.read(&target, region.addr() + 99, vec![0; 2], None).await;
+            result.unwrap();
+            bytes
+        })
+    });
+    assert_eq!(moved.join().unwrap(), [7, 0]);
 }
 
 /// `far` and `near` lay the network, each in its namespace.

@@ -78,10 +78,21 @@ fn two_processes_meet_at_the_handshake_port() {
         assert!(row["bytes"].as_u64() >= Some(8 * 4096) && row["batches"].as_u64() > Some(0), "{results}");
         assert_eq!(row["bytes"].as_u64(), row["batches"].as_u64().map(|count| count * 8 * 4096));
     }
-    let table = run(
-        BENCH,
-        &with(&["--block_size=4096", "--threads=1", "--batch_size=4", "--report_unit=MiB", "--reference"]),
-    );
+    let table = Command::new(BENCH)
+        .args(with(&[
+            "--block_size=4096",
+            "--threads=1",
+            "--batch_size=4",
+            "--report_unit=MiB",
+            "--reference",
+        ]))
+        .arg("--log_level=info")
+        .envs([("MC_TE_METRIC", "1"), ("MC_TE_METRIC_INTERVAL_SECONDS", "1")])
+        .output()
+        .unwrap();
+    // It lives for a while after the first second, for the reference lines.
+    let log = text(&table.stderr);
+    assert!(log.contains("MB/s read in"), "no summary of what was moved: {log}");
     let table = text(&table.stdout);
     for word in ["block 4096, batch 4, threads 1", "read ", "raw sockets", "memcpy", "MiB/s", "p99"] {
         assert!(table.contains(word), "{word} is not in {table}");
