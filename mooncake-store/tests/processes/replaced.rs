@@ -8,7 +8,7 @@ use mooncake_store::client::{Client, Located, RangeRead};
 use tokio::task::spawn_blocking;
 
 use crate::process::{Process, free_port};
-use crate::support::{builder, eventually, master, start, tagged, version_of};
+use crate::support::{builder, eventually, master, start, start_member, tagged, version_of};
 use crate::worker::Worker;
 
 const LEN: usize = 1 << 20;
@@ -144,4 +144,53 @@ async fn upserts_under_readers() {
     }
     println!("{stored} upserts ({refused} found no room), {hits} reads, no torn byte");
     assert!(hits > 10, "{hits}");
+}
+
+/// What a client has kept needs no owner, and is forgotten when it is not the value any more, whoever wrote that and whichever master says so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_kept_is_read_without_its_owner_and_never_for_another_value() {
+    let port = free_port();
+    let at = format!("127.0.0.1:{port}");
+    let flags = ["--default_kv_lease_ttl=2000"];
+    let server = master(port, &flags);
+    let writer = builder(&at, 0).connect().await.unwrap();
+    let (owner, _) = spawn_blocking(move || start_member(port)).await.unwrap();
+    let reader = builder(&at, 0).share_memory(false).hot_cache(4 << 20).connect().await.unwrap();
+    let hits = || reader.hot_cache().unwrap().hits;
+    let read =
+        async || reader.get("k").await.unwrap().map(|bytes| version_of(0, &bytes).expect("one value, whole"));
+    for version in 1..4 {
+        eventually("there is room", PATIENCE, async || {
+            writer.upsert("k", tagged(0, version, LEN)).await.is_ok()
+        })
+        .await;
+        let before = hits();
+        eventually("it is kept", PATIENCE, async || {
+            assert_eq!(read().await, Some(version));
+            hits() > before
+        })
+        .await;
+    }
+    let before = hits();
+    owner.freeze();
+    for _ in 0..10 {
+        assert_eq!(read().await, Some(3), "its owner stands still");
+    }
+    assert_eq!(hits(), before + 10);
+    owner.thaw();
+    // Another master at the same port: what it knows of the key is what counts.
+    server.kill();
+    let _server = master(port, &flags);
+    eventually("it is written again", PATIENCE, async || {
+        assert!(reader.get("k").await.unwrap_or(None).is_none_or(|bytes| version_of(0, &bytes) == Some(3)));
+        writer.remove("k", true).await.is_ok() && writer.put("k", tagged(0, 4, LEN)).await.is_ok()
+    })
+    .await;
+    let before = hits();
+    eventually("it is kept", PATIENCE, async || {
+        assert_eq!(read().await, Some(4));
+        hits() > before
+    })
+    .await;
+    println!("{} reads of what was kept", hits());
 }

@@ -23,6 +23,8 @@ pub(crate) struct Counts {
     pub(crate) misses: u64,
     /// Ended in an error that says that it may be tried again.
     pub(crate) failed: u64,
+    /// Reads of what the client had kept, of the hits.
+    pub(crate) kept: u64,
 }
 
 impl Counts {
@@ -32,19 +34,27 @@ impl Counts {
         self.hits += other.hits;
         self.misses += other.misses;
         self.failed += other.failed;
+        self.kept += other.kept;
     }
 
     fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.split_whitespace().map(|word| word.parse().ok());
         let mut next = || numbers.next().flatten();
-        Some(Self { stored: next()?, removed: next()?, hits: next()?, misses: next()?, failed: next()? })
+        Some(Self {
+            stored: next()?,
+            removed: next()?,
+            hits: next()?,
+            misses: next()?,
+            failed: next()?,
+            kept: next()?,
+        })
     }
 }
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { stored, removed, hits, misses, failed } = self;
-        write!(f, "{stored} {removed} {hits} {misses} {failed}")
+        let Self { stored, removed, hits, misses, failed, kept } = self;
+        write!(f, "{stored} {removed} {hits} {misses} {failed} {kept}")
     }
 }
 
@@ -92,12 +102,17 @@ impl Worker {
 #[ignore = "the other processes of the tests in this binary"]
 async fn worker() {
     let Some(master) = told_master() else { return };
-    let (number, segment) = (order("TEST_NUMBER").unwrap(), order("TEST_SEGMENT").unwrap());
-    let client = builder(&master, segment).connect().await.unwrap();
+    let (number, segment): (u64, _) = (order("TEST_NUMBER").unwrap(), order("TEST_SEGMENT").unwrap());
+    let mut builder = builder(&master, segment);
+    let writes = order("TEST_WRITES").unwrap();
+    if writes && number % 2 == 1 {
+        // What it keeps must be no older than what others read.
+        builder = builder.share_memory(false).hot_cache(4 << 20);
+    }
+    let client = builder.connect().await.unwrap();
     println!("\n> at work");
     let leave = until_end_of_input();
-    let mut work =
-        Work::new(client.clone(), number, order("TEST_KEYS").unwrap(), order("TEST_WRITES").unwrap());
+    let mut work = Work::new(client.clone(), number, order("TEST_KEYS").unwrap(), writes);
     while !leave.is_finished() {
         if let Err(wrong) = work.step().await {
             println!("> {wrong}");
@@ -105,6 +120,7 @@ async fn worker() {
         }
     }
     assert_eq!(client.local_buffer_used(), 0, "every buffer came back");
+    work.counts.kept = client.hot_cache().map_or(0, |cache| cache.hits);
     client.close().await.unwrap();
     println!("\n> {}", work.counts);
 }
