@@ -11,6 +11,7 @@ pub mod ids;
 pub mod memory;
 pub mod meta;
 pub mod replica;
+pub mod sketch;
 #[cfg(feature = "testkit")]
 pub mod testkit;
 

@@ -405,7 +405,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let hash = self.directory.hash(key.as_bytes());
         let mut shard = self.directory.lock(hash);
         let report = owner.report(key, now);
-        let id = ReplicaId(self.next_replica.fetch_add(1, Relaxed));
+        let id = self.new_replica();
         let copy = DiskCopy { id, owner: owner.clone(), endpoint: place.endpoint.clone() };
         let len = u64::try_from(place.data_size).ok();
         match (report, shard.find(hash, key.as_bytes())) {

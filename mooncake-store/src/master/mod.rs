@@ -59,7 +59,7 @@ use self::groups::Groups;
 use self::hot::Hot;
 use self::inventory::Ledgers;
 use self::placement::Dice;
-use self::promote::Sketch;
+use self::promote::Reads;
 use self::segments::Registry;
 use self::stats::Counters;
 use self::tasks::Tasks;
@@ -111,8 +111,7 @@ pub struct Master<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = Bu
     groups: Mutex<Groups>,
     hot: Option<Hot>,
     disks: Disks,
-    /// How often objects were read that are on disk only.
-    reads_from_disk: Sketch,
+    reads_from_disk: Reads,
     #[cfg(feature = "testkit")]
     planted: planted::Planted,
 }
@@ -166,7 +165,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             groups: Mutex::default(),
             hot: options.hot.map(|hot| Hot::new(hot, rng.next_u64())),
             disks: Disks::default(),
-            reads_from_disk: Sketch::default(),
+            reads_from_disk: Reads::default(),
             tasks: Mutex::new(Tasks::new(rng.next_u64())),
             drains: Drains::new(rng.next_u64()),
             epoch: rng.next_u64(),

@@ -4,6 +4,7 @@ use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::evict::EvictionPolicy;
 use mooncake_core::ids::{ClientId, SlotId};
 use mooncake_core::replica::{Replica, ReplicateConfig};
+use mooncake_core::sketch::Sketch;
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 
@@ -14,42 +15,15 @@ use super::inventory::Stamp;
 use super::put::absent;
 use crate::protocol::wire::OffloadItem;
 
-const ROWS: usize = 4;
-const COLUMNS: usize = 4096;
-/// Counts after which all are halved.
-const FADES: u32 = 16_384;
+/// Objects whose reads are counted, roughly.
+const COUNTERS: usize = 4096;
 
-/// How often things happen, roughly: never too little, at times too much, and what is long ago fades.
-pub(super) struct Sketch(Mutex<Counts>);
+/// How often objects were read that are on disk only.
+pub(super) struct Reads(Mutex<Sketch>);
 
-struct Counts {
-    rows: Box<[[u8; COLUMNS]; ROWS]>,
-    counted: u32,
-}
-
-impl Default for Sketch {
+impl Default for Reads {
     fn default() -> Self {
-        Self(Mutex::new(Counts { rows: Box::new([[0; COLUMNS]; ROWS]), counted: 0 }))
-    }
-}
-
-impl Sketch {
-    /// Counts one more; how many there were, this one included.
-    pub(super) fn count(&self, hash: u64) -> u8 {
-        let mut counts = self.0.lock();
-        let mut least = u8::MAX;
-        for (row, cells) in counts.rows.iter_mut().enumerate() {
-            // Twelve bits of the hash for each row.
-            let cell = &mut cells[(hash >> (12 * row)) as usize % COLUMNS];
-            *cell = cell.saturating_add(1);
-            least = least.min(*cell);
-        }
-        counts.counted += 1;
-        if counts.counted == FADES {
-            counts.counted = 0;
-            counts.rows.iter_mut().flatten().for_each(|cell| *cell /= 2);
-        }
-        least
+        Self(Mutex::new(Sketch::new(COUNTERS, 4 * COUNTERS)))
     }
 }
 
@@ -57,7 +31,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// An object that is on disk only was read.
     pub(super) fn read_from_disk(&self, object: &Object<A>, hash: u64) {
         let Some(options) = self.options.disks.as_ref().and_then(|disks| disks.promotion) else { return };
-        if self.reads_from_disk.count(hash) < options.threshold || self.is_above_watermark() {
+        if self.reads_from_disk.0.lock().add(hash) < options.threshold || self.is_above_watermark() {
             return;
         }
         if let Some(owner) = self.disk_owner(object) {
@@ -193,23 +167,4 @@ fn nothing_promoted() -> Error {
 
 fn no_room(len: u64) -> Error {
     Error::new(ErrorCode::NoAvailableHandle, format!("no room for {len} bytes that come back from a disk"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_sketch_counts_and_fades() {
-        let sketch = Sketch::default();
-        assert_eq!((sketch.count(7), sketch.count(7), sketch.count(9 << 20)), (1, 2, 1));
-        for _ in 0..400 {
-            sketch.count(7);
-        }
-        assert_eq!(sketch.count(7), u8::MAX, "it does not overflow");
-        for n in 0..u64::from(FADES) {
-            sketch.count(n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        }
-        assert!(sketch.count(7) < u8::MAX, "what is long ago counts less");
-    }
 }

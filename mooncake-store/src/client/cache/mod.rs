@@ -17,7 +17,6 @@
 //! Keys come in by being asked for: a sketch counts what came from afar, and who has come often enough is fetched once more in the
 //! background, straight into memory of the cache, so that the reader keeps neither its buffer nor its time for it.
 
-mod sketch;
 mod table;
 
 use std::sync::Arc;

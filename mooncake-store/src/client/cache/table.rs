@@ -8,8 +8,10 @@ use foldhash::quality::FixedState;
 use mooncake_core::evict::{EvictionPolicy, Lru};
 use mooncake_core::ids::SlotId;
 use mooncake_core::replica::{Replica, ReplicaList};
+use mooncake_core::sketch::Sketch;
 
-use super::sketch::Sketch;
+/// Keys whose reads are counted, roughly.
+const COUNTERS: usize = 1 << 16;
 
 /// A value, and what the master said of it.
 #[derive(Debug)]
@@ -53,7 +55,7 @@ impl Table {
             free: Vec::new(),
             order: Lru::new(0, &()),
             bytes: 0,
-            asked: Sketch::new(),
+            asked: Sketch::new(COUNTERS, 8 * COUNTERS),
             hasher: FixedState::with_seed(seed),
             coming: HashMap::new(),
         }
