@@ -7,9 +7,11 @@ import gc
 import os
 import threading
 import time
+import urllib.request
 
 import numpy as np
 import pytest
+from conftest import free_port
 
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
@@ -346,6 +348,24 @@ def test_checksums(own_master, make_store, monkeypatch):
     value = os.urandom(100_000)
     assert a.put("k", value) == 0 and a.put_parts("p", value[:10], value[10:]) == 0
     assert a.get("k") == value and bytes(a.get_buffer("p")) == value and a.get_batch(["p", "x"]) == [value, b""]
+
+
+def test_what_is_kept_is_never_an_older_value(own_master, make_store, monkeypatch):
+    mine = own_master()
+    writer = make_store(mine)
+    monkeypatch.setenv("MC_STORE_LOCAL_HOT_CACHE_SIZE", "4MB")
+    monkeypatch.setenv("MC_FORCE_TCP", "1")
+    port = free_port()
+    reader = make_store(mine, global_segment_size=0, enable_client_http_server=True, client_http_port=port)
+    for number in range(5):
+        value = os.urandom(100_000)
+        assert writer.upsert("k", value) == 0
+        for _ in range(20):
+            assert reader.get("k") == value and bytes(reader.get_buffer("k")) == value
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    hits = [line for line in lines if line.startswith("mooncake_client_hot_cache_hits_total")]
+    assert int(hits[0].split()[-1]) > 20, hits
 
 
 CHILD = """
