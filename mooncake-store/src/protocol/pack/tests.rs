@@ -1,8 +1,11 @@
 //! The codec against a second reader of the type language, and against every kind of bad body.
 
+use std::borrow::Cow;
+
+use mooncake_core::ids::Uuid;
 use proptest::prelude::*;
 
-use super::super::literal::Literal;
+use super::super::literal::{Literal, symbol};
 use super::super::message::{MountSegment, Ping, PutStart, Shape, TABLE};
 use super::*;
 
