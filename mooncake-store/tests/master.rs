@@ -51,7 +51,6 @@ fn puts_that_make_no_sense_are_refused() {
         ReplicateConfig { nof_replicas: 1, ..plain.clone() },
         ReplicateConfig { dfs_replicas: 2, ..plain.clone() },
         ReplicateConfig { dfs_replicas: 1, replicas: 0, ..plain.clone() },
-        ReplicateConfig { same_node: true, replicas: 2, ..plain.clone() },
         ReplicateConfig { soft_pin_ttl_ms: Some(1), ..plain.clone() },
         ReplicateConfig {
             soft_pin: SoftPin::Enable,
@@ -440,7 +439,7 @@ fn a_graceful_unmount_lets_readers_finish() {
     let leave = || rig.master.unmount_after(client(1), one.id, Duration::from_secs(5));
     assert_eq!(
         rig.master.unmount_after(client(2), one.id, Duration::ZERO).unwrap_err().code(),
-        IllegalClient
+        InvalidParams
     );
     leave().unwrap();
     leave().unwrap();
@@ -450,7 +449,7 @@ fn a_graceful_unmount_lets_readers_finish() {
     assert_eq!(rig.start(1, "new", 10), Err(NoAvailableHandle));
     rig.alive_for(5.0);
     assert!(!rig.exists("k"));
-    assert_eq!(leave().unwrap_err().code(), SegmentNotFound);
+    assert_eq!(leave().unwrap_err().code(), InvalidParams);
 }
 
 #[test]
@@ -748,4 +747,29 @@ fn a_member_nobody_reaches_gets_nothing_until_it_is_heard_of() {
     at("a member in doubt is better than none");
     rig.master.ping(client(2));
     assert_eq!(at("heard of again"), "10.0.0.2:1");
+}
+
+/// Who mounts says how large its memory is.
+#[test]
+fn more_memory_than_numbers_can_say_is_no_reason_to_fail() {
+    let rig = Rig::new();
+    for number in 1..=300 {
+        let whole = Segment { base: 64, size: (1 << 57) - 64, ..segment(number, MIB) };
+        rig.master.mount(client(number), &whole).unwrap();
+    }
+    let config = ReplicateConfig { replicas: 300, ..ReplicateConfig::default() };
+    let granted = rig.start_with(1, "k", (1 << 57) - 64, WriteMode::Put, &config).unwrap();
+    assert_eq!(granted.len(), 300);
+    rig.end(1, "k").unwrap();
+    let stats = rig.master.stats();
+    assert_eq!((stats.capacity(), stats.used()), (u64::MAX, u64::MAX));
+    rig.master.tick();
+    assert_eq!(rig.used(), 0, "evicted");
+    rig.put(1, "next", 1).unwrap();
+    for (long, what) in [("x".repeat(256), "endpoint"), ("x".repeat(5000), "name")] {
+        let mut odd = segment(301, MIB);
+        *(if what == "name" { &mut odd.name } else { &mut odd.endpoint }) = long;
+        let refused = rig.master.mount(client(301), &odd).unwrap_err();
+        assert!(refused.code() == InvalidParams && refused.message().contains(what), "{refused}");
+    }
 }

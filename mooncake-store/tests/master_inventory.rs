@@ -201,3 +201,12 @@ fn nonsense_is_refused_by_name() {
     rig.master.remove(b"a", true).unwrap();
     assert_eq!(rig.master.stats().used(), 0);
 }
+
+#[test]
+fn a_number_nobody_told_means_that_all_is_lost() {
+    let rig = Rig::new();
+    for after in [0, 5, u64::MAX - 1, u64::MAX] {
+        let page = rig.master.inventory(client(1), after);
+        assert_eq!(page.lost, after > 0, "{after}");
+    }
+}

@@ -28,20 +28,29 @@ pub(crate) fn interop() -> Result {
     Ok(())
 }
 
-/// Tests that need a master of the existing system to themselves.
-const LIVE: &[&str] =
-    &["an_existing_master_answers_every_call", "a_client_waits_for_room_on_an_existing_master"];
+/// Tests that need a master of the existing system to themselves: in which file, with which flags for the master.
+const LIVE: &[(&str, &str, &str)] = &[
+    ("protocol_live", "an_existing_master_answers_every_call", ""),
+    ("protocol_live", "a_client_waits_for_room_on_an_existing_master", ""),
+    (
+        "master_calls",
+        "the_existing_master_answers_as_recorded",
+        "--put_start_discard_timeout_sec=2 --put_start_release_timeout_sec=5 --default_kv_lease_ttl=1500 \
+         --max_kv_soft_pin_ttl=10000 --default_kv_soft_pin_ttl=2000 --client_ttl=600",
+    ),
+];
 
 /// Calls of ours, one by one, to the existing master.
 fn calls(python: &Path) -> Result {
     step("every call to the existing master");
-    let test = "test -q --workspace --all-features --test protocol_live";
+    let test = "test -q --workspace --all-features --test protocol_live --test master_calls";
     cargo(&[test.split(' ').collect::<Vec<_>>(), vec!["--no-run"]].concat()).run()?;
     let (python, master) = (path(python), path(&python.with_file_name("mooncake_master")));
-    for name in LIVE {
+    for (file, name, flags) in LIVE {
+        let test = format!("test -q --workspace --all-features --test {file}");
         // A test by a name that is none would pass.
         let run = format!(
-            "{master} --rpc_port=21071 --metrics_port=21171 >/dev/null 2>&1 & \
+            "{master} --rpc_port=21071 --metrics_port=21171 {flags} >/dev/null 2>&1 & \
              until {python} -c 'import socket; socket.create_connection((\"127.0.0.1\", 21071), 1)' 2>/dev/null; \
              do kill -0 $! || exit 1; done; \
              said=$(MOONCAKE_PEER_MASTER=127.0.0.1:21071 \"${{CARGO:-cargo}}\" {test} -- --ignored --exact {name} 2>&1); \

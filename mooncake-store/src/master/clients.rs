@@ -1,6 +1,6 @@
 //! Clients and their segments: mount, unmount, ping, expiry.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -125,10 +125,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// counts.
     ///
     /// # Errors
-    /// `SEGMENT_NOT_FOUND`; `ILLEGAL_CLIENT` when another client mounted it.
+    /// `INVALID_PARAMS` when it is not mounted, or by another client.
     pub fn unmount_after(&self, client: ClientId, segment: SegmentId, grace: Duration) -> Result<()> {
         let _graves = self.membership.lock();
-        let mounted = self.own_segment(client, segment)?.ok_or_else(|| unknown(&segment))?;
+        let mounted = self.own_segment(client, segment).map_err(|error| Error::invalid(error.to_string()))?;
+        let mounted = mounted.ok_or_else(|| Error::invalid(unknown(&segment).to_string()))?;
         if mounted.leaves().is_none() {
             let at = self.clock.now().after(grace);
             mounted.leave_at(at);
@@ -157,21 +158,17 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
 
     /// Addresses of clients, from their segments' endpoints, without ports and each once. Clients without segments are left out.
     pub fn addresses(&self, clients: &[ClientId]) -> Vec<(ClientId, Vec<String>)> {
+        let wanted: HashSet<ClientId> = clients.iter().copied().collect();
         let registry = self.segments.read();
-        let mut found = Vec::new();
-        for &client in clients {
-            let mut addresses: Vec<String> = Vec::new();
-            for mounted in registry.list.iter().filter(|mounted| mounted.client == client) {
-                let host = host_of(&mounted.info.endpoint);
-                if !addresses.iter().any(|known| known == host) {
-                    addresses.push(host.to_owned());
-                }
-            }
-            if !addresses.is_empty() {
-                found.push((client, addresses));
+        let mut found: HashMap<ClientId, Vec<String>> = HashMap::new();
+        for mounted in registry.list.iter().filter(|mounted| wanted.contains(&mounted.client)) {
+            let addresses = found.entry(mounted.client).or_default();
+            let host = host_of(&mounted.info.endpoint);
+            if !addresses.iter().any(|known| known == host) {
+                addresses.push(host.to_owned());
             }
         }
-        found
+        found.into_iter().collect()
     }
 
     /// Buries the segments of clients that were silent too long, and those whose grace is over. Returns the former.
@@ -214,7 +211,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         mount: Mount,
     ) -> Result<()> {
         if let Some(mounted) = self.segments.read().get(segment.id) {
-            return same_mount(mounted, client, segment);
+            return same_mount(mounted, client, segment, mount);
         }
         self.displace(graves, client, segment)?;
         self.sweep(graves);
@@ -298,7 +295,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 }
 
-fn same_mount<A: SegmentAllocator>(mounted: &Mounted<A>, client: ClientId, segment: &Segment) -> Result<()> {
+fn same_mount<A: SegmentAllocator>(
+    mounted: &Mounted<A>,
+    client: ClientId,
+    segment: &Segment,
+    mount: Mount,
+) -> Result<()> {
     let refuse = |code, why: &str| Err(Error::new(code, format!("segment {}: {why}", segment.id)));
     if mounted.client != client {
         return refuse(ErrorCode::IllegalClient, "mounted by another client");
@@ -306,7 +308,8 @@ fn same_mount<A: SegmentAllocator>(mounted: &Mounted<A>, client: ClientId, segme
     if mounted.info != *segment {
         return refuse(ErrorCode::SegmentAlreadyExists, "mounted with another address, size or name");
     }
-    if mounted.leaves().is_some() {
+    // Whoever mounts all it has again must not fail for what it is about to take back anyway.
+    if mounted.leaves().is_some() && mount != Mount::Again {
         return refuse(ErrorCode::UnavailableInCurrentStatus, "being unmounted");
     }
     Ok(())
@@ -325,10 +328,15 @@ fn check_segment(segment: &Segment) -> Result<()> {
             segment.id, segment.size, segment.base
         )));
     }
-    for (what, text) in [("endpoint", &segment.endpoint), ("protocol", &segment.protocol)] {
-        if text.len() > MAX_WORD {
+    for (what, text, most) in [
+        ("endpoint", &segment.endpoint, MAX_WORD),
+        ("protocol", &segment.protocol, MAX_WORD),
+        ("name", &segment.name, MAX_NAME),
+        ("host", &segment.host_id, MAX_NAME),
+    ] {
+        if text.len() > most {
             return Err(Error::invalid(format!(
-                "segment {}: an {what} of {} bytes; the most is {MAX_WORD}",
+                "segment {}: its {what} has {} bytes; the most is {most}",
                 segment.id,
                 text.len()
             )));
@@ -339,6 +347,8 @@ fn check_segment(segment: &Segment) -> Result<()> {
 
 /// Longest endpoint and protocol, in bytes: what any answer can name (`pack::encode_answers`).
 const MAX_WORD: usize = 255;
+/// Longest name and host, in bytes.
+const MAX_NAME: usize = 4096;
 
 pub(super) fn unknown(segment: &dyn std::fmt::Display) -> Error {
     Error::new(ErrorCode::SegmentNotFound, format!("no segment {segment}"))

@@ -3,11 +3,12 @@
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::EvictionPolicy;
-use mooncake_core::ids::{ClientId, ReplicaId, SlotId};
+use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SlotId};
 use mooncake_core::replica::ReplicaStatus;
 use mooncake_core::{Error, ErrorCode, Result};
 
 use super::Master;
+use super::clients::unknown;
 use super::directory::{Copying, Object, Replicas, Shard};
 use super::hot::{epoch, not_asked_for};
 use super::put::absent;
@@ -70,6 +71,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         token: CopyToken,
     ) -> Result<CopyPlan> {
         let now = self.clock.now();
+        if token.is_nil() {
+            self.check_named(targets)?;
+        }
         let hash = self.directory.hash(key);
         let mut shard = self.directory.lock(hash);
         let slot = shard.find(hash, key).ok_or_else(absent)?;
@@ -100,8 +104,24 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let key = object.key.clone();
         shard.begin_copy(slot, Copying { client, kind, token, started: now, source, targets: space });
         drop(shard);
-        self.copies.lock().push_back((now.after(self.options.put_release), key));
+        self.copies.lock().insert((now.after(self.options.put_release), key));
         Ok(plan)
+    }
+
+    /// Whether there are such segments; before anything else is looked at, as in the existing system.
+    fn check_named(&self, names: &[&str]) -> Result<()> {
+        let registry = self.segments.read();
+        match names.iter().find(|name| registry.named(name).is_empty()) {
+            None => Ok(()),
+            Some(name) => Err(unknown(name)),
+        }
+    }
+
+    /// It need not be given up any more.
+    fn forget_copy(&self, started: Moment, key: &[u8]) {
+        if let Ok(key) = ObjectKey::new(key) {
+            self.copies.lock().remove(&(started.after(self.options.put_release), key));
+        }
     }
 
     /// The replica to read, and space for those to be made.
@@ -166,6 +186,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let (slot, wanted) = self.begun(&mut shard, hash, key, (client, kind, token), now)?;
         let _held = self.tenants.hold(shard[slot].tenant(), shard[slot].charged());
         let Some(copying) = shard.take_copy(slot) else { return Err(no_task()) };
+        let started = copying.started;
         if copying.targets.is_empty() && wanted {
             return Err(Error::new(ErrorCode::ReplicaIsGone, "the segments it was to lie in are gone"));
         }
@@ -184,6 +205,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             }
         });
         drop(shard);
+        self.forget_copy(started, key);
         self.eviction.something_changed();
         Ok(())
     }
@@ -222,7 +244,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             // Bytes the client gave up on may still be on their way.
             let abandoned = copying.started.after(self.options.put_release);
             let rest = now.after(self.options.revoke_rest).min(abandoned);
+            let started = copying.started;
             copying.retire(self.rest_until(rest), now);
+            drop(shard);
+            self.forget_copy(started, key);
         }
         Ok(())
     }
@@ -268,8 +293,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         loop {
             let due = {
                 let mut copies = self.copies.lock();
-                match copies.front() {
-                    Some((at, _)) if *at <= now => copies.pop_front(),
+                match copies.first() {
+                    Some((at, _)) if *at <= now => copies.pop_first(),
                     _ => None,
                 }
             };

@@ -1,5 +1,8 @@
 //! Which objects there are: a table sharded by key.
 
+mod order;
+
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -13,8 +16,9 @@ use mooncake_core::replica::{Replica, ReplicaStatus, SoftPin};
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
+use self::order::{Pool, Seat};
 use super::disks::{OnDisk, Tier};
-use super::groups::Group;
+use super::groups::{Group, Groups};
 use super::hot::Heats;
 use super::inventory::Stamp;
 use super::journal::Journal;
@@ -38,6 +42,7 @@ pub(super) struct Object<A> {
     /// Until when it is soft-pinned; zero for never.
     soft_pin: Moment,
     pub(super) hard_pin: bool,
+    seat: Seat,
     /// Number of its tenant, 0 for none.
     tenant: u32,
     group: Option<Arc<Group>>,
@@ -123,8 +128,9 @@ impl<A: SegmentAllocator> Object<A> {
         let len = self.value.as_ref().map_or(0, |value| value.len);
         let value = self.value.as_ref().map_or(0, |value| value.replicas.len());
         let copies = self.copying.as_ref().map_or(0, |copying| copying.targets.len());
-        let write = self.write.as_ref().map_or(0, |write| write.len * write.replicas.len() as u64);
-        len * (value + copies) as u64 + write
+        let write =
+            self.write.as_ref().map_or(0, |write| write.len.saturating_mul(write.replicas.len() as u64));
+        len.saturating_mul((value + copies) as u64).saturating_add(write)
     }
 
     pub(super) fn group(&self) -> Option<&Arc<Group>> {
@@ -203,7 +209,7 @@ impl<A: SegmentAllocator> Write<A> {
 
 /// One lock's worth of the directory.
 ///
-/// A slot is known to the policy, or is `next`, exactly while its object has a value that is not hard-pinned; it is listed in
+/// A slot is in one place of its pool exactly while its object has a value that is not hard-pinned; it is listed in
 /// `writing` exactly while its object has a write.
 pub(super) struct Shard<A, E: EvictionPolicy> {
     keys: Keys,
@@ -211,34 +217,18 @@ pub(super) struct Shard<A, E: EvictionPolicy> {
     /// Objects without a tenant, as eviction sees them; those of tenants come after, by number.
     own: Pool<E>,
     others: Vec<Pool<E>>,
-    /// Number of the pool that the last choice was made from.
-    first: u32,
+    /// Soft-pinned objects that have a value, by when that is over.
+    pins: BTreeSet<(Moment, SlotId)>,
+    /// What would go, as it was last asked for.
+    chosen: Option<SlotId>,
     config: E::Config,
     tenants: Arc<Tenants>,
+    groups: Arc<Groups>,
     writing: Vec<SlotId>,
     values: usize,
-    /// Objects that were soft-pinned once.
-    soft_pins: usize,
     journal: Option<Arc<dyn Journal>>,
     pub(super) reads: Reads,
     pub(super) heats: Heats,
-}
-
-/// Objects among which eviction chooses.
-struct Pool<E> {
-    policy: E,
-    /// What the policy would evict next, and since when: taken out of it so that it can be compared with what others would.
-    next: Option<(SlotId, u64)>,
-}
-
-impl<E: EvictionPolicy> Pool<E> {
-    fn new(config: &E::Config) -> Self {
-        Self { policy: E::new(0, config), next: None }
-    }
-
-    fn is_next(&self, slot: SlotId) -> bool {
-        self.next.is_some_and(|(next, _)| next == slot)
-    }
 }
 
 /// Counted under the shard's lock, so that readers share no counter.
@@ -250,18 +240,19 @@ pub(super) struct Reads {
 }
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
-    fn new(config: &E::Config, tenants: Arc<Tenants>) -> Self {
+    fn new(config: &E::Config, tenants: Arc<Tenants>, groups: Arc<Groups>) -> Self {
         Self {
             keys: Keys::new(),
             objects: Slots::new(),
             own: Pool::new(config),
             others: Vec::new(),
-            first: 0,
+            pins: BTreeSet::new(),
+            chosen: None,
             config: config.clone(),
             tenants,
+            groups,
             writing: Vec::new(),
             values: 0,
-            soft_pins: 0,
             journal: None,
             reads: Reads::default(),
             heats: Heats::default(),
@@ -284,6 +275,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
             lease: Moment(0),
             soft_pin: Moment(0),
             hard_pin: false,
+            seat: Seat::None,
             tenant,
             group: None,
             used: 0,
@@ -298,37 +290,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         slot
     }
 
-    /// The object was used, as number `use_number` of all uses.
-    pub(super) fn touch(&mut self, slot: SlotId, use_number: u64) {
-        if !self.own.policy.heeds_use() {
-            return;
-        }
-        let object = &mut self.objects[slot];
-        object.used = use_number;
-        let tenant = object.tenant;
-        let pool = self.pool(tenant);
-        pool.policy.set_time(use_number);
-        if pool.is_next(slot) {
-            self.put_back(tenant);
-        } else {
-            pool.policy.touch(slot);
-        }
-    }
-
     /// Sets what can be read and returns what could be before. The hard pin must be as it shall be.
     pub(super) fn put_value(&mut self, slot: SlotId, value: Value<A>, use_number: u64) -> Option<Value<A>> {
         let before = self.take_value(slot);
         self.charged(slot, |shard| {
             let object = &mut shard.objects[slot];
             object.used = use_number;
-            let (tenant, len, hash, pinned) = (object.tenant, value.len, object.hash, object.hard_pin);
             object.value = Some(value);
-            // The policy would pass over what is pinned for ever at every eviction.
-            if !pinned {
-                let policy = &mut shard.pool(tenant).policy;
-                policy.set_time(use_number);
-                policy.insert_hashed(slot, len, hash);
-            }
+            shard.enter(slot);
             shard.values += 1;
             shard.tell(slot, true);
             shard.tell_owners(slot);
@@ -360,25 +329,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         outcome
     }
 
-    fn pool(&mut self, tenant: u32) -> &mut Pool<E> {
-        let Some(at) = (tenant as usize).checked_sub(1) else { return &mut self.own };
-        while self.others.len() <= at {
-            self.others.push(Pool::new(&self.config));
-        }
-        &mut self.others[at]
-    }
-
     /// The slot's value has just gone.
     fn forget(&mut self, slot: SlotId) {
         self.values -= 1;
         self.tell(slot, false);
-        let tenant = self.objects[slot].tenant;
-        let pool = self.pool(tenant);
-        if pool.is_next(slot) {
-            pool.next = None;
-        } else {
-            pool.policy.remove(slot);
-        }
+        self.leave(slot);
     }
 
     /// Tells whoever wants to know that a value came or went.
@@ -394,16 +349,6 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
             journal.stored(tenant, &key, group);
         } else {
             journal.removed(tenant, &key, group);
-        }
-    }
-
-    /// Gives what would have gone next back to the policy.
-    fn put_back(&mut self, tenant: u32) {
-        let Some((slot, _)) = self.pool(tenant).next.take() else { return };
-        let object = &self.objects[slot];
-        if let Some(len) = object.value.as_ref().map(|value| value.len) {
-            let hash = object.hash;
-            self.pool(tenant).policy.insert_hashed(slot, len, hash);
         }
     }
 
@@ -524,76 +469,22 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
             let Some(mut object) = self.objects.remove(slot) else { return };
             object.leave_disks();
             self.heats.forget(slot);
-            self.soft_pins -= usize::from(object.soft_pin != Moment(0));
             if let Some(group) = &object.group {
-                group.leave(&object.key);
+                self.groups.leave(group, &object.key);
             }
         }
     }
 
-    /// Puts an object into a group, and out of the one before.
-    pub(super) fn join(&mut self, slot: SlotId, group: Arc<Group>) {
+    /// Puts an object into the group of that name, and out of the one before.
+    pub(super) fn join(&mut self, slot: SlotId, name: &str) {
         let object = &mut self.objects[slot];
-        if object.group.as_ref().is_some_and(|before| Arc::ptr_eq(before, &group)) {
+        if object.group_name() == name {
             return;
         }
-        group.join(object.key.clone());
-        group.extend(object.lease);
+        let group = self.groups.join(name, object.key.clone(), object.lease);
         if let Some(before) = object.group.replace(group) {
-            before.leave(&object.key);
+            self.groups.leave(&before, &object.key);
         }
-    }
-
-    /// Soft-pins an object until then; zero ends it.
-    pub(super) fn set_soft_pin(&mut self, slot: SlotId, until: Moment) {
-        let before = std::mem::replace(&mut self.objects[slot].soft_pin, until);
-        self.soft_pins += usize::from(until != Moment(0));
-        self.soft_pins -= usize::from(before != Moment(0));
-    }
-
-    /// Objects that were soft-pinned once.
-    pub(super) fn soft_pins(&self) -> usize {
-        self.soft_pins
-    }
-
-    /// Chooses what to evict next, if anything may go, and says when it was last used.
-    pub(super) fn choose(&mut self, mut allowed: impl FnMut(&Object<A>) -> bool) -> Option<u64> {
-        let mut best: Option<u64> = None;
-        for tenant in 0..=self.others.len() as u32 {
-            if let Some((_, used)) = self.choose_of(tenant, &mut allowed)
-                && best.is_none_or(|least| used < least)
-            {
-                best = Some(used);
-                self.first = tenant;
-            }
-        }
-        best
-    }
-
-    /// As [`Shard::choose`] among the objects of a tenant: the object, and when it was last used.
-    pub(super) fn choose_of(
-        &mut self,
-        tenant: u32,
-        mut allowed: impl FnMut(&Object<A>) -> bool,
-    ) -> Option<(SlotId, u64)> {
-        let next = self.pool(tenant).next;
-        if next.is_some_and(|(slot, _)| !allowed(&self.objects[slot])) {
-            self.put_back(tenant);
-        }
-        if self.pool(tenant).next.is_none() {
-            let objects = &self.objects;
-            let pool = if tenant == 0 { &mut self.own } else { &mut self.others[tenant as usize - 1] };
-            let victim = pool.policy.evict(&mut |slot| objects.get(slot).is_some_and(&mut allowed));
-            let since = pool.policy.victim_since();
-            pool.next = victim.map(|slot| (slot, since.unwrap_or(objects[slot].used)));
-        }
-        self.pool(tenant).next
-    }
-
-    /// What was chosen, and is still there.
-    pub(super) fn chosen(&mut self) -> Option<SlotId> {
-        let first = self.first;
-        self.pool(first).next.map(|(slot, _)| slot)
     }
 
     /// Slots with a write in progress.
@@ -659,9 +550,11 @@ struct Padded<T>(T);
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
     pub(super) fn new(shards: usize, seed: u64, config: &E::Config, tenants: &Arc<Tenants>) -> Self {
+        let groups = Arc::new(Groups::new(seed));
+        let shard = || Shard::new(config, tenants.clone(), groups.clone());
         Self {
             hasher: FixedState::with_seed(seed),
-            shards: (0..shards).map(|_| Padded(Mutex::new(Shard::new(config, tenants.clone())))).collect(),
+            shards: (0..shards).map(|_| Padded(Mutex::new(shard()))).collect(),
             ages: (0..shards).map(|_| AtomicU64::new(0)).collect(),
             uses: Padded(AtomicU64::new(1)),
         }

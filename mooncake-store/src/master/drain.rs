@@ -369,7 +369,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             match failed {
                 None => {
                     job.succeeded += 1;
-                    job.migrated_bytes += active.bytes;
+                    job.migrated_bytes = job.migrated_bytes.saturating_add(active.bytes);
                     job.touch("Drain job running".into(), wall);
                 }
                 Some(why) => job.retry(active.unit, &why, wall),

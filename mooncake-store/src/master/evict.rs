@@ -86,7 +86,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 let Some(victim) = self.evict_one(pass, now) else { break };
                 // What comes free where nothing is placed helps nobody.
                 if victim.segments.iter().any(|segment| takes(segment)) {
-                    freed += victim.bytes;
+                    freed = victim.bytes.saturating_add(freed);
                 }
                 if victim.segments.iter().any(|segment| takes(segment) && segment.fits(len)) {
                     return true;
@@ -151,7 +151,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         for _ in 0..2 * self.directory.len() {
             let (index, age) = self.directory.oldest();
             let mut shard = self.directory.lock_at(index);
-            let found = shard.choose(|object| self.evictable(object, pass, now));
+            let found = shard.choose(pass, now, |object| self.evictable(object, pass, now));
             if found.is_none_or(|found| found > age) {
                 self.directory.note_age(index, found);
                 continue;
@@ -160,7 +160,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             let group = shard[slot].group().cloned();
             let mut victim = Victim::none();
             self.evict_slot(&mut shard, slot, now, &mut victim);
-            let next = shard.choose(|object| self.evictable(object, pass, now));
+            let next = shard.choose(pass, now, |object| self.evictable(object, pass, now));
             self.directory.note_age(index, next);
             drop(shard);
             if let Some(group) = group {
@@ -181,8 +181,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     ) {
         let lease = shard[slot].lease;
         let Some(value) = shard.take_value(slot) else { return };
-        let bytes = value.replicas.iter().map(|held| held.extent.len).sum();
-        victim.bytes += bytes;
+        let bytes = value.replicas.iter().fold(0u64, |sum, held| sum.saturating_add(held.extent.len));
+        victim.bytes = victim.bytes.saturating_add(bytes);
         victim.segments.extend(value.replicas.iter().map(|held| held.segment.clone()));
         value.retire(self.rest_until(lease), now);
         shard.settle(slot);
@@ -195,16 +195,15 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             && object.copying().is_none()
             && !object.hard_pin
             && (pass == Pass::SoftPinned || object.soft_pin() <= now)
-            && !self.lease_holds(object, now)
             // One member that is being read keeps all.
-            && object.group().is_none_or(|group| group.lease() <= now)
+            && !self.is_read(object, now)
             && self.may_leave_memory(object, now)
     }
 
     /// Frees what has rested long enough, a slice of each segment; how many bytes.
     pub(super) fn reclaim(&self, now: Moment) -> u64 {
         let registry = self.segments.read();
-        registry.list.iter().map(|segment| segment.reclaim(now)).sum()
+        registry.list.iter().fold(0, |sum, segment| segment.reclaim(now).saturating_add(sum))
     }
 
     /// Frees all that has rested long enough, slice by slice; whether there was any.
@@ -259,7 +258,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         registry.list.iter().fold((0, 0), |(used, capacity), segment| {
             // What rests is free soon without evicting anything for it.
             (
-                used + segment.used().saturating_sub(segment.resting()),
+                used.saturating_add(segment.used().saturating_sub(segment.resting())),
                 capacity.saturating_add(segment.info.size),
             )
         })

@@ -1,9 +1,11 @@
 //! Groups: objects that are of use only together. They are read for themselves and evicted as one.
 
 use std::collections::{HashMap, HashSet};
+use std::hash::BuildHasher;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Weak};
 
+use foldhash::quality::FixedState;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::EvictionPolicy;
@@ -33,38 +35,58 @@ impl Group {
     pub(super) fn extend(&self, until: Moment) {
         self.lease.fetch_max(until.0, Relaxed);
     }
-
-    pub(super) fn join(&self, key: ObjectKey) {
-        self.members.lock().insert(key);
-    }
-
-    pub(super) fn leave(&self, key: &ObjectKey) {
-        self.members.lock().remove(key);
-    }
 }
 
-/// Every group by its name. Locked alone, or inside a shard.
-#[derive(Default)]
+/// Groups that are locked together.
+type Part = Mutex<HashMap<String, Arc<Group>>>;
+
+/// Parts of the table: with as many groups as objects, one would be hashed anew for so long that puts feel it.
+const PARTS: usize = 256;
+
+/// Every group that has a member, by its name. Locked alone, or inside a shard; around the members of a group.
 pub(super) struct Groups {
-    by_name: HashMap<String, Weak<Group>>,
-    /// So many entries make it worth looking for those whose group is gone.
-    crowded: usize,
+    hasher: FixedState,
+    parts: Box<[Part]>,
 }
 
 impl Groups {
-    /// The group of that name; a new one if there is none.
-    pub(super) fn named(&mut self, name: &str) -> Arc<Group> {
-        if let Some(known) = self.by_name.get(name).and_then(Weak::upgrade) {
-            return known;
-        }
-        if self.by_name.len() >= self.crowded {
-            self.by_name.retain(|_, group| group.strong_count() > 0);
-            self.crowded = (2 * self.by_name.len()).max(64);
-        }
-        let group =
-            Arc::new(Group { name: name.to_owned(), lease: AtomicU64::new(0), members: Mutex::default() });
-        self.by_name.insert(name.to_owned(), Arc::downgrade(&group));
+    pub(super) fn new(seed: u64) -> Self {
+        Self { hasher: FixedState::with_seed(seed), parts: (0..PARTS).map(|_| Part::default()).collect() }
+    }
+
+    fn part(&self, name: &str) -> &Part {
+        &self.parts[self.hasher.hash_one(name) as usize % PARTS]
+    }
+
+    /// The group of that name, with one more member that may be relied on until then.
+    pub(super) fn join(&self, name: &str, key: ObjectKey, lease: Moment) -> Arc<Group> {
+        let mut part = self.part(name).lock();
+        let group = match part.get(name) {
+            Some(known) => known.clone(),
+            None => {
+                let group =
+                    Group { name: name.to_owned(), lease: AtomicU64::new(0), members: Mutex::default() };
+                part.entry(name.to_owned()).or_insert(Arc::new(group)).clone()
+            }
+        };
+        group.extend(lease);
+        group.members.lock().insert(key);
         group
+    }
+
+    /// It has one member less; without any it is forgotten.
+    pub(super) fn leave(&self, group: &Group, key: &ObjectKey) {
+        let mut part = self.part(&group.name).lock();
+        let mut members = group.members.lock();
+        members.remove(key);
+        if members.is_empty() {
+            part.remove(&group.name);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.parts.iter().map(|part| part.lock().len()).sum()
     }
 }
 
@@ -80,5 +102,31 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 self.evict_slot(&mut shard, slot, now, victim);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_live_as_long_as_they_have_members() {
+        let groups = Groups::new(1);
+        let key = |number: u32| ObjectKey::new(number.to_le_bytes()).unwrap();
+        let one = groups.join("g", key(1), Moment(5));
+        let same = groups.join("g", key(2), Moment(3));
+        assert!(Arc::ptr_eq(&one, &same) && one.lease() == Moment(5));
+        for number in 0..1000 {
+            let name = number.to_string();
+            let group = groups.join(&name, key(number), Moment(0));
+            groups.leave(&group, &key(number));
+        }
+        assert_eq!(groups.len(), 1);
+        groups.leave(&one, &key(1));
+        groups.leave(&one, &key(9));
+        assert_eq!(groups.len(), 1);
+        groups.leave(&one, &key(2));
+        assert_eq!(groups.len(), 0);
+        assert_eq!(groups.join("g", key(1), Moment(0)).lease(), Moment(0), "another one");
     }
 }

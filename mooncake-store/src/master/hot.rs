@@ -363,7 +363,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 if freed >= bytes {
                     break;
                 }
-                freed += len;
+                freed = len.saturating_add(freed);
                 if let Some(extras) = table.extras.get_mut(&key) {
                     extras.retain(|extra| extra.replica.is_none_or(|(other, _)| other != replica));
                     if extras.is_empty() {

@@ -131,7 +131,7 @@ impl Ledger {
         waiting.asked = now;
         let heard = after.saturating_sub(waiting.first - 1);
         let lost = std::mem::take(&mut waiting.lost)
-            || after + 1 < waiting.first
+            || after.saturating_add(1) < waiting.first
             || heard > waiting.changes.len() as u64;
         if lost {
             waiting.first += waiting.changes.len() as u64;
@@ -336,7 +336,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         now: Moment,
     ) {
         if !replica.group.is_empty() {
-            shard.join(slot, self.groups.lock().named(&replica.group));
+            shard.join(slot, &replica.group);
         }
         let object = &mut shard[slot];
         let lease = std::mem::replace(&mut object.lease, Moment(0));

@@ -11,15 +11,11 @@ use smallvec::SmallVec;
 use super::Master;
 use super::directory::Object;
 use super::disks::OnDisk;
+use super::pattern::compile;
 use super::put::absent;
 use super::segments::Held;
 use crate::protocol::pack::{Pack, Writer};
 use crate::protocol::wire::pack_in_memory;
-
-/// Longest pattern accepted, in bytes.
-const MAX_PATTERN: usize = 4096;
-/// Most memory a compiled pattern may take.
-const MAX_PROGRAM: usize = 1 << 20;
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// Whether an object can be read now; grants a lease on it if so.
@@ -78,7 +74,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
 
     /// Where each object lies whose key the pattern finds a match in, with a lease on each.
     ///
-    /// Patterns are of linear time: no back references, no look-around. They see bytes, so `.` is any byte but a newline.
+    /// Patterns are ECMAScript's, in linear time: no back references, no look-around. They see bytes, so `.` is any byte but the end of a
+    /// line.
     ///
     /// # Errors
     /// `INVALID_PARAMS` for a pattern that is no pattern, or too large.
@@ -172,6 +169,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         object.lease > now
     }
 
+    /// Whether a reader may still rely on the present value, or on that of another member of its group.
+    pub(super) fn is_read(&self, object: &Object<A>, now: Moment) -> bool {
+        self.lease_holds(object, now) || object.group().is_some_and(|group| group.lease() > now)
+    }
+
     /// When space that must rest until `until` is free.
     pub(super) fn rest_until(&self, until: Moment) -> Moment {
         #[cfg(feature = "testkit")]
@@ -198,18 +200,4 @@ fn unreadable<A: SegmentAllocator>(object: &Object<A>) -> Error {
         ),
         None => absent(),
     }
-}
-
-/// A pattern over bytes; text beyond ASCII matches as it is encoded.
-pub(super) fn compile(pattern: &str) -> Result<regex::bytes::Regex> {
-    if pattern.len() > MAX_PATTERN {
-        return Err(Error::invalid(format!(
-            "a pattern has at most {MAX_PATTERN} bytes, this one has {}",
-            pattern.len()
-        )));
-    }
-    let build =
-        |unicode| regex::bytes::RegexBuilder::new(pattern).unicode(unicode).size_limit(MAX_PROGRAM).build();
-    // Classes of characters beyond ASCII exist only in Unicode mode.
-    build(false).or_else(|_| build(true)).map_err(|error| Error::invalid(format!("pattern: {error}")))
 }

@@ -22,6 +22,7 @@ mod journal;
 mod keys;
 mod lookup;
 mod options;
+mod pattern;
 mod placement;
 mod promote;
 mod put;
@@ -38,7 +39,7 @@ mod window;
 #[cfg(feature = "testkit")]
 mod planted;
 
-use std::collections::VecDeque;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -55,7 +56,6 @@ use self::disks::Disks;
 use self::drain::Drains;
 use self::evict::EvictionState;
 use self::graves::Graves;
-use self::groups::Groups;
 use self::hot::Hot;
 use self::inventory::Ledgers;
 use self::placement::Dice;
@@ -105,10 +105,9 @@ pub struct Master<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = Bu
     timers: tick::Timers,
     counters: Counters,
     /// Copies that were begun, each with the time when it counts as abandoned.
-    copies: Mutex<VecDeque<(Moment, ObjectKey)>>,
+    copies: Mutex<BTreeSet<(Moment, ObjectKey)>>,
     tasks: Mutex<Tasks>,
     drains: Drains<A>,
-    groups: Mutex<Groups>,
     hot: Option<Hot>,
     disks: Disks,
     reads_from_disk: Reads,
@@ -162,7 +161,6 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             timers: tick::Timers::default(),
             counters: Counters::default(),
             copies: Mutex::default(),
-            groups: Mutex::default(),
             hot: options.hot.map(|hot| Hot::new(hot, rng.next_u64())),
             disks: Disks::default(),
             reads_from_disk: Reads::default(),

@@ -76,7 +76,7 @@ pub struct Put<'a> {
     pub len: u64,
     /// How it is to be kept.
     pub config: &'a ReplicateConfig,
-    /// Its group, empty for none. The list in `config` is for batches and not looked at.
+    /// Its group, empty for none. The list in `config` is for batches; here it says only that groups are spoken of.
     pub group: &'a str,
 }
 
@@ -175,7 +175,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         match owner(&shard[slot], writer) {
             Owner::OfWrite if in_memory(replicas) => {}
             Owner::OfValue if in_memory(replicas) => return Ok(()),
-            Owner::OfWrite | Owner::OfValue => return Err(nothing_in_progress(key)),
+            // Nothing of the kind was granted, so nothing of it is left to be done.
+            Owner::OfWrite => return Ok(()),
+            Owner::OfValue | Owner::OfOlder => return Err(nothing_in_progress(key)),
             Owner::Nobody => return Err(foreign(key)),
         }
         shard.prune(slot, now, self.options.put_release);
@@ -210,7 +212,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let slot = shard.find(hash, key).ok_or_else(absent)?;
         match owner(&shard[slot], writer) {
             Owner::OfWrite if in_memory(replicas) => {}
-            Owner::OfWrite | Owner::OfValue => return Err(nothing_in_progress(key)),
+            Owner::OfWrite => return Ok(()),
+            Owner::OfValue | Owner::OfOlder => return Err(nothing_in_progress(key)),
             Owner::Nobody => return Err(foreign(key)),
         }
         if let Some(write) = shard.take_write(slot) {
@@ -241,9 +244,6 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if config.dfs_replicas > 0 {
             let text = "this master has no distributed file system to keep a replica in";
             return Err(Error::new(ErrorCode::DfsServiceUnavailable, text));
-        }
-        if config.same_node && config.replicas != 1 {
-            return refuse("prefer_alloc_in_same_node goes with exactly one replica");
         }
         if let Some(ttl) = config.soft_pin_ttl_ms {
             if config.soft_pin != SoftPin::Enable {
@@ -281,8 +281,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if put.mode == WriteMode::Put && (object.value().is_some() || on_disk) {
             return Err(exists());
         }
-        // Without a group, it stays in the one it is in.
-        if object.value().is_some() && !put.group.is_empty() && object.group_name() != put.group {
+        // Where groups are not spoken of, it stays in the one it is in.
+        let names_group = !put.group.is_empty() || put.config.group_ids.is_some();
+        if object.value().is_some() && names_group && object.group_name() != put.group {
             return Err(Error::invalid("the group of an existing object cannot change"));
         }
         if object.copying().is_some() {
@@ -340,7 +341,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let shown = show(&write);
         shard.put_write(slot, write, charged.spend());
         if !put.group.is_empty() {
-            shard.join(slot, self.groups.lock().named(put.group));
+            shard.join(slot, put.group);
         }
         Ok(shown)
     }
@@ -427,6 +428,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
 enum Owner {
     OfWrite,
     OfValue,
+    /// The value is the caller's, but its call may be about another write.
+    OfOlder,
     Nobody,
 }
 
@@ -435,6 +438,8 @@ fn owner<A: SegmentAllocator>(object: &Object<A>, caller: Writer) -> Owner {
         Owner::OfWrite
     } else if object.value().is_some_and(|value| value.ended_by(caller)) {
         Owner::OfValue
+    } else if object.write().is_none() && object.value().is_some_and(|value| value.writer.is(caller)) {
+        Owner::OfOlder
     } else {
         Owner::Nobody
     }

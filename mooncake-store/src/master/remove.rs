@@ -8,7 +8,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 
 use super::Master;
 use super::directory::{Object, Replicas, Shard};
-use super::lookup::compile;
+use super::pattern::compile;
 use super::put::absent;
 use super::segments::Held;
 
@@ -98,17 +98,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
 
     /// Why an object may not be removed now.
     fn blocked(&self, object: &Object<A>, force: bool, now: Moment) -> Option<ErrorCode> {
-        if object.write().is_some_and(|write| now < write.started.after(self.options.put_discard)) {
+        // In the order in which the existing system looks.
+        if !force && (object.value().is_some() || object.disk().is_some()) && self.is_read(object, now) {
+            Some(ErrorCode::ObjectHasLease)
+        } else if object.write().is_some_and(|write| now < write.started.after(self.options.put_discard)) {
             Some(ErrorCode::ReplicaIsNotReady)
         } else if let Some(copying) = object.copying() {
-            // As the existing system has it: first whether all replicas are complete, then whether a task is at work.
             let moved = copying.targets.is_empty();
             Some(if moved { ErrorCode::ObjectHasReplicationTask } else { ErrorCode::ReplicaIsNotReady })
-        } else if !force
-            && (object.value().is_some() || object.disk().is_some())
-            && self.lease_holds(object, now)
-        {
-            Some(ErrorCode::ObjectHasLease)
         } else {
             None
         }

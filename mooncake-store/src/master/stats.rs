@@ -88,18 +88,23 @@ impl SegmentStats {
 impl Stats {
     /// Bytes taken in all segments.
     pub fn used(&self) -> u64 {
-        self.segments.iter().map(|segment| segment.used).sum()
+        total(self.segments.iter().map(|segment| segment.used))
     }
 
     /// Bytes in all segments that rest.
     pub fn resting(&self) -> u64 {
-        self.segments.iter().map(|segment| segment.resting).sum()
+        total(self.segments.iter().map(|segment| segment.resting))
     }
 
     /// Bytes of all segments.
     pub fn capacity(&self) -> u64 {
-        self.segments.iter().map(|segment| segment.segment.size).sum()
+        total(self.segments.iter().map(|segment| segment.segment.size))
     }
+}
+
+/// Who mounts says how large its memory is, so a sum may be beyond all numbers.
+fn total(bytes: impl Iterator<Item = u64>) -> u64 {
+    bytes.fold(0, u64::saturating_add)
 }
 
 #[derive(Default)]
@@ -181,21 +186,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             below += read(count);
             stats.value_sizes.push((VALUE_SIZES.get(at).copied().unwrap_or(u64::MAX), below));
         }
-        let mut soft_pins = 0;
         for shard in self.directory.each() {
             stats.keys += shard.len() as u64;
             stats.objects += shard.values() as u64;
             stats.writing += shard.writing().len() as u64;
-            soft_pins += shard.soft_pins();
+            stats.soft_pinned += shard.soft_pinned(now) as u64;
             stats.reads += shard.reads.asked;
             stats.hits += shard.reads.hits;
             stats.hit_bytes += shard.reads.hit_bytes;
-        }
-        if soft_pins > 0 {
-            self.directory.visit(|shard, slot| {
-                let object = &shard[slot];
-                stats.soft_pinned += u64::from(object.value().is_some() && object.soft_pin() > now);
-            });
         }
         stats
     }

@@ -1,6 +1,6 @@
 //! Tasks: copies and moves that somebody asked for and a client is to make. The table, and what goes into it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::{Moment, Rng};
@@ -26,11 +26,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if targets.is_empty() {
             return Err(Error::invalid("a copy needs a target segment"));
         }
-        targets.iter().try_for_each(|target| self.check_target(target))?;
         // A key that no task can name is refused whether there is such an object or not.
         self.key_text(key)?;
         let (source, client) = self.source_of(key, None)?;
-        self.add_copy(key, &source, client, targets, CopyToken::default())
+        targets.iter().try_for_each(|target| self.check_target(target))?;
+        // Each once: a task is kept for a while, whatever list it was asked for with.
+        let mut seen = HashSet::new();
+        let once: Vec<&str> = targets.iter().copied().filter(|target| seen.insert(*target)).collect();
+        self.add_copy(key, &source, client, &once, CopyToken::default())
     }
 
     /// Has the owner of a replica of a hot object make another one.
@@ -188,6 +191,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 }
 
+/// Bytes of a task's message that are kept: it comes from whoever made the copy.
+const MAX_MESSAGE: usize = 4096;
+
 /// As the existing system's clients read it.
 #[derive(Serialize)]
 struct CopyPayload<'a> {
@@ -270,6 +276,7 @@ impl Tasks {
         self.waiting.entry(client).or_default().push_back(id);
         self.pending += 1;
         self.pending_until.push_back((now.after(options.pending_timeout), id));
+        self.forget_over(TaskStatus::Pending);
         Ok(id)
     }
 
@@ -304,7 +311,19 @@ impl Tasks {
                 max_retries: options.max_retries,
             });
         }
+        self.forget_over(TaskStatus::Processing);
         tasks
+    }
+
+    /// Forgets when tasks were to be given up that are over long before: otherwise there were one for each of the last minutes.
+    fn forget_over(&mut self, status: TaskStatus) {
+        let (until, there) = match status {
+            TaskStatus::Pending => (&mut self.pending_until, self.pending),
+            _ => (&mut self.processing_until, self.processing),
+        };
+        if until.len() > 2 * there + 1024 {
+            until.retain(|(_, id)| self.by_id.get(id).is_some_and(|entry| entry.status == status));
+        }
     }
 
     /// Ends a task that is not over yet.
@@ -325,7 +344,11 @@ impl Tasks {
         }
         entry.status = status;
         entry.updated_ms = signed(wall_ms);
-        entry.message = message.to_owned();
+        let mut kept = message.len().min(MAX_MESSAGE);
+        while !message.is_char_boundary(kept) {
+            kept -= 1;
+        }
+        entry.message = message[..kept].to_owned();
         entry.payload = String::new();
         self.finished.push_back(id);
         while self.finished.len() > options.max_finished {
@@ -356,4 +379,31 @@ impl Tasks {
 
 fn signed(wall_ms: u64) -> i64 {
     i64::try_from(wall_ms).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_over_takes_no_memory_for_its_time_out() {
+        let (mut tasks, options) =
+            (Tasks::new(1), TaskOptions { max_finished: 10, ..TaskOptions::default() });
+        let client = ClientId(Uuid::new(1, 2));
+        for round in 0..20_000 {
+            let id = tasks.add(TaskKind::Copy, client, String::new(), Moment(round), 0, &options).unwrap();
+            if round % 2 == 0 {
+                assert_eq!(tasks.fetch(client, 9, Moment(round), 0, &options).len(), 1);
+            }
+            tasks.end(id, TaskStatus::Success, &"é".repeat(1 << 16), 0, &options);
+            assert!(tasks.pending_until.len() < 2000 && tasks.processing_until.len() < 2000);
+        }
+        assert_eq!((tasks.by_id.len(), tasks.pending, tasks.processing), (10, 0, 0));
+        assert!(tasks.by_id.values().all(|entry| entry.message.len() == MAX_MESSAGE));
+        // Those that are not over still are given up in time.
+        let late = Moment(20_000);
+        let id = tasks.add(TaskKind::Copy, client, String::new(), late, 0, &options).unwrap();
+        tasks.expire(late.after(options.pending_timeout), 0, &options);
+        assert_eq!(tasks.by_id[&id].message, "pending timeout");
+    }
 }

@@ -17,7 +17,7 @@ use parking_lot::RwLock;
 
 use super::Master;
 use super::evict::Victim;
-use super::lookup::compile;
+use super::pattern::compile;
 use crate::api::DEFAULT_TENANT;
 
 /// Largest quota, in bytes.
@@ -482,7 +482,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let mut oldest: Option<(u64, usize)> = None;
         for index in 0..self.directory.len() {
             let mut shard = self.directory.lock_at(index);
-            let found = shard.choose_of(number, |object| self.evictable(object, pass, now));
+            let found = shard.choose_of(number, pass, now, |object| self.evictable(object, pass, now));
             if let Some((_, age)) = found
                 && oldest.is_none_or(|(least, _)| age < least)
             {
@@ -491,7 +491,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
         let (_, index) = oldest?;
         let mut shard = self.directory.lock_at(index);
-        let (slot, _) = shard.choose_of(number, |object| self.evictable(object, pass, now))?;
+        let (slot, _) = shard.choose_of(number, pass, now, |object| self.evictable(object, pass, now))?;
         let group = shard[slot].group().cloned();
         let mut victim = Victim::none();
         self.evict_slot(&mut shard, slot, now, &mut victim);

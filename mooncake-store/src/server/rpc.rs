@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::State;
 use crate::master::Master;
+use crate::protocol::message::{GetReplicaListByRegex, RemoveAll, RemoveByRegex, Request};
 use crate::protocol::server::{Refusal, Service};
 use crate::protocol::service::MasterService;
 
@@ -24,8 +25,26 @@ impl Service for Counted {
     fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {
         let clock = self.state.master.clock();
         let begun = clock.now();
-        let (outcome, tally) = self.calls.counted(function, body, out);
+        let mut call = || self.calls.counted(function, body, out);
+        let (outcome, tally) = if sees_all(function) { aside(call) } else { call() };
         self.state.requests.count(function, tally, clock.now().since(begun));
         outcome
     }
+}
+
+/// Calls that look at every object: with millions of them the other connections of a thread would wait for long.
+fn sees_all(function: u32) -> bool {
+    [GetReplicaListByRegex::FUNCTION, RemoveByRegex::FUNCTION, RemoveAll::FUNCTION].contains(&function)
+}
+
+/// Has other threads go on with what this one has to do, where there are others.
+fn aside<R>(call: impl FnOnce() -> R) -> R {
+    #[cfg(feature = "cli")]
+    {
+        use tokio::runtime::{Handle, RuntimeFlavor};
+        if Handle::try_current().is_ok_and(|here| here.runtime_flavor() == RuntimeFlavor::MultiThread) {
+            return tokio::task::block_in_place(call);
+        }
+    }
+    call()
 }

@@ -57,8 +57,8 @@ pub(super) async fn query_segment(State(state): Shared, RawQuery(query): RawQuer
     let stats = state.master.segment_stats();
     let use_of = |name: &str| {
         let named: Vec<_> = stats.iter().filter(|at| at.segment.name == name).collect();
-        let used: u64 = named.iter().map(|at| at.used).sum();
-        let capacity: u64 = named.iter().map(|at| at.segment.size).sum();
+        let used = named.iter().fold(0u64, |sum, at| sum.saturating_add(at.used));
+        let capacity = named.iter().fold(0u64, |sum, at| sum.saturating_add(at.segment.size));
         (!named.is_empty()).then(|| format!("{name}\nUsed(bytes): {used}\nCapacity(bytes) : {capacity}\n"))
     };
     match use_of(name).or_else(|| use_of(&String::from_utf8_lossy(&decoded(name)))) {
