@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use mooncake_core::{Error, Result};
 use mooncake_transport::handshake::HandshakeConfig;
+use mooncake_transport::topology::{Discovery, Topology};
 
 use crate::verbs::MAX_RETRIES;
 
@@ -12,6 +13,12 @@ use crate::verbs::MAX_RETRIES;
 pub struct RdmaConfig {
     /// Devices to use, by name; empty for every device whose port is active and has an address.
     pub devices: Vec<String>,
+    /// Which devices count when none is named.
+    pub discovery: Discovery,
+    /// Which devices are near which memory, in place of what the machine says; when none is named, no others count.
+    pub topology: Option<Topology>,
+    /// Devices of peers that ours prefer, by our device's name; without an entry, one of the same name.
+    pub partners: Vec<(String, Vec<String>)>,
     /// Host that peers reach our handshake port by for this wire, and its port where that is another; empty when that is the
     /// segment's name.
     pub server_name: String,
@@ -53,6 +60,8 @@ pub struct RdmaConfig {
     pub attempts: u32,
     /// How long a way that failed is left alone while there is another.
     pub rail_pause: Duration,
+    /// How long a way on which connecting failed is not tried again: what is to go there fails at once.
+    pub connect_pause: Duration,
     /// How long a queue pair that was given up may take to hand back its requests.
     pub drain_timeout: Duration,
     /// How long a peer that connected to us may take to say that it is ready.
@@ -69,6 +78,9 @@ impl Default for RdmaConfig {
     fn default() -> Self {
         Self {
             devices: Vec::new(),
+            discovery: Discovery::default(),
+            topology: None,
+            partners: Vec::new(),
             server_name: String::new(),
             port: 1,
             gid_index: None,
@@ -89,6 +101,7 @@ impl Default for RdmaConfig {
             stripe_bytes: 1 << 20,
             attempts: 9,
             rail_pause: Duration::from_secs(30),
+            connect_pause: Duration::ZERO,
             drain_timeout: Duration::from_secs(30),
             ready_timeout: Duration::from_secs(10),
             region_bytes: 1 << 40,
@@ -127,6 +140,28 @@ impl RdmaConfig {
         Err(Error::invalid(fault).context("rdma configuration"))
     }
 
+    /// Whether a device is used when none is named.
+    pub(crate) fn counts(&self, name: &str) -> bool {
+        let listed = |topology: &Topology| topology.devices().contains(&name);
+        self.discovery.counts(name) && self.topology.as_ref().is_none_or(listed)
+    }
+
+    /// The NUMA node that a device is near; `None` when it is not known, or near several.
+    pub(crate) fn node_of(&self, name: &str) -> Option<u32> {
+        let Some(topology) = &self.topology else { return self.discovery.node_of(name) };
+        let near = topology.places().filter(|(_, devices)| devices.preferred.iter().any(|near| near == name));
+        let mut nodes = near.filter_map(|(place, _)| place.strip_prefix("cpu:")?.parse().ok());
+        nodes.next().filter(|_| nodes.next().is_none())
+    }
+
+    /// Whether a device of a peer's is one that ours goes to rather than to others of the same peer.
+    pub(crate) fn are_partners(&self, ours: &str, theirs: &str) -> bool {
+        match self.partners.iter().find(|(name, _)| name == ours) {
+            Some((_, partners)) => partners.iter().any(|name| name == theirs),
+            None => ours == theirs,
+        }
+    }
+
     /// The interface's number for the largest packet.
     pub(crate) fn mtu_number(&self) -> Option<u32> {
         [256, 512, 1024, 2048, 4096].iter().position(|mtu| *mtu == self.mtu).map(|i| i as u32 + 1)
@@ -139,6 +174,29 @@ pub(crate) const MAX_PAIRS: usize = 255;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn which_devices_count_and_where_they_are() {
+        let all = RdmaConfig::default();
+        assert!(all.counts("a") && all.node_of("no such device").is_none());
+        let filtered = RdmaConfig { discovery: Discovery::default().only(["a"]), ..RdmaConfig::default() };
+        assert!(filtered.counts("a") && !filtered.counts("b"));
+        let text = r#"{"cpu:0": [["a", "c"], ["b"]], "cpu:1": [["b", "c"], ["a"]], "cuda:0": [["a"], []]}"#;
+        let told = RdmaConfig { topology: Some(Topology::parse(text).unwrap()), ..RdmaConfig::default() };
+        assert!(told.counts("a") && told.counts("b") && !told.counts("d"));
+        let nodes = ["a", "b", "c"].map(|name| told.node_of(name));
+        assert_eq!(nodes, [Some(0), Some(1), None], "what is near both nodes is as good for either");
+    }
+
+    #[test]
+    fn who_goes_to_whom() {
+        let same = RdmaConfig::default();
+        assert!(same.are_partners("a", "a") && !same.are_partners("a", "b"));
+        let partners = vec![("a".into(), vec!["c".into(), "b".into()])];
+        let told = RdmaConfig { partners, ..RdmaConfig::default() };
+        assert!(told.are_partners("a", "b") && told.are_partners("a", "c") && !told.are_partners("a", "a"));
+        assert!(told.are_partners("b", "b"), "of others nothing was said");
+    }
 
     #[test]
     fn what_cannot_work_is_named() {

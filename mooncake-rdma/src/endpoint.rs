@@ -202,6 +202,9 @@ impl Endpoint {
         }
         state.theirs.clone_from(&with.pairs);
         state.phase = then;
+        if let Phase::Waiting(until) = then {
+            self.nic.wake_by(until);
+        }
         Ok(Setup::Connected)
     }
 
@@ -294,7 +297,8 @@ impl Endpoint {
         match state.phase {
             Phase::Retired(since) => {
                 let end = since.after(config.drain_timeout);
-                due.bury = state.flow.in_flight() == 0 || now >= end;
+                // A lost device hands nothing back.
+                due.bury = state.flow.in_flight() == 0 || now >= end || self.nic.is_lost();
                 due.next = Some(end);
             }
             _ if sent_late => due.retire = Some(too_late()),
@@ -321,13 +325,22 @@ impl Endpoint {
             state.phase = Phase::Retired(now);
             (state.pairs.clone(), state.flow.take_waiting())
         };
-        for pair in pairs.iter().flat_map(|pairs| pairs.iter()) {
-            if let Err(error) = pair.fail() {
-                // The device may be gone; then the pair is destroyed when its time is up.
-                tracing::debug!(%error, "a queue pair could not be ended");
-            }
-        }
+        end(pairs.as_deref());
         Some(waiting.into())
+    }
+
+    /// The same for one that nobody needs now. False when somebody does, or it was ended before.
+    pub(crate) fn retire_idle(&self, now: Moment) -> bool {
+        let pairs = {
+            let mut state = self.state.lock();
+            if matches!(state.phase, Phase::Retired(_)) || !state.flow.is_idle() {
+                return false;
+            }
+            state.phase = Phase::Retired(now);
+            state.pairs.clone()
+        };
+        end(pairs.as_deref());
+        true
     }
 
     /// Destroys the pairs of a retired one, after which nothing of it touches memory. What had not come back by then comes out;
@@ -354,6 +367,15 @@ impl Endpoint {
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Endpoint({} to {}, {:?})", self.nic.name, self.rail.path, self.phase())
+    }
+}
+
+fn end(pairs: Option<&Vec<QueuePair>>) {
+    for pair in pairs.into_iter().flatten() {
+        if let Err(error) = pair.fail() {
+            // The device may be gone; then the pair is destroyed when its time is up.
+            tracing::debug!(%error, "a queue pair could not be ended");
+        }
     }
 }
 

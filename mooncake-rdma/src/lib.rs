@@ -6,6 +6,9 @@ mod config;
 mod endpoint;
 mod flow;
 pub mod gid;
+#[cfg(test)]
+#[allow(unsafe_code)]
+mod lost;
 pub mod message;
 mod nic;
 mod node;

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use mooncake_core::clock::Moment;
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_transport::topology::Discovery;
 use parking_lot::{Mutex, RwLock};
 
 use crate::config::RdmaConfig;
@@ -73,7 +72,7 @@ impl Nic {
         Ok(Arc::new(Self {
             index,
             name: name.into(),
-            node: Discovery::default().node_of(name),
+            node: config.node_of(name),
             credits: Credits::new(entries as usize),
             limits,
             device,
@@ -93,6 +92,11 @@ impl Nic {
     /// Whether anything can be sent on it.
     pub(crate) fn is_up(&self) -> bool {
         self.up.load(Ordering::Acquire)
+    }
+
+    /// Whether the device is gone for good.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
     }
 
     /// The device is gone for good.

@@ -46,6 +46,8 @@ pub(crate) struct Rail {
     pub(crate) path: String,
     at: Mutex<HostPort>,
     paused: AtomicU64,
+    /// Connecting failed; it is not tried again before then.
+    closed_until: AtomicU64,
     current: Mutex<Option<Arc<Endpoint>>>,
 }
 
@@ -136,7 +138,7 @@ impl Node {
                     remote,
                     up,
                     near,
-                    twin: rail.path.rsplit('@').next() == Some(nic.name.as_str()),
+                    twin: self.config.are_partners(&nic.name, &peer.about.devices[remote]),
                     paused: rail.paused(),
                 })
             });
@@ -165,8 +167,10 @@ impl Node {
                 break;
             }
         }
-        // Ended twice while we looked: as good as unreachable.
-        refused.append(pieces);
+        for piece in pieces.drain(..) {
+            let why = Error::new(ErrorCode::TransferFail, "connections end as soon as they are made");
+            piece.done.finish(Err(unreachable(rail, &why)));
+        }
         for piece in refused {
             piece.done.finish(Err(Error::new(
                 ErrorCode::NoAvailableHandle,
@@ -177,6 +181,13 @@ impl Node {
 
     /// The connection of a way; connecting starts at once and nobody waits for it here.
     fn connection(self: &Arc<Self>, rail: &Arc<Rail>) -> Result<Arc<Endpoint>> {
+        if let Some(endpoint) = rail.standing() {
+            return Ok(endpoint);
+        }
+        if Moment(rail.closed_until.load(Ordering::Relaxed)) > self.clock.now() {
+            let why = Error::new(ErrorCode::TransferFail, "connecting failed a moment ago");
+            return Err(unreachable(rail, &why));
+        }
         let (endpoint, new) = self.standing_or_new(rail)?;
         if new {
             let (node, connecting) = (self.clone(), endpoint.clone());
@@ -210,16 +221,18 @@ impl Node {
         }
         let nic = &self.nics[rail.nic];
         let most = nic.max_endpoints(&self.config);
-        if nic.order.lock().len() >= most {
+        while nic.order.lock().len() >= most {
             let victim = nic.order.lock().victim().ok_or_else(|| {
                 Error::new(
                     ErrorCode::NoAvailableHandle,
                     format!("RDMA device {:?} has {most} connections, all in use", nic.name),
                 )
             })?;
-            debug!(?victim, "gives way to a new connection");
-            // Idle, so there is nothing to move elsewhere but what came this instant.
-            self.retire_quietly(&victim);
+            // Something may have come this instant; then it stays, and another goes.
+            if victim.retire_idle(self.clock.now()) {
+                debug!(?victim, "gives way to a new connection");
+                self.taken_off(&victim);
+            }
         }
         let id = self.next_endpoint.fetch_add(1, Ordering::Relaxed);
         let endpoint = Endpoint::new(id, nic, rail, &self.config)?;
@@ -248,7 +261,7 @@ impl Node {
         if own == endpoint.rail.path {
             // To ourselves: the pairs are their own other ends.
             self.blocking(endpoint, mine, Phase::Open).await?;
-            return endpoint.open();
+            return self.opened(endpoint);
         }
         let at = endpoint.rail.at.lock().clone();
         let ask = async |message: &Connection| {
@@ -274,12 +287,17 @@ impl Node {
                 "both sides connected, to different queue pairs",
             ));
         }
-        endpoint.open()?;
+        self.opened(endpoint)?;
         if wants_word {
             // What we send is received in any case: it is their sending that waits for this.
             ask(&Connection { ready: Some(true), ..mine }).await.map(drop)?;
         }
         Ok(())
+    }
+
+    /// Lets a connection send. One that cannot is over.
+    fn opened(self: &Arc<Self>, endpoint: &Arc<Endpoint>) -> Result<()> {
+        endpoint.open().inspect_err(|error| self.retire(endpoint, error))
     }
 
     async fn blocking(
@@ -308,6 +326,11 @@ impl Node {
             endpoint.nic.try_another_gid();
         }
         self.blame(&endpoint.rail);
+        if !self.config.connect_pause.is_zero() {
+            let until = self.clock.now().after(self.config.connect_pause);
+            endpoint.rail.closed_until.store(until.0, Ordering::Relaxed);
+            endpoint.rail.paused.fetch_max(until.0, Ordering::Relaxed);
+        }
         let Some(waiting) = self.give_up(endpoint) else { return };
         for mut piece in waiting {
             piece.attempts += 1;
@@ -339,6 +362,9 @@ impl Node {
             let ours: Vec<String> = self.nics.iter().map(|nic| self.own_path(nic)).collect();
             Error::invalid(format!("{:?} is none of our devices: {}", request.peer_nic_path, ours.join(", ")))
         })?;
+        if nic.is_lost() {
+            return Err(Error::new(ErrorCode::TransferFail, format!("RDMA device {:?} is lost", nic.name)));
+        }
         let Some((server, _)) = request.local_nic_path.rsplit_once('@') else {
             return Err(Error::invalid(format!("{:?} names no device", request.local_nic_path)));
         };
@@ -349,9 +375,7 @@ impl Node {
             let endpoint = current.filter(|endpoint| endpoint.knows(&request.pairs));
             let endpoint = endpoint
                 .ok_or_else(|| Error::invalid("no connection to those queue pairs is waiting for a word"))?;
-            if let Err(error) = endpoint.open() {
-                self.retire(&endpoint, &error);
-            }
+            self.opened(&endpoint)?;
             return Ok(Connection::default());
         }
         let then = match request.ready {
@@ -363,9 +387,7 @@ impl Node {
             match self.blocking(&endpoint, request.clone(), then).await {
                 Ok(Setup::Connected | Setup::Known) => {
                     if then == Phase::Open {
-                        endpoint.open()?;
-                    } else {
-                        nic.wake();
+                        self.opened(&endpoint)?;
                     }
                     return Ok(Connection {
                         local_nic_path: request.peer_nic_path,
@@ -396,20 +418,18 @@ impl Node {
         let Some(waiting) = self.give_up(endpoint) else { return };
         debug!(?endpoint, %why, "given up");
         for piece in waiting {
-            self.reroute(piece, None, why);
-        }
-    }
-
-    /// The same for one with nothing to move; should something have come after all, it fails.
-    fn retire_quietly(&self, endpoint: &Arc<Endpoint>) {
-        let error = Error::new(ErrorCode::TransferFail, "the connection gave way to another");
-        for piece in self.give_up(endpoint).into_iter().flatten() {
-            piece.done.finish(Err(copy(&error)));
+            self.moved(piece, why);
         }
     }
 
     fn give_up(&self, endpoint: &Arc<Endpoint>) -> Option<Vec<Piece>> {
         let waiting = endpoint.retire(self.clock.now())?;
+        self.taken_off(endpoint);
+        Some(waiting)
+    }
+
+    /// Nobody finds a connection any more that was retired.
+    fn taken_off(&self, endpoint: &Arc<Endpoint>) {
         let mut current = endpoint.rail.current.lock();
         if current.as_ref().is_some_and(|current| current.id == endpoint.id) {
             *current = None;
@@ -417,7 +437,6 @@ impl Node {
         drop(current);
         endpoint.nic.order.lock().remove(endpoint.id);
         endpoint.nic.wake();
-        Some(waiting)
     }
 
     /// Takes a retired connection apart. True when it is gone.
@@ -440,12 +459,10 @@ impl Node {
                 let what = format!("{} bytes at {:#x} are refused by {}", piece.len, piece.remote, rail.path);
                 return piece.done.finish(Err(Error::invalid(what)));
             }
-            Status::Flushed if piece.flushes < MAX_FLUSHES => {
-                piece.flushes += 1;
+            Status::Flushed => {
                 let why = Error::new(ErrorCode::TransferFail, "its connection failed");
-                return self.reroute(piece, None, &why);
+                return self.moved(piece, &why);
             }
-            Status::Flushed => Error::new(ErrorCode::TransferFail, "its connection failed again and again"),
             Status::Unanswered => Error::new(ErrorCode::TransferFail, "the peer does not answer"),
             Status::Local(n) => Error::new(ErrorCode::TransferFail, format!("local fault {n}")),
             Status::Failed(n) => Error::new(ErrorCode::TransferFail, format!("fault {n}")),
@@ -456,6 +473,16 @@ impl Node {
             return piece.done.finish(Err(unreachable(rail, &error)));
         }
         self.reroute(piece, Some(rail), &error);
+    }
+
+    /// Sends a message again whose connection failed for another's sake, or before it was its turn.
+    fn moved(self: &Arc<Self>, mut piece: Piece, why: &Error) {
+        piece.flushes += 1;
+        if piece.flushes > MAX_FLUSHES {
+            let again = format!("its connection failed again and again; last: {why}");
+            return piece.done.finish(Err(Error::new(ErrorCode::TransferFail, again)));
+        }
+        self.reroute(piece, None, why);
     }
 
     fn blame(&self, rail: &Rail) {
@@ -518,10 +545,23 @@ fn rail(rails: &mut Rails, nic: usize, path: &str, at: &HostPort) -> Arc<Rail> {
         path: path.into(),
         at: Mutex::new(at.clone()),
         paused: AtomicU64::new(0),
+        closed_until: AtomicU64::new(0),
         current: Mutex::new(None),
     };
-    rails.entry((nic, path.into())).or_insert_with(|| Arc::new(make())).clone()
+    if let Some(known) = rails.get(&(nic, path.to_owned())) {
+        return known.clone();
+    }
+    // Those of peers that nobody knows any more, and that have no connection: peers that restart come with new names.
+    if rails.len() >= FEW_RAILS && rails.len().is_power_of_two() {
+        rails.retain(|_, rail| Arc::strong_count(rail) > 1);
+    }
+    let rail = Arc::new(make());
+    rails.insert((nic, path.into()), rail.clone());
+    rail
 }
+
+/// Ways that are kept without a look at who uses them.
+const FEW_RAILS: usize = 64;
 
 /// Opens the devices of the configuration, all of which must work, or whatever works of those there are.
 fn open_devices(config: &RdmaConfig) -> Result<Vec<Arc<Nic>>> {
@@ -533,7 +573,7 @@ fn open_devices(config: &RdmaConfig) -> Result<Vec<Arc<Nic>>> {
         return Ok(nics);
     }
     let mut faults = Vec::new();
-    for name in device_names()? {
+    for name in device_names()?.into_iter().filter(|name| config.counts(name)) {
         match Nic::open(nics.len(), &name, config) {
             Ok(nic) => nics.push(nic),
             Err(error) => {

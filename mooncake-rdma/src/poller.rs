@@ -33,13 +33,12 @@ pub(crate) fn run(node: &Arc<Node>, nic: &Arc<Nic>) {
         closing: None,
     };
     while !poller.is_over() {
-        if let Err(error) = poller.turn() {
+        if nic.is_lost() {
+            poller.wind_up();
+        } else if let Err(error) = poller.turn() {
             error!(device = nic.name, %error, "the completion queue is lost");
             nic.lose();
             poller.node.give_up_all(nic, &error);
-            poller.clock();
-            // Nothing comes out of the queue any more: what is left is taken apart when its time is up.
-            poller.sleep(false);
         }
     }
 }
@@ -83,6 +82,13 @@ impl Poller {
             self.nic.queue.quieten();
         }
         Ok(())
+    }
+
+    /// What is left to do for a lost device: nothing comes out of its queue, and its descriptors, which may say for ever that they have
+    /// something to say, are left alone.
+    fn wind_up(&mut self) {
+        self.clock();
+        self.sleep(false);
     }
 
     /// Takes completions out; false when there are none.
@@ -154,25 +160,25 @@ impl Poller {
         self.feed();
     }
 
-    /// Waits for a completion, an event of the device, a ring of the bell, or the next deadline.
-    fn sleep(&self, for_completions: bool) {
+    /// Waits, if they are to be heard, for a completion or an event of the device; for a ring of the bell, or the next deadline.
+    fn sleep(&self, of_the_device: bool) {
         let now = self.node.clock.now();
         let mut wait = self.nic.planned().since(now);
         if self.closing.is_some() || self.node.closed.load(Ordering::Acquire) {
             wait = wait.min(SOON);
         }
         let mut fds = [
-            PollFd::from_borrowed_fd(self.nic.device.event_fd(), PollFlags::IN),
             PollFd::new(self.nic.bell(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.nic.device.event_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.nic.queue.as_fd(), PollFlags::IN),
         ];
-        let watched = if for_completions { 3 } else { 2 };
+        let watched = if of_the_device { 3 } else { 1 };
         let timeout = Timespec {
             tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX).min(3600),
             tv_nsec: i64::from(wait.subsec_nanos()),
         };
         let _ = poll(&mut fds[..watched], Some(&timeout));
-        let (happened, rung) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
+        let (rung, happened) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
         if rung {
             let mut count = [0; 8];
             let _ = rustix::io::read(self.nic.bell(), &mut count);

@@ -13,7 +13,7 @@ pub(crate) struct Way {
     pub(crate) up: bool,
     /// Our device is on the memory's side of the machine.
     pub(crate) near: bool,
-    /// Both have the same name, as they do in clusters where such devices share a switch.
+    /// Ours prefers this one of the peer's: both have the same name, as in clusters where such devices share a switch, or somebody said so.
     pub(crate) twin: bool,
     /// Left alone until then, because it failed.
     pub(crate) paused: Moment,

@@ -1,9 +1,10 @@
 //! Memory registered with every device of a node.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use mooncake_core::memory::MemorySpan;
-use mooncake_core::{Error, Result};
+use mooncake_core::memory::{DmaBuf, MemorySpan, dma_buf};
+use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::segment::CONTINUES;
 use mooncake_transport::{Access, BufferDesc};
 use serde_json::Value;
@@ -82,19 +83,24 @@ impl Registration {
         }
         let remote = access == Access::Remote;
         let parts = Parts::new(span.addr(), span.len as u64, longest);
-        let one = move |domain: &Arc<Domain>| -> Result<Vec<MemoryRegion>> {
+        let buffer = dma_buf(span);
+        let one = |domain: &Arc<Domain>| -> Result<Vec<MemoryRegion>> {
             // The whole span, as a pointer alone may not go to another thread.
             let MemorySpan { ptr, .. } = { span };
             let part = |(offset, len): (u64, u64)| {
                 // SAFETY: parts lie in the span, whose length is a `usize`; the caller keeps the bytes, and the regions are dropped with the
                 // result.
                 unsafe {
-                    let start = ptr.add(offset as usize);
-                    MemoryRegion::register(domain, start, len as usize, remote, relaxed)
+                    let part = MemorySpan { ptr: ptr.add(offset as usize), len: len as usize, ..span };
+                    match &buffer {
+                        Some(buffer) => of_buffer(domain, part, (buffer, offset), remote, relaxed),
+                        None => MemoryRegion::register(domain, part.ptr, part.len, remote, relaxed),
+                    }
                 }
             };
             parts.iter().map(part).collect()
         };
+        let one = &one;
         let regions = match domains {
             [domain] => vec![one(domain)?],
             // Pinning takes its time, and devices do not wait for one another.
@@ -129,6 +135,32 @@ impl Registration {
         let of_part = |part: usize| self.regions.iter().map(move |regions| &regions[part]);
         let keys = parts.flat_map(of_part).flat_map(|region| [region.remote_key(), region.local_key()]);
         head.into_iter().chain(keys).flat_map(u32::to_le_bytes).collect()
+    }
+}
+
+/// Registers memory of a dma-buf: by its descriptor, or, where library or driver cannot do that, by its address, as drivers can that reach
+/// into the other device's one.
+///
+/// # Safety
+/// As for [`MemoryRegion::register`].
+unsafe fn of_buffer(
+    domain: &Arc<Domain>,
+    part: MemorySpan,
+    (buffer, offset): (&DmaBuf, u64),
+    remote: bool,
+    relaxed: bool,
+) -> Result<MemoryRegion> {
+    let (fd, offset) = (buffer.as_fd(), buffer.offset() + offset);
+    // SAFETY: passed on; the descriptor is that of the buffer with these bytes.
+    let by_buffer =
+        unsafe { MemoryRegion::register_dmabuf(domain, fd, offset, part.len, part.addr(), remote, relaxed) };
+    match by_buffer {
+        Err(error) if error.code() == ErrorCode::NotSupported => {
+            // SAFETY: passed on.
+            unsafe { MemoryRegion::register(domain, part.ptr, part.len, remote, relaxed) }
+                .map_err(|plain| error.context(format!("{plain}; and")))
+        }
+        registered => registered,
     }
 }
 

@@ -280,7 +280,11 @@ unsafe impl Transport for RdmaTransport {
             .collect();
         desc.extra.insert("devices".into(), devices.into());
         let places: Vec<_> = nics.iter().map(|nic| (nic.name.clone(), nic.node)).collect();
-        desc.extra.insert("priority_matrix".into(), topology::matrix(&places));
+        let matrix = match &self.node.config.topology {
+            Some(topology) => topology.to_json(),
+            None => topology::matrix(&places),
+        };
+        desc.extra.insert("priority_matrix".into(), matrix);
         desc.buffers = desc.buffers.iter().flat_map(registration::describe).collect();
     }
 

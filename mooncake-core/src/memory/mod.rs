@@ -4,6 +4,7 @@
 //! Registering a span with a wire makes it a region (crate `mooncake-transport`). Nothing here hands out `&[u8]`
 //! of memory that a peer may write: whoever needs bytes copies them through raw pointers.
 
+mod dma_buf;
 #[allow(unsafe_code)]
 mod host;
 #[allow(unsafe_code)]
@@ -12,6 +13,7 @@ mod shared;
 use std::fmt;
 use std::ptr::NonNull;
 
+pub use dma_buf::{DmaBuf, ListedDmaBuf, dma_buf};
 pub use host::{AddressHole, HostMemory, HostMemoryOptions, HugePages};
 pub use shared::{SharedMapping, SharedPages, shared_pages};
 

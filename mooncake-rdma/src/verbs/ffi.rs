@@ -359,6 +359,21 @@ macro_rules! functions {
             $(pub(crate) $field: functions!(@type $($optional)? unsafe extern "C" fn($($arg),*) -> $ret),)*
         }
 
+        #[cfg(test)]
+        impl Functions {
+            /// None of them, for tests, which put in those they need.
+            pub(crate) fn none() -> Self {
+                Self {
+                    $($field: {
+                        unsafe extern "C" fn none($(_: $arg),*) -> $ret {
+                            unreachable!("the fake library has no {:?}", $name)
+                        }
+                        functions!(@none $($optional)? none)
+                    },)*
+                }
+            }
+        }
+
         impl Functions {
             /// Finds them all with a function that finds one by name and version, or names the one that is missing.
             ///
@@ -380,6 +395,8 @@ macro_rules! functions {
             }
         }
     };
+    (@none optional $none:ident) => { { let _ = $none; None } };
+    (@none $none:ident) => { $none };
     (@type optional $type:ty) => { Option<$type> };
     (@type $type:ty) => { $type };
     (@need optional $found:ident, $name:literal) => { $found };

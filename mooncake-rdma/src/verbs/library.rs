@@ -10,6 +10,10 @@ use super::ffi::Functions;
 
 /// The functions of the library, or why there are none; asked for once per process.
 pub(super) fn library() -> Result<&'static Functions> {
+    #[cfg(test)]
+    if let Some(fake) = super::fake::library() {
+        return Ok(fake);
+    }
     static LIBRARY: OnceLock<Result<Functions, String>> = OnceLock::new();
     LIBRARY.get_or_init(load).as_ref().map_err(|why| {
         Error::new(

@@ -107,6 +107,7 @@ impl MemoryRegion {
         len: usize,
         address: u64,
         remote: bool,
+        relaxed: bool,
     ) -> Result<Self> {
         let cannot = |why: &str| Error::new(ErrorCode::NotSupported, format!("memory of a dma-buf: {why}"));
         let register = domain
@@ -114,7 +115,8 @@ impl MemoryRegion {
             .calls
             .reg_dmabuf_mr
             .ok_or_else(|| cannot("this libibverbs is older than version 34 of rdma-core"))?;
-        let flags = access(remote).cast_signed();
+        let relaxed = if relaxed { ffi::ACCESS_RELAXED_ORDERING } else { 0 };
+        let flags = (access(remote) | relaxed).cast_signed();
         // SAFETY: the caller keeps the memory; the descriptor is open during the call, and the kernel holds it thereafter.
         let raw = unsafe { register(domain.raw.as_ptr(), offset, len, address, fd.as_raw_fd(), flags) };
         if raw.is_null() && std::io::Error::last_os_error().raw_os_error() == Some(libc::EOPNOTSUPP) {

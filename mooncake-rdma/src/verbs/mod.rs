@@ -52,6 +52,8 @@
 //! ```
 
 mod device;
+#[cfg(test)]
+pub(crate) mod fake;
 mod ffi;
 mod library;
 mod memory;

@@ -85,6 +85,12 @@ impl Discovery {
         self
     }
 
+    /// Whether a device of that name is one of those looked for.
+    pub fn counts(&self, name: &str) -> bool {
+        let named = |list: &Vec<String>| list.iter().any(|known| known == name);
+        self.only.iter().all(named) && !named(&self.without)
+    }
+
     /// Looks.
     pub fn hardware(&self) -> Hardware {
         let mut nodes: Vec<u32> = self
@@ -123,8 +129,7 @@ impl Discovery {
     }
 
     pub(super) fn why_not(&self, name: &str, verbs: Option<&String>) -> Option<String> {
-        let named = |list: &Vec<String>| list.iter().any(|known| known == name);
-        if !self.only.iter().all(named) || named(&self.without) {
+        if !self.counts(name) {
             return Some("filtered out".into());
         }
         let Some(verbs) = verbs else { return Some("it has no verbs device".into()) };

@@ -1,0 +1,133 @@
+//! dma-bufs: memory of one device that others are given by a file descriptor, a GPU's above all. Who exports one lists it here; wires look
+//! here whether memory they are to register is in one.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use super::MemorySpan;
+use crate::{Error, Result};
+
+static LISTED: RwLock<BTreeMap<u64, Arc<Entry>>> = RwLock::new(BTreeMap::new());
+
+#[derive(Debug)]
+struct Entry {
+    span: MemorySpan,
+    buffer: OwnedFd,
+    /// Where in the buffer the span begins.
+    offset: u64,
+}
+
+/// Keeps memory listed as a part of a dma-buf, until it is dropped. What was registered meanwhile stays as it is.
+#[derive(Debug)]
+pub struct ListedDmaBuf {
+    entry: Arc<Entry>,
+}
+
+impl ListedDmaBuf {
+    /// Lists a span, which begins `offset` bytes into a dma-buf.
+    ///
+    /// # Errors
+    /// `Invalid` for no bytes, and for addresses some of which are listed already.
+    pub fn new(span: MemorySpan, buffer: OwnedFd, offset: u64) -> Result<Self> {
+        let (addr, len) = (span.addr(), span.len as u64);
+        let end = addr.checked_add(len).filter(|_| len != 0 && offset.checked_add(len).is_some());
+        let end = end.ok_or_else(|| {
+            Error::invalid(format!("{len} bytes at {addr:#x} cannot be those of a dma-buf from {offset}"))
+        })?;
+        let mut listed = LISTED.write();
+        let before = listed.range(..end).next_back();
+        if before.is_some_and(|(other, entry)| other + entry.span.len as u64 > addr) {
+            return Err(Error::invalid(format!(
+                "some of the {len} bytes at {addr:#x} are a dma-buf's already"
+            )));
+        }
+        let entry = Arc::new(Entry { span, buffer, offset });
+        listed.insert(addr, entry.clone());
+        Ok(Self { entry })
+    }
+}
+
+impl Drop for ListedDmaBuf {
+    fn drop(&mut self) {
+        LISTED.write().remove(&self.entry.span.addr());
+    }
+}
+
+/// Memory in a dma-buf. Keeps the descriptor open, not the memory.
+#[derive(Clone)]
+pub struct DmaBuf {
+    entry: Arc<Entry>,
+    offset: u64,
+}
+
+impl DmaBuf {
+    /// Where in the buffer the memory begins.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+}
+
+impl AsFd for DmaBuf {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.entry.buffer.as_fd()
+    }
+}
+
+impl fmt::Debug for DmaBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DmaBuf({:?}, {})", self.entry.buffer, self.offset)
+    }
+}
+
+/// The dma-buf that all of a span is in, if it is listed.
+pub fn dma_buf(span: MemorySpan) -> Option<DmaBuf> {
+    let listed = LISTED.read();
+    let (_, entry) = listed.range(..=span.addr()).next_back()?;
+    if !entry.span.contains(span.addr(), span.len as u64) {
+        return None;
+    }
+    Some(DmaBuf { entry: entry.clone(), offset: entry.offset + (span.addr() - entry.span.addr()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr::{self, NonNull};
+
+    fn span(addr: usize, len: usize) -> MemorySpan {
+        MemorySpan::new(NonNull::new(ptr::without_provenance_mut(addr)).unwrap(), len)
+    }
+
+    fn descriptor() -> OwnedFd {
+        std::fs::File::open("/dev/null").unwrap().into()
+    }
+
+    #[test]
+    fn memory_is_found_in_what_was_listed_and_only_then() {
+        let at = 0x5_0000_0000;
+        let listed = ListedDmaBuf::new(span(at, 0x3000), descriptor(), 0x10000).unwrap();
+        let offset = |addr, len| dma_buf(span(addr, len)).map(|buffer| buffer.offset());
+        assert_eq!(offset(at, 0x3000), Some(0x10000));
+        assert_eq!(offset(at + 0x1001, 7), Some(0x11001));
+        for (addr, len) in [(at - 1, 2), (at + 1, 0x3000), (at + 0x3000, 1), (at, 0), (0x1000, 1)] {
+            assert_eq!(offset(addr, len), None, "{len} at {addr:#x}");
+        }
+        for (addr, len) in [(at, 1), (at - 1, 2), (at + 0x2fff, 9), (at - 9, 0x4000), (0x1000, 0)] {
+            ListedDmaBuf::new(span(addr, len), descriptor(), 0).unwrap_err();
+        }
+        ListedDmaBuf::new(span(at + 0x3000, 2), descriptor(), u64::MAX).unwrap_err();
+        let beside = ListedDmaBuf::new(span(at + 0x3000, 1), descriptor(), 0).unwrap();
+        let kept = dma_buf(span(at, 1)).unwrap();
+        drop(listed);
+        assert_eq!((offset(at, 1), offset(at + 0x3000, 1)), (None, Some(0)));
+        assert!(
+            kept.as_fd().try_clone_to_owned().is_ok(),
+            "the descriptor is open as long as somebody may use it"
+        );
+        drop(beside);
+    }
+}

@@ -1,0 +1,243 @@
+//! What no device at hand does, on a library that does as it is told: be lost, refuse requests, take dma-bufs.
+
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::ErrorKind;
+use mooncake_core::memory::{HostMemory, ListedDmaBuf, MemorySource};
+use mooncake_transport::transfer::{self, Transfer};
+use mooncake_transport::{Access, BufferDesc, Region, SegmentDesc, SliceMut, Ticket, Transport};
+use tokio::runtime::Runtime;
+
+use crate::verbs::fake::{Fake, Registered};
+use crate::verbs::{Domain, held};
+use crate::{RdmaConfig, RdmaPeer, RdmaTransport};
+
+const LEN: usize = 64 << 10;
+
+const PORT_UP: u32 = 9;
+const PORT_DOWN: u32 = 10;
+const GIDS: u32 = 18;
+const FATAL: u32 = 8;
+const QUEUE_FATAL: u32 = 0;
+
+const REMOTE: u32 = 1 | 2 | 4;
+const RELAXED: u32 = 1 << 20;
+
+/// A node on the fake's device. It is its own peer, which takes no handshake.
+struct Alone {
+    node: RdmaTransport,
+    region: Region<RdmaTransport>,
+    runtime: Runtime,
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+fn node(runtime: &Runtime, config: RdmaConfig) -> RdmaTransport {
+    let config = RdmaConfig { server_name: "10.0.0.1:1".into(), ..config };
+    RdmaTransport::start(config, runtime.handle()).unwrap()
+}
+
+impl Alone {
+    fn new() -> Self {
+        let runtime = runtime();
+        let node = node(&runtime, RdmaConfig::default());
+        let memory = Arc::new(HostMemory::new(LEN).unwrap());
+        let region = Region::register(&node, memory, Access::Remote).unwrap();
+        Self { node, region, runtime }
+    }
+
+    fn peer(&self) -> RdmaPeer {
+        let mut desc = SegmentDesc::new("alone");
+        let key = self.node.export(self.region.registration().unwrap());
+        let (addr, length) = (self.region.addr(), LEN as u64);
+        desc.buffers = vec![BufferDesc { name: "alone".into(), addr, length, key, ..BufferDesc::default() }];
+        self.node.describe(&mut desc);
+        self.runtime.block_on(self.node.connect(&desc)).unwrap()
+    }
+
+    /// A read with no deadline: it ends because of what happens, or never.
+    fn read(&self) -> Ticket<[Transfer<SliceMut<RdmaTransport>>; 1]> {
+        let memory = Arc::new(HostMemory::new(64).unwrap());
+        let into = Region::register(&self.node, memory, Access::Local).unwrap().exclusive().unwrap();
+        transfer::read(&self.node, &self.peer(), [Transfer::new(self.region.addr(), into)], None)
+    }
+
+    fn gid(&self) -> String {
+        self.node.devices()[0].gid.to_string()
+    }
+}
+
+/// Waits for something that a device's thread does, for as long as that may take on a busy machine.
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let clock = mooncake_core::clock::SystemClock::shared();
+    let end = clock.now().after(Duration::from_secs(30));
+    while !holds() {
+        assert!(clock.now() < end, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_port_that_goes_and_comes_back() {
+    let fake = Fake::new();
+    let alone = Alone::new();
+    assert!(alone.node.works());
+    fake.state().port_is_up = false;
+    fake.event(PORT_DOWN);
+    eventually("the port is down", || !alone.node.works());
+    let error = alone.read().wait().0.unwrap_err();
+    assert!(error.to_string().contains("no RDMA device of ours works"), "{error}");
+    fake.state().port_is_up = true;
+    fake.event(PORT_UP);
+    eventually("the port is up", || alone.node.works());
+    fake.state().address = 7;
+    fake.event(GIDS);
+    eventually("another address", || alone.gid() == "::ffff:10.0.0.7");
+}
+
+#[test]
+fn a_lost_device_ends_what_is_under_way_and_costs_nothing_after() {
+    for event in [FATAL, QUEUE_FATAL] {
+        let fake = Fake::new();
+        let alone = Alone::new();
+        let tickets = [alone.read(), alone.read()];
+        eventually("both are posted", || fake.state().posted == 2);
+        fake.event(event);
+        for ticket in tickets {
+            let error = ticket.wait().0.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        }
+        assert!(!alone.node.works());
+        eventually("its queue pairs are destroyed", || {
+            let state = fake.state();
+            state.pairs_made == 2 && state.pairs_destroyed == 2
+        });
+        // Its descriptor says from now on that there is something, and there is nothing: as that of a device that was pulled out.
+        let heard = fake.state().heard;
+        fake.event(PORT_UP);
+        for _ in 0..50 {
+            alone.read().wait().0.unwrap_err();
+        }
+        assert_eq!(fake.state().heard, heard, "nobody listens to a lost device");
+        assert!(!alone.node.works(), "what is lost does not come back");
+    }
+}
+
+#[test]
+fn a_queue_that_fails_loses_its_device() {
+    let fake = Fake::new();
+    let alone = Alone::new();
+    let ticket = alone.read();
+    eventually("it is posted", || fake.state().posted == 1);
+    fake.state().queue_works = false;
+    // Anything that makes the thread look.
+    fake.event(PORT_UP);
+    let error = ticket.wait().0.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    let polled = fake.state().polled;
+    for _ in 0..20 {
+        alone.read().wait().0.unwrap_err();
+    }
+    assert_eq!(fake.state().polled, polled, "nobody asks a queue that is lost");
+}
+
+#[test]
+fn a_device_that_takes_no_requests_is_an_error_and_no_hang() {
+    let fake = Fake::new();
+    let alone = Alone::new();
+    fake.state().posting_works = false;
+    let error = alone.read().wait().0.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("again and again"), "{error}");
+    fake.state().posting_works = true;
+    let ticket = alone.read();
+    eventually("it takes them again", || fake.state().posted == 1);
+    fake.event(FATAL);
+    ticket.wait().0.unwrap_err();
+}
+
+#[test]
+fn everything_is_given_back() {
+    let fake = Fake::new();
+    let before = held();
+    {
+        let alone = Alone::new();
+        let ticket = alone.read();
+        eventually("it is posted", || fake.state().posted == 1);
+        alone.node.close();
+        ticket.wait().0.unwrap_err();
+    }
+    let state = fake.state();
+    assert_eq!(state.registered.len(), state.deregistered);
+    assert_eq!(state.pairs_made, state.pairs_destroyed);
+    assert_eq!(held(), before);
+}
+
+#[test]
+fn memory_of_a_dma_buf_is_registered_by_its_descriptor() {
+    let fake = Fake::new();
+    let runtime = runtime();
+    let parts = RdmaConfig { region_bytes: 4096, ..RdmaConfig::default() };
+    let node = node(&runtime, parts);
+    let memory = HostMemory::new(3 * 4096).unwrap();
+    let span = memory.span();
+    // No buffer of a device, but the library does not look.
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let fd = file.as_raw_fd();
+    let listed = ListedDmaBuf::new(span, file.into(), 1 << 20).unwrap();
+    // SAFETY: `memory` outlives what is registered here.
+    let registration = unsafe { node.register(span, Access::Remote) }.unwrap();
+    let asked = fake.state().registered.clone();
+    let wanted: Vec<_> = (0..3u64)
+        .map(|i| Registered {
+            buffer: Some((fd, (1 << 20) + i * 4096)),
+            addr: span.addr() + i * 4096,
+            len: 4096,
+            access: REMOTE | RELAXED,
+        })
+        .collect();
+    assert_eq!(asked, wanted);
+    assert_eq!(registration.local_key(0, span.addr() + 5000), Some(2));
+    drop(registration);
+    assert_eq!(fake.state().deregistered, 3);
+
+    // A driver that does not know them may reach the memory by its address.
+    fake.state().takes_buffers = false;
+    // SAFETY: as above.
+    let registration = unsafe { node.register(span, Access::Local) }.unwrap();
+    let last = *fake.state().registered.last().unwrap();
+    assert_eq!((last.buffer, last.addr, last.access), (None, span.addr() + 8192, 1 | RELAXED));
+    drop(registration);
+    fake.state().takes_addresses = false;
+    // SAFETY: as above.
+    let error = unsafe { node.register(span, Access::Local) }.unwrap_err().to_string();
+    assert!(
+        error.contains("dma-buf") && error.contains("driver cannot") && error.contains("registering"),
+        "{error}"
+    );
+
+    drop(listed);
+    (fake.state().takes_addresses, fake.state().takes_buffers) = (true, true);
+    // SAFETY: as above.
+    drop(unsafe { node.register(span, Access::Local) }.unwrap());
+    assert_eq!(fake.state().registered.last().unwrap().buffer, None, "not listed any more");
+}
+
+#[test]
+fn devices_write_in_order_when_told_to() {
+    let fake = Fake::new();
+    let device = crate::verbs::Device::open("fake0").unwrap();
+    let domain = Domain::new(&device).unwrap();
+    let memory = HostMemory::new(4096).unwrap();
+    for (relaxed, access) in [(true, REMOTE | RELAXED), (false, REMOTE)] {
+        // SAFETY: `memory` outlives the region.
+        let region =
+            unsafe { crate::verbs::MemoryRegion::register(&domain, memory.span().ptr, 4096, true, relaxed) };
+        drop(region.unwrap());
+        assert_eq!(fake.state().registered.last().unwrap().access, access);
+    }
+}

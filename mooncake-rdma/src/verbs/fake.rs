@@ -1,0 +1,364 @@
+//! A library with one device that does as a test says, for what no device at hand does: be lost, take dma-bufs.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr;
+use std::sync::LazyLock;
+
+use parking_lot::{Mutex, MutexGuard};
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::ffi::{self, Functions};
+
+thread_local! {
+    static IN_USE: Cell<bool> = const { Cell::new(false) };
+}
+
+static TURN: Mutex<()> = Mutex::new(());
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
+
+/// What the device was asked, and what it is to answer.
+#[derive(Default)]
+pub(crate) struct State {
+    /// Registrations, in the order they came.
+    pub(crate) registered: Vec<Registered>,
+    /// Those that were given back.
+    pub(crate) deregistered: usize,
+    /// The driver takes dma-bufs.
+    pub(crate) takes_buffers: bool,
+    /// The driver takes addresses.
+    pub(crate) takes_addresses: bool,
+    pub(crate) port_is_up: bool,
+    /// Last byte of its address.
+    pub(crate) address: u8,
+    pub(crate) events: VecDeque<c_uint>,
+    /// How often an event was asked for.
+    pub(crate) heard: usize,
+    /// How often the queue was looked at.
+    pub(crate) polled: usize,
+    pub(crate) queue_works: bool,
+    pub(crate) posting_works: bool,
+    /// Requests it took, none of which ever comes back.
+    pub(crate) posted: usize,
+    pub(crate) pairs_made: u32,
+    pub(crate) pairs_destroyed: u32,
+    bell: Option<OwnedFd>,
+}
+
+/// One registration, as the library was asked for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Registered {
+    /// The dma-buf, if it was one, and where in it.
+    pub(crate) buffer: Option<(c_int, u64)>,
+    pub(crate) addr: u64,
+    pub(crate) len: usize,
+    pub(crate) access: c_uint,
+}
+
+/// The fake is this thread's library until this is dropped; one test has it at a time.
+pub(crate) struct Fake {
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Fake {
+    pub(crate) fn new() -> Self {
+        let turn = TURN.lock();
+        *STATE.lock() = State {
+            takes_buffers: true,
+            takes_addresses: true,
+            port_is_up: true,
+            address: 1,
+            queue_works: true,
+            posting_works: true,
+            bell: eventfd(0, EventfdFlags::SEMAPHORE | EventfdFlags::NONBLOCK).ok(),
+            ..State::default()
+        };
+        IN_USE.set(true);
+        Self { _turn: turn }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'static, State> {
+        STATE.lock()
+    }
+
+    /// Something happens to the device.
+    pub(crate) fn event(&self, number: c_uint) {
+        let mut state = STATE.lock();
+        state.events.push_back(number);
+        rustix::io::write(state.bell.as_ref().unwrap(), &1u64.to_ne_bytes()).unwrap();
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        IN_USE.set(false);
+    }
+}
+
+/// The fake's functions, on a thread that uses it.
+pub(super) fn library() -> Option<&'static Functions> {
+    static FUNCTIONS: LazyLock<Functions> = LazyLock::new(functions);
+    IN_USE.get().then(|| &*FUNCTIONS)
+}
+
+fn functions() -> Functions {
+    Functions {
+        get_device_list,
+        free_device_list: nothing_list,
+        get_device_name,
+        open_device,
+        close_device,
+        query_device,
+        query_port,
+        query_gid,
+        alloc_pd,
+        dealloc_pd,
+        reg_mr,
+        reg_mr_iova2: Some(reg_mr_iova2),
+        reg_dmabuf_mr: Some(reg_dmabuf_mr),
+        dereg_mr,
+        create_comp_channel,
+        destroy_comp_channel,
+        create_cq,
+        destroy_cq,
+        get_cq_event,
+        create_qp,
+        modify_qp,
+        destroy_qp,
+        get_async_event,
+        ack_async_event,
+        ..Functions::none()
+    }
+}
+
+/// A thing of the library's that only its address matters of. Never freed: tests are short.
+fn thing<T>(thing: T) -> *mut T {
+    Box::into_raw(Box::new(thing))
+}
+
+fn fails<T>(number: c_int) -> *mut T {
+    // SAFETY: this thread's own.
+    unsafe { *libc::__errno_location() = number };
+    ptr::null_mut()
+}
+
+unsafe extern "C" fn get_device_list(len: *mut c_int) -> *mut *mut ffi::Device {
+    // SAFETY: as the library's caller promises.
+    unsafe { *len = 1 };
+    thing(thing(ffi::Device { _opaque: [] }))
+}
+
+unsafe extern "C" fn nothing_list(_: *mut *mut ffi::Device) {}
+
+unsafe extern "C" fn get_device_name(_: *mut ffi::Device) -> *const c_char {
+    c"fake0".as_ptr()
+}
+
+unsafe extern "C" fn open_device(_: *mut ffi::Device) -> *mut ffi::Context {
+    // SAFETY: numbers, pointers and functions that may be missing.
+    let mut context: ffi::Context = unsafe { std::mem::zeroed() };
+    context.ops.poll_cq = Some(poll_cq);
+    context.ops.req_notify_cq = Some(req_notify_cq);
+    context.ops.post_send = Some(post_send);
+    context.async_fd = STATE.lock().bell.as_ref().unwrap().as_raw_fd();
+    thing(context)
+}
+
+unsafe extern "C" fn close_device(_: *mut ffi::Context) -> c_int {
+    0
+}
+
+unsafe extern "C" fn query_device(_: *mut ffi::Context, attr: *mut ffi::DeviceAttr) -> c_int {
+    // SAFETY: as the library's caller promises; numbers only.
+    unsafe {
+        let mut limits: ffi::DeviceAttr = std::mem::zeroed();
+        (limits.max_mr_size, limits.max_qp, limits.max_qp_wr, limits.max_cqe) = (1 << 40, 100, 64, 256);
+        (limits.max_qp_rd_atom, limits.max_qp_init_rd_atom) = (16, 16);
+        *attr = limits;
+    }
+    0
+}
+
+unsafe extern "C" fn query_port(_: *mut ffi::Context, _: u8, attr: *mut ffi::PortAttr) -> c_int {
+    let state = if STATE.lock().port_is_up { ffi::PORT_ACTIVE } else { 1 };
+    let port = ffi::PortAttr {
+        state,
+        active_mtu: 5,
+        gids: 2,
+        max_msg_sz: 8 << 20,
+        link_layer: 2,
+        ..Default::default()
+    };
+    // SAFETY: as the library's caller promises.
+    unsafe { *attr = port };
+    0
+}
+
+unsafe extern "C" fn query_gid(_: *mut ffi::Context, _: u8, index: c_int, gid: *mut ffi::RawGid) -> c_int {
+    let addr = std::net::Ipv4Addr::new(10, 0, 0, STATE.lock().address).to_ipv6_mapped();
+    let of_index = if index == 1 { addr.octets() } else { [0; 16] };
+    // SAFETY: as the library's caller promises.
+    unsafe { *gid = ffi::RawGid(of_index) };
+    0
+}
+
+unsafe extern "C" fn alloc_pd(_: *mut ffi::Context) -> *mut ffi::Domain {
+    ptr::without_provenance_mut(8)
+}
+
+unsafe extern "C" fn dealloc_pd(_: *mut ffi::Domain) -> c_int {
+    0
+}
+
+fn registered(works: impl Fn(&State) -> bool, refusal: c_int, what: Registered) -> *mut ffi::MemoryRegion {
+    let mut state = STATE.lock();
+    if !works(&state) {
+        return fails(refusal);
+    }
+    state.registered.push(what);
+    let key = u32::try_from(state.registered.len()).unwrap();
+    // SAFETY: numbers and pointers.
+    let region = unsafe { std::mem::zeroed() };
+    thing(ffi::MemoryRegion { lkey: key, rkey: 1000 + key, ..region })
+}
+
+unsafe extern "C" fn reg_mr(
+    _: *mut ffi::Domain,
+    at: *mut c_void,
+    len: usize,
+    access: c_int,
+) -> *mut ffi::MemoryRegion {
+    let what = Registered { buffer: None, addr: at.addr() as u64, len, access: access.cast_unsigned() };
+    registered(|state| state.takes_addresses, libc::EFAULT, what)
+}
+
+unsafe extern "C" fn reg_mr_iova2(
+    _: *mut ffi::Domain,
+    at: *mut c_void,
+    len: usize,
+    named: u64,
+    access: c_uint,
+) -> *mut ffi::MemoryRegion {
+    assert_eq!(at.addr() as u64, named);
+    registered(
+        |state| state.takes_addresses,
+        libc::EFAULT,
+        Registered { buffer: None, addr: named, len, access },
+    )
+}
+
+unsafe extern "C" fn reg_dmabuf_mr(
+    _: *mut ffi::Domain,
+    offset: u64,
+    len: usize,
+    addr: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ffi::MemoryRegion {
+    let what = Registered { buffer: Some((fd, offset)), addr, len, access: access.cast_unsigned() };
+    registered(|state| state.takes_buffers, libc::EOPNOTSUPP, what)
+}
+
+unsafe extern "C" fn dereg_mr(_: *mut ffi::MemoryRegion) -> c_int {
+    STATE.lock().deregistered += 1;
+    0
+}
+
+unsafe extern "C" fn create_comp_channel(_: *mut ffi::Context) -> *mut ffi::Channel {
+    use std::os::fd::IntoRawFd;
+    // SAFETY: numbers and pointers.
+    let channel: ffi::Channel = unsafe { std::mem::zeroed() };
+    let silent = eventfd(0, EventfdFlags::NONBLOCK).unwrap().into_raw_fd();
+    thing(ffi::Channel { fd: silent, ..channel })
+}
+
+unsafe extern "C" fn destroy_comp_channel(_: *mut ffi::Channel) -> c_int {
+    0
+}
+
+unsafe extern "C" fn create_cq(
+    context: *mut ffi::Context,
+    cqe: c_int,
+    _: *mut c_void,
+    _: *mut ffi::Channel,
+    _: c_int,
+) -> *mut ffi::CompletionQueue {
+    // SAFETY: numbers and pointers.
+    let queue: ffi::CompletionQueue = unsafe { std::mem::zeroed() };
+    thing(ffi::CompletionQueue { context, cqe, ..queue })
+}
+
+unsafe extern "C" fn destroy_cq(_: *mut ffi::CompletionQueue) -> c_int {
+    0
+}
+
+unsafe extern "C" fn get_cq_event(
+    _: *mut ffi::Channel,
+    _: *mut *mut ffi::CompletionQueue,
+    _: *mut *mut c_void,
+) -> c_int {
+    -1
+}
+
+unsafe extern "C" fn poll_cq(_: *mut ffi::CompletionQueue, _: c_int, _: *mut ffi::WorkCompletion) -> c_int {
+    let mut state = STATE.lock();
+    state.polled += 1;
+    if state.queue_works { 0 } else { -1 }
+}
+
+unsafe extern "C" fn req_notify_cq(_: *mut ffi::CompletionQueue, _: c_int) -> c_int {
+    0
+}
+
+unsafe extern "C" fn create_qp(_: *mut ffi::Domain, attr: *mut ffi::QpInitAttr) -> *mut ffi::QueuePair {
+    let mut state = STATE.lock();
+    state.pairs_made += 1;
+    // SAFETY: as the library's caller promises; numbers and pointers.
+    unsafe {
+        let pair: ffi::QueuePair = std::mem::zeroed();
+        thing(ffi::QueuePair { context: (*(*attr).send_cq).context, number: state.pairs_made, ..pair })
+    }
+}
+
+unsafe extern "C" fn modify_qp(_: *mut ffi::QueuePair, _: *mut ffi::QpAttr, _: c_int) -> c_int {
+    0
+}
+
+unsafe extern "C" fn destroy_qp(_: *mut ffi::QueuePair) -> c_int {
+    STATE.lock().pairs_destroyed += 1;
+    0
+}
+
+unsafe extern "C" fn post_send(
+    _: *mut ffi::QueuePair,
+    first: *mut ffi::SendRequest,
+    bad: *mut *mut ffi::SendRequest,
+) -> c_int {
+    let mut state = STATE.lock();
+    let mut at = first;
+    while !at.is_null() {
+        if !state.posting_works {
+            // SAFETY: as the library's caller promises.
+            unsafe { *bad = at };
+            return libc::ENOMEM;
+        }
+        state.posted += 1;
+        // SAFETY: a list that ends in null.
+        at = unsafe { (*at).next };
+    }
+    0
+}
+
+unsafe extern "C" fn get_async_event(_: *mut ffi::Context, event: *mut ffi::AsyncEvent) -> c_int {
+    let mut state = STATE.lock();
+    state.heard += 1;
+    let Some(kind) = state.events.pop_front() else { return -1 };
+    let _ = rustix::io::read(state.bell.as_ref().unwrap(), &mut [0; 8]);
+    // SAFETY: as the library's caller promises.
+    unsafe { *event = ffi::AsyncEvent { element: 1, kind } };
+    0
+}
+
+unsafe extern "C" fn ack_async_event(_: *mut ffi::AsyncEvent) {}
