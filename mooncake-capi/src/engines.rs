@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_engine::transport_set::rdma_devices;
 use mooncake_engine::{TransferEngine, TransportSet};
 use mooncake_transport::engine::{EngineCode, Target};
 use parking_lot::{Mutex, RwLock};
@@ -41,7 +42,10 @@ impl Engine {
             .thread_name("transfer-engine")
             .enable_all()
             .build()?;
-        let builder = TransferEngine::builder().environment().metadata(metadata).name(name);
+        let mut builder = TransferEngine::builder().environment().metadata(metadata).name(name);
+        if rdma_devices().is_ok_and(|devices| !devices.is_empty()) {
+            builder = builder.protocol("rdma").or_tcp();
+        }
         let engine = runtime.block_on(builder.start())?;
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let engine = Self { engine, segments: Mutex::new(vec![None]), runtime: Some(runtime) };

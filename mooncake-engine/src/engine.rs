@@ -24,6 +24,9 @@ use crate::managed::Managed;
 use crate::summary::log_every;
 use crate::transport_set::{TransportOptions, TransportSet};
 
+/// What stands for the devices there are.
+const AUTO: &str = "auto-discovery";
+
 /// A transfer engine. A handle: clones are the same engine; the last one withdraws its segment.
 ///
 /// What it can do is what [`Engine`] can, over all built-in wires.
@@ -44,6 +47,7 @@ pub(crate) struct Parts {
     topology: Topology,
     longest: Option<Duration>,
     summary: Option<AbortHandle>,
+    instead: Option<Error>,
 }
 
 impl Drop for Parts {
@@ -55,6 +59,11 @@ impl Drop for Parts {
 }
 
 impl TransferEngine {
+    /// Why it has TCP alone, if it was to have another wire ([`or_tcp`](TransferEngineBuilder::or_tcp)).
+    pub fn instead(&self) -> Option<&Error> {
+        self.parts.instead.as_ref()
+    }
+
     /// Settings; [`start`](TransferEngineBuilder::start) starts it.
     pub fn builder() -> TransferEngineBuilder {
         TransferEngineBuilder::default()
@@ -221,6 +230,8 @@ pub struct TransferEngineBuilder {
     pub(crate) options: DirectoryOptions,
     directory: Option<Directory>,
     protocol: String,
+    devices: Vec<String>,
+    or_tcp: bool,
     wires: Option<TransportOptions>,
     pub(crate) handshake: HandshakePort,
     local_copies: Option<LocalCopies>,
@@ -242,6 +253,8 @@ pub struct TransferEngineBuilder {
     pub(crate) summary_interval: Duration,
     #[cfg(feature = "transport-rdma")]
     pub(crate) rdma: Option<mooncake_rdma::RdmaConfig>,
+    #[cfg(feature = "transport-rdma")]
+    pub(crate) partners: (bool, Vec<(String, Vec<String>)>),
     #[cfg(feature = "transport-tcp")]
     pub(crate) tcp: Option<mooncake_tcp::TcpConfig>,
 }
@@ -254,6 +267,8 @@ impl Default for TransferEngineBuilder {
             options: DirectoryOptions::default(),
             directory: None,
             protocol: String::new(),
+            devices: Vec::new(),
+            or_tcp: false,
             wires: None,
             handshake: HandshakePort::default(),
             local_copies: None,
@@ -274,6 +289,8 @@ impl Default for TransferEngineBuilder {
             summary_interval: Duration::from_secs(5),
             #[cfg(feature = "transport-rdma")]
             rdma: None,
+            #[cfg(feature = "transport-rdma")]
+            partners: (false, Vec::new()),
             #[cfg(feature = "transport-tcp")]
             tcp: None,
         }
@@ -316,6 +333,21 @@ impl TransferEngineBuilder {
     /// The wire between hosts by its name (`tcp`); the best one built in when empty. Shared memory is used beside it.
     pub fn protocol(mut self, protocol: impl Into<String>) -> Self {
         self.protocol = protocol.into();
+        self
+    }
+
+    /// The devices of that wire, with commas between them; all there are when empty or `auto-discovery`. Only RDMA has devices, and
+    /// each one named must work.
+    pub fn devices(mut self, names: &str) -> Self {
+        let named = names.split(',').map(str::trim).filter(|name| !name.is_empty());
+        self.devices = if names.trim() == AUTO { Vec::new() } else { named.map(str::to_owned).collect() };
+        self
+    }
+
+    /// Goes on with TCP alone where the wire of that name cannot be had: it is not built in, or there is no device for it. The log
+    /// says so, and [`TransferEngine::instead`]. By default that is an error, and with `MC_FORCE_HCA` it stays one.
+    pub fn or_tcp(mut self) -> Self {
+        self.or_tcp = true;
         self
     }
 
@@ -383,16 +415,13 @@ impl TransferEngineBuilder {
             Error::invalid("a transfer engine is started on a tokio runtime, and there is none here")
         })?;
         raise_descriptor_limit();
-        let wires = match self.wires.take() {
-            Some(wires) => wires,
-            None => self.wires_by_name()?,
-        };
         let directory = match self.directory.take() {
             Some(directory) => directory,
             None => Directory::connect_with(&self.metadata, &self.options)?,
         };
         self.settle_port(&directory)?;
-        let transport = Arc::new(wires.open(&runtime, &self.clock)?);
+        let (transport, instead) = self.open_wires(&runtime)?;
+        let transport = Arc::new(transport);
         let mut engine = Engine::builder(transport)
             .name(self.name)
             .directory(directory)
@@ -420,12 +449,31 @@ impl TransferEngineBuilder {
                 .unwrap_or_else(|| Topology::of_this_host(&self.discovery, self.topology_file.as_deref())),
             longest: self.longest,
             summary,
+            instead,
         };
         Ok(TransferEngine { engine, parts: Arc::new(parts) })
     }
 
-    /// The wires of the protocol, with what the environment says of them.
-    fn wires_by_name(&mut self) -> Result<TransportOptions> {
+    fn open_wires(&mut self, runtime: &Handle) -> Result<(TransportSet, Option<Error>)> {
+        if let Some(wires) = self.wires.take() {
+            return Ok((wires.open(runtime, &self.clock)?, None));
+        }
+        match self.transport_options().and_then(|wires| wires.open(runtime, &self.clock)) {
+            Err(error) if self.or_tcp && !self.force_rdma && self.protocol != "tcp" => {
+                self.protocol = "tcp".into();
+                let wires = self.transport_options()?;
+                tracing::warn!("{error}; going on with tcp");
+                Ok((wires.open(runtime, &self.clock)?, Some(error)))
+            }
+            opened => Ok((opened?, None)),
+        }
+    }
+
+    /// The wires of the [protocol](Self::protocol) with its devices, and what the environment says of them: what `start` opens.
+    ///
+    /// # Errors
+    /// `NOT_SUPPORTED` for a wire that is not built in.
+    pub fn transport_options(&self) -> Result<TransportOptions> {
         let protocol = match (self.force_tcp, self.force_rdma) {
             (true, _) => "tcp",
             (_, true) => "rdma",
@@ -433,18 +481,38 @@ impl TransferEngineBuilder {
         };
         #[allow(unused_mut, reason = "without a wire there is nothing to change")]
         let mut wires = TransportOptions::named(protocol)?;
+        #[cfg(not(feature = "transport-rdma"))]
+        let _ = &self.devices;
         #[cfg(feature = "transport-rdma")]
         if let Some(rdma) = &mut wires.rdma {
-            *rdma = self.rdma.take().unwrap_or_default();
+            *rdma = self.rdma.clone().unwrap_or_default();
+            rdma.discovery = self.discovery.clone();
+            rdma.topology = self.custom_topology();
+            if !self.devices.is_empty() {
+                rdma.devices.clone_from(&self.devices);
+            }
+            if let (true, partners) = &self.partners {
+                rdma.partners.clone_from(partners);
+            }
         }
         #[cfg(feature = "transport-tcp")]
         if let Some(tcp) = &mut wires.tcp {
-            *tcp = self.tcp.take().unwrap_or_default();
+            *tcp = self.tcp.clone().unwrap_or_default();
             if let Some(ports) = self.drawn_ports() {
                 tcp.ports = ports;
             }
         }
         Ok(if self.force_tcp { wires.without_shared_memory() } else { wires })
+    }
+
+    #[cfg(feature = "transport-rdma")]
+    fn custom_topology(&self) -> Option<Topology> {
+        let read = |path: &PathBuf| {
+            let read = Topology::read(path);
+            read.inspect_err(|error| tracing::warn!(%error, "the custom topology is not used")).ok()
+        };
+        let said = self.topology.clone().filter(|topology| !topology.devices().is_empty());
+        said.or_else(|| self.topology_file.as_ref().and_then(read))
     }
 
     /// Host and ports of the handshake port, where the environment has a say in them.

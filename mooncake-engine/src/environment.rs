@@ -203,7 +203,7 @@ pub const VARIABLES: &[Variable] = &[
         },
     ),
     variable(
-        &["MC_TE_FILTERS"],
+        &["MC_TE_FILTERS", "MC_MS_FILTERS"],
         "",
         "RDMA devices that count, with commas between them; all when there is none",
         |engine, text| {
@@ -420,6 +420,36 @@ pub const VARIABLES: &[Variable] = &[
     ),
     #[cfg(feature = "transport-rdma")]
     variable(
+        &["MC_CONN_PAUSE_TTL_MS"],
+        "0",
+        "Milliseconds (0 to 600000) that a way on which connecting failed is not tried again; what is to go there fails at once",
+        |engine, text| {
+            rdma(engine).connect_pause = Duration::from_millis(within(text, 0, 600_000)?);
+            Ok(())
+        },
+    ),
+    #[cfg(feature = "transport-rdma")]
+    variable(
+        &["MC_ENABLE_HCA_PEER_AFFINITY"],
+        "",
+        "Heed `MC_NIC_PEER_AFFINITY`, unless 0, false, no or off",
+        |engine, text| {
+            engine.partners.0 = !is_off(text);
+            Ok(())
+        },
+    ),
+    #[cfg(feature = "transport-rdma")]
+    variable(
+        &["MC_NIC_PEER_AFFINITY"],
+        "",
+        "Devices of peers that ours prefer, `ours=theirs,theirs;ours=theirs`; without an entry, the one of the same name",
+        |engine, text| {
+            engine.partners.1 = partners(text)?;
+            Ok(())
+        },
+    ),
+    #[cfg(feature = "transport-rdma")]
+    variable(
         &["MC_IB_PCI_RELAXED_ORDERING"],
         "1",
         "Devices may write in any order, where they can; 0: they may not (1 and 2 are the same here)",
@@ -497,6 +527,19 @@ fn rdma(engine: &mut TransferEngineBuilder) -> &mut RdmaConfig {
 #[cfg(feature = "transport-tcp")]
 fn tcp(engine: &mut TransferEngineBuilder) -> &mut TcpConfig {
     engine.tcp.get_or_insert_default()
+}
+
+#[cfg(feature = "transport-rdma")]
+fn partners(text: &str) -> Result<Vec<(String, Vec<String>)>, String> {
+    let entries = text.split(';').map(str::trim).filter(|entry| !entry.is_empty());
+    let entry = |entry: &str| {
+        let (ours, theirs) = entry.split_once('=')?;
+        let theirs = theirs.split(',').map(str::trim).filter(|name| !name.is_empty());
+        let theirs: Vec<String> = theirs.map(str::to_owned).collect();
+        (!ours.trim().is_empty() && !theirs.is_empty()).then(|| (ours.trim().to_owned(), theirs))
+    };
+    let said = |text: &str| format!("{text:?} is not `ours=theirs,theirs`");
+    entries.map(|text| entry(text).ok_or_else(|| said(text))).collect()
 }
 
 fn parse<T: FromStr<Err: fmt::Display>>(text: &str) -> Result<T, String> {
@@ -581,6 +624,9 @@ mod tests {
         ("MC_FRAGMENT_RATIO", "8", |e| of_rdma(e, |c| c.fragment_bytes.to_string()), "8192", "16384"),
         ("MC_RETRY_CNT", "3", |e| of_rdma(e, |c| c.attempts.to_string()), "3", "9"),
         ("MC_RDMA_RAIL_PAUSE_SECONDS", "5", |e| of_rdma(e, |c| format!("{:?}", c.rail_pause)), "5s", "30s"),
+        ("MC_CONN_PAUSE_TTL_MS", "1500", |e| of_rdma(e, |c| format!("{:?}", c.connect_pause)), "1.5s", "0ns"),
+        ("MC_ENABLE_HCA_PEER_AFFINITY", "1", |e| e.partners.0.to_string(), "true", "false"),
+        ("MC_NIC_PEER_AFFINITY", "a=b,c; d = e", |e| format!("{:?}", e.partners.1), r#"[("a", ["b", "c"]), ("d", ["e"])]"#, "[]"),
         ("MC_IB_PCI_RELAXED_ORDERING", "0", |e| of_rdma(e, |c| c.relaxed_ordering.to_string()), "false", "true"),
         ("MC_MAX_MR_SIZE", "1073741824", |e| of_rdma(e, |c| c.region_bytes.to_string()), "1073741824", "1099511627776"),
         ("MC_RDMA_BIND_ADDRESS", "10.9.9.9", |e| of_rdma(e, |c| c.server_name.clone()), "10.9.9.9", ""),
@@ -611,6 +657,7 @@ mod tests {
         ("MC_FORCE_HCA", "1", |e| e.force_rdma.to_string(), "true", "false"),
         ("MC_CUSTOM_TOPO_JSON", "/t", |e| format!("{:?}", e.topology_file), "Some(\"/t\")", "None"),
         ("MC_TE_FILTERS", "a, b", |e| (e.discovery == Discovery::default().only(["a", "b"])).to_string(), "true", "false"),
+        ("MC_MS_FILTERS", "a, b", |e| (e.discovery == Discovery::default().only(["a", "b"])).to_string(), "true", "false"),
         ("MC_TE_FILTERS_EXCLUDE", "a,b", |e| (e.discovery == Discovery::default().without(["a", "b"])).to_string(), "true", "false"),
         ("MC_TE_METRIC", "Yes", |e| e.summary.to_string(), "true", "false"),
         ("MC_TE_METRIC_INTERVAL_SECONDS", "9", |e| format!("{:?}", e.summary_interval), "9s", "5s"),
@@ -676,11 +723,16 @@ mod tests {
             ("MC_RETRY_CNT", "128"),
             ("MC_RDMA_RAIL_PAUSE_SECONDS", "3600"),
             ("MC_IB_PCI_RELAXED_ORDERING", "3"),
+            ("MC_CONN_PAUSE_TTL_MS", "600001"),
             ("MC_MAX_MR_SIZE", "4095"),
             ("MC_RDMA_BIND_ADDRESS", "here"),
         ] {
             let said = with(&[(name, value)]).rdma.unwrap_or_default();
             assert_eq!(said, RdmaConfig::default(), "{name}={value}");
+        }
+        for text in ["a", "a=", "=b", "a=b;c"] {
+            let said = with(&[("MC_NIC_PEER_AFFINITY", text)]).partners;
+            assert_eq!(said, (false, Vec::new()), "{text}");
         }
         let cut = with(&[("MC_FRAGMENT_RATIO", "2"), ("MC_SLICE_SIZE", "4096")]).rdma.unwrap_or_default();
         assert_eq!((cut.slice_bytes, cut.fragment_bytes), (4096, 2048));
@@ -688,6 +740,30 @@ mod tests {
             |text| with(&[("MC_GID_INDEX", "4"), ("NCCL_IB_GID_INDEX", text)]).rdma.unwrap_or_default();
         assert_eq!(index("1").gid_index, Some(4), "the system's own name goes first");
         assert_eq!(with(&[("MC_GID_INDEX", "-1")]).rdma.unwrap_or_default().gid_index, None);
+    }
+
+    #[test]
+    #[cfg(feature = "transport-rdma")]
+    fn what_is_said_of_devices_reaches_the_wire() {
+        let rdma = |engine: TransferEngineBuilder| {
+            engine.protocol("rdma").transport_options().unwrap().rdma.unwrap()
+        };
+        let filters = [("MC_TE_FILTERS", "a,b"), ("MC_TE_FILTERS_EXCLUDE", "b"), ("MC_GID_INDEX", "3")];
+        let said = rdma(with(&filters));
+        assert_eq!(said.discovery, Discovery::default().only(["a", "b"]).without(["b"]));
+        assert_eq!((said.gid_index, said.devices.is_empty()), (Some(3), true));
+        assert_eq!(rdma(with(&[]).devices(" a, b,")).devices, ["a", "b"]);
+        assert!(rdma(with(&[]).devices("auto-discovery")).devices.is_empty());
+        let (switch, list) = (("MC_ENABLE_HCA_PEER_AFFINITY", "1"), ("MC_NIC_PEER_AFFINITY", "a=b"));
+        assert_eq!(rdma(with(&[switch, list])).partners, [("a".into(), vec!["b".into()])]);
+        assert!(rdma(with(&[list])).partners.is_empty(), "the list alone says nothing");
+
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("topology.json");
+        std::fs::write(&file, r#"{"cpu:0": [["a"], ["b"]]}"#).unwrap();
+        let told = rdma(with(&[("MC_CUSTOM_TOPO_JSON", file.to_str().unwrap())]));
+        assert_eq!(told.topology.unwrap().devices(), ["a", "b"]);
+        assert!(rdma(with(&[("MC_CUSTOM_TOPO_JSON", "/no/such/file")])).topology.is_none());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::memory::MemorySpan;
-use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_core::{Error, ErrorKind, Result};
 use mooncake_engine::addressed::Regions;
 use mooncake_engine::{AddressRequest, TransferEngine, TransferEngineBuilder, TransportOptions};
 use mooncake_transport::engine::{EngineCode, HandshakePort, Target};
@@ -120,14 +120,11 @@ impl Work {
 }
 
 /// An engine as the arguments of Python say, and the environment over them.
-fn builder(host: &str, metadata: &str, protocol: &str) -> Result<TransferEngineBuilder> {
-    let protocol = match TransportOptions::named(protocol) {
-        Err(error) if error.code() == ErrorCode::NotSupported && protocol != "xgmi" => {
-            tracing::warn!("{error}; going on with tcp");
-            "tcp"
-        }
-        options => options.map(|_| protocol)?,
-    };
+fn builder(host: &str, metadata: &str, protocol: &str, devices: &str) -> Result<TransferEngineBuilder> {
+    if protocol == "xgmi" {
+        // The one that the existing system refuses.
+        TransportOptions::named(protocol)?;
+    }
     // An address that we are called by is one that others reach us at; a mere name may be nobody's address.
     let told = HostPort::parse(host, DEFAULT_PORT).host;
     let is_address = told == "localhost" || told.parse::<IpAddr>().is_ok();
@@ -136,6 +133,9 @@ fn builder(host: &str, metadata: &str, protocol: &str) -> Result<TransferEngineB
         .name(host)
         .metadata(metadata)
         .protocol(protocol)
+        .devices(devices)
+        // As in the existing system, whose hosts without devices take part all the same.
+        .or_tcp()
         .handshake(port)
         .environment())
 }
@@ -274,25 +274,29 @@ impl EngineCalls {
         Self::default()
     }
 
-    /// Starts the engine: 0 or -1.
+    /// Starts the engine: 0 or -1. With 0 and an error the engine has TCP in place of the protocol, for that reason.
     fn _initialize(
         &self,
         py: Python<'_>,
         local_hostname: String,
         metadata_server: String,
         protocol: String,
+        devices: String,
     ) -> PyResult<i64> {
         not_forked()?;
         if self.inner.read().is_some() {
             return Ok(self.failed(&Error::invalid("the engine is initialized already")));
         }
         // While no other thread can change the environment.
-        let started = match builder(&local_hostname, &metadata_server, &protocol) {
+        let started = match builder(&local_hostname, &metadata_server, &protocol, &devices) {
             Ok(builder) => wait(py, builder.start()),
             Err(error) => Err(error),
         };
         match started {
             Ok(engine) => {
+                if let Some(error) = engine.instead() {
+                    self.errors.note(error);
+                }
                 let inner = InnerTransferEngine { engine, metadata: metadata_server, over: Mutex::default() };
                 *self.inner.write() = Some(Py::new(py, inner)?);
                 Ok(0)

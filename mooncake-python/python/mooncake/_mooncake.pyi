@@ -186,7 +186,7 @@ class Engine:
     """The engine, with the names that `mooncake.engine` gives its calls."""
 
     def __new__(cls) -> Self: ...
-    def _initialize(self, /, local_hostname: str, metadata_server: str, protocol: str) -> int:
+    def _initialize(self, /, local_hostname: str, metadata_server: str, protocol: str, devices: str) -> int:
         """Starts the engine: 0 or -1."""
     def get_engine(self, /) -> InnerTransferEngine | None:
         """The engine, for a store to share; `None` before it is initialized."""

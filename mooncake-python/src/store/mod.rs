@@ -18,6 +18,7 @@ use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_engine::addressed::Regions;
 use mooncake_store::client::{Client, ClientConfig, ClientPages, HotCacheConfig, MAX_TIMEOUT, Reservation};
+use mooncake_store::config::ClientEnvironment;
 use mooncake_store::local::{LocalClient, LocalConfig};
 use mooncake_transport::engine::EngineCode;
 use mooncake_transport::{Engine, Region, Slice};
@@ -261,7 +262,7 @@ impl Setup {
             other => other,
         };
         if !self.rdma_devices.is_empty() && protocol != "rdma" {
-            tracing::debug!(devices = self.rdma_devices, "devices are not used with {protocol}");
+            tracing::warn!(devices = self.rdma_devices, "devices are not used with {protocol}");
         }
         let tenant = if self.tenant_id.is_empty() { "default" } else { &self.tenant_id };
         let millis = |ms: u32| Duration::from_millis(ms.into());
@@ -296,6 +297,7 @@ impl Setup {
             .segment(self.global_segment_size.0)
             .local_buffer(self.local_buffer_size.0)
             .protocol(protocol)
+            .wires(ClientEnvironment::wires(protocol, &self.rdma_devices)?)
             .tenant(tenant);
         match engine {
             Some(engine) => builder.engine(engine).connect().await,

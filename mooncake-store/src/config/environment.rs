@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use mooncake_core::memory::HugePages;
 
+use mooncake_core::Result;
 use mooncake_engine::environment::VARIABLES;
+use mooncake_engine::{TransferEngine, TransportOptions};
 
 use super::flag::Flag;
 use super::flags::{GROUPS, flags};
@@ -145,6 +147,16 @@ impl ClientEnvironment {
         }
     }
 
+    /// The wires of a protocol, with its devices (commas between them; all when empty or `auto-discovery`) and what the environment says of
+    /// wires: for [`ClientBuilder::wires`](crate::ClientBuilder::wires).
+    ///
+    /// # Errors
+    /// `NOT_SUPPORTED` for a protocol that is not built in.
+    pub fn wires(protocol: &str, devices: &str) -> Result<TransportOptions> {
+        let engine = TransferEngine::builder().environment().protocol(protocol).devices(devices);
+        engine.transport_options()
+    }
+
     /// Sets what it says of a client.
     pub fn apply(&self, config: &mut ClientConfig) {
         config.ports = self.ports.clone();
@@ -277,20 +289,6 @@ const fn unread(names: &'static [&'static str], reason: &'static str) -> Unread 
 const LATER: &[Unread] = &[
     unread(
         &[
-            "MC_MS_AUTO_DISC",
-            "MC_MS_FILTERS",
-            "MC_ENABLE_HCA_PEER_AFFINITY",
-            "MC_NIC_PEER_AFFINITY",
-            "MC_CONN_PAUSE_TTL_MS",
-            "MC_LOG_RDMA_SLICE_AFFINITY",
-            "MC_TRACK_RDMA_POSTED_SLICES",
-            "MC_MLX5_QP_UDP_SPORTS",
-            "MC_MLX5_QP_LAG_PORT_BALANCE",
-        ],
-        "the RDMA wire has nothing they could set so far (`docs/rdma.md`)",
-    ),
-    unread(
-        &[
             "MC_FORCE_MNNVL",
             "MC_FORCE_MUSA",
             "MC_INTRANODE_NVLINK",
@@ -339,6 +337,15 @@ const NEVER: &[Unread] = &[
     unread(
         &["MC_PATH_ROUNDROBIN", "MC_ENABLE_DEST_DEVICE_AFFINITY"],
         "equal ways take turns always, and devices of one name go together where they are no farther",
+    ),
+    unread(&["MC_MS_AUTO_DISC"], "devices are looked for where none is named, and only there"),
+    unread(
+        &["MC_LOG_RDMA_SLICE_AFFINITY", "MC_TRACK_RDMA_POSTED_SLICES"],
+        "they watch the existing system's own scheduling of slices",
+    ),
+    unread(
+        &["MC_MLX5_QP_UDP_SPORTS", "MC_MLX5_QP_LAG_PORT_BALANCE"],
+        "queue pairs are made by the calls that every vendor's devices have, and mlx5's own library is not used",
     ),
     unread(&["MC_ENDPOINT_STORE_TYPE"], "RDMA connections give way in one order, SIEVE"),
     unread(
@@ -439,7 +446,8 @@ pub fn environment_document() -> String {
     }
     text.push_str(
         "\nA transfer engine reads these when it is told to (`TransferEngineBuilder::environment`): those of the C interface, of the Python \
-         package and of `transfer_engine_bench` are. Older names stand behind the newer ones.\n\n| variable | default | effect |\n|---|---|---|\n",
+         package and of `transfer_engine_bench` are. Stores of the Python package and `mooncake_client` take from them what they say of \
+         wires: TCP, RDMA, and which of them. Older names stand behind the newer ones.\n\n| variable | default | effect |\n|---|---|---|\n",
     );
     for variable in VARIABLES {
         let names: Vec<String> = variable.names.iter().map(|name| format!("`{name}`")).collect();

@@ -37,6 +37,14 @@ macro_rules! over_every_wire {
                 super::$scenario(super::Kind::Rdma).await;
             })*
         }
+        #[cfg(feature = "transport-rdma")]
+        mod rdma_alone {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            #[ignore = "needs RDMA devices: cargo xtask rdma-test"]
+            async fn $scenario() {
+                super::$scenario(super::Kind::RdmaAlone).await;
+            })*
+        }
         mod tcp_http {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $scenario() {

@@ -21,21 +21,26 @@ pub(crate) enum Kind {
     Shm,
     /// TCP again, but they find each other in the master's HTTP metadata server.
     TcpHttp,
-    /// RPC to the master, RDMA between members and nothing beside it.
+    /// RPC to the master, RDMA between members and nothing beside it; they have the two ends of a cable in turn.
     #[cfg(feature = "transport-rdma")]
     Rdma,
+    /// The same on one device.
+    #[cfg(feature = "transport-rdma")]
+    RdmaAlone,
 }
 
 pub(crate) struct Cluster {
     pub(crate) master: Arc<Master>,
     server: Option<MasterServer>,
     kind: Kind,
+    #[cfg(feature = "transport-rdma")]
+    members: std::sync::atomic::AtomicUsize,
 }
 
 impl Cluster {
     pub(crate) async fn start(kind: Kind, options: MasterOptions) -> Self {
         if kind == Kind::Embedded {
-            return Self { master: Arc::new(Master::new(options).unwrap()), server: None, kind };
+            return Self::of(Arc::new(Master::new(options).unwrap()), None, kind);
         }
         let mut config = master_config(0, options);
         if kind == Kind::TcpHttp {
@@ -43,7 +48,17 @@ impl Cluster {
             config.metadata = Some(metadata);
         }
         let server = MasterServer::start(config).await.unwrap();
-        Self { master: server.master().clone(), server: Some(server), kind }
+        Self::of(server.master().clone(), Some(server), kind)
+    }
+
+    fn of(master: Arc<Master>, server: Option<MasterServer>, kind: Kind) -> Self {
+        Self {
+            master,
+            server,
+            kind,
+            #[cfg(feature = "transport-rdma")]
+            members: Default::default(),
+        }
     }
 
     /// Where the admin pages are.
@@ -61,7 +76,7 @@ impl Cluster {
     /// Whether the members' wire takes memory that is not registered.
     pub(crate) fn takes_plain_memory(&self) -> bool {
         #[cfg(feature = "transport-rdma")]
-        if self.kind == Kind::Rdma {
+        if matches!(self.kind, Kind::Rdma | Kind::RdmaAlone) {
             return false;
         }
         true
@@ -74,7 +89,11 @@ impl Cluster {
         let builder = Client::builder();
         #[cfg(feature = "transport-rdma")]
         let builder = match self.kind {
-            Kind::Rdma => builder.wires(rdma()),
+            Kind::Rdma => {
+                let before = self.members.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                builder.wires(rdma(["rxe0", "rxe1"][before % 2]))
+            }
+            Kind::RdmaAlone => builder.wires(rdma("rxe0")),
             _ => builder,
         };
         builder
@@ -99,10 +118,11 @@ impl Cluster {
     }
 }
 
-/// Every device, and patience for a machine that is emulated.
+/// That device, and patience for a machine that is emulated.
 #[cfg(feature = "transport-rdma")]
-fn rdma() -> mooncake_store::transport_set::TransportOptions {
-    let config = mooncake_rdma::RdmaConfig { timeout: 16, ..Default::default() };
+fn rdma(device: &str) -> mooncake_store::transport_set::TransportOptions {
+    let devices = vec![device.into()];
+    let config = mooncake_rdma::RdmaConfig { devices, timeout: 16, ..Default::default() };
     mooncake_store::transport_set::TransportOptions { rdma: Some(config), ..Default::default() }
 }
 

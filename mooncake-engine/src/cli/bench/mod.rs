@@ -14,7 +14,7 @@ use mooncake_core::{Error, Result};
 use mooncake_transport::engine::LocalCopies;
 use mooncake_transport::topology::{Discovery, Topology};
 
-use crate::{TransferEngine, TransportOptions};
+use crate::TransferEngine;
 use report::Unit;
 
 /// Which side this process is.
@@ -146,7 +146,8 @@ async fn start(arguments: &Arguments) -> Result<TransferEngine> {
         // Else a process that measures itself would copy.
         .local_copies(LocalCopies::Never);
     if !arguments.protocol.is_empty() {
-        let named = TransportOptions::named(&arguments.protocol)?;
+        builder = builder.protocol(&*arguments.protocol).devices(&arguments.device_name.join(","));
+        let named = builder.transport_options()?;
         builder =
             builder.wires(if arguments.protocol == "shm" { named } else { named.without_shared_memory() });
     }
