@@ -1,11 +1,11 @@
 //! `cargo xtask rdma-test`: the tests of the RDMA wire, in a virtual machine with two Soft-RoCE devices.
 
-use crate::run::{Result, cargo, root, step, target_dir, test_program};
+use crate::run::{Result, cargo, command, root, step, target_dir, test_program};
 use crate::vm::{self, Shape, Vm};
 
 const MODULES: &[&str] = &["rdma_rxe", "rdma_ucm", "veth", "sch_netem", "virtio_net"];
 const PACKAGES: &[&str] = &["ibverbs-providers"];
-/// Test programs by crate and name, and which of their tests to run; a plain `cargo test` leaves those out.
+/// Test programs by crate and name, and which of their tests to run; a plain `cargo test` leaves those out. What is not run is named.
 const PROGRAMS: &[(&str, &str, &str)] = &[
     ("mooncake-rdma", "devices", ""),
     ("mooncake-engine", "rdma", ""),
@@ -16,6 +16,10 @@ const PROGRAMS: &[(&str, &str, &str)] = &[
         "scenarios::rdma --include-ignored --skip the_local_buffer --skip many_at_once --skip a_value_larger --skip a_key_is",
     ),
 ];
+/// Tests that are no tests but the other process of some.
+const OTHER_PROCESSES: &[&str] = &["elsewhere::the_other_process", "processes::owner", "owner"];
+/// Which tests need a machine with two NUMA nodes.
+const NEAR: &str = "near::";
 /// The replay of a trace by several processes, with nothing but RDMA between them, one of which is killed in the middle.
 const REPLAY: &str = "--protocol rdma --limit 60 --lease-ms 20000 --requests 60 --block-bytes 8192 --capacity 48MiB --processes 3 --replicas 2 --kill-one-after 40%";
 const FEATURES: &str = "mooncake-engine/transport-rdma,mooncake-store/transport-rdma";
@@ -41,6 +45,17 @@ done
 export RUST_BACKTRACE=1
 ";
 
+/// Runs a test program, all of whose tests that were asked for must have run and passed: as many as are said first.
+const COUNTED: &str = r#"
+counted() {
+    wanted=$1
+    shift
+    { "$@" && echo >/run/tmp/passed; } | tee /run/tmp/said
+    rm /run/tmp/passed
+    grep -q "^test result: ok\. $wanted passed; 0 failed;" /run/tmp/said || { echo "$wanted tests were to run: $*"; exit 3; }
+}
+"#;
+
 /// `rxe0` on NUMA node 0 and `rxe1` on node 1, on the card that each has.
 const NODES: &str = r"
 set -e
@@ -59,7 +74,7 @@ done
 export RUST_BACKTRACE=1
 ";
 
-/// Runs the tests; words go to the test programs. `--run COMMAND..` runs a command of one's own beside the two devices instead,
+/// Runs the tests; with words, those whose names have one of them. `--run COMMAND..` runs a command of one's own beside the two devices instead,
 /// `--nodes COMMAND..` on the machine with two NUMA nodes.
 /// `whole` builds as all tests of the workspace are built, so that what is built already is used.
 pub(crate) fn test(words: &[&str], whole: bool) -> Result {
@@ -76,30 +91,82 @@ pub(crate) fn test(words: &[&str], whole: bool) -> Result {
         };
     }
     let programs = build(whole)?;
-    let mut script = String::new();
     for (program, own) in &programs {
-        // One after the other: what a test does to a cable is felt by all.
-        script += &format!("{} --test-threads=1 {own}", quoted(program));
-        for word in words {
-            script += &format!(" {}", quoted(word));
+        let own: Vec<&str> = own.split_whitespace().collect();
+        let all = listed(program, &own)?;
+        let named: Vec<&str> = all
+            .iter()
+            .map(String::as_str)
+            .filter(|test| words.iter().any(|word| test.contains(word)))
+            .collect();
+        if !words.is_empty() && named.is_empty() {
+            continue;
         }
-        script.push('\n');
+        let flags = own.iter().copied().filter(|word| *word == "--include-ignored");
+        let chosen = if words.is_empty() {
+            own.clone()
+        } else {
+            named.into_iter().chain(["--exact"]).chain(flags).collect()
+        };
+        let wanted = wanted(program, &chosen)?;
+        counted(&machine, Shape::Plain, DEVICES, (program, wanted), &chosen)?;
     }
     if words.is_empty() {
-        script += &format!("{} {REPLAY}\n", quoted(&replay(whole)?));
-    }
-    run(&machine, Shape::Plain, DEVICES, &script)?;
-    let (devices, _) = &programs[0];
-    if words.is_empty() {
+        step("replay");
+        run(&machine, Shape::Plain, DEVICES, &format!("{} {REPLAY}", quoted(&replay(whole)?)))?;
         step("virtual machine with two NUMA nodes");
-        run(&machine, Shape::TwoNodes, NODES, &format!("{} near:: --ignored", quoted(devices)))?;
+        let (devices, _) = &programs[0];
+        let near = [NEAR, "--ignored"];
+        counted(&machine, Shape::TwoNodes, NODES, (devices, listed(devices, &near)?.len()), &near)?;
     }
     Ok(())
+}
+
+/// Runs so many tests of a program on a machine of their own.
+fn counted(
+    machine: &Vm,
+    shape: Shape,
+    devices: &str,
+    (program, wanted): (&str, usize),
+    words: &[&str],
+) -> Result {
+    let words = words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
+    // One after the other: what a test does to a cable is felt by all.
+    let script = format!("{COUNTED}counted {wanted} {} --test-threads=1 {words}", quoted(program));
+    run(machine, shape, devices, &script)
 }
 
 /// The machine, without devices as yet.
 pub(crate) fn machine() -> Result<Vm> {
     vm::prepare(MODULES, PACKAGES)
+}
+
+/// How many tests a program is to run with these words. Says which others it has with the same names that nobody runs here, and
+/// refuses tests that are ignored for no reason that is known.
+fn wanted(program: &str, words: &[&str]) -> Result<usize> {
+    let chosen = listed(program, words)?;
+    if words.contains(&"--include-ignored") {
+        let mut all = words.to_vec();
+        while let Some(at) = all.iter().position(|word| *word == "--skip") {
+            all.drain(at..at + 2);
+        }
+        for test in listed(program, &all)?.iter().filter(|test| !chosen.contains(test)) {
+            println!("not run: {test}");
+        }
+        return Ok(chosen.len());
+    }
+    let ignored = listed(program, &[words, &["--ignored"]].concat())?;
+    let known = |test: &&String| test.starts_with(NEAR) || OTHER_PROCESSES.contains(&test.as_str());
+    match ignored.iter().find(|test| !known(test)) {
+        Some(test) => Err(format!("{test} is ignored, and run nowhere")),
+        None => Ok(chosen.len() - ignored.len()),
+    }
+}
+
+/// The tests that a program has by that name.
+fn listed(program: &str, words: &[&str]) -> Result<Vec<String>> {
+    let said = command(program, &["--list", "--format", "terse"]).args(words).output()?;
+    Ok(said.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
 fn run(machine: &Vm, shape: Shape, devices: &str, script: &str) -> Result {

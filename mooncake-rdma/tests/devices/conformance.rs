@@ -1,6 +1,6 @@
-//! The public conformance suite, between two devices and on one with itself.
+//! The public conformance suite: between two devices and on one with itself, in one process and between two.
 
-use crate::support::OnDevices;
+use crate::support::{Apart, OnDevices};
 
 mod two_devices {
     use super::OnDevices;
@@ -10,4 +10,14 @@ mod two_devices {
 mod one_device {
     use super::OnDevices;
     mooncake_transport::transport_conformance!(OnDevices::new(["rxe0", "rxe0"]));
+}
+
+mod two_devices_two_processes {
+    use super::Apart;
+    mooncake_transport::transport_conformance!(Apart::new(["rxe0", "rxe1"]));
+}
+
+mod one_device_two_processes {
+    use super::Apart;
+    mooncake_transport::transport_conformance!(Apart::new(["rxe0", "rxe0"]));
 }

@@ -125,3 +125,71 @@ fn a_silent_peer_costs_its_deadline_and_no_more() {
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     assert!(two.clock.now().since(start) >= Duration::from_secs(2));
 }
+
+/// Gives the first device its address back.
+struct Readdressed;
+
+impl Drop for Readdressed {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("ip").args(["-4", "addr", "flush", "dev", "rdma0"]).output();
+        command("ip addr add 10.77.0.1/24 dev rdma0");
+    }
+}
+
+#[test]
+fn a_device_whose_address_changes_goes_on_with_the_new_one() {
+    let two = Two::patient();
+    let region = open(&two.b, 4096, 1);
+    let peer = two.connect(&two.a, &two.b, &[&region]);
+    two.write(&two.a, &peer, region.addr(), &[2; 64]).unwrap();
+    let gid = || two.a.devices()[0].gid.to_string();
+    assert_eq!(gid(), "::ffff:10.77.0.1");
+    let readdressed = Readdressed;
+    command("ip addr del 10.77.0.1/24 dev rdma0");
+    command("ip addr add 10.77.0.11/24 dev rdma0");
+    let deadline = two.clock.now().after(Duration::from_secs(60));
+    let wait_for = |wanted: &str| {
+        while gid() != wanted {
+            assert!(two.clock.now() < deadline, "{:?}", two.a.devices());
+            std::thread::yield_now();
+        }
+    };
+    wait_for("::ffff:10.77.0.11");
+    assert!(describe(&two.a, &[]).extra["devices"][0]["gid"].as_str().unwrap().ends_with("0a:4d:00:0b"));
+    // The old connection has lost its way; what is sent finds a new one.
+    while two.write(&two.a, &peer, region.addr(), &[3; 64]).is_err() {
+        assert!(two.clock.now() < deadline, "{:?}", two.a.devices());
+    }
+    assert_eq!(bytes(&region)[..64], [3; 64]);
+    drop(readdressed);
+    wait_for("::ffff:10.77.0.1");
+    while two.write(&two.a, &peer, region.addr(), &[4; 64]).is_err() {
+        assert!(two.clock.now() < deadline, "{:?}", two.a.devices());
+    }
+}
+
+#[test]
+fn a_way_on_which_connecting_failed_rests_as_long_as_it_is_told_to() {
+    for (pause, comes_back) in [(Duration::ZERO, true), (Duration::from_secs(600), false)] {
+        let resting = RdmaConfig { connect_pause: pause, ..patient("rxe0") };
+        let mut two = Two::new(resting, patient("rxe1"));
+        let region = open(&two.b, 4096, 1);
+        let peer = two.connect(&two.a, &two.b, &[&region]);
+        let port = two.ports.pop().unwrap();
+        let addr = port.addr();
+        two.runtime.block_on(port.stop());
+        let error = two.write(&two.a, &peer, region.addr(), &[2; 64]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        let _port = two.serve_again(addr);
+        let result = two.write(&two.a, &peer, region.addr(), &[3; 64]);
+        assert_eq!(result.is_ok(), comes_back, "{result:?}");
+        if let Err(error) = result {
+            assert!(error.to_string().contains("a moment ago"), "{error}");
+            // Who connects to us is welcome all the same.
+            let ours = open(&two.a, 64, 5);
+            let back = two.connect(&two.b, &two.a, &[&ours]);
+            assert_eq!(two.read(&two.b, &back, ours.addr(), 64).unwrap(), [5; 64]);
+            two.write(&two.a, &peer, region.addr(), &[4; 64]).unwrap();
+        }
+    }
+}

@@ -3,6 +3,7 @@
 
 mod conformance;
 mod connections;
+mod elsewhere;
 mod faults;
 mod near;
 mod processes;

@@ -1,7 +1,7 @@
 //! Nodes with devices, and the handshake ports they are connected through.
 
 use std::future::Future;
-use std::net::{IpAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::process::Command;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use mooncake_core::Result;
 use mooncake_core::clock::{Moment, Rng, SharedClock, SystemClock};
-use mooncake_core::memory::HostMemory;
+use mooncake_core::memory::{HostMemory, HostMemoryOptions};
 use mooncake_rdma::{RdmaConfig, RdmaPeer, RdmaTransport};
 use mooncake_transport::handshake::{HandshakeServer, HandshakeService, Notification};
 use mooncake_transport::net::{self, DEFAULT_PORTS};
@@ -18,6 +18,8 @@ use mooncake_transport::transfer::{self, Transfer};
 use mooncake_transport::{Access, BufferDesc, Region, SegmentDesc, SliceMut, Transport};
 use serde_json::Value;
 use tokio::runtime::Runtime;
+
+use crate::elsewhere::{Elsewhere, Split};
 
 pub(crate) const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
@@ -119,6 +121,56 @@ impl Fixture for OnDevices {
     }
 }
 
+/// The same, but every other node, the first one among them, is in a process of its own.
+pub(crate) struct Apart {
+    there: &'static str,
+    here: OnDevices,
+    nodes: usize,
+}
+
+impl Apart {
+    pub(crate) fn new(devices: [&'static str; 2]) -> Self {
+        Self { there: devices[0], here: OnDevices::new([devices[1]; 2]), nodes: 0 }
+    }
+}
+
+impl Fixture for Apart {
+    type T = Split;
+
+    fn node(&mut self) -> Arc<Split> {
+        self.nodes += 1;
+        Arc::new(match self.nodes % 2 {
+            1 => Split::There(Elsewhere::start(self.there)),
+            _ => Split::Here(self.here.node()),
+        })
+    }
+
+    fn kill(&mut self, node: &Arc<Split>) {
+        match &**node {
+            Split::Here(node) => self.here.kill(node),
+            Split::There(process) => process.kill(),
+        }
+    }
+
+    fn block_on<F: Future>(&self, future: F) -> F::Output {
+        self.here.block_on(future)
+    }
+
+    fn clock(&self) -> SharedClock {
+        self.here.clock()
+    }
+
+    fn memory(&self, len: usize) -> HostMemory {
+        let options =
+            HostMemoryOptions { shared: Some("conformance".into()), ..HostMemoryOptions::default() };
+        HostMemory::with(len, &options).unwrap()
+    }
+
+    fn large(&self) -> usize {
+        self.here.large()
+    }
+}
+
 /// Two nodes and what they need.
 pub(crate) struct Two {
     pub(crate) runtime: Runtime,
@@ -139,6 +191,15 @@ impl Two {
     /// `a` on one end of the cable, `b` on the other.
     pub(crate) fn patient() -> Self {
         Self::new(patient("rxe0"), patient("rxe1"))
+    }
+
+    /// A handshake port for `b` at an address that it had before.
+    pub(crate) fn serve_again(&self, at: SocketAddr) -> HandshakeServer {
+        let listener = TcpListener::bind(at).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let _inside = self.runtime.enter();
+        let port = Arc::new(Port(Arc::downgrade(&self.b)));
+        HandshakeServer::serve(listener, port, RdmaConfig::default().handshake).unwrap()
     }
 
     /// A way from one node to another that has these regions.

@@ -2,10 +2,15 @@
 
 use std::collections::HashSet;
 
-use mooncake_core::ErrorKind;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use mooncake_core::memory::{HostMemory, HostMemoryOptions, HugePages, ListedDmaBuf, MemorySource};
+use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_rdma::RdmaConfig;
-use mooncake_transport::Transport;
+use mooncake_rdma::verbs::{Device, Domain, MemoryRegion};
 use mooncake_transport::transfer::{self, Transfer};
+use mooncake_transport::{Access, Region, Transport};
 
 use crate::support::{Two, bytes, describe, local, open, patient};
 
@@ -115,4 +120,77 @@ fn memory_in_parts_is_one_memory() {
     }
     let error = two.write(&two.a, &peer, region.addr() + MIB as u64, &[1; 8]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid, "past the end: {error}");
+}
+
+#[test]
+fn huge_pages_are_memory_like_any_other() {
+    std::fs::write("/proc/sys/vm/nr_hugepages", "8").unwrap();
+    let two = Two::patient();
+    let options = HostMemoryOptions { huge_pages: HugePages::Size2M, ..HostMemoryOptions::default() };
+    let memory = Arc::new(HostMemory::with(4 * MIB, &options).unwrap());
+    let mut all = Region::register(&*two.b, memory, Access::Remote).unwrap().exclusive().unwrap();
+    all.copy_from(0, &vec![1; 4 * MIB]).unwrap();
+    let region = all.into_region().unwrap();
+    let peer = two.connect(&two.a, &two.b, &[&region]);
+    let sent = striped(3 * MIB);
+    two.write(&two.a, &peer, region.addr() + 7, &sent).unwrap();
+    assert!(bytes(&region)[7..][..3 * MIB] == sent);
+    assert!(two.read(&two.a, &peer, region.addr() + 7, sent.len()).unwrap() == sent);
+    drop((peer, region, two));
+    std::fs::write("/proc/sys/vm/nr_hugepages", "0").unwrap();
+}
+
+/// Soft-RoCE takes no dma-buf: the driver says so, and memory that can be reached by its address is.
+#[test]
+fn a_driver_without_dma_bufs_says_so() {
+    let domain = Domain::new(&Device::open("rxe0").unwrap()).unwrap();
+    let options = HostMemoryOptions { shared: Some("dma-buf".into()), ..HostMemoryOptions::default() };
+    let memory = HostMemory::with(MIB, &options).unwrap();
+    let span = memory.span();
+    let file = memory.fd().unwrap().try_clone_to_owned().unwrap();
+    // SAFETY: nothing is registered.
+    let refused =
+        unsafe { MemoryRegion::register_dmabuf(&domain, file.as_fd(), 0, MIB, span.addr(), true, true) };
+    let error = refused.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::NotSupported, "{error}");
+    assert!(error.to_string().contains("driver cannot"), "{error}");
+
+    let two = Two::patient();
+    let _listed = ListedDmaBuf::new(span, file, 0).unwrap();
+    let region = Region::register(&*two.b, Arc::new(memory), Access::Remote).unwrap();
+    let peer = two.connect(&two.a, &two.b, &[&region]);
+    two.write(&two.a, &peer, region.addr(), &[9; 4096]).unwrap();
+    assert_eq!(bytes(&region)[..4096], [9; 4096]);
+}
+
+/// With and without leave to write in any order.
+#[test]
+fn writes_arrive_in_either_order() {
+    for relaxed_ordering in [true, false] {
+        let config = |device| RdmaConfig { relaxed_ordering, ..patient(device) };
+        let two = Two::new(config("rxe0"), config("rxe1"));
+        let region = open(&two.b, MIB, 0);
+        let peer = two.connect(&two.a, &two.b, &[&region]);
+        let sent = striped(MIB);
+        two.write(&two.a, &peer, region.addr(), &sent).unwrap();
+        assert!(two.read(&two.a, &peer, region.addr(), MIB).unwrap() == sent);
+    }
+}
+
+/// Of two devices of the peer's, ours goes to the one it is told to, and to its namesake when nobody says.
+#[test]
+fn devices_have_partners() {
+    for (partners, used) in [(Vec::new(), "rxe0"), (vec![("rxe0".into(), vec!["rxe1".into()])], "rxe1")] {
+        let both = RdmaConfig { devices: vec!["rxe0".into(), "rxe1".into()], ..patient("") };
+        let two = Two::new(RdmaConfig { partners, ..patient("rxe0") }, both);
+        let region = open(&two.b, 4096, 0);
+        let peer = two.connect(&two.a, &two.b, &[&region]);
+        for byte in 1..9 {
+            two.write(&two.a, &peer, region.addr(), &[byte; 64]).unwrap();
+        }
+        let devices = two.b.devices();
+        let connected: Vec<_> =
+            devices.iter().filter(|nic| nic.connections > 0).map(|nic| &nic.name).collect();
+        assert_eq!(connected, [used]);
+    }
 }

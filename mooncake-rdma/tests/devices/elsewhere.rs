@@ -1,0 +1,398 @@
+//! A node in another process that owns memory of this one: shared pages, mapped there at the same addresses and registered with that
+//! process's device. So the conformance suite, which looks at the owner's bytes, runs between processes as it is.
+//!
+//! The other process is this test program, started again. It takes orders on its standard input, a line of JSON each, and answers each
+//! with a line that begins with [`ANSWER`].
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use mooncake_core::clock::SystemClock;
+use mooncake_core::memory::{MemorySource, MemorySpan, shared_pages};
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_rdma::{RdmaPeer, RdmaTransport, Registration};
+use mooncake_transport::transfer::{self, Transfer};
+use mooncake_transport::{
+    Access, BufferDesc, Capabilities, Completion, Op, Opcode, Protocol, Region, SegmentDesc, Transport,
+};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use crate::support::{node, patient, runtime};
+
+const ANSWER: &str = "answer ";
+/// How often another process is tried where the first had something else at our address.
+const STARTS: usize = 8;
+
+/// A node here, or one in another process.
+#[derive(Debug)]
+pub(crate) enum Split {
+    Here(Arc<RdmaTransport>),
+    There(Arc<Elsewhere>),
+}
+
+#[derive(Debug)]
+pub(crate) enum SplitRegistration {
+    Here(Registration),
+    There(Held),
+}
+
+/// What the other process holds for us, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    at: Arc<Elsewhere>,
+    id: u64,
+    exported: Vec<u8>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum SplitPeer {
+    Here(RdmaPeer),
+    There(u64),
+}
+
+/// The other process.
+#[derive(Debug)]
+pub(crate) struct Elsewhere {
+    device: &'static str,
+    process: Mutex<Process>,
+    /// What it described last; a dead one describes nothing new.
+    described: Mutex<Option<SegmentDesc>>,
+    next: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Process {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Process {
+    fn start(device: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "elsewhere::the_other_process", "--ignored", "--nocapture", "--test-threads=1"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (orders, answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let mut process = Self { child, orders, answers: BufReader::new(answers) };
+        process.ask(&json!({"device": device})).expect("the other process starts");
+        process
+    }
+
+    /// `None` when it is dead.
+    fn ask(&mut self, order: &Value) -> Option<Value> {
+        writeln!(self.orders, "{order}").ok()?;
+        let mut line = String::new();
+        loop {
+            line.clear();
+            if self.answers.read_line(&mut line).ok()? == 0 {
+                return None;
+            }
+            // The test harness has its own words, and may have begun a line with them.
+            if let Some(at) = line.find(ANSWER) {
+                return serde_json::from_str(&line[at + ANSWER.len()..]).ok();
+            }
+        }
+    }
+
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Elsewhere {
+    pub(crate) fn start(device: &'static str) -> Arc<Self> {
+        Arc::new(Self {
+            device,
+            process: Mutex::new(Process::start(device)),
+            described: Mutex::default(),
+            next: AtomicU64::new(1),
+        })
+    }
+
+    /// `kill -9`.
+    pub(crate) fn kill(&self) {
+        self.process.lock().kill();
+    }
+
+    fn ask(&self, order: &Value) -> Option<Value> {
+        self.process.lock().ask(order)
+    }
+
+    fn register(self: &Arc<Self>, span: MemorySpan, access: Access) -> Result<Held> {
+        let pages = shared_pages(span).ok_or_else(|| Error::invalid("the suite's memory is not shared"))?;
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let order = json!({
+            "register": id,
+            "file": format!("/proc/{}/fd/{}", std::process::id(), pages.file().as_raw_fd()),
+            "offset": pages.offset_of(span.addr()),
+            "addr": span.addr(),
+            "len": span.len,
+            "remote": access == Access::Remote,
+        });
+        let mut process = self.process.lock();
+        for _ in 0..STARTS {
+            let answer = process.ask(&order).ok_or_else(dead)?;
+            if let Some(exported) = answer["exported"].as_array() {
+                let exported = exported.iter().map(|byte| byte.as_u64().unwrap() as u8).collect();
+                return Ok(Held { at: self.clone(), id, exported });
+            }
+            // Its address space is its own; as long as it holds nothing, another one serves as well.
+            assert!(answer["held"] == 0 && self.described.lock().is_none(), "{answer}");
+            *process = Process::start(self.device);
+        }
+        Err(Error::internal("no process has our addresses free"))
+    }
+
+    fn describe(&self, desc: &mut SegmentDesc) {
+        let buffer = |buffer: &BufferDesc| json!({"name": buffer.name, "addr": buffer.addr, "length": buffer.length, "key": buffer.key});
+        let buffers: Vec<Value> = desc.buffers.iter().map(buffer).collect();
+        let mut known = self.described.lock();
+        if let Some(answer) = self.ask(&json!({"describe": desc.name, "buffers": buffers})) {
+            *known = Some(SegmentDesc::decode(answer.to_string().as_bytes()).unwrap());
+        }
+        *desc = known.clone().expect("it was alive once");
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.at.ask(&json!({"forget": self.id}));
+    }
+}
+
+fn dead() -> Error {
+    Error::new(ErrorCode::TransferFail, "the other process is dead")
+}
+
+// SAFETY: here it is the transport's own promise. The other process does what it is told with pages that both have mapped: it ends a
+// registration before its handle's drop returns, and finishes a transfer before it answers.
+unsafe impl Transport for Split {
+    type Registration = SplitRegistration;
+    type Peer = SplitPeer;
+
+    fn protocol(&self) -> Protocol {
+        Protocol::RDMA
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        match self {
+            Split::Here(node) => node.capabilities(),
+            Split::There(_) => Capabilities::default().needs_registration(true),
+        }
+    }
+
+    unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<SplitRegistration> {
+        match self {
+            // SAFETY: passed on.
+            Split::Here(node) => unsafe { node.register(span, access) }.map(SplitRegistration::Here),
+            Split::There(at) => at.register(span, access).map(SplitRegistration::There),
+        }
+    }
+
+    fn export(&self, registration: &SplitRegistration) -> Vec<u8> {
+        match (self, registration) {
+            (Split::Here(node), SplitRegistration::Here(registration)) => node.export(registration),
+            (_, SplitRegistration::There(held)) => held.exported.clone(),
+            _ => unreachable!("another node's registration"),
+        }
+    }
+
+    fn describe(&self, desc: &mut SegmentDesc) {
+        match self {
+            Split::Here(node) => node.describe(desc),
+            Split::There(at) => at.describe(desc),
+        }
+    }
+
+    async fn connect(&self, desc: &SegmentDesc) -> Result<SplitPeer> {
+        match self {
+            Split::Here(node) => node.connect(desc).await.map(SplitPeer::Here),
+            Split::There(at) => {
+                let desc: Value = serde_json::from_slice(&desc.encode()).unwrap();
+                let answer = at.ask(&json!({"connect": desc})).ok_or_else(dead)?;
+                answer["peer"]
+                    .as_u64()
+                    .map(SplitPeer::There)
+                    .ok_or_else(|| Error::invalid(answer.to_string()))
+            }
+        }
+    }
+
+    fn submit<'a, I>(&self, peer: &SplitPeer, ops: I, done: Completion)
+    where
+        I: ExactSizeIterator<Item = Op<'a, SplitRegistration>>,
+    {
+        match (self, peer) {
+            (Split::Here(node), SplitPeer::Here(peer)) => {
+                let ours = |registration: &'a SplitRegistration| match registration {
+                    SplitRegistration::Here(registration) => Some(registration),
+                    SplitRegistration::There(_) => None,
+                };
+                // SAFETY: the member's registration covers the same bytes, and lives as long as what it is in.
+                let ops = ops.map(|op| unsafe { op.with_registration(op.registration().and_then(ours)) });
+                node.submit(peer, ops, done);
+            }
+            (Split::There(at), SplitPeer::There(peer)) => {
+                for (op, share) in ops.zip(done.each()) {
+                    let Some(SplitRegistration::There(held)) = op.registration() else {
+                        share.finish(Err(Error::invalid("memory of another node")));
+                        continue;
+                    };
+                    let read = op.opcode() == Opcode::Read;
+                    let order = json!({"move": held.id, "len": op.len(), "peer": peer, "at": op.remote(), "read": read});
+                    share.finish(match at.ask(&order) {
+                        Some(answer) if answer["done"] == true => Ok(()),
+                        Some(answer) => Err(Error::new(ErrorCode::TransferFail, answer.to_string())),
+                        None => Err(dead()),
+                    });
+                }
+            }
+            _ => done.finish(Err(Error::invalid("the peer was connected by another node"))),
+        }
+    }
+}
+
+/// The other process's part.
+#[test]
+#[ignore = "the other process of the conformance suite"]
+fn the_other_process() {
+    let mut orders = std::io::stdin().lines().map_while(Result::ok);
+    // Somebody runs all tests there are.
+    let Some(first) = orders.next() else { return };
+    let first: Value = serde_json::from_str(&first).unwrap();
+    let runtime = runtime();
+    let (node, _port) = node(&runtime, SystemClock::shared(), patient(first["device"].as_str().unwrap()));
+    let mut regions: HashMap<u64, Region<RdmaTransport>> = HashMap::new();
+    let mut peers = Vec::new();
+    let answer = |value: Value| {
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{ANSWER}{value}").and_then(|()| out.flush()).unwrap();
+    };
+    answer(Value::Null);
+    for order in orders {
+        let order: Value = serde_json::from_str(&order).unwrap();
+        let n = |name: &str| order[name].as_u64();
+        answer(if let Some(id) = n("register") {
+            let access = if order["remote"] == true { Access::Remote } else { Access::Local };
+            match Mapped::of(&order) {
+                Some(memory) => {
+                    let region = Region::register(&*node, Arc::new(memory), access).unwrap();
+                    let exported = node.export(region.registration().unwrap());
+                    regions.insert(id, region);
+                    json!({"exported": exported})
+                }
+                None => json!({"held": regions.len()}),
+            }
+        } else if let Some(id) = n("forget") {
+            regions.remove(&id);
+            Value::Null
+        } else if let Some(name) = order["describe"].as_str() {
+            described(&node, name, &order["buffers"])
+        } else if order["connect"].is_object() {
+            let desc = SegmentDesc::decode(order["connect"].to_string().as_bytes()).unwrap();
+            peers.push(runtime.block_on(node.connect(&desc)).unwrap());
+            json!({"peer": peers.len() - 1})
+        } else if let (Some(id), Some(peer)) = (n("move"), n("peer")) {
+            let slice = regions.remove(&id).unwrap().exclusive().unwrap();
+            assert_eq!(Some(slice.len() as u64), n("len"), "whole registrations only");
+            let (peer, transfer) = (&peers[peer as usize], [Transfer::new(n("at").unwrap(), slice)]);
+            let (result, [Transfer { buffer, .. }]) = match order["read"] == true {
+                true => transfer::read(&*node, peer, transfer, None).wait(),
+                false => transfer::write(&*node, peer, transfer, None).wait(),
+            };
+            regions.insert(id, buffer.into_region().unwrap());
+            json!({"done": result.is_ok(), "why": result.err().map(|error| error.to_string())})
+        } else {
+            panic!("{order}")
+        });
+    }
+}
+
+fn described(node: &RdmaTransport, name: &str, buffers: &Value) -> Value {
+    let mut desc = SegmentDesc::new(name);
+    let bytes =
+        |key: &Value| key.as_array().unwrap().iter().map(|byte| byte.as_u64().unwrap() as u8).collect();
+    desc.buffers = buffers
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|buffer| BufferDesc {
+            name: buffer["name"].as_str().unwrap().into(),
+            addr: buffer["addr"].as_u64().unwrap(),
+            length: buffer["length"].as_u64().unwrap(),
+            key: bytes(&buffer["key"]),
+            ..BufferDesc::default()
+        })
+        .collect();
+    node.describe(&mut desc);
+    serde_json::from_slice(&desc.encode()).unwrap()
+}
+
+/// Pages of another process at the addresses that it has them at.
+struct Mapped {
+    span: MemorySpan,
+    start: NonNull<u8>,
+    len: usize,
+}
+
+impl Mapped {
+    /// `None` where there is something else already.
+    fn of(order: &Value) -> Option<Self> {
+        let n = |name: &str| usize::try_from(order[name].as_u64().unwrap()).unwrap();
+        let file = File::options().read(true).write(true).open(order["file"].as_str().unwrap()).unwrap();
+        let (addr, offset) = (n("addr"), n("offset"));
+        let before = offset % 4096;
+        let len = (before + n("len")).next_multiple_of(4096);
+        // SAFETY: a new mapping, which replaces none.
+        let found = unsafe {
+            libc::mmap(
+                ptr::without_provenance_mut(addr - before),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE,
+                file.as_raw_fd(),
+                libc::off_t::try_from(offset - before).unwrap(),
+            )
+        };
+        let start = NonNull::new(found.cast::<u8>()).filter(|_| found != libc::MAP_FAILED)?;
+        // SAFETY: inside of the mapping.
+        let first = unsafe { start.add(before) };
+        Some(Self { span: MemorySpan::new(first, n("len")), start, len })
+    }
+}
+
+// SAFETY: an address and a length.
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
+// SAFETY: mapped until it is dropped, and nobody has a reference to the bytes.
+unsafe impl MemorySource for Mapped {
+    fn span(&self) -> MemorySpan {
+        self.span
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: mapped by us, and nothing of it is registered any more.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
