@@ -148,7 +148,7 @@ impl ClientEnvironment {
     }
 
     /// The wires of a protocol, with its devices (commas between them; all when empty or `auto-discovery`) and what the environment says of
-    /// wires: for [`ClientBuilder::wires`](crate::ClientBuilder::wires).
+    /// wires: for [`ClientBuilder::wires`](crate::client::ClientBuilder::wires).
     ///
     /// # Errors
     /// `NOT_SUPPORTED` for a protocol that is not built in.
