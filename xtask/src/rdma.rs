@@ -24,7 +24,7 @@ const NEAR: &str = "near::";
 const REPLAY: &str = "--protocol rdma --limit 60 --lease-ms 20000 --requests 60 --block-bytes 8192 --capacity 48MiB --processes 3 --replicas 2 --kill-one-after 40%";
 const FEATURES: &str = "mooncake-engine/transport-rdma,mooncake-store/transport-rdma";
 /// Longest a machine may run.
-const SECONDS: u32 = 600;
+const SECONDS: u32 = 1200;
 
 /// `rxe0` (10.77.0.1) and `rxe1` (10.77.0.2) at the ends of one cable. Both ends being here, the kernel must be told to answer
 /// itself; RDMA crosses the cable all the same, TCP between the two does not.
