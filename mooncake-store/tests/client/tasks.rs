@@ -79,13 +79,14 @@ async fn a_task_that_fails_says_why_and_leaves_nothing() {
     let (status, message) = ended(&b, task).await;
     assert_eq!(status, TaskStatus::Failed);
     assert!(message.starts_with("OBJECT_NOT_FOUND"), "{message}");
+    let refused = |outcome: Result<Uuid>| outcome.unwrap_err().code();
+    assert_eq!(refused(a.copy_task("full", &["elsewhere:1"]).await), ErrorCode::InvalidParams);
     b.remove_all(true).await.unwrap();
     cluster.assert_empty();
 
-    let refused = |outcome: Result<Uuid>| outcome.unwrap_err().code();
     assert_eq!(refused(a.copy_task("k", &[b.hostname()]).await), ErrorCode::ObjectNotFound);
     assert_eq!(refused(a.copy_task("k", &[]).await), ErrorCode::InvalidParams);
-    assert_eq!(refused(a.copy_task("k", &["elsewhere:1"]).await), ErrorCode::InvalidParams);
+    assert_eq!(refused(a.copy_task("k", &["elsewhere:1"]).await), ErrorCode::ObjectNotFound);
     assert_eq!(a.task(Uuid::new(1, 1)).await.unwrap_err().code(), ErrorCode::TaskNotFound);
     a.close().await.unwrap();
     assert_eq!(refused(a.copy_task("k", &["x"]).await), ErrorCode::InvalidParams);
