@@ -10,6 +10,7 @@ use std::slice;
 use mooncake_core::{Error, Result};
 use mooncake_engine::AddressRequest;
 use mooncake_engine::addressed::foreign;
+use mooncake_engine::transport_set;
 use mooncake_transport::Opcode;
 use mooncake_transport::engine::EngineCode;
 use mooncake_transport::handshake::Notification;
@@ -92,11 +93,11 @@ pub unsafe extern "C" fn installTransport(
     guarded("installTransport", ptr::null_mut(), || {
         // SAFETY: promised by the caller.
         let name = unsafe { text(proto) }?;
-        let protocols = Engine::of(engine.addr())?.engine.descriptor().protocols;
-        if protocols.iter().any(|protocol| protocol.as_str() == name) {
+        let descriptor = Engine::of(engine.addr())?.engine.descriptor();
+        if transport_set::serves(&descriptor, &name) {
             return Ok(engine);
         }
-        let there: Vec<&str> = protocols.iter().map(|protocol| protocol.as_str()).collect();
+        let there: Vec<&str> = descriptor.protocols.iter().map(|protocol| protocol.as_str()).collect();
         Err(Error::invalid(format!("no wire {name:?}; there is {}", there.join(", "))))
     })
 }

@@ -561,6 +561,13 @@ fn with_tcp(desc: &SegmentDesc) -> std::borrow::Cow<'_, SegmentDesc> {
     std::borrow::Cow::Owned(desc)
 }
 
+/// Whether a node serves a wire of that name: also TCP beside RDMA, which its descriptor does not list as a wire of its own.
+pub fn serves(desc: &SegmentDesc, wire: &str) -> bool {
+    #[cfg(all(feature = "transport-rdma", feature = "transport-tcp"))]
+    let desc = &*with_tcp(desc);
+    desc.protocols.iter().any(|protocol| protocol.as_str() == wire)
+}
+
 fn not_ours() -> Error {
     Error::invalid("the peer was connected by another set of wires")
 }

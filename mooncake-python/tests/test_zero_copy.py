@@ -213,6 +213,39 @@ def test_sessions(make_store, key):
             assert one.unregister_buffer(memory.ctypes.data) == 0
 
 
+def test_a_session_ends_after_its_parts(make_store, key):
+    """Whoever ends a session while another thread writes: what can be read then is whole, or was never written."""
+    size = 8 << 20
+    a = make_store(global_segment_size=0, local_buffer_size=16 << 20)
+    b = make_store(global_segment_size=64 << 20)
+    source = array_of(size)
+    assert a.register_buffer(source.ctypes.data, source.nbytes) == 0
+    whole = 0
+    for turn in range(12):
+        name = f"{key}-{turn}"
+        assert a.batch_put_session_start([name], [size]) == [0]
+        begun = threading.Event()
+        answers = []
+
+        def write(name=name, begun=begun, answers=answers):
+            begun.set()
+            answers += a.batch_put_from_multi_buffer_ranges([name], [[source.ctypes.data]], [[size]], [[0]])
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        begun.wait()
+        assert a.batch_put_session_end([name]) == [0]
+        read = b.get(name)
+        writer.join()
+        assert answers in ([size], [-600])
+        if answers == [size]:
+            assert read == source.tobytes(), turn
+            whole += 1
+        assert b.remove(name, True) == 0
+    print(f"{whole} of 12 were written before the end")
+    assert a.unregister_buffer(source.ctypes.data) == 0
+
+
 def test_segments(own_master, make_store, tmp_path):
     store = make_store(own_master(), global_segment_size=0)
     assert store.put("k", b"x") == -200

@@ -214,6 +214,8 @@ impl Poller {
             Err(error) => {
                 warn!(device = nic.name, %error, "the device's events are lost");
                 nic.lose();
+                self.node
+                    .give_up_all(nic, &Error::new(ErrorCode::TransferFail, "the device's events are lost"));
             }
         }
     }

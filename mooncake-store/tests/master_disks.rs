@@ -104,13 +104,24 @@ fn what_waits_for_a_disk_stays_in_memory_for_a_while() {
     let rig = eager();
     rig.put(9, "k", 600 * KIB).unwrap();
     assert_eq!(rig.start(9, "second", 600 * KIB), Err(NoAvailableHandle), "it is to be written first");
-    rig.work(1);
-    assert_eq!(rig.start(9, "second", 600 * KIB), Err(NoAvailableHandle), "it is being written");
     rig.alive_for(59.0);
     assert_eq!(rig.start(9, "second", 600 * KIB), Err(NoAvailableHandle));
     rig.alive_for(2.0);
     rig.put(9, "second", 600 * KIB).unwrap();
-    assert!(!rig.exists("k"));
+    assert!(!rig.exists("k"), "nobody came for it");
+}
+
+#[test]
+fn what_a_disk_is_written_from_is_not_used_again_meanwhile() {
+    let rig = eager();
+    rig.put(9, "k", 600 * KIB).unwrap();
+    assert_eq!(rig.work(1), ["k"]);
+    rig.alive_for(61.0);
+    assert_eq!(rig.start(9, "second", 600 * KIB), Err(NoAvailableHandle), "it is being written");
+    rig.remove("k", true).unwrap();
+    assert_eq!(rig.start(9, "second", 600 * KIB), Err(NoAvailableHandle), "still");
+    rig.alive_for(540.0);
+    rig.put(9, "second", 600 * KIB).unwrap();
     rig.report(1, "k", 600 * 1024);
     assert!(!rig.exists("k"), "too late: what was written may be anything by now");
 }

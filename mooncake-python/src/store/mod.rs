@@ -17,7 +17,7 @@ use std::time::Duration;
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_engine::addressed::Regions;
-use mooncake_store::client::{Client, ClientConfig, ClientPages, HotCacheConfig, MAX_TIMEOUT, Reservation};
+use mooncake_store::client::{Client, ClientConfig, ClientPages, HotCacheConfig, MAX_TIMEOUT};
 use mooncake_store::config::ClientEnvironment;
 use mooncake_store::local::{LocalClient, LocalConfig};
 use mooncake_transport::engine::EngineCode;
@@ -60,7 +60,7 @@ pub(crate) struct Session {
     arena: OnceLock<Arc<Arena>>,
     arena_turn: Mutex<()>,
     reads: Mutex<HashMap<String, Located>>,
-    writes: Mutex<HashMap<String, Arc<Reservation>>>,
+    writes: Mutex<HashMap<String, Arc<sessions::Writing>>>,
 }
 
 impl Session {

@@ -5,12 +5,20 @@ use std::sync::Arc;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_store::client::{Operation, RangeWrite, Reservation};
 use pyo3::prelude::*;
+use tokio::sync::RwLock;
 
 use super::{NOT_SET_UP, Session, Store};
 use crate::args::Uint;
 use crate::config::{self, Config};
 use crate::member::RangeRead;
 use crate::runtime::wait;
+
+/// Space that is being written in parts.
+pub(super) struct Writing {
+    space: Reservation,
+    /// Held by every write of a part, and alone by who ends the session: nothing is written after that.
+    open: RwLock<bool>,
+}
 
 fn no_session(key: &str) -> Error {
     Error::invalid(format!("no session is open for {key:?}"))
@@ -70,21 +78,28 @@ impl Session {
         let reserved = self.client.own()?.reserve(&items, config).await?;
         let mut writes = self.writes.lock();
         let start = |(key, reserved): (&String, Result<Reservation>)| {
-            writes.insert(key.clone(), Arc::new(reserved?));
+            let writing = Writing { space: reserved?, open: RwLock::new(true) };
+            writes.insert(key.clone(), Arc::new(writing));
             Ok(())
         };
         Ok(keys.iter().zip(reserved).map(start).collect())
     }
 
     async fn write_session(&self, keys: &[String], parts: &Parts) -> Result<Vec<Result<u64>>> {
-        let objects: Vec<Option<Arc<Reservation>>> = {
+        let objects: Vec<Option<Arc<Writing>>> = {
             let writes = self.writes.lock();
             keys.iter().map(|key| writes.get(key).cloned()).collect()
         };
+        // Who waits to end a session goes first; a key may be there twice.
+        let open: Vec<_> = objects
+            .iter()
+            .map(|object| object.as_deref()?.open.try_read().ok().filter(|open| **open))
+            .collect();
         let mut ranges = Vec::new();
         let mut plans = Vec::with_capacity(keys.len());
         for (i, key) in keys.iter().enumerate() {
-            let plan = objects[i].as_deref().ok_or_else(|| no_session(key)).and_then(|object| {
+            let object = objects[i].as_deref().filter(|_| open[i].is_some()).map(|object| &object.space);
+            let plan = object.ok_or_else(|| no_session(key)).and_then(|object| {
                 parts
                     .of(i)?
                     .map(|(pointer, size, offset)| {
@@ -103,15 +118,21 @@ impl Session {
         Ok(sums(plans, outcomes.into_iter().zip(lens)))
     }
 
-    /// Takes the open writes of these keys off the list.
-    fn take_writes(&self, keys: &[String]) -> Vec<Result<Arc<Reservation>>> {
-        let mut writes = self.writes.lock();
-        keys.iter().map(|key| writes.remove(key).ok_or_else(|| no_session(key))).collect()
+    /// Takes the open writes of these keys off the list, once no part of them is under way any more.
+    async fn take_writes(&self, keys: &[String]) -> Vec<Result<Arc<Writing>>> {
+        let taken: Vec<_> = {
+            let mut writes = self.writes.lock();
+            keys.iter().map(|key| writes.remove(key).ok_or_else(|| no_session(key))).collect()
+        };
+        for writing in taken.iter().flatten() {
+            *writing.open.write().await = false;
+        }
+        taken
     }
 
     async fn end_writes(&self, keys: &[String]) -> Result<Vec<Result<()>>> {
-        let taken = self.take_writes(keys);
-        let objects: Vec<&Reservation> = taken.iter().filter_map(|one| one.as_deref().ok()).collect();
+        let taken = self.take_writes(keys).await;
+        let objects: Vec<&Reservation> = taken.iter().flatten().map(|one| &one.space).collect();
         let mut ended = self.client.own()?.commit(&objects).await?.into_iter();
         let lost = || Err(Error::internal("an answer without an item"));
         Ok(taken
@@ -124,8 +145,8 @@ impl Session {
     }
 
     async fn revoke_writes(&self, keys: &[String]) -> Result<Vec<Result<()>>> {
-        let taken = self.take_writes(keys);
-        let objects: Vec<&Reservation> = taken.iter().filter_map(|one| one.as_deref().ok()).collect();
+        let taken = self.take_writes(keys).await;
+        let objects: Vec<&Reservation> = taken.iter().flatten().map(|one| &one.space).collect();
         self.client.own()?.give_back(&objects).await;
         Ok(taken.into_iter().map(|one| one.map(drop)).collect())
     }

@@ -168,7 +168,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 addresses.push(host.to_owned());
             }
         }
-        found.into_iter().collect()
+        // In the order they were asked for, each once.
+        clients.iter().filter_map(|client| found.remove_entry(client)).collect()
     }
 
     /// Buries the segments of clients that were silent too long, and those whose grace is over. Returns the former.
@@ -346,7 +347,7 @@ fn check_segment(segment: &Segment) -> Result<()> {
 }
 
 /// Longest endpoint and protocol, in bytes: what any answer can name (`pack::encode_answers`).
-const MAX_WORD: usize = 255;
+pub(super) const MAX_WORD: usize = 255;
 /// Longest name and host, in bytes.
 const MAX_NAME: usize = 4096;
 

@@ -193,7 +193,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if let (false, Some(hot), Some(held)) = (token.is_nil(), &self.hot, copying.targets.first()) {
             hot.made(&shard[slot].key, token, (held.id, held.extent.len), now);
         }
-        let lease = self.rest_until(shard[slot].lease);
+        let lease = self.rest_until(self.in_use_until(&shard[slot]));
         shard.change_replicas(slot, |replicas| {
             replicas.extend(copying.targets);
             let source = replicas.iter().position(|held| held.id == copying.source);

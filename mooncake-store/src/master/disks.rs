@@ -19,11 +19,12 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::Master;
+use super::clients::MAX_WORD;
 use super::directory::{Object, Shard};
 use super::put::absent;
 use crate::protocol::wire::{OffloadItem, StoredAt};
 
-/// How long an object is kept in memory for the sake of a disk: several heartbeats of its owner.
+/// How long an object is kept in memory for the sake of a disk whose owner has not come for it: several heartbeats.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a master does with clients' disks. The defaults are the existing system's.
@@ -100,7 +101,11 @@ struct OwnerState {
     /// Keys in the order they are to be written; those without a job are none any more.
     queue: VecDeque<ObjectKey>,
     jobs: HashMap<ObjectKey, Job>,
+    /// Jobs that the owner has not been told of.
+    unsent: usize,
     promote: VecDeque<ObjectKey>,
+    /// The same keys.
+    to_promote: HashSet<ObjectKey>,
     promoting: HashMap<ObjectKey, Moment>,
 }
 
@@ -172,15 +177,36 @@ impl OnDisk {
     }
 }
 
+impl OwnerState {
+    fn add(&mut self, key: &ObjectKey, len: u64, now: Moment) {
+        if self.queue.len() > 2 * self.unsent + 1024 {
+            let (queue, jobs) = (&mut self.queue, &self.jobs);
+            queue.retain(|key| jobs.get(key.as_bytes()).is_some_and(|job| !job.sent));
+        }
+        self.jobs.insert(key.clone(), Job { len, since: now, sent: false, valid: true, again: None });
+        self.queue.push_back(key.clone());
+        self.unsent += 1;
+    }
+}
+
 impl Owner {
     pub(super) fn is_alive(&self) -> bool {
         self.alive.load(Relaxed)
     }
 
-    /// Whether a job is young enough for its object to be kept.
-    pub(super) fn holds(&self, key: &[u8], now: Moment) -> bool {
+    /// Whether a job is young enough for its object to be kept: waiting for the owner, or being written within `write_out`.
+    fn holds(&self, key: &[u8], now: Moment, write_out: Duration) -> bool {
         let state = self.state.lock();
-        self.is_alive() && state.jobs.get(key).is_some_and(|job| job.valid && now < job.since.after(PATIENCE))
+        let patience = |job: &Job| if job.sent { write_out } else { PATIENCE };
+        self.is_alive()
+            && state.jobs.get(key).is_some_and(|job| job.valid && now < job.since.after(patience(job)))
+    }
+
+    /// Until when it may be reading an object that it was told to write, in `write_out` from then at most.
+    fn reads_until(&self, key: &[u8], write_out: Duration) -> Moment {
+        let state = self.state.lock();
+        let sent = state.jobs.get(key).filter(|job| job.sent && self.is_alive());
+        sent.map_or(Moment(0), |job| job.since.after(write_out))
     }
 
     /// The value a job was for is gone.
@@ -190,6 +216,7 @@ impl Owner {
             (job.valid, job.again) = (false, None);
             if !job.sent {
                 state.jobs.remove(key);
+                state.unsent -= 1;
             }
         }
         state.promoting.remove(key);
@@ -208,11 +235,10 @@ impl Owner {
             }
             return true;
         }
-        if state.queue.len() >= limit {
+        if state.unsent >= limit {
             return false;
         }
-        state.jobs.insert(key.clone(), Job { len, since: now, sent: false, valid: true, again: None });
-        state.queue.push_back(key.clone());
+        state.add(key, len, now);
         true
     }
 
@@ -228,9 +254,7 @@ impl Owner {
             Some(job) if job.valid => Report::Current,
             Some(job) => {
                 if let Some(len) = job.again {
-                    let again = Job { len, since: now, sent: false, valid: true, again: None };
-                    state.jobs.insert(key.clone(), again);
-                    state.queue.push_back(key.clone());
+                    state.add(key, len, now);
                 }
                 Report::Stale
             }
@@ -239,12 +263,13 @@ impl Owner {
 
     pub(super) fn promote(&self, key: &ObjectKey, limit: usize) -> bool {
         let mut state = self.state.lock();
-        let known = state.promote.contains(key) || state.promoting.contains_key(key.as_bytes());
+        let known = state.to_promote.contains(key) || state.promoting.contains_key(key.as_bytes());
         let room = state.promote.len() + state.promoting.len() < limit;
         if known || !room || !state.enabled {
             return false;
         }
         state.promote.push_back(key.clone());
+        state.to_promote.insert(key.clone());
         true
     }
 
@@ -254,6 +279,9 @@ impl Owner {
         state.promoting.retain(|_, since| now < since.after(PATIENCE));
         let most = most.min(state.promote.len());
         let keys: Vec<_> = state.promote.drain(..most).collect();
+        for key in &keys {
+            state.to_promote.remove(key);
+        }
         state.promoting.extend(keys.iter().map(|key| (key.clone(), now)));
         keys
     }
@@ -361,6 +389,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let now = self.clock.now();
         (state.enabled, state.announcing, state.seen) = (enabled, false, now);
         let keys = std::mem::take(&mut state.queue);
+        state.unsent = 0;
+        // What it was told of and never spoke of again.
+        let write_out = self.options.put_release;
+        state.jobs.retain(|_, job| !job.sent || now < job.since.after(write_out));
         let mut items = Vec::new();
         for key in keys {
             let Some(job) = state.jobs.get_mut(key.as_bytes()).filter(|job| job.valid && !job.sent) else {
@@ -386,6 +418,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if items.len() != places.len() {
             return Err(Error::invalid(format!("{} places for {} objects", places.len(), items.len())));
         }
+        if places.iter().any(|place| place.endpoint.len() > MAX_WORD) {
+            return Err(Error::invalid(format!("an endpoint of more than {MAX_WORD} bytes")));
+        }
         if items.is_empty() || self.options.disks.is_none() {
             return Ok(());
         }
@@ -404,6 +439,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let now = self.clock.now();
         let hash = self.directory.hash(key.as_bytes());
         let mut shard = self.directory.lock(hash);
+        if !owner.is_alive() {
+            // Whoever took the disk away looks at this shard before or after.
+            return;
+        }
         let report = owner.report(key, now);
         let id = self.new_replica();
         let copy = DiskCopy { id, owner: owner.clone(), endpoint: place.endpoint.clone() };
@@ -524,7 +563,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             return true;
         }
         if let Some(owner) = object.offload() {
-            return !owner.holds(object.key.as_bytes(), now);
+            return !owner.holds(object.key.as_bytes(), now, self.options.put_release);
         }
         let takes = |client| self.disks.get(client).is_some_and(|owner| owner.state.lock().enabled);
         let has_owner =
@@ -553,8 +592,20 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             let Some(slot) = shard.find(hash, key.as_bytes()) else { continue };
             if shard[slot].offload().is_none() && shard[slot].disk().is_none() {
                 self.offload(&mut shard, slot, now);
+                let options = self.options.disks.as_ref();
+                if shard[slot].offload().is_none() && options.is_some_and(|options| options.force_evict) {
+                    shard[slot].give_up_offload();
+                }
             }
         }
+    }
+
+    /// Until when somebody may be reading the present value from memory: a reader with a lease, or the owner of a disk who was told to
+    /// write it there.
+    pub(super) fn in_use_until(&self, object: &Object<A>) -> Moment {
+        let owner = object.offload();
+        let write_out = self.options.put_release;
+        object.lease.max(owner.map_or(Moment(0), |owner| owner.reads_until(object.key.as_bytes(), write_out)))
     }
 
     /// Who has an object on disk, the first of them.
@@ -623,6 +674,9 @@ impl<A: SegmentAllocator> Object<A> {
         let Some(tier) = &mut self.tier else { return };
         if tier.on_disk.as_mut().is_some_and(|disk| !disk.retain(keep)) {
             tier.on_disk = None;
+        }
+        if tier.offload.as_ref().is_some_and(|owner| !owner.is_alive()) {
+            tier.offload = None;
         }
         if tier.on_disk.is_none() && tier.offload.is_none() && !tier.gave_up {
             self.tier = None;

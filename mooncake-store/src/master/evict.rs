@@ -179,7 +179,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         now: Moment,
         victim: &mut Victim<A>,
     ) {
-        let lease = shard[slot].lease;
+        let lease = self.in_use_until(&shard[slot]);
         let Some(value) = shard.take_value(slot) else { return };
         let bytes = value.replicas.iter().fold(0u64, |sum, held| sum.saturating_add(held.extent.len));
         victim.bytes = victim.bytes.saturating_add(bytes);

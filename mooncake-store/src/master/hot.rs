@@ -338,7 +338,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if shard[slot].copying().is_some() {
             return;
         }
-        let lease = self.rest_until(shard[slot].lease);
+        let lease = self.rest_until(self.in_use_until(&shard[slot]));
         shard.change_replicas(slot, |replicas| {
             let at = replicas.iter().position(|held| held.id == replica);
             if let Some(at) = at.filter(|_| replicas.len() > 1) {

@@ -362,7 +362,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 
     fn drop_value(&self, shard: &mut Shard<A, E>, slot: SlotId, now: Moment) {
-        let lease = shard[slot].lease;
+        let lease = self.in_use_until(&shard[slot]);
         if shard[slot].copying().is_none()
             && let Some(value) = shard.take_value(slot)
         {

@@ -156,7 +156,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         object.grant_lease(self.lease_from(now));
         shard.touch(slot, self.directory.use_number());
         shard.reads.hits += 1;
-        shard.reads.hit_bytes += len;
+        shard.reads.hit_bytes = shard.reads.hit_bytes.saturating_add(len);
         if let Some(hot) = &self.hot {
             let key = shard[slot].key.clone();
             hot.read(&mut shard.heats, slot, &key, now);

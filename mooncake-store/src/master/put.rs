@@ -396,8 +396,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             replicas: write.replicas,
         };
         self.counters.value_size(value.len);
+        let lease = self.in_use_until(&shard[slot]);
         let object = &mut shard[slot];
-        let lease = std::mem::replace(&mut object.lease, Moment(0));
+        object.lease = Moment(0);
         object.hard_pin |= hard_pin;
         match action {
             SoftPin::Preserve => {}

@@ -112,7 +112,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 
     fn drop_object(&self, shard: &mut Shard<A, E>, slot: SlotId, now: Moment) {
-        let lease = shard[slot].lease;
+        let lease = self.in_use_until(&shard[slot]);
         shard[slot].leave_disks();
         if let Some(value) = shard.take_value(slot) {
             value.retire(self.rest_until(lease), now);
@@ -125,7 +125,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
 
     /// Drops the replicas in segments of a name; whether there were any.
     fn drop_replicas(&self, shard: &mut Shard<A, E>, slot: SlotId, segment_name: &str, now: Moment) -> bool {
-        let lease = self.rest_until(shard[slot].lease);
+        let lease = self.rest_until(self.in_use_until(&shard[slot]));
         let there = |held: &Held<A>| held.segment.info.name == segment_name;
         if !shard[slot].value().is_some_and(|value| value.replicas.iter().any(there)) {
             return false;

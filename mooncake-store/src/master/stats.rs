@@ -193,7 +193,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             stats.soft_pinned += shard.soft_pinned(now) as u64;
             stats.reads += shard.reads.asked;
             stats.hits += shard.reads.hits;
-            stats.hit_bytes += shard.reads.hit_bytes;
+            stats.hit_bytes = stats.hit_bytes.saturating_add(shard.reads.hit_bytes);
         }
         stats
     }

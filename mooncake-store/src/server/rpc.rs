@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use super::State;
 use crate::master::Master;
-use crate::protocol::message::{GetReplicaListByRegex, RemoveAll, RemoveByRegex, Request};
+use crate::protocol::message::{
+    GetReplicaListByRegex, PollRemoveAll, RemoveAll, RemoveByRegex, Request, UnmountLocalDiskSegment,
+};
 use crate::protocol::server::{Refusal, Service};
 use crate::protocol::service::MasterService;
 
@@ -34,7 +36,14 @@ impl Service for Counted {
 
 /// Calls that look at every object: with millions of them the other connections of a thread would wait for long.
 fn sees_all(function: u32) -> bool {
-    [GetReplicaListByRegex::FUNCTION, RemoveByRegex::FUNCTION, RemoveAll::FUNCTION].contains(&function)
+    [
+        GetReplicaListByRegex::FUNCTION,
+        RemoveByRegex::FUNCTION,
+        RemoveAll::FUNCTION,
+        PollRemoveAll::FUNCTION,
+        UnmountLocalDiskSegment::FUNCTION,
+    ]
+    .contains(&function)
 }
 
 /// Has other threads go on with what this one has to do, where there are others.

@@ -126,7 +126,7 @@ async fn batches_answer_item_by_item() {
         guest.task(mooncake_core::ids::Uuid::new(1, 2)).await.unwrap_err().code(),
         ErrorCode::TaskNotFound
     );
-    assert_eq!(guest.copy_task("nothing", &["nowhere"]).await.unwrap_err().code(), ErrorCode::InvalidParams);
+    assert_eq!(guest.copy_task("nothing", &["nowhere"]).await.unwrap_err().code(), ErrorCode::ObjectNotFound);
 }
 
 #[tokio::test]
