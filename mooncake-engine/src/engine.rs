@@ -515,23 +515,36 @@ impl TransferEngineBuilder {
         said.or_else(|| self.topology_file.as_ref().and_then(read))
     }
 
+    /// How members find each other and where they answer, as the environment has it: for who starts an [`Engine`] without this builder. That a
+    /// port is the name's (`MC_LEGACY_RPC_PORT_BINDING`) is not in it.
+    pub fn meeting(mut self) -> (DirectoryOptions, HandshakePort) {
+        self.settle_addresses(self.metadata == P2P && !self.name.is_empty());
+        (self.options, self.handshake)
+    }
+
     /// Host and ports of the handshake port, where the environment has a say in them.
     fn settle_port(&mut self, directory: &Directory) -> Result<()> {
+        let own = if self.port_of_name { Some(own_port(&self.name)?) } else { None };
+        if let Some((host, _)) = &own {
+            self.handshake.host = Some(host.clone());
+        }
+        self.settle_addresses(directory.is_p2p() && !self.name.is_empty());
+        if let Some((_, port)) = own {
+            self.handshake.ports = port..=port;
+        }
+        Ok(())
+    }
+
+    fn settle_addresses(&mut self, named: bool) {
         if let Some(ports) = self.drawn_ports() {
             self.handshake.ports = ports;
         }
-        let named = directory.is_p2p() && !self.name.is_empty();
-        if self.port_of_name {
-            let (host, port) = own_port(&self.name)?;
-            self.handshake.ports = port..=port;
-            self.handshake.host = Some(host);
-        } else if self.ipv6 && self.handshake.host.is_none() && !named {
+        if self.ipv6 && self.handshake.host.is_none() && !named {
             self.handshake.host = Some(default_host_v6().to_string());
         }
         if self.ipv6 && self.handshake.bind.is_none() {
             // Both families.
             self.handshake.bind = Some(Ipv6Addr::UNSPECIFIED.into());
         }
-        Ok(())
     }
 }

@@ -289,6 +289,7 @@ impl Setup {
         };
         config.timeout = self.timeout_ms.map_or(TIMEOUT, millis).min(MAX_TIMEOUT);
         config.connect_timeout = self.connect_timeout_ms.map_or(config.connect_timeout, millis);
+        (config.directory, config.handshake) = ClientEnvironment::meeting(&self.metadata_server);
         let builder = Client::builder()
             .config(config)
             .local_hostname(self.local_hostname)

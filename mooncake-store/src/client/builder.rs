@@ -12,6 +12,7 @@ use mooncake_core::ids::{ClientId, Uuid};
 use mooncake_core::memory::{HostMemory, HostMemoryOptions};
 use mooncake_core::meta::MemoryMetadata;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_transport::directory::DirectoryOptions;
 use mooncake_transport::engine::{Engine, EngineBuilder, HandshakePort, LocalCopies};
 use mooncake_transport::{Directory, LoopbackNet, Transport};
 use parking_lot::Mutex;
@@ -259,6 +260,18 @@ impl<W: Wires> ClientBuilder<W> {
         self
     }
 
+    /// [`ClientConfig::directory`].
+    pub fn directory_options(mut self, options: DirectoryOptions) -> Self {
+        self.config.directory = options;
+        self
+    }
+
+    /// [`ClientConfig::handshake`].
+    pub fn handshake(mut self, port: HandshakePort) -> Self {
+        self.config.handshake = port;
+        self
+    }
+
     /// A directory of the caller's, in place of [`metadata`](Self::metadata).
     pub fn directory(mut self, directory: Directory) -> Self {
         self.directory = Some(directory);
@@ -395,7 +408,7 @@ impl<W: Wires> ClientBuilder<W> {
         let directory = match (directory, &embedded) {
             (Some(directory), _) => directory,
             (None, Some(cluster)) => Directory::new(cluster.directory.clone()),
-            (None, None) => Directory::connect(&config.metadata, "")?,
+            (None, None) => Directory::connect_with(&config.metadata, &config.directory)?,
         };
         let p2p = directory.is_p2p();
         let keeps_engine = shared.is_some();
@@ -466,8 +479,9 @@ async fn start<T: Transport>(
         engine = engine.local_copies(LocalCopies::Never);
     }
     if with_port {
-        let host = config.advertise.map(|ip| ip.to_string());
-        engine = engine.handshake(HandshakePort { host, ..HandshakePort::default() });
+        let mut port = config.handshake.clone();
+        port.host = config.advertise.map(|ip| ip.to_string()).or(port.host);
+        engine = engine.handshake(port);
     }
     engine.start().await
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::memory::HostMemoryOptions;
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::directory::DirectoryOptions;
+use mooncake_transport::engine::HandshakePort;
 
 use super::cache::HotCacheConfig;
 use crate::api::DEFAULT_TENANT;
@@ -25,6 +27,10 @@ pub struct ClientConfig {
     pub local_hostname: String,
     /// `P2PHANDSHAKE` (no directory: a member is found at its handshake port) or the URL of a metadata server.
     pub metadata: String,
+    /// What [`metadata`](Self::metadata) does not say of a directory: whose keys are ours, and the login of a Redis server.
+    pub directory: DirectoryOptions,
+    /// Where we answer who connects to us. Its host gives way to [`advertise`](Self::advertise).
+    pub handshake: HandshakePort,
     /// Wire the segment is offered on (`tcp`, ..); the first one built in when empty.
     pub protocol: String,
     /// Address other members reach this one at; found by itself when absent.
@@ -85,6 +91,8 @@ impl Default for ClientConfig {
         Self {
             local_hostname: "127.0.0.1".into(),
             metadata: "P2PHANDSHAKE".into(),
+            directory: DirectoryOptions::default(),
+            handshake: HandshakePort::default(),
             protocol: String::new(),
             advertise: None,
             segment: DEFAULT_BUFFER,

@@ -11,6 +11,8 @@ use mooncake_core::memory::HugePages;
 use mooncake_core::Result;
 use mooncake_engine::environment::VARIABLES;
 use mooncake_engine::{TransferEngine, TransportOptions};
+use mooncake_transport::directory::DirectoryOptions;
+use mooncake_transport::engine::HandshakePort;
 
 use super::flag::Flag;
 use super::flags::{GROUPS, flags};
@@ -155,6 +157,13 @@ impl ClientEnvironment {
     pub fn wires(protocol: &str, devices: &str) -> Result<TransportOptions> {
         let engine = TransferEngine::builder().environment().protocol(protocol).devices(devices);
         engine.transport_options()
+    }
+
+    /// How a member with that directory finds others and where it answers, as the environment says: for
+    /// [`ClientConfig::directory`](crate::client::ClientConfig::directory) and [`ClientConfig::handshake`](crate::client::ClientConfig::handshake).
+    pub fn meeting(metadata: &str) -> (DirectoryOptions, HandshakePort) {
+        // Any name: who is found at a handshake port has one.
+        TransferEngine::builder().environment().metadata(metadata).name("member").meeting()
     }
 
     /// Sets what it says of a client.

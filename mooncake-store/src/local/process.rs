@@ -193,6 +193,7 @@ async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started
         max_calls: flags.max_calls.max(1),
         silence: std::time::Duration::from_secs(u64::from(flags.ttl.max(1))),
     };
+    (config.directory, config.handshake) = ClientEnvironment::meeting(&flags.metadata);
     let client = Client::builder()
         .config(config)
         .local_hostname(host)

@@ -8,6 +8,7 @@ mod hot;
 #[path = "../http_support/mod.rs"]
 mod http;
 mod lossy;
+mod meeting;
 mod outlive;
 mod parts;
 mod restart;
