@@ -68,7 +68,6 @@ pub(crate) fn matrix(peer: &Path, programs: Programs) -> Result<Vec<(&'static st
         ("two Python packages: what one writes the other reads", words("matrix.py")),
         ("masters and clients: every answer", words("cells.py")),
         ("light clients beside real ones: every answer", words("cells_light.py")),
-        ("disks of existing clients, beside either master", words("disks.py")),
         ("the command line beside either", tool),
     ])
 }
