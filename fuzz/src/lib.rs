@@ -251,7 +251,9 @@ pub fn topology(data: &[u8]) {
 pub fn etcd_answer(data: &[u8]) {
     let Ok(json) = answer::json(data) else { return };
     if let Ok((entries, _)) = answer::entries(&json) {
-        assert!(entries.iter().map(|(key, value)| key.len() + value.value.len()).sum::<usize>() <= data.len());
+        assert!(
+            entries.iter().map(|(key, value)| key.len() + value.value.len()).sum::<usize>() <= data.len()
+        );
     }
     if let Ok(Said::Events(events, newest)) = answer::said(data) {
         let revisions = events.iter().filter_map(|event| Some(event.value.as_ref()?.revision));

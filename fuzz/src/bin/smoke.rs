@@ -81,12 +81,18 @@ fn check(name: &str, target: fn(&[u8]), span: Duration, seed: u64) -> Result<u64
 
 fn one(clock: &SystemClock, folder: &Path, target: fn(&[u8]), input: &[u8]) -> Result<(), String> {
     LARGEST.store(0, Ordering::Relaxed);
-    let before: Moment = clock.now();
-    let outcome = catch_unwind(AssertUnwindSafe(|| target(input)));
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        // On a busy machine others may have had the processor; an input that is slow is so each time.
+        (0..3).all(|_| {
+            let before: Moment = clock.now();
+            target(input);
+            clock.now().since(before) > Duration::from_secs(1)
+        })
+    }));
     let largest = LARGEST.load(Ordering::Relaxed);
     let what = if outcome.is_err() {
         "panic".to_owned()
-    } else if clock.now().since(before) > Duration::from_secs(1) {
+    } else if matches!(outcome, Ok(true)) {
         "took over a second".to_owned()
     } else if largest > (1 << 18) + 64 * input.len() {
         format!("allocated {largest} bytes at once")
