@@ -559,11 +559,13 @@ async fn connect(pool: Arc<Pool>) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// The first of several attempts that answers.
+/// The first of several attempts that answers. There are as many as [`ANEW`] goes into the time for connecting: where
+/// a packet takes longer than that to come back, the early ones are those that answer.
 async fn dial_anew(pool: &Pool) -> io::Result<TcpStream> {
+    let places: Vec<_> = tokio::net::lookup_host((pool.host(), pool.port())).await?.collect();
     let mut attempts = FuturesUnordered::new();
     loop {
-        attempts.push(TcpStream::connect((pool.host(), pool.port())));
+        attempts.push(TcpStream::connect(&places[..]));
         if let Ok(Some(answer)) = tokio::time::timeout(ANEW, attempts.next()).await {
             return answer;
         }
