@@ -61,11 +61,13 @@ impl Engine {
         })
     }
 
-    /// Ends an engine. Calls that are under way in other threads are finished first.
+    /// Ends an engine: when it returns, nobody uses registered memory any more, whatever calls of other threads are under way.
     pub(crate) fn destroy(id: usize) -> Result<()> {
         let engine = ENGINES.write().as_mut().and_then(|engines| engines.remove(&id));
         let engine = engine.ok_or_else(|| Error::invalid(format!("{id:#x} is no engine")))?;
-        engine.block_on(engine.engine.close())
+        let closed = engine.block_on(engine.engine.close());
+        engine.engine.regions().clear();
+        closed
     }
 
     pub(crate) fn block_on<R>(&self, work: impl Future<Output = Result<R>>) -> Result<R> {
@@ -81,17 +83,22 @@ impl Engine {
         if name == self.engine.name() {
             return Ok(0);
         }
-        let known = |segments: &[Option<Target<TransportSet>>]| {
+        let known = |segments: &[Option<Target<TransportSet>>], name: &str| {
             segments.iter().position(|target| target.as_ref().is_some_and(|target| target.name() == name))
         };
         if again {
             self.engine.forget(name);
-        } else if let Some(at) = known(&self.segments.lock()) {
+        } else if let Some(at) = known(&self.segments.lock(), name) {
             return number(at);
         }
         let target = self.block_on(self.engine.open(name))?;
+        // It may have other names: with or without a port, brackets around an address.
+        let name = target.name().to_owned();
+        if name == self.engine.name() {
+            return Ok(0);
+        }
         let mut segments = self.segments.lock();
-        let at = known(&segments).unwrap_or(segments.len());
+        let at = known(&segments, &name).unwrap_or(segments.len());
         if at == segments.len() {
             segments.push(Some(target));
         } else {

@@ -135,8 +135,9 @@ impl TransferEngine {
         for gone in self.parts.regions.take(addresses)? {
             all_gone &= gone.within(UNUSED_WITHIN).await;
         }
-        self.engine.settle_publication().await?;
-        if all_gone { Ok(()) } else { Err(still_in_use()) }
+        let published = self.engine.settle_publication().await;
+        // Whatever became of the directory: who hears that the memory is in use must not free it.
+        if all_gone { published } else { Err(still_in_use()) }
     }
 
     /// Registers memory of the caller's for as long as `work` runs. Returns when it is closed again and the last slice of it is

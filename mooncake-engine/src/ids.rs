@@ -54,22 +54,43 @@ struct Part {
     /// The first failure, once it is over; the notification's too.
     over: watch::Receiver<Option<Result<(), (ErrorCode, String)>>>,
     task: AbortHandle,
+    /// Somebody hears of it when all its requests have succeeded.
+    notifies: bool,
 }
 
 impl Part {
-    /// Over, and nobody works on it any more.
+    /// Nothing of it is to come any more; at most its memory is being put away.
     fn is_over(&self) -> bool {
-        self.over.borrow().is_some() || (self.over.has_changed().is_err() && self.view.is_over())
+        self.over.borrow().is_some() || self.over.has_changed().is_err() || (self.view.is_over() && !self.is_telling())
+    }
+
+    /// All its requests have succeeded, and the notification is not sent yet.
+    fn is_telling(&self) -> bool {
+        self.notifies && self.over.borrow().is_none() && self.view.overall().status == Status::Completed
+    }
+
+    /// How a request of it stands. The last one is not completed before the notification is sent: a program that has seen all completed may end.
+    fn request(&self, number: usize) -> Option<Progress> {
+        let progress = self.view.request(number)?;
+        let waits = number + 1 == self.view.len() && self.is_telling();
+        Some(if waits { POSTING } else { progress })
+    }
+
+    fn overall(&self) -> Progress {
+        if self.is_telling() { Progress { status: Status::Pending, ..self.view.overall() } } else { self.view.overall() }
     }
 }
+
+/// A request that nobody knows anything of yet.
+const POSTING: Progress = Progress { status: Status::Pending, transferred: 0 };
 
 impl Entry {
     fn request(&self, index: usize) -> Option<Progress> {
         match *self.requests.get(index)? {
             None => Some(Progress { status: Status::Completed, transferred: 0 }),
             Some((part, number)) => match self.parts.get(part)? {
-                Some(part) => part.view.request(number),
-                None => Some(Progress { status: Status::Pending, transferred: 0 }),
+                Some(part) => part.request(number),
+                None => Some(POSTING),
             },
         }
     }
@@ -151,6 +172,7 @@ impl TransferEngine {
         deadline: Option<Moment>,
     ) -> Result<()> {
         let deadline = deadline.unwrap_or_else(|| self.deadline_for(requests));
+        let notifies = notify.is_some();
         let (batch, numbers) = self.batch_of(requests, notify)?;
         // A place in the batch first, and then the posting, which holds up no other batch.
         let part = self.parts.batches.with(id, |entry| {
@@ -169,7 +191,7 @@ impl TransferEngine {
             entry.parts.push(None);
             Ok(part)
         })?;
-        let posted = self.post_part(id, batch, deadline);
+        let posted = self.post_part(id, batch, notifies, deadline);
         self.parts.batches.with(id, |entry| {
             if let Some(place) = entry.parts.get_mut(part) {
                 *place = Some(posted);
@@ -178,7 +200,7 @@ impl TransferEngine {
         })
     }
 
-    fn post_part(&self, id: u64, batch: Batch<TransportSet>, deadline: Moment) -> Part {
+    fn post_part(&self, id: u64, batch: Batch<TransportSet>, notifies: bool, deadline: Moment) -> Part {
         let running = self.submit(batch, Some(deadline));
         let view = running.view();
         let (tell, over) = watch::channel(None);
@@ -193,7 +215,7 @@ impl TransferEngine {
             let over = failed.map_or(Ok(()), |error| Err((error.code(), error.message().to_owned())));
             tell.send_replace(Some(over));
         });
-        Part { view, over, task: task.abort_handle() }
+        Part { view, over, task: task.abort_handle(), notifies }
     }
 
     /// How a request of a batch stands.
@@ -213,9 +235,7 @@ impl TransferEngine {
     /// `INVALID_PARAMS` for a freed or foreign number.
     pub fn batch_progress(&self, id: u64) -> Result<Progress> {
         self.parts.batches.with(id, |entry| {
-            let posting = Progress { status: Status::Pending, transferred: 0 };
-            let parts =
-                entry.parts.iter().map(|part| part.as_ref().map_or(posting, |part| part.view.overall()));
+            let parts = entry.parts.iter().map(|part| part.as_ref().map_or(POSTING, Part::overall));
             Ok(parts.fold(Progress { status: Status::Completed, transferred: 0 }, Progress::and))
         })
     }
@@ -247,13 +267,14 @@ impl TransferEngine {
         failed.map_or(Ok(()), |(code, text)| Err(Error::new(code, text)))
     }
 
-    /// Gives up what a batch has not sent yet, and repeats nothing of it. What is on the wire runs to its end, so the batch may be under way for a while.
+    /// Gives up what a batch has not sent yet, repeats nothing of it and notifies nobody. What is on the wire runs to its end, so the batch may be
+    /// under way for a while.
     ///
     /// # Errors
     /// `INVALID_PARAMS` for a freed or foreign number.
     pub fn cancel_batch(&self, id: u64) -> Result<()> {
         self.parts.batches.with(id, |entry| {
-            entry.parts.iter().flatten().for_each(|part| part.task.abort());
+            entry.parts.iter().flatten().for_each(|part| part.view.give_up());
             Ok(())
         })
     }

@@ -8,10 +8,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::StreamExt;
-use futures::stream::FuturesUnordered;
 use mooncake_core::clock::Moment;
 use mooncake_core::{Error, ErrorCode};
+use mooncake_transport::net;
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
@@ -25,8 +24,6 @@ use crate::socket::{self, Buffers, IoList};
 const GATHER: usize = 16;
 /// How often a request may lose its connection before a byte of its answer has come.
 const ATTEMPTS: u8 = 2;
-/// How long an attempt to connect goes on before another one is made beside it. The kernel alone asks again after 1, 3 and 7 s.
-const ANEW: Duration = Duration::from_millis(500);
 /// How long a lane is left alone whose connection came to nothing, while others stand.
 const REST: Duration = Duration::from_secs(1);
 
@@ -554,20 +551,7 @@ impl Drop for Driver {
 
 async fn connect(pool: Arc<Pool>) -> io::Result<TcpStream> {
     let config = &pool.config;
-    let stream = tokio::time::timeout(config.connect_timeout, dial_anew(&pool)).await??;
+    let stream = tokio::time::timeout(config.connect_timeout, net::connect(pool.host(), pool.port())).await??;
     socket::tune(&stream, Buffers { send: config.send_buffer, receive: config.receive_buffer })?;
     Ok(stream)
-}
-
-/// The first of several attempts that answers. There are as many as [`ANEW`] goes into the time for connecting: where
-/// a packet takes longer than that to come back, the early ones are those that answer.
-async fn dial_anew(pool: &Pool) -> io::Result<TcpStream> {
-    let places: Vec<_> = tokio::net::lookup_host((pool.host(), pool.port())).await?.collect();
-    let mut attempts = FuturesUnordered::new();
-    loop {
-        attempts.push(TcpStream::connect(&places[..]));
-        if let Ok(Some(answer)) = tokio::time::timeout(ANEW, attempts.next()).await {
-            return answer;
-        }
-    }
 }

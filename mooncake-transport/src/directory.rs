@@ -17,6 +17,8 @@ use crate::transport::Protocol;
 pub const P2P: &str = "P2PHANDSHAKE";
 /// How long the owner of a name we want has to answer before it counts as gone.
 const PROBE: Duration = Duration::from_millis(1500);
+/// How often a name is claimed that others claim too.
+const CLAIMS: usize = 8;
 
 /// What can be connected to.
 const BUILT_IN: &[&str] = &[
@@ -121,28 +123,33 @@ impl Directory {
         let Directory::Metadata { backend, keys } = self else { return Ok(()) };
         let key = keys.rpc_meta(name);
         let value = keys.value(json!({"ip_or_host_name": at.host, "rpc_port": at.port}).to_string());
-        let refused = match backend.put(&key, value.clone(), Expect::Absent).await {
-            Ok(_) => return Ok(()),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => error,
-            Err(error) => return Err(error.context(format!("announcing segment {name:?}"))),
-        };
-        if let Some(owner) = self.locate(name).await?
-            && owner != *at
-            && handshake::probe(&owner, PROBE, config).await
-        {
-            return Err(Error::new(
-                ErrorCode::SegmentAlreadyExists,
-                format!("the segment name {name:?} is in use by an engine that answers at {owner}; choose another name, or stop that one"),
-            )
-            .with_source(refused));
+        let announcing = |error: Error| error.context(format!("announcing segment {name:?}"));
+        // Others may be after the same name: each time that one was quicker, it is the one to be asked.
+        for _ in 0..CLAIMS {
+            match backend.put(&key, value.clone(), Expect::Absent).await {
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(announcing(error)),
+            }
+            let Some(entry) = backend.get(&key).await.map_err(announcing)? else { continue };
+            let owner = address(name, &entry.value)?;
+            if owner != *at && handshake::probe(&owner, PROBE, config).await {
+                return Err(in_use(name, &owner));
+            }
+            warn!(name, %owner, "taking over a segment name whose last owner does not answer");
+            if backend.capabilities().atomic {
+                match backend.put(&key, value.clone(), Expect::At(entry.revision)).await {
+                    Ok(_) => return Ok(()),
+                    Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                    Err(error) => return Err(announcing(error)),
+                }
+            } else if backend.get(&key).await.map_err(announcing)?.is_some_and(|now| now.value == entry.value) {
+                // Two steps: the existing servers refuse to overwrite these keys.
+                backend.delete(&key).await.map_err(announcing)?;
+            }
         }
-        warn!(name, "taking over a segment name whose last owner does not answer");
-        // Two steps: the existing servers refuse to overwrite these keys.
-        backend.delete(&key).await?;
-        backend.put(&key, value, Expect::Absent).await.map(|_| ()).map_err(|error| {
-            error
-                .context(format!("taking over the stale segment name {name:?} (another engine was quicker?)"))
-        })
+        let text = format!("the segment name {name:?} goes from one engine to the next; choose another name");
+        Err(Error::new(ErrorCode::SegmentAlreadyExists, text))
     }
 
     /// Publishes a descriptor, in place of whatever was there; `fresh` refuses one that is there instead.
@@ -159,11 +166,15 @@ impl Directory {
     pub async fn withdraw(&self, name: &str, at: Option<&HostPort>) -> Result<()> {
         let Directory::Metadata { backend, keys } = self else { return Ok(()) };
         if let Some(at) = at {
-            if self.locate(name).await?.as_ref() != Some(at) {
-                info!(name, "the segment name has a new owner: nothing to withdraw");
-                return Ok(());
+            match self.locate(name).await? {
+                Some(owner) if owner != *at => {
+                    info!(name, %owner, "the segment name has a new owner: nothing to withdraw");
+                    return Ok(());
+                }
+                Some(_) => _ = backend.delete(&keys.rpc_meta(name)).await?,
+                // Whoever takes the name announces itself first, so the descriptor is ours yet.
+                None => {}
             }
-            backend.delete(&keys.rpc_meta(name)).await?;
         }
         backend.delete(&keys.segment(name)).await?;
         Ok(())
@@ -174,13 +185,8 @@ impl Directory {
         let Directory::Metadata { backend, keys } = self else {
             return Ok(Some(HostPort::parse(name, DEFAULT_PORT)));
         };
-        let Some(entry) = backend.get(&keys.rpc_meta(name)).await? else { return Ok(None) };
-        let bad =
-            |what: &str| Error::invalid(format!("address of segment {name:?} in the directory: {what}"));
-        let value: Value = serde_json::from_slice(&entry.value).map_err(|e| bad(&e.to_string()))?;
-        let host = value["ip_or_host_name"].as_str().ok_or_else(|| bad("no \"ip_or_host_name\""))?;
-        let port = value["rpc_port"].as_u64().and_then(|port| u16::try_from(port).ok());
-        Ok(Some(HostPort::new(host, port.ok_or_else(|| bad("no usable \"rpc_port\""))?)))
+        let entry = backend.get(&keys.rpc_meta(name)).await?;
+        entry.map(|entry| address(name, &entry.value)).transpose()
     }
 
     /// A segment's descriptor, with the host of its data port filled in. `own` is what a peer that is asked directly is told about us.
@@ -211,6 +217,20 @@ impl Directory {
         }
         Ok(desc)
     }
+}
+
+/// Where the owner of a name is, as the directory has it.
+fn address(name: &str, entry: &[u8]) -> Result<HostPort> {
+    let bad = |what: &str| Error::invalid(format!("address of segment {name:?} in the directory: {what}"));
+    let value: Value = serde_json::from_slice(entry).map_err(|e| bad(&e.to_string()))?;
+    let host = value["ip_or_host_name"].as_str().ok_or_else(|| bad("no \"ip_or_host_name\""))?;
+    let port = value["rpc_port"].as_u64().and_then(|port| u16::try_from(port).ok());
+    Ok(HostPort::new(host, port.ok_or_else(|| bad("no usable \"rpc_port\""))?))
+}
+
+fn in_use(name: &str, owner: &HostPort) -> Error {
+    let text = format!("the segment name {name:?} is in use by an engine that answers at {owner}; choose another name, or stop that one");
+    Error::new(ErrorCode::SegmentAlreadyExists, text)
 }
 
 #[cfg(test)]

@@ -7,9 +7,12 @@ use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use mooncake_core::clock::Rng;
 use mooncake_core::{Error, ErrorCode, Result};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use tokio::net::{TcpStream, lookup_host};
 
 /// Port of a name that has none.
 pub const DEFAULT_PORT: u16 = 12001;
@@ -32,6 +35,30 @@ pub fn keep_connection(stream: &impl AsFd) -> io::Result<()> {
         .with_interval(Duration::from_secs(15))
         .with_retries(4);
     socket.set_tcp_keepalive(&keepalive)
+}
+
+/// How long an attempt to connect goes on before another one is made beside it. The kernel alone asks again after 1, 3 and 7 s.
+const ANEW: Duration = Duration::from_millis(500);
+
+/// Connects to a host and port, over the first of its addresses that answers. The caller says for how long; until then an attempt is made
+/// every half second, at the addresses in turn, beside those that have no answer yet.
+///
+/// # Errors
+/// The last one, when every address has refused.
+pub async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
+    let places: Vec<SocketAddr> = lookup_host((host, port)).await?.collect();
+    let mut attempts = FuturesUnordered::new();
+    let mut refused = 0;
+    for place in places.iter().cycle() {
+        attempts.push(TcpStream::connect(place));
+        match tokio::time::timeout(ANEW, attempts.next()).await {
+            Ok(Some(Err(_))) if refused + 1 < places.len() => refused += 1,
+            Ok(Some(answer)) => return answer,
+            // Where a packet takes longer than that to come back, the early attempts are those that are answered.
+            Ok(None) | Err(_) => {}
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address")))
 }
 
 /// A host, by name or address, and a port. Prints IPv6 addresses in brackets.

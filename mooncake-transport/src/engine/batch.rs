@@ -13,7 +13,7 @@ use super::target::{Route, Target};
 use super::{Engine, Inner};
 use crate::exposed::ExposedMemory;
 use crate::region::{Sink, Source};
-use crate::ticket::{Completion, Failures, Tally, Ticket, ticket};
+use crate::ticket::{Completion, Failures, Tally, Ticket, Watch, ticket, watched};
 use crate::transfer::{Transfer, post_some};
 use crate::transport::{Opcode, Transport};
 
@@ -45,6 +45,26 @@ impl Way {
             Way::Own => request.opcode,
         }
     }
+}
+
+/// What has a say in the repeating of a batch's requests.
+pub(super) trait Repeats: Sync {
+    /// Whether anything is to be repeated.
+    fn are_wanted(&self) -> bool;
+
+    /// These numbers of the batch were posted again.
+    fn posted(&self, watch: Watch, numbers: Vec<usize>);
+}
+
+/// Nobody: what may be repeated is.
+struct Always;
+
+impl Repeats for Always {
+    fn are_wanted(&self) -> bool {
+        true
+    }
+
+    fn posted(&self, _: Watch, _: Vec<usize>) {}
 }
 
 impl<T: Transport, B> Request<T, B> {
@@ -240,18 +260,17 @@ impl<T: Transport> Inner<T> {
         group(&mut requests);
         let (routes, began) = (routes(&requests), self.clock.now());
         let (results, requests) = self.post(way, requests, deadline).results().await;
-        self.settle(way, results, requests, &routes, deadline, began).await
+        self.settle((way, deadline, began), results, requests, &routes, &Always).await
     }
 
     /// What comes after the first posting of a batch: repeats what may be repeated, and restores the caller's order.
     pub(super) async fn settle<B: Source<T>>(
         &self,
-        way: Way,
+        (way, deadline, began): (Way, Option<Moment>, Moment),
         results: Vec<Result<()>>,
         mut requests: Vec<Request<T, B>>,
         routes: &[(usize, Arc<Route<T>>)],
-        deadline: Option<Moment>,
-        began: Moment,
+        repeats: &dyn Repeats,
     ) -> Outcome<T, B> {
         if results.iter().all(Result::is_ok) {
             count(way, &requests, |_| false, self.clock.now().since(began));
@@ -260,7 +279,10 @@ impl<T: Transport> Inner<T> {
             }
             return (results, requests);
         }
-        let (results, requests) = self.again(way, results, requests, routes, deadline).await;
+        let (results, requests) = match repeats.are_wanted() {
+            true => self.again((way, deadline), results, requests, routes, repeats).await,
+            false => restore(results.into_iter().zip(requests).collect()),
+        };
         count(way, &requests, |index| results[index].is_err(), self.clock.now().since(began));
         (results, requests)
     }
@@ -268,11 +290,11 @@ impl<T: Transport> Inner<T> {
     /// Repeats those of a batch that may be repeated, and puts everything back in the caller's order.
     async fn again<B: Source<T>>(
         &self,
-        way: Way,
+        (way, deadline): (Way, Option<Moment>),
         results: Vec<Result<()>>,
         requests: Vec<Request<T, B>>,
         routes: &[(usize, Arc<Route<T>>)],
-        deadline: Option<Moment>,
+        repeats: &dyn Repeats,
     ) -> Outcome<T, B> {
         // All targets at once: who has moved is not kept waiting by who is gone.
         let moved = routes.iter().map(|(id, stale)| async {
@@ -281,14 +303,14 @@ impl<T: Transport> Inner<T> {
             self.refresh(&request.target, stale, deadline).await
         });
         let moved = futures::future::join_all(moved).await;
-        let in_time = deadline.is_none_or(|at| self.clock.now() < at);
+        let wanted = repeats.are_wanted() && deadline.is_none_or(|at| self.clock.now() < at);
         let mut over = Vec::with_capacity(requests.len());
         let mut again = Vec::new();
         for (result, request) in results.into_iter().zip(requests) {
             let target = routes.iter().zip(&moved).find(|((id, _), _)| *id == request.target.id());
             match target {
                 Some(((_, stale), Some(route)))
-                    if in_time && is_repeatable(&request, &result) && route.takes_over(stale, &request) =>
+                    if wanted && is_repeatable(&request, &result) && route.takes_over(stale, &request) =>
                 {
                     again.push(request);
                 }
@@ -296,12 +318,21 @@ impl<T: Transport> Inner<T> {
             }
         }
         if !again.is_empty() {
-            let (results, requests) = self.post(way, again, deadline).results().await;
+            let numbers: Vec<usize> = again.iter().map(|request| request.index).collect();
+            let (done, ticket, watch) = watched(again, numbers.len(), deadline);
+            repeats.posted(watch, numbers);
+            self.post_runs(way, &ticket.buffer(), done);
+            let (results, requests) = ticket.results().await;
             over.extend(results.into_iter().zip(requests));
         }
-        over.sort_unstable_by_key(|(_, request)| request.index);
-        over.into_iter().unzip()
+        restore(over)
     }
+}
+
+/// Brings results and requests back into the caller's order.
+fn restore<T: Transport, B>(mut over: Vec<(Result<()>, Request<T, B>)>) -> Outcome<T, B> {
+    over.sort_unstable_by_key(|(_, request)| request.index);
+    over.into_iter().unzip()
 }
 
 /// Whether a request failed in a way that a target may have which has moved. `Invalid` may be the answer of a stranger who has the old port now.

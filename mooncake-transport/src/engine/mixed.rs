@@ -3,21 +3,21 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use mooncake_core::clock::Moment;
-use mooncake_core::{Error, ErrorKind, Result};
+use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 
-use super::batch::{Request, Way, group, routes};
+use super::batch::{Repeats, Request, Way, group, routes};
 use super::target::Target;
 use super::{Engine, Inner};
 use crate::handshake::Notification;
 use crate::pool::PoolBuf;
 use crate::region::{Local, Sink, Slice, SliceMut, Source};
-use crate::ticket::{OpState, Results, Watch, watched};
+use crate::ticket::{OpState, Results, Watch, is_given_back, watched};
 use crate::transport::{Opcode, Transport};
 
 /// Local memory of a request in a [`Batch`], whichever kind it is.
@@ -179,6 +179,7 @@ impl Status {
     fn of(result: &Result<()>) -> Self {
         match result {
             Ok(()) => Status::Completed,
+            Err(error) if is_given_back(error) => Status::Canceled,
             Err(error) => match error.kind() {
                 ErrorKind::Timeout => Status::Timeout,
                 _ => Status::Failed,
@@ -229,8 +230,44 @@ pub struct BatchView {
 struct View {
     requests: Box<[Seen]>,
     first: Watch,
+    /// The requests that were posted again, by their numbers.
+    again: OnceLock<(Watch, Vec<usize>)>,
     /// Somebody awaits the batch, so that failed requests may be repeated yet.
     driven: AtomicBool,
+    given_up: AtomicBool,
+}
+
+impl View {
+    /// How a request's last posting stands.
+    fn state(&self, index: usize, seen: &Seen) -> Option<OpState> {
+        let again = self.again.get().and_then(|(watch, numbers)| {
+            let op = numbers.iter().position(|number| *number == index)?;
+            watch.state(op)
+        });
+        again.or_else(|| self.first.state(seen.op))
+    }
+
+    fn give_up(&self) {
+        // Whoever posts requests again looks at this afterwards, as this looks for what was posted.
+        self.given_up.store(true, Ordering::SeqCst);
+        self.first.give_up();
+        if let Some((again, _)) = self.again.get() {
+            again.give_up();
+        }
+    }
+}
+
+impl Repeats for View {
+    fn are_wanted(&self) -> bool {
+        !self.given_up.load(Ordering::SeqCst)
+    }
+
+    fn posted(&self, watch: Watch, numbers: Vec<usize>) {
+        let (again, _) = self.again.get_or_init(|| (watch, numbers));
+        if self.given_up.load(Ordering::SeqCst) {
+            again.give_up();
+        }
+    }
 }
 
 struct Seen {
@@ -256,7 +293,7 @@ impl BatchView {
     pub fn request(&self, index: usize) -> Option<Progress> {
         let seen = self.shared.requests.get(index)?;
         let status = Status::from_number(seen.over.load(Ordering::Acquire)).filter(|s| s.is_over());
-        let status = status.unwrap_or_else(|| match self.shared.first.state(seen.op) {
+        let status = status.unwrap_or_else(|| match self.shared.state(index, seen) {
             Some(OpState::Done) => Status::Completed,
             // They may be repeated, so nobody knows yet.
             Some(OpState::Failed) if !self.is_driven() => Status::Failed,
@@ -277,6 +314,12 @@ impl BatchView {
     /// Whether every request is over.
     pub fn is_over(&self) -> bool {
         (0..self.len()).filter_map(|index| self.request(index)).all(|request| request.status.is_over())
+    }
+
+    /// Gives the batch up: what only waits to be sent is not sent, nothing is repeated, nobody is notified. What is on the wire runs to its
+    /// end or its deadline, and the batch until then.
+    pub fn give_up(&self) {
+        self.shared.give_up();
     }
 
     fn is_driven(&self) -> bool {
@@ -303,8 +346,7 @@ pub struct Finished<T: Transport> {
 
 /// A batch under way: posted already, and a future that repeats what is to be repeated and gives the memory back.
 ///
-/// Dropping it gives up the batch: what only waits to be sent is not sent, nothing is repeated, no notification is sent. What is on the wire
-/// runs to its end or its deadline, and keeps its memory until then.
+/// Dropping it [gives up](BatchView::give_up) the batch. What is on the wire keeps its memory until it is over.
 #[must_use = "the outcome of the batch is in it"]
 pub struct Running<T: Transport> {
     view: BatchView,
@@ -345,8 +387,15 @@ impl<T: Transport> Engine<T> {
             seen[request.index] = Seen { len, op, over: AtomicU8::new(0) };
         }
         let (done, ticket, first) = watched(requests, seen.len(), deadline);
-        let driven = AtomicBool::new(true);
-        let view = BatchView { shared: Arc::new(View { requests: seen.into(), first, driven }) };
+        let view = BatchView {
+            shared: Arc::new(View {
+                requests: seen.into(),
+                first,
+                again: OnceLock::new(),
+                driven: AtomicBool::new(true),
+                given_up: AtomicBool::new(false),
+            }),
+        };
         let began = self.inner.clock.now();
         self.inner.post_runs(Way::Own, &ticket.buffer(), done);
         let work = drive(
@@ -375,19 +424,37 @@ async fn drive<T: Transport>(
     notify: Option<(Target<T>, Notification)>,
 ) -> Finished<T> {
     let (results, requests) = posted.await;
-    let (results, requests) = engine.settle(Way::Own, results, requests, &routes, deadline, began).await;
-    for (seen, result) in undriven.0.shared.requests.iter().zip(&results) {
+    let view = &*undriven.0.shared;
+    let posting = (Way::Own, deadline, began);
+    let (results, requests) = engine.settle(posting, results, requests, &routes, view).await;
+    for (seen, result) in view.requests.iter().zip(&results) {
         seen.over.store(Status::of(result) as u8, Ordering::Release);
     }
     let notified = match notify {
-        Some((target, notification)) if results.iter().all(Result::is_ok) => {
-            Some(engine.notify(target.name(), &notification).await)
+        Some((target, notification)) if view.are_wanted() && results.iter().all(Result::is_ok) => {
+            Some(engine.notify_by(&target, &notification, deadline).await)
         }
-        Some(_) => Some(Err(Error::invalid("the batch failed, so nobody was notified"))),
+        Some(_) => {
+            Some(Err(Error::invalid("the batch failed or was given up, so nobody was notified")))
+        }
         None => None,
     };
     let buffers = requests.into_iter().map(|request| request.transfer.buffer).collect();
     Finished { results, buffers, notified }
+}
+
+impl<T: Transport> Inner<T> {
+    async fn notify_by(
+        &self,
+        target: &Target<T>,
+        notification: &Notification,
+        deadline: Option<Moment>,
+    ) -> Result<()> {
+        let sending = self.notify(target.name(), notification);
+        let (Some(at), Some(_)) = (deadline, &self.runtime) else { return sending.await };
+        let late = || Error::new(ErrorCode::RpcTimeout, "the deadline passed before the notification was taken");
+        tokio::time::timeout(at.since(self.clock.now()), sending).await.unwrap_or_else(|_| Err(late()))
+    }
 }
 
 /// Says on drop that nobody awaits the batch any more.
@@ -397,9 +464,9 @@ impl Drop for Undriven {
     fn drop(&mut self) {
         let view = &self.0.shared;
         view.driven.store(false, Ordering::Release);
-        let under_way = |seen: &Seen| view.first.state(seen.op) == Some(OpState::Pending);
-        if view.requests.iter().any(under_way) {
-            view.first.give_up();
+        let mut requests = view.requests.iter().enumerate();
+        if requests.any(|(index, seen)| view.state(index, seen) == Some(OpState::Pending)) {
+            view.give_up();
         }
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures::StreamExt;
 use mooncake_core::backoff::{Backoff, Pace};
 use mooncake_core::clock::{Moment, Rng};
 use mooncake_core::{Error, ErrorCode, Result};
@@ -26,6 +27,8 @@ pub(super) const INSTANCE: &str = "instance";
 const IN_VAIN: Pace = Pace { first: Duration::from_millis(250), most: Duration::from_secs(8) };
 /// How long a look-up takes at most, when the transfer has no deadline.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Targets that are looked up at a time.
+const LOOKS: usize = 16;
 
 /// An opened segment. A handle: clones share what is learned about it.
 pub struct Target<T: Transport> {
@@ -200,14 +203,19 @@ pub(super) async fn keep_fresh<T: Transport>(engine: Weak<Inner<T>>, interval: D
         tokio::time::sleep(interval).await;
         let Some(engine) = engine.upgrade() else { return };
         let targets: Vec<Target<T>> = engine.targets.lock().values().cloned().collect();
-        for target in targets.iter().filter(|target| target.name() != engine.name) {
-            let stale = target.route();
-            let look = engine.look_again(target, &stale);
-            match tokio::time::timeout(PATIENCE, look).await {
-                Ok(Err(error)) => debug!(segment = target.name(), %error, "looked up in vain"),
-                Ok(Ok(_)) => {}
-                Err(_) => debug!(segment = target.name(), "looked up in vain: no answer"),
+        let others = targets.iter().filter(|target| target.name() != engine.name);
+        // Several at a time: those that are gone keep nobody else waiting.
+        let looks = futures::stream::iter(others).for_each_concurrent(LOOKS, |target| {
+            let engine = &engine;
+            async move {
+                let stale = target.route();
+                match tokio::time::timeout(PATIENCE, engine.look_again(target, &stale)).await {
+                    Ok(Err(error)) => debug!(segment = target.name(), %error, "looked up in vain"),
+                    Ok(Ok(_)) => {}
+                    Err(_) => debug!(segment = target.name(), "looked up in vain: no answer"),
+                }
             }
-        }
+        });
+        looks.await;
     }
 }

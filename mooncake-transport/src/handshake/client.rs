@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::frame::{HEADER, Kind, encode, parse_payload, payload_len};
 use super::{HandshakeConfig, Notification};
-use crate::net::HostPort;
+use crate::net::{self, HostPort};
 use crate::segment::SegmentDesc;
 
 /// Sends one request and returns the body of its reply. A peer that hangs up on a [`Kind::Connection`] may be one that knows no type bytes,
@@ -123,8 +123,7 @@ pub async fn probe(peer: &HostPort, patience: Duration, config: &HandshakeConfig
 }
 
 async fn connect(peer: &HostPort, patience: Duration) -> Result<TcpStream> {
-    let connecting = TcpStream::connect((peer.host.as_str(), peer.port));
-    match timeout(patience, connecting).await {
+    match timeout(patience, net::connect(&peer.host, peer.port)).await {
         Ok(Ok(stream)) => {
             stream.set_nodelay(true)?;
             Ok(stream)
