@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_engine::environment::log_level;
 use mooncake_engine::transport_set::rdma_devices;
 use mooncake_engine::{TransferEngine, TransportSet};
 use mooncake_transport::engine::{EngineCode, Target};
 use parking_lot::{Mutex, RwLock};
 use tokio::runtime::Runtime;
-use tracing::level_filters::LevelFilter;
 
 /// How long the end of an engine waits for what its tasks still do.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -33,7 +33,7 @@ impl Engine {
     pub(crate) fn start(metadata: &str, name: &str) -> Result<usize> {
         // Somebody else's log is as good.
         let _ = tracing_subscriber::fmt()
-            .with_max_level(LevelFilter::WARN)
+            .with_env_filter(log_level())
             .with_writer(std::io::stderr)
             .with_ansi(false)
             .try_init();

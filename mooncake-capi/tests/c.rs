@@ -23,7 +23,8 @@ fn compile(folder: &Path) -> Option<PathBuf> {
     let program = folder.join("peer");
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut cc = Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".into()));
-    cc.args(["-std=c99", "-D_POSIX_C_SOURCE=200809L", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program);
+    cc.args(["-std=c99", "-D_POSIX_C_SOURCE=200809L", "-pthread", "-Wall", "-Wextra", "-Werror", "-o"])
+        .arg(&program);
     cc.arg("-I").arg(here.join("include")).arg(here.join("tests/peer.c"));
     cc.arg("-L").arg(library()).arg("-ltransfer_engine").arg(format!("-Wl,-rpath,{}", library().display()));
     match cc.output() {

@@ -1,9 +1,13 @@
 /* Two sides of a transfer through the C interface: `serve` offers memory until its input ends, `use NAME` works on it. */
+#include <arpa/inet.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "transfer_engine_c.h"
 
@@ -93,6 +97,50 @@ static void nonsense(transfer_engine_t engine) {
     CHECK(freeBatchID(engine, 0) == -1 && freeBatchID(engine, INVALID_BATCH) == -1 && freeBatchID(engine, 1234567) == -1);
 }
 
+static char silent_name[64];
+
+static void *open_silent(void *engine) {
+    CHECK(openSegment(engine, silent_name) == -1);
+    return NULL;
+}
+
+/* A destroyed engine serves its memory no more, whatever calls of it are under way in other threads. */
+static void destroyed_is_out_of_use(transfer_engine_t user) {
+    struct sockaddr_in at = {0};
+    socklen_t len = sizeof at;
+    int silent = socket(AF_INET, SOCK_STREAM, 0);
+    at.sin_family = AF_INET;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    CHECK(bind(silent, (struct sockaddr *)&at, sizeof at) == 0 && listen(silent, 1) == 0);
+    CHECK(getsockname(silent, (struct sockaddr *)&at, &len) == 0);
+    snprintf(silent_name, sizeof silent_name, "127.0.0.1:%d", ntohs(at.sin_port));
+
+    unsigned char *theirs = malloc(SIZE), *mine = malloc(SIZE);
+    transfer_engine_t engine = createTransferEngine("P2PHANDSHAKE", "127.0.0.1", "", 0, 1);
+    CHECK(engine != NULL && registerLocalMemory(engine, theirs, SIZE, "*", 1) == 0);
+    CHECK(registerLocalMemory(user, mine, SIZE, "*", 1) == 0);
+    char name[64];
+    CHECK(getLocalIpAndPort(engine, name, sizeof name) == 0);
+    segment_id_t segment = openSegment(user, name);
+    batch_id_t batch = allocateBatchID(user, 2);
+    struct transfer_request write = {OPCODE_WRITE, mine, segment, (uint64_t)(uintptr_t)theirs, 100};
+    CHECK(submitTransfer(user, batch, &write, 1) == 0 && outcome(user, batch, 0) == STATUS_COMPLETED);
+
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, open_silent, engine) == 0);
+    int asking = accept(silent, NULL, NULL);
+    CHECK(asking >= 0);
+    destroyTransferEngine(engine);
+    CHECK(submitTransfer(user, batch, &write, 1) == 0 && outcome(user, batch, 1) != STATUS_COMPLETED);
+    CHECK(freeBatchID(user, batch) == 0);
+    free(theirs);
+    close(asking);
+    close(silent);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(unregisterLocalMemory(user, mine) == 0);
+    free(mine);
+}
+
 static int use(const char *name) {
     unsigned char *memory = malloc(SIZE), *copy = malloc(SIZE);
     transfer_engine_t engine = createTransferEngine("P2PHANDSHAKE", "127.0.0.1", "", 0, 1);
@@ -101,6 +149,9 @@ static int use(const char *name) {
     buffer_entry_t pieces[] = {{memory, SIZE}, {copy, SIZE}};
     CHECK(registerLocalMemoryBatch(engine, pieces, 2, "*") == 0);
     segment_id_t peer = openSegment(engine, name);
+    char spelled[80];
+    snprintf(spelled, sizeof spelled, "[127.0.0.1]%s", strrchr(name, ':'));
+    CHECK(openSegment(engine, spelled) == 1 && openSegment(engine, spelled) == 1);
     CHECK(peer == 1 && openSegment(engine, name) == peer && openSegmentNoCache(engine, name) == peer);
     CHECK(syncSegmentCache(engine) == 0);
     uint64_t address, length;
@@ -143,6 +194,7 @@ static int use(const char *name) {
     void *addresses[] = {memory, copy};
     CHECK(unregisterLocalMemoryBatch(engine, addresses, 2) == 0 && unregisterLocalMemoryBatch(engine, addresses, 2) == -3);
     CHECK(registerLocalMemory(engine, memory, SIZE, NULL, 0) == 0 && unregisterLocalMemory(engine, memory) == 0);
+    destroyed_is_out_of_use(engine);
     destroyTransferEngine(engine);
     CHECK(openSegment(engine, name) == -1);
     destroyTransferEngine(engine);

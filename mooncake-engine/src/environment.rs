@@ -481,6 +481,26 @@ pub const VARIABLES: &[Variable] = &[
     ),
 ];
 
+/// What the log of a program takes that says nothing of it itself: by `MC_LOG_LEVEL` (`TRACE`, `DEBUG`, `INFO`, `WARNING`, `ERROR`; warnings
+/// without it), and the summaries that `MC_TE_METRIC` asks for. For `tracing_subscriber::EnvFilter`.
+#[allow(clippy::disallowed_methods, reason = "this is the file that reads the environment")]
+pub fn log_level() -> String {
+    level_of(&std::env::var("MC_LOG_LEVEL").unwrap_or_default())
+}
+
+fn level_of(text: &str) -> String {
+    let level = match text.to_ascii_lowercase().as_str() {
+        known @ ("trace" | "debug" | "info" | "error") => known.to_owned(),
+        _ => "warn".to_owned(),
+    };
+    log_filter(&level)
+}
+
+/// The same at a level that the program was told.
+pub(crate) fn log_filter(level: &str) -> String {
+    format!("{},mooncake_engine::summary=info", level.to_lowercase())
+}
+
 impl TransferEngineBuilder {
     /// Takes what the environment of this process says, over what was said before; what is said afterwards goes over it. A value that
     /// makes no sense is warned of, and changes nothing.
@@ -681,6 +701,15 @@ mod tests {
         }
         let count = known.clone().count();
         assert_eq!(known.collect::<std::collections::BTreeSet<_>>().len(), count, "a name is there twice");
+    }
+
+    #[test]
+    fn the_log_takes_summaries_at_every_level() {
+        for (said, level) in
+            [("", "warn"), ("WARNING", "warn"), ("Error", "error"), ("TRACE", "trace"), ("x", "warn")]
+        {
+            assert_eq!(level_of(said), format!("{level},mooncake_engine::summary=info"), "{said}");
+        }
     }
 
     #[test]

@@ -61,7 +61,9 @@ struct Part {
 impl Part {
     /// Nothing of it is to come any more; at most its memory is being put away.
     fn is_over(&self) -> bool {
-        self.over.borrow().is_some() || self.over.has_changed().is_err() || (self.view.is_over() && !self.is_telling())
+        self.over.borrow().is_some()
+            || self.over.has_changed().is_err()
+            || (self.view.is_over() && !self.is_telling())
     }
 
     /// All its requests have succeeded, and the notification is not sent yet.
@@ -77,7 +79,11 @@ impl Part {
     }
 
     fn overall(&self) -> Progress {
-        if self.is_telling() { Progress { status: Status::Pending, ..self.view.overall() } } else { self.view.overall() }
+        if self.is_telling() {
+            Progress { status: Status::Pending, ..self.view.overall() }
+        } else {
+            self.view.overall()
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use mooncake_core::memory::{HostMemory, MemorySource};
 use mooncake_core::{ErrorKind, Result};
 use mooncake_engine::{AddressRequest, INVALID_BATCH, TransferEngine, TransportOptions};
+use mooncake_tcp::TcpConfig;
 use mooncake_transport::Opcode;
 use mooncake_transport::engine::{EngineCode, LocalCopies, Status};
 
@@ -119,7 +120,8 @@ async fn a_batch_under_way_is_not_freed() {
     desc.tcp_data_port = silent.local_addr().unwrap().port();
     directory.publish(&desc, true).await.unwrap();
     drop(a);
-    let wires = TransportOptions::named("tcp").unwrap().without_shared_memory();
+    let mut wires = TransportOptions::named("tcp").unwrap().without_shared_memory();
+    wires.tcp = Some(TcpConfig { connections: 1, window: 1, ..wires.tcp.unwrap_or_default() });
     let a = TransferEngine::builder().name("a").directory(directory).wires(wires).start().await.unwrap();
     let mine = Memory::new(4096, 7);
     // SAFETY: it outlives the engine, and expects everything.
@@ -127,6 +129,17 @@ async fn a_batch_under_way_is_not_freed() {
     let target = a.open("silent").await.unwrap();
     let id = a.allocate_batch(1);
     let request = AddressRequest { opcode: Opcode::Read, local: mine.at(), target, remote: 4096, len: 10 };
+    // One request is sent to a peer that has answered nothing yet; the other waits, and is not sent when the batch is given up.
+    let cancelled = a.allocate_batch(2);
+    let deadline = a.clock().now().after(Duration::from_millis(300));
+    a.submit_batch(cancelled, &[request.clone(), request.clone()], None, Some(deadline)).unwrap();
+    let _asking = silent.accept().await.unwrap();
+    a.cancel_batch(cancelled).unwrap();
+    assert_eq!(number(a.free_batch(cancelled)), -4, "one of it is on the wire");
+    a.finish_batch(cancelled).await.unwrap_err();
+    let seen = [0, 1].map(|index| a.request_progress(cancelled, index).unwrap().status);
+    assert_eq!(seen, [Status::Timeout, Status::Canceled]);
+    a.free_batch(cancelled).unwrap();
     let deadline = a.clock().now().after(Duration::from_millis(300));
     a.submit_batch(id, &[request], None, Some(deadline)).unwrap();
     assert_eq!(a.request_progress(id, 0).unwrap().status, Status::Pending);

@@ -86,7 +86,6 @@ fn two_processes_meet_at_the_handshake_port() {
             "--report_unit=MiB",
             "--reference",
         ]))
-        .arg("--log_level=info")
         .envs([("MC_TE_METRIC", "1"), ("MC_TE_METRIC_INTERVAL_SECONDS", "1")])
         .output()
         .unwrap();

@@ -14,6 +14,8 @@ use mooncake_engine::{TransferEngine, TransportOptions};
 use mooncake_shm::ShmConfig;
 use mooncake_tcp::TcpConfig;
 use mooncake_transport::engine::{Batch, LocalCopies, Status};
+use mooncake_transport::handshake::{HandshakeConfig, Notification};
+use mooncake_transport::net::HostPort;
 use mooncake_transport::{Directory, Protocol, SegmentDesc};
 use socket2::{Domain, Socket, Type};
 
@@ -183,4 +185,81 @@ async fn what_waits_in_a_batch_that_is_given_up_is_not_sent() {
     assert_eq!(view.request(0).unwrap().status, Status::Completed);
     drop(user);
     target.join().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waits_to_be_repeated_is_given_up_too() {
+    let (port, is_asked, go, target) = slow_target();
+    let directory = Directory::new(Arc::<MemoryMetadata>::default());
+    let mut desc = SegmentDesc::new("moved");
+    desc.protocols.push(Protocol::TCP);
+    desc.tcp_data_host = "127.0.0.1".into();
+    desc.tcp_proto_version = 2;
+    // Where it was before, nobody listens.
+    desc.tcp_data_port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    directory.publish(&desc, true).await.unwrap();
+    let mut wires = both("127.0.0.1").without_shared_memory();
+    wires.tcp = Some(TcpConfig { connections: 1, window: 1, ..wires.tcp.unwrap_or_default() });
+    let user = TransferEngine::builder()
+        .name("user")
+        .directory(directory.clone())
+        .wires(wires)
+        .start()
+        .await
+        .unwrap();
+    let moved = user.open("moved").await.unwrap();
+    desc.tcp_data_port = port;
+    directory.publish(&desc, false).await.unwrap();
+    let regions = [(); 2].map(|()| user.register_local(memory(100, false)).unwrap());
+    let mut batch = Batch::new();
+    for (i, region) in regions.into_iter().enumerate() {
+        batch.read(&moved, i as u64 * 100, region.exclusive().unwrap());
+    }
+    let running = user.submit(batch, None);
+    let view = running.view();
+    let driving = tokio::spawn(running);
+    tokio::task::block_in_place(|| is_asked.recv()).unwrap();
+    assert_eq!(view.overall().status, Status::Pending);
+    driving.abort();
+    assert!(driving.await.unwrap_err().is_cancelled());
+    while view.request(1).unwrap().status == Status::Pending {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(view.request(1).unwrap().status, Status::Canceled);
+    assert_eq!(view.request(0).unwrap().status, Status::Pending, "it is on the wire, and not over");
+    go.send(()).unwrap();
+    while view.request(0).unwrap().status == Status::Pending {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(view.request(0).unwrap().status, Status::Completed);
+    drop((moved, user));
+    target.join().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_notification_that_nobody_takes_ends_with_the_deadline() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let directory = Directory::new(Arc::<MemoryMetadata>::default());
+    let mut desc = SegmentDesc::new("silent");
+    desc.protocols.push(Protocol::TCP);
+    desc.tcp_data_host = "127.0.0.1".into();
+    desc.tcp_data_port = 9;
+    let at = HostPort::new("127.0.0.1", silent.local_addr().unwrap().port());
+    directory.announce("silent", &at, &HandshakeConfig::default()).await.unwrap();
+    directory.publish(&desc, true).await.unwrap();
+    let user = TransferEngine::builder()
+        .name("user")
+        .directory(directory)
+        .wires(both("127.0.0.1"))
+        .start()
+        .await
+        .unwrap();
+    let target = user.open("silent").await.unwrap();
+    let mut batch = Batch::new();
+    batch.notify(&target, Notification { name: "n".into(), message: "m".into() });
+    let begun = user.clock().now();
+    let finished = user.submit(batch, Some(begun.after(Duration::from_millis(200)))).await;
+    assert_eq!(finished.notified.unwrap().unwrap_err().kind(), ErrorKind::Timeout);
+    // Half of what the handshake port alone would be waited for.
+    assert!(user.clock().now().since(begun) < Duration::from_secs(5));
 }

@@ -551,7 +551,8 @@ impl Drop for Driver {
 
 async fn connect(pool: Arc<Pool>) -> io::Result<TcpStream> {
     let config = &pool.config;
-    let stream = tokio::time::timeout(config.connect_timeout, net::connect(pool.host(), pool.port())).await??;
+    let stream =
+        tokio::time::timeout(config.connect_timeout, net::connect(pool.host(), pool.port())).await??;
     socket::tune(&stream, Buffers { send: config.send_buffer, receive: config.receive_buffer })?;
     Ok(stream)
 }

@@ -143,7 +143,8 @@ impl Directory {
                     Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                     Err(error) => return Err(announcing(error)),
                 }
-            } else if backend.get(&key).await.map_err(announcing)?.is_some_and(|now| now.value == entry.value) {
+            } else if backend.get(&key).await.map_err(announcing)?.is_some_and(|now| now.value == entry.value)
+            {
                 // Two steps: the existing servers refuse to overwrite these keys.
                 backend.delete(&key).await.map_err(announcing)?;
             }
@@ -229,7 +230,9 @@ fn address(name: &str, entry: &[u8]) -> Result<HostPort> {
 }
 
 fn in_use(name: &str, owner: &HostPort) -> Error {
-    let text = format!("the segment name {name:?} is in use by an engine that answers at {owner}; choose another name, or stop that one");
+    let text = format!(
+        "the segment name {name:?} is in use by an engine that answers at {owner}; choose another name, or stop that one"
+    );
     Error::new(ErrorCode::SegmentAlreadyExists, text)
 }
 

@@ -47,6 +47,10 @@ const ANEW: Duration = Duration::from_millis(500);
 /// The last one, when every address has refused.
 pub async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
     let places: Vec<SocketAddr> = lookup_host((host, port)).await?.collect();
+    connect_to_any(&places).await
+}
+
+async fn connect_to_any(places: &[SocketAddr]) -> io::Result<TcpStream> {
     let mut attempts = FuturesUnordered::new();
     let mut refused = 0;
     for place in places.iter().cycle() {
@@ -58,7 +62,7 @@ pub async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
             Ok(None) | Err(_) => {}
         }
     }
-    Err(io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address")))
+    Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"))
 }
 
 /// A host, by name or address, and a port. Prints IPv6 addresses in brackets.
@@ -287,5 +291,22 @@ mod tests {
         assert!(address_of("lo").is_ok_and(|address| address.is_loopback()));
         let error = address_of("no-such-if0").unwrap_err();
         assert!(error.message().contains("no-such-if0") && error.message().contains("lo"), "{error}");
+    }
+
+    #[tokio::test]
+    #[cfg_attr(miri, ignore = "sockets")]
+    async fn an_address_that_is_dead_keeps_nobody_from_the_next() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let good = listener.local_addr().unwrap();
+        let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        // Nobody has this one: there is no way to it, or no answer from it.
+        let silent = SocketAddr::new(Ipv4Addr::new(192, 0, 2, 1).into(), 9);
+        for places in [&[good][..], &[closed, good], &[silent, good], &[silent, closed, good]] {
+            let stream = connect_to_any(places).await.unwrap();
+            assert_eq!(stream.peer_addr().unwrap(), good);
+        }
+        let refused = connect_to_any(&[closed, closed]).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(connect_to_any(&[]).await.unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

@@ -247,3 +247,28 @@ async fn a_name_in_use_is_refused_and_a_stale_one_taken_over() {
     let descriptor = exchange(at, Kind::Metadata, b"{}", &limits).await.unwrap();
     assert_eq!(descriptor, b"null", "the descriptor is in the directory");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_that_want_a_stale_name_one_has_it() {
+    let net = LoopbackNet::new();
+    for round in 0..5 {
+        let metadata = Arc::new(MemoryMetadata::new());
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let stale = format!("{{\"ip_or_host_name\": \"127.0.0.1\", \"rpc_port\": {}}}", nobody.port());
+        metadata.put("mooncake/rpc_meta/n", stale.into(), mooncake_core::meta::Expect::Any).await.unwrap();
+        let engines = (0..8).map(|_| {
+            let (node, directory) = (Arc::new(net.node()), Directory::new(metadata.clone()));
+            tokio::spawn(Engine::builder(node).name("n").directory(directory).handshake(port()).start())
+        });
+        let engines = futures::future::join_all(engines.collect::<Vec<_>>()).await;
+        let (has, others): (Vec<_>, Vec<_>) =
+            engines.into_iter().map(Result::unwrap).partition(Result::is_ok);
+        assert_eq!(has.len(), 1, "in round {round}");
+        for refused in others {
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::AlreadyExists);
+        }
+        let owner = has.into_iter().next().unwrap().unwrap();
+        let found = Directory::new(metadata).locate("n").await.unwrap();
+        assert_eq!(found.as_ref(), owner.handshake_addr(), "in round {round}");
+    }
+}

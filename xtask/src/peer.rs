@@ -33,6 +33,11 @@ const LIVE: &[(&str, &str, &str)] = &[
     ("protocol_live", "an_existing_master_answers_every_call", ""),
     ("protocol_live", "a_client_waits_for_room_on_an_existing_master", ""),
     (
+        "http",
+        "the_client_conforms_on_a_real_server",
+        "--enable_http_metadata_server=true --http_metadata_server_port=21271",
+    ),
+    (
         "master_calls",
         "the_existing_master_answers_as_recorded",
         "--put_start_discard_timeout_sec=2 --put_start_release_timeout_sec=5 --default_kv_lease_ttl=1500 \
@@ -43,7 +48,7 @@ const LIVE: &[(&str, &str, &str)] = &[
 /// Calls of ours, one by one, to the existing master.
 fn calls(python: &Path) -> Result {
     step("every call to the existing master");
-    let test = "test -q --workspace --all-features --test protocol_live --test master_calls";
+    let test = "test -q --workspace --all-features --test protocol_live --test master_calls --test http";
     cargo(&[test.split(' ').collect::<Vec<_>>(), vec!["--no-run"]].concat()).run()?;
     let (python, master) = (path(python), path(&python.with_file_name("mooncake_master")));
     for (file, name, flags) in LIVE {
@@ -53,7 +58,7 @@ fn calls(python: &Path) -> Result {
             "{master} --rpc_port=21071 --metrics_port=21171 {flags} >/dev/null 2>&1 & \
              until {python} -c 'import socket; socket.create_connection((\"127.0.0.1\", 21071), 1)' 2>/dev/null; \
              do kill -0 $! || exit 1; done; \
-             said=$(MOONCAKE_PEER_MASTER=127.0.0.1:21071 \"${{CARGO:-cargo}}\" {test} -- --ignored --exact {name} 2>&1); \
+             said=$(METADATA_URL=http://127.0.0.1:21271/metadata MOONCAKE_PEER_MASTER=127.0.0.1:21071 \"${{CARGO:-cargo}}\" {test} -- --ignored --exact {name} 2>&1); \
              status=$?; kill $!; wait; echo \"$said\"; \
              test $status = 0 && echo \"$said\" | grep -q '1 passed'"
         );

@@ -142,16 +142,19 @@ struct Bytes {
     file: File,
     folder: tempfile::TempDir,
     len: usize,
+    /// A write into it that is over has arrived.
+    acknowledged: bool,
 }
 
 impl Bytes {
-    fn new(len: usize) -> Result<Self> {
+    fn new(setting: &Setting<'_>) -> Result<Self> {
+        let (len, acknowledged) = (setting.memory, setting.framing == Framing::Acknowledged);
         let text = |e: std::io::Error| format!("memory in /dev/shm: {e}");
         let folder = tempfile::tempdir_in("/dev/shm").map_err(text)?;
         let file = File::options().read(true).write(true).create_new(true).open(folder.path().join("memory"));
         let file = file.map_err(text)?;
         file.set_len(len as u64).map_err(text)?;
-        Ok(Self { file, folder, len })
+        Ok(Self { file, folder, len, acknowledged })
     }
 
     fn path(&self) -> PathBuf {
@@ -179,7 +182,7 @@ struct Theirs {
 
 impl Theirs {
     fn start(peer: &Installation, setting: &Setting<'_>) -> Result<Self> {
-        let bytes = Bytes::new(setting.memory)?;
+        let bytes = Bytes::new(setting)?;
         let (path, len) = (bytes.path(), bytes.len.to_string());
         let mut node = peer.script("engine.py", &[&path.to_string_lossy(), &len], setting.variables)?;
         let name = if setting.is_p2p() { setting.host } else { "theirs:1" };
@@ -230,7 +233,7 @@ impl Ours {
             .start()
             .await
             .map_err(|e| e.to_string())?;
-        let mut ours = Self { engine, region: None, bytes: Bytes::new(setting.memory)?, base: 0 };
+        let mut ours = Self { engine, region: None, bytes: Bytes::new(setting)?, base: 0 };
         ours.register().await?;
         Ok(ours)
     }
@@ -341,8 +344,11 @@ async fn one(
     checks.that(&format!("they read {size} bytes"), code == 0 && theirs.bytes.holds(0, &data)?)
 }
 
-/// Without acknowledgements a write is over before it has arrived, and nothing says when it has.
+/// Without acknowledgements a write is over before it has arrived, and nothing says when it has. With them it is there.
 async fn settled(bytes: &Bytes, data: &[u8]) {
+    if bytes.acknowledged {
+        return;
+    }
     for _ in 0..500 {
         if bytes.holds(0, data) == Ok(true) {
             return;

@@ -12,6 +12,8 @@ use clap::Parser;
 use mooncake_core::Result;
 use tracing_subscriber::EnvFilter;
 
+use crate::environment;
+
 /// Arguments as a program takes them; or what to show, and the status to exit with.
 fn parse<A: Parser>(
     arguments: impl IntoIterator<Item = OsString>,
@@ -25,10 +27,10 @@ fn parse<A: Parser>(
     })
 }
 
-/// The log goes to standard error, warnings and worse unless the program was told otherwise.
+/// The log goes to standard error: what the program was told, and the summaries that the environment asks for.
 fn log(level: &str) -> Result<()> {
     let filter = EnvFilter::builder()
-        .parse(level.to_lowercase())
+        .parse(environment::log_filter(level))
         .map_err(|error| mooncake_core::Error::invalid(format!("--log_level={level}: {error}")))?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     log.with_ansi(std::io::stderr().is_terminal()).init();

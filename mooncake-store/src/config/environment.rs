@@ -264,7 +264,7 @@ const PYTHON: &[(&str, &str, &str)] = &[
     ),
     ("MC_STORE_LOCAL_HOT_BLOCK_SIZE", "16777216", "Longest value that is kept there"),
     ("MC_STORE_LOCAL_HOT_ADMISSION_THRESHOLD", "2", "A value is kept there once it was read so often lately"),
-    ("MC_LOG_LEVEL", "WARNING", "What the native part logs"),
+    ("MC_LOG_LEVEL", "WARNING", "What the native part logs, and an engine in a C program"),
     (
         "MOONCAKE_CONFIG_PATH",
         "",
@@ -384,7 +384,7 @@ const NEVER: &[Unread] = &[
     ),
     unread(
         &["MC_YLT_LOG_LEVEL", "MC_LOG_DIR"],
-        "one log for everything, set by RUST_LOG or the flags of the program, in Python by MC_LOG_LEVEL",
+        "one log for everything, set by RUST_LOG or the flags of the program, in Python and C by MC_LOG_LEVEL",
     ),
     unread(
         &["MC_USE_TENT", "MC_USE_TEV1", "MC_TENT_CONF"],

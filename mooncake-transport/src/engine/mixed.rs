@@ -434,9 +434,7 @@ async fn drive<T: Transport>(
         Some((target, notification)) if view.are_wanted() && results.iter().all(Result::is_ok) => {
             Some(engine.notify_by(&target, &notification, deadline).await)
         }
-        Some(_) => {
-            Some(Err(Error::invalid("the batch failed or was given up, so nobody was notified")))
-        }
+        Some(_) => Some(Err(Error::invalid("the batch failed or was given up, so nobody was notified"))),
         None => None,
     };
     let buffers = requests.into_iter().map(|request| request.transfer.buffer).collect();
@@ -452,7 +450,8 @@ impl<T: Transport> Inner<T> {
     ) -> Result<()> {
         let sending = self.notify(target.name(), notification);
         let (Some(at), Some(_)) = (deadline, &self.runtime) else { return sending.await };
-        let late = || Error::new(ErrorCode::RpcTimeout, "the deadline passed before the notification was taken");
+        let late =
+            || Error::new(ErrorCode::RpcTimeout, "the deadline passed before the notification was taken");
         tokio::time::timeout(at.since(self.clock.now()), sending).await.unwrap_or_else(|_| Err(late()))
     }
 }
