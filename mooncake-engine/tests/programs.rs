@@ -173,4 +173,7 @@ fn the_topology_is_shown() {
     std::fs::write(&file, r#"{"cpu:0": [["mlx5_0"], []]}"#).unwrap();
     let custom = run(TOPOLOGY, &["-json", &format!("--custom-topo-json={}", file.display())]);
     assert_eq!(text(&custom.stdout), "{\"cpu:0\":[[\"mlx5_0\"],[]]}\n");
+    let by_environment =
+        Command::new(TOPOLOGY).arg("--json").env("MC_CUSTOM_TOPO_JSON", &file).output().unwrap();
+    assert_eq!(by_environment.stdout, custom.stdout);
 }

@@ -159,16 +159,19 @@ fn taken(what: &str, error: io::Error) -> Error {
     Error::new(ErrorCode::RpcFail, format!("cannot listen on {what}: {advice}")).with_source(error)
 }
 
-/// The address to advertise when none is configured: the first IPv4 address of an interface that is up and not loopback, or 127.0.0.1
-/// when there is none.
+/// The address to advertise when none is configured: the first IPv4 address of an interface that is up and not loopback, on a host
+/// without one the first IPv6 address that others can reach, or 127.0.0.1 when there is none either.
 pub fn default_host() -> IpAddr {
-    outward(IpAddr::is_ipv4).unwrap_or(Ipv4Addr::LOCALHOST.into())
+    outward(IpAddr::is_ipv4).or_else(outward_v6).unwrap_or(Ipv4Addr::LOCALHOST.into())
 }
 
 /// The same of IPv6, for a node that is to use that; addresses of one link only do not count.
 pub fn default_host_v6() -> IpAddr {
+    outward_v6().unwrap_or(Ipv6Addr::LOCALHOST.into())
+}
+
+fn outward_v6() -> Option<IpAddr> {
     outward(|address| matches!(address, IpAddr::V6(v6) if !v6.is_unicast_link_local()))
-        .unwrap_or(Ipv6Addr::LOCALHOST.into())
 }
 
 fn outward(fits: fn(&IpAddr) -> bool) -> Option<IpAddr> {

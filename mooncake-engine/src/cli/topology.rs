@@ -4,16 +4,18 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Parser;
-use mooncake_transport::topology::{Discovery, Topology};
+use mooncake_transport::topology::Topology;
 
-/// Shows which RDMA devices are near which memory of this host.
+use crate::TransferEngine;
+
+/// Shows which RDMA devices are near which memory of this host, as the environment (MC_CUSTOM_TOPO_JSON, MC_TE_FILTERS, ...) lets an engine see it.
 #[derive(Debug, Parser)]
 #[command(name = "transfer_engine_topology_dump", version)]
 struct Arguments {
     /// Devices to look at, with commas between them; all when empty.
     #[arg(long = "device_name", value_delimiter = ',')]
     device_name: Vec<String>,
-    /// A file with the matrix, in place of what is found.
+    /// A file with the matrix, in place of what is found; before MC_CUSTOM_TOPO_JSON.
     #[arg(long = "custom_topo_json")]
     custom: Option<PathBuf>,
     /// Only the matrix, as JSON on one line.
@@ -39,9 +41,11 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Ok(arguments) => arguments,
         Err(status) => return status,
     };
-    let discovery = Discovery::under(arguments.root).only(arguments.device_name);
+    // As an engine finds it that is started here.
+    let said = TransferEngine::builder().environment();
+    let discovery = said.discovery.moved_to(arguments.root).only(arguments.device_name);
     let found = discovery.hardware();
-    let topology = match &arguments.custom {
+    let topology = match arguments.custom.as_ref().or(said.topology_file.as_ref()) {
         None => Ok(found.topology()),
         Some(path) => Topology::read(path),
     };

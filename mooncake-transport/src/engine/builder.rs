@@ -217,7 +217,9 @@ impl<T: Transport> EngineBuilder<T> {
 }
 
 fn bind_ip(port: &HandshakePort, host: &str) -> IpAddr {
-    port.bind.unwrap_or(match host.parse() {
+    // An address of one link only has its interface behind it.
+    let address = host.split_once('%').map_or(host, |(address, _)| address);
+    port.bind.unwrap_or(match address.parse() {
         Ok(IpAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
         _ => Ipv4Addr::UNSPECIFIED.into(),
     })

@@ -68,6 +68,13 @@ impl Discovery {
         Self { root: root.into(), only: Vec::new(), without: Vec::new() }
     }
 
+    /// The same of another host's folders.
+    #[must_use]
+    pub fn moved_to(mut self, root: impl Into<PathBuf>) -> Self {
+        self.root = root.into();
+        self
+    }
+
     /// Only devices of these names; called twice, those that both name. No names at all leave it as it is.
     #[must_use]
     pub fn only<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
