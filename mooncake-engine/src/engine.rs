@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::clock::{SharedClock, SystemClock};
-use mooncake_core::{Error, Result};
+use mooncake_core::{Error, ErrorKind, Result};
 use mooncake_transport::directory::{DirectoryOptions, P2P, RedisLogin};
 use mooncake_transport::engine::{Engine, HandshakePort, LocalCopies};
 use mooncake_transport::net::default_host_v6;
@@ -346,7 +346,8 @@ impl TransferEngineBuilder {
     }
 
     /// Goes on with TCP alone where the wire of that name cannot be had: it is not built in, or there is no device for it. The log
-    /// says so, and [`TransferEngine::instead`]. By default that is an error, and with `MC_FORCE_HCA` it stays one.
+    /// says so, and [`TransferEngine::instead`]. By default that is an error, and with `MC_FORCE_HCA` it stays one, as do settings of the wire
+    /// that cannot work.
     pub fn or_tcp(mut self) -> Self {
         self.or_tcp = true;
         self
@@ -460,7 +461,13 @@ impl TransferEngineBuilder {
             return Ok((wires.open(runtime, &self.clock)?, None));
         }
         match self.transport_options().and_then(|wires| wires.open(runtime, &self.clock)) {
-            Err(error) if self.or_tcp && !self.force_rdma && self.protocol != "tcp" => {
+            // Settings that are wrong stay wrong, and whoever made them is to know.
+            Err(error)
+                if self.or_tcp
+                    && !self.force_rdma
+                    && self.protocol != "tcp"
+                    && error.kind() != ErrorKind::Invalid =>
+            {
                 self.protocol = "tcp".into();
                 let wires = self.transport_options()?;
                 tracing::warn!("{error}; going on with tcp");
@@ -547,5 +554,25 @@ impl TransferEngineBuilder {
             // Both families.
             self.handshake.bind = Some(Ipv6Addr::UNSPECIFIED.into());
         }
+    }
+}
+
+#[cfg(all(test, feature = "transport-rdma", feature = "transport-tcp"))]
+mod tests {
+    use super::*;
+    use mooncake_rdma::RdmaConfig;
+
+    /// No device, no library: TCP. Settings that cannot work: an error, with a device or without.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn tcp_stands_in_for_what_is_missing_and_not_for_what_is_wrong() {
+        let with = |rdma: RdmaConfig| {
+            let builder =
+                TransferEngine::builder().name("127.0.0.1").protocol("rdma").devices("no such device");
+            TransferEngineBuilder { rdma: Some(rdma), ..builder.or_tcp() }.start()
+        };
+        let engine = with(RdmaConfig::default()).await.unwrap();
+        assert!(engine.instead().is_some());
+        let error = with(RdmaConfig { mtu: 1500, ..RdmaConfig::default() }).await.unwrap_err();
+        assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("mtu"), "{error}");
     }
 }

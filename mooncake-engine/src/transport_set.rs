@@ -16,7 +16,7 @@ use mooncake_shm::{ShmConfig, ShmPeer, ShmTransport};
 #[cfg(feature = "transport-tcp")]
 use mooncake_tcp::{TcpConfig, TcpPeer, TcpTransport};
 #[cfg(all(any(feature = "transport-rdma", feature = "transport-shm"), feature = "transport-tcp"))]
-use mooncake_transport::fallback::with_fallback;
+use mooncake_transport::fallback::{self, with_fallback};
 use mooncake_transport::loopback::{LoopbackPeer, LoopbackRegistration};
 use mooncake_transport::{
     Access, Capabilities, Completion, Loopback, LoopbackNet, Op, Protocol, SegmentDesc, Transport,
@@ -266,7 +266,7 @@ impl TransportSet {
         #[cfg(feature = "transport-tcp")]
         if let (Some(tcp), Some(peer_by_tcp)) = (&self.tcp, &beside.tcp) {
             let (wire, way) = (Arc::downgrade(tcp), peer_by_tcp.clone());
-            let guarded = with_fallback(ops, done, rdma.clock(), move |failed| {
+            let guarded = with_fallback(ops, done, rdma.clock(), fallback::of_the_way, move |failed| {
                 if let Some(wire) = wire.upgrade() {
                     wire.submit_shares(&way, failed);
                 }
@@ -303,7 +303,7 @@ impl TransportSet {
             }
             // Longer copies may fail when half of them is done, and then there is still the wire.
             let (wire, way) = (Arc::downgrade(tcp), peer_by_tcp.clone());
-            let guarded = with_fallback(ops.into_iter(), done, shm.clock(), move |failed| {
+            let guarded = with_fallback(ops.into_iter(), done, shm.clock(), fallback::any, move |failed| {
                 if let Some(wire) = wire.upgrade() {
                     wire.submit_shares(&way, failed);
                 }

@@ -9,7 +9,7 @@ use mooncake_core::memory::{HostMemory, MemorySource, MemorySpan};
 use mooncake_core::meta::MemoryMetadata;
 use mooncake_tcp::{TcpConfig, TcpPeer, TcpTransport};
 use mooncake_transport::engine::{Batch, Engine, LocalCopies};
-use mooncake_transport::fallback::with_fallback;
+use mooncake_transport::fallback::{self, with_fallback};
 use mooncake_transport::loopback::{LoopbackPeer, LoopbackRegistration};
 use mooncake_transport::testkit::{Fault, Faults, Faulty};
 use mooncake_transport::{
@@ -65,7 +65,7 @@ unsafe impl Transport for Both {
         I: ExactSizeIterator<Item = Op<'a, Registered>>,
     {
         let (wire, way) = (Arc::downgrade(&self.slow), peer.1.clone());
-        let guarded = with_fallback(ops, done, &self.clock, move |failed| {
+        let guarded = with_fallback(ops, done, &self.clock, fallback::of_the_way, move |failed| {
             if let Some(wire) = wire.upgrade() {
                 wire.submit_shares(&way, failed);
             }

@@ -146,18 +146,21 @@ impl ShmTransport {
     }
 
     /// Splits a long copy between the copying threads and, as far as may be, this one.
-    fn in_pieces(&self, copy: Copy, mut share: Completion, inline: &mut usize) {
+    fn in_pieces(&self, copy: Copy, share: Completion, inline: &mut usize) {
         let piece = self.config.piece_bytes;
         let own = if piece <= *inline { piece } else { 0 };
-        let shares = (own..copy.local.len).step_by(piece).map(|from| {
+        let len = copy.local.len;
+        let mut whole = Some(share);
+        let shares = (own..len).step_by(piece).filter_map(|from| {
+            // What is not copied here is all: then the last piece is what is left of the share.
+            let last = own == 0 && len - from <= piece;
+            let share = if last { whole.take() } else { whole.as_mut().map(Completion::share) };
             // SAFETY: `from` is inside.
-            (unsafe { copy.part(from, piece) }, share.share())
+            Some((unsafe { copy.part(from, piece) }, share?))
         });
         // SAFETY: as for the copy as a whole; each piece has a share.
         unsafe { self.copiers.queue(shares) };
-        if own == 0 {
-            return share.finish(Ok(()));
-        }
+        let Some(share) = whole else { return };
         *inline -= own;
         // SAFETY: not empty, and the share of the whole stands for this piece.
         let outcome = unsafe { copy.part(0, own).run(share.deadline(), &self.clock) };

@@ -30,10 +30,7 @@ pub fn watched<B: Send + 'static>(
     ops: usize,
     deadline: Option<Moment>,
 ) -> (Completion, Ticket<B>, Watch) {
-    let each = (0..ops).map(|_| AtomicU32::new(1)).collect();
-    let watch = Watch {
-        shared: Arc::new(Watched { each, given_up: AtomicBool::new(false), tell: Mutex::default() }),
-    };
+    let watch = Watch::new(ops);
     let (completion, ticket) = make(buffer, ops, deadline, Some(watch.clone()));
     (completion, ticket, watch)
 }
@@ -68,6 +65,8 @@ type Tell = Box<dyn FnOnce() + Send>;
 
 /// What a share says that was given back.
 const NOT_BEGUN: &str = "given up by the caller before it began";
+/// The same of an operation of which another share was not.
+const CUT: &str = "given up by the caller when a part of it was done";
 
 /// Whether that is why an operation failed.
 pub(crate) fn is_given_back(error: &Error) -> bool {
@@ -77,6 +76,9 @@ pub(crate) fn is_given_back(error: &Error) -> bool {
 const FAILED: u32 = 1 << 31;
 const LATE: u32 = 1 << 30;
 const GIVEN_UP: u32 = 1 << 29;
+/// Some of it was not given up.
+const BEGUN: u32 = 1 << 28;
+const FLAGS: u32 = FAILED | LATE | GIVEN_UP | BEGUN;
 
 /// How one operation stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,18 +91,24 @@ pub enum OpState {
     Failed,
     /// Failed with kind `Timeout`.
     Late,
-    /// Not begun when it was [given up](Watch::give_up).
+    /// No part of it had begun when it was [given up](Watch::give_up): no byte was touched, here or there.
     GivenUp,
 }
 
 impl Watch {
+    fn new(ops: usize) -> Self {
+        let each = (0..ops).map(|_| AtomicU32::new(1)).collect();
+        let tell = Mutex::default();
+        Self { shared: Arc::new(Watched { each, given_up: AtomicBool::new(false), tell }) }
+    }
+
     /// How the operation of this number stands; `None` when there is none.
     pub fn state(&self, op: usize) -> Option<OpState> {
         let word = self.shared.each.get(op)?.load(Ordering::Acquire);
         Some(match word {
-            0 => OpState::Done,
-            _ if word & !(FAILED | LATE | GIVEN_UP) != 0 => OpState::Pending,
-            _ if word & GIVEN_UP != 0 => OpState::GivenUp,
+            _ if word & !FLAGS != 0 => OpState::Pending,
+            _ if word & FAILED == 0 => OpState::Done,
+            _ if word & (GIVEN_UP | BEGUN) == GIVEN_UP => OpState::GivenUp,
             _ if word & LATE != 0 => OpState::Late,
             _ => OpState::Failed,
         })
@@ -131,13 +139,14 @@ impl Watch {
 
     fn one_less(&self, ops: Range<usize>, result: &Result<()>, given_up: bool) {
         let bits = match result {
-            Ok(()) => 0,
+            Ok(()) => BEGUN,
             Err(_) if given_up => FAILED | GIVEN_UP,
-            Err(error) if error.kind() == ErrorKind::Timeout => FAILED | LATE,
-            Err(_) => FAILED,
+            Err(error) if error.kind() == ErrorKind::Timeout => FAILED | LATE | BEGUN,
+            Err(_) => FAILED | BEGUN,
         };
         for word in &self.shared.each[ops] {
-            if bits != 0 {
+            // One that is whole and done says so by itself.
+            if bits != BEGUN || word.load(Ordering::Relaxed) != 1 {
                 word.fetch_or(bits, Ordering::Relaxed);
             }
             word.fetch_sub(1, Ordering::Release);
@@ -208,7 +217,7 @@ impl<F: FnOnce(Vec<Option<Error>>, Completion) + Send> Core for Intercepted<F> {
         if failures.is_empty() {
             return outer.finish(Ok(()));
         }
-        let results = spread(self.progress.ops, failures);
+        let results = spread(&self.progress, failures);
         then(results.into_iter().map(Result::err).collect(), outer);
     }
 
@@ -274,18 +283,21 @@ impl Completion {
     /// Has `tell` called when the caller gives it up, if that is possible at all. A wire that keeps operations waiting looks through them
     /// then, and [gives back](Self::give_back) those it has not begun. It may hold no lock of its own here, as it may be given up already.
     pub fn when_given_up<F: FnOnce() + Send + 'static>(&self, tell: impl FnOnce() -> F) {
-        let mut tell = Some(tell);
-        if let Some(core) = &self.core {
-            core.with_watch(&mut |watch| {
-                if let Some(tell) = tell.take() {
-                    watch.shared.tell.lock().push(Box::new(tell()));
-                    // Whoever gave up meanwhile has not seen it.
-                    if watch.is_given_up() {
-                        watch.tell();
-                    }
-                }
-            });
+        let Some(watch) = self.watch() else { return };
+        watch.shared.tell.lock().push(Box::new(tell()));
+        // Whoever gave up meanwhile has not seen it. No lock of a completion is held here: whoever is told may look at this one.
+        if watch.is_given_up() {
+            watch.tell();
         }
+    }
+
+    /// What the caller may give it up through, if that is possible at all.
+    fn watch(&self) -> Option<Watch> {
+        let mut found = None;
+        if let Some(core) = &self.core {
+            core.with_watch(&mut |watch| found = Some(watch.clone()));
+        }
+        found
     }
 
     /// Reports the outcome of all its operations. An error counts for each of them.
@@ -334,8 +346,10 @@ impl Completion {
     /// `then` runs where the last share is finished, so it must not wait.
     pub fn intercept(self, then: impl FnOnce(Vec<Option<Error>>, Completion) + Send + 'static) -> Completion {
         let (ops, deadline) = (self.ops(), self.deadline());
+        // Of what can be given up it must be known whether it had begun.
+        let watch = self.watch().map(|_| Watch::new(ops));
         let core = Arc::new(Intercepted {
-            progress: Progress::new(ops, deadline, None),
+            progress: Progress::new(ops, deadline, watch),
             then: Mutex::new(Some((then, self))),
         });
         Completion { core: Some(core), ops: 0..ops }
@@ -499,13 +513,13 @@ impl<B: Send + 'static> Future for Results<B> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let outcome = self.shared.poll(cx, self.tally.as_ref());
-        outcome.map(|(failures, buffer)| (spread(self.shared.progress.ops, failures), buffer))
+        outcome.map(|(failures, buffer)| (spread(&self.shared.progress, failures), buffer))
     }
 }
 
 /// One result per operation.
-fn spread(ops: usize, failures: Failures) -> Vec<Result<()>> {
-    let mut results: Vec<Result<()>> = (0..ops).map(|_| Ok(())).collect();
+fn spread(progress: &Progress, failures: Failures) -> Vec<Result<()>> {
+    let mut results: Vec<Result<()>> = (0..progress.ops).map(|_| Ok(())).collect();
     for (ops, error) in failures {
         // Of several failures of one operation the first counts, but a timeout before any: its bytes may still come.
         let late = error.kind() == ErrorKind::Timeout;
@@ -515,6 +529,14 @@ fn spread(ops: usize, failures: Failures) -> Vec<Result<()>> {
         };
         for result in results[ops].iter_mut().filter(outranked) {
             *result = Err(copy_of(&error));
+        }
+    }
+    if let Some(watch) = &progress.watch {
+        for (op, result) in results.iter_mut().enumerate() {
+            let cut = watch.state(op) != Some(OpState::GivenUp);
+            if cut && result.as_ref().is_err_and(is_given_back) {
+                *result = Err(Error::new(ErrorCode::TransferFail, CUT));
+            }
         }
     }
     results

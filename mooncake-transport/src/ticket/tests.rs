@@ -188,3 +188,58 @@ fn who_asks_to_be_told_is_told_once_before_and_after() {
         assert_eq!(told.load(Ordering::SeqCst), 1 + told_now);
     }
 }
+
+/// Of an operation in two parts one was done, or failed, and the other not begun: it is not as if nothing had happened.
+#[test]
+fn an_operation_that_was_given_up_half_way_has_failed() {
+    let (completion, ticket, watch) = watched((), 3, None);
+    watch.give_up();
+    let end = |done: Completion, results: [Option<Result<()>>; 2]| {
+        let mut rest = Some(done);
+        for (i, result) in results.into_iter().enumerate() {
+            let share = if i == 0 { rest.as_mut().map(Completion::share) } else { rest.take() };
+            match (share.unwrap(), result) {
+                (share, Some(result)) => share.finish(result),
+                (share, None) => share.give_back(),
+            }
+        }
+    };
+    let failed = || Err(Error::new(ErrorCode::TransferFail, "failed"));
+    // The same through a completion in between, as where another wire stands behind.
+    let (first, rest) = completion.split_at(1);
+    let passed = rest.intercept(|failures, outer| {
+        let given_back: Vec<bool> = failures.iter().flatten().map(is_given_back).collect();
+        assert_eq!(given_back, [false, true]);
+        outer.finish(Err(Error::new(ErrorCode::TransferFail, "seen")));
+    });
+    for (share, results) in [first].into_iter().chain(passed.each()).zip([
+        [Some(Ok(())), None],
+        [None, Some(Ok(()))],
+        [None, None],
+    ]) {
+        end(share, results);
+    }
+    assert_eq!([0, 1, 2].map(|op| watch.state(op).unwrap()), [OpState::Failed; 3]);
+    let (results, ()) = ticket.results().wait();
+    assert!(results[0].as_ref().unwrap_err().message().contains("a part of it"), "{results:?}");
+
+    let (completion, ticket, watch) = watched((), 3, None);
+    let results = [[None, Some(failed())], [None, None], [Some(Ok(())), Some(Ok(()))]];
+    completion.each().zip(results).for_each(|(share, results)| end(share, results));
+    let states = [0, 1, 2].map(|op| watch.state(op).unwrap());
+    assert_eq!(states, [OpState::Failed, OpState::GivenUp, OpState::Done]);
+    let (results, ()) = ticket.results().wait();
+    assert!(is_given_back(results[1].as_ref().unwrap_err()), "{results:?}");
+}
+
+/// Whoever is told that a completion is given up may look at it.
+#[test]
+fn who_is_told_may_look() {
+    let (completion, ticket, watch) = watched((), 1, None);
+    watch.give_up();
+    let passed = Arc::new(completion.intercept(|_, outer| outer.give_back()));
+    let looking = passed.clone();
+    passed.when_given_up(|| move || assert!(looking.is_given_up()));
+    Arc::into_inner(passed).unwrap().give_back();
+    ticket.wait().0.unwrap_err();
+}
