@@ -5,11 +5,6 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use mooncake_core::clock::Moment;
-use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_transport::{Completion, Opcode};
-use parking_lot::Mutex;
-
 use crate::config::RdmaConfig;
 use crate::flow::{Ended, Flow, Message};
 use crate::message::Connection;
@@ -17,7 +12,11 @@ use crate::nic::Nic;
 use crate::node::Rail;
 use crate::peer::Peer;
 use crate::registration::Registration;
+use crate::sync::Mutex;
 use crate::verbs::{Completed, Posting, QueuePair, Request};
+use mooncake_core::clock::Moment;
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::{Completion, Opcode};
 
 /// A part of an operation, as one message.
 pub(crate) struct Piece {
@@ -30,6 +29,8 @@ pub(crate) struct Piece {
     pub(crate) region: u32,
     pub(crate) attempts: u16,
     pub(crate) flushes: u16,
+    /// It was posted once, so some of it may have been done.
+    pub(crate) begun: bool,
     pub(crate) registration: Registered,
     pub(crate) peer: Arc<Peer>,
     pub(crate) done: Completion,
@@ -49,6 +50,17 @@ impl Message for Piece {
 }
 
 impl Piece {
+    /// Ends it, since nobody waits for it any more.
+    pub(crate) fn give_back(self) {
+        match self.begun {
+            false => self.done.give_back(),
+            true => self.done.finish(Err(Error::new(
+                ErrorCode::TransferFail,
+                "given up by the caller when its connection had failed",
+            ))),
+        }
+    }
+
     /// Our key on a device.
     pub(crate) fn key_on(&self, device: usize) -> Option<u32> {
         // SAFETY: whoever made the operation keeps its registration until its share of the completion is finished, and ours is not.
@@ -75,6 +87,18 @@ struct State {
     theirs: Vec<u32>,
     flow: Flow<Piece>,
     posting: Posting,
+    /// The device does not let the pairs go.
+    stuck: bool,
+}
+
+/// What became of an attempt to take a connection apart.
+pub(crate) enum Apart {
+    /// It is gone, and nothing of it touches memory any more. This had not come back by then.
+    Gone(Vec<Piece>),
+    /// Not now: try again later.
+    Later,
+    /// The device refuses, and may touch the memory of what is on its way still: try again later.
+    Stuck,
 }
 
 /// How far a connection is.
@@ -132,6 +156,7 @@ impl Endpoint {
             pairs: Some(Arc::new(pairs)),
             theirs: Vec::new(),
             posting: Posting::with_capacity(room),
+            stuck: false,
         };
         Ok(Arc::new_cyclic(|me| Self {
             me: me.clone(),
@@ -343,20 +368,47 @@ impl Endpoint {
         true
     }
 
-    /// Destroys the pairs of a retired one, after which nothing of it touches memory. What had not come back by then comes out;
-    /// `None` when somebody is busy with the pairs: try again later.
-    pub(crate) fn destroy(&self) -> Option<Vec<Piece>> {
+    /// Destroys the pairs of a retired one.
+    pub(crate) fn destroy(&self) -> Apart {
         let mut state = self.state.lock();
-        if let Some(pairs) = state.pairs.take() {
-            match Arc::try_unwrap(pairs) {
-                Ok(pairs) => drop(pairs),
-                Err(pairs) => {
-                    state.pairs = Some(pairs);
-                    return None;
-                }
+        let pairs = match state.pairs.take().map(Arc::try_unwrap) {
+            None => Vec::new(),
+            Some(Ok(pairs)) => pairs,
+            // Somebody is busy with them.
+            Some(Err(pairs)) => {
+                state.pairs = Some(pairs);
+                return Apart::Later;
+            }
+        };
+        let mut left = Vec::new();
+        for pair in pairs {
+            let Err((pair, error)) = pair.destroy() else { continue };
+            left.push(pair);
+            if !std::mem::replace(&mut state.stuck, true) {
+                tracing::error!(%error, "what is on its way is not over before that works");
             }
         }
-        Some(state.flow.take_sent(&self.nic.credits))
+        if !left.is_empty() && state.flow.in_flight() != 0 {
+            state.pairs = Some(Arc::new(left));
+            return Apart::Stuck;
+        }
+        Apart::Gone(state.flow.take_sent(&self.nic.credits))
+    }
+
+    /// Forgets pairs that the device does not let go, and what is on its way on them: it stays unfinished, and its memory is never freed.
+    /// Returns how many pieces that are.
+    pub(crate) fn forget(&self) -> usize {
+        let mut state = self.state.lock();
+        std::mem::forget(state.pairs.take());
+        let pieces = state.flow.take_sent(&self.nic.credits);
+        pieces.into_iter().map(std::mem::forget).count()
+    }
+
+    /// Takes out what was not posted and nobody waits for any more.
+    pub(crate) fn given_up(&self) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        self.state.lock().flow.take_if(|piece| piece.done.is_given_up(), &mut pieces);
+        pieces
     }
 
     pub(crate) fn waits(&self) -> bool {

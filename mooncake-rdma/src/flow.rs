@@ -133,16 +133,22 @@ impl<P: Message> Flow<P> {
     /// Takes out what waits and is late. When the next deadline is, and whether something on its way is late already.
     pub(crate) fn expire(&mut self, now: Moment, late: &mut Vec<P>) -> (Option<Moment>, bool) {
         let is_late = |message: &P| message.deadline().is_some_and(|at| now >= at);
-        if self.waiting.iter().any(is_late) {
-            for _ in 0..self.waiting.len() {
-                let Some(message) = self.waiting.pop_front() else { break };
-                if is_late(&message) { late.push(message) } else { self.waiting.push_back(message) }
-            }
-        }
+        self.take_if(is_late, late);
         let sent = || self.lanes.iter().flat_map(|lane| &lane.sent);
         let next =
             self.waiting.iter().chain(sent()).filter_map(Message::deadline).filter(|at| *at > now).min();
         (next, sent().any(is_late))
+    }
+
+    /// Takes out what was not posted and is like that; the rest stays in its order.
+    pub(crate) fn take_if(&mut self, is: impl Fn(&P) -> bool, into: &mut Vec<P>) {
+        if !self.waiting.iter().any(&is) {
+            return;
+        }
+        for _ in 0..self.waiting.len() {
+            let Some(message) = self.waiting.pop_front() else { break };
+            if is(&message) { into.push(message) } else { self.waiting.push_back(message) }
+        }
     }
 
     /// Takes out everything that was not posted.

@@ -2,6 +2,9 @@
 #![deny(unsafe_code)]
 
 mod config;
+#[cfg(test)]
+#[allow(unsafe_code)]
+mod costs;
 #[allow(unsafe_code)]
 mod endpoint;
 mod flow;

@@ -5,12 +5,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::ErrorKind;
-use mooncake_core::memory::{HostMemory, ListedDmaBuf, MemorySource};
+use mooncake_core::memory::{HostMemory, ListedDmaBuf, MemorySource, MemorySpan};
+use mooncake_transport::fallback::{Retry, any, with_fallback};
+use mooncake_transport::ticket::{OpState, Watch, ticket, watched};
+use mooncake_transport::topology::Topology;
 use mooncake_transport::transfer::{self, Transfer};
-use mooncake_transport::{Access, BufferDesc, Region, SegmentDesc, SliceMut, Ticket, Transport};
+use mooncake_transport::{
+    Access, BufferDesc, Op, Opcode, Region, SegmentDesc, SliceMut, Source, Ticket, Transport,
+};
 use tokio::runtime::Runtime;
 
-use crate::verbs::fake::{Fake, Registered};
+use crate::endpoint::{Piece, Registered};
+use crate::node::Node;
+use crate::peer::About;
+use crate::verbs::fake::{Fake, Registration as Asked};
 use crate::verbs::{Domain, held};
 use crate::{RdmaConfig, RdmaPeer, RdmaTransport};
 
@@ -22,12 +30,16 @@ const GIDS: u32 = 18;
 const FATAL: u32 = 8;
 const QUEUE_FATAL: u32 = 0;
 
+/// Requests that the two queue pairs of a connection hold, and more than that.
+const ROOM: usize = 128;
+const OPS: usize = 300;
+
 const REMOTE: u32 = 1 | 2 | 4;
 const RELAXED: u32 = 1 << 20;
 
 /// A node on the fake's device. It is its own peer, which takes no handshake.
-struct Alone {
-    node: RdmaTransport,
+pub(crate) struct Alone {
+    pub(crate) node: RdmaTransport,
     region: Region<RdmaTransport>,
     runtime: Runtime,
 }
@@ -43,27 +55,45 @@ fn node(runtime: &Runtime, config: RdmaConfig) -> RdmaTransport {
 
 impl Alone {
     fn new() -> Self {
+        Self::with(RdmaConfig::default())
+    }
+
+    pub(crate) fn with(config: RdmaConfig) -> Self {
         let runtime = runtime();
-        let node = node(&runtime, RdmaConfig::default());
+        let node = node(&runtime, config);
         let memory = Arc::new(HostMemory::new(LEN).unwrap());
         let region = Region::register(&node, memory, Access::Remote).unwrap();
         Self { node, region, runtime }
     }
 
-    fn peer(&self) -> RdmaPeer {
+    /// Where its memory is.
+    pub(crate) fn addr(&self) -> u64 {
+        self.region.addr()
+    }
+
+    /// Memory to read into and to write from.
+    pub(crate) fn local(&self, len: usize) -> SliceMut<RdmaTransport> {
+        let memory = Arc::new(HostMemory::new(len).unwrap());
+        Region::register(&self.node, memory, Access::Local).unwrap().exclusive().unwrap()
+    }
+
+    pub(crate) fn peer(&self) -> RdmaPeer {
+        self.runtime.block_on(self.node.connect(&self.desc())).unwrap()
+    }
+
+    fn desc(&self) -> SegmentDesc {
         let mut desc = SegmentDesc::new("alone");
         let key = self.node.export(self.region.registration().unwrap());
         let (addr, length) = (self.region.addr(), LEN as u64);
         desc.buffers = vec![BufferDesc { name: "alone".into(), addr, length, key, ..BufferDesc::default() }];
         self.node.describe(&mut desc);
-        self.runtime.block_on(self.node.connect(&desc)).unwrap()
+        desc
     }
 
     /// A read with no deadline: it ends because of what happens, or never.
     fn read(&self) -> Ticket<[Transfer<SliceMut<RdmaTransport>>; 1]> {
-        let memory = Arc::new(HostMemory::new(64).unwrap());
-        let into = Region::register(&self.node, memory, Access::Local).unwrap().exclusive().unwrap();
-        transfer::read(&self.node, &self.peer(), [Transfer::new(self.region.addr(), into)], None)
+        let into = [Transfer::new(self.addr(), self.local(64))];
+        transfer::read(&self.node, &self.peer(), into, None)
     }
 
     fn gid(&self) -> String {
@@ -72,7 +102,7 @@ impl Alone {
 }
 
 /// Waits for something that a device's thread does, for as long as that may take on a busy machine.
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let clock = mooncake_core::clock::SystemClock::shared();
     let end = clock.now().after(Duration::from_secs(30));
     while !holds() {
@@ -146,6 +176,167 @@ fn a_queue_that_fails_loses_its_device() {
 }
 
 #[test]
+fn a_device_whose_events_cannot_be_heard_is_lost() {
+    let fake = Fake::new();
+    let alone = Alone::new();
+    let ticket = alone.read();
+    eventually("it is posted", || fake.state().posted == 1);
+    // Its descriptor says that there is an event, and asking for it fails.
+    fake.ring();
+    let error = ticket.wait().0.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(!alone.node.works());
+    let error = alone.read().wait().0.unwrap_err();
+    assert!(error.to_string().contains("no RDMA device of ours works"), "{error}");
+    let heard = fake.state().heard;
+    fake.event(PORT_UP);
+    alone.read().wait().0.unwrap_err();
+    assert_eq!((heard, fake.state().heard), (1, 1), "nobody asks it again");
+}
+
+#[test]
+fn nobody_connects_over_a_lost_device() {
+    let fake = Fake::new();
+    let alone = Alone::new();
+    let config = RdmaConfig { server_name: "10.0.0.1:2".into(), ..RdmaConfig::default() };
+    let node = Node::open(config, alone.runtime.handle(), alone.node.clock().clone()).unwrap();
+    let peer = Arc::new(node.peer(About::read(&alone.desc()).unwrap()));
+    // The way was chosen a moment before.
+    node.nics[0].lose();
+    let local = alone.local(64);
+    let (done, ticket) = ticket((), 1, None);
+    let piece = Piece {
+        opcode: Opcode::Read,
+        local: local.addr(),
+        len: 64,
+        local_key: 0,
+        remote: alone.addr(),
+        remote_key: 0,
+        region: 0,
+        attempts: 0,
+        flushes: 0,
+        begun: false,
+        registration: Registered(local.local().registration.unwrap().into()),
+        peer: peer.clone(),
+        done,
+    };
+    node.send(&peer.rails[0][0], &mut vec![piece]);
+    let error = ticket.wait().0.unwrap_err();
+    assert!(error.to_string().contains("lost"), "{error}");
+    assert_eq!((fake.state().pairs_made, node.nics[0].endpoints.read().len()), (0, 0));
+}
+
+/// The device does not let go of queue pairs with requests on them: it may write to the memory yet, so nobody gets that back.
+#[test]
+fn what_a_device_does_not_let_go_is_not_over() {
+    let fake = Fake::new();
+    let alone = Alone::new();
+    let ticket = alone.read();
+    eventually("it is posted", || fake.state().posted == 1);
+    fake.state().destroying_works = false;
+    fake.event(FATAL);
+    eventually("it is tried again", || fake.state().pairs_kept > 4);
+    assert!(!ticket.is_done());
+    fake.state().destroying_works = true;
+    let error = ticket.wait().0.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    let state = fake.state();
+    assert_eq!(state.pairs_made, state.pairs_destroyed);
+}
+
+#[test]
+fn what_a_device_never_lets_go_is_never_freed_and_holds_up_nobody() {
+    let fake = Fake::new();
+    let alone = Alone::new();
+    let ticket = alone.read();
+    eventually("it is posted", || fake.state().posted == 1);
+    let (regions, devices) = (held().regions, held().devices);
+    fake.state().destroying_works = false;
+    // Ends, although nothing is let go.
+    drop(alone);
+    assert!(!ticket.is_done());
+    let waited = ticket.wait_timeout(Duration::ZERO).unwrap_err();
+    drop(waited);
+    assert_eq!(held().regions, regions - 1, "the memory that peers may reach is closed, the other is not");
+    assert_eq!(held().devices, devices);
+}
+
+/// What waits for room is given back when nobody waits for it any more; what is posted goes on.
+#[test]
+fn what_is_not_posted_can_be_given_up() {
+    for behind in [false, true] {
+        let fake = Fake::new();
+        let alone = Alone::new();
+        let peer = alone.peer();
+        let clock = alone.node.clock().clone();
+        let submit = |early: bool| {
+            let into = alone.local(OPS * 8);
+            let local = into.local();
+            let (registration, span) = (local.registration, local.span);
+            let op = |i: usize| {
+                // SAFETY: inside of the span, as there are so many of that length.
+                let part = MemorySpan { ptr: unsafe { span.ptr.add(i * 8) }, len: 8, ..span };
+                // SAFETY: `into` is kept below until the completion is finished.
+                unsafe { Op::new(Opcode::Read, registration, part, alone.addr(), &[]) }
+            };
+            let (done, ticket, watch) = watched((), OPS, None);
+            if early {
+                watch.give_up();
+            }
+            let ops: Vec<_> = (0..OPS).map(op).collect();
+            match behind {
+                false => alone.node.submit(&peer, ops.into_iter(), done),
+                true => {
+                    let guarded =
+                        with_fallback(ops.into_iter(), done, &clock, any, |failed: Vec<Retry<()>>| {
+                            panic!("{} operations are tried again", failed.len())
+                        });
+                    alone.node.submit(&peer, guarded.ops.into_iter(), guarded.done);
+                }
+            }
+            (into, ticket, watch)
+        };
+        let states = |watch: &Watch| {
+            let states: Vec<_> = (0..OPS).map(|op| watch.state(op).unwrap()).collect();
+            let of = |wanted| states.iter().filter(|state| **state == wanted).count();
+            (of(OpState::Pending), of(OpState::Done), of(OpState::GivenUp))
+        };
+        let (into, ticket, watch) = submit(false);
+        eventually("the queue pairs are full", || fake.state().posted == ROOM);
+        watch.give_up();
+        // Over RDMA alone each is told for itself at once; with another wire behind, all are when the last is over.
+        if !behind {
+            assert_eq!(states(&watch), (ROOM, 0, OPS - ROOM));
+        }
+        assert!(!ticket.is_done());
+        fake.complete();
+        let (results, ()) = ticket.results().wait();
+        assert_eq!(results.iter().filter(|result| result.is_ok()).count(), ROOM);
+        assert_eq!(states(&watch), (0, ROOM, OPS - ROOM));
+        drop(into);
+        // Before it was posted.
+        let (into, ticket, watch) = submit(true);
+        ticket.wait().0.unwrap_err();
+        let (pending, done, given_up) = states(&watch);
+        assert_eq!((pending, done + given_up), (0, OPS));
+        assert!(given_up >= OPS - 2 * ROOM, "{done} were done all the same");
+        drop(into);
+    }
+}
+
+#[test]
+fn a_topology_names_no_devices_that_are_not_used() {
+    let _fake = Fake::new();
+    let runtime = runtime();
+    let told = Topology::parse(r#"{"cpu:0": [["gone0", "fake0"], ["gone1"]]}"#).unwrap();
+    let node = node(&runtime, RdmaConfig { topology: Some(told), ..RdmaConfig::default() });
+    let mut desc = SegmentDesc::new("told");
+    node.describe(&mut desc);
+    assert_eq!(desc.extra["priority_matrix"], serde_json::json!({"cpu:0": [["fake0"], []]}));
+    assert_eq!(desc.extra["devices"].as_array().unwrap().len(), 1);
+}
+
+#[test]
 fn a_device_that_takes_no_requests_is_an_error_and_no_hang() {
     let fake = Fake::new();
     let alone = Alone::new();
@@ -193,7 +384,7 @@ fn memory_of_a_dma_buf_is_registered_by_its_descriptor() {
     let registration = unsafe { node.register(span, Access::Remote) }.unwrap();
     let asked = fake.state().registered.clone();
     let wanted: Vec<_> = (0..3u64)
-        .map(|i| Registered {
+        .map(|i| Asked {
             buffer: Some((fd, (1 << 20) + i * 4096)),
             addr: span.addr() + i * 4096,
             len: 4096,

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use mooncake_core::clock::Moment;
 use mooncake_core::{Error, ErrorCode, Result};
-use parking_lot::{Mutex, RwLock};
 
 use crate::config::RdmaConfig;
 use crate::endpoint::Endpoint;
 use crate::gid;
 use crate::room::{Alarm, Credits, Starved};
+use crate::sync::{Mutex, RwLock};
 use crate::verbs::{CompletionQueue, Device, DeviceLimits, Domain, Gid, Path, Port, QueueSizes, Timing};
 
 pub(crate) struct Nic {

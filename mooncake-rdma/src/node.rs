@@ -8,18 +8,19 @@ use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::SegmentDesc;
 use mooncake_transport::handshake::{Kind, exchange};
 use mooncake_transport::net::{DEFAULT_PORT, HostPort};
-use parking_lot::{Mutex, RwLock};
+use mooncake_transport::topology::Topology;
 use serde_json::Value;
 use tokio::runtime::Handle;
 use tracing::{debug, warn};
 
 use crate::config::RdmaConfig;
-use crate::endpoint::{Endpoint, Phase, Piece, Setup, too_late};
+use crate::endpoint::{Apart, Endpoint, Phase, Piece, Setup, too_late};
 use crate::flow::Ended;
 use crate::message::Connection;
 use crate::nic::Nic;
 use crate::peer::{About, Peer, Rails};
 use crate::rails::{self, Way};
+use crate::sync::{Mutex, RwLock};
 use crate::verbs::{Status, device_names};
 
 /// How often a message may come back because its connection failed for another's sake.
@@ -67,6 +68,10 @@ impl Node {
         static IDS: AtomicU64 = AtomicU64::new(1);
         config.check()?;
         let nics = open_devices(&config)?;
+        let is_used = |name: &str| nics.iter().any(|nic| nic.name == name);
+        for name in config.topology.iter().flat_map(Topology::devices).filter(|name| !is_used(name)) {
+            warn!(device = name, "is in the topology and is not used; peers are not told of it");
+        }
         Ok(Arc::new(Self {
             id: IDS.fetch_add(1, Ordering::Relaxed),
             server: RwLock::new(config.server_name.clone()),
@@ -151,6 +156,10 @@ impl Node {
         for _ in 0..2 {
             let endpoint = match self.connection(rail) {
                 Ok(endpoint) => endpoint,
+                // Lost since the way was chosen, which a retry is not.
+                Err(error) if self.nics[rail.nic].is_lost() => {
+                    return pieces.drain(..).for_each(|piece| self.moved(piece, &error));
+                }
                 Err(error) => {
                     return pieces.drain(..).for_each(|piece| piece.done.finish(Err(copy(&error))));
                 }
@@ -212,6 +221,10 @@ impl Node {
         }
         let endpoint = self.make(rail)?;
         *rail.current.lock() = Some(endpoint.clone());
+        // Given up in between, nobody would take it off any more.
+        if endpoint.is_retired() {
+            self.taken_off(&endpoint);
+        }
         Ok((endpoint, true))
     }
 
@@ -220,6 +233,9 @@ impl Node {
             return Err(closed());
         }
         let nic = &self.nics[rail.nic];
+        if nic.is_lost() {
+            return Err(lost(nic));
+        }
         let most = nic.max_endpoints(&self.config);
         while nic.order.lock().len() >= most {
             let victim = nic.order.lock().victim().ok_or_else(|| {
@@ -237,10 +253,11 @@ impl Node {
         let id = self.next_endpoint.fetch_add(1, Ordering::Relaxed);
         let endpoint = Endpoint::new(id, nic, rail, &self.config)?;
         nic.endpoints.write().insert(id, endpoint.clone());
-        if self.closed.load(Ordering::Acquire) {
-            // Nobody would take it apart any more.
+        // Nobody would take it apart any more; who gives up all there are looks after having said why.
+        let over = if self.closed.load(Ordering::Acquire) { Some(closed()) } else { None };
+        if let Some(error) = over.or_else(|| nic.is_lost().then(|| lost(nic))) {
             nic.endpoints.write().remove(&id);
-            return Err(closed());
+            return Err(error);
         }
         nic.order.lock().add(endpoint.clone());
         Ok(endpoint)
@@ -363,7 +380,7 @@ impl Node {
             Error::invalid(format!("{:?} is none of our devices: {}", request.peer_nic_path, ours.join(", ")))
         })?;
         if nic.is_lost() {
-            return Err(Error::new(ErrorCode::TransferFail, format!("RDMA device {:?} is lost", nic.name)));
+            return Err(lost(nic));
         }
         let Some((server, _)) = request.local_nic_path.rsplit_once('@') else {
             return Err(Error::invalid(format!("{:?} names no device", request.local_nic_path)));
@@ -441,18 +458,47 @@ impl Node {
 
     /// Takes a retired connection apart. True when it is gone.
     pub(crate) fn bury(self: &Arc<Self>, endpoint: &Arc<Endpoint>) -> bool {
-        let Some(left) = endpoint.destroy() else { return false };
+        let Apart::Gone(left) = endpoint.destroy() else { return false };
         endpoint.nic.endpoints.write().remove(&endpoint.id);
         let error = Error::new(ErrorCode::TransferFail, "the device did not hand it back");
-        for piece in left {
+        for mut piece in left {
+            piece.begun = true;
             self.reroute(piece, Some(&endpoint.rail), &error);
         }
         true
     }
 
+    /// The same for the last time: what cannot be taken apart is left as it is. False when somebody is busy with it just now.
+    pub(crate) fn bury_or_forget(self: &Arc<Self>, endpoint: &Arc<Endpoint>) -> bool {
+        if self.bury(endpoint) {
+            return true;
+        }
+        if !matches!(endpoint.destroy(), Apart::Stuck) {
+            return false;
+        }
+        let pieces = endpoint.forget();
+        warn!(
+            ?endpoint,
+            pieces, "cannot be taken apart; its memory is never freed, since the device may use it"
+        );
+        endpoint.nic.endpoints.write().remove(&endpoint.id);
+        true
+    }
+
+    /// Gives back what waits for its turn to this peer and nobody waits for any more.
+    pub(crate) fn sweep(&self, peer: &Peer) {
+        for rail in peer.rails.iter().flatten() {
+            let endpoint = rail.current.lock().clone();
+            for piece in endpoint.iter().flat_map(|endpoint| endpoint.given_up()) {
+                piece.give_back();
+            }
+        }
+    }
+
     /// Finishes a message, or sends it again.
     pub(crate) fn ended(self: &Arc<Self>, ended: Ended<Piece>, rail: &Arc<Rail>) {
         let Ended { message: mut piece, status } = ended;
+        piece.begun = true;
         let error = match status {
             Status::Done => return piece.done.finish(Ok(())),
             Status::Refused => {
@@ -495,6 +541,9 @@ impl Node {
         let now = self.clock.now();
         if self.closed.load(Ordering::Acquire) {
             return piece.done.finish(Err(closed()));
+        }
+        if piece.done.is_given_up() {
+            return piece.give_back();
         }
         if piece.done.deadline().is_some_and(|at| now >= at) {
             return piece.done.finish(Err(too_late()));
@@ -591,6 +640,10 @@ fn open_devices(config: &RdmaConfig) -> Result<Vec<Arc<Nic>>> {
 
 fn unreachable(rail: &Rail, why: &Error) -> Error {
     Error::new(ErrorCode::TransferFail, format!("{} cannot be reached: {why}", rail.path))
+}
+
+fn lost(nic: &Nic) -> Error {
+    Error::new(ErrorCode::TransferFail, format!("RDMA device {:?} is lost", nic.name))
 }
 
 fn closed() -> Error {

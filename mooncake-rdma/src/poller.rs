@@ -13,6 +13,7 @@ use tracing::{error, info, warn};
 use crate::endpoint::{Endpoint, Scratch, request_parts};
 use crate::nic::Nic;
 use crate::node::Node;
+use crate::room::{Watched, is_quiet};
 use crate::verbs::{Batch, Completed, Event};
 
 /// Completions taken at once.
@@ -30,6 +31,8 @@ pub(crate) fn run(node: &Arc<Node>, nic: &Arc<Nic>) {
         batch: Batch::new(BATCH),
         completed: Vec::with_capacity(BATCH),
         scratch: Scratch::default(),
+        starved: Vec::new(),
+        all: Vec::new(),
         closing: None,
     };
     while !poller.is_over() {
@@ -49,7 +52,22 @@ struct Poller {
     batch: Batch,
     completed: Vec<Completed>,
     scratch: Scratch,
+    // Kept from one round to the next, as lists of `scratch` are.
+    starved: Vec<Arc<Endpoint>>,
+    all: Vec<Arc<Endpoint>>,
     closing: Option<Moment>,
+}
+
+impl Watched for Poller {
+    type Lost = Error;
+
+    fn take(&mut self) -> Result<bool> {
+        self.hand_out()
+    }
+
+    fn arm(&mut self) -> Result<()> {
+        self.nic.queue.request_wake()
+    }
 }
 
 impl Poller {
@@ -63,21 +81,16 @@ impl Poller {
             let left: Vec<Arc<Endpoint>> = self.nic.endpoints.read().values().cloned().collect();
             for endpoint in left {
                 self.node.retire(&endpoint, &Error::new(ErrorCode::TransferFail, "closed"));
-                self.node.bury(&endpoint);
+                self.node.bury_or_forget(&endpoint);
             }
         }
         self.nic.endpoints.read().is_empty()
     }
 
     fn turn(&mut self) -> Result<()> {
-        if self.take()? {
-            self.clock();
-            return Ok(());
-        }
-        self.nic.queue.request_wake()?;
-        // What came between the look and the request would wake nobody.
-        if !self.take()? {
-            self.clock();
+        let quiet = is_quiet(self)?;
+        self.clock();
+        if quiet {
             self.sleep(true);
             self.nic.queue.quieten();
         }
@@ -91,8 +104,8 @@ impl Poller {
         self.sleep(false);
     }
 
-    /// Takes completions out; false when there are none.
-    fn take(&mut self) -> Result<bool> {
+    /// Hands completions to whom they concern; false when there are none.
+    fn hand_out(&mut self) -> Result<bool> {
         self.completed.clear();
         self.completed.extend(self.nic.queue.poll(&mut self.batch)?);
         let of = |one: &Completed| request_parts(one.id).0;
@@ -123,14 +136,17 @@ impl Poller {
     }
 
     /// Lets connections go on that waited for room in the queue.
-    fn feed(&self) {
-        for endpoint in self.nic.starved.take() {
+    fn feed(&mut self) {
+        let mut starved = std::mem::take(&mut self.starved);
+        self.nic.starved.take(&mut starved);
+        for endpoint in starved.drain(..) {
             if endpoint.waits()
                 && let Err(error) = endpoint.go_on()
             {
                 self.node.retire(&endpoint, &error);
             }
         }
+        self.starved = starved;
     }
 
     /// Looks at deadlines, if it is time.
@@ -140,8 +156,9 @@ impl Poller {
             return;
         }
         self.nic.plan_nothing();
-        let all: Vec<Arc<Endpoint>> = self.nic.endpoints.read().values().cloned().collect();
-        for endpoint in all {
+        let mut all = std::mem::take(&mut self.all);
+        all.extend(self.nic.endpoints.read().values().cloned());
+        for endpoint in all.drain(..) {
             let due = endpoint.tick(now, &self.node.config, &mut self.scratch.late);
             for piece in self.scratch.late.drain(..) {
                 piece.done.finish(Err(crate::endpoint::too_late()));
@@ -157,6 +174,7 @@ impl Poller {
                 None => {}
             }
         }
+        self.all = all;
         self.feed();
     }
 

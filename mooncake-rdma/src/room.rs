@@ -38,6 +38,28 @@ impl Credits {
     }
 }
 
+/// A queue that is looked at, and that can be asked to wake the looker once.
+pub(crate) trait Watched {
+    /// What the queue says when it is lost.
+    type Lost;
+
+    /// Takes out what is there; whether there was anything.
+    fn take(&mut self) -> Result<bool, Self::Lost>;
+
+    /// Asks for a wake-up when the next one comes.
+    fn arm(&mut self) -> Result<(), Self::Lost>;
+}
+
+/// Looks, and says whether it may be slept now: there is nothing, and whatever comes from now on wakes the sleeper.
+pub(crate) fn is_quiet<Q: Watched>(queue: &mut Q) -> Result<bool, Q::Lost> {
+    if queue.take()? {
+        return Ok(false);
+    }
+    queue.arm()?;
+    // What came between the look and the request wakes nobody.
+    Ok(!queue.take()?)
+}
+
 /// Connections that wait for room.
 #[derive(Debug)]
 pub(crate) struct Starved<T>(Mutex<Vec<T>>);
@@ -54,9 +76,9 @@ impl<T> Starved<T> {
         credits.any()
     }
 
-    /// Everybody on the list, to be asked again; after room was given.
-    pub(crate) fn take(&self) -> Vec<T> {
-        std::mem::take(&mut *self.0.lock())
+    /// Everybody on the list, to be asked again; after room was given. `into` is empty, and its room is the list's next.
+    pub(crate) fn take(&self, into: &mut Vec<T>) {
+        std::mem::swap(&mut *self.0.lock(), into);
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::ptr::NonNull;
 
 use mooncake_core::memory::{Location, MemorySpan};
+use mooncake_transport::topology::{Devices, Topology};
 use serde_json::{Value, json};
 
 /// The NUMA node of the first page of memory, by its location or by asking the kernel.
@@ -50,6 +51,18 @@ pub(crate) fn matrix(devices: &[(String, Option<u32>)]) -> Value {
     json!(matrix)
 }
 
+/// What a node was told about its devices, as descriptors say it: without those it does not use. Peers would choose them, and find
+/// neither address nor key.
+pub(crate) fn told(topology: &Topology, devices: &[(String, Option<u32>)]) -> Value {
+    let used = |list: &[String]| -> Vec<String> {
+        list.iter().filter(|name| devices.iter().any(|(used, _)| used == *name)).cloned().collect()
+    };
+    let place = |(place, lists): (&str, &Devices)| {
+        (place.to_owned(), json!([used(&lists.preferred), used(&lists.others)]))
+    };
+    topology.places().map(place).collect()
+}
+
 fn nodes() -> Vec<u32> {
     let folder = PathBuf::from("/sys/devices/system/node");
     let mut nodes: Vec<u32> = fs::read_dir(folder)
@@ -74,6 +87,14 @@ mod tests {
         let node = nodes()[0];
         let devices = [("a".to_owned(), Some(node)), ("b".into(), None), ("c".into(), Some(9999))];
         assert_eq!(matrix(&devices)[format!("cpu:{node}")], json!([["a", "b"], ["c"]]));
+    }
+
+    #[test]
+    fn what_is_not_used_is_not_published() {
+        let text = r#"{"cpu:0":[["a","gone"],["b"]],"cpu:1":[["gone"],["b","gone"]],"cuda:0":[["gone"],[]]}"#;
+        let devices = [("b".to_owned(), None), ("a".into(), Some(0))];
+        let told = told(&Topology::parse(text).unwrap(), &devices);
+        assert_eq!(told, json!({"cpu:0": [["a"], ["b"]], "cpu:1": [[], ["b"]], "cuda:0": [[], []]}));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use mooncake_core::clock::{Moment, SystemClock};
@@ -123,11 +123,15 @@ impl RdmaTransport {
         if peer.shared.owner != self.node.id {
             return done.finish(Err(Error::invalid("the peer was connected by another transport")));
         }
-        let plan =
-            Plan { now: self.node.clock.now(), turn: peer.shared.turn.fetch_add(1, Ordering::Relaxed) };
+        let plan = Plan {
+            now: self.node.clock.now(),
+            turn: peer.shared.turn.fetch_add(1, Ordering::Relaxed),
+            longest: self.node.nics.iter().map(|nic| nic.longest()).min().unwrap_or(1),
+        };
         if done.deadline().is_some_and(|at| plan.now >= at) {
             return done.finish(Err(too_late()));
         }
+        let given_up = self.sweep_when_given_up(peer, &done);
         let works = self.works();
         // Taken out, as finishing a share may come back here.
         let mut lists = CUT.take();
@@ -139,6 +143,26 @@ impl RdmaTransport {
         }
         self.post(&peer.shared, &mut lists);
         CUT.set(lists);
+        // Who looked before it was posted has not found it.
+        if given_up.is_some_and(|given_up| given_up.load(Ordering::SeqCst)) {
+            self.node.sweep(&peer.shared);
+        }
+    }
+
+    /// Sees to it that what waits for its turn goes back when the caller gives it up, if the caller can. Whether that has happened is in the result.
+    fn sweep_when_given_up(&self, peer: &RdmaPeer, done: &Completion) -> Option<Arc<AtomicBool>> {
+        let mut given_up = None;
+        done.when_given_up(|| {
+            let flag = given_up.insert(Arc::new(AtomicBool::new(false))).clone();
+            let (node, peer) = (Arc::downgrade(&self.node), Arc::downgrade(&peer.shared));
+            move || {
+                flag.store(true, Ordering::SeqCst);
+                if let (Some(node), Some(peer)) = (node.upgrade(), peer.upgrade()) {
+                    node.sweep(&peer);
+                }
+            }
+        });
+        given_up
     }
 
     fn cut(
@@ -162,8 +186,7 @@ impl RdmaTransport {
             return done.finish(Err(no_device()));
         };
         let nics = &self.node.nics;
-        let longest = nics.iter().map(|nic| nic.longest()).min().unwrap_or(1);
-        let cut = Cut { slice: config.slice_bytes, fragment: config.fragment_bytes, longest };
+        let cut = Cut { slice: config.slice_bytes, fragment: config.fragment_bytes, longest: plan.longest };
         let (local, remote, about) = (op.local().addr(), op.remote(), &peer.shared.about);
         let room =
             |at: usize| registration.room(local + at as u64).min(about.room(region, remote + at as u64));
@@ -205,6 +228,7 @@ impl RdmaTransport {
                 region: u32::try_from(region).unwrap_or(u32::MAX),
                 attempts: 0,
                 flushes: 0,
+                begun: false,
                 registration: Registered(NonNull::from(registration)),
                 peer: peer.shared.clone(),
                 done: share,
@@ -238,6 +262,8 @@ impl RdmaTransport {
 struct Plan {
     now: Moment,
     turn: usize,
+    /// Longest message in bytes that every device of ours sends.
+    longest: usize,
 }
 
 // SAFETY: devices touch local bytes only for requests that were posted and did not come back, and a share is finished only when its request
@@ -281,7 +307,7 @@ unsafe impl Transport for RdmaTransport {
         desc.extra.insert("devices".into(), devices.into());
         let places: Vec<_> = nics.iter().map(|nic| (nic.name.clone(), nic.node)).collect();
         let matrix = match &self.node.config.topology {
-            Some(topology) => topology.to_json(),
+            Some(told) => topology::told(told, &places),
             None => topology::matrix(&places),
         };
         desc.extra.insert("priority_matrix".into(), matrix);

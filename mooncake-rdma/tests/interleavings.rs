@@ -29,7 +29,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread;
 
-use room::{Alarm, Credits, Starved};
+use room::{Alarm, Credits, Starved, Watched, is_quiet};
 
 /// What both sides share.
 struct Shared {
@@ -67,7 +67,9 @@ impl Shared {
 
     /// As the poller does after completions, or when it is rung: who waited tries again.
     fn feed(&self) -> usize {
-        self.starved.take().into_iter().filter(|_| self.send()).count()
+        let mut starved = Vec::new();
+        self.starved.take(&mut starved);
+        starved.into_iter().filter(|_| self.send()).count()
     }
 }
 
@@ -136,5 +138,59 @@ fn no_deadline_is_slept_through() {
         caller.join().unwrap();
         let rung = shared.bell.load(Ordering::SeqCst);
         assert!(asleep_until == 10 || rung, "asleep until {asleep_until}, and nobody rang");
+    });
+}
+
+/// A device's completion queue, as its interface describes it: armed, it rings once, when the next completion comes.
+#[derive(Default)]
+struct Queue {
+    completed: AtomicUsize,
+    armed: AtomicBool,
+    rung: AtomicBool,
+}
+
+impl Queue {
+    fn complete(&self) {
+        self.completed.fetch_add(1, Ordering::SeqCst);
+        if self.armed.swap(false, Ordering::SeqCst) {
+            self.rung.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+/// The thread that looks at it, with what it took out.
+struct Looker(Arc<Queue>, usize);
+
+impl Watched for Looker {
+    type Lost = std::convert::Infallible;
+
+    fn take(&mut self) -> Result<bool, Self::Lost> {
+        let found = self.0.completed.swap(0, Ordering::SeqCst);
+        self.1 += found;
+        Ok(found != 0)
+    }
+
+    fn arm(&mut self) -> Result<(), Self::Lost> {
+        self.0.armed.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+#[test]
+fn no_completion_is_slept_through() {
+    loom::model(|| {
+        let queue = Arc::new(Queue::default());
+        let device = {
+            let queue = queue.clone();
+            thread::spawn(move || (0..2).for_each(|_| queue.complete()))
+        };
+        let mut looker = Looker(queue.clone(), 0);
+        // Until it sleeps.
+        while !is_quiet(&mut looker).unwrap() {}
+        device.join().unwrap();
+        let rung = queue.rung.load(Ordering::SeqCst);
+        assert!(looker.1 == 2 || rung, "asleep beside a completion, and nobody rang");
+        while !is_quiet(&mut looker).unwrap() {}
+        assert_eq!(looker.1, 2, "each is taken out once");
     });
 }

@@ -11,6 +11,7 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::ffi::{self, Functions};
+use crate::costs::Costs;
 
 thread_local! {
     static IN_USE: Cell<bool> = const { Cell::new(false) };
@@ -23,7 +24,7 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 #[derive(Default)]
 pub(crate) struct State {
     /// Registrations, in the order they came.
-    pub(crate) registered: Vec<Registered>,
+    pub(crate) registered: Vec<Registration>,
     /// Those that were given back.
     pub(crate) deregistered: usize,
     /// The driver takes dma-bufs.
@@ -40,16 +41,40 @@ pub(crate) struct State {
     pub(crate) polled: usize,
     pub(crate) queue_works: bool,
     pub(crate) posting_works: bool,
-    /// Requests it took, none of which ever comes back.
+    /// Requests it took.
     pub(crate) posted: usize,
+    /// Requests are over as soon as they are posted; else none ever is.
+    pub(crate) completes: bool,
+    /// Those that are to report, if ever they are over.
+    taken: VecDeque<u64>,
+    /// Those that are over, for whoever polls.
+    over: VecDeque<u64>,
+    /// Where it says so.
+    channel: Option<c_int>,
+    /// What the thread that polls has spent when it last did.
+    pub(crate) costs: Option<Costs>,
+    /// It lets queue pairs go.
+    pub(crate) destroying_works: bool,
+    /// How often it did not.
+    pub(crate) pairs_kept: usize,
     pub(crate) pairs_made: u32,
     pub(crate) pairs_destroyed: u32,
     bell: Option<OwnedFd>,
 }
 
+impl State {
+    fn report(&mut self) {
+        self.over.append(&mut self.taken);
+        let Some(fd) = self.channel else { return };
+        // SAFETY: the channel's, which is never closed: tests are short.
+        let channel = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+        rustix::io::write(channel, &1u64.to_ne_bytes()).unwrap();
+    }
+}
+
 /// One registration, as the library was asked for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Registered {
+pub(crate) struct Registration {
     /// The dma-buf, if it was one, and where in it.
     pub(crate) buffer: Option<(c_int, u64)>,
     pub(crate) addr: u64,
@@ -72,6 +97,10 @@ impl Fake {
             address: 1,
             queue_works: true,
             posting_works: true,
+            destroying_works: true,
+            // None of its own lists grows while costs are counted.
+            taken: VecDeque::with_capacity(4096),
+            over: VecDeque::with_capacity(4096),
             bell: eventfd(0, EventfdFlags::SEMAPHORE | EventfdFlags::NONBLOCK).ok(),
             ..State::default()
         };
@@ -85,9 +114,20 @@ impl Fake {
 
     /// Something happens to the device.
     pub(crate) fn event(&self, number: c_uint) {
+        STATE.lock().events.push_back(number);
+        self.ring();
+    }
+
+    /// The device says that there is an event, whether there is one or not.
+    pub(crate) fn ring(&self) {
+        rustix::io::write(STATE.lock().bell.as_ref().unwrap(), &1u64.to_ne_bytes()).unwrap();
+    }
+
+    /// What was posted is over, and so is what comes.
+    pub(crate) fn complete(&self) {
         let mut state = STATE.lock();
-        state.events.push_back(number);
-        rustix::io::write(state.bell.as_ref().unwrap(), &1u64.to_ne_bytes()).unwrap();
+        state.completes = true;
+        state.report();
     }
 }
 
@@ -124,6 +164,7 @@ fn functions() -> Functions {
         create_cq,
         destroy_cq,
         get_cq_event,
+        ack_cq_events,
         create_qp,
         modify_qp,
         destroy_qp,
@@ -212,7 +253,7 @@ unsafe extern "C" fn dealloc_pd(_: *mut ffi::Domain) -> c_int {
     0
 }
 
-fn registered(works: impl Fn(&State) -> bool, refusal: c_int, what: Registered) -> *mut ffi::MemoryRegion {
+fn registered(works: impl Fn(&State) -> bool, refusal: c_int, what: Registration) -> *mut ffi::MemoryRegion {
     let mut state = STATE.lock();
     if !works(&state) {
         return fails(refusal);
@@ -230,7 +271,7 @@ unsafe extern "C" fn reg_mr(
     len: usize,
     access: c_int,
 ) -> *mut ffi::MemoryRegion {
-    let what = Registered { buffer: None, addr: at.addr() as u64, len, access: access.cast_unsigned() };
+    let what = Registration { buffer: None, addr: at.addr() as u64, len, access: access.cast_unsigned() };
     registered(|state| state.takes_addresses, libc::EFAULT, what)
 }
 
@@ -245,7 +286,7 @@ unsafe extern "C" fn reg_mr_iova2(
     registered(
         |state| state.takes_addresses,
         libc::EFAULT,
-        Registered { buffer: None, addr: named, len, access },
+        Registration { buffer: None, addr: named, len, access },
     )
 }
 
@@ -257,7 +298,7 @@ unsafe extern "C" fn reg_dmabuf_mr(
     fd: c_int,
     access: c_int,
 ) -> *mut ffi::MemoryRegion {
-    let what = Registered { buffer: Some((fd, offset)), addr, len, access: access.cast_unsigned() };
+    let what = Registration { buffer: Some((fd, offset)), addr, len, access: access.cast_unsigned() };
     registered(|state| state.takes_buffers, libc::EOPNOTSUPP, what)
 }
 
@@ -270,8 +311,9 @@ unsafe extern "C" fn create_comp_channel(_: *mut ffi::Context) -> *mut ffi::Chan
     use std::os::fd::IntoRawFd;
     // SAFETY: numbers and pointers.
     let channel: ffi::Channel = unsafe { std::mem::zeroed() };
-    let silent = eventfd(0, EventfdFlags::NONBLOCK).unwrap().into_raw_fd();
-    thing(ffi::Channel { fd: silent, ..channel })
+    let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap().into_raw_fd();
+    STATE.lock().channel = Some(fd);
+    thing(ffi::Channel { fd, ..channel })
 }
 
 unsafe extern "C" fn destroy_comp_channel(_: *mut ffi::Channel) -> c_int {
@@ -295,17 +337,34 @@ unsafe extern "C" fn destroy_cq(_: *mut ffi::CompletionQueue) -> c_int {
 }
 
 unsafe extern "C" fn get_cq_event(
-    _: *mut ffi::Channel,
+    channel: *mut ffi::Channel,
     _: *mut *mut ffi::CompletionQueue,
     _: *mut *mut c_void,
 ) -> c_int {
-    -1
+    // SAFETY: the channel made above, and its descriptor.
+    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw((*channel).fd) };
+    if rustix::io::read(fd, &mut [0; 8]).is_ok() { 0 } else { -1 }
 }
 
-unsafe extern "C" fn poll_cq(_: *mut ffi::CompletionQueue, _: c_int, _: *mut ffi::WorkCompletion) -> c_int {
+unsafe extern "C" fn ack_cq_events(_: *mut ffi::CompletionQueue, _: c_uint) {}
+
+unsafe extern "C" fn poll_cq(
+    _: *mut ffi::CompletionQueue,
+    room: c_int,
+    into: *mut ffi::WorkCompletion,
+) -> c_int {
     let mut state = STATE.lock();
     state.polled += 1;
-    if state.queue_works { 0 } else { -1 }
+    state.costs = Some(Costs::here());
+    if !state.queue_works {
+        return -1;
+    }
+    let n = state.over.len().min(usize::try_from(room).unwrap());
+    for (i, id) in state.over.drain(..n).enumerate() {
+        // SAFETY: as the library's caller promises: room for so many.
+        unsafe { into.add(i).write(ffi::WorkCompletion { id, ..Default::default() }) };
+    }
+    c_int::try_from(n).unwrap()
 }
 
 unsafe extern "C" fn req_notify_cq(_: *mut ffi::CompletionQueue, _: c_int) -> c_int {
@@ -327,7 +386,12 @@ unsafe extern "C" fn modify_qp(_: *mut ffi::QueuePair, _: *mut ffi::QpAttr, _: c
 }
 
 unsafe extern "C" fn destroy_qp(_: *mut ffi::QueuePair) -> c_int {
-    STATE.lock().pairs_destroyed += 1;
+    let mut state = STATE.lock();
+    if !state.destroying_works {
+        state.pairs_kept += 1;
+        return libc::EBUSY;
+    }
+    state.pairs_destroyed += 1;
     0
 }
 
@@ -346,7 +410,14 @@ unsafe extern "C" fn post_send(
         }
         state.posted += 1;
         // SAFETY: a list that ends in null.
-        at = unsafe { (*at).next };
+        let request = unsafe { &*at };
+        if request.flags & ffi::SEND_SIGNALED != 0 {
+            state.taken.push_back(request.id);
+        }
+        at = request.next;
+    }
+    if state.completes {
+        state.report();
     }
     0
 }

@@ -18,6 +18,7 @@ pub struct QueuePair {
     raw: NonNull<ffi::QueuePair>,
     domain: Arc<Domain>,
     _queue: Arc<CompletionQueue>,
+    destroyed: bool,
     _counted: Counted,
 }
 
@@ -103,7 +104,22 @@ impl QueuePair {
         let raw = NonNull::new(raw).ok_or_else(|| {
             last_error(format_args!("making a queue pair on RDMA device {:?}", domain.device.name()))
         })?;
-        Ok(Self { raw, domain: domain.clone(), _queue: queue.clone(), _counted: Counted::one(&PAIRS) })
+        let counted = Counted::one(&PAIRS);
+        Ok(Self { raw, domain: domain.clone(), _queue: queue.clone(), destroyed: false, _counted: counted })
+    }
+
+    /// Destroys it now. After `Ok` the device touches nothing for it any more; after an error it still may, and the pair comes back, to be
+    /// destroyed another time.
+    pub fn destroy(mut self) -> Result<(), (Self, Error)> {
+        self.give_back().map_err(|error| (self, error))
+    }
+
+    fn give_back(&mut self) -> Result<()> {
+        // SAFETY: made by us; not asked for again once it worked, and after a refusal the library still has the pair.
+        let code = unsafe { (self.domain.device.calls.destroy_qp)(self.raw.as_ptr()) };
+        check(code, format_args!("destroying a queue pair of RDMA device {:?}", self.domain.device.name()))?;
+        self.destroyed = true;
+        Ok(())
     }
 
     /// Its number, by which the other end names it.
@@ -217,10 +233,10 @@ impl fmt::Debug for QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // SAFETY: made by us, and given back once. When it returns, the device touches nothing for this pair any more.
-        let code = unsafe { (self.domain.device.calls.destroy_qp)(self.raw.as_ptr()) };
-        if code != 0 {
-            tracing::error!(device = self.domain.device.name(), code, "a queue pair could not be given back");
+        if !self.destroyed
+            && let Err(error) = self.give_back()
+        {
+            tracing::error!(%error, "what was posted to it may be under way still");
         }
     }
 }

@@ -1,0 +1,161 @@
+//! What a slice costs: no allocation and no lock, on either thread that it passes.
+//!
+//! Each thread counts for itself, so that other tests of this program do not disturb.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use mooncake_transport::transfer::{self, Transfer};
+use parking_lot::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::RdmaConfig;
+use crate::lost::{Alone, eventually};
+use crate::verbs::fake::Fake;
+
+thread_local! {
+    static COSTS: Cell<Costs> = const { Cell::new(Costs { allocations: 0, locks: 0 }) };
+}
+
+/// What a thread has spent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Costs {
+    pub(crate) allocations: usize,
+    pub(crate) locks: usize,
+}
+
+impl Costs {
+    /// Of this thread, since it began.
+    pub(crate) fn here() -> Self {
+        COSTS.get()
+    }
+
+    fn since(self, before: Self) -> Self {
+        Self { allocations: self.allocations - before.allocations, locks: self.locks - before.locks }
+    }
+
+    fn add(allocations: usize, locks: usize) {
+        // Not while the thread is being torn down.
+        let _ = COSTS.try_with(|costs| {
+            let before = costs.get();
+            costs.set(Self { allocations: before.allocations + allocations, locks: before.locks + locks });
+        });
+    }
+}
+
+struct Counting;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: everything is passed on to the system's allocator. Growing in place is not passed on, so that it counts as an allocation, too.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        Costs::add(1, 0);
+        // SAFETY: as promised by the caller.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: as promised by the caller.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+/// The crate's lock, counted.
+#[derive(Debug, Default)]
+pub(crate) struct Mutex<T>(parking_lot::Mutex<T>);
+
+impl<T> Mutex<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        Self(parking_lot::Mutex::new(value))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        Costs::add(0, 1);
+        self.0.lock()
+    }
+}
+
+/// The crate's other lock, counted.
+#[derive(Debug, Default)]
+pub(crate) struct RwLock<T>(parking_lot::RwLock<T>);
+
+impl<T> RwLock<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        Self(parking_lot::RwLock::new(value))
+    }
+
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
+        Costs::add(0, 1);
+        self.0.read()
+    }
+
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
+        Costs::add(0, 1);
+        self.0.write()
+    }
+}
+
+const SLICE: usize = 64;
+const FEW: usize = 10;
+const MANY: usize = 1000;
+/// Nothing for a device's thread to do, but to look.
+const NOTHING: u32 = 17;
+
+/// The costs of one operation of so many slices, or of so many operations of one: the caller's until it was posted, and those of the device's
+/// thread until it was over.
+fn of_slices(fake: &Fake, alone: &Alone, slices: usize, operations: usize) -> [Costs; 2] {
+    let len = slices * SLICE / operations;
+    let from = alone.local(slices * SLICE).into_shared();
+    let part = |i: usize| Transfer::new(alone.addr(), from.slice(i * len..(i + 1) * len).unwrap());
+    let writes: Vec<_> = (0..operations).map(part).collect();
+    let peer = alone.peer();
+    let thread = || {
+        fake.state().costs = None;
+        fake.event(NOTHING);
+        eventually("the device's thread looks", || fake.state().costs.is_some());
+        fake.state().costs.unwrap()
+    };
+    let posted = fake.state().posted;
+    let thread_before = thread();
+    let before = Costs::here();
+    let ticket = transfer::write(&alone.node, &peer, writes, None);
+    let caller = Costs::here().since(before);
+    ticket.wait().0.unwrap();
+    assert_eq!(fake.state().posted - posted, slices, "each slice is a request");
+    [caller, thread().since(thread_before)]
+}
+
+#[test]
+fn slices_cost_no_allocation_and_no_lock() {
+    let fake = Fake::new();
+    fake.state().completes = true;
+    let alone = Alone::with(RdmaConfig {
+        slice_bytes: SLICE,
+        fragment_bytes: 0,
+        // Fewer than queue pairs take.
+        completions: 64,
+        ..RdmaConfig::default()
+    });
+    // More than there is room for in queue pairs and queue, so that some wait, too. Lists find their length.
+    for _ in 0..3 {
+        of_slices(&fake, &alone, MANY, 1);
+        of_slices(&fake, &alone, MANY, MANY);
+    }
+    for operations in [1, FEW] {
+        let few = of_slices(&fake, &alone, FEW, operations);
+        let many = of_slices(&fake, &alone, MANY, operations * MANY / FEW);
+        let many = if operations == 1 { of_slices(&fake, &alone, MANY, 1) } else { many };
+        for (who, (few, many)) in ["the caller", "the device's thread"].iter().zip(few.into_iter().zip(many))
+        {
+            assert_eq!(few.allocations, many.allocations, "{who}, {operations} operations");
+            // The thread takes some whenever it looks, which stands for many slices.
+            assert!(many.locks < few.locks + MANY / 2, "{who}, {operations} operations: {few:?}, {many:?}");
+        }
+        let [few, many] = [few[0].locks, many[0].locks];
+        assert!(
+            many < few + FEW,
+            "{operations} operations: the caller takes {few} locks for few slices, {many} for many"
+        );
+    }
+}
