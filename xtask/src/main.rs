@@ -39,8 +39,9 @@ cargo xtask <task>
                 also in the virtual machine of `rdma-test`)
   interop       our nodes and the reference peer's in one cluster (Linux; installs the peer with pip)
   rdma-test     the tests that need RDMA devices, in a virtual machine with two Soft-RoCE ones (Debian 12 as root; installs what
-                it needs); arguments go to the tests; `--run COMMAND..` runs a command of yours there instead, `--nodes COMMAND..`
-                on the one with two NUMA nodes
+                it needs); words choose the tests that have one of them in their names, of which there must be some, and leave out
+                the replay and the machine with two NUMA nodes; `--run COMMAND..` runs a command of yours there instead, `--nodes
+                COMMAND..` on the one with two NUMA nodes
   ci            everything above but docs, header and bench, as .ci/run does
 ";
 

@@ -1,6 +1,6 @@
 //! `cargo xtask rdma-test`: the tests of the RDMA wire, in a virtual machine with two Soft-RoCE devices.
 
-use crate::run::{Result, cargo, command, root, step, target_dir, test_program};
+use crate::run::{COUNTED, Result, cargo, listed, quoted, root, step, target_dir, test_program};
 use crate::vm::{self, Shape, Vm};
 
 const MODULES: &[&str] = &["rdma_rxe", "rdma_ucm", "veth", "sch_netem", "virtio_net"];
@@ -15,14 +15,16 @@ const PROGRAMS: &[(&str, &str, &str)] = &[
         "client",
         "scenarios::rdma --include-ignored --skip the_local_buffer --skip many_at_once --skip a_value_larger --skip a_key_is",
     ),
+    ("mooncake-store", "processes", "rdma:: --include-ignored --skip the_other_process"),
 ];
 /// Tests that are no tests but the other process of some.
-const OTHER_PROCESSES: &[&str] = &["elsewhere::the_other_process", "processes::owner", "owner"];
+const OTHER_PROCESSES: &[&str] =
+    &["elsewhere::the_other_process", "processes::owner", "owner", "rdma::the_other_process"];
 /// Which tests need a machine with two NUMA nodes.
 const NEAR: &str = "near::";
 /// The replay of a trace by several processes, with nothing but RDMA between them, one of which is killed in the middle.
 const REPLAY: &str = "--protocol rdma --limit 60 --lease-ms 20000 --requests 60 --block-bytes 8192 --capacity 48MiB --processes 3 --replicas 2 --kill-one-after 40%";
-const FEATURES: &str = "mooncake-engine/transport-rdma,mooncake-store/transport-rdma";
+const FEATURES: &str = "mooncake-engine/transport-rdma,mooncake-store/transport-rdma,mooncake-store/cli";
 /// Longest a machine may run.
 const SECONDS: u32 = 1200;
 
@@ -44,17 +46,6 @@ for i in 0 1; do
 done
 export RUST_BACKTRACE=1
 ";
-
-/// Runs a test program, all of whose tests that were asked for must have run and passed: as many as are said first.
-const COUNTED: &str = r#"
-counted() {
-    wanted=$1
-    shift
-    { "$@" && echo >/run/tmp/passed; } | tee /run/tmp/said
-    rm /run/tmp/passed
-    grep -q "^test result: ok\. $wanted passed; 0 failed;" /run/tmp/said || { echo "$wanted tests were to run: $*"; exit 3; }
-}
-"#;
 
 /// `rxe0` on NUMA node 0 and `rxe1` on node 1, on the card that each has.
 const NODES: &str = r"
@@ -91,15 +82,12 @@ pub(crate) fn test(words: &[&str], whole: bool) -> Result {
         };
     }
     let programs = build(whole)?;
+    let mut ran = 0;
     for (program, own) in &programs {
         let own: Vec<&str> = own.split_whitespace().collect();
         let all = listed(program, &own)?;
-        let named: Vec<&str> = all
-            .iter()
-            .map(String::as_str)
-            .filter(|test| words.iter().any(|word| test.contains(word)))
-            .collect();
-        if !words.is_empty() && named.is_empty() {
+        let named: Vec<&str> = all.iter().map(String::as_str).filter(|test| is_named(test, words)).collect();
+        if named.is_empty() && !words.is_empty() {
             continue;
         }
         let flags = own.iter().copied().filter(|word| *word == "--include-ignored");
@@ -109,17 +97,39 @@ pub(crate) fn test(words: &[&str], whole: bool) -> Result {
             named.into_iter().chain(["--exact"]).chain(flags).collect()
         };
         let wanted = wanted(program, &chosen)?;
+        match (wanted, words) {
+            (0, []) => return Err(format!("{program} has no test {}", own.join(" "))),
+            (0, _) => continue,
+            _ => ran += wanted,
+        }
         counted(&machine, Shape::Plain, DEVICES, (program, wanted), &chosen)?;
     }
     if words.is_empty() {
         step("replay");
         run(&machine, Shape::Plain, DEVICES, &format!("{} {REPLAY}", quoted(&replay(whole)?)))?;
-        step("virtual machine with two NUMA nodes");
-        let (devices, _) = &programs[0];
-        let near = [NEAR, "--ignored"];
-        counted(&machine, Shape::TwoNodes, NODES, (devices, listed(devices, &near)?.len()), &near)?;
     }
-    Ok(())
+    let (devices, _) = &programs[0];
+    let near = listed(devices, &[NEAR, "--ignored"])?;
+    let chosen: Vec<&str> = near.iter().map(String::as_str).filter(|test| is_named(test, words)).collect();
+    if !chosen.is_empty() {
+        step("virtual machine with two NUMA nodes");
+        let said = [&chosen[..], &["--exact", "--ignored"]].concat();
+        counted(&machine, Shape::TwoNodes, NODES, (devices, chosen.len()), &said)?;
+    }
+    match (ran + chosen.len(), chosen.is_empty() && words.is_empty()) {
+        (0, _) => Err(format!("no test that runs here has {} in its name", words.join(" or "))),
+        (_, true) => Err(format!("{devices} has no test {NEAR}")),
+        _ => Ok(()),
+    }
+}
+
+fn is_other_process(test: &str) -> bool {
+    OTHER_PROCESSES.contains(&test)
+}
+
+/// Whether one of the words is in a test's name; without words all are meant.
+fn is_named(test: &str, words: &[&str]) -> bool {
+    words.is_empty() || words.iter().any(|word| test.contains(word))
 }
 
 /// Runs so many tests of a program on a machine of their own.
@@ -150,23 +160,19 @@ fn wanted(program: &str, words: &[&str]) -> Result<usize> {
         while let Some(at) = all.iter().position(|word| *word == "--skip") {
             all.drain(at..at + 2);
         }
-        for test in listed(program, &all)?.iter().filter(|test| !chosen.contains(test)) {
+        for test in
+            listed(program, &all)?.iter().filter(|test| !chosen.contains(test) && !is_other_process(test))
+        {
             println!("not run: {test}");
         }
         return Ok(chosen.len());
     }
     let ignored = listed(program, &[words, &["--ignored"]].concat())?;
-    let known = |test: &&String| test.starts_with(NEAR) || OTHER_PROCESSES.contains(&test.as_str());
+    let known = |test: &&String| test.starts_with(NEAR) || is_other_process(test);
     match ignored.iter().find(|test| !known(test)) {
         Some(test) => Err(format!("{test} is ignored, and run nowhere")),
         None => Ok(chosen.len() - ignored.len()),
     }
-}
-
-/// The tests that a program has by that name.
-fn listed(program: &str, words: &[&str]) -> Result<Vec<String>> {
-    let said = command(program, &["--list", "--format", "terse"]).args(words).output()?;
-    Ok(said.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
 fn run(machine: &Vm, shape: Shape, devices: &str, script: &str) -> Result {
@@ -199,8 +205,4 @@ fn replay(whole: bool) -> Result<String> {
         cargo(&["build", "--example", "replay"]).args(&words).run()?;
     }
     Ok(target_dir().join("debug/examples/replay").display().to_string())
-}
-
-fn quoted(word: &str) -> String {
-    format!("'{}'", word.replace('\'', r"'\''"))
 }

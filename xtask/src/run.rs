@@ -143,6 +143,40 @@ pub(crate) fn test_program(said: &str, name: &str) -> Result<String> {
     Ok(root().join(path).display().to_string())
 }
 
+/// The tests that a program has by these names.
+pub(crate) fn listed(program: &str, words: &[&str]) -> Result<Vec<String>> {
+    let said = command(program, &["--list", "--format", "terse"]).args(words).output()?;
+    Ok(said.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+}
+
+/// A shell function that runs a test program of which so many tests, the first word, must run and pass.
+pub(crate) const COUNTED: &str = r#"
+counted() {
+    wanted=$1
+    shift
+    folder=$(mktemp -d)
+    { "$@" && echo >$folder/passed; } | tee $folder/said
+    rm $folder/passed
+    grep -q "^test result: ok\. $wanted passed; 0 failed;" $folder/said || { echo "$wanted tests were to run: $*"; exit 3; }
+    rm -r $folder
+}
+"#;
+
+/// The script that has [`COUNTED`] run the tests of a program that these words name, of which there must be some.
+pub(crate) fn counted(program: &str, words: &[&str]) -> Result<String> {
+    let wanted = listed(program, words)?.len();
+    if wanted == 0 {
+        return Err(format!("{program} has no test {}", words.join(" ")));
+    }
+    let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
+    Ok(format!("{COUNTED}counted {wanted} {} {}\n", quoted(program), words.join(" ")))
+}
+
+/// A word as a shell takes it for one.
+pub(crate) fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
 /// The folder of the workspace.
 pub(crate) fn root() -> PathBuf {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));

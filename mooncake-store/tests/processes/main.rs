@@ -8,6 +8,8 @@ mod process;
 mod dying;
 mod leases;
 mod load;
+#[cfg(feature = "transport-rdma")]
+mod rdma;
 mod replaced;
 mod support;
 mod worker;
