@@ -141,20 +141,22 @@ fn no_deadline_is_slept_through() {
     });
 }
 
-/// A device's completion queue, as its interface describes it: armed, it rings once, when the next completion comes.
-#[derive(Default)]
-struct Queue {
-    completed: AtomicUsize,
-    armed: AtomicBool,
-    rung: AtomicBool,
+/// A device's completion queue, as its interface describes it: armed, it rings once, when the next completion comes. What is asked of it
+/// happens in one order for all.
+struct Queue(sync::Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    completed: usize,
+    armed: bool,
+    rung: bool,
 }
 
 impl Queue {
     fn complete(&self) {
-        self.completed.fetch_add(1, Ordering::SeqCst);
-        if self.armed.swap(false, Ordering::SeqCst) {
-            self.rung.store(true, Ordering::SeqCst);
-        }
+        let mut state = self.0.lock();
+        state.completed += 1;
+        state.rung |= std::mem::take(&mut state.armed);
     }
 }
 
@@ -165,13 +167,13 @@ impl Watched for Looker {
     type Lost = std::convert::Infallible;
 
     fn take(&mut self) -> Result<bool, Self::Lost> {
-        let found = self.0.completed.swap(0, Ordering::SeqCst);
+        let found = std::mem::take(&mut self.0.0.lock().completed);
         self.1 += found;
         Ok(found != 0)
     }
 
     fn arm(&mut self) -> Result<(), Self::Lost> {
-        self.0.armed.store(true, Ordering::SeqCst);
+        self.0.0.lock().armed = true;
         Ok(())
     }
 }
@@ -179,7 +181,7 @@ impl Watched for Looker {
 #[test]
 fn no_completion_is_slept_through() {
     loom::model(|| {
-        let queue = Arc::new(Queue::default());
+        let queue = Arc::new(Queue(sync::Mutex::new(State::default())));
         let device = {
             let queue = queue.clone();
             thread::spawn(move || (0..2).for_each(|_| queue.complete()))
@@ -188,7 +190,7 @@ fn no_completion_is_slept_through() {
         // Until it sleeps.
         while !is_quiet(&mut looker).unwrap() {}
         device.join().unwrap();
-        let rung = queue.rung.load(Ordering::SeqCst);
+        let rung = queue.0.lock().rung;
         assert!(looker.1 == 2 || rung, "asleep beside a completion, and nobody rang");
         while !is_quiet(&mut looker).unwrap() {}
         assert_eq!(looker.1, 2, "each is taken out once");
