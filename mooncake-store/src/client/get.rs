@@ -19,7 +19,7 @@ use mooncake_transport::{BufferPool, PoolBuf, PoolConfig, SliceMut, Source, Tran
 use super::buffers::{Front, Incoming};
 use super::deadline::{Deadline, late};
 use super::metrics::{Counting, Operation};
-use super::{Inner, again, shown};
+use super::{Inner, again, is_lost, shown};
 
 /// How often the master is asked where an object lies.
 const ROUNDS: usize = 2;
@@ -157,10 +157,7 @@ impl<'a, T: Transport> Read<'a, T> {
         let result = match self.state {
             State::Found(len) => Ok(Some(len)),
             State::Missing | State::Pending(None) => Ok(None),
-            // Nobody could give the bytes: the cache has lost them, or as good as.
-            State::Pending(Some(error))
-                if !matches!(error.kind(), ErrorKind::Expired | ErrorKind::Corrupt) =>
-            {
+            State::Pending(Some(error)) if is_lost(&error) => {
                 tracing::debug!(key = %shown(self.key), "no replica could be read: {error}");
                 Ok(None)
             }
@@ -197,7 +194,7 @@ impl<'a, T: Transport> Read<'a, T> {
             return;
         };
         self.replicas.retain(|at| at.size == size);
-        client.rank(&mut self.replicas);
+        client.rank(&mut self.replicas, |at| Some(at));
         if let Err(error) = self.make_room(client, size) {
             self.state = State::Failed(error);
         }
@@ -359,7 +356,7 @@ impl<T: Transport> Read<'_, T> {
 
 impl<T: Transport> Inner<T> {
     /// Puts the best replica last: our own memory, then our own host, then the others, taking turns or by their wire.
-    pub(super) fn rank(&self, replicas: &mut [MemoryLocation]) {
+    pub(super) fn rank<R>(&self, replicas: &mut [R], place: impl Fn(&R) -> Option<&MemoryLocation>) {
         if replicas.len() < 2 {
             return;
         }
@@ -373,7 +370,7 @@ impl<T: Transport> Inner<T> {
         };
         let near =
             |at: &MemoryLocation| if self.holds(at) { 2 } else { u8::from(self.is_near(&at.endpoint)) };
-        replicas.sort_by_key(|at| (near(at), score(at)));
+        replicas.sort_by_key(|replica| place(replica).map(|at| (near(at), score(at))));
     }
 
     fn holds(&self, at: &MemoryLocation) -> bool {

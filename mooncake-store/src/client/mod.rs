@@ -10,6 +10,7 @@ mod deadline;
 mod get;
 mod heartbeat;
 mod inventory;
+mod located;
 mod metrics;
 mod mount;
 mod names;
@@ -44,12 +45,13 @@ use tokio::sync::watch;
 pub use self::builder::{BuiltIn, ClientBuilder, Given, MasterHandle, Setting, Wires};
 pub use self::cache::{HotCacheConfig, HotCacheStats};
 pub use self::config::{ClientConfig, MAX_TIMEOUT};
+pub use self::located::Located;
 pub use self::metrics::{Begun, Metrics, Operation};
 pub use self::objects::ReadInto;
 #[cfg(feature = "http")]
 pub use self::pages::ClientPages;
 pub use self::put::PutOutcome;
-pub use self::ranges::{Located, RangeOutcome, RangeRead};
+pub use self::ranges::{RangeOutcome, RangeRead};
 pub use self::sessions::{RangeWrite, Reservation};
 pub use self::version::MASTER_VERSIONS;
 
@@ -305,6 +307,11 @@ impl<T: Transport> Drop for Inner<T> {
 /// The same error for another object that it hit. The source stays with the first.
 pub(crate) fn again(error: &Error) -> Error {
     Error::new(error.code(), error.message().to_owned())
+}
+
+/// Whether that means that nobody could give the bytes of an object: the cache has lost them, or as good as.
+pub(crate) fn is_lost(error: &Error) -> bool {
+    !matches!(error.kind(), ErrorKind::Expired | ErrorKind::Corrupt)
 }
 
 /// A key as messages show it: escaped, and cut where it is long.

@@ -1,11 +1,14 @@
-//! Reading parts of objects: where they lie is asked once, then any ranges of them go straight to where they are wanted.
+//! Reading parts of objects: where they lie is asked once, then any ranges of them go straight to where they are wanted. As with whole objects a
+//! replica that cannot be read is one the next stands in for, and when all have failed the master is asked once more.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use bytes::Bytes;
+use futures::future::{BoxFuture, FutureExt, OptionFuture};
+use futures::stream::{FuturesUnordered, StreamExt};
 use mooncake_core::clock::Moment;
-use mooncake_core::replica::{MemoryLocation, ReplicaList, ReplicaStatus};
+use mooncake_core::replica::ReplicaList;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::engine::Request;
 use mooncake_transport::{SliceMut, Transport};
@@ -13,39 +16,12 @@ use mooncake_transport::{SliceMut, Transport};
 use super::buffers::COPIED_AT_ONCE;
 use super::checksum::Sum;
 use super::deadline::{Deadline, late};
+use super::located::{Answer, Located, Place, Reading, Renewed, name};
 use super::metrics::{Counting, Operation};
 use super::{Client, Inner, again, shown};
 
-/// Where an object lay when the master was asked, and until when that holds. Cheap to clone.
-#[derive(Clone, Debug)]
-pub struct Located {
-    place: Arc<Place>,
-}
-
-#[derive(Debug)]
-struct Place {
-    key: Vec<u8>,
-    size: u64,
-    /// The best last.
-    replicas: Vec<MemoryLocation>,
-    lease: Moment,
-    /// What the bytes must come to, when this client compares.
-    checksum: Option<u64>,
-    /// The value, as this client has kept it.
-    kept: Option<Bytes>,
-}
-
-impl Located {
-    /// Its key.
-    pub fn key(&self) -> &[u8] {
-        &self.place.key
-    }
-
-    /// Length of the object in bytes.
-    pub fn size(&self) -> u64 {
-        self.place.size
-    }
-}
+/// How often what an answer of the master says is tried.
+const ROUNDS: usize = 2;
 
 /// A part of an object to read.
 #[derive(Debug)]
@@ -77,26 +53,29 @@ impl<T: Transport> Client<T> {
         Ok(keys.iter().zip(answers).map(located).collect())
     }
 
-    /// Reads ranges of located objects, all at once. A member that fails is stood in for by the next replica. Each range
-    /// fails on its own: `INVALID_PARAMS` when it does not lie in its object, `LEASE_EXPIRED` when the bytes came too late to be
-    /// trusted. A range that is the whole object is compared with its checksum, when this client compares
-    /// ([`ClientConfig::checksum`](super::ClientConfig::checksum)).
+    /// Reads ranges of located objects, all at once. A member that fails is stood in for by the next replica; when all have failed, the master
+    /// is asked once more, and what it says then is tried. While bytes are under way, leases that are half over are renewed.
+    ///
+    /// Each range fails on its own: `INVALID_PARAMS` when it does not lie in its object, `LEASE_EXPIRED` when the object was located too long
+    /// ago or the bytes came too late to be trusted, `OBJECT_NOT_FOUND` when it is gone, else as what failed. A range that is the whole object
+    /// is compared with its checksum, when this client compares ([`ClientConfig::checksum`](super::ClientConfig::checksum)).
     pub async fn read_ranges(&self, reads: Vec<RangeRead<T>>) -> Vec<RangeOutcome<T>> {
-        let mut counting = self.inner.counting(Operation::GetIntoRanges);
-        let deadline = self.inner.deadline();
-        let usable = self.inner.usable();
-        let mut ranges: Vec<Range<T>> = reads.into_iter().map(Range::new).collect();
+        let inner = &self.inner;
+        let mut counting = inner.counting(Operation::GetIntoRanges);
+        let deadline = inner.deadline();
+        let (usable, now) = (inner.usable(), inner.config.clock.now());
+        let mut ranges: Vec<Range<T>> = reads.into_iter().map(|read| Range::new(read, now)).collect();
         if let Err(error) = &usable {
             ranges.iter_mut().for_each(|range| range.outcome = Some(Err(again(error))));
         }
-        self.inner.copy_kept(&mut ranges).await;
-        let tries = ranges.iter().map(|range| range.object.place.replicas.len()).max().unwrap_or(0);
-        for attempt in 0..tries {
-            if !self.inner.fetch(&mut ranges, attempt, attempt + 1 < tries, &deadline, &mut counting).await {
+        for round in 0..ROUNDS {
+            if round > 0 && (deadline.is_over() || !inner.locate_again(&mut ranges, &deadline).await) {
                 break;
             }
+            inner.copy_kept(&mut ranges).await;
+            while inner.fetch(&mut ranges, &deadline, &mut counting).await {}
         }
-        self.inner.came_in_parts(&ranges);
+        inner.came_in_parts(&ranges);
         let ended: Vec<_> = ranges.into_iter().filter_map(Range::finish).collect();
         ended.iter().for_each(|(outcome, into)| counting.part(outcome, into.len()));
         counting.end();
@@ -104,23 +83,14 @@ impl<T: Transport> Client<T> {
     }
 }
 
-impl Place {
-    /// Whether these bytes are the object, as far as that can be told: of a part it cannot.
-    fn compare<T: Transport>(&self, bytes: &SliceMut<T>) -> Result<()> {
-        let Some(expected) = self.checksum.filter(|_| bytes.len() as u64 == self.size) else { return Ok(()) };
-        let mut sum = Sum::new();
-        sum.front(bytes, bytes.len())?;
-        if sum.value() == expected {
-            return Ok(());
-        }
-        tracing::warn!(key = %shown(&self.key), "a replica holds other bytes than were written");
-        Err(Error::from(ErrorCode::ChecksumMismatch))
-    }
-}
-
 struct Range<T: Transport> {
     object: Located,
+    /// By which it is read.
+    answer: Arc<Answer>,
+    /// Replicas not tried yet.
+    left: usize,
     offset: u64,
+    /// Absent while it is under way.
     into: Option<SliceMut<T>>,
     /// A wire was needed.
     from_afar: bool,
@@ -130,14 +100,20 @@ struct Range<T: Transport> {
 }
 
 impl<T: Transport> Range<T> {
-    fn new(read: RangeRead<T>) -> Self {
+    fn new(read: RangeRead<T>, now: Moment) -> Self {
         let RangeRead { object, offset, into } = read;
+        let answer = object.place.answer();
         let end = offset.checked_add(into.len() as u64);
-        let outcome = end.is_none_or(|end| end > object.size()).then(|| {
+        let outcome = if end.is_none_or(|end| end > object.size()) {
             let text = format!("{} bytes from {offset} of an object of {}", into.len(), object.size());
-            Err(Error::invalid(text).context(shown(&object.place.key)))
-        });
-        Self { object, offset, into: Some(into), from_afar: false, failure: None, outcome }
+            Some(Err(Error::invalid(text)))
+        } else if now >= answer.lease {
+            Some(Err(Error::from(ErrorCode::LeaseExpired)))
+        } else {
+            None
+        };
+        let left = answer.tries();
+        Self { object, answer, left, offset, into: Some(into), from_afar: false, failure: None, outcome }
     }
 
     fn finish(self) -> Option<RangeOutcome<T>> {
@@ -146,30 +122,67 @@ impl<T: Transport> Range<T> {
         let key = &self.object.place.key;
         Some((outcome.map_err(|error| error.context(shown(key))), self.into?))
     }
+
+    /// Whether these bytes are the object, as far as that can be told: of a part it cannot.
+    fn compare(&self, bytes: &SliceMut<T>) -> Result<()> {
+        let Some(expected) = self.answer.checksum().filter(|_| bytes.len() as u64 == self.object.size())
+        else {
+            return Ok(());
+        };
+        let mut sum = Sum::new();
+        sum.front(bytes, bytes.len())?;
+        if sum.value() == expected {
+            return Ok(());
+        }
+        tracing::warn!(key = %shown(self.object.key()), "a replica holds other bytes than were written");
+        Err(Error::from(ErrorCode::ChecksumMismatch))
+    }
+
+    fn landed(&mut self, result: Result<()>, into: SliceMut<T>, now: Moment, compares: bool) {
+        // After the lease they may well be another object's.
+        let in_time = now < self.answer.lease;
+        let result = result.and_then(|()| if in_time && compares { self.compare(&into) } else { Ok(()) });
+        self.into = Some(into);
+        match result.map(|()| self.object.place.give(&self.answer, now)) {
+            Ok(Ok(())) => self.outcome = Some(Ok(())),
+            // Written over or not, nobody can tell any more: the bytes do not count.
+            Ok(Err(error)) => (self.left, self.failure) = (0, Some(error)),
+            Err(error) => self.failure = Some(error),
+        }
+    }
 }
 
 impl<T: Transport> Inner<T> {
-    pub(super) fn located(&self, key: &[u8], list: ReplicaList, asked: Moment) -> Result<Located> {
-        let readable = list.replicas.iter().filter(|replica| replica.status == ReplicaStatus::Complete);
-        let mut replicas: Vec<MemoryLocation> =
-            readable.filter_map(|replica| replica.location.memory()).cloned().collect();
-        let Some(size) = replicas.first().map(|at| at.size) else {
-            return Err(Error::from(ErrorCode::InvalidReplica).context(shown(key)));
-        };
-        replicas.retain(|at| at.size == size);
-        self.rank(&mut replicas);
-        // The lease began when the master answered; counting from before we asked is on the safe side.
-        let lease = asked.after(list.lease);
-        let kept = self.kept(key, &list).filter(|kept| kept.len() as u64 == size);
-        let checksum = list.checksum.filter(|_| self.config.checksum);
-        Ok(Located { place: Arc::new(Place { key: key.to_vec(), size, replicas, lease, checksum, kept }) })
+    /// Asks once more where objects lie of which something could not be read; whether there is anything to try.
+    async fn locate_again(&self, ranges: &mut [Range<T>], deadline: &Deadline) -> bool {
+        let open = ranges.iter().filter(|range| range.outcome.is_none());
+        let places: HashMap<usize, Arc<Place>> =
+            open.map(|range| (name(&range.object.place), range.object.place.clone())).collect();
+        if places.is_empty() {
+            return false;
+        }
+        let places: Vec<Arc<Place>> = places.into_values().collect();
+        let learnt = self.ask_again(&places, deadline).await;
+        let mut more = false;
+        for range in ranges.iter_mut().filter(|range| range.outcome.is_none()) {
+            match learnt.get(&name(&range.object.place)) {
+                Some(Ok(true)) => {
+                    range.answer = range.object.place.answer();
+                    range.left = range.answer.tries();
+                    more = true;
+                }
+                Some(Err(error)) => range.outcome = Some(Err(again(error))),
+                Some(Ok(false)) | None => {}
+            }
+        }
+        more
     }
 
     /// Copies what lies in values that this client has kept. What turns out to be damaged is read as if there were none.
     async fn copy_kept(&self, ranges: &mut [Range<T>]) {
         for range in ranges.iter_mut().filter(|range| range.outcome.is_none()) {
-            let place = range.object.place.clone();
-            let Some(kept) = &place.kept else { continue };
+            let answer = range.answer.clone();
+            let Some(kept) = &answer.kept else { continue };
             let Some(mut into) = range.into.take() else { continue };
             // Inside, as `Range::new` has made sure.
             let from = usize::try_from(range.offset).unwrap_or(usize::MAX).min(kept.len());
@@ -181,10 +194,10 @@ impl<T: Transport> Inner<T> {
                 }
                 result = result.and_then(|()| into.copy_from(part * COPIED_AT_ONCE, bytes));
             }
-            range.landed(result, into, self.config.clock.now());
+            range.landed(result, into, self.config.clock.now(), self.config.checksum);
             match (&range.outcome, &self.cache) {
                 (Some(Ok(())), Some(cache)) => cache.hit(),
-                _ => self.forget([&*place.key]),
+                _ => self.forget([range.object.key()]),
             }
         }
     }
@@ -194,10 +207,10 @@ impl<T: Transport> Inner<T> {
         if self.cache.is_none() {
             return;
         }
-        let mut came: HashMap<*const Place, (&Place, u64)> = HashMap::new();
+        let mut came: HashMap<usize, (&Place, u64)> = HashMap::new();
         for range in ranges.iter().filter(|range| range.from_afar && matches!(range.outcome, Some(Ok(())))) {
             let place = &range.object.place;
-            let (_, bytes) = came.entry(Arc::as_ptr(place)).or_insert((place, 0));
+            let (_, bytes) = came.entry(name(place)).or_insert((place, 0));
             *bytes += range.into.as_ref().map_or(0, SliceMut::len) as u64;
         }
         for (place, _) in came.into_values().filter(|(place, bytes)| *bytes >= place.size) {
@@ -205,19 +218,20 @@ impl<T: Transport> Inner<T> {
         }
     }
 
-    /// Tries what is open at the replica of that rank; whether anything was tried.
+    /// Tries what is open, each at its best replica that was not tried yet; whether there was one.
     async fn fetch(
-        &self,
+        self: &Arc<Self>,
         ranges: &mut [Range<T>],
-        rank: usize,
-        more: bool,
         deadline: &Deadline,
         counting: &mut Counting<'_>,
     ) -> bool {
         let mut endpoints: Vec<String> = Vec::new();
         let mut wanted: Vec<(usize, usize, u64)> = Vec::new();
-        for (i, range) in ranges.iter().enumerate().filter(|(_, range)| range.outcome.is_none()) {
-            let Some(at) = range.object.place.replicas.iter().rev().nth(rank) else { continue };
+        let mut others = false;
+        for (i, range) in ranges.iter_mut().enumerate().filter(|(_, range)| range.outcome.is_none()) {
+            let Some(at) = range.answer.replica(range.left) else { continue };
+            range.left -= 1;
+            others |= range.left > 0;
             let peer = endpoints.iter().position(|e| *e == at.endpoint).unwrap_or_else(|| {
                 endpoints.push(at.endpoint.clone());
                 endpoints.len() - 1
@@ -229,8 +243,11 @@ impl<T: Transport> Inner<T> {
         }
         let peers = self.reach_all(&endpoints, deadline).await;
         // A member that keeps us waiting must not use up the time of the one that stands in for it.
-        let landing = if more { deadline.portion(1, 2) } else { deadline.portion(15, 16) };
-        let flights = peers.iter().enumerate().map(|(peer, reached)| {
+        let landing = if others { deadline.portion(1, 2) } else { deadline.portion(15, 16) };
+        let since = counting.moving();
+        // One ticket per member, so that a slow one does not cost the others their leases.
+        let flights = FuturesUnordered::new();
+        for (peer, reached) in peers.iter().enumerate() {
             let (mut of, mut requests) = (Vec::new(), Vec::new());
             for &(i, _, remote) in wanted.iter().filter(|(_, p, _)| *p == peer) {
                 match reached {
@@ -242,27 +259,12 @@ impl<T: Transport> Inner<T> {
                     }
                 }
             }
-            let results = (!of.is_empty()).then(|| self.engine.post_read(requests, Some(landing)).results());
-            async move {
-                match results {
-                    Some(results) => Some((peer, of, results.await)),
-                    None => None,
-                }
-            }
-        });
-        let (since, mut bytes) = (counting.moving(), 0);
-        let flights: Vec<_> = flights.collect();
-        // The caller's own memory has to come back, so it is waited for; a wire ends its transfers in time.
-        for (peer, of, (results, requests)) in futures::future::join_all(flights).await.into_iter().flatten()
-        {
-            let now = self.config.clock.now();
-            for ((i, result), request) in of.into_iter().zip(results).zip(requests) {
-                self.note(&endpoints[peer], &result);
-                bytes += if result.is_ok() { request.transfer.buffer.len() as u64 } else { 0 };
-                ranges[i].from_afar = self.is_afar(&endpoints[peer]);
-                ranges[i].landed(result, request.transfer.buffer, now);
+            if !of.is_empty() {
+                let results = self.engine.post_read(requests, Some(landing)).results();
+                flights.push(async move { (peer, of, results.await) });
             }
         }
+        let bytes = self.land(ranges, flights, &endpoints, deadline).await;
         counting.moved(since, bytes);
         if deadline.is_over() {
             for range in ranges.iter_mut().filter(|range| range.outcome.is_none()) {
@@ -272,21 +274,78 @@ impl<T: Transport> Inner<T> {
         }
         true
     }
-}
 
-impl<T: Transport> Range<T> {
-    fn landed(&mut self, result: Result<()>, into: SliceMut<T>, now: Moment) {
-        let place = &self.object.place;
-        // After the lease they may well be another object's.
-        let result = result.and_then(|()| if now < place.lease { place.compare(&into) } else { Ok(()) });
-        self.into = Some(into);
-        match result {
-            // Written over or not, nobody can tell any more: the bytes do not count.
-            Ok(()) if now >= self.object.place.lease => {
-                self.outcome = Some(Err(Error::from(ErrorCode::LeaseExpired)));
+    /// Waits for everything under way, and keeps its leases alive meanwhile; bytes that came.
+    async fn land(
+        self: &Arc<Self>,
+        ranges: &mut [Range<T>],
+        mut flights: FuturesUnordered<impl Future<Output = Flight<T>>>,
+        endpoints: &[String],
+        deadline: &Deadline,
+    ) -> u64 {
+        let mut bytes = 0;
+        let clock = &self.config.clock;
+        let mut half_over = std::pin::pin!(tokio::time::sleep(half_life(ranges, clock.now())));
+        let mut renewing = true;
+        let mut renewal: OptionFuture<BoxFuture<'static, Vec<Renewed>>> = OptionFuture::from(None);
+        loop {
+            tokio::select! {
+                biased;
+                // The caller's own memory has to come back, so it is waited for; a wire ends its transfers in time.
+                flight = flights.next() => {
+                    let Some((peer, of, (results, requests))) = flight else { return bytes };
+                    let now = clock.now();
+                    for ((i, result), request) in of.into_iter().zip(results).zip(requests) {
+                        self.note(&endpoints[peer], &result);
+                        bytes += if result.is_ok() { request.transfer.buffer.len() as u64 } else { 0 };
+                        ranges[i].from_afar = self.is_afar(&endpoints[peer]);
+                        ranges[i].landed(result, request.transfer.buffer, now, self.config.checksum);
+                    }
+                }
+                Some(renewed) = &mut renewal => {
+                    renewal = OptionFuture::from(None);
+                    // A master that would not is not asked again.
+                    renewing = adopt(ranges, &renewed);
+                    half_over.set(tokio::time::sleep(half_life(ranges, clock.now())));
+                }
+                () = &mut half_over, if renewing => {
+                    renewing = false;
+                    let (client, reading, deadline) = (self.clone(), reading(ranges), deadline.clone());
+                    let renew = async move { client.renew(reading, deadline).await };
+                    renewal = OptionFuture::from(Some(renew.boxed()));
+                }
             }
-            Ok(()) => self.outcome = Some(Ok(())),
-            Err(error) => self.failure = Some(error),
         }
     }
+}
+
+/// A member, which ranges it was asked for, and what became of them.
+type Flight<T> = (usize, Vec<usize>, (Vec<Result<()>>, Vec<Request<T, SliceMut<T>>>));
+
+/// What is under way, once each.
+fn reading<T: Transport>(ranges: &[Range<T>]) -> Vec<Reading> {
+    let mut all: HashMap<usize, Reading> = HashMap::new();
+    for range in ranges.iter().filter(|range| range.into.is_none()) {
+        let reading = || (range.object.place.clone(), range.answer.clone());
+        all.entry(name(&range.answer)).or_insert_with(reading);
+    }
+    all.into_values().collect()
+}
+
+/// Until the first lease of what is under way is half over.
+fn half_life<T: Transport>(ranges: &[Range<T>], now: Moment) -> Duration {
+    let under_way = ranges.iter().filter(|range| range.into.is_none());
+    under_way.map(|range| range.answer.lease.since(now) / 2).min().unwrap_or(Duration::ZERO)
+}
+
+/// Takes in leases that hold for longer; whether there is one.
+fn adopt<T: Transport>(ranges: &mut [Range<T>], renewed: &[Renewed]) -> bool {
+    let renewed: HashMap<usize, &Arc<Answer>> =
+        renewed.iter().map(|(before, now)| (name(before), now)).collect();
+    for range in ranges {
+        if let Some(now) = renewed.get(&name(&range.answer)) {
+            range.answer = Arc::clone(now);
+        }
+    }
+    !renewed.is_empty()
 }

@@ -14,7 +14,7 @@ use super::message::{
     TaskOf, Verb, Write,
 };
 use super::owner::{Owner, set};
-use crate::client::{Client, PutOutcome, RangeRead};
+use crate::client::{Client, PutOutcome, RangeRead, is_lost};
 
 /// Values read into one piece of memory begin at multiples of this.
 const ALIGN: u64 = 64;
@@ -193,16 +193,10 @@ async fn fetch<T: Transport>(client: &Client<T>, guest: &Guest<T>, call: Fetch<'
         });
         answers.push(Item::of(planned));
     }
-    for (i, (outcome, into)) in of.into_iter().zip(client.read_ranges(reads).await) {
-        let Err(error) = outcome else { continue };
-        // The master may know better by now, as it may for any read.
-        let (again, _) = client.get_into(call.keys[i], into).await;
-        let start = answers[i].b;
-        answers[i] = Item::of(match again {
-            Ok(Some(len)) => Ok((len as u64, start)),
-            Ok(None) => Err(missing()),
-            Err(_) => Err(error),
-        });
+    for (i, (outcome, _)) in of.into_iter().zip(client.read_ranges(reads).await) {
+        if let Err(error) = outcome {
+            answers[i] = Item::of(Err(if is_lost(&error) { missing() } else { error }));
+        }
     }
     Ok(answers)
 }

@@ -6,8 +6,9 @@ use std::time::Duration;
 use mooncake_core::clock::{ManualClock, SharedClock};
 use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{ErrorCode, ErrorKind};
-use mooncake_store::client::{Client, MasterHandle, PutOutcome};
+use mooncake_store::client::{Client, Located, MasterHandle, PutOutcome, RangeRead};
 use mooncake_store::master::{Master, MasterOptions};
+use mooncake_store::protocol::wire::TaskStatus;
 use mooncake_transport::testkit::{Fault, Faults, Faulty};
 use mooncake_transport::{Loopback, LoopbackNet};
 
@@ -46,6 +47,34 @@ impl World {
     async fn held(&self, wire: &Wire, n: usize) {
         eventually("the transfer is under way", async || wire.held() == n).await;
     }
+}
+
+/// Reads parts of located objects in one call: of each the offset and the length.
+async fn parts(
+    client: &Client<Wire>,
+    wanted: &[(&Located, usize, usize)],
+) -> Vec<Result<Vec<u8>, ErrorCode>> {
+    let read = |&(object, offset, len): &(&Located, usize, usize)| RangeRead {
+        object: object.clone(),
+        offset: offset as u64,
+        into: client.alloc_registered(len).unwrap().exclusive().unwrap(),
+    };
+    let read = client.read_ranges(wanted.iter().map(read).collect()).await.into_iter();
+    let bytes = |into: mooncake_transport::SliceMut<Wire>| {
+        let mut bytes = vec![0; into.len()];
+        into.copy_to(0, &mut bytes).unwrap();
+        bytes
+    };
+    read.map(|(outcome, into)| outcome.map(|()| bytes(into)).map_err(|error| error.code())).collect()
+}
+
+async fn locate<const N: usize>(client: &Client<Wire>, keys: [&str; N]) -> [Located; N] {
+    let mut located = client.locate(&keys).await.unwrap().into_iter();
+    keys.map(|_| located.next().unwrap().unwrap().unwrap())
+}
+
+fn at(member: &Client<Wire>) -> ReplicateConfig {
+    ReplicateConfig { preferred_segment: member.hostname().into(), ..ReplicateConfig::default() }
 }
 
 fn always(fault: Fault) -> Faults {
@@ -218,4 +247,110 @@ async fn a_put_that_is_dropped_is_taken_back_once_it_has_landed() {
     assert_eq!(a.put("k", value(2, 100)).await.unwrap(), PutOutcome::Stored);
     assert_eq!(b.get("k").await.unwrap().unwrap(), value(2, 100));
     assert_eq!(b.local_buffer_used(), 0);
+}
+
+/// What was looked up at a member that died is read from the one that has it by then: ranges of one object, of several, and of one that was
+/// read in part before.
+#[tokio::test]
+async fn ranges_are_read_where_the_object_has_gone_meanwhile() {
+    let world = World::new(MasterOptions::default());
+    let (a, wire) = world.member(1 << 20).await;
+    let (b, _) = world.member(1 << 20).await;
+    let (c, _) = world.member(0).await;
+    let keys = ["one", "two", "three", "session"];
+    for (i, key) in keys.into_iter().enumerate() {
+        a.put_with(key, value(i as u64, 5000), &at(&a)).await.unwrap();
+    }
+    let [one, two, three, session] = locate(&c, keys).await;
+    assert_eq!(parts(&c, &[(&session, 0, 3000)]).await, [Ok(value(3, 5000)[..3000].to_vec())]);
+    for key in keys {
+        let task = c.copy_task(key, &[b.hostname()]).await.unwrap();
+        let status = async || c.task(task).await.unwrap().status == TaskStatus::Success;
+        eventually("it is copied", status).await;
+    }
+    wire.inner().kill();
+    // One object, in two ranges; then several objects, one of which was given out in part.
+    let whole = value(0, 5000);
+    let expected = [Ok(whole[..100].to_vec()), Ok(whole[100..].to_vec())];
+    assert_eq!(parts(&c, &[(&one, 0, 100), (&one, 100, 4900)]).await, expected);
+    let expected =
+        [(1, 0..5000), (2, 7..4007), (3, 3000..5000)].map(|(seed, of)| Ok(value(seed, 5000)[of].to_vec()));
+    assert_eq!(parts(&c, &[(&two, 0, 5000), (&three, 7, 4000), (&session, 3000, 2000)]).await, expected);
+    // What is known now is used from then on: the master is not asked for every part.
+    let asked = world.master.stats().reads;
+    assert_eq!(parts(&c, &[(&session, 0, 5000)]).await, [Ok(value(3, 5000).to_vec())]);
+    assert_eq!(world.master.stats().reads, asked);
+}
+
+/// Parts of two values never make one.
+#[tokio::test]
+async fn a_value_that_has_taken_the_place_of_another_is_read_whole_or_not_at_all() {
+    let world = World::new(MasterOptions::default());
+    let (a, wire) = world.member(1 << 20).await;
+    let (b, _) = world.member(1 << 20).await;
+    let (c, _) = world.member(0).await;
+    for key in ["k", "longer", "gone"] {
+        a.put_with(key, value(1, 5000), &at(&a)).await.unwrap();
+    }
+    let [begun, unread, longer, gone] = locate(&c, ["k", "k", "longer", "gone"]).await;
+    assert_eq!(parts(&c, &[(&begun, 0, 2500)]).await, [Ok(value(1, 5000)[..2500].to_vec())]);
+    wire.inner().kill();
+    for (key, len) in [("k", 5000), ("longer", 6000)] {
+        b.remove(key, true).await.unwrap();
+        b.put_with(key, value(2, len), &at(&b)).await.unwrap();
+    }
+    b.remove("gone", true).await.unwrap();
+    let read = parts(
+        &c,
+        &[(&begun, 2500, 2500), (&unread, 0, 2500), (&unread, 2500, 2500), (&longer, 0, 5000), (&gone, 0, 1)],
+    )
+    .await;
+    let new = value(2, 5000);
+    let lost = Err(ErrorCode::TransferFail);
+    assert_eq!(read[..3], [lost.clone(), Ok(new[..2500].to_vec()), Ok(new[2500..].to_vec())]);
+    assert_eq!(read[3..], [lost, Err(ErrorCode::ObjectNotFound)]);
+}
+
+#[tokio::test]
+async fn the_lease_of_ranges_that_are_under_way_is_renewed() {
+    let world = World::new(short_leases());
+    let (a, _) = world.member(1 << 20).await;
+    let (b, wire) = world.member(0).await;
+    a.put("k", value(1, 5000)).await.unwrap();
+    let slow = async |then: &dyn Fn()| {
+        let [object] = locate(&b, ["k"]).await;
+        let asked = world.master.stats().reads;
+        wire.set(always(Fault::Delay));
+        let read = tokio::spawn({
+            let b = b.clone();
+            async move { parts(&b, &[(&object, 0, 5000)]).await.remove(0) }
+        });
+        world.held(&wire, 1).await;
+        world.clock.advance(Duration::from_millis(600));
+        then();
+        eventually("it is asked for", async || world.master.stats().reads > asked).await;
+        // Whoever asked has the answer before the next one may go on.
+        tokio::task::yield_now().await;
+        world.clock.advance(Duration::from_millis(600));
+        wire.set(Faults::none());
+        wire.release(1);
+        read.await.unwrap()
+    };
+    assert_eq!(slow(&|| {}).await, Ok(value(1, 5000).to_vec()));
+    // It is not there any more: nobody renews its lease, and what is under way does not count.
+    let remove = || world.master.remove(b"k", true).unwrap();
+    assert_eq!(slow(&remove).await, Err(ErrorCode::ObjectNotFound));
+}
+
+/// Who looked an object up too long ago is told so, and nothing is moved for it.
+#[tokio::test]
+async fn ranges_of_what_was_located_before_the_lease_ended_are_refused() {
+    let world = World::new(short_leases());
+    let (a, _) = world.member(1 << 20).await;
+    let (b, wire) = world.member(0).await;
+    a.put("k", value(1, 5000)).await.unwrap();
+    let [object] = locate(&b, ["k"]).await;
+    world.clock.advance(Duration::from_secs(1));
+    wire.set(always(Fault::Fail));
+    assert_eq!(parts(&b, &[(&object, 0, 5000)]).await, [Err(ErrorCode::LeaseExpired)]);
 }

@@ -6,7 +6,11 @@ use bytes::Bytes;
 use mooncake_core::ErrorKind;
 use mooncake_core::clock::Rng;
 use mooncake_core::replica::ReplicateConfig;
-use mooncake_store::client::{Client, PutOutcome};
+use mooncake_store::client::{Client, PutOutcome, RangeRead};
+use mooncake_store::local::{LocalClient, LocalConfig, LocalRange, LocalServer, LocalServerConfig};
+use mooncake_store::protocol::wire::TaskStatus;
+use mooncake_store::transport_set::TransportSet;
+use mooncake_transport::SliceMut;
 
 use crate::process::free_port;
 use crate::support::{SEGMENT, SLACK, cluster, connect, eventually, in_member, master, timed};
@@ -79,6 +83,67 @@ async fn a_killed_member_is_only_misses() {
     })
     .await;
     assert_eq!(hits(&client, 0..1).await, 1);
+}
+
+/// Ranges of what was looked up before its member died are read from the one it was copied to meanwhile, also those of an object that was read in
+/// part before; by a client and by a light one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ranges_of_what_was_looked_up_at_a_killed_member() {
+    let (_, _master, mut members, client) =
+        cluster(&["--client_ttl=600", "--default_kv_lease_ttl=60000"]).await;
+    let (first, name) = members.remove(0);
+    assert_eq!(puts(&client, 0..4, &in_member(&name)).await, 4);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("owner.sock");
+    let config = LocalServerConfig { path: path.clone(), ..LocalServerConfig::default() };
+    let server = LocalServer::start(client.clone(), config).unwrap();
+    let light = LocalClient::connect(LocalConfig::at(path.to_str().unwrap())).await.unwrap();
+
+    let keys: Vec<String> = (0..4).map(|i| format!("key {i}")).collect();
+    let own: Vec<_> =
+        client.locate(&keys).await.unwrap().into_iter().map(|one| one.unwrap().unwrap()).collect();
+    let lent: Vec<_> =
+        light.locate(&keys).await.unwrap().into_iter().map(|one| one.unwrap().unwrap()).collect();
+    let read_own = async |i: usize, offset: u64, len: usize| {
+        let into = client.alloc_registered(len).unwrap().exclusive().unwrap();
+        let range = RangeRead { object: own[i].clone(), offset, into };
+        let (read, into) = timed("ranges", client.read_ranges(vec![range])).await.remove(0);
+        read.map(|()| bytes_of(&into)).map_err(|error| error.code())
+    };
+    let read_lent = async |i: usize, offset: u64, len: usize| {
+        let into = light.alloc_registered(len).await.unwrap().exclusive().unwrap();
+        let range = LocalRange { object: lent[i].clone(), offset, into };
+        let (read, into) = timed("ranges", light.read_ranges(vec![range])).await.remove(0);
+        read.map(|()| bytes_of(&into.unwrap())).map_err(|error| error.code())
+    };
+    let half = LEN / 2;
+    for begun in [read_own(0, 0, half).await, read_lent(0, 0, half).await] {
+        assert_eq!(begun.unwrap(), value(0)[..half]);
+    }
+    let mut tasks = Vec::new();
+    for key in &keys {
+        tasks.push(client.copy_task(key, &[&members[0].1]).await.unwrap());
+    }
+    for task in tasks {
+        eventually("it is copied", Duration::from_secs(20), async || {
+            client.task(task).await.unwrap().status == TaskStatus::Success
+        })
+        .await;
+    }
+    first.kill();
+    for (i, from, to) in [(0, half, LEN), (1, 0, LEN), (2, 100, 200), (3, half, LEN)] {
+        let expected = Ok(value(i as u64)[from..to].to_vec());
+        assert_eq!(read_own(i, from as u64, to - from).await, expected, "key {i}");
+        assert_eq!(read_lent(i, from as u64, to - from).await, expected, "key {i}, light client");
+    }
+    drop(light);
+    server.stop().await;
+}
+
+fn bytes_of(slice: &SliceMut<TransportSet>) -> Vec<u8> {
+    let mut bytes = vec![0; slice.len()];
+    slice.copy_to(0, &mut bytes).unwrap();
+    bytes
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -10,6 +10,8 @@ use mooncake_core::ids::SlotId;
 use mooncake_core::replica::{Replica, ReplicaList};
 use mooncake_core::sketch::Sketch;
 
+use crate::client::located::is_same;
+
 /// Keys whose reads are counted, roughly.
 const COUNTERS: usize = 1 << 16;
 
@@ -22,16 +24,8 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Whether a later answer of a master speaks of this very value.
-    ///
-    /// One number in common is enough where numbers are of one value. Elsewhere number, place and length must all be what they were,
-    /// which a value written over in place by somebody else leaves as they are; its checksum, if it has one, does not.
     fn is(&self, list: &ReplicaList) -> bool {
-        let same = |now: &Replica, then: &Replica| {
-            now.id == then.id && (now.id.is_of_one_value() || now.location == then.location)
-        };
-        self.checksum == list.checksum
-            && list.replicas.iter().any(|now| self.replicas.iter().any(|then| same(now, then)))
+        is_same((&self.replicas, self.checksum), (&list.replicas, list.checksum))
     }
 }
 

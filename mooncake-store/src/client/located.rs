@@ -1,0 +1,236 @@
+//! Where objects lie that are read in parts, and what may take the place of that.
+//!
+//! Parts are put together by the caller, who may read one now and the next a second later. So what a [`Located`] gives is all of one value. As long
+//! as it has given nothing, a later answer of the master takes the place of the first, whatever value it speaks of; afterwards only an answer
+//! does that speaks of the same one.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use mooncake_core::clock::Moment;
+use mooncake_core::replica::{MemoryLocation, Replica, ReplicaList, ReplicaStatus};
+use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_transport::Transport;
+use parking_lot::Mutex;
+
+use super::deadline::Deadline;
+use super::{Inner, shown};
+
+/// Where an object lay when the master was asked, and until when that holds. Cheap to clone.
+///
+/// What is read of it is of one value: where none of its replicas can be read any more the master is asked again, and an answer about another
+/// value counts only while nothing was read yet.
+#[derive(Clone, Debug)]
+pub struct Located {
+    pub(super) place: Arc<Place>,
+}
+
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) key: Vec<u8>,
+    pub(super) size: u64,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug)]
+struct Known {
+    answer: Arc<Answer>,
+    /// Bytes of it were given out.
+    given: bool,
+}
+
+/// What the master said of an object.
+#[derive(Debug)]
+pub(super) struct Answer {
+    /// Those in memory that can be read, the best last.
+    replicas: Vec<Replica>,
+    pub(super) lease: Moment,
+    checksum: Option<u64>,
+    /// The value, as this client has kept it.
+    pub(super) kept: Option<Bytes>,
+    /// Answers about the same value have the same number.
+    value: u64,
+}
+
+impl Located {
+    /// Its key.
+    pub fn key(&self) -> &[u8] {
+        &self.place.key
+    }
+
+    /// Length of the object in bytes.
+    pub fn size(&self) -> u64 {
+        self.place.size
+    }
+}
+
+/// Whether a later answer of a master speaks of the very value that an earlier one spoke of, with these replicas and this checksum.
+///
+/// One number in common is enough where numbers are of one value. Elsewhere number, place and length must all be what they were,
+/// which a value written over in place by somebody else leaves as they are; its checksum, if it has one, does not.
+pub(super) fn is_same(then: (&[Replica], Option<u64>), now: (&[Replica], Option<u64>)) -> bool {
+    let same = |now: &Replica, then: &Replica| {
+        now.id == then.id && (now.id.is_of_one_value() || now.location == then.location)
+    };
+    then.1 == now.1 && now.0.iter().any(|now| then.0.iter().any(|then| same(now, then)))
+}
+
+impl Answer {
+    /// How many replicas there are to try.
+    pub(super) fn tries(&self) -> usize {
+        self.replicas.len()
+    }
+
+    /// The replica to try when so many have not been.
+    pub(super) fn replica(&self, left: usize) -> Option<&MemoryLocation> {
+        self.replicas.get(left.checked_sub(1)?)?.location.memory()
+    }
+
+    /// What the bytes must come to.
+    pub(super) fn checksum(&self) -> Option<u64> {
+        self.checksum
+    }
+
+    fn is(&self, later: &Answer) -> bool {
+        is_same((&self.replicas, self.checksum), (&later.replicas, later.checksum))
+    }
+
+    /// Whether a later answer has all of these replicas where they are.
+    fn stands(&self, later: &Answer) -> bool {
+        self.checksum == later.checksum
+            && self.replicas.iter().all(|then| {
+                later.replicas.iter().any(|now| now.id == then.id && now.location == then.location)
+            })
+    }
+}
+
+impl Place {
+    /// What the master said last, as far as it counts.
+    pub(super) fn answer(&self) -> Arc<Answer> {
+        self.known.lock().answer.clone()
+    }
+
+    /// Bytes that were read from where that answer said are given to the caller, if they may be.
+    ///
+    /// # Errors
+    /// `LEASE_EXPIRED`: nobody can tell any more whether they are the object's, or they are of another value than the caller has parts of.
+    pub(super) fn give(&self, answer: &Answer, now: Moment) -> Result<()> {
+        let mut known = self.known.lock();
+        if now >= answer.lease || known.answer.value != answer.value {
+            return Err(Error::from(ErrorCode::LeaseExpired));
+        }
+        known.given = true;
+        Ok(())
+    }
+
+    /// Takes in a later answer; whether it counts.
+    fn learn(&self, mut later: Answer) -> bool {
+        let mut known = self.known.lock();
+        let same = known.answer.is(&later);
+        if !same && known.given {
+            return false;
+        }
+        later.value = known.answer.value + u64::from(!same);
+        known.answer = Arc::new(later);
+        true
+    }
+
+    /// The answer with a later lease, if the master still says so.
+    fn renew(&self, answer: &Answer, later: Answer) -> Option<Arc<Answer>> {
+        if !answer.stands(&later) {
+            return None;
+        }
+        let (replicas, value) = (answer.replicas.clone(), answer.value);
+        let renewed = Arc::new(Answer { replicas, value, ..later });
+        let mut known = self.known.lock();
+        if known.answer.value == value {
+            known.answer = renewed.clone();
+        }
+        Some(renewed)
+    }
+}
+
+/// An object that is being read, and what of the master's answers it is read by.
+pub(super) type Reading = (Arc<Place>, Arc<Answer>);
+/// An answer, and the same with a later lease.
+pub(super) type Renewed = (Arc<Answer>, Arc<Answer>);
+
+/// What tells one that is shared from others, while it lives.
+pub(super) fn name<S>(shared: &Arc<S>) -> usize {
+    Arc::as_ptr(shared).addr()
+}
+
+impl<T: Transport> Inner<T> {
+    pub(super) fn located(&self, key: &[u8], list: ReplicaList, asked: Moment) -> Result<Located> {
+        let (size, answer) = self.answer(key, list, asked)?;
+        let known = Mutex::new(Known { answer: Arc::new(answer), given: false });
+        Ok(Located { place: Arc::new(Place { key: key.to_vec(), size, known }) })
+    }
+
+    /// The object's length, and the answer.
+    fn answer(&self, key: &[u8], list: ReplicaList, asked: Moment) -> Result<(u64, Answer)> {
+        let kept = self.kept(key, &list);
+        // The lease began when the master answered; counting from before we asked is on the safe side.
+        let lease = asked.after(list.lease);
+        let mut replicas = list.replicas;
+        replicas.retain(|replica| {
+            replica.status == ReplicaStatus::Complete && replica.location.memory().is_some()
+        });
+        let Some(size) = replicas.first().map(|replica| replica.location.size()) else {
+            return Err(Error::from(ErrorCode::InvalidReplica).context(shown(key)));
+        };
+        replicas.retain(|replica| replica.location.size() == size);
+        self.rank(&mut replicas, |replica| replica.location.memory());
+        let kept = kept.filter(|kept| kept.len() as u64 == size);
+        Ok((size, Answer { replicas, lease, checksum: list.checksum, kept, value: 0 }))
+    }
+
+    /// Asks the master again where these objects lie. What became of each: whether there is something new, or that it is gone.
+    pub(super) async fn ask_again(
+        &self,
+        places: &[Arc<Place>],
+        deadline: &Deadline,
+    ) -> HashMap<usize, Result<bool>> {
+        let answers = self.ask(places, deadline).await;
+        let learnt = places.iter().zip(answers).map(|(place, answer)| {
+            let learnt = match answer {
+                Ok((size, later)) => Ok(size == place.size && place.learn(later)),
+                Err(error) if error.kind() == ErrorKind::NotFound && !place.known.lock().given => Err(error),
+                // What is known of it stands.
+                Err(_) => Ok(false),
+            };
+            (name(place), learnt)
+        });
+        learnt.collect()
+    }
+
+    /// Asks the master for later leases on objects that are being read. Answers that hold for longer now.
+    pub(super) async fn renew(&self, reading: Vec<Reading>, deadline: Deadline) -> Vec<Renewed> {
+        let places: Vec<Arc<Place>> = reading.iter().map(|(place, _)| place.clone()).collect();
+        let later = self.ask(&places, &deadline).await;
+        let now = self.config.clock.now();
+        let renewed = reading.into_iter().zip(later).filter_map(|((place, answer), later)| {
+            let (_, later) = later.ok()?;
+            // The master had given the later one before the earlier one was over.
+            let renewed = (now < answer.lease).then(|| place.renew(&answer, later))??;
+            Some((answer, renewed))
+        });
+        renewed.collect()
+    }
+
+    async fn ask(&self, places: &[Arc<Place>], deadline: &Deadline) -> Vec<Result<(u64, Answer)>> {
+        let keys: Vec<&[u8]> = places.iter().map(|place| &*place.key).collect();
+        let asked = self.config.clock.now();
+        match deadline.bound("replica list", self.master.locate(&self.config.tenant, &keys)).await {
+            Ok(answers) => {
+                let answers = keys.iter().zip(answers);
+                answers.map(|(key, answer)| self.answer(key, answer?, asked)).collect()
+            }
+            Err(error) => {
+                tracing::debug!("the master was not asked again: {error}");
+                Vec::new()
+            }
+        }
+    }
+}
