@@ -185,7 +185,7 @@ async fn what_is_wrong_is_explained() {
         let findings = document["findings"].as_array().unwrap();
         findings.iter().find(|at| at["subject"] == subject).map(|at| at["grade"].as_str().unwrap().to_owned())
     };
-    for subject in ["master", "admin port", "metadata", "segments"] {
+    for subject in ["master", "admin port", "time of day", "metadata", "segments"] {
         assert_eq!(grade(subject).as_deref(), Some("ok"), "{subject}: {document}");
     }
     for subject in ["locked memory", "huge pages", "/dev/shm", "clock", "open files"] {
@@ -300,6 +300,78 @@ async fn doctor_names_a_master_of_another_version() {
     assert!(grade == "fail" && found.contains("9.8.7"), "{found}");
     assert!(fix.contains("use a master of version 2.0.0"), "{fix}");
     tool(&["--timeout", "2", "--master", &at, "get", "k"], b"").fails(&["9.8.7", "2.0.0"]);
+}
+
+/// A master that everybody reaches elsewhere than at this machine's own address, and a member that told this address.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doctor_names_an_address_that_means_another_machine_to_everybody_else() {
+    let config = MasterConfig {
+        rpc_address: "127.0.0.2".into(),
+        rpc_port: 0,
+        metrics_host: "127.0.0.2".into(),
+        metrics_port: 0,
+        ..MasterConfig::default()
+    };
+    let master = MasterServer::start(config).await.unwrap();
+    let member = Client::builder()
+        .master(master.addresses().rpc.to_string())
+        .advertise(std::net::Ipv4Addr::LOCALHOST.into())
+        .segment(8 << 20)
+        .connect()
+        .await
+        .unwrap();
+    let cluster = Cluster { master, member };
+    let said = cluster.tool(&["--json", "doctor"], b"");
+    assert_eq!(said.status, 1);
+    let [grade, found, fix] = finding(&said.json(), "advertised address");
+    assert!(grade == "fail" && found.contains("127.0.0.1"), "{found}");
+    assert!(fix.contains("MOONCAKE_LOCAL_HOSTNAME"), "{fix}");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doctor_names_a_master_whose_clock_is_another() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    let [grade, found, _] = finding(&cluster.tool(&["--json", "doctor"], b"").json(), "time of day");
+    assert_eq!((&*grade, &*found), ("ok", "this host and the master agree"));
+    // An admin port that answers every page with no segments, in 1994.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        let page = "HTTP/1.1 200 OK\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\nConnection: close\r\n\
+                    Content-Length: 16\r\n\r\n{\"segments\": []}";
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = std::io::Read::read(&mut stream, &mut [0; 1024]);
+            let _ = stream.write_all(page.as_bytes());
+        }
+    });
+    let said = tool(&["--json", "--master", &cluster.rpc(), "--admin", &at, "doctor"], b"");
+    let [grade, found, fix] = finding(&said.json(), "time of day");
+    assert!(grade == "note" && found.contains("behind this host's"), "{found}");
+    assert!(fix.contains("chronyc") && fix.contains("timedatectl"), "{fix}");
+    cluster.stop().await;
+}
+
+/// What a program is told of huge pages is its environment.
+#[test]
+fn doctor_names_huge_pages_that_are_asked_for_and_not_there() {
+    let reserved = std::fs::read_to_string("/proc/meminfo").unwrap();
+    if !reserved.lines().any(|line| line.split_whitespace().eq(["HugePages_Total:", "0"])) {
+        return;
+    }
+    let run = |wanted: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_mooncake"))
+            .args(["--json", "doctor", "--local"])
+            .env("MC_STORE_USE_HUGEPAGE", wanted)
+            .output()
+            .unwrap();
+        finding(&serde_json::from_slice(&output.stdout).unwrap(), "huge pages")
+    };
+    assert_eq!(run("")[0], "note");
+    let [grade, found, fix] = run("1");
+    assert!(grade == "fail" && found.contains("MC_STORE_USE_HUGEPAGE"), "{found}");
+    assert!(fix.contains("vm.nr_hugepages"), "{fix}");
 }
 
 /// The limit is the shell's, which the tool inherits.

@@ -119,13 +119,15 @@ impl ClientEnvironment {
             of("MC_STORE_HUGEPAGE_SIZE").and_then(|size| bytes(size).ok()).is_some_and(|size| size > 2 << 20);
         let (first, last) =
             (port("MC_STORE_CLIENT_MIN_PORT", 12300), port("MC_STORE_CLIENT_MAX_PORT", 14300));
+        // Without those that Linux gives to whoever connects.
+        let usable = first <= last && ((1024 <= first && last <= 32767) || 61000 <= first);
         Self {
             huge_pages: match (on("MC_STORE_USE_HUGEPAGE"), large) {
                 (false, _) => HugePages::Off,
                 (true, false) => HugePages::Size2M,
                 (true, true) => HugePages::Size1G,
             },
-            ports: if 1024 <= first && first <= last { first..=last } else { 12300..=14300 },
+            ports: if usable { first..=last } else { 12300..=14300 },
             checksum: on("MOONCAKE_STORE_CHECKSUM"),
             force_tcp: on("MC_FORCE_TCP"),
             log: of("RUST_LOG").cloned(),
@@ -191,6 +193,7 @@ const TOOL: &[(&str, &str, &str)] = &[
     ("MOONCAKE_TENANT_ID", "default", "Tenant"),
     ("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1", "Name that others know this process by"),
     ("RUST_LOG", "error", "What is logged, to standard error"),
+    ("MC_STORE_USE_HUGEPAGE", "", "`doctor`: huge pages must be there, unless 0, false, no or off"),
 ];
 
 /// What `mooncake` takes for a setting that its command line leaves open.
@@ -556,6 +559,19 @@ mod tests {
         ]);
         assert_eq!((set.ports, set.checksum, set.force_tcp), (2000..=2001, true, false));
         assert_eq!(set.huge_pages, HugePages::Size2M);
+        for (first, last, drawn) in [
+            ("61000", "61010", 61000..=61010),
+            ("1024", "32767", 1024..=32767),
+            ("40000", "40010", 12300..=14300),
+            ("32000", "33000", 12300..=14300),
+            ("60999", "61010", 12300..=14300),
+            ("1000", "2000", 12300..=14300),
+            ("2001", "2000", 12300..=14300),
+            ("70000", "soon", 12300..=14300),
+        ] {
+            let set = of(&[("MC_STORE_CLIENT_MIN_PORT", first), ("MC_STORE_CLIENT_MAX_PORT", last)]);
+            assert_eq!(set.ports, drawn, "{first} to {last}");
+        }
         assert!(nothing.metrics && nothing.metrics_interval.is_zero() && nothing.cluster_id.is_empty());
         assert_eq!((nothing.copy_in_process, nothing.numa_node, nothing.timeout), (true, None, None));
         let tuned = of(&[

@@ -1,7 +1,7 @@
 //! What the master says over HTTP.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use mooncake_core::{Error, ErrorCode, Result};
 use serde::Deserialize;
@@ -76,6 +76,16 @@ impl Admin {
 
     pub(super) fn address(&self) -> &str {
         &self.at
+    }
+
+    /// What time of day it is there, in milliseconds since 1970 UTC, if it says so: in whole seconds.
+    pub(super) fn wall_ms(&self) -> Result<Option<u64>> {
+        let answer = self.agent.get(format!("http://{}/health", self.at)).call();
+        let answer = answer.map_err(|error| Error::new(ErrorCode::RpcFail, error.to_string()))?;
+        let said = answer.headers().get("date").and_then(|date| date.to_str().ok());
+        let since = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).ok();
+        let since = said.and_then(|date| httpdate::parse_http_date(date).ok()).and_then(since);
+        Ok(since.and_then(|since| u64::try_from(since.as_millis()).ok()))
     }
 
     /// A page, as text.

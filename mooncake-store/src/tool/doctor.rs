@@ -3,6 +3,7 @@
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
+use mooncake_core::clock::{Clock, SystemClock};
 use mooncake_core::{ErrorKind, Result};
 use serde_json::json;
 
@@ -13,6 +14,11 @@ use crate::client::{MASTER_VERSIONS, check_version, host_id, split_port};
 
 /// Segments looked at one by one; a cluster may have thousands.
 const MOST: usize = 64;
+
+/// Clocks that differ by less are the same to whoever reads logs.
+const SAME_TIME: Duration = Duration::from_secs(1);
+/// How old a time may be that an HTTP server tells, in milliseconds.
+const SAID_LATE: u64 = 2000;
 
 /// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +111,7 @@ fn cluster(session: &Session) -> Vec<Finding> {
     match admin.segments() {
         Ok(segments) => {
             findings.push(Finding::good("admin port", format!("{} answers", admin.address())));
+            findings.push(time_of_day(&admin));
             findings.extend(reach(&segments, session));
         }
         Err(error) => findings.push(Finding::bad(
@@ -114,6 +121,38 @@ fn cluster(session: &Session) -> Vec<Finding> {
         )),
     }
     findings
+}
+
+/// Leases are measured on clocks that nobody sets. What people put side by side, logs and events and dashboards, goes by the time of day.
+fn time_of_day(admin: &Admin) -> Finding {
+    let clock = SystemClock::new();
+    let before = clock.wall_ms();
+    match admin.wall_ms() {
+        Ok(Some(there)) => compared(there, before, clock.wall_ms()),
+        Ok(None) => {
+            Finding::unknown("time of day", format!("{} does not say what time it is there", admin.address()))
+        }
+        Err(error) => Finding::unknown("time of day", error.to_string()),
+    }
+}
+
+/// What the master said between two moments here; it speaks of whole seconds, the last one at worst.
+fn compared(there: u64, before: u64, after: u64) -> Finding {
+    let (ahead, behind) =
+        (there.saturating_sub(after), before.saturating_sub(there.saturating_add(SAID_LATE)));
+    let off = Duration::from_millis(ahead.max(behind));
+    if off <= SAME_TIME {
+        return Finding::good("time of day", "this host and the master agree");
+    }
+    let which = if ahead > 0 { "ahead of" } else { "behind" };
+    Finding::hint(
+        "time of day",
+        format!(
+            "the master's clock is {} s {which} this host's: logs and events of the two do not match",
+            off.as_secs()
+        ),
+        "synchronize both with one source: timedatectl set-ntp true, or chronyd (chronyc tracking shows which one is off)",
+    )
 }
 
 /// The RPC port, and whether the peer's version is one that we speak with.
@@ -214,4 +253,20 @@ fn connects(address: &str, timeout: Duration) -> std::io::Result<()> {
         }
     }
     Err(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_clocks_that_differ_are_named() {
+        let said = |there, before, after| format!("{:?}", compared(there, before, after));
+        for there in [8_000, 8_500, 10_000, 11_000] {
+            assert!(said(there, 10_000, 10_020).contains("Good"), "{there}");
+        }
+        assert!(said(20_000, 10_000, 10_000).contains("10 s ahead"));
+        assert!(said(1_000, 10_000, 10_000).contains("7 s behind"));
+        assert!(said(0, u64::MAX, u64::MAX).contains("behind") && said(u64::MAX, 0, 0).contains("ahead"));
+    }
 }

@@ -2,11 +2,13 @@
 
 use std::fs;
 
+use mooncake_core::memory::HugePages;
 use mooncake_transport::topology::Discovery;
 use mooncake_transport::topology::ports::Device;
 
 use super::doctor::Finding;
 use super::human;
+use crate::config::ClientEnvironment;
 
 /// Locked memory below which registering memory with a network card fails.
 const MEMLOCK: u64 = 1 << 30;
@@ -19,7 +21,14 @@ pub(super) fn examine() -> Vec<Finding> {
     let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let usable = devices.iter().any(|device| device.fault.is_none());
     let mut findings = vec![memlock(limit(&limits, "Max locked memory"), usable)];
-    findings.extend([huge_pages(), shared_memory(), clock(), open_files()]);
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let wanted = ClientEnvironment::read().huge_pages != HugePages::Off;
+    findings.extend([huge_pages(&read("/proc/meminfo"), wanted), shared_memory()]);
+    let current = fs::read_to_string(format!("{CLOCK}/current_clocksource")).ok();
+    let cpus = read("/proc/cpuinfo");
+    let flags = cpus.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
+    findings.push(clock(current.as_deref(), &read(&format!("{CLOCK}/available_clocksource")), flags));
+    findings.push(open_files());
     findings.extend(rdma(&devices));
     findings
 }
@@ -99,23 +108,32 @@ fn limit(limits: &str, name: &str) -> Option<u64> {
     if value == "unlimited" { Some(u64::MAX) } else { value.parse().ok() }
 }
 
-fn huge_pages() -> Finding {
-    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+/// What is there, and whether members that are started from here take them.
+fn huge_pages(info: &str, wanted: bool) -> Finding {
     let value = |name: &str| {
         let line = info.lines().find_map(|line| line.strip_prefix(name))?;
         line.trim_start_matches(':').split_whitespace().next()?.parse::<u64>().ok()
     };
     match (value("HugePages_Total"), value("HugePages_Free"), value("Hugepagesize")) {
+        (Some(0), ..) if wanted => Finding::bad(
+            "huge pages",
+            "none reserved, and MC_STORE_USE_HUGEPAGE asks for them",
+            "sysctl vm.nr_hugepages=N before members start, or unset MC_STORE_USE_HUGEPAGE",
+        ),
         (Some(0), ..) => Finding::hint(
             "huge pages",
             "none reserved: fine, unless members are told to use them",
             "sysctl vm.nr_hugepages=N before members start with MC_STORE_USE_HUGEPAGE=1",
         ),
-        (Some(total), Some(0), Some(_)) => Finding::bad(
-            "huge pages",
-            format!("all {total} are taken"),
-            "reserve more (sysctl vm.nr_hugepages), or unset MC_STORE_USE_HUGEPAGE",
-        ),
+        (Some(total), Some(0), Some(_)) => {
+            let fix = "reserve more (sysctl vm.nr_hugepages), or unset MC_STORE_USE_HUGEPAGE";
+            let found = format!("all {total} are taken");
+            if wanted {
+                Finding::bad("huge pages", found, fix)
+            } else {
+                Finding::hint("huge pages", found, fix)
+            }
+        }
         (Some(total), Some(free), Some(kib)) => {
             Finding::good("huge pages", format!("{free} of {total} free, {} each", human(kib << 10)))
         }
@@ -146,17 +164,35 @@ fn shared_memory() -> Finding {
     }
 }
 
-/// Leases are measured on clocks that nobody sets; what is compared by people, logs and dashboards, is not.
-fn clock() -> Finding {
-    let source = fs::read_to_string("/sys/devices/system/clocksource/clocksource0/current_clocksource");
-    match source.as_deref().map(str::trim) {
-        Ok(name @ ("hpet" | "acpi_pm" | "jiffies" | "refined-jiffies")) => Finding::hint(
-            "clock",
-            format!("the kernel keeps time by {name}, which is slow to read"),
-            "boot with clocksource=tsc where the processor's counter is stable",
-        ),
-        Ok(name) => Finding::good("clock", format!("the kernel keeps time by {name}")),
-        Err(_) => Finding::unknown("clock", "this system does not say what it keeps time by"),
+/// Where the kernel says what it keeps time by, and by what it could.
+const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0";
+
+/// What leases and timeouts are measured with; `flags` are those of the processor.
+fn clock(current: Option<&str>, available: &str, flags: &str) -> Finding {
+    let has = |list: &str, name: &str| list.split_whitespace().any(|word| word == name);
+    match current.map(str::trim) {
+        None => Finding::unknown("clock", "this system does not say what it keeps time by"),
+        Some(name @ ("hpet" | "acpi_pm" | "pit" | "jiffies" | "refined-jiffies")) => {
+            // The kernel takes the counter off the list when it drifts against another clock.
+            let unstable = has(flags, "tsc") && !has(available, "tsc");
+            let (why, fix) = if unstable {
+                (
+                    "; it found the processor's own counter unstable",
+                    "dmesg | grep -i clocksource says why: update firmware and hypervisor, or move to another machine",
+                )
+            } else {
+                (
+                    "",
+                    "boot without a clocksource= option, or echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource",
+                )
+            };
+            Finding::hint(
+                "clock",
+                format!("the kernel keeps time by {name}, which is slow to read{why}"),
+                fix,
+            )
+        }
+        Some(name) => Finding::good("clock", format!("the kernel keeps time by {name}")),
     }
 }
 
@@ -198,5 +234,32 @@ mod tests {
         assert_eq!(limit(limits, "Max locked memory"), Some(u64::MAX));
         assert_eq!(limit(limits, "Max stack size"), None);
         assert_eq!(allowed(u64::MAX), "unlimited");
+    }
+    #[test]
+    fn clocks_and_huge_pages_are_graded() {
+        let said = |current, available, flags| format!("{:?}", clock(current, available, flags));
+        assert!(said(Some("tsc\n"), "tsc hpet", "flags : tsc").contains("Good"));
+        assert!(said(Some("kvm-clock"), "kvm-clock tsc", "flags : tsc").contains("Good"));
+        assert!(said(None, "", "").contains("Unknown"));
+        let chosen = said(Some("hpet"), "tsc hpet acpi_pm", "flags : fpu tsc");
+        assert!(chosen.contains("Hint") && chosen.contains("current_clocksource"), "{chosen}");
+        let unstable = said(Some("hpet"), "hpet acpi_pm", "flags : fpu tsc constant_tsc");
+        assert!(unstable.contains("Hint") && unstable.contains("unstable") && unstable.contains("dmesg"));
+
+        let pages = |total, free, wanted| {
+            let info = format!("HugePages_Total: {total}\nHugePages_Free: {free}\nHugepagesize: 2048 kB\n");
+            format!("{:?}", huge_pages(&info, wanted))
+        };
+        for (total, free, wanted, grade, fix) in [
+            (0, 0, false, "Hint", "vm.nr_hugepages=N"),
+            (0, 0, true, "Bad", "unset MC_STORE_USE_HUGEPAGE"),
+            (8, 0, false, "Hint", "reserve more"),
+            (8, 0, true, "Bad", "reserve more"),
+            (8, 3, true, "Good", "3 of 8 free, 2.0 MiB each"),
+        ] {
+            let said = pages(total, free, wanted);
+            assert!(said.contains(grade) && said.contains(fix), "{said}");
+        }
+        assert!(format!("{:?}", huge_pages("", true)).contains("Unknown"));
     }
 }
