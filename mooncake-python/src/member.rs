@@ -6,7 +6,7 @@ use std::sync::Arc;
 use mooncake_core::ids::{ObjectKey, Uuid};
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
 use mooncake_core::replica::{ReplicaList, ReplicateConfig};
-use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_store::client::{self, Begun, Client, Operation};
 use mooncake_store::local::{LocalClient, LocalRange, LocatedLocal};
 use mooncake_store::protocol::wire::TaskInfo;
@@ -176,7 +176,21 @@ impl Member {
         })
     }
 
+    /// What keeps bytes from coming has one number here, as in the existing package; its message says what it was.
     pub(crate) async fn read_ranges(&self, reads: Vec<RangeRead>) -> Vec<Ended<()>> {
+        let one_number = |error: Error| match error.kind() {
+            ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::NotFound
+                if error.code() != ErrorCode::ObjectNotFound =>
+            {
+                Error::new(ErrorCode::TransferFail, error.to_string()).with_source(error)
+            }
+            _ => error,
+        };
+        let ended = self.read_as_they_end(reads).await.into_iter();
+        ended.map(|(end, into)| (end.map_err(one_number), into)).collect()
+    }
+
+    async fn read_as_they_end(&self, reads: Vec<RangeRead>) -> Vec<Ended<()>> {
         let stale = || Error::new(ErrorCode::LeaseExpired, "the object was located before this setup");
         // What was located by another store cannot be read with this one.
         let fits = |object: &Located| {

@@ -71,6 +71,10 @@ def test_settings_as_text_and_nothing_counted(
     }
     assert store.setup({**settings, "enable_client_http_server": "perhaps"}) == -600
     assert store.setup({**settings, "enable_ssd_offload": "perhaps"}) == -600
+    for number in ("70000", "65536", "-1", "0", "none"):
+        assert store.setup({**settings, "client_http_port": number}) == -600, number
+    unserved = {**settings, "client_http_port": "70000", "enable_client_http_server": "no"}
+    assert store.setup(unserved) == 0, "a port that is not asked for"
     assert store.setup(settings) == 0
     assert page(port, "/metrics") == page(port, "/metrics/summary") == (503, "metrics not available")
     assert "enable_ssd_offload" not in caplog.text

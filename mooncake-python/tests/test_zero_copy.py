@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mooncake.buffer_pool import BufferPool, RegisteredBufferPool
-from mooncake.store import MooncakeHostMemAllocator, ReplicateConfig
+from mooncake.store import MooncakeHostMemAllocator, ReplicateConfig, TaskStatus
 
 
 def array_of(size: int, seed: int = 0) -> np.ndarray:
@@ -186,6 +186,9 @@ def test_sessions(make_store, key):
     keys = [key + "1", key + "2"]
     assert a.batch_put_session_start(keys, [8192, 100]) == [0, 0]
     assert a.batch_put_session_start([keys[0]], [1]) == [-600]
+    several = [keys[0], key + "3", "", key + "3", key + "4"]
+    assert a.batch_put_session_start(several, [1, 1, 1, 1, 0]) == [-600, 0, -600, -705, -600], "each for itself"
+    assert a.batch_put_session_revoke([key + "3"]) == [0]
     assert b.is_exist(keys[0]) == 0
     written = a.batch_put_from_multi_buffer_ranges(
         keys, [[src + 4096, src], [src]], [[4096, 4096], [100]], [[4096, 0], [0]]
@@ -211,6 +214,35 @@ def test_sessions(make_store, key):
     for one in (a, b):
         for memory in (source, target):
             assert one.unregister_buffer(memory.ctypes.data) == 0
+
+
+def test_parts_of_what_a_member_had_that_is_gone(own_master, make_store, key):
+    """Looked up at a member that left: from the one it was copied to meanwhile, or -800."""
+    master = own_master("--default_kv_lease_ttl=60000")
+    first, second = make_store(master), make_store(master)
+    reader = make_store(master, global_segment_size=0)
+    target = np.zeros(8192, np.uint8)
+    dst = target.ctypes.data
+    assert reader.register_buffer(dst, target.nbytes) == 0
+    config = ReplicateConfig()
+    config.preferred_segment = first.get_hostname()
+    value = array_of(8192).tobytes()
+    for name in (key, key + "lost"):
+        assert first.put(name, value, config) == 0
+    assert reader.batch_get_session_start([key, key + "lost"]) == [0, 0]
+    part = lambda name, start: reader.batch_get_into_multi_buffer_ranges([name], [[dst]], [[100]], [[start]])  # noqa: E731
+    assert part(key, 0) == part(key + "lost", 0) == [100]
+    task, code = reader.create_copy_task(key, [second.get_hostname()])
+    assert code == 0
+    deadline = time.monotonic() + 60
+    while reader.query_task(task)[0].status != TaskStatus.SUCCESS:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    first.close()
+    assert part(key, 5000) == [100] and target[:100].tobytes() == value[5000:5100]
+    assert part(key + "lost", 5000) == [-800]
+    assert reader.last_error().code == -800
+    assert reader.unregister_buffer(dst) == 0
 
 
 def test_a_session_ends_after_its_parts(make_store, key):
@@ -261,6 +293,10 @@ def test_segments(own_master, make_store, tmp_path):
     assert store.put("k", b"in the file") == 0
     assert b"in the file" in file.read_bytes()
     assert store.unmount_segment(mounted["segment_ids"]) == 0
+    for protocol in ("rdma", "", "none there is"):
+        # It is offered over the wire that the store has.
+        mounted = store.mount_segment(str(file), 8 << 20, protocol=protocol)
+        assert mounted["ret"] == 0 and store.unmount_segment(mounted["segment_ids"]) == 0, protocol
     assert store.mount_segment(str(tmp_path / "none"), 1 << 20)["ret"] == -1
     assert store.mount_segment(str(file), 32 << 20)["ret"] == -1
     assert store.mount_segment(str(file), 4096, 1)["ret"] == -1

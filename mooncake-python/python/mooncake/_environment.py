@@ -31,10 +31,11 @@ def huge_page_size() -> int:
 
 
 def client_ports() -> tuple[int, int]:
-    """Ports that clients draw from: `MC_STORE_CLIENT_MIN_PORT` to `MC_STORE_CLIENT_MAX_PORT`."""
+    """Ports that clients draw from: `MC_STORE_CLIENT_MIN_PORT` to `MC_STORE_CLIENT_MAX_PORT`, without those that Linux gives to whoever connects."""
     first = int(_number("MC_STORE_CLIENT_MIN_PORT", _FIRST_PORT))
     last = int(_number("MC_STORE_CLIENT_MAX_PORT", _LAST_PORT))
-    return (first, last) if 1024 <= first <= last <= 65535 else (_FIRST_PORT, _LAST_PORT)
+    usable = 1024 <= first <= last <= 32767 or 61000 <= first <= last <= 65535
+    return (first, last) if usable else (_FIRST_PORT, _LAST_PORT)
 
 
 def force_tcp() -> bool:

@@ -81,6 +81,8 @@ class MooncakeDistributedStore(TensorCalls):
             )
         del ssd_offload_path
         _log.start()
+        if enable_client_http_server and not 1 <= client_http_port <= 65535:
+            return self._note(_INVALID_PARAMS, f"setup: client_http_port {client_http_port} is no port")
         if enable_ssd_offload:
             _LOG.warning("enable_ssd_offload has no effect yet: a store of this package keeps nothing on disk")
         first_port, last_port = _environment.client_ports()

@@ -71,18 +71,29 @@ impl Session {
         sizes: &[Uint],
         config: &mooncake_core::replica::ReplicateConfig,
     ) -> Result<Vec<Result<()>>> {
-        let items: Vec<(&String, u64)> = keys.iter().zip(sizes).map(|(key, size)| (key, size.0)).collect();
-        if let Some(open) = keys.iter().find(|key| self.writes.lock().contains_key(*key)) {
-            return Err(Error::invalid(format!("a session is open for {open:?} already")));
-        }
-        let reserved = self.client.own()?.reserve(&items, config).await?;
+        let own = self.client.own()?;
+        let free: Vec<bool> = {
+            let writes = self.writes.lock();
+            keys.iter().map(|key| !writes.contains_key(key)).collect()
+        };
+        let mut config = config.clone();
+        config.group_ids = config.group_ids.map(|groups| {
+            groups.into_iter().zip(&free).filter(|(_, free)| **free).map(|(group, _)| group).collect()
+        });
+        let wanted = keys.iter().zip(sizes).zip(&free).filter(|(_, free)| **free);
+        let items: Vec<(&String, u64)> = wanted.map(|((key, size), _)| (key, size.0)).collect();
+        let mut reserved = own.reserve(&items, &config).await?.into_iter();
         let mut writes = self.writes.lock();
-        let start = |(key, reserved): (&String, Result<Reservation>)| {
-            let writing = Writing { space: reserved?, open: RwLock::new(true) };
+        let start = |(key, free): (&String, &bool)| {
+            if !free {
+                return Err(Error::invalid(format!("a session is open for {key:?} already")));
+            }
+            let lost = || Err(Error::internal("an answer without an item"));
+            let writing = Writing { space: reserved.next().unwrap_or_else(lost)?, open: RwLock::new(true) };
             writes.insert(key.clone(), Arc::new(writing));
             Ok(())
         };
-        Ok(keys.iter().zip(reserved).map(start).collect())
+        Ok(keys.iter().zip(&free).map(start).collect())
     }
 
     async fn write_session(&self, keys: &[String], parts: &Parts) -> Result<Vec<Result<u64>>> {

@@ -1,5 +1,7 @@
 //! Writing objects in parts: space first, then any ranges of it in any order, then all of it readable at once.
 
+use std::collections::HashSet;
+
 use mooncake_core::clock::Moment;
 use mooncake_core::ids::ObjectKey;
 use mooncake_core::replica::{MemoryLocation, Replica, ReplicaType, ReplicateConfig};
@@ -50,7 +52,7 @@ impl<T: Transport> Client<T> {
     /// committed nor revoked is taken back by the master in its own time.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any. `OBJECT_ALREADY_EXISTS` for a key that is there, and as
+    /// The outer one means that nothing is known of any. `OBJECT_ALREADY_EXISTS` for a key that is there or named before, and as
     /// [`put`](Self::put).
     pub async fn reserve<K: AsRef<[u8]>>(
         &self,
@@ -60,9 +62,6 @@ impl<T: Transport> Client<T> {
         let inner = &self.inner;
         inner.usable()?;
         let deadline = inner.deadline();
-        for (key, _) in items {
-            ObjectKey::check(key.as_ref())?;
-        }
         let puts: Vec<PutItem<'_>> =
             items.iter().map(|(key, len)| PutItem { key: key.as_ref(), len: *len }).collect();
         let reservation = |put: &PutItem<'_>, answer: Result<Vec<Replica>>, attempt| {
@@ -77,9 +76,18 @@ impl<T: Transport> Client<T> {
             Ok(Reservation { key: put.key.to_vec(), size: put.len, replicas, attempt })
         };
         let mut room = Room::new(inner, &deadline);
-        let mut outcomes: Vec<Option<Result<Reservation>>> = puts.iter().map(|_| None).collect();
-        let mut pending: Vec<usize> = (0..puts.len()).collect();
-        loop {
+        let mut named = HashSet::with_capacity(puts.len());
+        let refusal = |put: PutItem<'_>, first: bool| match ObjectKey::check(put.key) {
+            Err(error) => Some(Err(Error::from(error).context(shown(put.key)))),
+            Ok(()) if first => None,
+            // To the master it would be the same write again, and get the same space.
+            Ok(()) => Some(Err(Error::from(ErrorCode::ObjectAlreadyExists).context(shown(put.key)))),
+        };
+        let mut outcomes: Vec<Option<Result<Reservation>>> =
+            puts.iter().map(|put| refusal(*put, named.insert(put.key))).collect();
+        let mut pending: Vec<usize> = (0..puts.len()).filter(|&i| outcomes[i].is_none()).collect();
+        let all = pending.len();
+        while !pending.is_empty() {
             let attempt = Attempt::new(inner, WriteMode::Put);
             let asked: Vec<PutItem<'_>> = pending.iter().map(|&i| puts[i]).collect();
             let config = of_some(config, &pending, puts.len());
@@ -90,7 +98,7 @@ impl<T: Transport> Client<T> {
                         outcomes[i] = Some(reservation(&puts[i], answer, attempt));
                     }
                 }
-                Err(error) if outcomes.iter().all(Option::is_none) => return Err(error),
+                Err(error) if pending.len() == all => return Err(error),
                 // What was refused before stays refused.
                 Err(_) => break,
             }

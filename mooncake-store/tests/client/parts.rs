@@ -71,6 +71,12 @@ async fn a_reserved_object_is_there_when_committed(kind: Kind) {
     let (lost, object) = (reserved.remove(1).unwrap(), reserved.remove(0).unwrap());
     let again = a.reserve(&[("k", 1)], &config).await.unwrap().remove(0);
     assert!(again.is_err() && b.get("k").await.unwrap().is_none());
+    let items = [("one", 10), ("", 10), ("none", 0), ("one", 10), ("k", 10), ("two", 10)];
+    let each = a.reserve(&items, &config).await.unwrap();
+    let codes: Vec<_> = each.iter().map(|one| one.as_ref().map(drop).map_err(|error| error.code())).collect();
+    let (invalid, exists) = (Err(ErrorCode::InvalidParams), Err(ErrorCode::ObjectAlreadyExists));
+    assert_eq!(codes, [Ok(()), invalid, invalid, exists, exists, Ok(())], "each key for itself");
+    assert!(a.give_back(&each.iter().flatten().collect::<Vec<_>>()).await);
     let write = |from: usize, to: usize| RangeWrite {
         object: &object,
         offset: from as u64,
