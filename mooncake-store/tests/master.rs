@@ -599,35 +599,6 @@ fn eviction_in_the_background_stops_below_the_watermark() {
 }
 
 #[test]
-fn a_put_evicts_what_it_needs_and_no_more() {
-    let rig = Rig::without_watermark();
-    rig.mount(1, 16 * 64 * KIB);
-    rig.mount(2, 16 * 64 * KIB);
-    for n in 0..32 {
-        rig.put(1, &n.to_string(), 64 * KIB).unwrap();
-    }
-    rig.put(1, "one more", 64 * KIB).unwrap();
-    assert_eq!(rig.master.stats().evicted_keys, 1);
-    rig.put(1, "large", 8 * 64 * KIB).unwrap();
-    let evicted = rig.master.stats().evicted_keys;
-    assert!(evicted <= 1 + 16, "at most twice its size: {evicted}");
-    assert_eq!(rig.put(1, "too large", 17 * 64 * KIB), Err(NoAvailableHandle));
-    assert_eq!(rig.master.stats().evicted_keys, evicted, "nothing goes for what can never fit");
-}
-
-#[test]
-fn a_put_that_can_never_fit_between_pins_is_refused() {
-    let rig = Rig::without_watermark();
-    rig.mount(1, 4 * 64 * KIB);
-    let pinned = ReplicateConfig { hard_pin: true, ..ReplicateConfig::default() };
-    rig.put(1, "a", 64 * KIB).unwrap();
-    rig.put_with(1, "pin", 64 * KIB, &pinned).unwrap();
-    rig.put(1, "b", 128 * KIB).unwrap();
-    assert_eq!(rig.start(1, "c", 192 * KIB), Err(NoAvailableHandle));
-    rig.put(1, "d", 128 * KIB).unwrap();
-}
-
-#[test]
 fn no_segment_stays_behind_when_placement_weighs_room() {
     use mooncake_store::master::Placement::FreeRatioFirst;
     let rig = Rig::with(MasterOptions {

@@ -171,6 +171,16 @@ fn segments_that_go_meanwhile() {
     rig.master.unmount(client(3), segment(3, MIB).id).unwrap();
     assert_eq!(rig.moved(1, "l"), Err(ReplicaIsGone));
     assert_eq!(rig.lies_in("l"), at(&[1]));
+    // Nobody is kept waiting for whoever made it, and another may begin.
+    rig.mount(3, MIB);
+    rig.mv(1, "l", 1, 3).unwrap();
+    assert_eq!(rig.upsert(9, "l", 100).unwrap_err(), ObjectHasReplicationTask);
+    rig.master.unmount(client(3), segment(3, MIB).id).unwrap();
+    rig.copy(1, "l", 1, &[2]).unwrap_err();
+    rig.upsert(9, "l", 100).unwrap();
+    rig.end(9, "l").unwrap();
+    assert_eq!(rig.moved(1, "l"), Err(ReplicaIsGone), "it hears of it still");
+    assert_eq!(rig.moved(1, "l"), Err(ObjectNoReplicationTask));
     // The source: there is no value any more that it could be a copy of.
     rig.mount(4, MIB);
     rig.copy(1, "l", 1, &[4]).unwrap();

@@ -2,10 +2,10 @@
 
 mod master_support;
 
-use master_support::{KIB, MIB, Rig, client};
+use master_support::{KIB, MIB, Rig, client, endpoint};
 use mooncake_core::ErrorCode::{self, *};
 use mooncake_core::replica::{Replica, ReplicaLocation};
-use mooncake_store::master::{DiskOptions, MasterOptions, PromotionOptions, TenantQuota};
+use mooncake_store::master::{DiskOptions, MasterOptions, Placement, PromotionOptions, TenantQuota};
 use mooncake_store::protocol::wire::{OffloadItem, StoredAt};
 
 trait Disks {
@@ -330,4 +330,34 @@ fn a_promotion_that_fails_gives_its_space_back() {
     assert_eq!(code(rig.master.promoted(client(1), b"k")), ReplicaIsNotReady);
     rig.end(9, "k").unwrap();
     assert_eq!(rig.locate("k").unwrap().replicas[0].location.size(), 100);
+}
+
+#[test]
+fn placement_by_room_on_disk_spares_a_full_one() {
+    let rig = Rig::with(MasterOptions {
+        disks: Some(DiskOptions::default()),
+        placement: Placement::SsdFreeRatioFirst,
+        ..MasterOptions::default()
+    });
+    let mut puts = 0;
+    let mut to_first = |rig: &Rig| {
+        let put = |_: &i32| {
+            puts += 1;
+            endpoint(&rig.put(9, &format!("put {puts}"), KIB).unwrap()[0]) == "10.0.0.1:1"
+        };
+        (0..200).filter(put).count()
+    };
+    for who in 1..=2 {
+        rig.mount(who, 16 * MIB);
+        rig.offer(who);
+        rig.master.disk_capacity(client(who), 1 << 20).unwrap();
+    }
+    assert!((60..140).contains(&to_first(&rig)), "both are empty");
+    rig.report(2, "cold", 1 << 20);
+    assert_eq!(to_first(&rig), 200, "the other is full");
+    rig.master.disk_capacity(client(2), 4 << 20).unwrap();
+    assert!((80..160).contains(&to_first(&rig)), "three quarters of it are free");
+    rig.master.disk_capacity(client(2), 1 << 20).unwrap();
+    rig.master.dropped_from_disk(client(2), b"cold").unwrap();
+    assert!((60..140).contains(&to_first(&rig)), "empty again");
 }

@@ -378,7 +378,7 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Room for a value of that length.
-    fn place(&self, len: usize) -> Result<Incoming<T>> {
+    pub(super) fn place(&self, len: usize) -> Result<Incoming<T>> {
         if let Some(buffer) = self.staging.as_ref().and_then(|staging| staging.room_for_value(len)) {
             return Ok(Incoming::Buffer(buffer));
         }

@@ -13,8 +13,8 @@ use super::version;
 
 /// Pings that fail one after another before the master is looked at afresh.
 const FAILURES_BEFORE_RECONNECT: u32 = 3;
-/// Longest pause between two tries while the master is away.
-const MAX_BACKOFF: Duration = Duration::from_secs(5);
+/// Longest pause between two tries while the master is away: once it is back, its members are within three seconds.
+const MAX_BACKOFF: Duration = Duration::from_secs(1);
 
 /// Runs until the client is closed or dropped.
 pub(crate) async fn run<T: Transport>(client: Weak<Inner<T>>, mut closed: watch::Receiver<bool>) {
@@ -99,9 +99,9 @@ mod tests {
 
     #[test]
     fn pauses_grow_after_the_third_failure_and_stop_growing() {
-        let second = Duration::from_secs(1);
-        let pauses: Vec<u64> = (0..9).map(|failures| Beat { failures }.pause(second).as_secs()).collect();
-        assert_eq!(pauses, [1, 1, 1, 1, 2, 4, 5, 5, 5]);
+        let often = Duration::from_millis(250);
+        let pauses: Vec<u128> = (0..8).map(|failures| Beat { failures }.pause(often).as_millis()).collect();
+        assert_eq!(pauses, [250, 250, 250, 250, 500, 1000, 1000, 1000]);
         assert_eq!(Beat { failures: u32::MAX }.pause(Duration::from_secs(60)).as_secs(), 60);
     }
 }

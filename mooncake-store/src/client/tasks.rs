@@ -1,10 +1,10 @@
 //! Copies and moves between segments: asking for them, and making those that the master wants of this client.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use mooncake_core::ids::{ObjectKey, Uuid};
-use mooncake_core::replica::Replica;
+use mooncake_core::replica::{MemoryLocation, Replica};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::engine::Request;
 use mooncake_transport::{Slice, Transport};
@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use super::deadline::Deadline;
 use super::{Client, Inner};
-use crate::api::CopyToken;
+use crate::api::{Caller, CopyToken};
 use crate::protocol::wire::{Task, TaskInfo, TaskKind, TaskReport, TaskStatus};
 
 /// Most tasks fetched at a time, and most made at a time.
@@ -20,6 +20,9 @@ const FETCHED: u64 = 16;
 pub(super) const AT_ONCE: usize = 4;
 /// Pause before a copy that found no room is tried again, times the number of tries.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Between two looks at whether a member answers that a copy was too late for, and how many. After ten minutes the master drops it.
+const PROBE: Duration = Duration::from_secs(1);
+const PROBES: usize = 600;
 
 /// Copies, moved and made elsewhere: asked for here, made by whoever has the bytes.
 impl<T: Transport> Client<T> {
@@ -152,10 +155,7 @@ impl<T: Transport> Inner<T> {
     async fn replicate(self: &Arc<Self>, kind: TaskKind, payload: &Payload) -> Result<()> {
         let deadline = self.deadline();
         let (key, source, token) = (payload.key.as_bytes(), payload.source.as_str(), payload.token());
-        let mut caller = self.caller(0);
-        if !payload.tenant_id.is_empty() {
-            caller.tenant = &payload.tenant_id;
-        }
+        let caller = self.caller_for(&payload.tenant_id);
         let (from, to) = match kind {
             TaskKind::Copy => {
                 let targets: Vec<&str> = payload.targets.iter().map(String::as_str).collect();
@@ -170,16 +170,44 @@ impl<T: Transport> Inner<T> {
             }
         };
         if let Err(error) = self.copy_bytes(&from, &to, &deadline).await {
-            // What ran out of time may still land, so its space is left to the master, which waits long enough.
-            if error.kind() != ErrorKind::Timeout {
-                let revoke = self.master.replication_revoke(caller, kind, key, token);
-                if let Err(failed) = self.deadline().bound("revoke of a copy", revoke).await {
-                    tracing::debug!(client = %self.id, "a copy was not revoked: {failed}");
-                }
+            let begun = Begun { kind, key: key.to_vec(), token, tenant: payload.tenant_id.clone() };
+            if error.kind() == ErrorKind::Timeout {
+                // What ran out of time may still land.
+                self.runtime.spawn(revoke_later(Arc::downgrade(self), begun, to));
+            } else {
+                self.revoke_copy(&begun).await;
             }
             return Err(error);
         }
         deadline.bound("end of a copy", self.master.replication_end(caller, kind, key, token)).await
+    }
+
+    /// Asks in the name of a tenant; an empty one is our own.
+    fn caller_for<'c>(&'c self, tenant: &'c str) -> Caller<'c> {
+        let caller = self.caller(0);
+        if tenant.is_empty() { caller } else { Caller { tenant, ..caller } }
+    }
+
+    async fn revoke_copy(&self, begun: &Begun) {
+        let caller = self.caller_for(&begun.tenant);
+        let revoke = self.master.replication_revoke(caller, begun.kind, &begun.key, begun.token);
+        if let Err(failed) = self.deadline().bound("revoke of a copy", revoke).await {
+            tracing::debug!(client = %self.id, "a copy was not revoked: {failed}");
+        }
+    }
+
+    /// Whether the owner of this memory reads what is sent to it.
+    async fn answers(&self, at: &MemoryLocation) -> bool {
+        let deadline = self.deadline();
+        let Ok(into) = self.place(1) else { return false };
+        let Ok(target) = deadline.bound("reaching a member", self.engine.open(&at.endpoint)).await else {
+            return false;
+        };
+        let (read, _) = self.engine.read(&target, at.address, into, Some(deadline.portion(1, 1))).await;
+        if read.is_err() {
+            self.engine.forget(&at.endpoint);
+        }
+        read.is_ok()
     }
 
     /// Writes our replica to every place granted for another one.
@@ -204,5 +232,34 @@ impl<T: Transport> Inner<T> {
         let at = replica.location.memory().filter(|at| at.endpoint == self.endpoint)?;
         let segments = self.segments.lock();
         segments.iter().find_map(|mounted| mounted.slice(at.address, at.size))
+    }
+}
+
+/// A copy or move that the master knows of.
+struct Begun {
+    kind: TaskKind,
+    key: Vec<u8>,
+    token: CopyToken,
+    tenant: String,
+}
+
+/// Revokes a copy some of whose bytes may still be on their way, so that its object can be replaced and removed again. That is, once the
+/// members it goes to answer: then they have taken what was sent to them before, and the master lets the space rest for a while besides. With
+/// a member that does not come back the copy is over anyway.
+async fn revoke_later<T: Transport>(client: Weak<Inner<T>>, begun: Begun, to: Vec<Replica>) {
+    let mut waiting: Vec<_> = to.iter().filter_map(|replica| replica.location.memory()).collect();
+    for _ in 0..PROBES {
+        {
+            let Some(client) = client.upgrade().filter(|client| client.usable().is_ok()) else { return };
+            while let Some(at) = waiting.last()
+                && client.answers(at).await
+            {
+                waiting.pop();
+            }
+            if waiting.is_empty() {
+                return client.revoke_copy(&begun).await;
+            }
+        }
+        tokio::time::sleep(PROBE).await;
     }
 }

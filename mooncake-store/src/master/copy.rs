@@ -102,7 +102,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             targets: space.iter().map(|held| held.describe(value.len, ReplicaStatus::Processing)).collect(),
         };
         let key = object.key.clone();
-        shard.begin_copy(slot, Copying { client, kind, token, started: now, source, targets: space });
+        shard.begin_copy(
+            slot,
+            Copying { client, kind, token, started: now, source, targets: space, over: false },
+        );
         drop(shard);
         self.copies.lock().insert((now.after(self.options.put_release), key));
         Ok(plan)
@@ -183,13 +186,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let now = self.clock.now();
         let hash = self.directory.hash(key);
         let mut shard = self.directory.lock(hash);
-        let (slot, wanted) = self.begun(&mut shard, hash, key, (client, kind, token), now)?;
+        let slot = self.begun(&mut shard, hash, key, (client, kind, token), now)?;
         let _held = self.tenants.hold(shard[slot].tenant(), shard[slot].charged());
         let Some(copying) = shard.take_copy(slot) else { return Err(no_task()) };
         let started = copying.started;
-        if copying.targets.is_empty() && wanted {
-            return Err(Error::new(ErrorCode::ReplicaIsGone, "the segments it was to lie in are gone"));
-        }
         if let (false, Some(hot), Some(held)) = (token.is_nil(), &self.hot, copying.targets.first()) {
             hot.made(&shard[slot].key, token, (held.id, held.extent.len), now);
         }
@@ -213,7 +213,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// A copy or move failed: its space is taken back, and the object is as it was.
     ///
     /// # Errors
-    /// As [`Master::replication_end`], except `REPLICA_IS_GONE`.
+    /// As [`Master::replication_end`].
     pub fn replication_revoke(&self, client: ClientId, kind: TaskKind, key: &[u8]) -> Result<()> {
         self.revoke_copy(client, kind, key, CopyToken::default())
     }
@@ -236,7 +236,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let now = self.clock.now();
         let hash = self.directory.hash(key);
         let mut shard = self.directory.lock(hash);
-        let (slot, _) = self.begun(&mut shard, hash, key, (client, kind, token), now)?;
+        let slot = self.begun(&mut shard, hash, key, (client, kind, token), now)?;
         if let (false, Some(hot)) = (token.is_nil(), &self.hot) {
             hot.failed(&shard[slot].key, token, now);
         }
@@ -252,7 +252,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(())
     }
 
-    /// The object of a copy that this client began, and whether the copy had targets before their segments went.
+    /// The object of a copy that this client began.
     fn begun(
         &self,
         shard: &mut Shard<A, E>,
@@ -260,14 +260,17 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         key: &[u8],
         (client, kind, token): (ClientId, TaskKind, CopyToken),
         now: Moment,
-    ) -> Result<(SlotId, bool)> {
+    ) -> Result<SlotId> {
         let slot = shard.find(hash, key).ok_or_else(absent)?;
-        let had_targets = shard[slot].copying().is_some_and(|copying| !copying.targets.is_empty());
         shard.prune(slot, now, self.options.put_release);
         let object = &shard[slot];
         if object.value().is_none() && object.write().is_none() {
             shard.settle(slot);
             return Err(absent());
+        }
+        if object.copying_in_vain().is_some_and(|copying| copying.client == client && copying.kind == kind) {
+            shard.take_copy(slot);
+            return Err(Error::new(ErrorCode::ReplicaIsGone, "the segments it was to lie in are gone"));
         }
         let copying = object.copying().ok_or_else(no_task)?;
         if copying.client != client {
@@ -285,7 +288,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             let text = format!("{}: what is under way is another copy", key.escape_ascii());
             return Err(Error::new(ErrorCode::InvalidVersion, text));
         }
-        Ok((slot, had_targets))
+        Ok(slot)
     }
 
     /// Takes back copies that nobody ended in time.
@@ -303,7 +306,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             let mut shard = self.directory.lock(hash);
             let Some(slot) = shard.find(hash, key.as_bytes()) else { continue };
             let abandoned = |copying: &Copying<A>| copying.started.after(self.options.put_release) <= now;
-            if shard[slot].copying().is_some_and(abandoned)
+            let object = &shard[slot];
+            if object.copying().or(object.copying_in_vain()).is_some_and(abandoned)
                 && let Some(copying) = shard.take_copy(slot)
             {
                 copying.retire(self.rest_until(now), now);

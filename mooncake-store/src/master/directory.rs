@@ -98,6 +98,8 @@ pub(super) struct Copying<A> {
     /// What is read; what a move drops in the end.
     pub(super) source: ReplicaId,
     pub(super) targets: Replicas<A>,
+    /// All its targets are gone: it keeps nobody from anything, and its client is told so.
+    pub(super) over: bool,
 }
 
 impl<A: SegmentAllocator> Copying<A> {
@@ -116,7 +118,12 @@ impl<A: SegmentAllocator> Object<A> {
     }
 
     pub(super) fn copying(&self) -> Option<&Copying<A>> {
-        self.copying.as_deref()
+        self.copying.as_deref().filter(|copying| !copying.over)
+    }
+
+    /// A copy whose end nobody has heard of.
+    pub(super) fn copying_in_vain(&self) -> Option<&Copying<A>> {
+        self.copying.as_deref().filter(|copying| copying.over)
     }
 
     pub(super) fn tenant(&self) -> u32 {
@@ -378,7 +385,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         let object = &mut self.objects[slot];
         if let Some(copying) = &mut object.copying {
             let until = copying.started.after(put_release);
+            let had_targets = !copying.targets.is_empty();
             drop_dead(&mut copying.targets, until, now);
+            copying.over |= had_targets && copying.targets.is_empty();
             if object.value.is_none()
                 && let Some(copying) = object.copying.take()
             {
@@ -388,7 +397,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     }
 
     pub(super) fn begin_copy(&mut self, slot: SlotId, copying: Copying<A>) {
-        debug_assert!(self[slot].value.is_some() && self[slot].copying.is_none());
+        debug_assert!(self[slot].value.is_some() && self[slot].copying().is_none());
         self.charged(slot, |shard| shard.objects[slot].copying = Some(Box::new(copying)));
     }
 

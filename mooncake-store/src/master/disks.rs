@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
@@ -86,6 +86,10 @@ struct Wanted {
 pub(super) struct Owner {
     pub(super) client: ClientId,
     alive: AtomicBool,
+    /// Bytes of the objects that lie there.
+    used: AtomicU64,
+    /// Bytes of the disk, 0 while not known.
+    capacity: AtomicU64,
     state: Mutex<OwnerState>,
 }
 
@@ -97,7 +101,6 @@ struct OwnerState {
     /// It is to empty its disk.
     clear: bool,
     seen: Moment,
-    capacity: u64,
     /// Keys in the order they are to be written; those without a job are none any more.
     queue: VecDeque<ObjectKey>,
     jobs: HashMap<ObjectKey, Job>,
@@ -142,7 +145,21 @@ pub(super) struct OnDisk {
 struct DiskCopy {
     id: ReplicaId,
     owner: Arc<Owner>,
+    len: u64,
     endpoint: String,
+}
+
+impl DiskCopy {
+    fn new(id: ReplicaId, owner: &Arc<Owner>, len: u64, endpoint: &str) -> Self {
+        owner.used.fetch_add(len, Relaxed);
+        Self { id, owner: owner.clone(), len, endpoint: endpoint.to_owned() }
+    }
+}
+
+impl Drop for DiskCopy {
+    fn drop(&mut self) {
+        self.owner.used.fetch_sub(self.len, Relaxed);
+    }
 }
 
 impl OnDisk {
@@ -190,6 +207,16 @@ impl OwnerState {
 }
 
 impl Owner {
+    fn new(client: ClientId, capacity: u64, state: OwnerState) -> Arc<Self> {
+        Arc::new(Self {
+            client,
+            alive: AtomicBool::new(true),
+            used: AtomicU64::new(0),
+            capacity: AtomicU64::new(capacity),
+            state: Mutex::new(state),
+        })
+    }
+
     pub(super) fn is_alive(&self) -> bool {
         self.alive.load(Relaxed)
     }
@@ -328,6 +355,15 @@ impl Disks {
         before - owners.len()
     }
 
+    /// The free part of a client's disk; 1 where nothing is known of it.
+    pub(super) fn free_ratio(&self, client: ClientId) -> f64 {
+        let Some(owner) = self.get(client) else { return 1.0 };
+        match owner.capacity.load(Relaxed) {
+            0 => 1.0,
+            capacity => (1.0 - owner.used.load(Relaxed) as f64 / capacity as f64).max(0.0),
+        }
+    }
+
     /// The client lives.
     pub(super) fn hear(&self, client: ClientId, now: Moment) {
         if let Some(owner) = self.get(client) {
@@ -356,7 +392,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             return Ok(());
         }
         let state = OwnerState { enabled, announcing: true, seen: now, ..OwnerState::default() };
-        self.disks.insert(Arc::new(Owner { client, alive: AtomicBool::new(true), state: Mutex::new(state) }));
+        self.disks.insert(Owner::new(client, 0, state));
         tracing::info!(%client, "disk offered");
         Ok(())
     }
@@ -444,9 +480,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             return;
         }
         let report = owner.report(key, now);
-        let id = self.new_replica();
-        let copy = DiskCopy { id, owner: owner.clone(), endpoint: place.endpoint.clone() };
         let len = u64::try_from(place.data_size).ok();
+        let copy = DiskCopy::new(self.new_replica(), owner, len.unwrap_or(0), &place.endpoint);
         match (report, shard.find(hash, key.as_bytes())) {
             (Report::Current, Some(slot)) => {
                 let object = &mut shard[slot];
@@ -483,14 +518,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             if !std::mem::take(&mut state.clear) {
                 return Ok(false);
             }
-            OwnerState {
-                enabled: state.enabled,
-                seen: state.seen,
-                capacity: state.capacity,
-                ..OwnerState::default()
-            }
+            OwnerState { enabled: state.enabled, seen: state.seen, ..OwnerState::default() }
         };
-        self.disks.insert(Arc::new(Owner { client, alive: AtomicBool::new(true), state: Mutex::new(state) }));
+        self.disks.insert(Owner::new(client, owner.capacity.load(Relaxed), state));
         self.sweep_disks();
         Ok(true)
     }
@@ -507,7 +537,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     pub fn disk_capacity(&self, client: ClientId, bytes: i64) -> Result<()> {
         let bytes = u64::try_from(bytes).map_err(|_| Error::invalid(format!("a disk of {bytes} bytes")))?;
         let owner = self.disks.get(client).ok_or_else(not_offered)?;
-        owner.state.lock().capacity = bytes;
+        owner.capacity.store(bytes, Relaxed);
         Ok(())
     }
 

@@ -12,7 +12,8 @@ use smallvec::SmallVec;
 
 use super::Master;
 use super::directory::{Object, Shard};
-use super::segments::Mounted;
+use super::segments::{GRAIN, Mounted};
+use super::window::{Outlook, Searches};
 
 /// How far below the watermark the background goes at most, as a part of the capacity.
 const HYSTERESIS: f64 = 0.01;
@@ -26,10 +27,7 @@ const COURTEOUS: u32 = 32;
 #[derive(Default)]
 pub(super) struct EvictionState {
     futile_until: AtomicU64,
-    /// The same for [`Master::clear_window`], whose search is dearer.
-    pub(super) window_until: AtomicU64,
-    /// Bytes of the largest put that found no gap among many objects, 0 for none.
-    window_wanted: AtomicU64,
+    pub(super) searches: Searches,
 }
 
 impl EvictionState {
@@ -56,6 +54,15 @@ pub(super) struct Victim<A> {
     pub(super) segments: SmallVec<[Arc<Mounted<A>>; 1]>,
 }
 
+/// What came of evicting the next in line if it is of use.
+enum Next<A> {
+    Gone(Victim<A>),
+    /// It would be of no use.
+    Kept,
+    /// Nothing may go.
+    Nobody,
+}
+
 impl<A> Victim<A> {
     pub(super) fn none() -> Self {
         Self { bytes: 0, segments: SmallVec::new() }
@@ -63,12 +70,14 @@ impl<A> Victim<A> {
 }
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// Frees what a put of `len` bytes needs, and hardly more, in the segment named or else in any; whether it may look again.
+    /// Frees what a put of `len` bytes needs, and hardly more, in the segment named or else in any; whether it may look again. Nothing
+    /// goes for a put that could not be placed afterwards.
     pub(super) fn make_room(&self, len: u64, only: Option<&str>, now: Moment) -> bool {
-        if !self.could_hold(len) {
-            return false;
-        }
         let takes = self.taking(only, now);
+        let Some(need) = len.checked_next_multiple_of(GRAIN).filter(|need| self.could_take(*need, &takes))
+        else {
+            return false;
+        };
         if self.reclaim(now) > 0 && self.has_room(len, &takes) {
             return true;
         }
@@ -79,11 +88,29 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if self.drop_hot(len, now) > 0 && self.has_room(len, &takes) {
             return true;
         }
-        for pass in self.passes() {
+        let (outlook, large) = (self.eviction.searches.outlook(only, len, now), self.directory.is_large());
+        'passes: for pass in self.passes() {
+            // Several small victims in a row leave a gap by chance only, so they go in the policy's order only where there are gaps to be
+            // had. One that is large enough by itself always may.
+            let by_chance = match outlook {
+                Outlook::Likely => pass == Pass::Ordinary,
+                Outlook::Unknown => pass == Pass::Ordinary && large,
+                Outlook::Doubtful | Outlook::Barred => false,
+            };
             let mut freed = 0;
-            // Victims in the policy's order, as long as chance may open a gap; then the cheapest gap there is.
             while only.is_none() && freed < len.max(1) {
-                let Some(victim) = self.evict_one(pass, now) else { break };
+                let of_use = |object: &Object<A>| by_chance || leaves_a_gap(object, need, &takes);
+                let victim = match self.evict_next(pass, now, of_use) {
+                    Next::Gone(victim) => victim,
+                    Next::Kept => break,
+                    Next::Nobody if pass == Pass::Ordinary && self.options.evict_soft_pinned => {
+                        continue 'passes;
+                    }
+                    Next::Nobody => {
+                        self.eviction.futile_until.store(now.after(FUTILE).0, Relaxed);
+                        return false;
+                    }
+                };
                 // What comes free where nothing is placed helps nobody.
                 if victim.segments.iter().any(|segment| takes(segment)) {
                     freed = victim.bytes.saturating_add(freed);
@@ -92,24 +119,37 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                     return true;
                 }
             }
-            // Looking for the cheapest gap means looking at every object. Among many that is the tick's; who waits asks again.
-            if self.directory.is_large() {
-                self.eviction.window_wanted.fetch_max(len, Relaxed);
-            } else if self.clear_window(len, &takes, pass, now) {
+            if !large && outlook != Outlook::Barred && self.clear_window(len, &takes, pass, now) {
+                if pass == Pass::Ordinary {
+                    self.eviction.searches.found(only, len, now);
+                }
                 return true;
             }
         }
-        self.eviction.futile_until.store(now.after(FUTILE).0, Relaxed);
+        if outlook == Outlook::Barred {
+            return false;
+        }
+        // Looking for the cheapest gap means looking at every object. Among many that is the tick's; who waits asks again.
+        if large {
+            self.eviction.searches.want(only, len);
+        } else {
+            self.eviction.searches.in_vain(only, len, now, self.clock.now());
+        }
         false
     }
 
-    /// Opens the gap that a put did not find among many objects.
-    pub(super) fn clear_wanted_window(&self, now: Moment) {
-        let len = self.eviction.window_wanted.swap(0, Relaxed);
-        if len > 0 && !self.has_room(len, self.taking(None, now)) {
-            let cleared = self.passes().any(|pass| self.clear_window(len, self.taking(None, now), pass, now));
-            if cleared {
+    /// Opens the gaps that puts did not find among many objects.
+    pub(super) fn clear_wanted_windows(&self, now: Moment) {
+        for (only, len) in self.eviction.searches.wanted() {
+            let only = only.as_deref();
+            let takes = self.taking(only, now);
+            let found = self.has_room(len, &takes)
+                || self.passes().any(|pass| self.clear_window(len, &takes, pass, now));
+            if found {
+                self.eviction.searches.found(only, len, self.clock.now());
                 self.eviction.something_changed();
+            } else {
+                self.eviction.searches.in_vain(only, len, now, self.clock.now());
             }
         }
     }
@@ -147,6 +187,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// order is that of one policy over all, without one lock for all. (Blocks of one prefix lie in many shards; were each
     /// shard emptied by itself, every prefix would soon have a hole.)
     pub(super) fn evict_one(&self, pass: Pass, now: Moment) -> Option<Victim<A>> {
+        match self.evict_next(pass, now, |_| true) {
+            Next::Gone(victim) => Some(victim),
+            Next::Kept | Next::Nobody => None,
+        }
+    }
+
+    /// As [`Master::evict_one`], unless it would be of no use.
+    fn evict_next(&self, pass: Pass, now: Moment, of_use: impl Fn(&Object<A>) -> bool) -> Next<A> {
         // Each round evicts, or learns the age of one shard's next victim.
         for _ in 0..2 * self.directory.len() {
             let (index, age) = self.directory.oldest();
@@ -157,6 +205,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 continue;
             }
             let Some(slot) = shard.chosen() else { continue };
+            if !of_use(&shard[slot]) {
+                return Next::Kept;
+            }
             let group = shard[slot].group().cloned();
             let mut victim = Victim::none();
             self.evict_slot(&mut shard, slot, now, &mut victim);
@@ -166,9 +217,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             if let Some(group) = group {
                 self.evict_rest(&group, pass, now, &mut victim);
             }
-            return Some(victim);
+            return Next::Gone(victim);
         }
-        None
+        Next::Nobody
     }
 
     /// Evicts the value in a slot, which there must be, and adds it to what went before.
@@ -226,6 +277,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         [Some(Pass::Ordinary), soft].into_iter().flatten()
     }
 
+    /// Whether a segment that takes it could ever hold it.
+    fn could_take(&self, need: u64, takes: impl Fn(&Mounted<A>) -> bool) -> bool {
+        self.segments.read().list.iter().any(|segment| need <= segment.info.size && takes(segment))
+    }
+
     fn has_room(&self, len: u64, takes: impl Fn(&Mounted<A>) -> bool) -> bool {
         self.segments.read().list.iter().any(|segment| takes(segment) && segment.fits(len))
     }
@@ -263,4 +319,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             )
         })
     }
+}
+
+/// Whether what an object leaves behind is room enough by itself.
+fn leaves_a_gap<A: SegmentAllocator>(
+    object: &Object<A>,
+    need: u64,
+    takes: impl Fn(&Mounted<A>) -> bool,
+) -> bool {
+    let mut replicas = object.value().into_iter().flat_map(|value| &value.replicas);
+    replicas.any(|held| held.extent.len >= need && takes(&held.segment))
 }

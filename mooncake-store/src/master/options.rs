@@ -18,8 +18,8 @@ pub enum Placement {
     /// `free_ratio_first`: of a few segments drawn at random, those with more room are likelier. Likelier, not first: a segment
     /// that has just joined must not take every write of the cluster.
     FreeRatioFirst,
-    /// `ssd_free_ratio_first`: of a few segments drawn at random, those whose owner has more room on disk. No disk has been offered
-    /// here, and what is not known counts as empty: all are alike.
+    /// `ssd_free_ratio_first`: of a few segments drawn at random, those whose owner has more room on its disk are likelier. An owner
+    /// that has not said how large its disk is counts as one with an empty disk.
     SsdFreeRatioFirst,
     /// `local_first`: a single replica goes to the writer's own host, then to the hosts that follow it by name; on a host, to a
     /// segment by the key. A writer on a host without segments is near to none: its objects go anywhere.

@@ -13,10 +13,11 @@ use smallvec::SmallVec;
 
 use super::Master;
 use super::directory::Replicas;
+use super::disks::Disks;
 use super::options::Placement;
 use super::segments::{Held, Mounted, Registry};
 
-/// A window of this many segments for each replica wanted is looked at by `free_ratio_first`.
+/// A window of this many segments for each replica wanted is looked at by `free_ratio_first` and `ssd_free_ratio_first`.
 const WINDOW: usize = 6;
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
@@ -34,6 +35,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let wanted = usize::try_from(config.replicas).unwrap_or(usize::MAX).min(registry.list.len());
         let mut search = Search {
             registry: &registry,
+            disks: &self.disks,
             dice: &self.dice,
             next_replica: &self.next_replica,
             len,
@@ -102,6 +104,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
 
 struct Search<'a, A> {
     registry: &'a Registry<A>,
+    disks: &'a Disks,
     dice: &'a Dice,
     next_replica: &'a AtomicU64,
     len: u64,
@@ -165,8 +168,13 @@ impl<A: SegmentAllocator> Search<'_, A> {
 
     /// The rest anywhere; with `hosts`, only on hosts that hold no replica yet.
     fn spread(&mut self, placement: Placement, hosts: bool) {
-        if placement == Placement::FreeRatioFirst {
-            self.roomiest(hosts);
+        match placement {
+            Placement::FreeRatioFirst => self.roomiest(hosts, |segment| segment.free_ratio()),
+            Placement::SsdFreeRatioFirst => {
+                let disks = self.disks;
+                self.roomiest(hosts, |segment| disks.free_ratio(segment.client));
+            }
+            Placement::Random | Placement::LocalFirst | Placement::Cxl => {}
         }
         while self.found.len() < self.wanted {
             let before = self.found.len();
@@ -198,7 +206,7 @@ impl<A: SegmentAllocator> Search<'_, A> {
     }
 
     /// A window from a random start on, in an order drawn with free ratios as weights.
-    fn roomiest(&mut self, hosts: bool) {
+    fn roomiest(&mut self, hosts: bool, free_ratio: impl Fn(&Mounted<A>) -> f64) {
         let list = &self.registry.list;
         if list.is_empty() {
             return;
@@ -207,7 +215,7 @@ impl<A: SegmentAllocator> Search<'_, A> {
         let start = self.dice.below(list.len());
         let window = list[start..].iter().chain(&list[..start]).take(missing.saturating_mul(WINDOW));
         let mut drawn: Vec<_> = window
-            .map(|segment| (self.dice.unit().powf(1.0 / segment.free_ratio().max(1e-9)), segment))
+            .map(|segment| (self.dice.unit().powf(1.0 / free_ratio(segment).max(1e-9)), segment))
             .collect();
         drawn.sort_by(|a, b| b.0.total_cmp(&a.0));
         for (_, segment) in drawn {

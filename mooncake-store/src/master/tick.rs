@@ -69,7 +69,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             self.eviction.something_changed();
         }
         self.evict_to_watermark(now);
-        self.clear_wanted_window(now);
+        self.clear_wanted_windows(now);
         self.tend_hot(now);
         self.queue_wanted(now);
         if self.drains.is_due(now) {

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use mooncake_core::ErrorKind;
 use mooncake_core::clock::Rng;
 use mooncake_core::replica::ReplicateConfig;
+use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_store::client::{Client, PutOutcome, RangeRead};
 use mooncake_store::local::{LocalClient, LocalConfig, LocalRange, LocalServer, LocalServerConfig};
 use mooncake_store::protocol::wire::TaskStatus;
@@ -13,7 +13,7 @@ use mooncake_store::transport_set::TransportSet;
 use mooncake_transport::SliceMut;
 
 use crate::process::free_port;
-use crate::support::{SEGMENT, SLACK, cluster, connect, eventually, in_member, master, timed};
+use crate::support::{SEGMENT, SLACK, builder, cluster, connect, eventually, in_member, master, timed};
 
 const LEN: usize = 64 << 10;
 
@@ -188,6 +188,50 @@ async fn a_killed_master_is_missed_for_seconds() {
     hits(&client, 0..20).await;
     assert_eq!(puts(&client, 100..120, &ReplicateConfig::default()).await, 20);
     assert_eq!(hits(&client, 100..120).await, 20);
+}
+
+/// However long it was away: members do not ask ever more rarely.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_was_away_for_long_serves_again_as_soon() {
+    let (port, server, _members, client) = cluster(&[]).await;
+    assert_eq!(puts(&client, 0..2, &ReplicateConfig::default()).await, 2);
+    server.kill();
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    let _server = master(port, &[]);
+    eventually("it serves again", Duration::from_secs(3), async || {
+        put(&client, Rng::from_os().next_u64(), &ReplicateConfig::default()).await
+    })
+    .await;
+}
+
+/// The task fails in its time, and its object can be replaced as soon as nothing of the copy can land any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_to_a_frozen_member_does_not_keep_its_object() {
+    for (ttl, comes_back) in [("--client_ttl=60", true), ("--client_ttl=3", false)] {
+        let (port, _master, members, client) = cluster(&[ttl]).await;
+        // Over the network: into shared memory nothing comes late.
+        let source = builder(&format!("127.0.0.1:{port}"), SEGMENT).share_memory(false);
+        let source = source.connect().await.unwrap();
+        let (frozen, name) = &members[1];
+        assert_eq!(puts(&client, 0..1, &in_member(source.hostname())).await, 1);
+        frozen.freeze();
+        let task = client.copy_task("key 0", &[name]).await.unwrap();
+        eventually("the task has failed", Duration::from_secs(15), async || {
+            client.task(task).await.is_ok_and(|info| info.status == TaskStatus::Failed)
+        })
+        .await;
+        if comes_back {
+            let busy = client.remove("key 0", false).await.unwrap_err();
+            assert_eq!(busy.code(), ErrorCode::ReplicaIsNotReady);
+            frozen.thaw();
+        }
+        eventually("the object can be replaced", Duration::from_secs(15), async || {
+            client.upsert("key 0", value(1)).await.is_ok()
+        })
+        .await;
+        assert_eq!(client.get("key 0").await.unwrap().unwrap(), value(1));
+        frozen.thaw();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
