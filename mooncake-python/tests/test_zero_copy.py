@@ -210,6 +210,11 @@ def test_sessions(make_store, key):
     time.sleep(0.7)
     assert b.batch_get_into_multi_buffer_ranges([keys[0]], [[dst]], [[10]], [[0]]) == [-707]
     assert b.batch_get_session_end([keys[0]]) == 0
+    # The first read of a session is as late as any other.
+    assert b.batch_get_session_start([keys[0]]) == [0]
+    time.sleep(0.7)
+    assert b.batch_get_into_multi_buffer_ranges([keys[0]], [[dst]], [[10]], [[0]]) == [-707]
+    assert b.batch_get_session_end([keys[0]]) == 0
     assert b.batch_get_into_multi_buffer_ranges([keys[0]], [[dst]], [[10]], [[0]]) == [-600]
     for one in (a, b):
         for memory in (source, target):

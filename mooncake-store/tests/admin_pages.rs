@@ -12,8 +12,8 @@ use http_support::described::{answers_are_described, bad_input_is_answered, desc
 use http_support::{Answer, ask, config, http};
 use mooncake_core::replica::{ReplicaType, ReplicateConfig};
 use mooncake_store::api::WriteMode;
-use mooncake_store::config::{MasterConfig, TenantPolicy};
-use mooncake_store::master::{Put, Writer};
+use mooncake_store::config::{EventsConfig, MasterConfig, TenantPolicy};
+use mooncake_store::master::{DiskOptions, HotOptions, Put, Writer};
 use mooncake_store::server::MasterServer;
 use serde_json::{Value, json};
 use support::{MIB, client, segment};
@@ -21,9 +21,13 @@ use support::{MIB, client, segment};
 const JSON: &str = "application/json; charset=utf-8";
 const TEXT: &str = "text/plain; version=0.0.4";
 
-/// A master with two segments and a few objects.
+/// A master with a few objects.
 async fn server() -> (MasterServer, SocketAddr) {
-    let server = MasterServer::start(config()).await.unwrap();
+    server_with(config()).await
+}
+
+async fn server_with(config: MasterConfig) -> (MasterServer, SocketAddr) {
+    let server = MasterServer::start(config).await.unwrap();
     let master = server.master();
     master.mount(client(1), &segment(1, 100 * MIB)).unwrap();
     for key in ["a b", "k/2", "50%25", "x,y"] {
@@ -429,15 +433,73 @@ async fn every_page_is_described() {
     server.stop().await;
 }
 
+/// Tenants, disks, hot objects and events: all that is off otherwise. The folder is the policy's.
+fn everything() -> (tempfile::TempDir, MasterConfig) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tenants.yaml");
+    std::fs::write(
+        &path,
+        "version: 1\ntenants:\n  - {name: default, quota: 1GB}\n  - {name: t, quota: 4MB}\n",
+    )
+    .unwrap();
+    let mut config = MasterConfig { tenant_policy: Some(TenantPolicy::File(path)), ..config() };
+    config.options.disks =
+        Some(DiskOptions { promotion: Some(Default::default()), ..DiskOptions::default() });
+    config.options.hot = Some(HotOptions::default());
+    if cfg!(feature = "events-zmq") {
+        let backend_id = "test".into();
+        config.events =
+            Some(EventsConfig { host: "127.0.0.1".into(), port: 0, backend_id, ..EventsConfig::default() });
+    }
+    (folder, config)
+}
+
+#[tokio::test]
+async fn every_page_is_described_with_everything_on() {
+    let (_folder, config) = everything();
+    let (server, at) = server_with(config).await;
+    let (document, operations) = description(at).await;
+    let values = ["", "k/2", "node1:1", "t", "new", "default"];
+    answers_are_described(at, &document, &operations, &values).await;
+    let quotas = "/api/v1/tenant_quotas";
+    let with = |name: &str| format!("{quotas}?tenant_id={name}");
+    let body = r#"{"requested_quota_bytes":1000}"#;
+    assert_eq!(http(at, "PUT", &with("new"), body).await.0, 200);
+    assert_eq!(http(at, "DELETE", &with("new"), "").await.0, 200);
+    let events = get(at, "/kv_events/status").await.body;
+    assert!(events.contains(&format!(r#""enabled":{}"#, cfg!(feature = "events-zmq"))), "{events}");
+    server.stop().await;
+}
+
+/// Where the policy cannot be written: said in a described way, and nothing is changed.
+#[tokio::test]
+async fn a_policy_that_cannot_be_kept_is_refused_as_described() {
+    let (folder, config) = everything();
+    let (server, at) = server_with(config).await;
+    let (document, operations) = description(at).await;
+    drop(folder);
+    let pages: Vec<_> = operations.into_iter().filter(|page| page.path == "/api/v1/tenant_quotas").collect();
+    let path = "/api/v1/tenant_quotas?tenant_id=t";
+    let before = get(at, "/api/v1/tenant_quotas").await.body;
+    assert_eq!(http(at, "PUT", path, r#"{"requested_quota_bytes":1000}"#).await.0, 500);
+    assert_eq!(http(at, "DELETE", path, "").await.0, 500);
+    assert_eq!(get(at, "/api/v1/tenant_quotas").await.body, before);
+    answers_are_described(at, &document, &pages, &["t", "new"]).await;
+    server.stop().await;
+}
+
 /// Whatever is asked: an answer that the description knows, and a master that is none the worse.
 #[test]
 fn bad_input_gets_a_described_answer() {
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let (server, at) = runtime.block_on(server());
-    let (document, operations) = runtime.block_on(description(at));
-    bad_input_is_answered(&runtime, at, &document, &operations, 400);
-    runtime.block_on(async {
-        assert_eq!(http(at, "GET", "/health", "").await.0, 200);
-        server.stop().await;
-    });
+    let (_folder, everything) = everything();
+    for config in [config(), everything] {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let (server, at) = runtime.block_on(server_with(config));
+        let (document, operations) = runtime.block_on(description(at));
+        bad_input_is_answered(&runtime, at, &document, &operations, 400);
+        runtime.block_on(async {
+            assert_eq!(http(at, "GET", "/health", "").await.0, 200);
+            server.stop().await;
+        });
+    }
 }

@@ -103,6 +103,7 @@ fn run(binary: PathBuf, peer: Option<Installation>) -> Result<()> {
         "{:<22} {:>5}  {:>10} {:>9}  {:>10} {:>9}  {:>6}  wanted",
         "call", "conns", "ours /s", "p99 us", "peer /s", "p99 us", "ratio"
     );
+    let mut short = Vec::new();
     for call in Call::ALL {
         for connections in [1, 64] {
             let mut results = vec![Vec::new(); masters.len()];
@@ -115,10 +116,28 @@ fn run(binary: PathBuf, peer: Option<Installation>) -> Result<()> {
                     }
                 }
             }
-            print_row(call, connections, &results.iter().map(|turns| middle(turns)).collect::<Vec<_>>());
+            let sides: Vec<_> = results.iter().map(|turns| middle(turns)).collect();
+            print_row(call, connections, &sides);
+            if let [ours, theirs] = sides[..] {
+                short.extend(shortfalls(call, connections, ours, theirs));
+            }
         }
     }
-    Ok(())
+    if short.is_empty() { Ok(()) } else { Err(format!("not what is wanted:\n  {}", short.join("\n  "))) }
+}
+
+/// In what our master is not as far ahead as it should be.
+fn shortfalls(call: Call, connections: usize, ours: Turn, theirs: Turn) -> Vec<String> {
+    let mut short = Vec::new();
+    let (row, ratio) = (format!("{}, {connections} connections", call.name()), ours.rate / theirs.rate);
+    // What is no number is not enough.
+    if ratio.is_nan() || ratio < call.wanted() {
+        short.push(format!("{row}: {ratio:.2} times the calls, wanted {:.1}", call.wanted()));
+    }
+    if ours.p99.is_nan() || ours.p99 > theirs.p99 {
+        short.push(format!("{row}: p99 {:.1} us, the peer's {:.1} us", ours.p99, theirs.p99));
+    }
+    short
 }
 
 fn wait_for(port: u16) -> Result<()> {
@@ -154,7 +173,7 @@ fn print_row(call: Call, connections: usize, sides: &[Turn]) {
     print!("{:<22} {connections:>5}  {:>10.0} {:>9.1}", call.name(), ours.rate, ours.p99);
     if let Some(theirs) = sides.get(1) {
         let ratio = ours.rate / theirs.rate;
-        let verdict = if ratio >= call.wanted() { "yes" } else { "NO" };
+        let verdict = if shortfalls(call, connections, ours, *theirs).is_empty() { "yes" } else { "NO" };
         print!(
             "  {:>10.0} {:>9.1}  {ratio:>6.2}  >= {:.1}: {verdict}",
             theirs.rate,
@@ -330,4 +349,20 @@ async fn put_all(rpc: &RpcClient, client: ClientId, keys: &[Vec<u8>]) -> Result<
         return Err("a put of a batch failed".into());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_falls_short_by_rate_or_by_p99() {
+        let turn = |rate: f64, p99: f64| Turn { rate, p99 };
+        let short = |call, ours, theirs| shortfalls(call, 64, ours, theirs).len();
+        assert_eq!(short(Call::Exist, turn(130.0, 10.0), turn(100.0, 10.0)), 0);
+        assert_eq!(short(Call::Exist, turn(129.0, 10.0), turn(100.0, 10.0)), 1);
+        assert_eq!(short(Call::BatchExist, turn(190.0, 11.0), turn(100.0, 10.0)), 2);
+        assert_eq!(short(Call::BatchExist, turn(200.0, 11.0), turn(100.0, 10.0)), 1);
+        assert_eq!(short(Call::Put, turn(1.0, f64::NAN), turn(f64::NAN, 1.0)), 2);
+    }
 }

@@ -28,20 +28,47 @@ pub(super) fn show(session: &Session, args: &Top) -> Result<()> {
     let (admin, clock) = (session.admin()?, SystemClock::new());
     let first = look(&admin, &clock)?;
     if args.once {
-        return say(render(session, &first, None).trim_end());
+        return say(render(&session.to.master, &first, None).trim_end());
     }
     let screen = Screen::open()?;
-    let mut before = None;
-    let mut now = first;
+    let mut view = View { now: first, before: None, lost: None };
     loop {
-        screen.draw(&render(session, &now, before.as_ref()))?;
+        screen.draw(&view.draw(&session.to.master, clock.now()))?;
         if quits(args.interval)? {
             return Ok(());
         }
-        match look(&admin, &clock) {
-            Ok(look) => before = Some(std::mem::replace(&mut now, look)),
+        view.take(look(&admin, &clock));
+    }
+}
+
+/// What is shown.
+struct View {
+    now: Look,
+    before: Option<Look>,
+    /// Why there is nothing newer.
+    lost: Option<Error>,
+}
+
+impl View {
+    fn take(&mut self, look: Result<Look>) {
+        match look {
+            Ok(look) => {
+                self.before = Some(std::mem::replace(&mut self.now, look));
+                self.lost = None;
+            }
             // It may be back by the next time.
-            Err(error) => screen.draw(&format!("{error}\n"))?,
+            Err(error) => self.lost = Some(error),
+        }
+    }
+
+    fn draw(&self, master: &str, at: Moment) -> String {
+        let figures = render(master, &self.now, self.before.as_ref());
+        match &self.lost {
+            None => figures,
+            Some(error) => {
+                let age = at.since(self.now.at).as_secs();
+                format!("NO ANSWER: {error}\nwhat follows is {age} s old\n\n{figures}")
+            }
         }
     }
 }
@@ -50,7 +77,7 @@ fn look(admin: &Admin, clock: &SystemClock) -> Result<Look> {
     Ok(Look { at: clock.now(), metrics: admin.metrics()?, segments: admin.segments()? })
 }
 
-fn render(session: &Session, now: &Look, before: Option<&Look>) -> String {
+fn render(master: &str, now: &Look, before: Option<&Look>) -> String {
     let value = |name: &str| now.metrics.get(name).copied().unwrap_or(0.0);
     let rate = |name: &str| {
         let before = before?;
@@ -62,7 +89,7 @@ fn render(session: &Session, now: &Look, before: Option<&Look>) -> String {
     let (hits, reads) = (value("valid_get_nums_"), value("total_get_nums_"));
     let mut text = format!(
         "{}   clients {}   keys {}   writes under way {}\nmemory {} {} of {}   hits {}\n\n",
-        session.to.master,
+        master,
         value("master_active_clients"),
         value("master_key_count"),
         value("master_puts_in_progress"),
@@ -158,5 +185,48 @@ impl Drop for Screen {
         // A terminal that is gone need not be put in order.
         let _ = execute!(std::io::stdout(), cursor::Show, terminal::LeaveAlternateScreen);
         let _ = terminal::disable_raw_mode();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mooncake_core::ErrorCode;
+
+    use super::*;
+
+    fn look(seconds: u64, keys: f64, pings: f64) -> Look {
+        let metrics = [("master_key_count", keys), ("master_ping_requests_total", pings)];
+        let metrics = metrics.map(|(name, value)| (name.to_owned(), value)).into();
+        Look { at: Moment(seconds * 1_000_000_000), metrics, segments: Vec::new() }
+    }
+
+    #[test]
+    fn a_master_that_is_away_is_said_to_be() {
+        let drawn = |view: &View, seconds: u64| view.draw("node1:50051", Moment(seconds * 1_000_000_000));
+        let mut view = View { now: look(10, 7.0, 5.0), before: None, lost: None };
+        view.take(Ok(look(12, 8.0, 11.0)));
+        let shown = drawn(&view, 12);
+        assert!(shown.starts_with("node1:50051 ") && shown.contains("keys 8"), "{shown}");
+        let ping = shown.lines().find(|line| line.starts_with("ping")).unwrap();
+        assert!(ping.ends_with("3.0"), "{ping}");
+        for seconds in [14, 16] {
+            view.take(Err(Error::new(ErrorCode::RpcFail, "connection refused")));
+            let age = format!("what follows is {} s old", seconds - 12);
+            let text = drawn(&view, seconds);
+            let lines: Vec<_> = text.lines().take(2).collect();
+            assert!(
+                lines[0].starts_with("NO ANSWER") && lines[0].contains("connection refused"),
+                "{lines:?}"
+            );
+            assert_eq!(lines[1], age);
+            assert!(text.ends_with(&shown), "the figures stay");
+        }
+        view.take(Ok(look(18, 0.0, 1.0)));
+        let text = drawn(&view, 18);
+        assert!(text.starts_with("node1:50051 ") && text.contains("keys 0"), "{text}");
+        assert!(
+            text.lines().any(|line| line.starts_with("ping") && line.ends_with("0.0")),
+            "a new master counts anew"
+        );
     }
 }
