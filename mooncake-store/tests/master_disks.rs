@@ -5,7 +5,9 @@ mod master_support;
 use master_support::{KIB, MIB, Rig, client, endpoint};
 use mooncake_core::ErrorCode::{self, *};
 use mooncake_core::replica::{Replica, ReplicaLocation};
-use mooncake_store::master::{DiskOptions, MasterOptions, Placement, PromotionOptions, TenantQuota};
+use mooncake_store::master::{
+    DiskOptions, DiskStats, MasterOptions, Placement, PromotionOptions, TenantQuota,
+};
 use mooncake_store::protocol::wire::{OffloadItem, StoredAt};
 
 trait Disks {
@@ -304,6 +306,77 @@ fn what_is_read_often_comes_back() {
     assert_eq!(rig.lies("k"), (1, on(1)));
     assert_eq!(code(rig.master.promoted(client(1), b"k")), ReplicaIsNotReady);
     assert_eq!(code(rig.master.promotion_failed(client(1), b"none")), ObjectNotFound);
+    rig.locate("k").unwrap();
+    let stats = rig.master.stats();
+    let expected = DiskStats {
+        objects: 1,
+        used: 600 * KIB,
+        promotions_admitted: 1,
+        promotions_completed: 1,
+        promoted_bytes: 600 * KIB,
+        promotions_too_rare: 1,
+        ..DiskStats::default()
+    };
+    assert_eq!(stats.disks, expected);
+    assert_eq!((stats.hits, stats.hit_bytes), (3, 3 * 600 * KIB));
+    assert_eq!((stats.disk_hits, stats.disk_hit_bytes), (2, 2 * 600 * KIB), "the last was in memory");
+}
+
+/// Each that was admitted is counted once: in flight, or as what became of it.
+#[test]
+fn promotions_are_accounted_for() {
+    let promotion = Some(PromotionOptions { threshold: 1, queue_limit: 4, per_heartbeat: 3 });
+    let rig = Rig::with(MasterOptions {
+        disks: Some(DiskOptions { promotion, ..DiskOptions::default() }),
+        ..MasterOptions::default()
+    });
+    rig.mount(1, MIB);
+    rig.offer(1);
+    rig.master.disk_capacity(client(1), 1 << 20).unwrap();
+    for n in 0..6 {
+        rig.report(1, &format!("cold {n}"), 1000);
+    }
+    let figures = || {
+        let at = rig.master.stats().disks;
+        let over =
+            [at.promotions_completed, at.promotions_failed, at.promotions_cancelled, at.promotions_expired];
+        assert_eq!(at.promotions_admitted, at.promotions_in_flight + over.iter().sum::<u64>(), "{at:?}");
+        (at.promotions_in_flight, over)
+    };
+    for n in 0..6 {
+        rig.locate(&format!("cold {n}")).unwrap();
+    }
+    let stats = rig.master.stats().disks;
+    assert_eq!((stats.objects, stats.used, stats.capacity), (6, 6000, 1 << 20));
+    assert_eq!((stats.promotions_admitted, stats.promotions_over_limit), (4, 2));
+    assert_eq!(figures(), (4, [0; 4]));
+    assert_eq!(rig.master.to_promote(client(1)).unwrap().len(), 3);
+    assert_eq!(figures(), (4, [0; 4]));
+    // One comes, one does not, one is removed; nobody speaks of the last.
+    rig.master.promotion_start(client(1), b"cold 0", 1000, &[]).unwrap();
+    rig.master.promoted(client(1), b"cold 0").unwrap();
+    rig.master.promotion_failed(client(1), b"cold 1").unwrap();
+    rig.remove("cold 2", true).unwrap();
+    assert_eq!(figures(), (1, [1, 1, 1, 0]));
+    assert_eq!(rig.master.to_promote(client(1)).unwrap().len(), 1);
+    for _ in 0..7 {
+        rig.alive_for(9.0);
+        rig.master.to_offload(client(1), true).unwrap();
+    }
+    rig.master.to_promote(client(1)).unwrap();
+    assert_eq!(figures(), (0, [1, 1, 1, 1]));
+    // What is asked of a disk that goes is over.
+    rig.locate("cold 4").unwrap();
+    assert_eq!(figures().0, 1);
+    rig.master.unmount_disk(client(1)).unwrap();
+    assert_eq!(figures(), (0, [1, 1, 2, 1]));
+    assert_eq!(rig.master.stats().disks.used, 0);
+    // A fuller memory is not made fuller.
+    rig.offer(1);
+    rig.report(1, "warm", 1000);
+    rig.put(9, "much", 1000 * KIB).unwrap();
+    rig.locate("warm").unwrap();
+    assert_eq!(rig.master.stats().disks.promotions_too_full, 1);
 }
 
 #[test]

@@ -244,10 +244,9 @@ const SPACE: &[Flag] = &[
         set!(config.options.evict_soft_pinned = switch),
     ),
     flag("memory_allocator", "offset", "How space is found: offset, best_fit", |draft, text| {
-        if text == "cachelib" {
-            return Err("this allocator is not supported; the default needs none of its settings".into());
-        }
-        draft.config.allocator.kind = text.parse().map_err(said)?;
+        // An older allocator of the existing system, with slabs and a largest size; `Settings::notes` says so.
+        let known = if text == "cachelib" { "offset" } else { text };
+        draft.config.allocator.kind = known.parse().map_err(said)?;
         Ok(())
     }),
     flag(

@@ -211,12 +211,23 @@ mod tests {
     }
 
     #[test]
+    fn an_older_allocator_is_taken_as_another_and_said_to_be() {
+        let mut settings = Settings::default();
+        settings.command_line("memory_allocator", "cachelib").unwrap();
+        assert_eq!(
+            settings.config().unwrap(),
+            MasterConfig::from_flags([("memory_allocator", "offset")]).unwrap()
+        );
+        let notes = settings.notes();
+        assert!(notes.len() == 1 && notes[0].contains("offset takes its place"), "{notes:?}");
+    }
+
+    #[test]
     fn wrong_values_are_refused_by_name() {
         for (name, value, says) in [
             ("eviction_ratio", "1.5", "between 0 and 1"),
             ("eviction_high_watermark_ratio", "nan", "between 0 and 1"),
             ("allocation_strategy", "Random", "unknown placement"),
-            ("memory_allocator", "cachelib", "not supported"),
             ("memory_allocator", "slab", "unknown allocator"),
             ("eviction_policy", "arc", "unknown"),
             ("put_start_release_timeout_sec", "30", "put_start_discard_timeout_sec"),

@@ -130,7 +130,7 @@ impl Settings {
         &self.settings
     }
 
-    /// What is to be said at the start: settings without effect, variables that are none.
+    /// What is to be said at the start: settings without effect or taken as others, variables that are none.
     pub fn notes(&self) -> Vec<String> {
         let idle = self.settings.iter().filter_map(|setting| match setting.flag.state {
             FlagState::Idle(why) if setting.value != setting.flag.default => {
@@ -138,7 +138,17 @@ impl Settings {
             }
             _ => None,
         });
-        self.notes.iter().cloned().chain(idle).collect()
+        let older = self
+            .settings
+            .iter()
+            .filter(|setting| setting.flag.name == "memory_allocator" && setting.value == "cachelib");
+        let older = older.map(|setting| {
+            format!(
+                "memory_allocator={} ({}) is not built: offset takes its place",
+                setting.value, setting.origin
+            )
+        });
+        self.notes.iter().cloned().chain(idle).chain(older).collect()
     }
 
     /// Puts all together.

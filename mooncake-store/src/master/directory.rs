@@ -244,6 +244,9 @@ pub(super) struct Reads {
     pub(super) asked: u64,
     pub(super) hits: u64,
     pub(super) hit_bytes: u64,
+    /// Of these, objects that are on disk only.
+    pub(super) disk_hits: u64,
+    pub(super) disk_hit_bytes: u64,
 }
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {

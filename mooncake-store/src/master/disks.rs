@@ -21,7 +21,9 @@ use smallvec::SmallVec;
 use super::Master;
 use super::clients::MAX_WORD;
 use super::directory::{Object, Shard};
+use super::promote::Promotions;
 use super::put::absent;
+use super::stats::DiskStats;
 use crate::protocol::wire::{OffloadItem, StoredAt};
 
 /// How long an object is kept in memory for the sake of a disk whose owner has not come for it: several heartbeats.
@@ -73,6 +75,7 @@ pub(super) struct Disks {
     count: AtomicUsize,
     /// Objects that eviction passed over because they are to be written first.
     wanted: Mutex<Wanted>,
+    pub(super) promotions: Arc<Promotions>,
 }
 
 /// Keys, each once, in the order they came.
@@ -88,9 +91,20 @@ pub(super) struct Owner {
     alive: AtomicBool,
     /// Bytes of the objects that lie there.
     used: AtomicU64,
+    /// How many there are.
+    objects: AtomicU64,
     /// Bytes of the disk, 0 while not known.
     capacity: AtomicU64,
+    promotions: Arc<Promotions>,
     state: Mutex<OwnerState>,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let state = self.state.get_mut();
+        let left = state.promote.len() + state.promoting.len();
+        self.promotions.cancelled.fetch_add(left as u64, Relaxed);
+    }
 }
 
 #[derive(Default)]
@@ -152,6 +166,7 @@ struct DiskCopy {
 impl DiskCopy {
     fn new(id: ReplicaId, owner: &Arc<Owner>, len: u64, endpoint: &str) -> Self {
         owner.used.fetch_add(len, Relaxed);
+        owner.objects.fetch_add(1, Relaxed);
         Self { id, owner: owner.clone(), len, endpoint: endpoint.to_owned() }
     }
 }
@@ -159,6 +174,7 @@ impl DiskCopy {
 impl Drop for DiskCopy {
     fn drop(&mut self) {
         self.owner.used.fetch_sub(self.len, Relaxed);
+        self.owner.objects.fetch_sub(1, Relaxed);
     }
 }
 
@@ -207,12 +223,14 @@ impl OwnerState {
 }
 
 impl Owner {
-    fn new(client: ClientId, capacity: u64, state: OwnerState) -> Arc<Self> {
+    fn new(client: ClientId, capacity: u64, promotions: Arc<Promotions>, state: OwnerState) -> Arc<Self> {
         Arc::new(Self {
             client,
             alive: AtomicBool::new(true),
             used: AtomicU64::new(0),
+            objects: AtomicU64::new(0),
             capacity: AtomicU64::new(capacity),
+            promotions,
             state: Mutex::new(state),
         })
     }
@@ -246,7 +264,9 @@ impl Owner {
                 state.unsent -= 1;
             }
         }
-        state.promoting.remove(key);
+        if state.promoting.remove(key).is_some() {
+            self.promotions.cancelled.fetch_add(1, Relaxed);
+        }
     }
 
     /// Puts an object in line, unless the line is full or it is in it.
@@ -288,22 +308,27 @@ impl Owner {
         }
     }
 
-    pub(super) fn promote(&self, key: &ObjectKey, limit: usize) -> bool {
+    pub(super) fn promote(&self, key: &ObjectKey, limit: usize) {
         let mut state = self.state.lock();
         let known = state.to_promote.contains(key) || state.promoting.contains_key(key.as_bytes());
-        let room = state.promote.len() + state.promoting.len() < limit;
-        if known || !room || !state.enabled {
-            return false;
+        if known || !state.enabled {
+            return;
+        }
+        if state.promote.len() + state.promoting.len() >= limit {
+            self.promotions.over_limit.fetch_add(1, Relaxed);
+            return;
         }
         state.promote.push_back(key.clone());
         state.to_promote.insert(key.clone());
-        true
+        self.promotions.admitted.fetch_add(1, Relaxed);
     }
 
     /// Takes the next objects to come back.
     pub(super) fn next_promotions(&self, most: usize, now: Moment) -> Vec<ObjectKey> {
         let mut state = self.state.lock();
+        let before = state.promoting.len();
         state.promoting.retain(|_, since| now < since.after(PATIENCE));
+        self.promotions.expired.fetch_add((before - state.promoting.len()) as u64, Relaxed);
         let most = most.min(state.promote.len());
         let keys: Vec<_> = state.promote.drain(..most).collect();
         for key in &keys {
@@ -317,8 +342,9 @@ impl Owner {
         self.state.lock().promoting.contains_key(key)
     }
 
-    pub(super) fn end_promotion(&self, key: &[u8]) {
-        self.state.lock().promoting.remove(key);
+    /// Whether it was under way; the caller counts what became of it.
+    pub(super) fn end_promotion(&self, key: &[u8]) -> bool {
+        self.state.lock().promoting.remove(key).is_some()
     }
 }
 
@@ -364,6 +390,34 @@ impl Disks {
         }
     }
 
+    /// What lies on all disks.
+    pub(super) fn stats(&self) -> DiskStats {
+        let owners = self.owners.lock();
+        let sum = |figure: fn(&Owner) -> u64| {
+            owners.values().map(|owner| figure(owner)).fold(0, u64::saturating_add)
+        };
+        let read = |counter: &AtomicU64| counter.load(Relaxed);
+        let promotions = &self.promotions;
+        DiskStats {
+            objects: sum(|owner| owner.objects.load(Relaxed)),
+            used: sum(|owner| owner.used.load(Relaxed)),
+            capacity: sum(|owner| owner.capacity.load(Relaxed)),
+            promotions_in_flight: sum(|owner| {
+                let state = owner.state.lock();
+                (state.promote.len() + state.promoting.len()) as u64
+            }),
+            promotions_admitted: read(&promotions.admitted),
+            promotions_completed: read(&promotions.completed),
+            promoted_bytes: read(&promotions.bytes),
+            promotions_failed: read(&promotions.failed),
+            promotions_cancelled: read(&promotions.cancelled),
+            promotions_expired: read(&promotions.expired),
+            promotions_too_rare: read(&promotions.too_rare),
+            promotions_too_full: read(&promotions.too_full),
+            promotions_over_limit: read(&promotions.over_limit),
+        }
+    }
+
     /// The client lives.
     pub(super) fn hear(&self, client: ClientId, now: Moment) {
         if let Some(owner) = self.get(client) {
@@ -392,7 +446,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             return Ok(());
         }
         let state = OwnerState { enabled, announcing: true, seen: now, ..OwnerState::default() };
-        self.disks.insert(Owner::new(client, 0, state));
+        self.disks.insert(Owner::new(client, 0, self.disks.promotions.clone(), state));
         tracing::info!(%client, "disk offered");
         Ok(())
     }
@@ -520,7 +574,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             }
             OwnerState { enabled: state.enabled, seen: state.seen, ..OwnerState::default() }
         };
-        self.disks.insert(Owner::new(client, owner.capacity.load(Relaxed), state));
+        let capacity = owner.capacity.load(Relaxed);
+        self.disks.insert(Owner::new(client, capacity, self.disks.promotions.clone(), state));
         self.sweep_disks();
         Ok(true)
     }

@@ -157,6 +157,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         shard.touch(slot, self.directory.use_number());
         shard.reads.hits += 1;
         shard.reads.hit_bytes = shard.reads.hit_bytes.saturating_add(len);
+        if in_memory.is_none() {
+            shard.reads.disk_hits += 1;
+            shard.reads.disk_hit_bytes = shard.reads.disk_hit_bytes.saturating_add(len);
+        }
         if let Some(hot) = &self.hot {
             let key = shard[slot].key.clone();
             hot.read(&mut shard.heats, slot, &key, now);

@@ -72,7 +72,7 @@ pub use self::options::{HotOptions, MasterOptions, ParsePlacementError, Placemen
 #[cfg(feature = "testkit")]
 pub use self::planted::Bug;
 pub use self::put::{Put, Writer};
-pub use self::stats::{SegmentStats, Stats};
+pub use self::stats::{DiskStats, SegmentStats, Stats};
 pub use self::tenants::{TenantInfo, TenantQuota, is_tenant};
 pub use self::tick::TickReport;
 

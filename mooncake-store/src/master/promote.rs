@@ -1,5 +1,7 @@
 //! Objects that come back from a disk to memory because they are read.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::evict::EvictionPolicy;
 use mooncake_core::ids::{ClientId, SlotId};
@@ -27,12 +29,34 @@ impl Default for Reads {
     }
 }
 
+/// What became of objects that were read from a disk.
+#[derive(Default)]
+pub(super) struct Promotions {
+    pub(super) admitted: AtomicU64,
+    pub(super) completed: AtomicU64,
+    pub(super) bytes: AtomicU64,
+    pub(super) failed: AtomicU64,
+    pub(super) cancelled: AtomicU64,
+    pub(super) expired: AtomicU64,
+    pub(super) too_rare: AtomicU64,
+    pub(super) too_full: AtomicU64,
+    pub(super) over_limit: AtomicU64,
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Relaxed);
+}
+
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// An object that is on disk only was read.
     pub(super) fn read_from_disk(&self, object: &Object<A>, hash: u64) {
         let Some(options) = self.options.disks.as_ref().and_then(|disks| disks.promotion) else { return };
-        if self.reads_from_disk.0.lock().add(hash) < options.threshold || self.is_above_watermark() {
-            return;
+        let promotions = &self.disks.promotions;
+        if self.reads_from_disk.0.lock().add(hash) < options.threshold {
+            return count(&promotions.too_rare);
+        }
+        if self.is_above_watermark() {
+            return count(&promotions.too_full);
         }
         if let Some(owner) = self.disk_owner(object) {
             owner.promote(&object.key, options.queue_limit);
@@ -57,7 +81,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             let object = shard.find(hash, key.as_bytes()).map(|slot| &shard[slot]);
             match object.and_then(Object::disk) {
                 Some(disk) => items.push(self.offload_item(&key, disk.len)),
-                None => owner.end_promotion(key.as_bytes()),
+                None => {
+                    owner.end_promotion(key.as_bytes());
+                    count(&self.disks.promotions.cancelled);
+                }
             }
         }
         Ok(items)
@@ -110,14 +137,23 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let mut shard = self.directory.lock(hash);
         let slot = shard.find(hash, key).ok_or_else(absent)?;
         let checksum = shard[slot].disk().and_then(|disk| disk.checksum);
-        let write = self.take_promotion(&mut shard, slot, client).ok_or_else(nothing_promoted)?;
+        let (asked, write) = self.take_promotion(&mut shard, slot, client);
+        let write = write.ok_or_else(|| {
+            if asked {
+                count(&self.disks.promotions.failed);
+            }
+            nothing_promoted()
+        })?;
         let live: Replicas<A> = write.replicas.into_iter().filter(|held| held.segment.is_alive()).collect();
         let late = write.started.after(self.options.put_release) <= now;
         if live.is_empty() || late {
             live.into_iter().for_each(|held| held.retire(now, now));
             shard.settle(slot);
+            count(&self.disks.promotions.failed);
             return Err(nothing_promoted());
         }
+        count(&self.disks.promotions.completed);
+        self.disks.promotions.bytes.fetch_add(write.len, Relaxed);
         let use_number = self.directory.use_number();
         let value = Value {
             len: write.len,
@@ -142,7 +178,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let hash = self.directory.hash(key);
         let mut shard = self.directory.lock(hash);
         let slot = shard.find(hash, key).ok_or_else(absent)?;
-        if let Some(write) = self.take_promotion(&mut shard, slot, client) {
+        let (asked, write) = self.take_promotion(&mut shard, slot, client);
+        if asked {
+            count(&self.disks.promotions.failed);
+        }
+        if let Some(write) = write {
             // Bytes the owner gave up on may still be on their way.
             let rest = now.after(self.options.revoke_rest);
             write.retire(self.rest_until(rest), now);
@@ -151,13 +191,18 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(())
     }
 
-    fn take_promotion(&self, shard: &mut Shard<A, E>, slot: SlotId, client: ClientId) -> Option<Write<A>> {
-        if let Some(owner) = self.disks.get(client) {
-            owner.end_promotion(shard[slot].key.as_bytes());
-        }
+    /// Whether the client was asked for it, and the space it was granted.
+    fn take_promotion(
+        &self,
+        shard: &mut Shard<A, E>,
+        slot: SlotId,
+        client: ClientId,
+    ) -> (bool, Option<Write<A>>) {
+        let asked =
+            self.disks.get(client).is_some_and(|owner| owner.end_promotion(shard[slot].key.as_bytes()));
         let mine = |write: &Write<A>| write.promotes && write.writer.client == client;
-        shard[slot].write().filter(|write| mine(write))?;
-        shard.take_write(slot)
+        let write = if shard[slot].write().is_some_and(mine) { shard.take_write(slot) } else { None };
+        (asked, write)
     }
 }
 

@@ -33,6 +33,12 @@ pub struct Stats {
     pub hits: u64,
     /// Bytes of the objects they found.
     pub hit_bytes: u64,
+    /// Of the hits, those of objects that are on a client's disk only.
+    pub disk_hits: u64,
+    /// Bytes of these.
+    pub disk_hit_bytes: u64,
+    /// Clients' disks.
+    pub disks: DiskStats,
     /// Times that room was looked for.
     pub evictions_attempted: u64,
     /// Times that some was made.
@@ -61,6 +67,37 @@ pub struct Stats {
     pub value_sizes: Vec<(u64, u64)>,
     /// Sum of their sizes.
     pub value_bytes: u64,
+}
+
+/// Where clients' disks stand. Every promotion that was admitted is in flight or one of completed, failed, cancelled and expired.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskStats {
+    /// Copies of objects there.
+    pub objects: u64,
+    /// Bytes of these.
+    pub used: u64,
+    /// Sizes of the disks, as far as their owners have told, in bytes.
+    pub capacity: u64,
+    /// Objects that are to come back to memory, or on their way.
+    pub promotions_in_flight: u64,
+    /// Objects that were to.
+    pub promotions_admitted: u64,
+    /// Those that did.
+    pub promotions_completed: u64,
+    /// Their bytes.
+    pub promoted_bytes: u64,
+    /// Those that their owner could not bring back.
+    pub promotions_failed: u64,
+    /// Those that were gone, or whose disk was.
+    pub promotions_cancelled: u64,
+    /// Those that their owner said nothing of.
+    pub promotions_expired: u64,
+    /// Reads that were too few for their object to come back.
+    pub promotions_too_rare: u64,
+    /// Reads after which it did not because memory was too full.
+    pub promotions_too_full: u64,
+    /// Reads after which it did not because too many were on their way.
+    pub promotions_over_limit: u64,
 }
 
 /// Where a segment stands.
@@ -176,6 +213,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             discarded: read(&counters.discarded),
             released: read(&counters.released),
             value_bytes: read(&counters.value_bytes),
+            disks: self.disks.stats(),
             ..Stats::default()
         };
         if let Some(hot) = &self.hot {
@@ -194,6 +232,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             stats.reads += shard.reads.asked;
             stats.hits += shard.reads.hits;
             stats.hit_bytes = stats.hit_bytes.saturating_add(shard.reads.hit_bytes);
+            stats.disk_hits += shard.reads.disk_hits;
+            stats.disk_hit_bytes = stats.disk_hit_bytes.saturating_add(shard.reads.disk_hit_bytes);
         }
         stats
     }

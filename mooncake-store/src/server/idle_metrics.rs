@@ -3,26 +3,16 @@
 /// Of what, the gauges, and the counters.
 pub(super) const IDLE: &[(&str, &[&str], &[&str])] = &[
     ("NVMe-oF tier", &["master_nof_allocated_bytes", "master_total_nof_capacity_bytes"], &[]),
-    ("File tier", &["master_allocated_file_size_bytes", "master_total_file_capacity_bytes"], &[]),
     (
-        "Promotion from SSD",
-        &["master_promotion_in_flight"],
+        "Retries of promotions that were refused",
+        &[],
         &[
-            "master_promotion_admitted_total",
-            "master_promotion_cancelled_total",
             "master_promotion_candidate_admission_rejected_total",
             "master_promotion_candidate_admitted_total",
             "master_promotion_candidate_dropped_limit_total",
             "master_promotion_candidate_expired_evaluated_total",
             "master_promotion_candidate_expired_unevaluated_total",
             "master_promotion_candidate_recorded_total",
-            "master_promotion_completed_bytes_total",
-            "master_promotion_completed_total",
-            "master_promotion_expired_total",
-            "master_promotion_failed_total",
-            "master_promotion_rejected_cap_total",
-            "master_promotion_rejected_frequency_total",
-            "master_promotion_rejected_watermark_total",
         ],
     ),
     (

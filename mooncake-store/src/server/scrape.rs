@@ -4,7 +4,7 @@ use mooncake_core::Result;
 
 use super::State;
 use super::idle_metrics::IDLE;
-use crate::master::{SegmentStats, Stats, TenantInfo};
+use crate::master::{DiskStats, SegmentStats, Stats, TenantInfo};
 use crate::metrics::{Labels, Page};
 
 /// All metrics, as text.
@@ -14,6 +14,7 @@ pub(super) fn text(state: &State) -> Result<Vec<u8>> {
     page.storage(&stats);
     page.reads(&stats);
     page.evictions(&stats);
+    page.disks(&stats.disks);
     page.requests(state);
     page.latencies(state);
     page.tenants(&state.master.tenants(), stats.capacity());
@@ -32,7 +33,7 @@ impl Page {
         self.gauge("master_active_clients", "Clients heard of in time", stats.clients);
         self.gauge("master_puts_in_progress", "Writes granted and not ended", stats.writing);
         self.gauge("mem_cache_nums_", "Objects in memory", stats.objects);
-        self.gauge("file_cache_nums_", "Objects in files", 0);
+        self.gauge("file_cache_nums_", "Copies of objects on clients' disks", stats.disks.objects);
         self.gauge(
             "master_put_start_discarded_staging_size",
             "Bytes that rest until nobody can still read or write them",
@@ -42,12 +43,36 @@ impl Page {
     }
 
     fn reads(&mut self, stats: &Stats) {
-        self.counter("mem_cache_hit_nums_", "Reads answered from memory", stats.hits);
-        self.counter("file_cache_hit_nums_", "Reads answered from files", 0);
-        self.counter("mem_cache_hit_bytes_total", "Bytes of objects read from memory", stats.hit_bytes);
-        self.counter("file_cache_hit_bytes_total", "Bytes of objects read from files", 0);
+        let (hits, bytes) = (stats.disk_hits, stats.disk_hit_bytes);
+        let (memory_hits, memory_bytes) =
+            (stats.hits.saturating_sub(hits), stats.hit_bytes.saturating_sub(bytes));
+        self.counter("mem_cache_hit_nums_", "Reads of objects in memory", memory_hits);
+        self.counter("file_cache_hit_nums_", "Reads of objects that are on disk only", hits);
+        self.counter("mem_cache_hit_bytes_total", "Bytes of objects read from memory", memory_bytes);
+        self.counter("file_cache_hit_bytes_total", "Bytes of objects read from disks", bytes);
         self.counter("valid_get_nums_", "Reads that found their object", stats.hits);
         self.counter("total_get_nums_", "Reads", stats.reads);
+    }
+
+    fn disks(&mut self, disks: &DiskStats) {
+        self.gauge("master_allocated_file_size_bytes", "Bytes of objects on clients' disks", disks.used);
+        let help = "Bytes of clients' disks, as far as they have told";
+        self.gauge("master_total_file_capacity_bytes", help, disks.capacity);
+        let help = "Objects on their way from a disk back to memory";
+        self.gauge("master_promotion_in_flight", help, disks.promotions_in_flight);
+        for (what, help, value) in [
+            ("admitted", "Objects that were to come back from a disk to memory", disks.promotions_admitted),
+            ("completed", "Of these, those that came", disks.promotions_completed),
+            ("completed_bytes", "Their bytes", disks.promoted_bytes),
+            ("failed", "Those that could not be brought back", disks.promotions_failed),
+            ("cancelled", "Those that were gone meanwhile", disks.promotions_cancelled),
+            ("expired", "Those that nobody brought in time", disks.promotions_expired),
+            ("rejected_frequency", "Reads of objects that are not read enough", disks.promotions_too_rare),
+            ("rejected_watermark", "Reads while memory was too full", disks.promotions_too_full),
+            ("rejected_cap", "Reads while too many were on their way", disks.promotions_over_limit),
+        ] {
+            self.counter(&format!("master_promotion_{what}_total"), help, value);
+        }
     }
 
     fn evictions(&mut self, stats: &Stats) {

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::State;
 use super::counting::Requests;
-use crate::master::Stats;
+use crate::master::{DiskStats, Stats};
 use crate::metrics::human;
 
 /// What there is to say of several masters when there is one.
@@ -77,9 +77,11 @@ fn storage(stats: &Stats) -> String {
         format!(" ({:.1}%)", used as f64 * 100.0 / capacity as f64)
     };
     format!(
-        "Mem Storage: {} / {}{part} | NVMe-oF SSD: 0 B / 0 B | SSD Storage: 0 B / 0 B | Keys: {} (soft-pinned: {}) | Clients: {}",
+        "Mem Storage: {} / {}{part} | NVMe-oF SSD: 0 B / 0 B | SSD Storage: {} / {} | Keys: {} (soft-pinned: {}) | Clients: {}",
         human(used),
         human(capacity),
+        human(stats.disks.used),
+        human(stats.disks.capacity),
         stats.keys,
         stats.soft_pinned,
         stats.clients,
@@ -152,13 +154,29 @@ fn evictions(stats: &Stats) -> String {
     format!(
         "Eviction: {times}, AllocFail={}, PartialAlloc={}, {what} | Mem Eviction: {times}, {what} | \
          NoF Eviction: Success/Attempts=0/0, keys=0, size=0 B | Discard: Released/Total={}/{}, StagingSize={} | \
-         Promotion: in_flight=0, admitted=0, completed=0, failed=0, cancelled=0, expired=0, bytes=0 B, rejected(freq/wm/cap)=0/0/0 | \
-         Snapshots: Success=0, Fail=0",
+         {} | Snapshots: Success=0, Fail=0",
         stats.no_room,
         stats.partial,
         stats.released,
         stats.discarded,
         human(stats.resting()),
+        promotions(&stats.disks),
+    )
+}
+
+fn promotions(disks: &DiskStats) -> String {
+    format!(
+        "Promotion: in_flight={}, admitted={}, completed={}, failed={}, cancelled={}, expired={}, bytes={}, rejected(freq/wm/cap)={}/{}/{}",
+        disks.promotions_in_flight,
+        disks.promotions_admitted,
+        disks.promotions_completed,
+        disks.promotions_failed,
+        disks.promotions_cancelled,
+        disks.promotions_expired,
+        human(disks.promoted_bytes),
+        disks.promotions_too_rare,
+        disks.promotions_too_full,
+        disks.promotions_over_limit,
     )
 }
 
@@ -168,6 +186,35 @@ mod tests {
     use crate::protocol::message::{Ping, Request};
     use crate::protocol::service::Tally;
     use std::time::Duration;
+
+    #[test]
+    fn disks_are_told_of() {
+        let disks = DiskStats {
+            used: 1 << 20,
+            capacity: 3 << 30,
+            promotions_in_flight: 1,
+            promotions_admitted: 2,
+            promotions_completed: 3,
+            promoted_bytes: 4 << 10,
+            promotions_failed: 5,
+            promotions_cancelled: 6,
+            promotions_expired: 7,
+            promotions_too_rare: 8,
+            promotions_too_full: 9,
+            promotions_over_limit: 10,
+            ..DiskStats::default()
+        };
+        let text = promotions(&disks);
+        assert!(text.starts_with(
+            "Promotion: in_flight=1, admitted=2, completed=3, failed=5, cancelled=6, expired=7, bytes=4"
+        ));
+        assert!(text.ends_with(", rejected(freq/wm/cap)=8/9/10"), "{text}");
+        let text = storage(&Stats { disks, ..Stats::default() });
+        assert!(
+            text.contains(&format!("| SSD Storage: {} / {} |", human(1 << 20), human(3 << 30))),
+            "{text}"
+        );
+    }
 
     #[test]
     fn rates_are_of_the_last_two_reports() {
