@@ -9,12 +9,7 @@ const PACKAGES: &[&str] = &["ibverbs-providers"];
 const PROGRAMS: &[(&str, &str, &str)] = &[
     ("mooncake-rdma", "devices", ""),
     ("mooncake-engine", "rdma", ""),
-    // Without those that take longest and differ least from one wire to another.
-    (
-        "mooncake-store",
-        "client",
-        "scenarios::rdma --include-ignored --skip the_local_buffer --skip many_at_once --skip a_value_larger --skip a_key_is",
-    ),
+    ("mooncake-store", "client", "scenarios::rdma --include-ignored"),
     ("mooncake-store", "processes", "rdma:: --include-ignored --skip the_other_process"),
 ];
 /// Tests that are no tests but the other process of some.
