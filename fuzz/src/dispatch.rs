@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::clock::ManualClock;
-use mooncake_store::master::{Master, MasterOptions, TenantQuota};
+use mooncake_store::master::{DiskOptions, HotOptions, Master, MasterOptions, PromotionOptions, TenantQuota};
 use mooncake_store::protocol::literal::Literal;
 use mooncake_store::protocol::message::{ADDED, Shape, TABLE};
 use mooncake_store::protocol::server::Service;
@@ -17,11 +17,18 @@ const CALLS: usize = 64;
 /// the table says or refused, and the master can still count what it has.
 pub fn rpc_dispatch(data: &[u8]) {
     let mut input = Input(data);
-    let tenants = input.byte() % 4 == 0;
+    let switches = input.byte();
+    let (tenants, disks, hot) = (switches % 4 == 0, switches & 4 != 0, switches & 8 != 0);
     let quota = |name: &str| TenantQuota { name: name.into(), bytes: 1 << 22 };
     let options = MasterOptions {
         shards: 2,
         tenants: tenants.then(|| vec![quota("default"), quota("a")]),
+        disks: disks.then(|| DiskOptions {
+            on_evict: switches & 16 != 0,
+            promotion: (switches & 32 != 0).then(PromotionOptions::default),
+            ..DiskOptions::default()
+        }),
+        hot: hot.then(|| HotOptions { enforce: true, ..HotOptions::default() }),
         ..MasterOptions::default()
     };
     let clock = Arc::new(ManualClock::new());

@@ -406,8 +406,8 @@ async fn reader() {
     let leave = until_end_of_input();
     let (mut hits, mut misses, mut expired) = (0, 0, 0);
     while !leave.is_finished() {
-        // Those that do not try again by themselves show what came too late.
-        for form in [Form::Get, Form::Ranges, Form::GetInto, Form::Ranges] {
+        // Those that do not try again by themselves show what came too late: ranges and sessions.
+        for form in FORMS {
             for (key, value) in read(&client, form, len, || {}).await.into_iter().enumerate() {
                 match value {
                     Ok(Some(bytes)) if is_striped(key as u64, &bytes) => hits += 1,
