@@ -221,8 +221,9 @@ def test_sessions(make_store, key):
             assert one.unregister_buffer(memory.ctypes.data) == 0
 
 
-def test_parts_of_what_a_member_had_that_is_gone(own_master, make_store, key):
-    """Looked up at a member that left: from the one it was copied to meanwhile, or -800."""
+def test_parts_of_what_a_member_had_that_is_gone(own_master, make_store, key, monkeypatch):
+    """Looked up at a member that left: from the one it was copied to meanwhile, as its checksum says, or -800."""
+    monkeypatch.setenv("MOONCAKE_STORE_CHECKSUM", "1")
     master = own_master("--default_kv_lease_ttl=60000")
     first, second = make_store(master), make_store(master)
     reader = make_store(master, global_segment_size=0)
@@ -235,7 +236,10 @@ def test_parts_of_what_a_member_had_that_is_gone(own_master, make_store, key):
     for name in (key, key + "lost"):
         assert first.put(name, value, config) == 0
     assert reader.batch_get_session_start([key, key + "lost"]) == [0, 0]
-    part = lambda name, start: reader.batch_get_into_multi_buffer_ranges([name], [[dst]], [[100]], [[start]])  # noqa: E731
+
+    def part(name, start):
+        return reader.batch_get_into_multi_buffer_ranges([name], [[dst]], [[100]], [[start]])
+
     assert part(key, 0) == part(key + "lost", 0) == [100]
     task, code = reader.create_copy_task(key, [second.get_hostname()])
     assert code == 0

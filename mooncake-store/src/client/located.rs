@@ -92,8 +92,10 @@ impl Answer {
         self.checksum
     }
 
+    /// Whether a later answer about an object of this length speaks of the same value: by its replicas, or by its checksum when all of them are others.
     fn is(&self, later: &Answer) -> bool {
         is_same((&self.replicas, self.checksum), (&later.replicas, later.checksum))
+            || (self.checksum.is_some() && self.checksum == later.checksum)
     }
 
     /// Whether a later answer has all of these replicas where they are.
@@ -232,5 +234,60 @@ impl<T: Transport> Inner<T> {
                 Vec::new()
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mooncake_core::ids::ReplicaId;
+    use mooncake_core::replica::ReplicaLocation;
+
+    use super::*;
+
+    fn answer(ids: &[u64], address: u64, checksum: Option<u64>) -> Answer {
+        let place = MemoryLocation { size: 9, address, protocol: "tcp".into(), endpoint: "a:1".into() };
+        let replica = |&id: &u64| Replica {
+            id: ReplicaId(id),
+            location: ReplicaLocation::Memory(place.clone()),
+            status: ReplicaStatus::Complete,
+        };
+        let replicas = ids.iter().map(replica).collect();
+        Answer { replicas, lease: Moment(10), checksum, kept: None, value: 0 }
+    }
+
+    /// Of one value for all time.
+    const ONE: u64 = 1 << 63 | 1;
+    const TWO: u64 = 1 << 63 | 2;
+
+    #[test]
+    fn what_was_given_out_is_of_one_value() {
+        let place = |first| {
+            let known = Known { answer: Arc::new(first), given: false };
+            Place { key: b"k".to_vec(), size: 9, known: Mutex::new(known) }
+        };
+        for (first, later, same) in [
+            (answer(&[ONE], 1, None), answer(&[TWO, ONE], 2, None), true),
+            (answer(&[ONE], 1, None), answer(&[TWO], 1, None), false),
+            (answer(&[ONE], 1, Some(7)), answer(&[TWO], 2, Some(7)), true),
+            (answer(&[ONE], 1, Some(7)), answer(&[ONE], 1, Some(8)), false),
+            // Numbers of the existing system are of one value only with their place.
+            (answer(&[1], 1, None), answer(&[1], 1, None), true),
+            (answer(&[1], 1, None), answer(&[1], 2, None), false),
+        ] {
+            assert_eq!(first.is(&later), same);
+            let untouched = place(answer(&[ONE], 1, None));
+            assert!(untouched.learn(answer(&[TWO], 1, None)), "nothing was read: whatever it is");
+            let place = place(first);
+            let before = place.answer();
+            place.give(&before, Moment(9)).unwrap();
+            assert_eq!(place.give(&before, Moment(10)).unwrap_err().code(), ErrorCode::LeaseExpired);
+            assert_eq!(place.learn(later), same);
+        }
+        // Bytes that come in from the answer before the last do not count, if that was about another value.
+        let place = place(answer(&[ONE], 1, None));
+        let before = place.answer();
+        assert!(place.learn(answer(&[TWO], 1, None)));
+        assert_eq!(place.give(&before, Moment(1)).unwrap_err().code(), ErrorCode::LeaseExpired);
+        place.give(&place.answer(), Moment(1)).unwrap();
     }
 }
