@@ -104,7 +104,7 @@ class Cluster:
 
     def join(self, pythons, kinds, group, port, first, log):
         for index, (letter, kind) in enumerate(zip("abc", kinds)):
-            node = Node(letter, pythons[kind], log)
+            node = Node(letter, pythons[kind], log, group.variables)
             self.members.append(node)
             host = f"{self.host}:{first + index}"
             settings = group.settings(letter)

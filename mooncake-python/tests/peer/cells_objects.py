@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import time
+import urllib.request
+
 from cluster import Group, config, of, raw
 
 PATTERN = bytes(i * 31 % 251 for i in range(60_000))
+# Of the member that is asked what it keeps.
+PAGES = 21992
 SIZES = (1, 100, 4096, 100_000, 3 << 20)
 
 
@@ -333,9 +339,51 @@ def removals(run):
     run("gone", b, "is_exist", "x/1")
 
 
+def hot_hits():
+    """Reads that the last member has answered from what it keeps; `None` where nobody counts them."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{PAGES}/metrics", timeout=10) as page:
+        found = re.search(r"^mooncake_client_hot_cache_hits_total(?:{.*})? (\d+)", page.read().decode(), re.MULTILINE)
+    return found and int(found[1])
+
+
+def hot_cache(run):
+    """Others write what a member has read so often that it keeps it: it never reads the bytes of before."""
+    a, b, c = run.members
+    place = config(preferred_segment=a.host)
+
+    def reads(step):
+        before, deadline = hot_hits(), time.monotonic() + 30
+        run(f"{step}: read", c, "get", "hot")
+        while before is not None and hot_hits() == before and time.monotonic() < deadline:
+            c("get", "hot")
+        run(f"{step}: read when it is kept", c, "get", "hot")
+        run(f"{step}: in a batch", c, "get_batch", ["hot", "cold"])
+        run.saw(f"{step}: it was kept, where that is counted", before is None or hot_hits() > before)
+
+    run("put", a, "put", "hot", raw(b"1" * 5000), place)
+    reads("put")
+    for turn, writer in enumerate([b, a, b]):
+        run(f"{turn}: upsert", writer, "upsert", "hot", raw(bytes([65 + turn]) * 5000), place)
+        reads(f"upsert {turn}")
+        run(f"{turn}: remove", writer, "remove", "hot", True)
+        run(f"{turn}: read of nothing", c, "get", "hot")
+        run(f"{turn}: put again", writer, "put", "hot", raw(bytes([97 + turn]) * 5000), place)
+        reads(f"put again {turn}")
+
+
 GROUPS = [
     Group(
         [single, batch, zero_copy, several_buffers, ranges, get_sessions, put_sessions, upserts, removals],
         ["--default_kv_lease_ttl=2000"],
-    )
+    ),
+    # With checksums, by which a value that was written over in place is known; without them see docs/hot-cache.md.
+    Group(
+        [hot_cache],
+        settings={"c": {"enable_client_http_server": True, "client_http_port": PAGES}},
+        variables={
+            "MC_STORE_LOCAL_HOT_CACHE_SIZE": "67108864",
+            "MOONCAKE_STORE_CHECKSUM": "1",
+            "MC_FORCE_TCP": "1",
+        },
+    ),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import os
 import re
 import socket
 import subprocess
@@ -36,10 +37,15 @@ def shown_bytes(data):
 class Node:
     """A member in a process of its own."""
 
-    def __init__(self, name, python, log):
+    def __init__(self, name, python, log, variables=None):
         self.name = name
         self.process = subprocess.Popen(
-            [python, str(HERE / "node.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+            [python, str(HERE / "node.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, **(variables or {})},
         )
 
     def __call__(self, call, *args, **kw):
@@ -147,8 +153,9 @@ def plain(value, field=""):
 class Group:
     """Scenarios that share a cluster, and how it is started."""
 
-    def __init__(self, scenarios, flags=(), settings=None, met=False):
+    def __init__(self, scenarios, flags=(), settings=None, met=False, variables=None):
         self.scenarios = scenarios
+        self.variables = variables or {}
         self.met = met
         self._flags = flags
         self._settings = settings or {}

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use mooncake_core::clock::Rng;
 use mooncake_core::replica::ReplicateConfig;
 use mooncake_store::client::{Client, ClientConfig, HotCacheConfig, HotCacheStats, RangeRead};
+use mooncake_store::local::{LocalClient, LocalConfig, LocalRange, LocalServer, LocalServerConfig};
 use mooncake_store::master::MasterOptions;
 use mooncake_store::server::MasterServer;
 
@@ -248,4 +249,50 @@ async fn no_value_is_read_that_is_not_there_any_more() {
     }
     assert!(hits > 100, "what was kept must have been read: {hits}");
     println!("{hits} reads of what was kept");
+}
+
+/// What a `mooncake_client` keeps is read by its light clients, in every form they have, and never for another value.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn light_clients_read_what_their_owner_keeps() {
+    let cluster = Cluster::start(Kind::Tcp, MasterOptions::default()).await;
+    let (a, b) = cluster.pair().await;
+    let owner = cluster.member().segment(0).hot_cache(8 << 20).connect().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("owner.sock");
+    let config = LocalServerConfig { path: path.clone(), ..LocalServerConfig::default() };
+    let server = LocalServer::start(owner.clone(), config).unwrap();
+    let guests = [0, 1].map(|_| LocalConfig { buffer: 4 << 20, ..LocalConfig::at(path.to_str().unwrap()) });
+    let [one, other] = guests.map(LocalClient::connect);
+    let (one, other) = (one.await.unwrap(), other.await.unwrap());
+    for turn in 0..4 {
+        let bytes = value(turn, LEN);
+        if turn % 2 == 0 {
+            a.upsert("k", &bytes).await.unwrap();
+        } else {
+            assert!(b.remove("k", true).await.unwrap());
+            assert_eq!(one.get("k").await.unwrap(), None, "it is gone, kept or not");
+            b.put("k", &bytes).await.unwrap();
+        }
+        assert!(one.get("k").await.unwrap().unwrap() == bytes, "turn {turn}");
+        eventually("it is kept", async || {
+            assert!(one.get("k").await.unwrap().unwrap() == bytes);
+            stats(&owner).objects == 1
+        })
+        .await;
+        let before = stats(&owner).hits;
+        assert!(other.get("k").await.unwrap().unwrap() == bytes, "whoever read it before");
+        let into = other.alloc_registered(LEN).await.unwrap().exclusive().unwrap();
+        assert_eq!(other.get_into("k", into).await.0.unwrap(), Some(LEN));
+        let into = one.alloc_registered(1000).await.unwrap().exclusive().unwrap();
+        let object = one.locate(&["k"]).await.unwrap().remove(0).unwrap().unwrap();
+        let range = LocalRange { object, offset: 5, into };
+        let (read, into) = one.read_ranges(vec![range]).await.remove(0);
+        read.unwrap();
+        let mut part = vec![0; 1000];
+        into.unwrap().copy_to(0, &mut part).unwrap();
+        assert!(part == bytes[5..1005]);
+        assert_eq!(stats(&owner).hits, before + 3, "turn {turn}: each was kept");
+    }
+    drop((one, other));
+    server.stop().await;
 }
