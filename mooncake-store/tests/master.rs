@@ -431,6 +431,35 @@ fn segments_mount_and_unmount() {
     assert_eq!(rig.master.stats().keys, 0);
 }
 
+/// Memory that has nothing to do with what is gone is mounted at once; whoever mounts what is gone finds nothing in it.
+#[test]
+fn only_a_mount_of_what_is_gone_looks_for_what_was_in_it() {
+    let rig = Rig::new();
+    let one = rig.mount(1, MIB);
+    for n in 0..100 {
+        rig.put(1, &format!("k{n}"), 10).unwrap();
+    }
+    let kept = |rig: &Rig| rig.master.stats().keys;
+    rig.master.unmount(client(1), one.id).unwrap();
+    rig.mount(2, MIB);
+    assert_eq!(kept(&rig), 100, "nobody has looked at all objects");
+    let mut part = segment(1, MIB);
+    (part.id, part.base, part.size) = (SegmentId(Uuid::new(2, 88)), one.base + 4096, 4096);
+    rig.master.mount(client(3), &part).unwrap();
+    assert_eq!(kept(&rig), 0);
+    for n in 0..100 {
+        assert_eq!(rig.locate(&format!("k{n}")), Err(ObjectNotFound));
+    }
+    // And without a mount, in time.
+    rig.put(2, "k", 10).unwrap();
+    rig.master.unmount(client(2), segment(2, MIB).id).unwrap();
+    rig.master.unmount(client(3), part.id).unwrap();
+    rig.master.tick();
+    assert_eq!(kept(&rig), 0);
+    rig.mount(2, MIB);
+    assert!(!rig.exists("k"));
+}
+
 #[test]
 fn a_graceful_unmount_lets_readers_finish() {
     let rig = Rig::new();

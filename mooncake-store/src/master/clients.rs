@@ -215,7 +215,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             return same_mount(mounted, client, segment, mount);
         }
         self.displace(graves, client, segment)?;
-        self.sweep(graves);
+        if graves.is_under(segment) {
+            self.sweep(graves);
+        }
         let now = self.clock.now();
         let known = graves.knows(segment.id);
         let resting = graves.inherit(segment);

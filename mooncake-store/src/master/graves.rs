@@ -45,13 +45,23 @@ impl<A: SegmentAllocator> Graves<A> {
         self.list.iter().any(|grave| grave.mounted.info.id == id)
     }
 
-    /// What must rest in a segment that is about to be mounted: extents in it, none overlapping. Call after a sweep.
+    /// Whether replicas may still be in memory that this segment has, or in one of its name.
+    pub(super) fn is_under(&self, segment: &Segment) -> bool {
+        self.list.iter().any(|grave| !grave.swept && grave.was_in(segment))
+    }
+
+    fn unswept(&self) -> Vec<Arc<Mounted<A>>> {
+        self.list.iter().filter(|grave| !grave.swept).map(|grave| grave.mounted.clone()).collect()
+    }
+
+    /// What must rest in a segment that is about to be mounted: extents in it, none overlapping. Call after a sweep of what
+    /// [is under it](Self::is_under).
     pub(super) fn inherit(&mut self, segment: &Segment) -> Vec<(Moment, Extent)> {
         let end = segment.base.saturating_add(segment.size);
         let mut inherited = Vec::new();
         self.list.retain(|grave| {
             let dead = &grave.mounted;
-            if dead.info.id != segment.id && !dead.overlaps(segment) {
+            if !grave.was_in(segment) {
                 return true;
             }
             for (until, at) in dead.resting_addresses() {
@@ -64,6 +74,12 @@ impl<A: SegmentAllocator> Graves<A> {
             dead.info.base < segment.base || dead.info.base.saturating_add(dead.info.size) > end
         });
         merge(inherited)
+    }
+}
+
+impl<A: SegmentAllocator> Grave<A> {
+    fn was_in(&self, segment: &Segment) -> bool {
+        self.mounted.info.id == segment.id || self.mounted.overlaps(segment)
     }
 }
 
@@ -84,18 +100,32 @@ fn merge(mut extents: Vec<(Moment, Extent)>) -> Vec<(Moment, Extent)> {
 }
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// Drops every replica in a dead segment. Slow (it sees every object), so only `tick` and mounts do it.
+    /// Drops every replica in a dead segment. Slow (it sees every object), so only `tick` does it, and a mount of memory that is among
+    /// the dead's.
     pub(super) fn sweep(&self, graves: &mut Graves<A>) {
-        if graves.list.iter().all(|grave| grave.swept) {
+        self.drop_dead();
+        graves.list.iter_mut().for_each(|grave| grave.swept = true);
+    }
+
+    /// The same, while segments come and go: it is done with those that were dead before.
+    pub(super) fn sweep_beside(&self) {
+        let dead = self.membership.lock().unswept();
+        if dead.is_empty() {
             return;
         }
+        self.drop_dead();
+        for grave in &mut self.membership.lock().list {
+            grave.swept |= dead.iter().any(|dead| Arc::ptr_eq(dead, &grave.mounted));
+        }
+    }
+
+    /// A replica placed before a burial is in its shard before this comes by: puts hold the shard's lock throughout.
+    fn drop_dead(&self) {
         let now = self.clock.now();
         self.directory.visit(|shard, slot| {
             shard.prune(slot, now, self.options.put_release);
             shard.settle(slot);
         });
-        // A replica placed before the burial was in its shard before the sweep came by: puts hold the shard's lock throughout.
-        graves.list.iter_mut().for_each(|grave| grave.swept = true);
     }
 
     /// Forgets the dead whose space nobody may use any more.

@@ -48,9 +48,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let mut report = TickReport::default();
         if self.timers.membership.load(SeqCst) <= now.0 {
             self.timers.membership.store(u64::MAX, SeqCst);
+            report.expired = self.expire(&mut self.membership.lock(), now);
+            self.sweep_beside();
             let mut graves = self.membership.lock();
-            report.expired = self.expire(&mut graves, now);
-            self.sweep(&mut graves);
             if self.expire_disks(now) {
                 self.sweep_disks();
             }
