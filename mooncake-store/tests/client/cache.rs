@@ -11,6 +11,8 @@ use mooncake_store::client::{Client, ClientConfig, HotCacheConfig, HotCacheStats
 use mooncake_store::local::{LocalClient, LocalConfig, LocalRange, LocalServer, LocalServerConfig};
 use mooncake_store::master::MasterOptions;
 use mooncake_store::server::MasterServer;
+use mooncake_store::transport_set::TransportSet;
+use mooncake_transport::SliceMut;
 
 use crate::support::{Cluster, Kind, eventually, master_config, value};
 
@@ -281,9 +283,9 @@ async fn light_clients_read_what_their_owner_keeps() {
         .await;
         let before = stats(&owner).hits;
         assert!(other.get("k").await.unwrap().unwrap() == bytes, "whoever read it before");
-        let into = other.alloc_registered(LEN).await.unwrap().exclusive().unwrap();
+        let into: SliceMut<TransportSet> = other.alloc_registered(LEN).await.unwrap().exclusive().unwrap();
         assert_eq!(other.get_into("k", into).await.0.unwrap(), Some(LEN));
-        let into = one.alloc_registered(1000).await.unwrap().exclusive().unwrap();
+        let into: SliceMut<TransportSet> = one.alloc_registered(1000).await.unwrap().exclusive().unwrap();
         let object = one.locate(&["k"]).await.unwrap().remove(0).unwrap().unwrap();
         let range = LocalRange { object, offset: 5, into };
         let (read, into) = one.read_ranges(vec![range]).await.remove(0);
