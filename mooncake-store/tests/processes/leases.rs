@@ -406,7 +406,7 @@ async fn reader() {
     let leave = until_end_of_input();
     let (mut hits, mut misses, mut expired) = (0, 0, 0);
     while !leave.is_finished() {
-        // Those that do not try again by themselves show what came too late: ranges and sessions.
+        // Sessions that gave something do not go on with another value, so they show what came too late.
         for form in FORMS {
             for (key, value) in read(&client, form, len, || {}).await.into_iter().enumerate() {
                 match value {
