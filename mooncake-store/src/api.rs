@@ -14,7 +14,8 @@ use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig,
 use mooncake_core::{Error, ErrorCode, Result};
 
 use crate::protocol::wire::{
-    CopyPlan, InventoryPage, MovePlan, StoredReplica, Task, TaskInfo, TaskKind, TaskReport,
+    CopyPlan, InventoryPage, MovePlan, OffloadItem, StoredAt, StoredReplica, Task, TaskInfo, TaskKind,
+    TaskReport,
 };
 
 /// Tenant of every call when the cluster has none.
@@ -298,7 +299,83 @@ fn no_inventory() -> Error {
     Error::new(ErrorCode::NotSupported, "this master keeps no inventories")
 }
 
-/// Everything a client asks of a master.
-pub trait MasterApi: ObjectService + SegmentService + TaskService + InventoryService {}
+/// Calls of clients that keep objects on a disk of theirs. A master that uses no disks keeps the defaults: `UNABLE_OFFLOAD`.
+#[async_trait]
+pub trait DiskService: Debug + Send + Sync + 'static {
+    /// Offers a disk, or says whether objects may go there.
+    async fn mount_disk(&self, _client: ClientId, _enabled: bool) -> Result<()> {
+        Err(no_disks())
+    }
 
-impl<T: ObjectService + SegmentService + TaskService + InventoryService> MasterApi for T {}
+    /// Takes it back: what lies there is gone at once.
+    async fn unmount_disk(&self, _client: ClientId) -> Result<()> {
+        Err(no_disks())
+    }
+
+    /// How large the disk is, in bytes.
+    async fn disk_capacity(&self, _client: ClientId, _bytes: u64) -> Result<()> {
+        Err(no_disks())
+    }
+
+    /// What the client is to write to its disk; it is told once. `SEGMENT_NOT_FOUND` when it has offered none, or was silent too long.
+    async fn to_offload(&self, _client: ClientId, _enabled: bool) -> Result<Vec<OffloadItem>> {
+        Err(no_disks())
+    }
+
+    /// These were written, or could not be (a length of -1); each item with its place. Before the first [`to_offload`](Self::to_offload): these
+    /// survived.
+    async fn offloaded(&self, _client: ClientId, _items: &[OffloadItem], _places: &[StoredAt]) -> Result<()> {
+        Err(no_disks())
+    }
+
+    /// Whether the client is to empty its disk.
+    async fn must_clear_disk(&self, _client: ClientId) -> Result<bool> {
+        Err(no_disks())
+    }
+
+    /// What lies on the client's disk and does not count any more, as far as the master knows: replaced, removed, or never taken. It is told
+    /// once, a part at a time. The existing system has no such call (`NOT_SUPPORTED`): there, what was removed may come back when its owner is restarted.
+    async fn not_on_disk(&self, _client: ClientId) -> Result<Vec<OffloadItem>> {
+        Err(Error::new(ErrorCode::NotSupported, "this master does not say what is gone"))
+    }
+
+    /// The client has dropped objects of a tenant from its disk.
+    async fn dropped_from_disk(
+        &self,
+        _client: ClientId,
+        _tenant: &str,
+        _keys: &[&[u8]],
+    ) -> Result<Vec<Result<()>>> {
+        Err(no_disks())
+    }
+
+    /// What the client is to read back into memory; it is told once.
+    async fn to_promote(&self, _client: ClientId) -> Result<Vec<OffloadItem>> {
+        Err(no_disks())
+    }
+
+    /// Space for an object that comes back, in one of the segments named if there is room.
+    async fn promotion_start(
+        &self,
+        _caller: Caller<'_>,
+        _key: &[u8],
+        _len: u64,
+        _preferred: &[&str],
+    ) -> Result<Replica> {
+        Err(no_disks())
+    }
+
+    /// It came back, or did not.
+    async fn promotion_end(&self, _caller: Caller<'_>, _key: &[u8], _done: bool) -> Result<()> {
+        Err(no_disks())
+    }
+}
+
+fn no_disks() -> Error {
+    Error::new(ErrorCode::UnableOffload, "this master puts no objects on clients' disks")
+}
+
+/// Everything a client asks of a master.
+pub trait MasterApi: ObjectService + SegmentService + TaskService + InventoryService + DiskService {}
+
+impl<T: ObjectService + SegmentService + TaskService + InventoryService + DiskService> MasterApi for T {}

@@ -180,6 +180,83 @@ fn on_evict_writes_what_is_about_to_go_and_nothing_else() {
 }
 
 #[test]
+fn on_evict_asks_for_what_is_needed_and_for_what_was_used_least() {
+    let rig = Rig::with(MasterOptions {
+        disks: Some(DiskOptions { on_evict: true, ..DiskOptions::default() }),
+        high_watermark: 1.0,
+        eviction_ratio: 0.1,
+        ..MasterOptions::default()
+    });
+    rig.mount(1, MIB);
+    rig.offer(1);
+    let mut keys: Vec<String> = (0..100).map(|n| format!("k{n}")).collect();
+    for key in &keys {
+        rig.put(9, key, 10 * KIB).unwrap();
+    }
+    for _ in 0..20 {
+        assert_eq!(rig.start(9, "more", 30 * KIB), Err(NoAvailableHandle), "it is to be written first");
+        rig.alive_for(0.1);
+    }
+    let mut asked = rig.work(1);
+    // A tenth of memory, and no more however often somebody asks.
+    assert!((10..=11).contains(&asked.len()), "{asked:?}");
+    keys.truncate(asked.len());
+    keys.sort();
+    asked.sort();
+    assert_eq!(asked, keys);
+    for key in &asked {
+        rig.report(1, key, 10 * 1024);
+    }
+    rig.put(9, "more", 30 * KIB).unwrap();
+}
+
+#[test]
+fn an_owner_hears_of_copies_that_do_not_count() {
+    let rig = eager();
+    let gone = || {
+        let items = rig.master.not_on_disk(client(1)).unwrap();
+        items.into_iter().map(|item| String::from_utf8(item.key).unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(gone(), [""; 0]);
+    for key in ["removed", "replaced", "kept"] {
+        rig.put(9, key, 100).unwrap();
+    }
+    rig.write_all(1);
+    rig.remove("removed", true).unwrap();
+    rig.upsert(9, "replaced", 100).unwrap();
+    rig.end(9, "replaced").unwrap();
+    let mut some = gone();
+    some.sort();
+    assert_eq!(some, ["removed", "replaced"]);
+    assert_eq!(gone(), [""; 0], "once");
+    // Written anew, it takes the place of the copy that does not count.
+    rig.put(9, "removed", 200).unwrap();
+    rig.upsert(9, "kept", 100).unwrap();
+    rig.end(9, "kept").unwrap();
+    assert_eq!(rig.write_all(1), 3);
+    assert_eq!(gone(), [""; 0]);
+    // Replaced while it is being written.
+    rig.put(9, "late", 100).unwrap();
+    assert_eq!(rig.work(1), ["late"]);
+    rig.remove("late", true).unwrap();
+    rig.report(1, "late", 100);
+    rig.report(1, "unasked", 100);
+    let mut some = gone();
+    some.sort();
+    assert_eq!(some, ["late", "unasked"]);
+    // Said again, because the answer was lost.
+    rig.report(1, "kept", 100);
+    assert_eq!((rig.lies("kept"), gone()), ((1, on(1)), vec![]));
+    // What it could not write is not there.
+    rig.put(9, "failed", 100).unwrap();
+    rig.work(1);
+    rig.report(1, "failed", -1);
+    rig.remove("failed", true).unwrap();
+    assert_eq!(gone(), ["failed"], "an older value might be");
+    assert_eq!(code(rig.master.not_on_disk(client(2))), SegmentNotFound);
+}
+
+#[test]
 fn a_full_queue_keeps_or_lets_go() {
     for force_evict in [false, true] {
         let disks =

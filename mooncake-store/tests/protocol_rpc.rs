@@ -6,16 +6,17 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use mooncake_core::error::ErrorCode;
 use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::{ReplicaType, ReplicateConfig, Segment};
-use mooncake_store::api::{Caller, EndItem, ObjectService, PutItem, SegmentService, WriteMode};
+use mooncake_store::api::{Caller, EndItem, ObjectService, PingReply, PutItem, SegmentService, WriteMode};
 use mooncake_store::protocol::client::{RpcClient, RpcOptions};
 use mooncake_store::protocol::frame::{self, Parsed, Status};
 use mooncake_store::protocol::message::*;
-use mooncake_store::protocol::pack;
+use mooncake_store::protocol::pack::{self, Answer};
 use mooncake_store::protocol::remote::RemoteMaster;
-use mooncake_store::protocol::server::{Refusal, RunningServer, Server, ServerOptions, Service};
+use mooncake_store::protocol::server::{Refusal, RunningServer, Server, ServerOptions, Service, Waiting};
 use mooncake_store::protocol::service::MasterService;
 use protocol_support::TableMaster;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -159,6 +160,56 @@ async fn a_master_without_our_own_calls_is_written_through_all_the_same() {
     let late = master.put_end(caller, WriteMode::Put, &end, ReplicaType::All).await.unwrap_err();
     assert_eq!((late.code(), master.fences_writes()), (ErrorCode::NotSupported, false));
     running.stop().await;
+}
+
+/// One call waits for a word, the others do not.
+struct Waits(tokio::sync::watch::Receiver<bool>);
+
+impl Service for Waits {
+    fn call(&self, _: u32, _: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {
+        let version: Answer<String> = Ok("at once".into());
+        pack::encode(&version, out);
+        Ok(())
+    }
+
+    fn begin(&self, function: u32, _: &[u8]) -> Option<Waiting> {
+        let mut word = self.0.clone();
+        (function == Ping::FUNCTION).then(|| {
+            let waiting = async move {
+                let _ = word.wait_for(|word| *word).await;
+                let mut body = Vec::new();
+                let reply: Answer<PingReply> = Ok(PingReply { view: 7, need_remount: false });
+                pack::encode(&reply, &mut body);
+                Ok(body)
+            };
+            Box::pin(waiting) as Waiting
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_waits_holds_up_nobody_else() {
+    let (word, waits) = tokio::sync::watch::channel(false);
+    let running =
+        Server::bind("127.0.0.1:0", ServerOptions::default()).await.unwrap().start(Arc::new(Waits(waits)));
+    let master = RemoteMaster::new(running.local_addr().to_string(), RpcOptions::default());
+    let mut waiting = std::pin::pin!(master.ping(ClientId(Uuid::new(1, 2))));
+    assert!((&mut waiting).now_or_never().is_none());
+    // The other call is on a connection of its own, and is answered while the first one waits.
+    for _ in 0..3 {
+        assert_eq!(master.version().await.unwrap(), "at once");
+        assert!((&mut waiting).now_or_never().is_none());
+    }
+    word.send_replace(true);
+    assert_eq!(waiting.await.unwrap().view, 7);
+    assert_eq!(master.version().await.unwrap(), "at once", "the connection goes on");
+    // Whoever still waits when the server stops gets no answer, and does not hold it up.
+    word.send_replace(false);
+    let mut waiting = std::pin::pin!(master.ping(ClientId(Uuid::new(1, 2))));
+    assert!((&mut waiting).now_or_never().is_none());
+    assert_eq!(master.version().await.unwrap(), "at once");
+    running.stop().await;
+    assert!(waiting.await.is_err());
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! The table of calls against what was recorded from the existing master and client, version 0.3.13.post1.
 
 use mooncake_store::protocol::literal::Literal;
-use mooncake_store::protocol::message::TABLE;
+use mooncake_store::protocol::message::{DISK_TABLE, TABLE};
 
 /// Call, function number, spelling and hash of the arguments, spelling and hash of the answer.
 type Recorded = (&'static str, u32, &'static str, u32, &'static str, u32);
@@ -126,4 +126,25 @@ fn recorded_bodies_are_read_and_written_to_the_same_bytes() {
         checked += 1;
     }
     assert!(checked > 100, "{checked}");
+}
+
+/// What an existing owner of a disk answered: an object, a key it does not have, and a loan it does not know given back.
+#[rustfmt::skip]
+const LENT: [(&str, &str); 3] = [
+    ("LendObjects", "b1ac03fd0487fd048404800c04ff01000102000000000000000100f0ff4fc37f00001031302e3231332e302e313a31363938378813000000000000"),
+    ("LendObjects", "b1ac03fd0487fd048404800c04ff01000070feffff"),
+    ("ReturnObjects", "d9ffc813040b0000"),
+];
+
+#[test]
+fn calls_to_the_owner_of_a_disk_are_as_recorded() {
+    for (name, body) in LENT {
+        let shape = DISK_TABLE.iter().find(|shape| shape.name == name).unwrap();
+        let body = unhex(body);
+        assert_eq!(shape.rewrite_reply(&body, true).as_deref(), Ok(&*body), "{name}");
+    }
+    let [lend, back] = DISK_TABLE else { panic!("two calls") };
+    assert_eq!((hex(lend.arguments), hex(back.arguments)), ("fd84800c8403ff".into(), "04".into()));
+    // By their names in the existing system.
+    assert_eq!((lend.function, back.function), (0xdc8109d6, 0xaa143bb9));
 }

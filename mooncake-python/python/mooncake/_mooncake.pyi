@@ -527,14 +527,14 @@ class Store:
     def unmount_and_free_segment(self, /, segment_ids: list[str], grace_period_seconds: int = ...) -> int:
         """The same for memory of `allocate_and_mount_segment`, which is freed."""
     def unmount_local_disk_segment(self, /, grace_period_seconds: int = ...) -> int:
-        """Stops offering this client's disk: there is none, so 0."""
+        """Stops offering this client's disk, at once whatever the grace period: 0, also where there is none."""
     def alloc_from_mem_pool(self, /, size: int) -> int:
         """Address of new memory that a `mooncake_client` can be given (`register_buffer`), until close; 0 when there is none, and for a store that was
         not set up with `setup_dummy`."""
     def _setup_dummy(self, /, local_buffer_size: int, server_address: str) -> int:
         """Attaches to the `mooncake_client` of this host at `host:port`, or at the path of its socket: 0, or -1 when it cannot be reached."""
     def get_offload_rpc_read_count(self, /) -> int:
-        """How often a value was read from another member's disk."""
+        """How many values and parts were read from members' disks."""
     def _heads(self, /, keys: list[str], upto: int) -> list[tuple[Located, bytes] | None]:
         """For each key where it lies and its first bytes, at most `upto`; `None` for one that is not there."""
     def _read_strips(self, /, jobs: list[Any], owners: list[Any] | None = None) -> list[int]:

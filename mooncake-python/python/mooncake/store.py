@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from mooncake import _environment, _log
@@ -44,7 +43,6 @@ for _enumeration in (ObjectDataType, ReplicaStatus, TaskType, TaskStatus):
     globals().update(_enumeration.__members__)
 del _enumeration
 
-_LOG = logging.getLogger(__name__)
 _MIB = 1 << 20
 _INVALID_PARAMS = -600
 
@@ -79,12 +77,9 @@ class MooncakeDistributedStore(TensorCalls):
                 "setup(): incompatible function arguments: local_hostname must be a str or a dict, not "
                 + type(local_hostname).__name__
             )
-        del ssd_offload_path
         _log.start()
         if enable_client_http_server and not 1 <= client_http_port <= 65535:
             return self._note(_INVALID_PARAMS, f"setup: client_http_port {client_http_port} is no port")
-        if enable_ssd_offload:
-            _LOG.warning("enable_ssd_offload has no effect yet: a store of this package keeps nothing on disk")
         first_port, last_port = _environment.client_ports()
         metrics, metrics_interval, cluster_id = _environment.metrics()
         timeout_ms, connect_timeout_ms = _environment.rpc_timeouts()
@@ -115,6 +110,7 @@ class MooncakeDistributedStore(TensorCalls):
                 "hot_bytes": hot_bytes,
                 "hot_longest": hot_longest,
                 "hot_admission": hot_admission,
+                "offload_path": ssd_offload_path if enable_ssd_offload else None,
             },
             engine,
         )
@@ -142,6 +138,7 @@ class MooncakeDistributedStore(TensorCalls):
             rdma_devices=texts.get("rdma_devices", ""),
             master_server_addr=texts.get("master_server_addr", "127.0.0.1:50051"),
             enable_ssd_offload=offload,
+            ssd_offload_path=texts.get("ssd_offload_path", ""),
             tenant_id=texts.get("tenant_id", "default"),
             enable_client_http_server=serve,
             client_http_port=port,

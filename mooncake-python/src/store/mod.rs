@@ -253,6 +253,8 @@ struct Setup {
     hot_bytes: u64,
     hot_longest: u64,
     hot_admission: u32,
+    /// Directory of its disk, if it is to have one; empty for the one the environment names.
+    offload_path: Option<String>,
 }
 
 impl Setup {
@@ -285,6 +287,7 @@ impl Setup {
                 longest: self.hot_longest,
                 admission: self.hot_admission,
             },
+            offload: self.offload_path.map(|path| ClientEnvironment::read().offload(&path)),
             ..ClientConfig::default()
         };
         config.timeout = self.timeout_ms.map_or(TIMEOUT, millis).min(MAX_TIMEOUT);

@@ -183,12 +183,16 @@ impl Store {
         self.unmount_segment(py, segment_ids, grace_period_seconds)
     }
 
-    /// Stops offering this client's disk: there is none, so 0. A light client has no say in that: -1.
+    /// Stops offering this client's disk, at once whatever the grace period: 0, also where there is none. A light client has no say in that: -1.
     #[pyo3(signature = (grace_period_seconds=Uint(0)))]
-    fn unmount_local_disk_segment(&self, grace_period_seconds: Uint) -> PyResult<i64> {
+    fn unmount_local_disk_segment(&self, py: Python<'_>, grace_period_seconds: Uint) -> PyResult<i64> {
         let _ = grace_period_seconds;
         let Some(session) = self.session()? else { return Ok(-1) };
-        Ok(self.unmounted(session.client.own().map(drop)))
+        let closed = wait(py, async {
+            session.client.own()?.close_disk().await;
+            Ok(())
+        });
+        Ok(self.unmounted(closed))
     }
 
     /// Address of new memory that a `mooncake_client` can be given (`register_buffer`), until close; 0 when there is none, and for a store that was
@@ -202,8 +206,11 @@ impl Store {
         }))
     }
 
-    /// How often a value was read from another member's disk.
-    fn get_offload_rpc_read_count(&self) -> u64 {
-        0
+    /// How many values and parts were read from members' disks.
+    fn get_offload_rpc_read_count(&self) -> PyResult<u64> {
+        let session = self.session()?;
+        Ok(session
+            .and_then(|session| session.client.own().ok().map(|client| client.disk_reads()))
+            .unwrap_or(0))
     }
 }

@@ -22,6 +22,7 @@ use tokio::sync::watch;
 use super::cache::HotCache;
 use super::config::ClientConfig;
 use super::deadline::Deadline;
+use super::disk::OffloadConfig;
 use super::metrics::Metrics;
 use super::peers::Unreachable;
 use super::staging::Staging;
@@ -338,6 +339,12 @@ impl<W: Wires> ClientBuilder<W> {
         self
     }
 
+    /// [`ClientConfig::offload`].
+    pub fn offload(mut self, disk: OffloadConfig) -> Self {
+        self.config.offload = Some(disk);
+        self
+    }
+
     /// [`ClientConfig::share_memory`].
     pub fn share_memory(mut self, yes: bool) -> Self {
         self.config.share_memory = yes;
@@ -442,12 +449,15 @@ impl<W: Wires> ClientBuilder<W> {
                 announcing_turn: AtomicU64::new(0),
                 mounting: tokio::sync::Mutex::default(),
                 working: tokio::sync::Semaphore::new(super::tasks::AT_ONCE),
+                #[cfg(feature = "disk")]
+                disk: Mutex::default(),
                 staging,
                 cache,
                 engine,
                 keeps_engine,
                 directory,
                 unreachable: Unreachable::new(config.clock.clone(), config.peer_cooldown),
+                owners: Default::default(),
                 metrics,
                 rng: Mutex::new(rng),
                 turn: AtomicUsize::new(0),
@@ -465,6 +475,8 @@ impl<W: Wires> ClientBuilder<W> {
         if client.inner.config.segment > 0 {
             client.mount(client.inner.config.segment).await?;
         }
+        #[cfg(feature = "disk")]
+        client.start_disk().await?;
         Ok(client)
     }
 }

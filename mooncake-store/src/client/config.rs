@@ -10,6 +10,7 @@ use mooncake_transport::directory::DirectoryOptions;
 use mooncake_transport::engine::HandshakePort;
 
 use super::cache::HotCacheConfig;
+use super::disk::OffloadConfig;
 use crate::api::DEFAULT_TENANT;
 
 /// Smallest segment or local buffer that makes sense, in bytes; zero is allowed and means none.
@@ -66,6 +67,8 @@ pub struct ClientConfig {
     /// another value than the master's answer speaks of; with one of the existing system, which cannot tell values apart, what somebody else
     /// writes over in place may be read as it was before, unless values have checksums.
     pub hot_cache: HotCacheConfig,
+    /// A disk for objects that memory has no room for. None by default. Wants the `disk` feature, and a master with `--enable_offload`.
+    pub offload: Option<OffloadConfig>,
     /// Tenant of every key.
     pub tenant: String,
     /// Longest time any one operation takes, whatever happens to the others; in it fall master calls, connecting,
@@ -107,6 +110,7 @@ impl Default for ClientConfig {
             cluster_id: String::new(),
             score_replicas: false,
             hot_cache: HotCacheConfig::default(),
+            offload: None,
             tenant: DEFAULT_TENANT.into(),
             timeout: Duration::from_secs(5),
             room_patience: Duration::from_secs(5),
@@ -131,6 +135,13 @@ impl ClientConfig {
         buffer_size("segment", self.segment, u64::MAX)?;
         buffer_size("local_buffer", self.local_buffer, MAX_LOCAL_BUFFER)?;
         buffer_size("hot_cache", self.hot_cache.bytes, MAX_LOCAL_BUFFER)?;
+        if let Some(offload) = &self.offload {
+            offload.validate()?;
+            if !cfg!(feature = "disk") {
+                let text = "offload: this build has no disks; it is made with the feature `disk`";
+                return Err(Error::new(ErrorCode::NotSupported, text));
+            }
+        }
         for (name, value) in [
             ("timeout", self.timeout),
             ("connect_timeout", self.connect_timeout),

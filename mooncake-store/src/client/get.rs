@@ -18,6 +18,7 @@ use mooncake_transport::{BufferPool, PoolBuf, PoolConfig, SliceMut, Source, Tran
 
 use super::buffers::{Front, Incoming};
 use super::deadline::{Deadline, late};
+use super::disk::{BORROWED, BYTES_BORROWED, Loan, on_disk};
 use super::metrics::{Counting, Operation};
 use super::{Inner, again, is_lost, shown};
 
@@ -115,6 +116,12 @@ struct Read<'a, T: Transport> {
     lent: bool,
     /// Replicas not tried yet, the best last.
     replicas: Vec<MemoryLocation>,
+    /// The owners of disks that have it and were not asked yet.
+    disks: Vec<String>,
+    /// Together with how many it may be asked for: an owner has refused it with more.
+    company: usize,
+    /// What an owner has lent.
+    loan: Option<Arc<Loan>>,
     lease: Moment,
     /// What the bytes must come to, when this client compares.
     checksum: Option<u64>,
@@ -141,6 +148,9 @@ impl<'a, T: Transport> Read<'a, T> {
             want: Some(want),
             place: None,
             replicas: Vec::new(),
+            disks: Vec::new(),
+            company: BORROWED,
+            loan: None,
             lease: Moment::default(),
             checksum: None,
             kept: None,
@@ -187,13 +197,16 @@ impl<'a, T: Transport> Read<'a, T> {
         self.lease = asked.after(list.lease);
         self.checksum = list.checksum.filter(|_| client.config.checksum);
         self.replicas.clear();
-        let readable = list.replicas.iter().filter(|replica| replica.status == ReplicaStatus::Complete);
-        self.replicas.extend(readable.filter_map(|replica| replica.location.memory()).cloned());
-        let Some(size) = self.replicas.first().map(|at| at.size) else {
+        let readable = || list.replicas.iter().filter(|replica| replica.status == ReplicaStatus::Complete);
+        self.replicas.extend(readable().filter_map(|replica| replica.location.memory()).cloned());
+        let size = self.replicas.first().map(|at| at.size);
+        let Some(size) = size.or_else(|| readable().find_map(on_disk).map(|(size, _)| size)) else {
             self.state = State::Missing;
             return;
         };
         self.replicas.retain(|at| at.size == size);
+        let disks = readable().filter_map(on_disk).filter(|(len, _)| *len == size);
+        self.disks = disks.map(|(_, endpoint)| endpoint.to_owned()).collect();
         client.rank(&mut self.replicas, |at| Some(at));
         if let Err(error) = self.make_room(client, size) {
             self.state = State::Failed(error);
@@ -278,6 +291,9 @@ async fn fetch<T: Transport>(
             wanted.push((i, peer, at));
         }
         if wanted.is_empty() {
+            if borrow(client, reads, deadline).await {
+                continue;
+            }
             return;
         }
         let peers = client.reach_all(&endpoints, deadline).await;
@@ -329,7 +345,70 @@ async fn fetch<T: Transport>(
     }
 }
 
+/// Asks the owners of disks for what no memory gave, each for some of it; whether there is something to read now, or to ask on.
+async fn borrow<T: Transport>(
+    client: &Arc<Inner<T>>,
+    reads: &mut [Read<'_, T>],
+    deadline: &Deadline,
+) -> bool {
+    let mut asked: Vec<(String, Vec<usize>, u64)> = Vec::new();
+    let mut company = BORROWED;
+    for (i, read) in reads.iter_mut().enumerate().filter(|(_, read)| read.pending()) {
+        let (Some(endpoint), Some(place)) = (read.disks.last(), &read.place) else { continue };
+        let len = Source::<T>::local(place).span.len as u64;
+        match asked.iter_mut().find(|(known, ..)| known == endpoint) {
+            None => asked.push((endpoint.clone(), vec![i], len)),
+            Some((_, some, bytes))
+                if some.len() < company.min(read.company) && bytes.saturating_add(len) <= BYTES_BORROWED =>
+            {
+                some.push(i);
+                *bytes += len;
+            }
+            Some(_) => continue,
+        }
+        company = company.min(read.company);
+        read.disks.pop();
+    }
+    let lent = futures::future::join_all(asked.iter().map(|(endpoint, some, _)| {
+        let len =
+            |i: usize| reads[i].place.as_ref().map_or(0, |place| Source::<T>::local(place).span.len as u64);
+        let objects: Vec<(&[u8], u64)> = some.iter().map(|&i| (reads[i].key, len(i))).collect();
+        async move { client.borrow_objects(endpoint, &objects, deadline).await }
+    }))
+    .await;
+    for ((endpoint, some, _), lent) in asked.iter().zip(lent) {
+        match lent {
+            Ok(Ok(loan)) => {
+                let loan = Arc::new(loan);
+                some.iter().zip(&loan.addresses).for_each(|(&i, address)| reads[i].borrowed(&loan, *address));
+            }
+            // One of them is missing, or they are too much: fewer at a time.
+            Ok(Err(_)) if some.len() > 1 => {
+                for &i in some {
+                    reads[i].disks.push(endpoint.clone());
+                    reads[i].company = some.len() / 2;
+                }
+            }
+            Ok(Err(error)) | Err(error) => {
+                // Whatever the reason, the disk has lost them, or as good as.
+                let error = Error::new(ErrorCode::TransferFail, error.to_string());
+                some.iter().for_each(|&i| reads[i].state = State::Pending(Some(again(&error))));
+            }
+        }
+    }
+    !asked.is_empty() && !deadline.is_over()
+}
+
 impl<T: Transport> Read<'_, T> {
+    fn borrowed(&mut self, loan: &Arc<Loan>, address: u64) {
+        let size = self.place.as_ref().map_or(0, |place| Source::<T>::local(place).span.len as u64);
+        let (protocol, endpoint) = (String::new(), loan.endpoint.clone());
+        self.replicas.push(MemoryLocation { size, address, protocol, endpoint });
+        // Of the object it is a copy, so only the loan counts.
+        self.lease = loan.until;
+        self.loan = Some(loan.clone());
+    }
+
     fn landed(&mut self, result: Result<()>, place: Incoming<T>, now: Moment) {
         let len = Source::<T>::local(&place).span.len;
         let compared = || match self.checksum {
@@ -342,6 +421,7 @@ impl<T: Transport> Read<'_, T> {
         // After the lease they may well be another object's.
         let result = result.and_then(|()| if now < self.lease { compared() } else { Ok(()) });
         self.place = Some(place);
+        self.loan = None;
         self.state = match result {
             // Written over or not, nobody can tell any more: the bytes do not count.
             Ok(()) if now >= self.lease => {

@@ -84,6 +84,8 @@ impl Beat {
         }
         if reply.need_remount || client.has_unconfirmed() {
             client.remount(reply.need_remount, &deadline).await?;
+            #[cfg(feature = "disk")]
+            client.offer_disk_again();
         }
         // A question that fails is asked again; it takes nothing from the client's being alive.
         if let Err(error) = client.take_inventory(&deadline).await {

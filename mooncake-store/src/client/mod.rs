@@ -7,6 +7,7 @@ mod cache;
 mod checksum;
 mod config;
 mod deadline;
+mod disk;
 mod get;
 mod heartbeat;
 mod inventory;
@@ -45,6 +46,9 @@ use tokio::sync::watch;
 pub use self::builder::{BuiltIn, ClientBuilder, Given, MasterHandle, Setting, Wires};
 pub use self::cache::{HotCacheConfig, HotCacheStats};
 pub use self::config::{ClientConfig, MAX_TIMEOUT};
+#[cfg(feature = "disk")]
+pub use self::disk::DiskReport;
+pub use self::disk::OffloadConfig;
 pub use self::located::Located;
 pub use self::metrics::{Begun, Metrics, Operation};
 pub use self::objects::ReadInto;
@@ -101,6 +105,8 @@ pub(crate) struct Inner<T: Transport> {
     announcing_turn: AtomicU64,
     /// Held while segments come and go, so that the master's list and ours change in the same order.
     mounting: tokio::sync::Mutex<()>,
+    #[cfg(feature = "disk")]
+    disk: Mutex<Option<disk::Running<T>>>,
     staging: Option<Staging<T>>,
     cache: Option<HotCache<T>>,
     engine: Engine<T>,
@@ -108,6 +114,7 @@ pub(crate) struct Inner<T: Transport> {
     keeps_engine: bool,
     directory: Directory,
     unreachable: Unreachable,
+    owners: disk::Owners,
     metrics: Option<Arc<Metrics>>,
     rng: Mutex<Rng>,
     turn: AtomicUsize,
@@ -159,6 +166,18 @@ impl<T: Transport> Client<T> {
         self.inner.cache.as_ref().map(HotCache::stats)
     }
 
+    /// What the disk holds and has done; `None` when there is none ([`ClientConfig::offload`]).
+    #[cfg(feature = "disk")]
+    pub fn disk(&self) -> Option<DiskReport> {
+        self.inner.disk.lock().as_ref().map(disk::Running::report)
+    }
+
+    /// Takes the disk back, if there is one: what lies there can be read no more, and stays there for the next client.
+    #[cfg(feature = "disk")]
+    pub async fn close_disk(&self) {
+        self.inner.close_disk(&self.inner.deadline()).await;
+    }
+
     /// Whether the master answers.
     pub async fn is_healthy(&self) -> bool {
         let inner = &self.inner;
@@ -179,6 +198,8 @@ impl<T: Transport> Client<T> {
         }
         self.inner.stop_announcing().await;
         let deadline = self.inner.deadline();
+        #[cfg(feature = "disk")]
+        self.inner.close_disk(&deadline).await;
         let mut outcome = Ok(());
         // A mount that was under way is over; the next one sees that the client is closed.
         let _changing = self.inner.mounting.lock().await;

@@ -15,6 +15,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::cache::{HotCache, HotCacheStats};
+#[cfg(feature = "disk")]
+use super::disk::DiskReport;
 use super::metrics::{Direction, Metrics};
 use super::{Client, Inner};
 use crate::metrics::{Labels, Page};
@@ -82,6 +84,8 @@ trait Subject: Send + Sync {
     async fn health(&self) -> Health;
     fn metrics(&self) -> Option<(Arc<Metrics>, String)>;
     fn hot_cache(&self) -> Option<HotCacheStats>;
+    #[cfg(feature = "disk")]
+    fn disk(&self) -> Option<DiskReport>;
 }
 
 #[async_trait::async_trait]
@@ -103,6 +107,11 @@ impl<T: Transport> Subject for Weak<T> {
 
     fn hot_cache(&self) -> Option<HotCacheStats> {
         self.0.upgrade()?.cache.as_ref().map(HotCache::stats)
+    }
+
+    #[cfg(feature = "disk")]
+    fn disk(&self) -> Option<DiskReport> {
+        Client { inner: self.0.upgrade()? }.disk()
     }
 }
 
@@ -180,6 +189,10 @@ async fn metrics(State(about): State<About>) -> Response {
         page.gauge("mooncake_client_hot_cache_objects", "Values in it", kept.objects);
         page.gauge("mooncake_client_hot_cache_bytes", "Their bytes", kept.bytes);
     }
+    #[cfg(feature = "disk")]
+    if let Some(disk) = about.client.disk() {
+        show_disk(&disk, &mut page);
+    }
     for (name, help, value) in more {
         page.gauge(name, help, value);
     }
@@ -187,6 +200,46 @@ async fn metrics(State(about): State<About>) -> Response {
         Ok(text) => ([(header::CONTENT_TYPE, TEXT)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
+}
+
+/// What a disk holds and has done. Requests and bytes are the kernel's, as the existing system counts them.
+#[cfg(feature = "disk")]
+fn show_disk(report: &DiskReport, page: &mut Page) {
+    let (store, io) = (&report.store, &report.store.disk);
+    let sum = |a: u64, b: u64| a.saturating_add(b);
+    for (name, help, value) in [
+        ("mooncake_ssd_read_bytes_total", "Bytes read from the disk", io.read_bytes),
+        ("mooncake_ssd_write_bytes_total", "Bytes written to it", io.written_bytes),
+        ("mooncake_ssd_total_bytes_total", "Both", sum(io.read_bytes, io.written_bytes)),
+        ("mooncake_ssd_read_ops_total", "Reads", io.reads),
+        ("mooncake_ssd_write_ops_total", "Writes", io.writes),
+        ("mooncake_ssd_total_ops_total", "Both", sum(io.reads, io.writes)),
+        ("mooncake_client_disk_read_errors_total", "Reads that failed", io.read_errors),
+        ("mooncake_client_disk_write_errors_total", "Writes that failed", io.write_errors),
+        ("mooncake_client_disk_no_space_total", "Of these, for want of space", io.no_space),
+        ("mooncake_client_disk_offloaded_total", "Objects written for the master", report.offloaded),
+        ("mooncake_client_disk_refused_total", "Objects that could not be written", report.refused),
+        ("mooncake_client_disk_promoted_total", "Objects that came back to memory", report.promoted),
+        ("mooncake_client_disk_served_total", "Objects and parts read for others", report.read),
+        (
+            "mooncake_client_disk_unserved_total",
+            "Of those asked for, the ones that could not be read",
+            report.unread,
+        ),
+        ("mooncake_client_disk_evicted_total", "Objects that went for others", store.evicted),
+        ("mooncake_client_disk_corrupt_total", "Objects dropped because they were damaged", store.corrupt),
+        (
+            "mooncake_client_disk_unreadable_total",
+            "Objects dropped because the disk failed",
+            store.unreadable,
+        ),
+    ] {
+        page.counter(name, help, value);
+    }
+    page.gauge("mooncake_client_disk_objects", "Objects on the disk", store.objects);
+    page.gauge("mooncake_client_disk_used_bytes", "Bytes they take there", store.used);
+    page.gauge("mooncake_client_disk_capacity_bytes", "Bytes there are for them", store.capacity);
+    page.gauge("mooncake_client_disk_lent_bytes", "Bytes in memory that others read from", report.lent_bytes);
 }
 
 /// The figures, for people.

@@ -228,7 +228,7 @@ impl<T: Transport> Inner<T> {
     }
 
     /// A replica that lies in a segment of ours.
-    fn own_bytes(&self, replica: &Replica) -> Option<Slice<T>> {
+    pub(super) fn own_bytes(&self, replica: &Replica) -> Option<Slice<T>> {
         let at = replica.location.memory().filter(|at| at.endpoint == self.endpoint)?;
         let segments = self.segments.lock();
         segments.iter().find_map(|mounted| mounted.slice(at.address, at.size))

@@ -18,7 +18,7 @@ use super::flag::Flag;
 use super::flags::{GROUPS, flags};
 use super::settings::Settings;
 use super::values::{bytes, nearest, switch};
-use crate::client::{ClientConfig, HotCacheConfig, MAX_TIMEOUT};
+use crate::client::{ClientConfig, HotCacheConfig, MAX_TIMEOUT, OffloadConfig};
 
 /// What every variable of a flag of the master begins with.
 const PREFIX: &str = "MC_MASTER_";
@@ -66,7 +66,7 @@ fn process_variables() -> Vec<(String, String)> {
 }
 
 /// What a client's program takes from the environment.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ClientEnvironment {
     /// Pages of its memory.
     pub huge_pages: HugePages,
@@ -96,6 +96,8 @@ pub struct ClientEnvironment {
     pub score_replicas: bool,
     /// What is kept of what is read from other members.
     pub hot_cache: HotCacheConfig,
+    /// Its disk, if it is told to have one: see [`offload`](Self::offload).
+    pub disk: OffloadConfig,
 }
 
 impl ClientEnvironment {
@@ -148,7 +150,18 @@ impl ClientEnvironment {
                     .and_then(|value| value.parse().ok())
                     .unwrap_or(2),
             },
+            disk: disk(&of),
         }
+    }
+
+    /// A disk in that directory, or in the one the environment names where it is empty: for
+    /// [`ClientConfig::offload`](crate::client::ClientConfig::offload).
+    pub fn offload(&self, path: &str) -> OffloadConfig {
+        let mut disk = self.disk.clone();
+        if !path.is_empty() {
+            disk.path = path.into();
+        }
+        disk
     }
 
     /// The wires of a protocol, with its devices (commas between them; all when empty or `auto-discovery`) and what the environment says of
@@ -186,6 +199,38 @@ impl ClientEnvironment {
     }
 }
 
+/// What is said of a disk. What makes no sense is not heard.
+fn disk<'v>(of: &impl Fn(&str) -> Option<&'v String>) -> OffloadConfig {
+    let default = OffloadConfig::new("/data/file_storage");
+    let variable = |name: &str| of(&format!("MOONCAKE_OFFLOAD_{name}"));
+    let older = |name: &str| variable(name).or_else(|| of(&format!("MOONCAKE_{name}")));
+    let count = |name, otherwise: u64| {
+        let said = older(name).and_then(|value| value.parse().ok());
+        said.filter(|count| *count > 0).unwrap_or(otherwise)
+    };
+    let ratio = |name| older(name).and_then(|value| value.parse().ok()).filter(|r| 0.0 < *r && *r <= 1.0);
+    let (high, low) = default.watermarks.unwrap_or((0.9, 0.8));
+    let said = (
+        ratio("DISK_EVICTION_HIGH_WATERMARK_RATIO").unwrap_or(high),
+        ratio("DISK_EVICTION_LOW_WATERMARK_RATIO").unwrap_or(low),
+    );
+    let off = |name| older(name).is_some_and(|value| switch(value) == Ok(false));
+    let trims = !off("ENABLE_DISK_WATERMARK_EVICTION");
+    OffloadConfig {
+        path: variable("FILE_STORAGE_PATH").map_or_else(|| default.path.clone(), Into::into),
+        capacity: count("TOTAL_SIZE_LIMIT_BYTES", default.capacity)
+            .min(count("BUCKET_MAX_TOTAL_SIZE", u64::MAX)),
+        max_objects: usize::try_from(count("TOTAL_KEYS_LIMIT", default.max_objects as u64))
+            .unwrap_or(usize::MAX),
+        buffer: count("LOCAL_BUFFER_SIZE_BYTES", default.buffer),
+        lend: Duration::from_millis(count("CLIENT_BUFFER_GC_TTL_MS", 5000)),
+        interval: Duration::from_secs(count("HEARTBEAT_INTERVAL_SECONDS", 10)),
+        watermarks: trims.then_some(if said.1 <= said.0 { said } else { (high, low) }),
+        threads: off("USE_URING"),
+        serve: true,
+    }
+}
+
 /// What `mooncake` reads: name, default, effect.
 const TOOL: &[(&str, &str, &str)] = &[
     ("MOONCAKE_MASTER", "127.0.0.1:50051", "Address of the master"),
@@ -218,6 +263,21 @@ const CLIENT: &[&str] = &[
     "MC_STORE_MEMCPY",
     "MC_STORE_NUMA_SOCKET_ID",
     "MC_STORE_REPLICA_SCORING",
+    "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH",
+    "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES",
+    "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE",
+    "MOONCAKE_BUCKET_MAX_TOTAL_SIZE",
+    "MOONCAKE_OFFLOAD_TOTAL_KEYS_LIMIT",
+    "MOONCAKE_OFFLOAD_ENABLE_DISK_WATERMARK_EVICTION",
+    "MOONCAKE_OFFLOAD_DISK_EVICTION_HIGH_WATERMARK_RATIO",
+    "MOONCAKE_DISK_EVICTION_HIGH_WATERMARK_RATIO",
+    "MOONCAKE_OFFLOAD_DISK_EVICTION_LOW_WATERMARK_RATIO",
+    "MOONCAKE_DISK_EVICTION_LOW_WATERMARK_RATIO",
+    "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS",
+    "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES",
+    "MOONCAKE_OFFLOAD_CLIENT_BUFFER_GC_TTL_MS",
+    "MOONCAKE_OFFLOAD_USE_URING",
+    "MOONCAKE_USE_URING",
     "MC_RPC_TIMEOUT_MS",
     "MC_RPC_CONNECT_TIMEOUT_MS",
     "MC_STORE_LOCAL_HOT_CACHE_SIZE",
@@ -282,7 +342,45 @@ const PYTHON: &[(&str, &str, &str)] = &[
     ("MOONCAKE_DEVICE", "", "Devices of that wire"),
     ("MOONCAKE_TENANT_ID", "default", "Tenant"),
     ("MOONCAKE_OFFLOAD_ENABLED", "false", "Keep objects on an SSD"),
-    ("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", "", "Folder on it"),
+    (
+        "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH",
+        "/data/file_storage",
+        "Folder on it (`docs/disk.md`); it is made if need be, and belongs to one client at a time",
+    ),
+    (
+        "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES",
+        "2199023255552",
+        "Most bytes taken there, and never more than 90 % of what the file system has",
+    ),
+    ("MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE", "0", "The same: the smaller of the two counts; 0 for none"),
+    ("MOONCAKE_BUCKET_MAX_TOTAL_SIZE", "0", "Older name of that"),
+    ("MOONCAKE_OFFLOAD_TOTAL_KEYS_LIMIT", "10000000", "Most objects there"),
+    (
+        "MOONCAKE_OFFLOAD_ENABLE_DISK_WATERMARK_EVICTION",
+        "true",
+        "Whether it is emptied down to the low watermark when it is filled above the high one",
+    ),
+    ("MOONCAKE_OFFLOAD_DISK_EVICTION_HIGH_WATERMARK_RATIO", "0.9", "The high one"),
+    ("MOONCAKE_DISK_EVICTION_HIGH_WATERMARK_RATIO", "0.9", "Older name of that"),
+    ("MOONCAKE_OFFLOAD_DISK_EVICTION_LOW_WATERMARK_RATIO", "0.8", "The low one"),
+    ("MOONCAKE_DISK_EVICTION_LOW_WATERMARK_RATIO", "0.8", "Older name of that"),
+    (
+        "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS",
+        "10",
+        "Seconds between two questions to the master about what is to be written",
+    ),
+    (
+        "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES",
+        "1342177280",
+        "Memory through which others read from the disk; it is taken as it is used",
+    ),
+    ("MOONCAKE_OFFLOAD_CLIENT_BUFFER_GC_TTL_MS", "5000", "How long they may read there, in milliseconds"),
+    (
+        "MOONCAKE_OFFLOAD_USE_URING",
+        "",
+        "io_uring where the kernel allows it, unless 0, false, no or off: then threads",
+    ),
+    ("MOONCAKE_USE_URING", "", "Older name of that"),
     ("MOONCAKE_ENABLE_CLIENT_HTTP_SERVER", "false", "Serve HTTP beside the store"),
     ("MOONCAKE_CLIENT_HTTP_PORT", "9300", "At this port"),
 ];
@@ -312,22 +410,29 @@ const LATER: &[Unread] = &[
         ],
         "GPU memory is not built yet",
     ),
-    unread(
-        &[
-            "MOONCAKE_OFFLOAD_*",
-            "MOONCAKE_USE_URING",
-            "MOONCAKE_BUCKET_EVICTION_POLICY",
-            "MOONCAKE_BUCKET_MAX_TOTAL_SIZE",
-            "ENABLE_EVICTION",
-            "MOONCAKE_OFFSET_*",
-        ],
-        "this client has no SSD tier yet",
-    ),
     unread(&["MOONCAKE_SNAPSHOT_LOCAL_PATH", "MOONCAKE_AWS_*"], "snapshots are not built yet"),
 ];
 
 /// Those that have no meaning here.
 const NEVER: &[Unread] = &[
+    unread(
+        &[
+            "MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR",
+            "MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES",
+            "MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT",
+            "MOONCAKE_OFFLOAD_BUCKET_EVICTION_POLICY",
+            "MOONCAKE_BUCKET_EVICTION_POLICY",
+            "MOONCAKE_OFFLOAD_BUCKET_MAX_PHYSICAL_BYTES",
+            "MOONCAKE_OFFLOAD_BUCKET_DISK_SCAN_CACHE_MS",
+            "MOONCAKE_OFFLOAD_FSDIR",
+            "MOONCAKE_OFFLOAD_ENABLE_EVICTION",
+            "ENABLE_EVICTION",
+            "MOONCAKE_OFFSET_*",
+            "MOONCAKE_OFFLOAD_SCANMETA_ITERATOR_KEYS_LIMIT",
+            "MOONCAKE_OFFLOAD_CLIENT_BUFFER_GC_INTERVAL_SECONDS",
+        ],
+        "objects lie on the disk in a layout of our own (`docs/disk.md`), which has nothing of this to set",
+    ),
     unread(
         &["MC_STORE_LOCAL_HOT_CACHE_USE_SHM"],
         "what `mooncake_client` keeps is copied once, by itself, into the memory that a light client shares with it",
@@ -600,6 +705,26 @@ mod tests {
         let HotCacheConfig { bytes, longest, admission } = config.hot_cache;
         assert_eq!((bytes, longest, admission), (64 << 20, 1 << 20, 3));
         assert_eq!(nothing.hot_cache, HotCacheConfig::default());
+        assert_eq!(of(&[]).offload("/x"), OffloadConfig::new("/x"));
+        let disk = of(&[
+            ("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", "/ssd"),
+            ("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", "4096000"),
+            ("MOONCAKE_BUCKET_MAX_TOTAL_SIZE", "2048000"),
+            ("MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS", "1"),
+            ("MOONCAKE_OFFLOAD_DISK_EVICTION_LOW_WATERMARK_RATIO", "0.5"),
+            ("MOONCAKE_USE_URING", "false"),
+            ("MOONCAKE_OFFLOAD_TOTAL_KEYS_LIMIT", "none"),
+        ]);
+        let said = OffloadConfig {
+            capacity: 2_048_000,
+            interval: Duration::from_secs(1),
+            watermarks: Some((0.9, 0.5)),
+            threads: true,
+            ..OffloadConfig::new("/ssd")
+        };
+        assert_eq!((disk.offload(""), disk.offload("/y").path), (said, "/y".into()));
+        let untrimmed = of(&[("MOONCAKE_OFFLOAD_ENABLE_DISK_WATERMARK_EVICTION", "false")]);
+        assert_eq!(untrimmed.offload("").watermarks, None);
         let counted = of(&[
             ("MC_STORE_CLIENT_METRIC", "0"),
             ("MC_STORE_CLIENT_METRIC_INTERVAL", "7"),

@@ -13,7 +13,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use super::{LocalServer, LocalServerConfig, default_path};
-use crate::client::{Client, ClientConfig, ClientPages};
+use crate::client::{Client, ClientConfig, ClientPages, OffloadConfig};
 use crate::config::{ClientEnvironment, bytes, switch};
 
 /// Offers memory to a cluster, and serves the processes of this host (Python: `setup_dummy`) over a Unix socket, with memory they share.
@@ -68,10 +68,10 @@ struct Flags {
     /// Seconds of silence after which one is forgotten
     #[arg(long = "client_ttl", default_value_t = 10)]
     ttl: u32,
-    /// Keep objects on an SSD; only false: that tier is not built yet
+    /// Keep objects that memory has no room for on an SSD; where and how MOONCAKE_OFFLOAD_* says
     #[arg(long = "enable_offload", default_value = "false", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch, action = ArgAction::Set)]
     offload: bool,
-    /// Serve reads from that SSD; no effect without --enable_offload
+    /// Serve reads from that SSD; without it nobody can read there
     #[arg(long = "start_offload_rpc_server", default_value = "true", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch, action = ArgAction::Set)]
     offload_server: bool,
     /// Serve /health and /metrics over HTTP
@@ -132,12 +132,7 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Flags, clap::E
         .collect();
     let is_switch = |name: &str| switches.iter().any(|switch| switch == name);
     let arguments = arguments.into_iter().map(|argument| normal(argument, is_switch));
-    let flags = Flags::from_arg_matches(&command.try_get_matches_from_mut(arguments)?)?;
-    if flags.offload {
-        let text = "--enable_offload: the SSD tier is not built yet; leave it out";
-        return Err(command.error(clap::error::ErrorKind::ValueValidation, text));
-    }
-    Ok(flags)
+    Flags::from_arg_matches(&command.try_get_matches_from_mut(arguments)?)
 }
 
 fn serve_until_stopped(flags: Flags, environment: ClientEnvironment) -> Result<()> {
@@ -194,6 +189,8 @@ async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started
         silence: std::time::Duration::from_secs(u64::from(flags.ttl.max(1))),
     };
     (config.directory, config.handshake) = ClientEnvironment::meeting(&flags.metadata);
+    config.offload =
+        flags.offload.then(|| OffloadConfig { serve: flags.offload_server, ..environment.offload("") });
     let client = Client::builder()
         .config(config)
         .local_hostname(host)
@@ -269,7 +266,7 @@ mod tests {
             (&["--port=x"], "--port"),
             (&["--global_segment_size=lots"], "must be a size"),
             (&["--ipc_socket_mode=077"], "octal"),
-            (&["--enable_offload"], "not built"),
+            (&["--enable_offload=perhaps"], "--enable_offload"),
         ] {
             let error = parsed(arguments).unwrap_err();
             assert!(error.contains(says), "{arguments:?}: {error}");

@@ -47,7 +47,7 @@ pub(super) struct Object<A> {
     tenant: u32,
     group: Option<Arc<Group>>,
     /// When it was last used, counted in uses of all objects.
-    used: u64,
+    pub(super) used: u64,
     value: Option<Value<A>>,
     write: Option<Box<Write<A>>>,
     copying: Option<Box<Copying<A>>>,

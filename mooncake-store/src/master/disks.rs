@@ -18,6 +18,11 @@ use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+mod wanted;
+
+pub(super) use self::wanted::Passed;
+
+use self::wanted::Wanted;
 use super::Master;
 use super::clients::MAX_WORD;
 use super::directory::{Object, Shard};
@@ -28,6 +33,10 @@ use crate::protocol::wire::{OffloadItem, StoredAt};
 
 /// How long an object is kept in memory for the sake of a disk whose owner has not come for it: several heartbeats.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Most copies that do not count any more and whose owner has not heard of it; with more it is to empty its disk.
+const MAX_DROPPED: usize = 1 << 20;
+/// Most of them told at a time.
+const DROPPED_AT_ONCE: usize = 4096;
 
 /// What a master does with clients' disks. The defaults are the existing system's.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,13 +87,6 @@ pub(super) struct Disks {
     pub(super) promotions: Arc<Promotions>,
 }
 
-/// Keys, each once, in the order they came.
-#[derive(Default)]
-struct Wanted {
-    keys: Vec<ObjectKey>,
-    known: HashSet<ObjectKey>,
-}
-
 /// A client and its disk.
 pub(super) struct Owner {
     pub(super) client: ClientId,
@@ -118,12 +120,18 @@ struct OwnerState {
     /// Keys in the order they are to be written; those without a job are none any more.
     queue: VecDeque<ObjectKey>,
     jobs: HashMap<ObjectKey, Job>,
+    /// Bytes of all jobs.
+    under_way: u64,
     /// Jobs that the owner has not been told of.
     unsent: usize,
     promote: VecDeque<ObjectKey>,
     /// The same keys.
     to_promote: HashSet<ObjectKey>,
     promoting: HashMap<ObjectKey, Moment>,
+    /// It asks what does not count any more.
+    follows: bool,
+    /// Keys whose copies on the disk do not count any more, if it does.
+    dropped: HashSet<ObjectKey>,
 }
 
 /// One object to be written.
@@ -205,6 +213,10 @@ impl OnDisk {
         })
     }
 
+    fn is_with(&self, client: ClientId) -> bool {
+        self.live().any(|copy| copy.owner.client == client)
+    }
+
     fn first(&self) -> Option<&Arc<Owner>> {
         self.live().next().map(|copy| &copy.owner)
     }
@@ -219,6 +231,25 @@ impl OwnerState {
         self.jobs.insert(key.clone(), Job { len, since: now, sent: false, valid: true, again: None });
         self.queue.push_back(key.clone());
         self.unsent += 1;
+        self.under_way += len;
+    }
+
+    fn end(&mut self, key: &[u8]) -> Option<Job> {
+        let job = self.jobs.remove(key)?;
+        self.under_way -= job.len;
+        Some(job)
+    }
+
+    /// What lies on the disk under that key does not count.
+    fn drop_copy(&mut self, key: &ObjectKey) {
+        if !self.follows || self.clear {
+            return;
+        }
+        if self.dropped.len() >= MAX_DROPPED {
+            (self.clear, self.dropped) = (true, HashSet::new());
+            return;
+        }
+        self.dropped.insert(key.clone());
     }
 }
 
@@ -260,7 +291,7 @@ impl Owner {
         if let Some(job) = state.jobs.get_mut(key) {
             (job.valid, job.again) = (false, None);
             if !job.sent {
-                state.jobs.remove(key);
+                state.end(key);
                 state.unsent -= 1;
             }
         }
@@ -296,7 +327,7 @@ impl Owner {
             // Of the value before: nobody has been told of this one.
             return Report::Stale;
         }
-        match state.jobs.remove(key.as_bytes()) {
+        match state.end(key.as_bytes()) {
             None => Report::Unasked,
             Some(job) if job.valid => Report::Current,
             Some(job) => {
@@ -483,6 +514,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         // What it was told of and never spoke of again.
         let write_out = self.options.put_release;
         state.jobs.retain(|_, job| !job.sent || now < job.since.after(write_out));
+        state.under_way = state.jobs.values().map(|job| job.len).sum();
         let mut items = Vec::new();
         for key in keys {
             let Some(job) = state.jobs.get_mut(key.as_bytes()).filter(|job| job.valid && !job.sent) else {
@@ -490,8 +522,26 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             };
             (job.sent, job.since) = (true, now);
             items.push(self.offload_item(&key, job.len));
+            // What it writes takes the place of that.
+            state.dropped.remove(&key);
         }
         Ok(items)
+    }
+
+    /// What lies on a client's disk and does not count any more: replaced, removed, or never taken. It is told once, a part at a time, and only what
+    /// came to this after the client first asked.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND` when the client has offered no disk.
+    pub fn not_on_disk(&self, client: ClientId) -> Result<Vec<OffloadItem>> {
+        let owner = self.disks.get(client).ok_or_else(not_offered)?;
+        let mut state = owner.state.lock();
+        state.follows = true;
+        let some: Vec<_> = state.dropped.iter().take(DROPPED_AT_ONCE).cloned().collect();
+        for key in &some {
+            state.dropped.remove(key);
+        }
+        Ok(some.iter().map(|key| self.offload_item(key, 0)).collect())
     }
 
     pub(super) fn offload_item(&self, key: &ObjectKey, len: u64) -> OffloadItem {
@@ -534,29 +584,40 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             return;
         }
         let report = owner.report(key, now);
-        let len = u64::try_from(place.data_size).ok();
+        let len = u64::try_from(place.data_size).ok().filter(|len| *len > 0);
         let copy = DiskCopy::new(self.new_replica(), owner, len.unwrap_or(0), &place.endpoint);
-        match (report, shard.find(hash, key.as_bytes())) {
-            (Report::Current, Some(slot)) => {
+        let found = shard.find(hash, key.as_bytes());
+        let counts = match (report, found, len) {
+            (Report::Current, Some(slot), _) => {
                 let object = &mut shard[slot];
                 object.end_offload();
                 let known = object.value().map(|value| (value.len, value.checksum));
                 let known = known.or_else(|| object.disk().map(|disk| (disk.len, disk.checksum)));
                 match known {
-                    Some((there, checksum)) if Some(there) == len => object.add_disk(there, checksum, copy),
-                    _ => object.give_up_offload(),
+                    Some((there, checksum)) if Some(there) == len => {
+                        object.add_disk(there, checksum, copy);
+                        true
+                    }
+                    _ => {
+                        object.give_up_offload();
+                        false
+                    }
                 }
             }
-            (Report::Unasked, found) if owner.state.lock().announcing => {
-                let Some(len) = len.filter(|len| *len > 0) else { return };
-                let slot = match found {
-                    Some(slot) if shard[slot].is_known() => return,
-                    Some(slot) => slot,
-                    None => shard.add(hash, key.clone(), self.tenants.number(key.as_bytes())),
-                };
-                shard[slot].add_disk(len, None, copy);
+            (Report::Unasked, Some(slot), Some(len)) if shard[slot].is_known() => {
+                // It may have said so before.
+                shard[slot].disk().is_some_and(|disk| disk.len == len && disk.is_with(owner.client))
             }
-            _ => {}
+            (Report::Unasked, found, Some(len)) if owner.state.lock().announcing => {
+                let add = || shard.add(hash, key.clone(), self.tenants.number(key.as_bytes()));
+                let slot = found.unwrap_or_else(add);
+                shard[slot].add_disk(len, None, copy);
+                true
+            }
+            _ => false,
+        };
+        if !counts {
+            owner.state.lock().drop_copy(key);
         }
     }
 
@@ -572,7 +633,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             if !std::mem::take(&mut state.clear) {
                 return Ok(false);
             }
-            OwnerState { enabled: state.enabled, seen: state.seen, ..OwnerState::default() }
+            let (enabled, seen, follows) = (state.enabled, state.seen, state.follows);
+            OwnerState { enabled, seen, follows, ..OwnerState::default() }
         };
         let capacity = owner.capacity.load(Relaxed);
         self.disks.insert(Owner::new(client, capacity, self.disks.promotions.clone(), state));
@@ -638,50 +700,6 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             && owner.queue(&object.key, len, now, options.queue_limit)
         {
             object.begin_offload(owner);
-        }
-    }
-
-    /// Whether memory may let go of an object, as far as disks are concerned.
-    pub(super) fn may_leave_memory(&self, object: &Object<A>, now: Moment) -> bool {
-        let Some(options) = &self.options.disks else { return true };
-        if object.disk().is_some_and(OnDisk::is_live) {
-            return true;
-        }
-        if let Some(owner) = object.offload() {
-            return !owner.holds(object.key.as_bytes(), now, self.options.put_release);
-        }
-        let takes = |client| self.disks.get(client).is_some_and(|owner| owner.state.lock().enabled);
-        let has_owner =
-            || object.value().is_some_and(|value| value.live().any(|held| takes(held.segment.client)));
-        if !options.on_evict || object.gave_up_offload() || !has_owner() {
-            return true;
-        }
-        let mut wanted = self.disks.wanted.lock();
-        if wanted.known.contains(&object.key) {
-            return false;
-        }
-        if wanted.keys.len() < (options.queue_limit as f64 * options.queue_part) as usize {
-            wanted.known.insert(object.key.clone());
-            wanted.keys.push(object.key.clone());
-            return false;
-        }
-        options.force_evict
-    }
-
-    /// Puts in line what eviction passed over.
-    pub(super) fn queue_wanted(&self, now: Moment) {
-        let wanted = std::mem::take(&mut *self.disks.wanted.lock());
-        for key in wanted.keys {
-            let hash = self.directory.hash(key.as_bytes());
-            let mut shard = self.directory.lock(hash);
-            let Some(slot) = shard.find(hash, key.as_bytes()) else { continue };
-            if shard[slot].offload().is_none() && shard[slot].disk().is_none() {
-                self.offload(&mut shard, slot, now);
-                let options = self.options.disks.as_ref();
-                if shard[slot].offload().is_none() && options.is_some_and(|options| options.force_evict) {
-                    shard[slot].give_up_offload();
-                }
-            }
         }
     }
 
@@ -777,6 +795,7 @@ impl<A: SegmentAllocator> Object<A> {
         }
         for copy in tier.on_disk.iter().flat_map(OnDisk::live) {
             copy.owner.forget(key);
+            copy.owner.state.lock().drop_copy(&self.key);
         }
     }
 }

@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 
 use super::Master;
 use super::directory::{Object, Shard};
+use super::disks::Passed;
 use super::segments::{GRAIN, Mounted};
 use super::window::{Outlook, Searches};
 
@@ -88,6 +89,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if self.drop_hot(len, now) > 0 && self.has_room(len, &takes) {
             return true;
         }
+        self.want_room(len);
         let (outlook, large) = (self.eviction.searches.outlook(only, len, now), self.directory.is_large());
         'passes: for pass in self.passes() {
             // Several small victims in a row leave a gap by chance only, so they go in the policy's order only where there are gaps to be
@@ -164,6 +166,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         self.counters.eviction_attempted();
         let below = (self.options.eviction_ratio.min(HYSTERESIS) * capacity as f64) as u64;
         let mut left = used.saturating_sub(self.drop_hot(used - watermark, now));
+        self.want_room(left.saturating_sub(watermark - below.min(watermark)));
         for pass in self.passes() {
             let target = if pass == Pass::Ordinary { watermark - below.min(watermark) } else { watermark };
             for count in 1u32.. {
@@ -195,11 +198,26 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
 
     /// As [`Master::evict_one`], unless it would be of no use.
     fn evict_next(&self, pass: Pass, now: Moment, of_use: impl Fn(&Object<A>) -> bool) -> Next<A> {
+        let mut unwritten = Vec::new();
+        let next = self.evict_oldest(pass, now, of_use, &mut unwritten);
+        self.ask_for(unwritten);
+        next
+    }
+
+    fn evict_oldest(
+        &self,
+        pass: Pass,
+        now: Moment,
+        of_use: impl Fn(&Object<A>) -> bool,
+        unwritten: &mut Vec<Passed>,
+    ) -> Next<A> {
         // Each round evicts, or learns the age of one shard's next victim.
         for _ in 0..2 * self.directory.len() {
             let (index, age) = self.directory.oldest();
             let mut shard = self.directory.lock_at(index);
-            let found = shard.choose(pass, now, |object| self.evictable(object, pass, now));
+            let mut passed = Vec::new();
+            let found = shard.choose(pass, now, |object| self.goes(object, pass, now, &mut passed));
+            unwritten.extend(passed);
             if found.is_none_or(|found| found > age) {
                 self.directory.note_age(index, found);
                 continue;
@@ -241,6 +259,15 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 
     pub(super) fn evictable(&self, object: &Object<A>, pass: Pass, now: Moment) -> bool {
+        self.is_loose(object, pass, now) && self.may_leave_memory(object, now)
+    }
+
+    /// As [`evictable`](Self::evictable), noting some objects of those passed over that a disk would have to have first.
+    pub(super) fn goes(&self, object: &Object<A>, pass: Pass, now: Moment, passed: &mut Vec<Passed>) -> bool {
+        self.is_loose(object, pass, now) && self.leaves_memory(object, now, passed)
+    }
+
+    fn is_loose(&self, object: &Object<A>, pass: Pass, now: Moment) -> bool {
         object.value().is_some()
             && object.write().is_none()
             && object.copying().is_none()
@@ -248,7 +275,6 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             && (pass == Pass::SoftPinned || object.soft_pin() <= now)
             // One member that is being read keeps all.
             && !self.is_read(object, now)
-            && self.may_leave_memory(object, now)
     }
 
     /// Frees what has rested long enough, a slice of each segment; how many bytes.
@@ -309,7 +335,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 
     /// Bytes in use that eviction could free sooner or later, and capacity.
-    fn occupancy(&self) -> (u64, u64) {
+    pub(super) fn occupancy(&self) -> (u64, u64) {
         let registry = self.segments.read();
         registry.list.iter().fold((0, 0), |(used, capacity), segment| {
             // What rests is free soon without evicting anything for it.

@@ -11,12 +11,15 @@ use mooncake_core::{Error, Result};
 
 use super::Master;
 use crate::api::{
-    Caller, CopyToken, EndItem, InventoryService, ObjectService, PingReply, PutItem, SegmentService,
-    TaskService, WriteMode,
+    Caller, CopyToken, DiskService, EndItem, InventoryService, ObjectService, PingReply, PutItem,
+    SegmentService, TaskService, WriteMode,
 };
 use crate::protocol::message::MASTER_VERSION;
 use crate::protocol::service::{ObjectCalls, TaskCalls};
-use crate::protocol::wire::{CopyPlan, MovePlan, Task, TaskInfo, TaskKind, TaskReport};
+use crate::protocol::tiers::TierCalls;
+use crate::protocol::wire::{
+    CopyPlan, MovePlan, OffloadItem, StoredAt, Task, TaskInfo, TaskKind, TaskReport,
+};
 
 /// By way of the calls that the RPC server makes, one by one.
 #[async_trait]
@@ -196,3 +199,67 @@ fn group_of(config: &ReplicateConfig, index: usize, items: usize) -> Result<&str
 
 /// A client in the master's own process has nobody to announce anything to when the master is gone.
 impl<A: SegmentAllocator, E: EvictionPolicy> InventoryService for Master<A, E> {}
+
+#[async_trait]
+impl<A: SegmentAllocator, E: EvictionPolicy> DiskService for Master<A, E> {
+    async fn mount_disk(&self, client: ClientId, enabled: bool) -> Result<()> {
+        self.mount_disk(client, enabled)
+    }
+
+    async fn unmount_disk(&self, client: ClientId) -> Result<()> {
+        self.unmount_disk(client)
+    }
+
+    async fn disk_capacity(&self, client: ClientId, bytes: u64) -> Result<()> {
+        self.disk_capacity(client, i64::try_from(bytes).unwrap_or(i64::MAX))
+    }
+
+    async fn to_offload(&self, client: ClientId, enabled: bool) -> Result<Vec<OffloadItem>> {
+        self.to_offload(client, enabled)
+    }
+
+    async fn offloaded(&self, client: ClientId, items: &[OffloadItem], places: &[StoredAt]) -> Result<()> {
+        self.offloaded(client, items, places)
+    }
+
+    async fn must_clear_disk(&self, client: ClientId) -> Result<bool> {
+        self.must_clear_disk(client)
+    }
+
+    async fn not_on_disk(&self, client: ClientId) -> Result<Vec<OffloadItem>> {
+        self.not_on_disk(client)
+    }
+
+    async fn dropped_from_disk(
+        &self,
+        client: ClientId,
+        tenant: &str,
+        keys: &[&[u8]],
+    ) -> Result<Vec<Result<()>>> {
+        let drop =
+            |key: &&[u8]| TierCalls::dropped_from_disk(self, client, tenant, key, ReplicaType::LocalDisk);
+        Ok(keys.iter().map(drop).collect())
+    }
+
+    async fn to_promote(&self, client: ClientId) -> Result<Vec<OffloadItem>> {
+        self.to_promote(client)
+    }
+
+    async fn promotion_start(
+        &self,
+        caller: Caller<'_>,
+        key: &[u8],
+        len: u64,
+        preferred: &[&str],
+    ) -> Result<Replica> {
+        let plan = TierCalls::promotion_start(self, caller.client, caller.tenant, key, len, preferred)?;
+        Ok(plan.memory)
+    }
+
+    async fn promotion_end(&self, caller: Caller<'_>, key: &[u8], done: bool) -> Result<()> {
+        match done {
+            true => TierCalls::promoted(self, caller.client, caller.tenant, key),
+            false => TierCalls::promotion_failed(self, caller.client, caller.tenant, key),
+        }
+    }
+}

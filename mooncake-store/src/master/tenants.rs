@@ -16,6 +16,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::RwLock;
 
 use super::Master;
+use super::directory::Object;
 use super::evict::Victim;
 use super::pattern::compile;
 use crate::api::DEFAULT_TENANT;
@@ -466,6 +467,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// asking again.
     pub(super) fn make_quota(&self, number: u32, bytes: u64, freed: u64, now: Moment) -> bool {
         let fits = || self.tenants.reserve(number, bytes, freed).is_ok();
+        self.want_room(bytes);
         for pass in self.passes() {
             while !fits() {
                 let Some(victim) = self.evict_of(number, pass, now) else { break };
@@ -479,16 +481,20 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
 
     /// Evicts the object that a tenant used least.
     fn evict_of(&self, number: u32, pass: super::evict::Pass, now: Moment) -> Option<Victim<A>> {
-        let mut oldest: Option<(u64, usize)> = None;
+        let (mut oldest, mut unwritten): (Option<(u64, usize)>, _) = (None, Vec::new());
         for index in 0..self.directory.len() {
             let mut shard = self.directory.lock_at(index);
-            let found = shard.choose_of(number, pass, now, |object| self.evictable(object, pass, now));
+            let mut passed = Vec::new();
+            let goes = |object: &Object<A>| self.goes(object, pass, now, &mut passed);
+            let found = shard.choose_of(number, pass, now, goes);
+            unwritten.extend(passed);
             if let Some((_, age)) = found
                 && oldest.is_none_or(|(least, _)| age < least)
             {
                 oldest = Some((age, index));
             }
         }
+        self.ask_for(unwritten);
         let (_, index) = oldest?;
         let mut shard = self.directory.lock_at(index);
         let (slot, _) = shard.choose_of(number, pass, now, |object| self.evictable(object, pass, now))?;

@@ -235,6 +235,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> TierCalls for Master<A, E> {
         self.must_clear_disk(client)
     }
 
+    fn not_on_disk(&self, client: ClientId) -> Result<Vec<OffloadItem>> {
+        self.not_on_disk(client)
+    }
+
     fn disk_capacity(&self, client: ClientId, bytes: i64) -> Result<()> {
         self.disk_capacity(client, bytes)
     }

@@ -11,7 +11,7 @@ use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig,
 use super::literal::function_id;
 use super::pack::{self, Answer, List, Pack, PackError, Pairs, Unpack, wire_fields};
 use super::wire::{
-    CopyPlan, InventoryPage, MovePlan, NofOwner, NofSegment, OffloadItem, PromotionPlan, StorageConfig,
+    CopyPlan, InventoryPage, Lent, MovePlan, NofOwner, NofSegment, OffloadItem, PromotionPlan, StorageConfig,
     StoredAt, StoredReplica, Task, TaskInfo, TaskReport,
 };
 use crate::api::{EndItem, PingReply};
@@ -187,6 +187,9 @@ macro_rules! meaning {
     (bytes) => {
         "How many bytes the client's disk holds."
     };
+    (batch) => {
+        "Number of the loan."
+    };
     (preferred) => {
         "Names of the segments that come first."
     };
@@ -198,6 +201,16 @@ macro_rules! meaning {
     };
 }
 
+/// What a call is called in the existing system.
+macro_rules! spelled {
+    ($name:ident) => {
+        stringify!($name)
+    };
+    ($name:ident $spelled:literal) => {
+        $spelled
+    };
+}
+
 /// Declares calls, and a table of them.
 macro_rules! calls {
     (
@@ -205,7 +218,7 @@ macro_rules! calls {
         $table:ident of $class:literal;
         $(
         $(#[$meta:meta])*
-        $name:ident $(<$life:lifetime>)? ($($argument:ident: $type:ty),* $(,)?) -> $reply:ty;
+        $name:ident $(as $spelled:literal)? $(<$life:lifetime>)? ($($argument:ident: $type:ty),* $(,)?) -> $reply:ty;
     )*) => {
         $(
             $(#[$meta])*
@@ -219,7 +232,7 @@ macro_rules! calls {
             #[allow(unused_lifetimes)]
             impl<'a> Request for $name $(<$life>)? {
                 const NAME: &'static str = stringify!($name);
-                const FUNCTION: u32 = function_id(concat!($class, "::", stringify!($name)));
+                const FUNCTION: u32 = function_id(concat!($class, "::", spelled!($name $($spelled)?)));
                 const HAS_ARGUMENTS: bool =
                     !<Self as super::pack::Wire>::LITERAL.as_bytes().is_empty();
                 type Reply = $reply;
@@ -483,4 +496,16 @@ calls! {
     AnnounceReplicas<'a>(client: ClientId, stored: List<'a, StoredReplica>) -> Vec<Answer<()>>;
     /// Gives back what space is still kept.
     ReleaseKept(client: ClientId, segment: SegmentId) -> Answer<()>;
+    /// What lies on the client's disk and does not count any more.
+    FetchDropped(client: ClientId) -> Answer<Vec<OffloadItem>>;
+}
+
+calls! {
+    /// Calls to the owner of a disk, as the existing system's clients make them.
+    DISK_TABLE of "mooncake::RealClient";
+
+    /// Objects of a disk, read into memory that the caller then reads. Keys are scoped: the tenant's name, a NUL and the key.
+    LendObjects as "batch_get_offload_object"<'a>(keys: List<'a, &'a [u8]>, sizes: List<'a, i64>) -> Answer<Lent>;
+    /// They have been read; whether they were still there.
+    ReturnObjects as "release_offload_buffer"(batch: u64) -> bool;
 }

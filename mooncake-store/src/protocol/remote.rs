@@ -13,10 +13,13 @@ use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig,
 use super::client::{RpcClient, RpcOptions};
 use super::message::*;
 use super::pack::Answer;
-use super::wire::{CopyPlan, InventoryPage, MovePlan, StoredReplica, Task, TaskInfo, TaskKind, TaskReport};
+use super::wire::{
+    CopyPlan, InventoryPage, MovePlan, OffloadItem, StoredAt, StoredReplica, Task, TaskInfo, TaskKind,
+    TaskReport,
+};
 use crate::api::{
-    Caller, CopyToken, EndItem, InventoryService, ObjectService, PingReply, PutItem, SegmentService,
-    TaskService, WriteMode,
+    Caller, CopyToken, DiskService, EndItem, InventoryService, ObjectService, PingReply, PutItem,
+    SegmentService, TaskService, WriteMode,
 };
 
 /// A master reached over RPC. A batch of one travels as the single call, except for numbered writes, which have only one.
@@ -426,5 +429,71 @@ impl InventoryService for RemoteMaster {
 
     async fn release_kept(&self, client: ClientId, segment: SegmentId) -> Result<()> {
         self.plain(ReleaseKept { client, segment }).await
+    }
+}
+
+#[async_trait]
+impl DiskService for RemoteMaster {
+    async fn mount_disk(&self, client: ClientId, enabled: bool) -> Result<()> {
+        self.plain(MountLocalDiskSegment { client, enabled }).await
+    }
+
+    async fn unmount_disk(&self, client: ClientId) -> Result<()> {
+        self.plain(UnmountLocalDiskSegment { client }).await
+    }
+
+    async fn disk_capacity(&self, client: ClientId, bytes: u64) -> Result<()> {
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        self.plain(ReportSsdCapacity { client, bytes }).await
+    }
+
+    async fn to_offload(&self, client: ClientId, enabled: bool) -> Result<Vec<OffloadItem>> {
+        self.plain(OffloadObjectHeartbeat { client, enabled }).await
+    }
+
+    async fn offloaded(&self, client: ClientId, items: &[OffloadItem], places: &[StoredAt]) -> Result<()> {
+        self.plain(NotifyOffloadSuccess { client, offloaded: items.into(), places: places.into() }).await
+    }
+
+    async fn must_clear_disk(&self, client: ClientId) -> Result<bool> {
+        self.plain(PollRemoveAll { client }).await
+    }
+
+    async fn not_on_disk(&self, client: ClientId) -> Result<Vec<OffloadItem>> {
+        self.plain(FetchDropped { client }).await
+    }
+
+    async fn dropped_from_disk(
+        &self,
+        client: ClientId,
+        tenant: &str,
+        keys: &[&[u8]],
+    ) -> Result<Vec<Result<()>>> {
+        let replicas = ReplicaType::LocalDisk;
+        self.batch(BatchEvictDiskReplica { client, keys: keys.into(), tenant, replicas }, keys.len()).await
+    }
+
+    async fn to_promote(&self, client: ClientId) -> Result<Vec<OffloadItem>> {
+        self.plain(PromotionObjectHeartbeat { client }).await
+    }
+
+    async fn promotion_start(
+        &self,
+        caller: Caller<'_>,
+        key: &[u8],
+        len: u64,
+        preferred: &[&str],
+    ) -> Result<Replica> {
+        let Caller { client, tenant, .. } = caller;
+        let start = PromotionAllocStart { client, key, tenant, size: len, preferred: preferred.into() };
+        Ok(self.plain(start).await?.memory)
+    }
+
+    async fn promotion_end(&self, caller: Caller<'_>, key: &[u8], done: bool) -> Result<()> {
+        let Caller { client, tenant, .. } = caller;
+        match done {
+            true => self.plain(NotifyPromotionSuccess { client, key, tenant }).await,
+            false => self.plain(NotifyPromotionFailure { client, key, tenant }).await,
+        }
     }
 }

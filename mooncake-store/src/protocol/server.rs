@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use mooncake_core::error::{Error, ErrorCode, Result};
 use mooncake_transport::net;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -24,7 +25,16 @@ use super::frame::{self, DEFAULT_MAX_BODY, FrameError, Parsed, Status};
 pub trait Service: Send + Sync + 'static {
     /// Appends the body of the answer to `out`, or says why there is none; what it had appended is then dropped.
     fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal>;
+
+    /// Begins a call that has to wait, for a disk for example: what it comes to is the body of the answer. Requests behind it on the same connection wait
+    /// with it. It is dropped when the connection ends. `None` for those that [`call`](Self::call) answers at once.
+    fn begin(&self, _function: u32, _body: &[u8]) -> Option<Waiting> {
+        None
+    }
 }
+
+/// A call under way.
+pub type Waiting = BoxFuture<'static, Result<Vec<u8>, Refusal>>;
 
 /// Why a call was not made: what the RPC layer answers, and a sentence.
 pub type Refusal = (Status, String);
@@ -186,6 +196,16 @@ struct Connection {
     eager: Eager,
 }
 
+/// What a connection does once its answers are sent.
+enum Next {
+    /// It reads on: so many bytes are missing.
+    Read(usize),
+    /// There may be more to answer.
+    Answer,
+    /// It waits for the answer to the request of that number.
+    Wait(u32, Waiting),
+}
+
 /// Why a connection ended, when the other side did not just close it.
 #[derive(Debug)]
 enum End {
@@ -223,10 +243,18 @@ impl Connection {
                 self.outbox.clear();
                 self.outbox.shrink_to(KEPT_BUFFER);
             }
-            let missing = match answered {
-                Ok(Some(missing)) => missing,
-                Ok(None) => continue,
-                Err(error) => return Err(End::Frame(error)),
+            let missing = match answered.map_err(End::Frame)? {
+                Next::Read(missing) => missing,
+                Next::Answer => continue,
+                Next::Wait(seq, waiting) => {
+                    let outcome = tokio::select! {
+                        biased;
+                        outcome = waiting => outcome,
+                        _ = &mut stopped => return Ok(()),
+                    };
+                    frame::write_reply(&mut self.outbox, seq, |out| outcome.map(|body| out.extend(body)));
+                    continue;
+                }
             };
             self.make_room(missing);
             let count = match self.eager.read(&self.stream, &mut self.inbox) {
@@ -246,20 +274,23 @@ impl Connection {
         }
     }
 
-    /// Answers the whole requests that are there: how many bytes the next one lacks, none if it stopped to flush.
-    fn answer(&mut self, service: &impl Service, max_body: usize) -> Result<Option<usize>, FrameError> {
+    /// Answers the whole requests that are there, up to one that has to wait.
+    fn answer(&mut self, service: &impl Service, max_body: usize) -> Result<Next, FrameError> {
         while self.outbox.len() < FLUSH_AT {
             match frame::parse_request(&self.inbox[self.done..], max_body)? {
-                Parsed::Partial(missing) => return Ok(Some(missing)),
+                Parsed::Partial(missing) => return Ok(Next::Read(missing)),
                 Parsed::Whole(request, used) => {
+                    self.done += used;
+                    if let Some(waiting) = service.begin(request.function, request.body) {
+                        return Ok(Next::Wait(request.seq, waiting));
+                    }
                     frame::write_reply(&mut self.outbox, request.seq, |out| {
                         service.call(request.function, request.body, out)
                     });
-                    self.done += used;
                 }
             }
         }
-        Ok(None)
+        Ok(Next::Answer)
     }
 
     /// Forgets what is answered and makes room for what is missing.

@@ -43,6 +43,11 @@ pub trait TierCalls: Send + Sync + 'static {
         Err(not_offered())
     }
 
+    /// What lies on a client's disk and does not count any more.
+    fn not_on_disk(&self, _client: ClientId) -> Result<Vec<OffloadItem>> {
+        Err(not_offered())
+    }
+
     /// How large a client's disk is, in bytes.
     fn disk_capacity(&self, _client: ClientId, bytes: i64) -> Result<()> {
         if bytes < 0 {
@@ -165,6 +170,7 @@ pub(super) fn tier_calls<M: MasterCalls>(master: &M, function: u32, call: &mut C
         EvictDiskReplica::FUNCTION => call.answer(|r: EvictDiskReplica<'_>| {
             master.dropped_from_disk(r.client, r.tenant, r.key, r.replicas)
         }),
+        FetchDropped::FUNCTION => call.answer(|r: FetchDropped| master.not_on_disk(r.client)),
         BatchEvictDiskReplica::FUNCTION => call.answer(|r: BatchEvictDiskReplica<'_>| {
             each(&r.keys, |key| master.dropped_from_disk(r.client, r.tenant, key, r.replicas))
         }),

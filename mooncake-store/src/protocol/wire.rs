@@ -137,6 +137,20 @@ wire_struct! {
 }
 
 wire_struct! {
+    /// Objects from a disk, in memory of its owner where others read them.
+    pub struct Lent {
+        /// Number of the loan, for giving it back.
+        pub batch: u64,
+        /// Where each of them lies.
+        pub addresses: Vec<u64>,
+        /// What a peer opens to reach that memory.
+        pub endpoint: String,
+        /// How long they lie there, in milliseconds.
+        pub ttl_ms: u64,
+    }
+}
+
+wire_struct! {
     /// Space for an object that comes back from disk.
     pub struct PromotionPlan {
         /// Where to write it.

@@ -9,8 +9,8 @@ use mooncake_core::ids::{ClientId, SegmentId};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
 use mooncake_core::{ErrorCode, Result};
 use mooncake_store::api::{
-    Caller, EndItem, InventoryService, ObjectService, PingReply, PutItem, SegmentService, TaskService,
-    WriteMode,
+    Caller, DiskService, EndItem, InventoryService, ObjectService, PingReply, PutItem, SegmentService,
+    TaskService, WriteMode,
 };
 use mooncake_store::client::{Client, ClientConfig, MasterHandle, PutOutcome};
 use mooncake_store::master::{Master, MasterOptions};
@@ -180,6 +180,8 @@ impl SegmentService for Front {
 impl TaskService for Front {}
 
 impl InventoryService for Front {}
+
+impl DiskService for Front {}
 
 #[tokio::test]
 async fn a_put_survives_the_loss_of_an_answer() {

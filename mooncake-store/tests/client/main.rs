@@ -2,6 +2,8 @@
 
 mod cache;
 mod checksum;
+#[cfg(feature = "disk")]
+mod disk;
 mod drain;
 mod faults;
 mod hot;

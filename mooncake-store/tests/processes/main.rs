@@ -5,6 +5,7 @@
 #[path = "../process_support/mod.rs"]
 mod process;
 
+mod disk;
 mod dying;
 mod leases;
 mod load;

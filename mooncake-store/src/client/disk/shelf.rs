@@ -1,0 +1,131 @@
+//! Memory of a disk's owner from which others read: what is on it is lent for a while.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::alloc::{BuiltinAllocator, Extent, SegmentAllocator};
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::region::{Local, Source};
+use mooncake_transport::{Region, SliceMut, Transport};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+/// Where objects begin.
+const ALIGN: u64 = 4096;
+
+/// Memory open to peers, shared out.
+#[derive(Debug)]
+pub(super) struct Shelf<T: Transport> {
+    region: Region<T>,
+    space: Arc<Space>,
+}
+
+#[derive(Debug)]
+struct Space {
+    allocator: Mutex<BuiltinAllocator>,
+    freed: Notify,
+}
+
+/// A part of it that nobody else has.
+#[derive(Debug)]
+pub(super) struct Place<T: Transport> {
+    slice: SliceMut<T>,
+    _room: Room,
+}
+
+/// An extent, given back when nobody uses it any more.
+#[derive(Debug)]
+struct Room {
+    extent: Extent,
+    space: Arc<Space>,
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.space.allocator.lock().release(self.extent);
+        self.space.freed.notify_waiters();
+    }
+}
+
+impl<T: Transport> Shelf<T> {
+    pub(super) fn new(region: Region<T>) -> Self {
+        let allocator = BuiltinAllocator::new(region.len() as u64, &Default::default());
+        Self { region, space: Arc::new(Space { allocator: Mutex::new(allocator), freed: Notify::new() }) }
+    }
+
+    /// Bytes that are lent.
+    pub(super) fn used(&self) -> u64 {
+        self.space.allocator.lock().used()
+    }
+
+    /// Room for all of these lengths at once, as soon as there is some. `BUFFER_OVERFLOW` for more than there is in all, `NO_AVAILABLE_HANDLE` when nothing
+    /// came free in that time.
+    pub(super) async fn take(&self, lens: &[u64], patience: Duration) -> Result<Vec<Place<T>>> {
+        let bytes = lens.iter().fold(0u64, |sum, len| sum.saturating_add(len.next_multiple_of(ALIGN)));
+        if bytes > self.region.len() as u64 {
+            let text = format!("{bytes} bytes are read at once, the buffer has {}", self.region.len());
+            return Err(Error::new(ErrorCode::BufferOverflow, text));
+        }
+        let taken = async {
+            loop {
+                let freed = self.space.freed.notified();
+                tokio::pin!(freed);
+                // Before the look, so that what comes free after it is heard of.
+                freed.as_mut().enable();
+                if let Some(places) = self.try_take(lens) {
+                    return places;
+                }
+                freed.await;
+            }
+        };
+        let none =
+            |_| Error::new(ErrorCode::NoAvailableHandle, "no room in the buffer that others read from");
+        tokio::time::timeout(patience, taken).await.map_err(none)?
+    }
+
+    fn try_take(&self, lens: &[u64]) -> Option<Result<Vec<Place<T>>>> {
+        let mut rooms = Vec::with_capacity(lens.len());
+        {
+            let mut allocator = self.space.allocator.lock();
+            for len in lens {
+                match allocator.allocate(*len, ALIGN) {
+                    Ok(extent) => rooms.push(extent),
+                    Err(_) => {
+                        rooms.into_iter().for_each(|extent| allocator.release(extent));
+                        return None;
+                    }
+                }
+            }
+        }
+        let rooms: Vec<_> =
+            rooms.into_iter().map(|extent| Room { extent, space: self.space.clone() }).collect();
+        Some(rooms.into_iter().zip(lens).map(|(room, len)| self.place(room, *len)).collect())
+    }
+
+    fn place(&self, room: Room, len: u64) -> Result<Place<T>> {
+        // Inside of a region, whose length is an address's.
+        let start = room.extent.offset as usize;
+        // SAFETY: the allocator has given these bytes to nobody else, and gets them back after the slice: it is the field before.
+        let slice = unsafe { self.region.slice_mut_unchecked(start..start + len as usize)? };
+        Ok(Place { slice, _room: room })
+    }
+}
+
+impl<T: Transport> Place<T> {
+    /// Where it lies.
+    pub(super) fn address(&self) -> u64 {
+        self.slice.addr()
+    }
+
+    /// Copies bytes to its beginning.
+    pub(super) fn copy_from(&mut self, bytes: &[u8]) -> Result<()> {
+        self.slice.copy_from(0, bytes)
+    }
+}
+
+// SAFETY: as the slice inside.
+unsafe impl<T: Transport> Source<T> for Place<T> {
+    fn local(&self) -> Local<'_, T::Registration> {
+        self.slice.local()
+    }
+}

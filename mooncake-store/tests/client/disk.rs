@@ -1,0 +1,272 @@
+//! Objects on disks of members.
+
+use std::path::Path;
+use std::time::Duration;
+
+use bytes::Bytes;
+use mooncake_core::ErrorCode;
+use mooncake_core::replica::{ReplicaLocation, ReplicateConfig};
+use mooncake_store::client::{Client, ClientBuilder, OffloadConfig};
+use mooncake_store::master::{DiskOptions, MasterOptions, PromotionOptions};
+
+use crate::support::{Cluster, Kind, eventually, value};
+
+const KIB: usize = 1 << 10;
+const MIB: u64 = 1 << 20;
+const SIZE: usize = 256 * KIB;
+/// Twice as many as memory holds.
+const KEYS: u64 = 64;
+
+fn options(disks: DiskOptions) -> MasterOptions {
+    MasterOptions { disks: Some(disks), lease_ttl: Duration::from_millis(500), ..MasterOptions::default() }
+}
+
+async fn cluster(disks: DiskOptions) -> Cluster {
+    Cluster::start(Kind::Tcp, options(disks)).await
+}
+
+fn disk(path: &Path) -> OffloadConfig {
+    let interval = Duration::from_millis(20);
+    OffloadConfig { interval, buffer: 32 * MIB, capacity: 64 * MIB, ..OffloadConfig::new(path) }
+}
+
+fn owner(cluster: &Cluster, path: &Path) -> ClientBuilder {
+    member(cluster).offload(disk(path))
+}
+
+/// Patient: what a disk is to be written from is not evicted before.
+fn member(cluster: &Cluster) -> ClientBuilder {
+    cluster.member().timeout(Duration::from_secs(20)).room_patience(Duration::from_secs(20))
+}
+
+/// What a read comes to, once it was not too slow for its lease.
+async fn read(client: &Client, key: &str) -> Option<Bytes> {
+    loop {
+        match client.get(key).await {
+            Err(error) if error.code() == ErrorCode::LeaseExpired => {}
+            got => return got.unwrap(),
+        }
+    }
+}
+
+fn key(number: u64) -> String {
+    format!("block/{number}")
+}
+
+fn expected(number: u64) -> Bytes {
+    value(number, SIZE)
+}
+
+async fn fill(client: &Client) {
+    for number in 0..KEYS {
+        client.put(key(number), expected(number)).await.unwrap();
+    }
+}
+
+/// How many replicas are in memory, and how many on disks.
+fn lies(cluster: &Cluster, key: &str) -> (usize, usize) {
+    let replicas = cluster.master.peek(key.as_bytes()).unwrap_or_default();
+    let disks = replicas.iter().filter(|r| matches!(r.location, ReplicaLocation::LocalDisk { .. })).count();
+    (replicas.len() - disks, disks)
+}
+
+async fn all_written(cluster: &Cluster) {
+    eventually("everything is on disk", async || (0..KEYS).all(|n| lies(cluster, &key(n)).1 == 1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_memory_has_no_room_for_comes_back_from_disk() {
+    let cluster = cluster(DiskOptions::default()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let owner = owner(&cluster, folder.path()).connect().await.unwrap();
+    let other = member(&cluster).segment(0).connect().await.unwrap();
+    fill(&other).await;
+    all_written(&cluster).await;
+    assert!((0..KEYS).any(|n| lies(&cluster, &key(n)) == (0, 1)), "memory holds half of it");
+    for client in [&other, &owner] {
+        for number in 0..KEYS {
+            let got = read(client, &key(number)).await;
+            assert!(got.as_deref() == Some(&*expected(number)), "{number}");
+        }
+    }
+    let keys: Vec<String> = (0..KEYS).map(key).collect();
+    let all = other.batch_get(&keys).await.unwrap();
+    for (number, got) in (0..KEYS).zip(all) {
+        assert!(got.unwrap().as_deref() == Some(&*expected(number)), "{number}");
+    }
+    let report = owner.disk().unwrap();
+    assert_eq!((report.offloaded, report.refused, report.unread), (KEYS, 0, 0), "{report:?}");
+    assert!(report.read >= KEYS, "{report:?}");
+    eventually("nothing stays lent", async || owner.disk().unwrap().lent_bytes == 0).await;
+    owner.close().await.unwrap();
+    assert_eq!(read(&other, &key(0)).await, None, "its disk is gone with it");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_than_an_owner_lends_at_a_time_is_read_in_parts() {
+    let cluster = cluster(DiskOptions::default()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let small = OffloadConfig { buffer: MIB, ..disk(folder.path()) };
+    let owner = member(&cluster).offload(small).connect().await.unwrap();
+    fill(&owner).await;
+    all_written(&cluster).await;
+    let keys: Vec<String> = (0..KEYS).map(key).collect();
+    for (number, got) in (0..KEYS).zip(owner.batch_get(&keys).await.unwrap()) {
+        assert!(got.unwrap().as_deref() == Some(&*expected(number)), "{number}");
+    }
+    let all = (0..4).map(|n| owner.get(key(n))).collect::<Vec<_>>();
+    assert!(futures::future::join_all(all).await.iter().all(|got| matches!(got, Ok(Some(_)))), "at once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_outlives_its_owner_and_what_was_removed_does_not() {
+    let cluster = cluster(DiskOptions::default()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let other = member(&cluster).segment(0).connect().await.unwrap();
+    let first = owner(&cluster, folder.path()).connect().await.unwrap();
+    fill(&other).await;
+    all_written(&cluster).await;
+    other.remove(key(1), true).await.unwrap();
+    other.upsert(key(2), value(1000, SIZE)).await.unwrap();
+    eventually("the new value is on disk", async || lies(&cluster, &key(2)).1 == 1).await;
+    eventually("the owner hears of it", async || first.disk().unwrap().store.objects == KEYS - 1).await;
+    first.close().await.unwrap();
+    eventually("nothing is left", async || cluster.master.stats().keys == 0).await;
+    let second = owner(&cluster, folder.path()).connect().await.unwrap();
+    for number in 0..KEYS {
+        let got = read(&other, &key(number)).await;
+        let expected = match number {
+            1 => None,
+            2 => Some(value(1000, SIZE)),
+            number => Some(expected(number)),
+        };
+        assert!(got == expected, "{number}");
+    }
+    second.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_new_owner_finds_and_somebody_has_written_since_is_dropped() {
+    let cluster = cluster(DiskOptions::default()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let other = member(&cluster).connect().await.unwrap();
+    let first = owner(&cluster, folder.path()).segment(0).connect().await;
+    // A disk without memory beside it is of use after a restart only.
+    first.unwrap().close().await.unwrap();
+    let first = owner(&cluster, folder.path()).connect().await.unwrap();
+    let mine = ReplicateConfig { preferred_segment: first.hostname().into(), ..ReplicateConfig::default() };
+    first.put_with("k", value(1, SIZE), &mine).await.unwrap();
+    eventually("it is on disk", async || lies(&cluster, "k").1 == 1).await;
+    first.close().await.unwrap();
+    other.put("k", value(2, SIZE)).await.unwrap();
+    let second = owner(&cluster, folder.path()).connect().await.unwrap();
+    eventually("the old value goes", async || second.disk().unwrap().store.objects == 0).await;
+    assert!(read(&other, "k").await == Some(value(2, SIZE)));
+    second.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_small_disk_loses_what_was_used_least_and_nothing_else() {
+    let cluster = cluster(DiskOptions::default()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let small = OffloadConfig { capacity: 4 * MIB, ..disk(folder.path()) };
+    let owner = member(&cluster).offload(small).connect().await.unwrap();
+    fill(&owner).await;
+    eventually("the disk is full", async || owner.disk().unwrap().store.evicted > 0).await;
+    eventually("the master knows what is gone", async || {
+        let on_disk = (0..KEYS).filter(|n| lies(&cluster, &key(*n)).1 == 1).count() as u64;
+        let report = owner.disk().unwrap();
+        report.offloaded + report.refused >= KEYS && on_disk == report.store.objects
+    })
+    .await;
+    let mut there = 0;
+    for number in 0..KEYS {
+        let got = read(&owner, &key(number)).await;
+        there += usize::from(got.is_some());
+        assert!(got.is_none_or(|got| got == expected(number)), "{number}");
+    }
+    assert!((16..=48).contains(&there), "memory holds up to 32, and the disk up to 16 more: {there}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_damaged_record_is_a_miss_and_no_replica_any_more() {
+    let cluster = cluster(DiskOptions::default()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let owner = owner(&cluster, folder.path()).connect().await.unwrap();
+    fill(&owner).await;
+    all_written(&cluster).await;
+    let damaged = (0..KEYS).find(|n| lies(&cluster, &key(*n)) == (0, 1)).unwrap();
+    // Every record of the file, in the middle of its value.
+    let path = folder.path().join("objects");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let needle = &expected(damaged)[100_000..100_064];
+    let at = bytes.windows(64).position(|window| window == needle).unwrap();
+    bytes[at] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let keys = [key(damaged), key(KEYS - 1)];
+    let got: Vec<_> = owner.batch_get(&keys).await.unwrap().into_iter().map(Result::unwrap).collect();
+    assert_eq!(got[0], None);
+    assert!(got[1] == Some(expected(KEYS - 1)), "one that is whole is read beside it");
+    eventually("the master hears of it", async || lies(&cluster, &key(damaged)) == (0, 0)).await;
+    assert_eq!(owner.disk().unwrap().store.corrupt, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_is_emptied_with_the_cluster() {
+    let cluster = cluster(DiskOptions::default()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let owner = owner(&cluster, folder.path()).connect().await.unwrap();
+    fill(&owner).await;
+    all_written(&cluster).await;
+    owner.remove_all(true).await.unwrap();
+    eventually("it is empty", async || owner.disk().unwrap().store.objects == 0).await;
+    assert_eq!(read(&owner, &key(0)).await, None);
+    owner.put("after", value(1, SIZE)).await.unwrap();
+    assert!(read(&owner, "after").await == Some(value(1, SIZE)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_read_often_comes_back_to_memory() {
+    let promotion = Some(PromotionOptions { per_heartbeat: 4, ..PromotionOptions::default() });
+    let cluster = cluster(DiskOptions { promotion, ..DiskOptions::default() }).await;
+    let folder = tempfile::tempdir().unwrap();
+    let owner = owner(&cluster, folder.path()).connect().await.unwrap();
+    fill(&owner).await;
+    all_written(&cluster).await;
+    let often = (0..KEYS).find(|n| lies(&cluster, &key(*n)) == (0, 1)).unwrap();
+    // Room in memory, and below the watermark.
+    let in_memory = (0..KEYS).filter(|n| lies(&cluster, &key(*n)).0 == 1).take(16);
+    for number in in_memory {
+        owner.remove(key(number), true).await.unwrap();
+    }
+    eventually("it is back", async || {
+        assert!(read(&owner, &key(often)).await == Some(expected(often)));
+        lies(&cluster, &key(often)) == (1, 1)
+    })
+    .await;
+    assert!(owner.disk().unwrap().promoted >= 1);
+    let before = owner.disk().unwrap().read;
+    assert!(read(&owner, &key(often)).await == Some(expected(often)));
+    assert_eq!(owner.disk().unwrap().read, before, "from memory");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_cannot_be_used_is_refused_by_name() {
+    let cluster = cluster(DiskOptions::default()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let _first = owner(&cluster, folder.path()).connect().await.unwrap();
+    let error = owner(&cluster, folder.path()).connect().await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::FileLockFail);
+    assert!(error.to_string().contains("every client needs a directory of its own"), "{error}");
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let error = owner(&cluster, &file).connect().await.unwrap_err();
+    assert!(error.to_string().contains(file.to_str().unwrap()), "{error}");
+    let error = member(&cluster).offload(OffloadConfig::new("")).connect().await.unwrap_err();
+    assert!(error.to_string().contains("path is empty"), "{error}");
+    let without = Cluster::start(Kind::Tcp, MasterOptions::default()).await;
+    let elsewhere = tempfile::tempdir().unwrap();
+    let error = owner(&without, elsewhere.path()).connect().await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::UnableOffload);
+    assert!(error.to_string().contains("--enable_offload"), "{error}");
+}

@@ -1,0 +1,116 @@
+//! The owner of a disk dies, freezes and comes back.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use mooncake_core::ErrorCode;
+use mooncake_store::client::{Client, OffloadConfig};
+
+use crate::process::{Process, free_port};
+use crate::support::{
+    SEGMENT, builder, eventually, master, order, start, tagged, timed, told_master, until_end_of_input,
+};
+
+const LEN: usize = 256 << 10;
+/// Twice as many as memory holds.
+const KEYS: u64 = 128;
+
+/// The process of an owner.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "the other processes of the tests in this binary"]
+async fn owner() {
+    let Some(master) = told_master() else { return };
+    let folder: PathBuf = order("TEST_FOLDER").unwrap();
+    let interval = Duration::from_millis(50);
+    let disk =
+        OffloadConfig { interval, capacity: 256 << 20, buffer: 32 << 20, ..OffloadConfig::new(folder) };
+    let client = builder(&master, SEGMENT).offload(disk).connect().await.unwrap();
+    println!("\nready {}", client.disk().unwrap().store.objects);
+    let _ = until_end_of_input().await;
+    client.close().await.unwrap();
+}
+
+/// Starts one; how many objects it found.
+fn start_owner(port: u16, folder: &Path) -> (Process, u64) {
+    let mut owner = start("disk::owner", port, &[("TEST_FOLDER", folder.to_str().unwrap().into())]);
+    let found = owner.said("ready ").next().expect("an owner that comes up");
+    (owner, found.parse().unwrap())
+}
+
+/// Fills memory twice over, as fast as the disk takes it.
+async fn fill(client: &Client) {
+    for key in 0..KEYS {
+        eventually("there is room", Duration::from_secs(60), async || {
+            client.put(key.to_string(), tagged(key, 1, LEN)).await.is_ok()
+        })
+        .await;
+    }
+}
+
+async fn on_disk(client: &Client) -> usize {
+    let keys: Vec<String> = (0..KEYS).map(|key| key.to_string()).collect();
+    let all = client.batch_replicas(&keys).await.unwrap_or_default();
+    let lists = all.into_iter().filter_map(|list| list.ok().flatten());
+    lists.filter(|list| list.replicas.iter().any(|replica| replica.location.memory().is_none())).count()
+}
+
+/// A read that was not too slow for its lease: whether the value was there. Anything else than that value is wrong.
+async fn is_there(client: &Client, key: u64) -> bool {
+    loop {
+        match timed("a read", client.get(key.to_string())).await {
+            Err(error) if error.code() == ErrorCode::LeaseExpired => {}
+            Err(error) => panic!("{key}: {error}"),
+            Ok(None) => return false,
+            Ok(Some(got)) => {
+                assert!(got == tagged(key, 1, LEN), "{key}: other bytes");
+                return true;
+            }
+        }
+    }
+}
+
+async fn count(client: &Client) -> usize {
+    let mut count = 0;
+    for key in 0..KEYS {
+        count += usize::from(is_there(client, key).await);
+    }
+    count
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_that_is_killed_is_a_miss_and_its_objects_come_back_with_it() {
+    let port = free_port();
+    let flags = ["--enable_offload=true", "--default_kv_lease_ttl=500", "--client_ttl=4"];
+    let _master = master(port, &flags);
+    let client = builder(&format!("127.0.0.1:{port}"), 0).connect().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (owner, found) = start_owner(port, folder.path());
+    assert_eq!(found, 0);
+    fill(&client).await;
+    let patience = Duration::from_secs(60);
+    eventually("all is on disk", patience, async || on_disk(&client).await == KEYS as usize).await;
+    assert_eq!(count(&client).await, KEYS as usize);
+
+    // Each read ends in time, and is a miss, before the master has learned of the death and after.
+    owner.kill();
+    assert_eq!(count(&client).await, 0);
+    eventually("the master knows", patience, async || on_disk(&client).await == 0).await;
+    assert!(!is_there(&client, 0).await);
+
+    let (owner, found) = start_owner(port, folder.path());
+    assert_eq!(found, KEYS);
+    assert_eq!(on_disk(&client).await, KEYS as usize, "announced before it says that it is ready");
+    assert_eq!(count(&client).await, KEYS as usize);
+
+    // One that does not answer is a miss within the time of a read.
+    owner.freeze();
+    assert!(!is_there(&client, 0).await);
+    owner.thaw();
+    eventually("it answers again", patience, async || is_there(&client, 0).await).await;
+
+    // A new master is told by itself.
+    drop(_master);
+    let _master = master(port, &flags);
+    eventually("all is announced", patience, async || on_disk(&client).await == KEYS as usize).await;
+    assert_eq!(count(&client).await, KEYS as usize);
+}
