@@ -15,13 +15,14 @@ use mooncake_tcp::{Framing, TcpConfig};
 use mooncake_transport::net::DEFAULT_PORTS;
 
 use crate::engine::TransferEngineBuilder;
+use crate::summary::log_filter;
 
 /// Ports that the kernel gives to outgoing connections, where a listener could be in their way.
 const OUTGOING: RangeInclusive<u16> = 32768..=60999;
 
 /// One setting, under all its names.
 pub struct Variable {
-    /// The name, and older ones that are still read; the first that is set counts.
+    /// The name, and older ones; the first that is set counts.
     pub names: &'static [&'static str],
     /// What holds without it.
     pub default: &'static str,
@@ -489,16 +490,9 @@ pub fn log_level() -> String {
 }
 
 fn level_of(text: &str) -> String {
-    let level = match text.to_ascii_lowercase().as_str() {
-        known @ ("trace" | "debug" | "info" | "error") => known.to_owned(),
-        _ => "warn".to_owned(),
-    };
-    log_filter(&level)
-}
-
-/// The same at a level that the program was told.
-pub(crate) fn log_filter(level: &str) -> String {
-    format!("{},mooncake_engine::summary=info", level.to_lowercase())
+    let known =
+        ["trace", "debug", "info", "error"].into_iter().find(|level| text.eq_ignore_ascii_case(level));
+    log_filter(known.unwrap_or("warn"))
 }
 
 impl TransferEngineBuilder {

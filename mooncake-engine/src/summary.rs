@@ -20,6 +20,11 @@ pub(crate) async fn log_every(engine: Engine<TransportSet>, interval: Duration) 
     }
 }
 
+/// What the log of a program takes at a level, and these lines in any case: they are there when they were asked for.
+pub(crate) fn log_filter(level: &str) -> String {
+    format!("{},mooncake_engine::summary=info", level.to_lowercase())
+}
+
 fn total(engine: &Engine<TransportSet>) -> Counts {
     engine.metrics().iter().fold(Counts::default(), |sum, peer| sum.and(&peer.counts))
 }

@@ -48,6 +48,11 @@ impl MetaKeys {
     }
 }
 
+/// Where a cluster of several masters says which of them leads: `host:port` of its calls, held under a lease.
+pub fn master_view(cluster_id: &str) -> String {
+    format!("mooncake-store/{cluster_id}/master_view")
+}
+
 impl Default for MetaKeys {
     fn default() -> Self {
         Self::new("")

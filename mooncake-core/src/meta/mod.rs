@@ -2,6 +2,7 @@
 //! and the key layout of the existing system.
 
 mod keys;
+mod lease;
 mod memory;
 
 use std::fmt::Debug;
@@ -12,7 +13,8 @@ use futures::stream::BoxStream;
 
 use crate::error::Result;
 
-pub use keys::MetaKeys;
+pub use keys::{MetaKeys, master_view};
+pub use lease::{Hold, Leases};
 pub use memory::MemoryMetadata;
 
 /// What a backend can do beyond get, put and delete.

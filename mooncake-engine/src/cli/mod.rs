@@ -12,7 +12,7 @@ use clap::Parser;
 use mooncake_core::Result;
 use tracing_subscriber::EnvFilter;
 
-use crate::environment;
+use crate::summary::log_filter;
 
 /// Arguments as a program takes them; or what to show, and the status to exit with.
 fn parse<A: Parser>(
@@ -30,7 +30,7 @@ fn parse<A: Parser>(
 /// The log goes to standard error: what the program was told, and the summaries that the environment asks for.
 fn log(level: &str) -> Result<()> {
     let filter = EnvFilter::builder()
-        .parse(environment::log_filter(level))
+        .parse(log_filter(level))
         .map_err(|error| mooncake_core::Error::invalid(format!("--log_level={level}: {error}")))?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     log.with_ansi(std::io::stderr().is_terminal()).init();

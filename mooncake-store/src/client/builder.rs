@@ -29,10 +29,14 @@ use super::staging::Staging;
 use super::{Client, Inner, names, version};
 use crate::api::MasterApi;
 use crate::master::Master;
-use crate::protocol::client::RpcOptions;
+use crate::protocol::client::{RpcClient, RpcOptions};
+use crate::protocol::place::Place;
 use crate::protocol::remote::RemoteMaster;
 use crate::transport_set::{TransportOptions, TransportSet};
 
+/// The cluster of masters that are told no name for theirs.
+#[cfg(feature = "metadata-etcd")]
+const DEFAULT_CLUSTER: &str = "mooncake_cluster";
 /// Pause between two tries to reach a master that is not there yet.
 const RETRY: Duration = Duration::from_millis(100);
 /// How often an embedded master is given the time to do what is due.
@@ -59,7 +63,8 @@ struct Embedded {
 }
 
 impl MasterHandle {
-    /// The master at `host:port`.
+    /// The master at `host:port`; or, of several, the one that leads: `etcd://host:port`, or several with semicolons or commas between them
+    /// (feature `metadata-etcd`). Of several clusters there, [`ClientConfig::cluster_id`] says which.
     pub fn remote(address: impl Into<String>) -> Self {
         Self(Kind::Remote(address.into()))
     }
@@ -351,6 +356,12 @@ impl<W: Wires> ClientBuilder<W> {
         self
     }
 
+    /// [`ClientConfig::cluster_id`].
+    pub fn cluster_id(mut self, id: impl Into<String>) -> Self {
+        self.config.cluster_id = id.into();
+        self
+    }
+
     /// [`ClientConfig::tenant`].
     pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
         self.config.tenant = tenant.into();
@@ -402,7 +413,7 @@ impl<W: Wires> ClientBuilder<W> {
         config.validate()?;
         let deadline = Deadline::after(&config.clock, config.connect_timeout);
         let metrics = config.metrics.then(|| Arc::new(Metrics::new(config.clock.clone())));
-        let api = master.api(&config, metrics.as_deref());
+        let api = master.api(&config, metrics.as_deref())?;
         find(&api, &deadline).await.map_err(|error| error.context(format!("{master:?}")))?;
 
         let mut rng = Rng::from_os();
@@ -499,7 +510,7 @@ async fn start<T: Transport>(
 }
 
 impl MasterHandle {
-    fn api(&self, config: &ClientConfig, metrics: Option<&Metrics>) -> Arc<dyn MasterApi> {
+    fn api(&self, config: &ClientConfig, metrics: Option<&Metrics>) -> Result<Arc<dyn MasterApi>> {
         match &self.0 {
             Kind::Remote(address) => {
                 let options = RpcOptions {
@@ -508,12 +519,31 @@ impl MasterHandle {
                     meter: metrics.map(|metrics| metrics.calls.clone()),
                     ..RpcOptions::default()
                 };
-                Arc::new(RemoteMaster::new(address.clone(), options))
+                Ok(Arc::new(RemoteMaster::over(RpcClient::at(place(address, &config.cluster_id)?, options))))
             }
-            Kind::Embedded(cluster) => cluster.master.clone(),
-            Kind::Custom(master) => master.clone(),
+            Kind::Embedded(cluster) => Ok(cluster.master.clone()),
+            Kind::Custom(master) => Ok(master.clone()),
         }
     }
+}
+
+/// Where the master of an address is, or of the leader of a cluster.
+fn place(address: &str, cluster: &str) -> Result<Place> {
+    let Some((scheme, _)) = address.split_once("://") else { return Ok(Place::Fixed(address.into())) };
+    #[cfg(feature = "metadata-etcd")]
+    if scheme == "etcd" {
+        let cluster = if cluster.is_empty() { DEFAULT_CLUSTER } else { cluster };
+        let directory = Arc::new(mooncake_transport::etcd::EtcdMetadata::new(address)?);
+        return Ok(Place::following(directory, mooncake_core::meta::master_view(cluster)));
+    }
+    let _ = cluster;
+    Err(Error::new(
+        ErrorCode::NotSupported,
+        format!(
+            "master {address:?}: {scheme:?} is not built in; there is host:port, and with feature `metadata-etcd` \
+             etcd://host:port for the one of several that leads"
+        ),
+    ))
 }
 
 /// Waits until a master of a known version answers: it may be starting just now, too.

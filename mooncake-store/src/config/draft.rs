@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use mooncake_core::{Error, Result};
 
-use super::{CleanUpConfig, EventsConfig, MasterConfig, MetadataServerConfig, TenantPolicy};
+use super::{CleanUpConfig, EventsConfig, MasterConfig, MastersConfig, MetadataServerConfig, TenantPolicy};
 use crate::master::{DiskOptions, HotOptions, PromotionOptions};
 
 #[derive(Default)]
@@ -22,6 +22,11 @@ pub(super) struct Draft {
     pub(super) disks: DiskOptions,
     pub(super) promotion_on_hit: bool,
     pub(super) promotion: PromotionOptions,
+    pub(super) masters: bool,
+    /// Who elects, and where that is, by either name.
+    pub(super) electors: String,
+    pub(super) electors_at: String,
+    pub(super) etcd: String,
     pub(super) tenants: bool,
     /// Whether their policy is in etcd, and where there, or in which file.
     pub(super) tenants_in_etcd: bool,
@@ -63,6 +68,21 @@ impl Draft {
                     key: TenantPolicy::etcd_key(&config.cluster_id),
                 },
             });
+        }
+        if self.masters {
+            if !matches!(self.electors.as_str(), "" | "etcd") {
+                return Err(Error::invalid(format!(
+                    "--ha_backend_type={}: masters are elected in etcd only",
+                    self.electors
+                )));
+            }
+            let etcd = if self.electors_at.is_empty() { self.etcd } else { self.electors_at };
+            if etcd.is_empty() {
+                return Err(Error::invalid(
+                    "--enable_ha needs --etcd_endpoints (or --ha_backend_connstring): the host:port of the etcd that masters are elected in",
+                ));
+            }
+            config.masters = Some(MastersConfig { etcd });
         }
         if self.clean_up {
             let server = Some(self.metadata_url).filter(|_| !self.metadata_enabled);

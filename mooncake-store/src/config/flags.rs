@@ -3,7 +3,7 @@
 use super::draft::Draft;
 use super::flag::{Flag, Group, flag, idle, off};
 use super::values::{
-    Parsed, cluster_id, endpoint, limit, millis, number, ratio, said, seconds, switch, text,
+    Parsed, any, cluster_id, endpoint, limit, millis, number, ratio, said, seconds, switch, text,
 };
 
 /// Every flag, in the order they are shown.
@@ -29,7 +29,7 @@ macro_rules! set {
 const FILES: &str = "the file tier is not built yet";
 const NOF: &str = "NVMe-over-Fabrics is not built";
 const CXL: &str = "CXL memory is not built yet";
-const HA: &str = "several masters are not built yet";
+const HA: &str = "a new leader is told by clients what they have";
 const SNAPSHOTS: &str = "snapshots are not built yet";
 const EVENTS: &str = "the existing master does not put it into events any more either";
 const STDERR: &str = "log lines are written as they come, by one writer";
@@ -451,10 +451,10 @@ const TIERS: &[Flag] = &[
 ];
 
 const MASTERS: &[Flag] = &[
-    off("enable_ha", "false", "Several masters, one of which leads", HA),
-    idle("ha_backend_type", "etcd", "Who elects: etcd, redis, k8s", HA, is_anything),
-    idle("ha_backend_connstring", "", "Where that is", HA, is_anything),
-    idle("etcd_endpoints", "", "Where etcd is", HA, is_anything),
+    flag("enable_ha", "false", "Several masters, one of which leads", set!(masters = switch)),
+    flag("ha_backend_type", "etcd", "Who elects: etcd", set!(electors = any)),
+    flag("ha_backend_connstring", "", "Where that is", set!(electors_at = any)),
+    flag("etcd_endpoints", "", "Where etcd is; --ha_backend_connstring goes before it", set!(etcd = any)),
     off("enable_oplog", "false", "Followers that know what the leader knows", HA),
     idle("oplog_poll_interval_ms", "1000", "How often they look", HA, is_count),
     idle("oplog_batch_max_entries", "1024", "Entries per batch", HA, is_count),

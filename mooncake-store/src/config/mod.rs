@@ -52,6 +52,8 @@ pub struct MasterConfig {
     pub metadata: Option<MetadataServerConfig>,
     /// What is done about the metadata of a client that was silent too long; nothing, if absent.
     pub clean_up: Option<CleanUpConfig>,
+    /// Where masters elect who leads, if there are several.
+    pub masters: Option<MastersConfig>,
     /// Publishing of events, if there is to be any.
     pub events: Option<EventsConfig>,
     /// Where the tenants are said, which are on if there is such a place; changes are written to it. Goes before the options' list.
@@ -79,6 +81,13 @@ pub struct MetadataServerConfig {
     pub host: String,
     /// Its port (8080); 0 takes a free one.
     pub port: u16,
+}
+
+/// Several masters, one of which leads.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MastersConfig {
+    /// The etcd that they elect it in: `host:port`, or several with commas or semicolons between them.
+    pub etcd: String,
 }
 
 /// Removal of what dead clients published about themselves.
@@ -133,6 +142,7 @@ impl Default for MasterConfig {
             metric_reporting: true,
             metadata: None,
             clean_up: None,
+            masters: None,
             events: None,
             tenant_policy: None,
             options: MasterOptions::default(),
@@ -235,7 +245,8 @@ mod tests {
             ("rpc_port", "65536", "too large"),
             ("rpc_enable_tcp_no_delay", "false", "leave it out"),
             ("rpc_interface", "no-such-if0", "no-such-if0"),
-            ("enable_ha", "true", "several masters are not built yet"),
+            ("enable_ha", "true", "--enable_ha needs --etcd_endpoints"),
+            ("enable_oplog", "true", "a new leader is told by clients what they have"),
             ("max_threads", "0", "must not be 0"),
             ("offload_cap_ratio", "much", "must be a number"),
             ("cluster_id", "a b", "A-Z"),

@@ -8,6 +8,11 @@ pub(super) fn text(text: &str) -> Parsed<String> {
     if text.is_empty() { Err("must not be empty".into()) } else { Ok(text.into()) }
 }
 
+/// Anything, nothing too.
+pub(super) fn any(text: &str) -> Parsed<String> {
+    Ok(text.into())
+}
+
 pub(super) fn number<T: std::str::FromStr>(text: &str) -> Parsed<T>
 where
     T::Err: std::fmt::Display,

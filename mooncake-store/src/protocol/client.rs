@@ -21,6 +21,7 @@ use super::frame::{self, DEFAULT_MAX_BODY, FrameError, Parsed, Status};
 use super::message::{MASTER_VERSION, Request, TABLE_VERSION};
 use super::meter::CallMeter;
 use super::pack;
+use super::place::Place;
 
 /// How an [`RpcClient`] behaves.
 #[derive(Clone, Debug)]
@@ -52,7 +53,7 @@ impl Default for RpcOptions {
 /// Calls one server. Opens no connection before the first call.
 #[derive(Debug)]
 pub struct RpcClient {
-    address: String,
+    place: Place,
     options: RpcOptions,
     idle: Mutex<Vec<Connection>>,
     slots: Semaphore,
@@ -61,13 +62,13 @@ pub struct RpcClient {
 impl RpcClient {
     /// A client of the server at `host:port`.
     pub fn new(address: impl Into<String>, options: RpcOptions) -> Self {
-        let slots = Semaphore::new(options.max_connections.max(1));
-        Self { address: address.into(), options, idle: Mutex::new(Vec::new()), slots }
+        Self::at(Place::Fixed(address.into().into()), options)
     }
 
-    /// The server's `host:port`.
-    pub fn address(&self) -> &str {
-        &self.address
+    /// A client of the server at that place.
+    pub fn at(place: Place, options: RpcOptions) -> Self {
+        let slots = Semaphore::new(options.max_connections.max(1));
+        Self { place, options, idle: Mutex::new(Vec::new()), slots }
     }
 
     /// Makes a call.
@@ -118,12 +119,19 @@ impl RpcClient {
                 Some(connection) => (connection, true),
                 None => (self.connect().await?, false),
             };
-            match connection.exchange(function, body, self.options.max_body).await {
+            let to = connection.to.clone();
+            let answered = tokio::select! {
+                biased;
+                answered = connection.exchange(function, body, self.options.max_body) => answered,
+                // A leader that is frozen would keep the caller for all its time.
+                () = self.place.left(&to) => Err(Broken { cause: Cause::Deposed, answered: false }),
+            };
+            match answered {
                 Ok(()) => return Ok(Lent { pool: self, connection, _slot: slot.take() }),
                 Err(broken) if reused && broken.closed_while_idle() => {
                     // Its neighbours most likely met the same end.
                     self.idle.lock().clear();
-                    tracing::debug!(address = %self.address, "an idle connection was closed; trying a new one");
+                    tracing::debug!(server = %self.place, "an idle connection was closed; trying a new one");
                 }
                 Err(broken) => return Err(self.broken(broken)),
             }
@@ -134,32 +142,34 @@ impl RpcClient {
     fn take_idle(&self) -> Option<Connection> {
         loop {
             let connection = self.idle.lock().pop()?;
-            if connection.is_quiet() {
+            if connection.is_quiet() && self.place.is(&connection.to) {
                 return Some(connection);
             }
         }
     }
 
     async fn connect(&self) -> Result<Connection> {
+        let to = self.place.now(self.options.connect_timeout).await?;
         let failed = |error: &io::Error| {
             let hint = match error.kind() {
                 io::ErrorKind::ConnectionRefused => ": is mooncake_master running there?",
                 _ => "",
             };
-            Error::new(ErrorCode::RpcFail, format!("cannot connect to {}: {error}{hint}", self.address))
+            Error::new(ErrorCode::RpcFail, format!("cannot connect to {to}: {error}{hint}"))
         };
-        let connecting = TcpStream::connect(&self.address);
+        let connecting = TcpStream::connect(&*to);
         let stream = match timeout(self.options.connect_timeout, connecting).await {
             Ok(outcome) => outcome.map_err(|error| failed(&error).with_source(error))?,
             Err(_) => {
                 let waited = self.options.connect_timeout;
-                let text = format!("cannot connect to {}: no answer within {waited:?}", self.address);
+                let text = format!("cannot connect to {to}: no answer within {waited:?}");
                 return Err(Error::new(ErrorCode::RpcTimeout, text));
             }
         };
         net::keep_connection(&stream)?;
         Ok(Connection {
             stream,
+            to,
             outbox: Vec::new(),
             inbox: Vec::new(),
             seq: 0,
@@ -169,18 +179,18 @@ impl RpcClient {
     }
 
     fn timed_out(&self, name: &'static str) -> Error {
-        let text = format!("{} did not answer within {:?}", self.address, self.options.call_timeout);
+        let text = format!("{} did not answer within {:?}", self.place, self.options.call_timeout);
         Error::new(ErrorCode::RpcTimeout, text).context(name)
     }
 
     fn broken(&self, broken: Broken) -> Error {
-        let text =
-            |cause: &dyn std::fmt::Display| format!("the connection to {} broke: {cause}", self.address);
+        let text = |cause: &dyn std::fmt::Display| format!("the connection to {} broke: {cause}", self.place);
         match broken.cause {
             Cause::Oversized(len) => Error::invalid(format!(
                 "a request of {len} bytes; at most {} are sent",
                 self.options.max_body
             )),
+            Cause::Deposed => Error::new(ErrorCode::RpcFail, text(&"it leads no more")),
             Cause::Closed => Error::new(ErrorCode::RpcFail, text(&"closed by the other side")),
             Cause::Io(error) => Error::new(ErrorCode::RpcFail, text(&error)).with_source(error),
             Cause::Frame(error) => Error::new(ErrorCode::RpcFail, text(&error)).with_source(error),
@@ -194,7 +204,7 @@ impl RpcClient {
         error
             .context(format!(
                 "the answer of {} is not the one of version {TABLE_VERSION} (master {MASTER_VERSION})",
-                self.address
+                self.place
             ))
             .context(name)
     }
@@ -214,7 +224,7 @@ impl RpcClient {
             _ => String::new(),
         };
         let status = format!("{} ({})", status.text(), status.number());
-        Error::new(code, format!("{} refused the call: {status}: {said}{ours}", self.address)).context(name)
+        Error::new(code, format!("{} refused the call: {status}: {said}{ours}", self.place)).context(name)
     }
 }
 
@@ -254,6 +264,8 @@ impl Lent<'_> {
 #[derive(Debug)]
 struct Connection {
     stream: TcpStream,
+    /// Whom it leads to.
+    to: Arc<str>,
     outbox: Vec<u8>,
     inbox: Vec<u8>,
     seq: u32,
@@ -288,6 +300,8 @@ enum Cause {
         sent: u32,
         got: u32,
     },
+    /// Another one leads now.
+    Deposed,
     /// The request is longer than what is taken; nothing was sent.
     Oversized(usize),
 }
@@ -301,7 +315,7 @@ impl Broken {
                 Cause::Io(error) => {
                     matches!(error.kind(), BrokenPipe | ConnectionReset | ConnectionAborted | NotConnected)
                 }
-                Cause::Frame(_) | Cause::Seq { .. } | Cause::Oversized(_) => false,
+                Cause::Frame(_) | Cause::Seq { .. } | Cause::Oversized(_) | Cause::Deposed => false,
             }
     }
 }

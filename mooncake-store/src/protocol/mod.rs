@@ -9,6 +9,7 @@ pub mod literal;
 pub mod message;
 pub mod meter;
 pub mod pack;
+pub mod place;
 pub mod remote;
 pub mod server;
 pub mod service;

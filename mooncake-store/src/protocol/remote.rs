@@ -33,7 +33,12 @@ pub struct RemoteMaster {
 impl RemoteMaster {
     /// The master at `host:port`. Nothing is sent before the first call.
     pub fn new(address: impl Into<String>, options: RpcOptions) -> Self {
-        Self { rpc: RpcClient::new(address, options), existing: AtomicBool::new(false) }
+        Self::over(RpcClient::new(address, options))
+    }
+
+    /// The master that a client of its calls reaches.
+    pub fn over(rpc: RpcClient) -> Self {
+        Self { rpc, existing: AtomicBool::new(false) }
     }
 
     /// For calls of the table that [`ObjectService`] and [`SegmentService`] do not have.

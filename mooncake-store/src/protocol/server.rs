@@ -31,6 +31,11 @@ pub trait Service: Send + Sync + 'static {
     fn begin(&self, _function: u32, _body: &[u8]) -> Option<Waiting> {
         None
     }
+
+    /// Whether answers that are ready may still leave. If not, the connection ends: nobody is to act on what is not so any more.
+    fn may_answer(&self) -> bool {
+        true
+    }
 }
 
 /// A call under way.
@@ -153,6 +158,12 @@ impl RunningServer {
         self.address
     }
 
+    /// Stops at once, whatever is not answered; the port is free when this returns.
+    pub async fn cut_off(mut self) {
+        self.task.abort();
+        let _ = (&mut self.task).await;
+    }
+
     /// Stops taking connections and requests, and waits until those at work are answered.
     pub async fn stop(mut self) {
         let _ = self.stop.send(true);
@@ -212,6 +223,8 @@ enum End {
     Io(io::Error),
     Frame(FrameError),
     Idle,
+    /// There is another server in charge.
+    Deposed,
     /// Closed with this many bytes of a request missing.
     Torn(usize),
 }
@@ -221,6 +234,7 @@ impl std::fmt::Display for End {
         match self {
             End::Io(error) => error.fmt(f),
             End::Frame(error) => error.fmt(f),
+            End::Deposed => f.write_str("this server is not in charge any more"),
             End::Idle => f.write_str("nothing moved for too long"),
             End::Torn(missing) => write!(f, "closed with {missing} bytes of a request missing"),
         }
@@ -239,6 +253,9 @@ impl Connection {
         loop {
             let answered = self.answer(service, options.max_body);
             if !self.outbox.is_empty() {
+                if !service.may_answer() {
+                    return Err(End::Deposed);
+                }
                 within(options.idle_timeout, self.stream.write_all(&self.outbox)).await?;
                 self.outbox.clear();
                 self.outbox.shrink_to(KEPT_BUFFER);

@@ -157,7 +157,7 @@ mod tests {
         for (arguments, says) in [
             (&["--rpc_prot=7"][..], "--rpc_port"),
             (&["--eviction_ratio=2"], "--eviction_ratio=2: must be a number between 0 and 1"),
-            (&["--enable_ha"], "several masters are not built yet"),
+            (&["--enable_ha"], "--enable_ha needs --etcd_endpoints"),
             (&["--config_path=/nonexistent.yaml"], "/nonexistent.yaml"),
             (&["stray"], "stray"),
             (&["--rpc_port"], "rpc_port"),

@@ -33,6 +33,13 @@ impl Pages {
         let _ = self.stop.send(true);
         let _ = (&mut self.task).await;
     }
+
+    /// Stops at once; the port is free when this returns.
+    #[cfg(all(feature = "cli", feature = "metadata-etcd"))]
+    pub(crate) async fn cut_off(mut self) {
+        self.task.abort();
+        let _ = (&mut self.task).await;
+    }
 }
 
 impl Drop for Pages {

@@ -13,6 +13,11 @@ pub(crate) mod http;
 #[cfg(feature = "http")]
 mod idle_metrics;
 mod latency;
+#[cfg_attr(
+    not(all(feature = "cli", feature = "metadata-etcd")),
+    allow(dead_code, reason = "a master that is alone needs a part of it")
+)]
+mod leader;
 #[cfg(feature = "cli")]
 pub mod process;
 mod rpc;
@@ -31,6 +36,7 @@ use mooncake_transport::http::HttpMetadata;
 
 use self::counting::Requests;
 use self::departed::Departed;
+use self::leader::Standing;
 use self::rpc::Counted;
 use self::summary::Rates;
 use self::ticker::Ticker;
@@ -76,6 +82,7 @@ struct State {
     events: Option<Arc<events::Feed>>,
     requests: Requests,
     rates: Rates,
+    standing: Arc<Standing>,
     config: MasterConfig,
     /// Where the tenants' policy lies, if there are tenants.
     #[cfg(feature = "http")]
@@ -122,6 +129,11 @@ impl MasterServer {
     /// # Errors
     /// As for [`MasterServer::start`].
     pub async fn start_with_clock(config: MasterConfig, clock: SharedClock) -> Result<Self> {
+        let standing = Arc::new(Standing::alone(clock.clone()));
+        Self::start_as(config, clock, standing).await
+    }
+
+    async fn start_as(config: MasterConfig, clock: SharedClock, standing: Arc<Standing>) -> Result<Self> {
         let mut options = config.options.clone();
         let policy = config.tenant_policy.as_ref().map(tenants::Store::open).transpose()?;
         if let Some(policy) = &policy {
@@ -165,6 +177,7 @@ impl MasterServer {
             #[cfg(feature = "events-zmq")]
             events: feed,
             requests: Requests::default(),
+            standing,
             #[cfg(feature = "http")]
             policy,
             #[cfg(feature = "http")]
@@ -206,6 +219,16 @@ impl MasterServer {
     /// The metadata it serves.
     pub fn metadata(&self) -> &Arc<dyn MetadataBackend> {
         &self.state.metadata
+    }
+
+    /// Stops at once; its ports are free when this returns.
+    #[cfg(all(feature = "cli", feature = "metadata-etcd"))]
+    async fn cut_off(self) {
+        self.ticker.stop();
+        self.rpc.cut_off().await;
+        for pages in self.pages {
+            pages.cut_off().await;
+        }
     }
 
     /// Stops taking requests and waits until those at work are answered.

@@ -8,15 +8,30 @@
 use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::IsTerminal;
+#[cfg(feature = "metadata-etcd")]
+use std::sync::Arc;
 use std::sync::Mutex;
 
 use mooncake_core::{Error, Result};
+#[cfg(feature = "metadata-etcd")]
+use mooncake_core::{clock::SystemClock, meta::master_view};
+#[cfg(feature = "metadata-etcd")]
+use mooncake_transport::{
+    etcd::EtcdMetadata,
+    net::{HostPort, default_host},
+};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use super::MasterServer;
 use super::cli::{self, Run};
-use crate::config::MasterConfig;
+#[cfg(feature = "metadata-etcd")]
+use super::{
+    admin::standby_pages,
+    http,
+    leader::{Election, Standing},
+};
+use crate::config::{MasterConfig, MastersConfig};
 
 /// Runs a master as the arguments say (the first is the program's name), until it is interrupted or terminated. The exit
 /// status: 0, 1 when it cannot go on, another for arguments that make no sense.
@@ -76,6 +91,13 @@ fn serve_until_stopped(config: MasterConfig) -> Result<()> {
 async fn serve(config: MasterConfig) -> Result<()> {
     // Taken first, so that a signal during the start is not lost.
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    if let Some(masters) = config.masters.clone() {
+        return tokio::select! {
+            _ = interrupt.recv() => Ok(()),
+            _ = terminate.recv() => Ok(()),
+            ended = serve_while_leading(config, &masters) => ended,
+        };
+    }
     let cluster = config.cluster_id.clone();
     let server = MasterServer::start(config).await?;
     let at = server.addresses();
@@ -88,4 +110,51 @@ async fn serve(config: MasterConfig) -> Result<()> {
     tracing::info!("stopping");
     server.stop().await;
     Ok(())
+}
+
+/// Stands by, serves while it leads, and stands by again.
+#[cfg(feature = "metadata-etcd")]
+async fn serve_while_leading(config: MasterConfig, masters: &MastersConfig) -> Result<()> {
+    let clock = SystemClock::shared();
+    let host = match config.rpc_address.as_str() {
+        "" | "0.0.0.0" | "::" | "[::]" => default_host().to_string(),
+        host => host.to_owned(),
+    };
+    if config.rpc_port == 0 {
+        return Err(Error::invalid(
+            "--rpc_port=auto: of several masters each needs a port that others can be told",
+        ));
+    }
+    let own = HostPort::new(host, config.rpc_port).to_string();
+    let directory = Arc::new(EtcdMetadata::new(&masters.etcd)?);
+    let key = master_view(&config.cluster_id);
+    let standing = Arc::new(Standing::one_of_several(clock.clone()));
+    let election = Election::new(directory, key, own, standing.clone());
+    loop {
+        let (listener, _) = http::bind(&config.metrics_host, config.metrics_port, "metrics_port").await?;
+        let pages = http::serve(listener, standby_pages(standing.clone()));
+        let hold = election.win().await;
+        pages.cut_off().await;
+        match MasterServer::start_as(config.clone(), clock.clone(), standing.clone()).await {
+            Ok(server) => {
+                tracing::info!(rpc = %server.addresses().rpc, "leads");
+                election.lead(&hold).await;
+                tracing::warn!("leads no more; what it knew is forgotten");
+                // Nothing more is answered anyhow.
+                server.cut_off().await;
+            }
+            Err(error) => {
+                election.resign(hold).await;
+                return Err(error);
+            }
+        }
+    }
+}
+
+#[cfg(not(feature = "metadata-etcd"))]
+async fn serve_while_leading(_: MasterConfig, _: &MastersConfig) -> Result<()> {
+    Err(Error::new(
+        mooncake_core::ErrorCode::NotSupported,
+        "--enable_ha needs a build with feature `metadata-etcd`",
+    ))
 }

@@ -32,6 +32,10 @@ impl Service for Counted {
         self.state.requests.count(function, tally, clock.now().since(begun));
         outcome
     }
+
+    fn may_answer(&self) -> bool {
+        self.state.standing.leads()
+    }
 }
 
 /// Calls that look at every object: with millions of them the other connections of a thread would wait for long.

@@ -4,9 +4,13 @@
 
 #[path = "../process_support/mod.rs"]
 mod process;
+#[cfg(feature = "metadata-etcd")]
+#[path = "../../../mooncake-transport/tests/servers/mod.rs"]
+mod servers;
 
 mod disk;
 mod dying;
+mod leading;
 mod leases;
 mod load;
 #[cfg(feature = "transport-rdma")]

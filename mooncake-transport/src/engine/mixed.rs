@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
@@ -248,9 +248,10 @@ impl View {
     }
 
     fn give_up(&self) {
-        // Whoever posts requests again looks at this afterwards, as this looks for what was posted.
-        self.given_up.store(true, Ordering::SeqCst);
+        self.given_up.store(true, Ordering::Release);
         self.first.give_up();
+        // With the one in `posted`: at least one of the two sees what the other did.
+        fence(Ordering::SeqCst);
         if let Some((again, _)) = self.again.get() {
             again.give_up();
         }
@@ -259,12 +260,13 @@ impl View {
 
 impl Repeats for View {
     fn are_wanted(&self) -> bool {
-        !self.given_up.load(Ordering::SeqCst)
+        !self.given_up.load(Ordering::Acquire)
     }
 
     fn posted(&self, watch: Watch, numbers: Vec<usize>) {
         let (again, _) = self.again.get_or_init(|| (watch, numbers));
-        if self.given_up.load(Ordering::SeqCst) {
+        fence(Ordering::SeqCst);
+        if self.given_up.load(Ordering::Acquire) {
             again.give_up();
         }
     }

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::stream::BoxStream;
-use mooncake_core::meta::{Expect, MetaCapabilities, MetaEvent, MetaValue, MetadataBackend};
+use mooncake_core::meta::{Expect, Hold, Leases, MetaCapabilities, MetaEvent, MetaValue, MetadataBackend};
 use mooncake_core::{Error, ErrorCode, Result};
 use serde_json::{Value, json};
 use tracing::warn;
@@ -162,6 +162,40 @@ impl MetadataBackend for EtcdMetadata {
         // A thread of its own, which no runtime has to wait for when it ends.
         std::thread::Builder::new().name("etcd-watch".into()).spawn(move || watch.run())?;
         Ok(events.boxed())
+    }
+}
+
+#[async_trait]
+impl Leases for EtcdMetadata {
+    async fn take(&self, key: &str, value: Bytes, time: Duration) -> Result<Option<Hold>> {
+        let granted = self.post("lease/grant", &json!({"TTL": time.as_secs().max(1).to_string()})).await?;
+        let lease = number(&granted["ID"]).cast_signed();
+        if lease == 0 {
+            return Err(Error::new(
+                ErrorCode::RpcFail,
+                format!("etcd granted no lease: {}", granted["error"]),
+            ));
+        }
+        let hold = Hold { key: key.to_owned(), revision: 0, lease };
+        let key64 = encode(key);
+        let absent = json!({"key": key64, "target": "CREATE", "result": "EQUAL", "create_revision": "0"});
+        let put = json!({"request_put": {"key": key64, "value": encode(&value), "lease": lease.to_string()}});
+        let answer = self.post("kv/txn", &json!({"compare": [absent], "success": [put]})).await?;
+        if answer["succeeded"] == true {
+            return Ok(Some(Hold { revision: number(&answer["header"]["revision"]), ..hold }));
+        }
+        self.let_go(hold).await?;
+        Ok(None)
+    }
+
+    async fn keep(&self, hold: &Hold) -> Result<bool> {
+        let answer = self.post("lease/keepalive", &json!({"ID": hold.lease.to_string()})).await?;
+        // Without a time to live it is over.
+        Ok(number(&answer["result"]["TTL"]) > 0)
+    }
+
+    async fn let_go(&self, hold: Hold) -> Result<()> {
+        self.post("lease/revoke", &json!({"ID": hold.lease.to_string()})).await.map(drop)
     }
 }
 

@@ -29,10 +29,15 @@ impl Server {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// The same again, after it was killed: same port, same files.
-    pub fn restart(&mut self, command: fn(u16, &str) -> Command) {
+    /// Kills it for now.
+    pub fn stop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+
+    /// The same again, after it was killed: same port, same files.
+    pub fn restart(&mut self, command: fn(u16, &str) -> Command) {
+        self.stop();
         self.child =
             command(self.port, &self.folder.path().to_string_lossy()).spawn().expect("it started before");
     }

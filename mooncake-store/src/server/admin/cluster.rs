@@ -1,42 +1,74 @@
-//! How the master is: health, role, figures. There is one master, and it serves.
+//! How the master is: health, role, figures.
 
-use axum::extract::State;
+use std::sync::Arc;
+
+use axum::extract::{FromRef, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use super::answers::{Events, Health, Leader};
 use super::{Shared, page, text};
+use crate::server::leader::{Seen, Standing};
 use crate::server::{EventStats, scrape, summary};
+
+/// How the master stands among others, out of whatever a page has.
+#[derive(Clone)]
+pub(crate) struct Stands(Arc<Standing>);
+
+impl FromRef<Arc<crate::server::State>> for Stands {
+    fn from_ref(state: &Arc<crate::server::State>) -> Self {
+        Self(state.standing.clone())
+    }
+}
 
 /// Whether the master is there; always 200.
 #[utoipa::path(get, path = "/health", responses((status = 200, body = Health)))]
-pub(super) async fn health() -> Response {
+pub(crate) async fn health(State(Stands(standing)): State<Stands>) -> Response {
+    let Seen { state, leader } = standing.seen();
+    let (leader_address, view_version) = leader.unzip();
     page(&Health {
         status: "ok",
-        role: "leader",
-        ha_state: "serving",
-        service_ready: true,
-        leader_address: None,
-        view_version: None,
+        role: standing.role(),
+        ha_state: state,
+        service_ready: standing.leads(),
+        leader_address,
+        view_version,
     })
 }
 
 /// `leader` or `standby`.
 #[utoipa::path(get, path = "/role", responses((status = 200, body = String, content_type = "text/plain")))]
-pub(super) async fn role() -> &'static str {
-    "leader"
+pub(crate) async fn role(State(Stands(standing)): State<Stands>) -> &'static str {
+    standing.role()
 }
 
 /// `serving`, or what the master does to get there.
 #[utoipa::path(get, path = "/ha_status", responses((status = 200, body = String, content_type = "text/plain")))]
-pub(super) async fn ha_status() -> &'static str {
-    "serving"
+pub(crate) async fn ha_status(State(Stands(standing)): State<Stands>) -> &'static str {
+    standing.seen().state
 }
 
 /// Who leads, in a cluster of several masters.
 #[utoipa::path(get, path = "/leader", responses((status = 200, body = Leader)))]
-pub(super) async fn leader() -> Response {
-    page(&Leader { present: false, leader_address: None, view_version: None })
+pub(crate) async fn leader(State(Stands(standing)): State<Stands>) -> Response {
+    let (leader_address, view_version) = standing.seen().leader.unzip();
+    page(&Leader { present: leader_address.is_some(), leader_address, view_version })
+}
+
+/// The pages of a master that does not lead.
+#[cfg(all(feature = "cli", feature = "metadata-etcd"))]
+pub(crate) fn standby_pages(standing: Arc<Standing>) -> axum::Router {
+    use crate::server::http::nothing_here;
+    use axum::routing::get;
+
+    axum::Router::new()
+        .route("/health", get(health))
+        .route("/role", get(role))
+        .route("/ha_status", get(ha_status))
+        .route("/leader", get(leader))
+        .with_state(Stands(standing))
+        .fallback(nothing_here)
+        .method_not_allowed_fallback(nothing_here)
 }
 
 /// Metrics in Prometheus' text format.
@@ -57,7 +89,10 @@ pub(super) async fn metrics(State(state): Shared) -> Response {
 pub(super) async fn figures(State(state): Shared) -> Response {
     let master = summary::line(&state);
     text(format!(
-        "role=leader, state=serving, service_ready=true, master={{{master}}}, ha={{{}}}",
+        "role={}, state={}, service_ready={}, master={{{master}}}, ha={{{}}}",
+        state.standing.role(),
+        state.standing.seen().state,
+        state.standing.leads(),
         summary::HA
     ))
 }

@@ -8,6 +8,8 @@ mod query;
 mod segments;
 mod tenants;
 
+#[cfg(all(feature = "cli", feature = "metadata-etcd"))]
+pub(super) use self::cluster::standby_pages;
 use std::sync::Arc;
 
 use axum::Router;

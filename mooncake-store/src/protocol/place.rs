@@ -1,0 +1,120 @@
+//! Where a server is: at one address, or where the leader of several is now.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use mooncake_core::meta::MetadataBackend;
+use mooncake_core::{Error, ErrorCode, Result};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+/// Pause before a directory is asked again that did not answer.
+const RETRY: Duration = Duration::from_millis(500);
+/// How long a watch is trusted that says nothing.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
+
+/// Where a server is.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// `host:port`.
+    Fixed(Arc<str>),
+    /// There now, if anybody leads.
+    Led(watch::Receiver<Option<Arc<str>>>),
+}
+
+impl Place {
+    /// Where the leader is that a key of a directory names. Follows it on the current tokio runtime, until nobody asks any more.
+    pub fn following(directory: Arc<dyn MetadataBackend>, key: String) -> Self {
+        let (tell, leader) = watch::channel(None);
+        tokio::spawn(follow(directory, key, tell));
+        Self::Led(leader)
+    }
+
+    /// Where it is now; waits for a leader as long as `patience` lasts.
+    ///
+    /// # Errors
+    /// `RPC_FAIL` when nobody leads for all that time.
+    pub async fn now(&self, patience: Duration) -> Result<Arc<str>> {
+        match self {
+            Self::Fixed(address) => Ok(address.clone()),
+            Self::Led(leader) => {
+                let mut leader = leader.clone();
+                let found = timeout(patience, leader.wait_for(Option::is_some)).await;
+                let found = found.ok().and_then(|found| found.ok()?.clone());
+                found.ok_or_else(|| {
+                    Error::new(ErrorCode::RpcFail, format!("no master leads the cluster since {patience:?}"))
+                })
+            }
+        }
+    }
+
+    /// Whether it still is there.
+    pub fn is(&self, address: &str) -> bool {
+        match self {
+            Self::Fixed(_) => true,
+            Self::Led(leader) => leader.borrow().as_deref() == Some(address),
+        }
+    }
+
+    /// Returns when it is not there any more.
+    pub async fn left(&self, address: &str) {
+        match self {
+            Self::Fixed(_) => std::future::pending().await,
+            Self::Led(leader) => {
+                let mut leader = leader.clone();
+                if leader.wait_for(|now| now.as_deref() != Some(address)).await.is_err() {
+                    // Nobody follows any more, so nothing is known against it.
+                    std::future::pending().await
+                }
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Fixed(address) => f.write_str(address),
+            Self::Led(leader) => match &*leader.borrow() {
+                Some(address) => write!(f, "{address}, the leader,"),
+                None => f.write_str("the leader, of which there is none now,"),
+            },
+        }
+    }
+}
+
+async fn follow(directory: Arc<dyn MetadataBackend>, key: String, tell: watch::Sender<Option<Arc<str>>>) {
+    while !tell.is_closed() {
+        let changes = directory.watch(&key).await;
+        // Read after the watch has begun, so that no change falls between the two.
+        match directory.get(&key).await {
+            Ok(found) => {
+                let leader: Option<Arc<str>> =
+                    found.map(|found| String::from_utf8_lossy(&found.value).trim().into());
+                tell.send_if_modified(|known| {
+                    let changed = *known != leader;
+                    if changed {
+                        tracing::info!(leader = leader.as_deref().unwrap_or("nobody"), "leads the cluster");
+                        known.clone_from(&leader);
+                    }
+                    changed
+                });
+            }
+            Err(error) => {
+                tracing::warn!("who leads the cluster is not known: {error}");
+                sleep(RETRY).await;
+                continue;
+            }
+        }
+        tokio::select! {
+            () = tell.closed() => return,
+            () = async {
+                match changes {
+                    Ok(mut changes) => _ = timeout(LOOK_AGAIN, changes.next()).await,
+                    Err(_) => sleep(RETRY).await,
+                }
+            } => {}
+        }
+    }
+}

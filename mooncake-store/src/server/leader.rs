@@ -1,0 +1,176 @@
+//! One of several masters leads: which, and for how long it may say so.
+//!
+//! The leader holds a key in the directory under a lease. It answers calls only until the lease might be over, counted by its own monotonic clock from
+//! when it began to ask for more time: a leader that was frozen, or is cut off from the directory, has stopped before another one begins.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures::StreamExt;
+use mooncake_core::Result;
+use mooncake_core::clock::{Moment, SharedClock};
+use mooncake_core::meta::{Hold, Leases};
+use parking_lot::Mutex;
+use tokio::time::timeout;
+
+/// What a new leader asks for, as in the existing system.
+pub(super) const LEASE: Duration = Duration::from_secs(5);
+/// Part of it that is left when the leader stops to answer, in case its clock runs slower than the directory's.
+const MARGIN: Duration = Duration::from_millis(500);
+/// Pause between two tries to lead, or to look who does.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// How a master stands among the masters of its cluster.
+#[derive(Debug)]
+pub(crate) struct Standing {
+    clock: SharedClock,
+    /// Calls are answered before this moment only.
+    until: AtomicU64,
+    seen: Mutex<Seen>,
+}
+
+/// What it shows of that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// `standby`, `candidate` or `serving`.
+    pub(crate) state: &'static str,
+    /// Who leads, and which election made it so.
+    pub(crate) leader: Option<(String, u64)>,
+}
+
+impl Standing {
+    /// Of a master that is alone: it always leads.
+    pub(crate) fn alone(clock: SharedClock) -> Self {
+        let seen = Seen { state: "serving", leader: None };
+        Self { clock, until: AtomicU64::new(u64::MAX), seen: Mutex::new(seen) }
+    }
+
+    /// Of one among several, which does not lead yet.
+    pub(crate) fn one_of_several(clock: SharedClock) -> Self {
+        let seen = Seen { state: "standby", leader: None };
+        Self { clock, until: AtomicU64::new(0), seen: Mutex::new(seen) }
+    }
+
+    /// Whether it may answer calls now.
+    pub(crate) fn leads(&self) -> bool {
+        let until = self.until.load(Ordering::Acquire);
+        until == u64::MAX || self.clock.now().0 < until
+    }
+
+    /// `leader` or `standby`.
+    pub(crate) fn role(&self) -> &'static str {
+        if self.leads() { "leader" } else { "standby" }
+    }
+
+    pub(crate) fn seen(&self) -> Seen {
+        self.seen.lock().clone()
+    }
+
+    fn show(&self, state: &'static str, leader: Option<(String, u64)>) {
+        let now = Seen { state, leader };
+        let before = std::mem::replace(&mut *self.seen.lock(), now.clone());
+        if before != now {
+            tracing::info!(state, leader = ?now.leader, "among the masters of the cluster");
+        }
+    }
+
+    /// It leads until the time that it asked for then may be over.
+    fn leads_since(&self, asked: Moment) {
+        self.until.store(asked.after(LEASE - MARGIN).0, Ordering::Release);
+    }
+
+    fn leads_no_more(&self) {
+        self.until.store(0, Ordering::Release);
+    }
+}
+
+/// The election of one cluster's leader.
+#[derive(Debug)]
+pub(crate) struct Election {
+    directory: Arc<dyn Leases>,
+    key: String,
+    /// Where this master answers calls.
+    own: String,
+    standing: Arc<Standing>,
+}
+
+impl Election {
+    pub(crate) fn new(directory: Arc<dyn Leases>, key: String, own: String, standing: Arc<Standing>) -> Self {
+        Self { directory, key, own, standing }
+    }
+
+    /// Waits until this master leads.
+    pub(crate) async fn win(&self) -> Hold {
+        loop {
+            match self.attempt().await {
+                Ok(Some(hold)) => return hold,
+                Ok(None) => self.wait_for_a_change().await,
+                Err(error) => {
+                    tracing::warn!("the directory of the masters does not answer: {error}");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    async fn attempt(&self) -> Result<Option<Hold>> {
+        if self.somebody_leads().await? {
+            return Ok(None);
+        }
+        self.standing.show("candidate", None);
+        let asked = self.standing.clock.now();
+        let hold = self.directory.take(&self.key, self.own.clone().into(), LEASE).await?;
+        if let Some(hold) = &hold {
+            self.standing.leads_since(asked);
+            self.standing.show("serving", Some((self.own.clone(), hold.revision)));
+        } else {
+            self.somebody_leads().await?;
+        }
+        Ok(hold)
+    }
+
+    /// Looks who leads. It may be this very process before it was started again: then nobody serves until that lease is over.
+    async fn somebody_leads(&self) -> Result<bool> {
+        let Some(held) = self.directory.get(&self.key).await? else { return Ok(false) };
+        let leader = String::from_utf8_lossy(&held.value).trim().to_owned();
+        self.standing.show("standby", Some((leader, held.revision)));
+        Ok(true)
+    }
+
+    /// Returns when the key has changed, or a while later.
+    async fn wait_for_a_change(&self) {
+        let Ok(mut changes) = self.directory.watch(&self.key).await else {
+            return tokio::time::sleep(RETRY).await;
+        };
+        // It may have changed before the watch was there.
+        if !matches!(self.directory.get(&self.key).await, Ok(Some(_))) {
+            return;
+        }
+        let _ = timeout(30 * RETRY, changes.next()).await;
+    }
+
+    /// Keeps leading for as long as that is possible; returns when it is not any more.
+    pub(crate) async fn lead(&self, hold: &Hold) {
+        while self.standing.leads() {
+            tokio::time::sleep(LEASE / 5).await;
+            let asked = self.standing.clock.now();
+            match timeout(LEASE / 5, self.directory.keep(hold)).await {
+                Ok(Ok(true)) => self.standing.leads_since(asked),
+                Ok(Ok(false)) => break,
+                Ok(Err(error)) => tracing::warn!("the lease of the leader was not renewed: {error}"),
+                Err(_) => tracing::warn!("the lease of the leader was not renewed: no answer"),
+            }
+        }
+        self.standing.leads_no_more();
+        self.standing.show("standby", None);
+    }
+
+    /// Gives the lead to whoever wants it.
+    pub(crate) async fn resign(&self, hold: Hold) {
+        self.standing.leads_no_more();
+        if let Err(error) = self.directory.let_go(hold).await {
+            tracing::debug!("the lease of the leader runs out by itself: {error}");
+        }
+    }
+}
