@@ -36,17 +36,16 @@ pub trait Clock: Debug + Send + Sync + 'static {
 /// A clock shared by the parts of one node.
 pub type SharedClock = Arc<dyn Clock>;
 
-/// The machine's clock.
+/// The machine's clock. On Linux it goes on while the machine is suspended: a lease does not last longer for that.
 #[derive(Clone, Copy, Debug)]
 pub struct SystemClock {
-    origin: std::time::Instant,
+    origin: Duration,
 }
 
 impl SystemClock {
     /// A clock whose origin is now.
-    #[allow(clippy::disallowed_methods, reason = "this is the door")]
     pub fn new() -> Self {
-        Self { origin: std::time::Instant::now() }
+        Self { origin: uptime() }
     }
 
     /// The same, ready to be shared.
@@ -62,10 +61,9 @@ impl Default for SystemClock {
 }
 
 impl Clock for SystemClock {
-    #[allow(clippy::disallowed_methods, reason = "this is the door")]
     fn now(&self) -> Moment {
         // One second ahead of the origin, so that zero can stand for "long ago".
-        Moment(1_000_000_000).after(std::time::Instant::now().duration_since(self.origin))
+        Moment(1_000_000_000).after(uptime().saturating_sub(self.origin))
     }
 
     #[allow(clippy::disallowed_methods, reason = "this is the door")]
@@ -74,6 +72,24 @@ impl Clock for SystemClock {
             .duration_since(std::time::UNIX_EPOCH)
             .map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
     }
+}
+
+/// Time since the machine was started, suspended or not.
+#[cfg(all(target_os = "linux", not(miri)))]
+#[allow(unsafe_code)]
+fn uptime() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel fills the struct in. Every Linux that Rust runs on has this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Time since this was first asked, where that is all there is.
+#[cfg(not(all(target_os = "linux", not(miri))))]
+#[allow(clippy::disallowed_methods, reason = "this is the door")]
+fn uptime() -> Duration {
+    static FIRST: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+    FIRST.get_or_init(std::time::Instant::now).elapsed()
 }
 
 /// A clock that moves only when told to.

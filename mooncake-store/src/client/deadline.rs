@@ -19,6 +19,12 @@ impl Deadline {
         Self { clock: clock.clone(), at: clock.now().after(span) }
     }
 
+    /// At that moment.
+    #[cfg(feature = "disk")]
+    pub(crate) fn until(clock: &SharedClock, at: Moment) -> Self {
+        Self { clock: clock.clone(), at }
+    }
+
     /// Time that is left, zero when it is over.
     pub(crate) fn left(&self) -> Duration {
         self.at.since(self.clock.now())

@@ -369,11 +369,14 @@ async fn borrow<T: Transport>(
         company = company.min(read.company);
         read.disks.pop();
     }
+    // One that is frozen leaves the time that the bytes of the others need.
+    let asking = Deadline::until(&client.config.clock, deadline.portion(1, 2));
+    let asking = &asking;
     let lent = futures::future::join_all(asked.iter().map(|(endpoint, some, _)| {
         let len =
             |i: usize| reads[i].place.as_ref().map_or(0, |place| Source::<T>::local(place).span.len as u64);
         let objects: Vec<(&[u8], u64)> = some.iter().map(|&i| (reads[i].key, len(i))).collect();
-        async move { client.borrow_objects(endpoint, &objects, deadline).await }
+        async move { client.borrow_objects(endpoint, &objects, asking).await }
     }))
     .await;
     for ((endpoint, some, _), lent) in asked.iter().zip(lent) {

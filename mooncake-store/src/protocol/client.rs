@@ -126,6 +126,11 @@ impl RpcClient {
                 // A leader that is frozen would keep the caller for all its time.
                 () = self.place.left(&to) => Err(Broken { cause: Cause::Deposed, answered: false }),
             };
+            // What a leader has answered that is none any more does not count.
+            let answered = match answered {
+                Ok(()) if !self.place.is(&to) => Err(Broken { cause: Cause::Deposed, answered: true }),
+                answered => answered,
+            };
             match answered {
                 Ok(()) => return Ok(Lent { pool: self, connection, _slot: slot.take() }),
                 Err(broken) if reused && broken.closed_while_idle() => {
@@ -157,7 +162,12 @@ impl RpcClient {
             };
             Error::new(ErrorCode::RpcFail, format!("cannot connect to {to}: {error}{hint}"))
         };
-        let connecting = TcpStream::connect(&*to);
+        let connecting = async {
+            tokio::select! {
+                connected = TcpStream::connect(&*to) => connected,
+                () = self.place.left(&to) => Err(io::Error::other("it leads no more")),
+            }
+        };
         let stream = match timeout(self.options.connect_timeout, connecting).await {
             Ok(outcome) => outcome.map_err(|error| failed(&error).with_source(error))?,
             Err(_) => {

@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 /// Pause before a directory is asked again that did not answer.
 const RETRY: Duration = Duration::from_millis(500);
 /// How long a watch is trusted that says nothing.
-const LOOK_AGAIN: Duration = Duration::from_secs(30);
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// Where a server is.
 #[derive(Clone, Debug)]
@@ -86,35 +86,39 @@ impl std::fmt::Display for Place {
 
 async fn follow(directory: Arc<dyn MetadataBackend>, key: String, tell: watch::Sender<Option<Arc<str>>>) {
     while !tell.is_closed() {
-        let changes = directory.watch(&key).await;
-        // Read after the watch has begun, so that no change falls between the two.
-        match directory.get(&key).await {
-            Ok(found) => {
-                let leader: Option<Arc<str>> =
-                    found.map(|found| String::from_utf8_lossy(&found.value).trim().into());
-                tell.send_if_modified(|known| {
-                    let changed = *known != leader;
-                    if changed {
-                        tracing::info!(leader = leader.as_deref().unwrap_or("nobody"), "leads the cluster");
-                        known.clone_from(&leader);
-                    }
-                    changed
-                });
-            }
-            Err(error) => {
-                tracing::warn!("who leads the cluster is not known: {error}");
-                sleep(RETRY).await;
-                continue;
+        let Ok(mut changes) = directory.watch(&key).await else {
+            look(&*directory, &key, &tell).await;
+            sleep(RETRY).await;
+            continue;
+        };
+        // Read after the watch has begun, so that no change falls between the two; and from time to time, for a watch may be silent that should not be.
+        while look(&*directory, &key, &tell).await {
+            tokio::select! {
+                () = tell.closed() => return,
+                changed = timeout(LOOK_AGAIN, changes.next()) => if matches!(changed, Ok(None)) { break },
             }
         }
-        tokio::select! {
-            () = tell.closed() => return,
-            () = async {
-                match changes {
-                    Ok(mut changes) => _ = timeout(LOOK_AGAIN, changes.next()).await,
-                    Err(_) => sleep(RETRY).await,
-                }
-            } => {}
-        }
+        sleep(RETRY).await;
     }
+}
+
+/// Tells who leads now; whether that is known.
+async fn look(directory: &dyn MetadataBackend, key: &str, tell: &watch::Sender<Option<Arc<str>>>) -> bool {
+    let found = match directory.get(key).await {
+        Ok(found) => found,
+        Err(error) => {
+            tracing::warn!("who leads the cluster is not known: {error}");
+            return false;
+        }
+    };
+    let leader: Option<Arc<str>> = found.map(|found| String::from_utf8_lossy(&found.value).trim().into());
+    tell.send_if_modified(|known| {
+        let changed = *known != leader;
+        if changed {
+            tracing::info!(leader = leader.as_deref().unwrap_or("nobody"), "leads the cluster");
+            known.clone_from(&leader);
+        }
+        changed
+    });
+    true
 }

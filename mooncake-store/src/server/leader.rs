@@ -143,11 +143,14 @@ impl Election {
         let Ok(mut changes) = self.directory.watch(&self.key).await else {
             return tokio::time::sleep(RETRY).await;
         };
-        // It may have changed before the watch was there.
-        if !matches!(self.directory.get(&self.key).await, Ok(Some(_))) {
-            return;
+        // It may have changed before the watch was there, and a watch may be silent that should not be.
+        while matches!(self.directory.get(&self.key).await, Ok(Some(_))) {
+            match timeout(LEASE / 2, changes.next()).await {
+                Ok(Some(_)) => return,
+                Ok(None) => return tokio::time::sleep(RETRY).await,
+                Err(_) => {}
+            }
         }
-        let _ = timeout(30 * RETRY, changes.next()).await;
     }
 
     /// Keeps leading for as long as that is possible; returns when it is not any more.

@@ -8,6 +8,7 @@
 use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::IsTerminal;
+use std::pin::Pin;
 #[cfg(feature = "metadata-etcd")]
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -92,11 +93,13 @@ async fn serve(config: MasterConfig) -> Result<()> {
     // Taken first, so that a signal during the start is not lost.
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     if let Some(masters) = config.masters.clone() {
-        return tokio::select! {
-            _ = interrupt.recv() => Ok(()),
-            _ = terminate.recv() => Ok(()),
-            ended = serve_while_leading(config, &masters) => ended,
-        };
+        let told_to_stop = std::pin::pin!(async {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        });
+        return serve_while_leading(config, &masters, told_to_stop).await;
     }
     let cluster = config.cluster_id.clone();
     let server = MasterServer::start(config).await?;
@@ -114,7 +117,11 @@ async fn serve(config: MasterConfig) -> Result<()> {
 
 /// Stands by, serves while it leads, and stands by again.
 #[cfg(feature = "metadata-etcd")]
-async fn serve_while_leading(config: MasterConfig, masters: &MastersConfig) -> Result<()> {
+async fn serve_while_leading(
+    config: MasterConfig,
+    masters: &MastersConfig,
+    mut told_to_stop: Pin<&mut impl Future<Output = ()>>,
+) -> Result<()> {
     let clock = SystemClock::shared();
     let host = match config.rpc_address.as_str() {
         "" | "0.0.0.0" | "::" | "[::]" => default_host().to_string(),
@@ -128,17 +135,29 @@ async fn serve_while_leading(config: MasterConfig, masters: &MastersConfig) -> R
     let own = HostPort::new(host, config.rpc_port).to_string();
     let directory = Arc::new(EtcdMetadata::new(&masters.etcd)?);
     let key = master_view(&config.cluster_id);
-    let standing = Arc::new(Standing::one_of_several(clock.clone()));
-    let election = Election::new(directory, key, own, standing.clone());
     loop {
+        // Of this term only: what was begun in one is not answered in the next.
+        let standing = Arc::new(Standing::one_of_several(clock.clone()));
+        let election = Election::new(directory.clone(), key.clone(), own.clone(), standing.clone());
         let (listener, _) = http::bind(&config.metrics_host, config.metrics_port, "metrics_port").await?;
         let pages = http::serve(listener, standby_pages(standing.clone()));
-        let hold = election.win().await;
+        let hold = tokio::select! {
+            hold = election.win() => hold,
+            () = &mut told_to_stop => return Ok(()),
+        };
         pages.cut_off().await;
         match MasterServer::start_as(config.clone(), clock.clone(), standing.clone()).await {
             Ok(server) => {
                 tracing::info!(rpc = %server.addresses().rpc, "leads");
-                election.lead(&hold).await;
+                tokio::select! {
+                    () = election.lead(&hold) => {}
+                    () = &mut told_to_stop => {
+                        tracing::info!("stopping");
+                        server.stop().await;
+                        election.resign(hold).await;
+                        return Ok(());
+                    }
+                }
                 tracing::warn!("leads no more; what it knew is forgotten");
                 // Nothing more is answered anyhow.
                 server.cut_off().await;
@@ -152,7 +171,11 @@ async fn serve_while_leading(config: MasterConfig, masters: &MastersConfig) -> R
 }
 
 #[cfg(not(feature = "metadata-etcd"))]
-async fn serve_while_leading(_: MasterConfig, _: &MastersConfig) -> Result<()> {
+async fn serve_while_leading(
+    _: MasterConfig,
+    _: &MastersConfig,
+    _: Pin<&mut impl Future<Output = ()>>,
+) -> Result<()> {
     Err(Error::new(
         mooncake_core::ErrorCode::NotSupported,
         "--enable_ha needs a build with feature `metadata-etcd`",

@@ -64,6 +64,10 @@ fn run(state: &Arc<State>, (stopped, wake): &(Mutex<bool>, Condvar), runtime: &H
         if *stopped {
             return;
         }
+        if !state.standing.leads() {
+            // Thawed, perhaps: that clients seem silent says nothing, and another master has them.
+            continue;
+        }
         let report = parking_lot::MutexGuard::unlocked(&mut stopped, || state.master.tick());
         if !report.expired.is_empty() {
             state.departed.note(&report.expired);
@@ -88,6 +92,9 @@ async fn clean_up(state: Arc<State>, keys: MetaKeys, expired: Vec<Segment>) {
         // Its client has more than this one, or somebody else goes by its name by now.
         if state.master.segment_status_named(&segment.name).is_ok() {
             continue;
+        }
+        if !state.standing.leads() {
+            return;
         }
         for key in [keys.segment(&segment.name), keys.rpc_meta(&segment.name)] {
             match state.published.delete(&key).await {

@@ -71,12 +71,15 @@ impl EtcdMetadata {
         for step in 0..self.endpoints.len() {
             let at = (first + step) % self.endpoints.len();
             let url = format!("{}/v3/{path}", self.endpoints[at]);
+            // Whoever gives up waiting for this one lets the next caller begin with another.
+            self.current.store((at + 1) % self.endpoints.len(), Ordering::Relaxed);
             match self.web.call(Verb::Post(body.clone()), url).await {
                 Ok(reply) if reply.status == 200 => {
                     self.current.store(at, Ordering::Relaxed);
                     return answer::json(&reply.body);
                 }
                 Ok(reply) => {
+                    self.current.store(at, Ordering::Relaxed);
                     let said = excerpt(&reply);
                     let error = Error::new(
                         ErrorCode::RpcFail,

@@ -17,7 +17,6 @@ use parking_lot::Mutex;
 use super::serve::Owner;
 use super::shelf::{Place, Shelf};
 use super::{OffloadConfig, scoped, split};
-use crate::api::DEFAULT_TENANT;
 use crate::client::config::{join_port, split_port};
 use crate::protocol::server::{RunningServer, Server, ServerOptions};
 use crate::protocol::wire::Lent;
@@ -176,10 +175,9 @@ impl<T: Transport> Disk<T> {
         if self.store.contains(key) {
             return key.to_vec();
         }
+        // A key with a NUL names its tenant. What else could be meant is another object.
         let (tenant, own) = split(key);
-        let whole = scoped(tenant, own);
-        // A NUL in a key of no tenant's.
-        if self.store.contains(&whole) { whole } else { scoped(DEFAULT_TENANT, key) }
+        scoped(tenant, own)
     }
 
     /// Reads objects, each of the length the reader knows, into memory that peers may read for a while. All or none.
