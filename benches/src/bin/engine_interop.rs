@@ -148,7 +148,8 @@ struct Bytes {
 
 impl Bytes {
     fn new(setting: &Setting<'_>) -> Result<Self> {
-        let (len, acknowledged) = (setting.memory, setting.framing == Framing::Acknowledged);
+        let plain = setting.variables.iter().any(|(name, _)| *name == "MC_TCP_PROTO");
+        let (len, acknowledged) = (setting.memory, setting.framing == Framing::Acknowledged && !plain);
         let text = |e: std::io::Error| format!("memory in /dev/shm: {e}");
         let folder = tempfile::tempdir_in("/dev/shm").map_err(text)?;
         let file = File::options().read(true).write(true).create_new(true).open(folder.path().join("memory"));
