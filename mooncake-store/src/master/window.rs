@@ -223,7 +223,8 @@ fn cheapest(blocks: &[Block], need: u64, size: u64) -> Option<&[Block]> {
                 let before = blocks[before].extent;
                 before.offset + before.len
             });
-            end - start
+            // Looked at shard by shard: what was there first and what came after it may both be listed.
+            end.saturating_sub(start)
         };
         // Leave out at the front what the gap does not need.
         while first < last && gap(first + 1) >= need {
@@ -263,5 +264,14 @@ mod tests {
         assert_eq!(offsets(30), Some(vec![0, 10, 20]));
         assert_eq!(offsets(31), None);
         assert!(cheapest(&[], 1, 75).is_none());
+    }
+
+    #[test]
+    fn neighbours_that_overlap_leave_no_gap() {
+        let blocks =
+            [block(0, 30, Some(1)), block(10, 5, Some(1)), block(12, 3, Some(1)), block(60, 15, None)];
+        assert!(cheapest(&blocks[..2], 71, 75).is_some());
+        assert!(cheapest(&blocks, 61, 75).is_none());
+        assert_eq!(cheapest(&blocks, 60, 75).map(<[Block]>::len), Some(3));
     }
 }
