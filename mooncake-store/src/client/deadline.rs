@@ -20,7 +20,6 @@ impl Deadline {
     }
 
     /// At that moment.
-    #[cfg(feature = "disk")]
     pub(crate) fn until(clock: &SharedClock, at: Moment) -> Self {
         Self { clock: clock.clone(), at }
     }
