@@ -132,14 +132,18 @@ impl Programs {
     }
 }
 
-/// Where the test of this name lies, by what a `cargo test --no-run` said.
+/// Where the test of this name lies, by what a `cargo test --no-run` said. Two crates may not both have one: cargo does not say whose is whose.
 pub(crate) fn test_program(said: &str, name: &str) -> Result<String> {
     let start = format!("Executable tests/{name}");
-    let line = said.lines().map(str::trim).find(|line| {
+    let is_named = |line: &str| {
         line.strip_prefix(&start).is_some_and(|rest| rest.starts_with('/') || rest.starts_with('.'))
-    });
-    let path = line.and_then(|line| line.rsplit_once('(')?.1.strip_suffix(')'));
+    };
+    let mut lines = said.lines().map(str::trim).filter(|line| is_named(line));
+    let path = lines.next().and_then(|line| line.rsplit_once('(')?.1.strip_suffix(')'));
     let path = path.ok_or_else(|| format!("cargo did not say where it put {name}"))?;
+    if lines.next().is_some() {
+        return Err(format!("two crates have tests named {name}: give one of them another name"));
+    }
     Ok(root().join(path).display().to_string())
 }
 
@@ -196,4 +200,19 @@ pub(crate) fn step(name: &str) {
     static FIRST: OnceLock<Instant> = OnceLock::new();
     let first = FIRST.get_or_init(Instant::now);
     println!("\n== {name} ({} s)", first.elapsed().as_secs());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_program_is_found_by_its_whole_name_and_only_if_there_is_one() {
+        let said = "   Compiling x v0.1.0\n  Executable tests/rdma.rs (/t/deps/rdma-1)\n  Executable tests/rdma_more.rs (/t/deps/rdma_more-2)\n  Executable tests/client/main.rs (/t/deps/client-3)\n";
+        assert_eq!(test_program(said, "rdma").unwrap(), "/t/deps/rdma-1");
+        assert_eq!(test_program(said, "client").unwrap(), "/t/deps/client-3");
+        assert!(test_program(said, "more").unwrap_err().contains("did not say"));
+        let twice = format!("{said}  Executable tests/client.rs (/t/deps/client-4)\n");
+        assert!(test_program(&twice, "client").unwrap_err().contains("two crates"));
+    }
 }
