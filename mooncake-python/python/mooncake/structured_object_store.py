@@ -1,561 +1,454 @@
-"""Objects of several named members: written together, read in parts. Needs numpy.
-
-A member is an array, bytes, or a torch tensor. An object is a bundle: values for its members and for what describes them, and a
-manifest, written last, that lists them all. Where a member is long, it lies in chunks.
-"""
+"""Objects of several named members, and batches of samples: written together, read in parts. Needs numpy, and msgpack for what has no other form."""
 
 from __future__ import annotations
 
+import copy
 import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
-from mooncake import _mooncake
-from mooncake._layout import HEADER_SIZE, Header
-from mooncake._shards import _is_tensor, _Job, _Read
-from mooncake._tensors import _deserialize_tensor, _serialize_tensor
-
-_FIELDS = "__mooncake_structured_fields__"
-_WRAPPED = "__mooncake_wrapped_object__"
-_OBJECT_NOT_FOUND = -704
-_DEFAULT_CHUNK = 64 << 20
-
-
-class BundleStore(Protocol):
-    """What a store must be able to do at least."""
-
-    def put(self, key: str, value: Any, /) -> int: ...
-
-    def get(self, key: str, /) -> bytes: ...
-
-    def remove(self, key: str, /) -> int: ...
-
-
-@dataclass(frozen=True)
-class BundleTransferPolicy:
-    """How members are written. Every choice gives the same objects."""
-
-    max_inflight_put: int = 1
-    put_mode: Literal["auto", "batch", "parallel"] = "auto"
-    copy_mode: Literal["auto", "zero_copy", "copy"] = "auto"
-
-    def __post_init__(self) -> None:
-        if self.max_inflight_put < 1:
-            raise ValueError("max_inflight_put must be positive")
-        if self.put_mode not in ("auto", "batch", "parallel"):
-            raise ValueError(f"put_mode {self.put_mode!r}")
-        if self.copy_mode not in ("auto", "zero_copy", "copy"):
-            raise ValueError(f"copy_mode {self.copy_mode!r}")
-
-
-@dataclass(frozen=True)
-class RemoteBundleRef:
-    """Where a bundle is, and its manifest; an empty manifest is fetched when it is needed."""
-
-    manifest_key: str
-    manifest: dict[str, Any] = field(default_factory=dict)
-
-
-class StructuredObjectPayload:
-    """An object to write: members by name, and what describes it."""
-
-    def __init__(self, metadata: Mapping[str, Any] | None = None, buffers: Mapping[str, Any] | None = None) -> None:
-        if buffers is None:
-            raise TypeError("StructuredObjectPayload requires buffers")
-        self.metadata = dict(metadata or {})
-        self.buffers = dict(buffers)
-
-
-@dataclass(frozen=True)
-class StructuredMemberSlice:
-    """Rows of a member, as Python's slices count them."""
-
-    axis: int
-    start: int
-    end: int
-    step: int = 1
-
-
-@dataclass(frozen=True)
-class StructuredObjectReadSpec:
-    """What to read of an object. Each narrowing is a new one."""
-
-    ref: RemoteBundleRef | Mapping[str, Any]
-    member_names: tuple[str, ...] | None = None
-    member_slices: tuple[tuple[str, StructuredMemberSlice], ...] = ()
-
-    def select_members(self, names: Sequence[str] | None) -> StructuredObjectReadSpec:
-        """Only these members; all of them for `None`."""
-        if names is not None and not names:
-            raise ValueError("an empty selection of members")
-        selected = None if names is None else tuple(names)
-        return StructuredObjectReadSpec(self.ref, selected, self.member_slices)
-
-    def slice_member(self, name: str, axis: int, start: int, end: int, step: int = 1) -> StructuredObjectReadSpec:
-        """Only these rows of a member."""
-        if step < 1:
-            raise ValueError("the step of a slice must be positive")
-        others = tuple(one for one in self.member_slices if one[0] != name)
-        added = (name, StructuredMemberSlice(axis, start, end, step))
-        return StructuredObjectReadSpec(self.ref, self.member_names, (*others, added))
-
-    def member_slice(self, name: str) -> StructuredMemberSlice | None:
-        """The rows of a member that are read, if not all."""
-        return dict(self.member_slices).get(name)
-
-
-@dataclass
-class StructuredObjectResult:
-    """What was read."""
-
-    metadata: dict[str, Any]
-    objects: dict[str, Any]
-
-
-def _bytes_view(value: Any, name: str) -> memoryview:
-    try:
-        view = memoryview(value)
-    except TypeError:
-        raise TypeError(f"{name} must be bytes-like, got {type(value).__name__}") from None
-    if not view.c_contiguous:
-        view = memoryview(view.tobytes())
-    return view.cast("B") if view.nbytes else memoryview(b"")
-
-
-def _segment(name: str, what: str) -> str:
-    """A name that can be one part of a key."""
-    if not isinstance(name, str) or not name or "/" in name or any(ord(char) < 32 for char in name):
-        raise ValueError(f"{what} must be one non-empty path segment: {name!r}")
-    return name
-
-
-@dataclass(frozen=True)
-class _Body:
-    """Bytes of one member in order, and what the manifest says of them."""
-
-    parts: list[memoryview]
-    size: int
-    extra: dict[str, Any]
-    owner: Any = None
-
-
-def _body(value: Any, name: str) -> tuple[_Body, dict[str, Any] | None]:
-    """A member's bytes, and what describes it among the fields."""
-    if _is_tensor(value):
-        header, address, size, owner = _serialize_tensor(value)
-        data = memoryview(_at(address, size)) if size else memoryview(b"")
-        torch = {
-            "encoding": "torch_tensor",
-            "dtype": str(owner.dtype),
-            "shape": list(owner.shape),
-            "element_size": owner.element_size(),
-        }
-        return _Body([memoryview(header), data], len(header) + size, {"metadata_bytes": len(header)}, owner), torch
-    if isinstance(value, np.ndarray):
-        if value.dtype.hasobject:
-            raise TypeError(f"{name}: arrays of objects have no bytes to store")
-        array = np.ascontiguousarray(value)
-        view = memoryview(array.reshape(-1).view(np.uint8).data) if array.nbytes else memoryview(b"")
-        shape = {"encoding": "ndarray", "dtype": array.dtype.str, "shape": list(array.shape)}
-        return _Body([view], array.nbytes, {}, array), shape
-    view = _bytes_view(value, name)
-    return _Body([view], view.nbytes, {}), {"encoding": "bytes"}
-
-
-def _at(address: int, size: int) -> Any:
-    import ctypes
-
-    return (ctypes.c_ubyte * size).from_address(address)
-
-
-def _cut(body: _Body, start: int, end: int) -> list[memoryview]:
-    """Bytes `start` to `end` of a body."""
-    parts, at = [], 0
-    for part in body.parts:
-        first, last = max(start - at, 0), min(end - at, part.nbytes)
-        if first < last:
-            parts.append(part[first:last])
-        at += part.nbytes
-    return parts
-
-
-class MooncakeBundleTransfer:
-    """Writes and reads objects of several members under one prefix of keys."""
-
-    def __init__(
-        self,
-        store: BundleStore,
-        key_prefix: str = "bundle",
-        default_chunk_bytes: int = _DEFAULT_CHUNK,
-        buffer_pool: Any = None,
-    ) -> None:
-        prefix = key_prefix.strip("/")
-        if not prefix or any(ord(char) < 32 for char in prefix):
-            raise ValueError(f"key_prefix {key_prefix!r}")
-        if default_chunk_bytes < 1:
-            raise ValueError("default_chunk_bytes must be positive")
-        self._store: Any = store
-        self._prefix = prefix
-        self._chunk_bytes = default_chunk_bytes
-        # Reads go straight into the arrays they are for.
-        del buffer_pool
-
-    # Writing.
-
-    def put_structured_object(
-        self,
-        payload: StructuredObjectPayload,
-        partition: str = "default",
-        chunk_bytes: int | None = None,
-        policy: BundleTransferPolicy | None = None,
-        max_inflight_put: int | None = None,
-        config: Any = None,
-    ) -> RemoteBundleRef:
-        """Writes an object. What was written is removed again when something fails."""
-        metadata = dict(payload.metadata)
-        if _FIELDS in metadata:
-            raise ValueError(f"metadata must not have a key {_FIELDS!r}")
-        layout = metadata.setdefault("layout", "structured")
-        if not isinstance(layout, str):
-            raise ValueError("the layout in the metadata must be a string")
-        bodies, fields = {}, {}
-        for name, value in payload.buffers.items():
-            bodies[_segment(name, "a member's name")], fields[name] = _body(value, name)
-        metadata[_FIELDS] = fields
-        described = json.dumps(metadata, separators=(",", ":")).encode()
-        return self._put(described, bodies, partition, chunk_bytes, policy, max_inflight_put, config)
-
-    def put_bundle(
-        self,
-        meta: bytes | bytearray | memoryview,
-        buffers: Mapping[str, Any],
-        partition: str = "default",
-        chunk_bytes: int | None = None,
-        policy: BundleTransferPolicy | None = None,
-        max_inflight_put: int | None = None,
-        config: Any = None,
-    ) -> RemoteBundleRef:
-        """Writes named values and raw bytes that describe them."""
-        bodies = {_segment(name, "a member's name"): _body(value, name)[0] for name, value in buffers.items()}
-        return self._put(bytes(meta), bodies, partition, chunk_bytes, policy, max_inflight_put, config)
-
-    def put_object(
-        self,
-        obj: Any,
-        partition: str = "default",
-        chunk_bytes: int | None = None,
-        policy: BundleTransferPolicy | None = None,
-        max_inflight_put: int | None = None,
-        config: Any = None,
-    ) -> RemoteBundleRef:
-        """Writes a dictionary of members, or one value."""
-        wrapped = not isinstance(obj, Mapping)
-        payload = StructuredObjectPayload({_WRAPPED: True} if wrapped else {}, {"value": obj} if wrapped else obj)
-        return self.put_structured_object(payload, partition, chunk_bytes, policy, max_inflight_put, config)
-
-    def _put(
-        self,
-        meta: bytes,
-        bodies: Mapping[str, _Body],
-        partition: str,
-        chunk_bytes: int | None,
-        policy: BundleTransferPolicy | None,
-        max_inflight_put: int | None,
-        config: Any,
-    ) -> RemoteBundleRef:
-        if policy is not None and policy.copy_mode == "zero_copy":
-            raise ValueError("copy_mode zero_copy needs members in registered memory")
-        if max_inflight_put is not None and max_inflight_put < 1:
-            raise ValueError("max_inflight_put must be positive")
-        groups = getattr(config, "group_ids", None)
-        if groups is not None and len(groups) != 1:
-            raise ValueError("a bundle has one group id")
-        chunk = self._chunk_bytes if chunk_bytes is None else chunk_bytes
-        if chunk < 1:
-            raise ValueError("chunk_bytes must be positive")
-        object_id = f"{_segment(partition, 'partition')}/{uuid.uuid4().hex}"
-        base = f"{self._prefix}/{object_id}"
-        written: list[str] = []
-        try:
-            described = _Body([memoryview(meta)], len(meta), {})
-            manifest: dict[str, Any] = {
-                "version": 1,
-                "layout": "bundle",
-                "object_id": object_id,
-                "meta": self._put_body(f"{base}/meta", described, chunk, config, written),
-                "buffers": {},
-            }
-            for name, body in bodies.items():
-                key = f"{base}/buffer/{name}"
-                # A tensor's header and data stay together.
-                whole = body.size if "metadata_bytes" in body.extra else chunk
-                manifest["buffers"][name] = self._put_body(key, body, max(whole, 1), config, written)
-            listed = json.dumps(manifest, separators=(",", ":")).encode()
-            self._put_value(f"{base}/manifest", [memoryview(listed)], config, written)
-        except BaseException:
-            self._remove(written)
-            raise
-        return RemoteBundleRef(f"{base}/manifest", manifest)
-
-    def _put_body(self, key: str, body: _Body, chunk: int, config: Any, written: list[str]) -> dict[str, Any]:
-        chunks = []
-        for index, start in enumerate(range(0, body.size, chunk)):
-            end = min(start + chunk, body.size)
-            name = key if body.size <= chunk else f"{key}/chunk/{index}"
-            self._put_value(name, _cut(body, start, end), config, written)
-            chunks.append({"key": name, "bytes": end - start})
-        return {"key": key, "bytes": body.size, "chunks": chunks, **body.extra}
-
-    def _put_value(self, key: str, parts: list[memoryview], config: Any, written: list[str]) -> None:
-        written.append(key)
-        keywords = {} if config is None else {"config": config}
-        if len(parts) > 1 and hasattr(self._store, "put_parts"):
-            code = self._store.put_parts(key, *parts, **keywords)
-        else:
-            value = parts[0] if len(parts) == 1 else b"".join(parts)
-            if not isinstance(self._store, _mooncake.Store):
-                value = bytes(value)
-            code = self._store.put(key, value, **keywords)
-        if code != 0:
-            raise RuntimeError(f"put failed for {key}: {code}")
-
-    # Removing.
-
-    def remove_bundle(self, ref: RemoteBundleRef | Mapping[str, Any]) -> None:
-        """Removes a bundle with all its values; one that is not there is as good as removed."""
-        key = self._manifest_key(ref)
-        try:
-            manifest = self._manifest(ref)
-        except ValueError:
-            if self._store.get(key):
-                raise
-            return
-        keys = [chunk["key"] for one in self._payloads(manifest) for chunk in one["chunks"]]
-        self._remove([*keys, key])
-
-    def _remove(self, keys: list[str]) -> None:
-        if not keys:
-            return
-        if hasattr(self._store, "batch_remove"):
-            codes = self._store.batch_remove(keys, True)
-        else:
-            codes = [self._store.remove(key) for key in keys]
-        for key, code in zip(keys, codes):
-            if code not in (0, _OBJECT_NOT_FOUND):
-                self._store.remove(key)
-
-    # Manifests.
-
-    def _manifest_key(self, ref: RemoteBundleRef | Mapping[str, Any]) -> str:
-        key = ref.manifest_key if isinstance(ref, RemoteBundleRef) else ref["manifest_key"]
-        if not isinstance(key, str) or not key.startswith(f"{self._prefix}/") or not key.endswith("/manifest"):
-            raise ValueError(f"{key!r} is no manifest under {self._prefix!r}")
-        return key
-
-    def _manifest(self, ref: RemoteBundleRef | Mapping[str, Any]) -> dict[str, Any]:
-        key = self._manifest_key(ref)
-        given = ref.manifest if isinstance(ref, RemoteBundleRef) else ref.get("manifest")
-        manifest: dict[str, Any] = dict(given) if given else json.loads(bytes(self._store.get(key)))
-        base = key.removesuffix("/manifest")
-        if manifest.get("layout") != "bundle" or f"{self._prefix}/{manifest.get('object_id')}" != base:
-            raise ValueError(f"the manifest at {key!r} is that of another object")
-        for one in self._payloads(manifest):
-            sizes = 0
-            for chunk in one["chunks"]:
-                if not str(chunk["key"]).startswith(f"{base}/") and not self._is_merged(manifest, chunk["key"]):
-                    raise ValueError(f"bundle payload {chunk['key']!r} is outside the bundle namespace")
-                sizes += int(chunk["bytes"])
-            if sizes != one["bytes"]:
-                raise ValueError(f"the chunks of {one['key']!r} have {sizes} bytes in all, not {one['bytes']}")
-        return manifest
-
-    def _is_merged(self, manifest: Mapping[str, Any], key: str) -> bool:
-        """Whether a payload belongs to another object that this one was made from."""
-        others = manifest.get("buffer_object_ids") or {}
-        return any(str(key).startswith(f"{self._prefix}/{other}/") for other in others.values())
-
-    @staticmethod
-    def _payloads(manifest: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-        yield manifest["meta"]
-        yield from manifest["buffers"].values()
-
-    # Reading.
-
-    def read_spec(self, ref: RemoteBundleRef | Mapping[str, Any]) -> StructuredObjectReadSpec:
-        """A read of everything, to be narrowed."""
-        return StructuredObjectReadSpec(ref)
-
-    def materialize(self, spec: StructuredObjectReadSpec) -> StructuredObjectResult:
-        """Reads what `spec` names into new objects."""
-        return self._read(spec, {})
-
-    def materialize_into(
-        self, spec: StructuredObjectReadSpec, destinations: Mapping[str, Any] | None
-    ) -> StructuredObjectResult:
-        """Reads arrays into those given by name; the others are new."""
-        return self._read(spec, dict(destinations or {}))
-
-    def get_object(self, ref: RemoteBundleRef | Mapping[str, Any]) -> Any:
-        """What `put_object` wrote."""
-        result = self.materialize(self.read_spec(ref))
-        return result.objects["value"] if result.metadata.get(_WRAPPED) else result.objects
+from mooncake._bundles import (
+    _FIELDS,
+    Bundles,
+    BundleStore,
+    BundleTransferPolicy,
+    Opened,
+    RawDestination,
+    RemoteBundleRef,
+    StructuredMemberSlice,
+    StructuredObjectPayload,
+    StructuredObjectReadSpec,
+    StructuredObjectResult,
+    TensorObjectBuffer,
+    _grouped,
+    raw_destination,
+    tensor_object_buffer,
+)
+from mooncake._columns import MISSING, Column, FieldSchema
+from mooncake._dataproto import (
+    DataProtoRefLike,
+    Envelope,
+    MooncakeDataProtoRef,
+    StructuredFieldLocation,
+    built,
+    check_sections,
+    column,
+    envelope_of,
+    envelope_of_dict,
+    export_dataproto_ref,
+    fields_of,
+    flat,
+    import_dataproto_ref,
+    is_dataproto_ref_handle,
+    resolve,
+    rows_of,
+    section_of,
+)
+from mooncake._mooncake import Store
+from mooncake._shards import _is_tensor
+from mooncake._trees import codec_of, encode, infer_structure
+
+export_ref = export_dataproto_ref
+import_ref = import_dataproto_ref
+
+Rows = slice | StructuredMemberSlice | Sequence[int]
+
+
+class _Payloads:
+    """Payloads of a column that is read in parts."""
+
+    def __init__(self, bundles: MooncakeBundleTransfer, opened: Opened, members: Mapping[str, str]) -> None:
+        self._bundles, self._opened, self._members = bundles, opened, members
+
+    def whole(self, name: str) -> Any:
+        return self._bundles._read_member(self._opened, self._members[name], None, None)
+
+    def runs(self, name: str, runs: Sequence[tuple[int, int]]) -> Any:
+        payload = self._opened.manifest["buffers"][self._members[name]]
+        described = self._opened.fields.get(self._members[name], {"encoding": "bytes"})
+        array = described.get("encoding") == "ndarray"
+        dtype = np.dtype(described["dtype"]) if array else np.dtype(np.uint8)
+        into = np.empty(sum(end - begin for begin, end in runs), dtype)
+        spans: list[tuple[int, int, int]] = []
+        at = 0
+        for begin, end in runs:
+            start, length = begin * dtype.itemsize, (end - begin) * dtype.itemsize
+            if spans and spans[-1][0] + spans[-1][2] == start:
+                first, to, before = spans[-1]
+                spans[-1] = (first, to, before + length)
+            elif length:
+                spans.append((start, at, length))
+            at += length
+        self._bundles._read_spans(payload, spans, into)
+        return into
+
+    def under(self, names: Mapping[str, str]) -> _Payloads:
+        return _Payloads(self._bundles, self._opened, {name: self._members[of] for name, of in names.items()})
+
+
+class MooncakeBundleTransfer(Bundles):
+    """Writes and reads objects of several members, and batches of samples, under one prefix of keys."""
 
     @staticmethod
     def release_result(result: Any) -> None:
         """Lets go of memory early. Results of this build own theirs, so there is nothing to do."""
         del result
 
-    def _read(self, spec: StructuredObjectReadSpec, destinations: dict[str, Any]) -> StructuredObjectResult:
-        manifest = self._manifest(spec.ref)
-        buffers = manifest["buffers"]
-        names = tuple(buffers) if spec.member_names is None else spec.member_names
-        unknown = sorted({*names, *(name for name, _ in spec.member_slices)} - set(buffers))
-        if unknown:
-            raise KeyError(f"unknown bundle buffers: {unknown}")
-        metadata = json.loads(self._read_bytes(manifest["meta"]))
-        fields = metadata.get(_FIELDS, {})
-        objects = {}
-        for name in names:
-            described = fields.get(name, {"encoding": "bytes"})
-            rows = spec.member_slice(name)
-            objects[name] = self._read_member(name, buffers[name], described, rows, destinations.get(name))
-        return StructuredObjectResult(metadata, objects)
+    # Batches: writing.
 
-    def _read_member(
+    def put(
         self,
-        name: str,
-        payload: Mapping[str, Any],
-        described: Mapping[str, Any],
-        rows: StructuredMemberSlice | None,
-        destination: Any,
-    ) -> Any:
-        encoding = described.get("encoding")
-        if encoding == "ndarray":
-            return self._read_array(name, payload, described, rows, destination)
-        if destination is not None:
-            raise ValueError(f"{name}: only arrays are read into memory of the caller's")
-        if encoding == "torch_tensor":
-            return self._read_tensor(name, payload, rows)
-        if rows is not None:
-            raise ValueError(f"{name}: a member of bytes is read as a whole")
-        return self._read_bytes(payload)
+        data: Any,
+        *,
+        type: Literal["dataproto", "dict"] = "dataproto",
+        namespace: str = "default",
+        partition: str = "default",
+        stage: str = "default",
+        chunk_bytes: int | None = None,
+        policy: BundleTransferPolicy | None = None,
+        config: Any = None,
+        field_schemas: Mapping[str, FieldSchema] | None = None,
+    ) -> MooncakeDataProtoRef:
+        """Stores a batch: an object with `batch`, `non_tensor_batch` and `meta_info`, or a flat dictionary."""
+        if type not in ("dataproto", "dict"):
+            raise ValueError(f"unsupported Mooncake payload type: {type!r}")
+        schemas = field_schemas or {}
+        envelope = envelope_of(data) if type == "dataproto" else envelope_of_dict(data, schemas)
+        empty = MooncakeDataProtoRef(envelope.rows(), {}, {}, {}, namespace, partition)
+        empty._storage_group_id = self._group_of(config)
+        return self._put_stage(empty, envelope, stage, False, schemas, (chunk_bytes, policy, config))
 
-    def _read_array(
+    def put_dataproto(
         self,
-        name: str,
-        payload: Mapping[str, Any],
-        described: Mapping[str, Any],
-        rows: StructuredMemberSlice | None,
-        destination: Any,
+        data: Any,
+        *,
+        namespace: str = "default",
+        partition: str = "default",
+        stage: str = "default",
+        chunk_bytes: int | None = None,
+        policy: BundleTransferPolicy | None = None,
+        field_schemas: Mapping[str, FieldSchema] | None = None,
+        config: Any = None,
+    ) -> MooncakeDataProtoRef:
+        """`put` of an object with the three sections."""
+        return self.put(
+            data,
+            namespace=namespace,
+            partition=partition,
+            stage=stage,
+            chunk_bytes=chunk_bytes,
+            policy=policy,
+            config=config,
+            field_schemas=field_schemas,
+        )
+
+    def append_dataproto_fields(
+        self,
+        ref: DataProtoRefLike,
+        data: Any,
+        *,
+        stage: str,
+        overwrite: bool = False,
+        chunk_bytes: int | None = None,
+        policy: BundleTransferPolicy | None = None,
+        field_schemas: Mapping[str, FieldSchema] | None = None,
+        config: Any = None,
+    ) -> MooncakeDataProtoRef:
+        """More fields of a stored batch: the reference of it with them. The one before stays as it is, unless `overwrite` replaces its stage."""
+        ref, envelope = resolve(ref), envelope_of(data)
+        rows = envelope.rows()
+        if rows != ref.batch_size and (envelope.batch or envelope.non_tensor_batch):
+            raise ValueError(f"DataProto append batch size {rows} does not match ref batch size {ref.batch_size}")
+        return self._put_stage(ref, envelope, stage, overwrite, field_schemas or {}, (chunk_bytes, policy, config))
+
+    def _group_of(self, config: Any) -> str | None:
+        """The group that all values of a batch are in: they are of use together only. An empty name is for none."""
+        named = getattr(_grouped(config), "group_ids", None)
+        given = getattr(config, "group_ids", None)
+        if given:
+            return named[0] if named else None
+        # Who can only put and get knows of no groups.
+        return f"structured-{uuid.uuid4().hex}" if isinstance(self._store, Store) else None
+
+    def _put_stage(
+        self,
+        ref: MooncakeDataProtoRef,
+        envelope: Envelope,
+        stage: str,
+        overwrite: bool,
+        schemas: Mapping[str, FieldSchema],
+        how: tuple[int | None, BundleTransferPolicy | None, Any],
+    ) -> MooncakeDataProtoRef:
+        check_sections(envelope, schemas)
+        members, fields, encoded = self._members_of(envelope, stage, schemas)
+        made = copy.copy(ref)
+        made.meta_info = {**ref.meta_info, **envelope.meta_info}
+        if not members:
+            return made
+        twice = sorted(set(ref.field_index) & set(fields))
+        if twice and not overwrite:
+            raise ValueError(f"DataProto fields already exist: {twice}")
+        lost = sorted(name for name, at in ref.field_index.items() if at.stage == stage and name not in fields)
+        if overwrite and lost:
+            raise ValueError(f"DataProto overwrite for stage {stage!r} must include existing fields: {lost}")
+        described = {
+            "version": 1,
+            "namespace": ref.namespace,
+            "partition": ref.partition,
+            "stage": stage,
+            "batch_size": ref.batch_size,
+        }
+        payload = StructuredObjectPayload({"layout": "dataproto_stage", "dataproto": described}, members)
+        chunk_bytes, policy, config = how
+        config = _grouped(config, ref._storage_group_id)
+        written = self.put_structured_object(payload, ref.partition, chunk_bytes, policy, None, config)
+        before = ref.stage_refs.get(stage)
+        if before is not None and overwrite:
+            self.remove_bundle(before)
+        elif before is not None:
+            written = self._merged(before, written, ref.partition, chunk_bytes, config)
+        made.stage_refs = {**ref.stage_refs, stage: written}
+        made.field_index = {**ref.field_index, **fields}
+        kept = {name: one for name, one in ref.encoded_non_tensor.items() if name not in fields}
+        made.encoded_non_tensor = {**kept, **encoded}
+        return made
+
+    @staticmethod
+    def _members_of(
+        envelope: Envelope, stage: str, schemas: Mapping[str, FieldSchema]
+    ) -> tuple[dict[str, Any], dict[str, StructuredFieldLocation], dict[str, Any]]:
+        """Members to write, where fields lie in them, and how those are encoded that are."""
+        members = {f"batch.{name}": value for name, value in envelope.batch.items()}
+        fields = {name: StructuredFieldLocation(stage, f"batch.{name}", "batch") for name in envelope.batch}
+        encoded: dict[str, Any] = {}
+        for name, value in envelope.non_tensor_batch.items():
+            member = f"non_tensor_batch.{name}"
+            fields[name] = StructuredFieldLocation(stage, member, "non_tensor_batch")
+            schema = schemas.get(name)
+            if schema is not None and section_of(name, schema) not in (None, "non_tensor_batch"):
+                schema = None
+            if schema is None and (_is_tensor(value) or (isinstance(value, np.ndarray) and value.dtype != object)):
+                members[member] = value
+                continue
+            made = _encoded(member, column(name, value, None), schema)
+            parts = {part: f"{member}.{part}" for part in made.payload}
+            members |= {parts[part]: one for part, one in made.payload.items()}
+            encoded[name] = {
+                "codec": made.codec,
+                "rows": made.rows,
+                "metadata": made.metadata,
+                "payload_members": parts,
+            }
+        return members, fields, encoded
+
+    def _merged(
+        self,
+        before: RemoteBundleRef,
+        added: RemoteBundleRef,
+        partition: str,
+        chunk_bytes: int | None,
+        config: Any,
+    ) -> RemoteBundleRef:
+        """One bundle of the members of two, which stay where they are. The second has no manifest of its own then."""
+        try:
+            old, new = self._open(before), self._open(added)
+            twice = sorted(set(old.manifest["buffers"]) & set(new.manifest["buffers"]))
+            if twice:
+                raise ValueError(f"structured members already exist: {twice}")
+            if old.metadata.get("dataproto") != new.metadata.get("dataproto"):
+                raise ValueError("the two are of different batches")
+            metadata = {**old.metadata, _FIELDS: {**old.fields, **new.fields}}
+            obsolete = [added.manifest_key, *(chunk["key"] for chunk in new.manifest["meta"]["chunks"])]
+            cleanup = [
+                *old.manifest.get("cleanup_keys", []),
+                before.manifest_key,
+                *(chunk["key"] for chunk in old.manifest["meta"]["chunks"]),
+                *obsolete,
+            ]
+            merged = self._put_merged(
+                json.dumps(metadata, separators=(",", ":")).encode(),
+                {**old.manifest["buffers"], **new.manifest["buffers"]},
+                cleanup,
+                partition,
+                chunk_bytes,
+                config,
+            )
+        except BaseException:
+            self.remove_bundle(added)
+            raise
+        self._remove(obsolete)
+        return merged
+
+    # Batches: reading.
+
+    def get(
+        self,
+        ref: DataProtoRefLike,
+        *,
+        type: Literal["dataproto", "dict"] = "dataproto",
+        fields: Sequence[str] | None = None,
+        batch_fields: Sequence[str] | None = None,
+        non_tensor_fields: Sequence[str] | None = None,
+        meta_info_keys: Sequence[str] | None = None,
+        data_cls: Any = None,
+        destinations: Mapping[str, Any] | None = None,
+        rows: Rows | None = None,
     ) -> Any:
-        dtype, shape = np.dtype(described["dtype"]), tuple(described["shape"])
-        if rows is not None and rows.axis != 0:
-            raise ValueError("structured ndarray slicing currently supports axis=0 only")
-        selected = range(shape[0])[rows.start : rows.end : rows.step] if rows is not None else range(shape[0])
-        wanted = (len(selected), *shape[1:])
-        if destination is None:
-            destination = np.empty(wanted, dtype)
-        else:
-            _check_destination(name, destination, dtype, wanted)
-        width = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
-        if payload["bytes"] != shape[0] * width:
-            raise ValueError(f"{name}: {payload['bytes']} bytes are not an array of {shape}")
-        if selected and width:
-            if selected.step == 1:
-                # One run of bytes.
-                spans = [(selected.start * width, 0, len(selected) * width)]
+        """Reads a batch, or some fields and rows of it. Only the bytes of those rows are read."""
+        if type not in ("dataproto", "dict"):
+            raise ValueError(f"unsupported Mooncake payload type: {type!r}")
+        ref = resolve(ref)
+        picked = rows_of(rows, ref.batch_size)
+        opened: dict[str, Opened] = {}
+        made = Envelope()
+        for name in fields_of(ref, fields, batch_fields, non_tensor_fields):
+            at = ref.field_index[name]
+            if at.stage not in opened:
+                opened[at.stage] = self._open(ref.stage_refs[at.stage])
+            encoded = ref.encoded_non_tensor.get(name) if at.section == "non_tensor_batch" else None
+            if encoded is None:
+                destination = (destinations or {}).get(name)
+                value = self._read_member(opened[at.stage], at.member, picked, destination)
             else:
-                spans = [(row * width, at * width, width) for at, row in enumerate(selected)]
-            self._read_spans(payload, spans, destination)
-        return destination
+                value = self._read_column(opened[at.stage], encoded, picked, ref.batch_size, type == "dict")
+            getattr(made, at.section)[name] = value
+        wanted = ref.meta_info if meta_info_keys is None else meta_info_keys
+        made.meta_info = {key: ref.meta_info[key] for key in wanted if key in ref.meta_info}
+        return flat(made) if type == "dict" else built(made, data_cls)
 
-    def _read_tensor(self, name: str, payload: Mapping[str, Any], rows: StructuredMemberSlice | None) -> Any:
-        if rows is None:
-            return _deserialize_tensor(self._read_bytes(payload))
-        if rows.axis != 0 or rows.step != 1:
-            raise ValueError(f"{name}: tensors are sliced along axis 0 with step 1")
-        head = np.empty(min(HEADER_SIZE, payload["bytes"]), np.uint8)
-        self._read_spans(payload, [(0, 0, head.nbytes)], head)
-        header = Header.parse(head.tobytes(), payload["bytes"])
-        if header is None or not header.local_shape:
-            raise ValueError(f"{name}: not a tensor that can be sliced")
-        selected = range(header.local_shape[0])[rows.start : rows.end]
-        part = Header(header.dtype, (len(selected), *header.local_shape[1:]), ())
-        data = np.empty(part.data_bytes, np.uint8)
-        if data.nbytes:
-            start = header.data_offset + selected.start * (data.nbytes // len(selected))
-            self._read_spans(payload, [(start, 0, data.nbytes)], data)
-        whole = Header(part.dtype, part.local_shape, part.local_shape)
-        return _deserialize_tensor(whole.pack() + data.tobytes())
+    def get_dataproto(
+        self,
+        ref: DataProtoRefLike,
+        *,
+        fields: Sequence[str] | None = None,
+        batch_fields: Sequence[str] | None = None,
+        non_tensor_fields: Sequence[str] | None = None,
+        meta_info_keys: Sequence[str] | None = None,
+        data_cls: Any = None,
+        destinations: Mapping[str, Any] | None = None,
+        rows: Rows | None = None,
+    ) -> Any:
+        """`get` as sections, or as an object of `data_cls`."""
+        return self.get(
+            ref,
+            fields=fields,
+            batch_fields=batch_fields,
+            non_tensor_fields=non_tensor_fields,
+            meta_info_keys=meta_info_keys,
+            data_cls=data_cls,
+            destinations=destinations,
+            rows=rows,
+        )
 
-    def _read_bytes(self, payload: Mapping[str, Any]) -> bytes:
-        chunks = payload["chunks"]
-        if len(chunks) == 1:
-            data = bytes(self._store.get(chunks[0]["key"]))
-        elif hasattr(self._store, "get_batch") and chunks:
-            data = b"".join(bytes(one) for one in self._store.get_batch([chunk["key"] for chunk in chunks]))
+    def _read_column(
+        self, opened: Opened, encoded: Mapping[str, Any], picked: Sequence[int] | None, total: int, as_list: bool
+    ) -> Any:
+        codec, source = codec_of(str(encoded["codec"])), _Payloads(self, opened, encoded["payload_members"])
+        metadata = encoded.get("metadata") or {}
+        if picked is None:
+            payload = {name: source.whole(name) for name in encoded["payload_members"]}
+            values = codec.decode(payload, total, metadata)
         else:
-            data = b"".join(bytes(self._store.get(chunk["key"])) for chunk in chunks)
-        if len(data) != payload["bytes"]:
-            raise RuntimeError(f"get failed for {payload['key']}: {len(data)} of {payload['bytes']} bytes")
-        return data
+            payload, metadata = codec.part(source, picked, metadata)
+            values = codec.decode(payload, len(picked), metadata)
+        if as_list:
+            return values
+        array = np.empty(len(values), object)
+        for row, value in enumerate(values):
+            array[row] = value
+        return array
 
-    def _read_spans(self, payload: Mapping[str, Any], spans: list[tuple[int, int, int]], into: Any) -> None:
-        """Reads runs of a payload's bytes (from, to, how many) into memory, across chunks, and only those chunks."""
-        pieces: list[tuple[str, int, int, int]] = []
-        ends, total = [], 0
-        for chunk in payload["chunks"]:
-            ends.append((chunk["key"], total, total + chunk["bytes"]))
-            total += chunk["bytes"]
-        for start, to, length in spans:
-            for key, first, last in ends:
-                begin, end = max(start, first), min(start + length, last)
-                if begin < end:
-                    pieces.append((key, begin - first, to + begin - start, end - begin))
-        keys = sorted({piece[0] for piece in pieces})
-        if not isinstance(self._store, _mooncake.Store):
-            # Whole values are all that it gives.
-            values = {key: np.frombuffer(bytes(self._store.get(key)), np.uint8) for key in keys}
-            view = into.reshape(-1).view(np.uint8)
-            for key, start, to, length in pieces:
-                part = values[key][start : start + length]
-                if part.nbytes != length:
-                    raise RuntimeError(f"get failed for {key}")
-                view[to : to + length] = part
-            return
-        found = dict(zip(keys, self._store._heads(keys, 1)))
-        missing = [key for key in keys if found[key] is None]
-        if missing:
-            raise RuntimeError(f"get failed for {missing[0]}")
-        reads = [
-            _Read(found[key][0], start, length, to, length, 1, length)  # type: ignore[index]
-            for key, start, to, length in pieces
-        ]
-        code = self._store._read_strips([_Job((into.ctypes.data, into.nbytes), reads)], [into])[0]
-        if code != 0:
-            raise RuntimeError(f"get failed for {payload['key']}: {code}")
+    def dataproto_manifest_view(self, ref: DataProtoRefLike) -> dict[str, Any]:
+        """What is stored of a batch, field by field, without reading it."""
+        ref = resolve(ref)
+        opened = {stage: self._open(one) for stage, one in ref.stage_refs.items()}
+        fields: dict[str, dict[str, Any]] = {}
+        for name, at in ref.field_index.items():
+            said, encoded = opened[at.stage].fields, ref.encoded_non_tensor.get(name)
+            spec = dict(said.get(at.member, {"encoding": "bytes"}))
+            if encoded is not None:
+                parts = dict(encoded["payload_members"])
+                spec = {
+                    "encoding": "structured_non_tensor",
+                    "codec": encoded["codec"],
+                    "metadata": encoded.get("metadata"),
+                    "payload_members": parts,
+                    "payload_specs": {part: dict(said.get(of, {"encoding": "bytes"})) for part, of in parts.items()},
+                }
+            fields[name] = {"section": at.section, "stage": at.stage, "member": at.member, "spec": spec}
+        return {
+            "namespace": ref.namespace,
+            "partition": ref.partition,
+            "batch_size": ref.batch_size,
+            "batch_fields": {name: one for name, one in fields.items() if one["section"] == "batch"},
+            "non_tensor_fields": {name: one for name, one in fields.items() if one["section"] != "batch"},
+            "meta_info_keys": list(ref.meta_info),
+            "stages": {
+                stage: {"manifest_key": one.manifest_key, "dataproto": opened[stage].metadata.get("dataproto", {})}
+                for stage, one in ref.stage_refs.items()
+            },
+        }
+
+    # Batches: removing.
+
+    def cleanup_dataproto(self, ref: DataProtoRefLike) -> None:
+        """Removes a batch with all its stages."""
+        for one in {stage.manifest_key: stage for stage in resolve(ref).stage_refs.values()}.values():
+            self.remove_bundle(one)
+
+    def cleanup_dataproto_append(self, previous: DataProtoRefLike, appended: DataProtoRefLike) -> None:
+        """Takes back what an append added, when nobody was told of it. What the reference before has stays."""
+        previous, appended = resolve(previous), resolve(appended)
+        for stage, added in appended.stage_refs.items():
+            before = previous.stage_refs.get(stage)
+            if before is None:
+                self.remove_bundle(added)
+                continue
+            if added.manifest_key == before.manifest_key or not self._store.get(added.manifest_key):
+                continue
+            old = {chunk["key"] for one in self._payloads(self._manifest(before)) for chunk in one["chunks"]}
+            manifest = self._manifest(added)
+            keys = [chunk["key"] for one in self._payloads(manifest) for chunk in one["chunks"]]
+            left = self._remove([key for key in keys if key not in old]) or self._remove([added.manifest_key])
+            if left:
+                raise RuntimeError(f"remove failed for {', '.join(left)}")
 
 
-def _check_destination(name: str, destination: Any, dtype: Any, shape: tuple[int, ...]) -> None:
-    if not isinstance(destination, np.ndarray):
-        raise TypeError(f"{name}: the destination must be an ndarray, not {type(destination).__name__}")
-    if destination.dtype != dtype or destination.shape != shape:
-        raise ValueError(f"{name}: {dtype} {shape} does not fit into {destination.dtype} {destination.shape}")
-    if not destination.flags.c_contiguous or not destination.flags.writeable:
-        raise ValueError(f"{name}: the destination must be C-contiguous and writable")
+def _encoded(member: str, values: Any, schema: FieldSchema | None) -> Column:
+    try:
+        return encode(member, list(values), schema)
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        if schema is None:
+            raise
+        said = f"failed to encode field {member!r} with FieldSchema codec {schema.codec!r}: {error}"
+        raise (ValueError if isinstance(error, AttributeError) else type(error))(said) from error
 
 
 __all__ = [
+    "MISSING",
     "BundleStore",
     "BundleTransferPolicy",
+    "DataProtoRefLike",
+    "FieldSchema",
     "MooncakeBundleTransfer",
+    "MooncakeDataProtoRef",
+    "RawDestination",
     "RemoteBundleRef",
+    "StructuredFieldLocation",
     "StructuredMemberSlice",
     "StructuredObjectPayload",
     "StructuredObjectReadSpec",
     "StructuredObjectResult",
+    "TensorObjectBuffer",
+    "export_dataproto_ref",
+    "export_ref",
+    "import_dataproto_ref",
+    "import_ref",
+    "infer_structure",
+    "is_dataproto_ref_handle",
+    "raw_destination",
+    "tensor_object_buffer",
 ]

@@ -216,6 +216,25 @@ def objects(checks, nodes):
             checks.same(f"{call} of {writer.name}", *[node(call, manifest) for node in nodes])
 
 
+def batches(checks, nodes):
+    """Batches of samples, written and added to by either and read in parts by both."""
+    extra = ["torch"] if all(node.torch for node in nodes) else []
+    for writer, other in itertools.permutations(nodes):
+        handle = writer("samples_put", *extra)
+        checks.same(f"{writer.name} writes a batch", isinstance(handle, str), True)
+        for adder, name, stage in ((other, "added", "default"), (writer, "third", "another"), (writer, "last", "default")):
+            handle = adder("samples_append", handle, name, stage)
+            checks.same(f"{adder.name} adds to it: {str(handle)[:200]}", isinstance(handle, str), True)
+        # Not as slices: of those the existing package gives tensors that lie in memory which it has given back.
+        for rows in (None, [1, 2], [3, 0], [2]):
+            got = [node("samples_get", handle, rows, "dataproto") for node in nodes]
+            checks.same(f"rows {rows} of a batch of {writer.name}", *got)
+            checks.same(f"rows {rows} are read, not {str(got[0])[:200]}", isinstance(got[0], str), True)
+        checks.same("as a dictionary", *[node("samples_get", handle, None, "dict") for node in nodes])
+        checks.same("removed", other("samples_remove", handle), 0)
+        checks.same("nothing is left", *[node("remove_by_regex", "^matrix/batches/.*") for node in nodes])
+
+
 def has_torch(python):
     return subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 0
 
@@ -240,8 +259,10 @@ def main() -> int:
                     arguments = [options.host, "P2PHANDSHAKE", 64 * MIB, 32 * MIB, "tcp", "", f"127.0.0.1:{port}"]
                     assert node("setup", *arguments) == 0, node.name
                 before = len(checks.failed)
-                parts = [bytes_and_codes, memory, objects]
-                if all(has_torch(python) for python in pythons.values()):
+                parts = [bytes_and_codes, memory, objects, batches]
+                for node in nodes:
+                    node.torch = has_torch(pythons[node.name])
+                if all(node.torch for node in nodes):
                     parts.append(tensors)
                 else:
                     print("tensors are left out: torch is not installed for both")

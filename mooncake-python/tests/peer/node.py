@@ -162,6 +162,84 @@ def structured(name, argument=None):
     return [result.metadata["step"], sorted(members), *[members[key] for key in sorted(members)]]
 
 
+def columns():
+    """Rows of every kind that a batch's fields may have."""
+    import numpy as np
+
+    def column(*values):
+        made = np.empty(len(values), object)
+        for row, value in enumerate(values):
+            made[row] = value
+        return made
+
+    made = {
+        "numbers": column(1, None, 3, 4),
+        "words": column("a", None, "wörter", ""),
+        "raw": column(b"1", b"", None, b"\0\1\2"),
+        "lists": column([1, 2], [3], None, [4, 5, 6]),
+        "arrays": column(np.arange(3), np.arange(2), None, np.arange(4)),
+        "grids": column(np.ones((2, 3), np.float32), np.zeros((1, 3), np.float32), None, np.ones((4, 3), np.float32)),
+        "pictures": column([b"p1", b"p22"], [], None, [b"p3"]),
+        "plain": column({"a": 1, "b": [1, "x"]}, {"a": 2}, None, {"c": {"d": 1.5}}),
+        "heavy": column({"image": np.arange(4), "tag": "x"}, {"image": None}, None, {"tag": "y"}),
+        "nested": column([{"raw": b"12"}, {"raw": b"3", "n": 1}], [], None, [None, {"n": None}]),
+    }
+    return made, {"ids": np.arange(8, dtype=np.int32).reshape(4, 2), "mask": np.eye(4, 2, dtype=np.float16)}
+
+
+def plain(value):
+    """A value of a batch with its kind, so that two builds can be compared."""
+    import numpy as np
+
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return [str(value.dtype), list(value.shape), np.asarray(value).tobytes().hex()]
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return ["bytes", bytes(value).hex()]
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in sorted(value.items())}
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [plain(one) for one in value]
+    if "Tensor" in type(value).__name__:
+        return [str(value.dtype), plain(value.numpy())]
+    return [type(value).__name__, value]
+
+
+def batches(name, *arguments):
+    """Writes a batch of samples, adds to one, or reads one."""
+    from mooncake.structured_object_store import FieldSchema, MooncakeBundleTransfer, export_ref
+
+    transfer = MooncakeBundleTransfer(store, "matrix/batches", default_chunk_bytes=64)
+    others, tensors = columns()
+    with_torch = arguments and arguments[-1] == "torch"
+    if name == "samples_put":
+        schemas = None
+        if with_torch:
+            import torch
+
+            schemas = {"dicts": FieldSchema("ragged_tensor_dict")}
+            others["images"] = others["raw"].copy()
+            others["dicts"] = others["raw"].copy()
+            for row, size in enumerate((2, 3, None, 1)):
+                others["images"][row] = None if size is None else torch.arange(size * 2).reshape(size, 2)
+                others["dicts"][row] = None if size is None else {"x": torch.ones(size), "y": torch.arange(1)}
+            tensors["whole"] = torch.arange(12).reshape(4, 3).to(torch.bfloat16)
+        data = {"batch": tensors, "non_tensor_batch": others, "meta_info": {"step": 3}}
+        return json.dumps(export_ref(transfer.put(data, field_schemas=schemas)))
+    handle = json.loads(arguments[0])
+    if name == "samples_append":
+        added = {"batch": {arguments[1]: tensors["ids"] + 1}, "non_tensor_batch": {arguments[1] + "s": others["words"]}}
+        return json.dumps(export_ref(transfer.append_dataproto_fields(handle, added, stage=arguments[2])))
+    if name == "samples_remove":
+        transfer.cleanup_dataproto(handle)
+        return 0
+    got = transfer.get(handle, rows=arguments[1], type=arguments[2])
+    for section in ("batch", "non_tensor_batch"):
+        for field, value in (got.get(section) or {}).items():
+            if "bfloat16" in str(getattr(value, "dtype", "")):
+                got[section][field] = value.float()
+    return json.dumps(plain(got))
+
+
 def run(command):
     global light
     name, arguments = command["call"], command.get("args", [])
@@ -177,6 +255,8 @@ def run(command):
         data = base64.b64decode(command["bytes"])
         ctypes.memmove(ctypes.addressof(buffers[command["name"]]) + command.get("at", 0), data, len(data))
         return 0
+    if name.startswith("samples_"):
+        return batches(name, *arguments)
     if name.startswith("structured_"):
         return structured(name, *arguments)
     if name == "sum":

@@ -1,0 +1,341 @@
+"""Batches of samples as references to what is stored of them: fields, where each lies, and how it is encoded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from mooncake._bundles import RemoteBundleRef, StructuredMemberSlice
+from mooncake._columns import FieldSchema, dtype_of
+from mooncake._shards import _is_tensor
+
+HANDLE = "mooncake_dataproto_ref"
+_VERSION = 1
+SECTIONS = ("batch", "non_tensor_batch", "meta_info")
+
+
+@dataclass(frozen=True)
+class StructuredFieldLocation:
+    """Where a field lies: in which stage, under which name, and whether it is of the tensors."""
+
+    stage: str
+    member: str
+    section: Literal["batch", "non_tensor_batch"]
+
+
+@dataclass
+class MooncakeDataProtoRef:
+    """A stored batch: one bundle for each stage that wrote fields of it."""
+
+    batch_size: int
+    stage_refs: dict[str, RemoteBundleRef]
+    field_index: dict[str, StructuredFieldLocation]
+    meta_info: dict[str, Any]
+    namespace: str = "default"
+    partition: str = "default"
+    global_indexes: list[int] | None = None
+    encoded_non_tensor: dict[str, Any] = field(default_factory=dict)
+    _storage_group_id: str | None = field(default=None, repr=False)
+
+
+DataProtoRefLike = MooncakeDataProtoRef | Mapping[str, Any]
+
+
+def is_dataproto_ref_handle(value: Any) -> bool:
+    """Whether it is what `export_dataproto_ref` gives."""
+    return isinstance(value, Mapping) and value.get("type") == HANDLE
+
+
+def _json_safe(value: Any) -> Any:
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, np.generic | np.ndarray):
+        return _json_safe(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(key): _json_safe(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_safe(one) for one in value]
+    raise TypeError(f"DataProto ref handles support only JSON-safe values, got {type(value).__name__}")
+
+
+def export_dataproto_ref(ref: MooncakeDataProtoRef) -> dict[str, Any]:
+    """A reference in plain values, to be sent as JSON."""
+    if not isinstance(ref, MooncakeDataProtoRef):
+        raise TypeError(f"expected MooncakeDataProtoRef, got {type(ref).__name__}")
+    handle: dict[str, Any] = {
+        "type": HANDLE,
+        "version": _VERSION,
+        "kind": "bundle_stages",
+        "batch_size": int(ref.batch_size),
+        "namespace": ref.namespace,
+        "partition": ref.partition,
+        "global_indexes": _json_safe(ref.global_indexes),
+        "stage_refs": {stage: {"manifest_key": one.manifest_key} for stage, one in ref.stage_refs.items()},
+        "field_index": {
+            name: {"stage": at.stage, "member": at.member, "section": at.section}
+            for name, at in ref.field_index.items()
+        },
+        "meta_info": _json_safe(ref.meta_info),
+        "encoded_non_tensor": _json_safe(ref.encoded_non_tensor),
+    }
+    if ref._storage_group_id is not None:
+        handle["storage_group_id"] = ref._storage_group_id
+    json.dumps(handle)
+    return handle
+
+
+def _part(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"DataProto ref handle {name} must be a mapping")
+    return value
+
+
+def _word(value: Any, name: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"DataProto ref handle {name} must be a non-empty string")
+    return value
+
+
+def import_dataproto_ref(handle: Mapping[str, Any]) -> MooncakeDataProtoRef:
+    """The reference of a handle. `ValueError` for what is none."""
+    if not is_dataproto_ref_handle(handle):
+        raise ValueError("not a Mooncake DataProto ref handle")
+    version, group = handle.get("version"), handle.get("storage_group_id")
+    if version not in (_VERSION, 2) or handle.get("kind") != "bundle_stages":
+        raise ValueError(f"unsupported DataProto ref handle: {handle.get('kind')!r} {version!r}")
+    if group is not None or version == 2:
+        _word(group, "storage_group_id")
+    stages = {
+        _word(stage, "stage"): RemoteBundleRef(_word(_part(one, "stage_refs").get("manifest_key"), "manifest_key"), {})
+        for stage, one in _part(handle.get("stage_refs"), "stage_refs").items()
+    }
+    fields: dict[str, StructuredFieldLocation] = {}
+    for name, given in _part(handle.get("field_index"), "field_index").items():
+        at = _part(given, "field_index")
+        stage, section = _word(at.get("stage"), "stage"), at.get("section")
+        if section not in SECTIONS[:2] or stage not in stages:
+            raise ValueError(f"DataProto ref handle field {name!r} is in {section!r} of {stage!r}")
+        fields[_word(name, "field")] = StructuredFieldLocation(stage, _word(at.get("member"), "member"), section)
+    indexes, size = handle.get("global_indexes"), handle.get("batch_size")
+    if indexes is not None and not (isinstance(indexes, list) and all(type(one) is int for one in indexes)):
+        raise ValueError("DataProto ref handle global_indexes must be a list of integers or null")
+    if type(size) is not int or size < 0:
+        raise ValueError("DataProto ref handle batch_size must be a number of rows")
+    encoded = dict(_part(handle.get("encoded_non_tensor", {}), "encoded_non_tensor"))
+    for name, one in encoded.items():
+        if name not in fields or not isinstance(one, Mapping) or not isinstance(one.get("payload_members"), Mapping):
+            raise ValueError(f"DataProto ref handle encoded_non_tensor {name!r} describes no field")
+    return MooncakeDataProtoRef(
+        batch_size=size,
+        stage_refs=stages,
+        field_index=fields,
+        meta_info=dict(_part(handle.get("meta_info", {}), "meta_info")),
+        namespace=str(handle.get("namespace", "default")),
+        partition=str(handle.get("partition", "default")),
+        global_indexes=indexes,
+        encoded_non_tensor=encoded,
+        _storage_group_id=group,
+    )
+
+
+def resolve(ref: DataProtoRefLike) -> MooncakeDataProtoRef:
+    """The reference, or that of its handle."""
+    if isinstance(ref, MooncakeDataProtoRef):
+        return ref
+    if is_dataproto_ref_handle(ref):
+        return import_dataproto_ref(ref)
+    raise TypeError(f"expected MooncakeDataProtoRef or DataProto handle, got {type(ref).__name__}")
+
+
+@dataclass
+class Envelope:
+    """The fields of a batch by what they are."""
+
+    batch: dict[str, Any] = field(default_factory=dict)
+    non_tensor_batch: dict[str, Any] = field(default_factory=dict)
+    meta_info: dict[str, Any] = field(default_factory=dict)
+
+    def rows(self) -> int:
+        """Samples of the batch, of which all fields must have as many."""
+        sizes = {len(value) for values in (self.batch, self.non_tensor_batch) for value in values.values()}
+        if len(sizes) > 1:
+            raise ValueError(f"DataProto fields have inconsistent batch sizes: {sorted(sizes)}")
+        both = sorted(set(self.batch) & set(self.non_tensor_batch))
+        if both:
+            raise ValueError(f"DataProto batch and non_tensor_batch fields overlap: {both}")
+        return sizes.pop() if sizes else 0
+
+
+def _dictionary(value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if isinstance(value, Mapping):
+        return dict(value)
+    items = getattr(value, "items", None)
+    if not callable(items):
+        raise TypeError(f"expected mapping-like value, got {type(value).__name__}")
+    return dict(items())
+
+
+def _is_dictionary(value: Any) -> bool:
+    return value is None or isinstance(value, Mapping) or callable(getattr(value, "items", None))
+
+
+def envelope_of(data: Any) -> Envelope:
+    """A batch from an object with the three sections, a dictionary of them, or one of tensors."""
+    if not isinstance(data, Mapping):
+        return Envelope(*(_dictionary(getattr(data, section, None)) for section in SECTIONS))
+    if data and set(data) <= set(SECTIONS) and all(_is_dictionary(value) for value in data.values()):
+        return Envelope(*(_dictionary(data.get(section)) for section in SECTIONS))
+    return Envelope(dict(data))
+
+
+def section_of(name: str, schema: FieldSchema | None) -> str | None:
+    """Where a schema says that its field belongs."""
+    section = None if schema is None else schema.metadata.get("section")
+    if section is not None and section not in SECTIONS:
+        raise ValueError(f"FieldSchema for {name!r}: metadata['section'] must be one of {sorted(SECTIONS)}")
+    return section
+
+
+def _dense(value: Any) -> bool:
+    """Whether it is an array of numbers, or a tensor, with rows."""
+    if _is_tensor(value):
+        return bool(value.ndim > 0)
+    return isinstance(value, np.ndarray) and value.dtype != object and value.ndim > 0
+
+
+def _listed(value: Any) -> bool:
+    return (isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)) or (
+        isinstance(value, np.ndarray) and value.dtype == object and value.ndim > 0
+    )
+
+
+def _one_size(data: Mapping[str, Any], names: Sequence[str], what: str) -> int:
+    sizes = {len(data[name]) for name in names}
+    if len(sizes) > 1:
+        raise ValueError(f"flat dict {what} have ambiguous batch sizes: {sorted(sizes)}; say what they are with a FieldSchema")
+    return sizes.pop() if sizes else 0
+
+
+def envelope_of_dict(data: Any, schemas: Mapping[str, FieldSchema]) -> Envelope:
+    """A batch from a flat dictionary. Arrays with as many rows as there are samples are its tensors, lists of that length the other
+    fields, and the rest describes it; unless a schema says so."""
+    if not isinstance(data, Mapping):
+        raise TypeError("flat dict payload must be a mapping")
+    said = {name: section for name in data if (section := section_of(name, schemas.get(name))) is not None}
+    for name in said:
+        if said[name] != "meta_info" and not hasattr(data[name], "__len__"):
+            raise ValueError(f"flat dict row-aligned field {name!r} must be sized")
+    told = [name for name, section in said.items() if section != "meta_info"]
+    free = [name for name in data if name not in said]
+    rows = _one_size(data, told, "fields")
+    if not told:
+        rows = _one_size(data, [name for name in free if _dense(data[name])], "dense fields")
+        rows = rows or _one_size(data, [name for name in free if _listed(data[name])], "fields")
+    made = Envelope()
+    for name, value in data.items():
+        section = said.get(name)
+        if section is None and rows and _dense(value) and len(value) == rows:
+            section = "batch"
+        elif section is None and not told and _listed(value) and len(value) == rows:
+            section = "non_tensor_batch"
+        if section == "non_tensor_batch":
+            value = column(name, value, schemas.get(name))
+        getattr(made, section or "meta_info")[name] = value
+    return made
+
+
+def column(name: str, value: Any, schema: FieldSchema | None) -> Any:
+    """Rows of a field that is no tensor, as an array: of objects, unless the schema names a type of numbers."""
+    if not isinstance(value, np.ndarray):
+        if not _listed(value):
+            raise TypeError(f"non_tensor_batch field {name!r} must be an ndarray or non-string sequence")
+        made = np.empty(len(value), object)
+        made[:] = list(value)
+        return made
+    dtype = dtype_of(schema) if schema is not None and schema.codec == "ndarray" else None
+    whole = value.dtype != object or all(one is not None for one in value)
+    return np.asarray(value, dtype) if dtype is not None and whole else value
+
+
+def check_sections(envelope: Envelope, schemas: Mapping[str, FieldSchema]) -> None:
+    """Refuses fields that are elsewhere than their schemas say."""
+    for name, schema in schemas.items():
+        section = section_of(name, schema)
+        there = [one for one in SECTIONS if name in getattr(envelope, one)]
+        if section is not None and there and section not in there:
+            raise ValueError(f"FieldSchema for {name!r} declares section {section!r}, but data contains it in {there}")
+
+
+def flat(envelope: Envelope) -> dict[str, Any]:
+    """All fields in one dictionary; those that are no tensors as lists."""
+    every = [name for section in SECTIONS for name in getattr(envelope, section)]
+    twice = sorted({name for name in every if every.count(name) > 1})
+    if twice:
+        raise ValueError(f"Duplicate keys found across DataProto sections: {twice}")
+    others = {
+        name: value.tolist() if isinstance(value, np.ndarray) and value.dtype == object else value
+        for name, value in envelope.non_tensor_batch.items()
+    }
+    return {**envelope.meta_info, **envelope.batch, **others}
+
+
+def built(envelope: Envelope, data_cls: Any) -> Any:
+    """What a program gets: a dictionary of the sections, or an object of its class."""
+    if data_cls is None or data_cls is dict:
+        return {section: getattr(envelope, section) for section in SECTIONS}
+    from_dict = getattr(data_cls, "from_dict", None)
+    try:
+        if callable(from_dict):
+            return from_dict(envelope.batch, envelope.non_tensor_batch, meta_info=envelope.meta_info)
+        return data_cls(**{section: getattr(envelope, section) for section in SECTIONS})
+    except TypeError as error:
+        name = getattr(data_cls, "__name__", data_cls)
+        raise TypeError(f"{name!r} cannot be constructed from {', '.join(SECTIONS)}") from error
+
+
+def rows_of(rows: slice | StructuredMemberSlice | Sequence[int] | None, total: int) -> Sequence[int] | None:
+    """Numbers of the rows that are meant; `None` for all."""
+    if rows is None:
+        return None
+    if isinstance(rows, StructuredMemberSlice):
+        if rows.axis != 0:
+            raise ValueError("DataProto row slicing currently supports axis=0 only")
+        rows = slice(rows.start, rows.end, rows.step)
+    if isinstance(rows, slice):
+        if rows.step is not None and rows.step <= 0:
+            raise ValueError("DataProto row slicing step must be positive")
+        return range(total)[rows]
+    if not isinstance(rows, np.ndarray) and not _listed(rows):
+        raise TypeError("DataProto rows must be a slice, StructuredMemberSlice, or row index sequence")
+    picked = []
+    for row in rows:
+        if isinstance(row, bool) or not isinstance(row, int | np.integer):
+            raise TypeError("DataProto row indices must be integers")
+        if not -total <= row < total:
+            raise IndexError(f"DataProto row index {row} out of range for {total} rows")
+        picked.append(int(row) % total)
+    return picked
+
+
+def fields_of(
+    ref: MooncakeDataProtoRef,
+    fields: Sequence[str] | None,
+    batch_fields: Sequence[str] | None,
+    non_tensor_fields: Sequence[str] | None,
+) -> list[str]:
+    """Names of the fields that are meant."""
+    if fields is not None and (batch_fields is not None or non_tensor_fields is not None):
+        raise ValueError("fields cannot be combined with batch_fields or non_tensor_fields")
+    if fields is None and batch_fields is None and non_tensor_fields is None:
+        return list(ref.field_index)
+    names = list(fields) if fields is not None else [*(batch_fields or []), *(non_tensor_fields or [])]
+    unknown = [name for name in names if name not in ref.field_index]
+    if unknown:
+        raise KeyError(f"unknown DataProto fields: {unknown}")
+    return names

@@ -1,0 +1,244 @@
+"""Columns of dictionaries and lists that hold arrays, tensors or bytes: taken apart into columns of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mooncake._columns import (
+    LEAVES,
+    MAX_DEPTH,
+    MAX_KEYS,
+    MAX_LIST,
+    MISSING,
+    Codec,
+    Column,
+    FieldSchema,
+    Source,
+    choose,
+)
+
+TREE = "structured_recursive"
+# What is worth taking dictionaries apart for: the others are as well kept in one piece.
+_HEAVY = ("ragged_tensor", "bytes_ragged", "media_bytes", "media_list_ragged")
+
+
+@dataclass
+class Leaf:
+    """Values of one place in all rows."""
+
+    path: str
+    values: list[Any]
+    codec: str | None
+
+
+@dataclass
+class Node:
+    """A place that holds dictionaries or lists, and what is below it."""
+
+    path: str
+    node_type: str
+    children: list[Any]
+    lengths: list[int] | None
+    row_mask: list[bool]
+    missing: list[bool]
+
+
+def _names(values: Sequence[Any]) -> list[str] | None:
+    """Keys of dictionaries, if all are such."""
+    there = [value for value in values if value is not None and value is not MISSING]
+    if not there or not all(isinstance(value, dict) for value in there):
+        return None
+    keys = {key for value in there for key in value}
+    return sorted(keys) if all(isinstance(key, str) for key in keys) and len(keys) <= MAX_KEYS else None
+
+
+def _longest(values: Sequence[Any]) -> int | None:
+    """Length of the longest of short lists of more structure, if all are such."""
+    there = [value for value in values if value is not None and value is not MISSING]
+    if not there or not all(isinstance(value, list | tuple) for value in there):
+        return None
+    longest = max(len(value) for value in there)
+    deeper = all(one is None or isinstance(one, dict | list | tuple) for value in there for one in value)
+    return longest if deeper and longest <= MAX_LIST else None
+
+
+def _escaped(key: str) -> str:
+    return key.replace("\\", "\\\\").replace(".", "\\.").replace("[", "\\[")
+
+
+def infer_structure(path: str, values: list[Any], leaves: list[Leaf], nodes: list[Node], *, _depth: int = 0) -> None:
+    """Takes values apart: places that hold more go to `nodes`, the others with their values to `leaves`."""
+    if _depth > MAX_DEPTH:
+        raise ValueError(f"{path}: deeper than {MAX_DEPTH}")
+    missing = [value is MISSING for value in values]
+    names = _names(values)
+    if names is not None:
+        there = [isinstance(value, dict) for value in values]
+        nodes.append(Node(path, "dict", list(names), None, there, missing))
+        for name in names:
+            below = [value.get(name, MISSING) if isinstance(value, dict) else None for value in values]
+            infer_structure(f"{path}.{_escaped(name)}", below, leaves, nodes, _depth=_depth + 1)
+        return
+    longest = _longest(values)
+    if longest is None:
+        leaves.append(Leaf(path, values, choose(values)))
+        return
+    there = [isinstance(value, list | tuple) for value in values]
+    lengths = [len(value) if is_list else 0 for value, is_list in zip(values, there)]
+    nodes.append(Node(path, "list", list(range(longest)), lengths, there, missing))
+    for i in range(longest):
+        below = [
+            (value[i] if i < len(value) else MISSING) if is_list else None for value, is_list in zip(values, there)
+        ]
+        infer_structure(f"{path}[{i}]", below, leaves, nodes, _depth=_depth + 1)
+
+
+class Trees(Codec):
+    """What `infer_structure` took apart."""
+
+    def encode_tree(self, path: str, leaves: Sequence[Leaf], nodes: Sequence[Node], rows: int) -> Column:
+        payload: dict[str, Any] = {}
+        of_nodes, of_leaves = [], []
+        for number, node in enumerate(nodes):
+            described: dict[str, Any] = {"id": number, "path": node.path, "node_type": node.node_type}
+            described |= {"children": node.children, "missing_payload": f"node.{number}.missing"}
+            payload[f"node.{number}.missing"] = np.array(node.missing, np.bool_)
+            described["row_mask_payload"] = f"node.{number}.row_mask"
+            payload[f"node.{number}.row_mask"] = np.array(node.row_mask, np.bool_)
+            if node.lengths is not None:
+                described["lengths_payload"] = f"node.{number}.lengths"
+                payload[f"node.{number}.lengths"] = np.array(node.lengths, np.int64)
+            of_nodes.append(described)
+        for number, leaf in enumerate(leaves):
+            if leaf.codec is None:
+                raise ValueError(f"{leaf.path}: no codec keeps these values")
+            values = [None if value is MISSING else value for value in leaf.values]
+            parts, metadata = LEAVES[leaf.codec].encode(values, FieldSchema(leaf.codec))
+            parts["missing"] = np.array([value is MISSING for value in leaf.values], np.bool_)
+            members = {name: f"leaf.{number}.{name}" for name in parts}
+            payload |= {members[name]: part for name, part in parts.items()}
+            of_leaves.append(
+                {
+                    "id": number,
+                    "path": leaf.path,
+                    "codec": leaf.codec,
+                    "rows": rows,
+                    "metadata": metadata,
+                    "payload_members": members,
+                }
+            )
+        described = {"structure_version": 1, "root_path": path, "nodes": of_nodes, "leaves": of_leaves}
+        return Column(TREE, rows, payload, described)
+
+    def decode(self, payload: Mapping[str, Any], rows: int, metadata: Mapping[str, Any]) -> list[Any]:
+        columns: dict[str, list[Any]] = {}
+        for leaf in metadata.get("leaves", []):
+            parts = {name: payload[member] for name, member in leaf["payload_members"].items()}
+            missing = parts.pop("missing").tolist()
+            values = LEAVES[leaf["codec"]].decode(parts, rows, leaf.get("metadata") or {})
+            columns[leaf["path"]] = [MISSING if gone else value for gone, value in zip(missing, values)]
+        # A place comes before those below it.
+        for node in reversed(metadata.get("nodes", [])):
+            columns[node["path"]] = self._rebuilt(node, payload, columns, rows)
+        return columns[metadata["root_path"]]
+
+    @staticmethod
+    def _rebuilt(
+        node: Mapping[str, Any], payload: Mapping[str, Any], columns: Mapping[str, list[Any]], rows: int
+    ) -> list[Any]:
+        def column(name: str, otherwise: Any) -> list[Any]:
+            member = node.get(f"{name}_payload")
+            return [otherwise] * rows if member is None else list(payload[member].tolist())
+
+        children, is_dict = node["children"], node["node_type"] == "dict"
+        paths = [f"{node['path']}.{_escaped(str(c))}" if is_dict else f"{node['path']}[{int(c)}]" for c in children]
+        missing, there = column("missing", False), column("row_mask", True)
+        lengths = column("lengths", len(children))
+        made: list[Any] = []
+        for row in range(rows):
+            if missing[row] or not there[row]:
+                made.append(MISSING if missing[row] else None)
+                continue
+            below = {child: columns[path][row] for child, path in zip(children, paths)}
+            if is_dict:
+                made.append({child: value for child, value in below.items() if value is not MISSING})
+                continue
+            items = [None] * int(lengths[row])
+            for child, value in below.items():
+                if value is not MISSING and int(child) < len(items):
+                    items[int(child)] = value
+            made.append(items)
+        return made
+
+    def part(
+        self, source: Source, rows: Sequence[int], metadata: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        payload: dict[str, Any] = {}
+        for node in metadata.get("nodes", []):
+            for name in ("missing", "row_mask", "lengths"):
+                member = node.get(f"{name}_payload")
+                if member is not None:
+                    payload[member] = source.whole(member)[list(rows)]
+        leaves = []
+        for leaf in metadata.get("leaves", []):
+            members = leaf["payload_members"]
+            parts, described = LEAVES[leaf["codec"]].part(source.under(members), rows, leaf.get("metadata") or {})
+            parts["missing"] = source.whole(members["missing"])[list(rows)]
+            payload |= {members[name]: part for name, part in parts.items()}
+            leaves.append({**leaf, "metadata": described})
+        return payload, {**metadata, "leaves": leaves}
+
+
+_TREES = Trees()
+CODECS: dict[str, Codec] = {**LEAVES, TREE: _TREES}
+
+
+def codec_of(name: str) -> Codec:
+    """The codec of that name. `ValueError` when there is none."""
+    codec = CODECS.get(name)
+    if codec is None:
+        raise ValueError(f"unknown structured non-tensor codec: {name!r}")
+    return codec
+
+
+def encode(path: str, values: list[Any], schema: FieldSchema | None) -> Column:
+    """A column as it is to be stored: as the schema says, or in the way that keeps it as it is."""
+    rows = len(values)
+    if schema is not None and not schema.nullable and any(value is None for value in values):
+        raise ValueError(f"FieldSchema for {path!r} is not nullable")
+    if schema is not None and schema.codec not in ("auto", TREE):
+        codec = LEAVES.get(schema.codec)
+        if codec is None:
+            raise ValueError(f"unsupported schema codec: {schema.codec!r}")
+        return Column(schema.codec, rows, *codec.encode(values, schema))
+    leaves: list[Leaf] = []
+    nodes: list[Node] = []
+    infer_structure(path, values, leaves, nodes)
+    heavy = any(
+        leaf.codec in _HEAVY
+        or (leaf.codec == "typed_ragged" and any(isinstance(value, np.ndarray) for value in leaf.values))
+        for leaf in leaves
+    )
+    refused = []
+    if nodes and heavy:
+        try:
+            return _TREES.encode_tree(path, leaves, nodes, rows)
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+            if schema is None:
+                raise
+            refused.append(f"{TREE}: {error}")
+    names = [choose(values)]
+    if schema is not None:
+        # Asked for, what has a like in msgpack or JSON becomes that.
+        names += ["msgpack_ragged", "json_ragged"]
+    for name in dict.fromkeys(name for name in names if name is not None):
+        try:
+            return Column(name, rows, *LEAVES[name].encode(values, FieldSchema(name)))
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+            refused.append(f"{name}: {error}")
+    why = "; ".join(refused) or "rows of different kinds"
+    raise ValueError(f"no codec keeps the values of {path!r} ({why}); name one with a FieldSchema")
