@@ -119,7 +119,10 @@ def test_removing_by_pattern(store, key):
         assert store.put(f"{key}/a/{i}", b"x") == 0
     assert store.remove_by_regex(f"{key}/a/[01]") == 2
     assert store.remove_by_regex("(") == -600
-    assert store.remove_by_regex(regex_pattern=key, force=True) == 3
+    assert store.remove_by_regex(regex=f"{key}/a/2") == 1, "as the documentation names it"
+    assert store.remove_by_regex(regex_pattern=key, force=True) == 2
+    with pytest.raises(TypeError, match="one argument"):
+        store.remove_by_regex(regex="a", regex_pattern="b")
 
 
 def test_remove_all(own_master, make_store):

@@ -42,6 +42,7 @@ from mooncake._shards import (
     _whole,
     _Write,
 )
+from mooncake._types import also_named
 
 _INVALID_PARAMS = -600
 # Objects up to this length are read in one go with their headers.
@@ -348,6 +349,7 @@ class TensorCalls(_mooncake.Store):
         """Stores a tensor or the shard of it that `parallelism` or `writer_partition` names."""
         return self._parallel_tensors(False, [key], [tensor], [parallelism], config, [writer_partition])[0]
 
+    @also_named(tensors="tensors_list")
     def batch_put_tensor_with_parallelism(
         self,
         keys: list[str],
@@ -370,6 +372,7 @@ class TensorCalls(_mooncake.Store):
         """`put_tensor_with_parallelism` in place of what is there."""
         return self._parallel_tensors(True, [key], [tensor], [parallelism], config, [writer_partition])[0]
 
+    @also_named(tensors="tensors_list")
     def batch_upsert_tensor_with_parallelism(
         self,
         keys: list[str],
@@ -468,6 +471,7 @@ class TensorCalls(_mooncake.Store):
         """Reads an object into registered memory: a tensor over its data there, which the caller keeps; or `None`."""
         return self.batch_get_tensor_into([key], [buffer_ptr], [size])[0]
 
+    @also_named(base_keys="keys")
     def batch_get_tensor_into(self, keys: list[str], buffer_ptrs: list[int], sizes: list[int]) -> list[Any]:
         """`get_tensor_into` of many; -600 for each when the lists are not as long."""
         if not len(keys) == len(buffer_ptrs) == len(sizes):

@@ -2,7 +2,31 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from enum import Enum, unique
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def also_named(**names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Lets a call's arguments go by the names that the documentation has for them, beside those of the existing package."""
+
+    def add(call: Callable[_P, _R]) -> Callable[_P, _R]:
+        @functools.wraps(call)
+        def called(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            for name in names.keys() & kwargs.keys():
+                if names[name] in kwargs:
+                    raise TypeError(f"{call.__name__}() got both {name!r} and {names[name]!r}, which are one argument")
+                kwargs[names[name]] = kwargs.pop(name)
+            return call(*args, **kwargs)
+
+        called.also_named = names  # type: ignore[attr-defined]
+        return called
+
+    return add
 
 
 class _Number(Enum):

@@ -32,6 +32,7 @@ from mooncake._types import (
     TaskStatus,
     TaskType,
     TensorParallelism,
+    also_named,
 )
 
 RegisteredBufferPool = BufferPool
@@ -153,6 +154,11 @@ class MooncakeDistributedStore(TensorCalls):
         del mem_pool_size
         _log.start()
         return self._setup_dummy(local_buffer_size, server_address)
+
+    @also_named(regex="regex_pattern")
+    def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
+        """Removes what the pattern finds in: how many, or a negative code."""
+        return super().remove_by_regex(regex_pattern, force)
 
     def init_all(self, protocol: str, device_name: str, mount_segment_size: int = 16 * _MIB, /) -> int:
         """`setup` with the addresses of a test cluster on this machine."""

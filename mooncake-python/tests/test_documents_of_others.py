@@ -1,0 +1,205 @@
+"""The Python blocks of documents that others wrote, extracted and run: `MOONCAKE_DOCUMENTS` names the folder they are in.
+
+A document's blocks run one after the other and share their names, as a reader would type them. What is stated beforehand: modules, a store
+that is set up, engines with registered memory, and values for names that a document takes from elsewhere. Addresses of servers are those of the
+test's; wires and devices that need hardware are TCP. A block that is a signature is compared with the call of that name. Blocks with gaps
+(`...`, `??`), and those about process groups and CUDA, are no programs: they are counted and named.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import io
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import MIB, Master, Owner, free_port
+
+import mooncake.store
+from mooncake.engine import TransferEngine
+from mooncake.store import MooncakeDistributedStore
+
+FOLDER = os.environ.get("MOONCAKE_DOCUMENTS")
+FENCED = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# Documents as plain text have their programs under headings of one section, to its end.
+PLAIN = re.compile(r"^Usage Examples#\n(.*?)^Error Handling#", re.MULTILINE | re.DOTALL)
+GAPS = re.compile(r"\?\?|\(\.\.\.|\[\.\.\.\]|mooncake import pg|mooncake_ep_buffer|into_cuda|device=.cuda")
+# Servers, and what needs hardware that is not there.
+PLACES = [
+    (r"https?://localhost:8080/metadata", "@metadata"),
+    (r"localhost:50051", "@master"),
+    (r"\"localhost:8080\"", '"@owner"'),
+    (r"127\.0\.0\.1:2379", "P2PHANDSHAKE"),
+    (r"127\.0\.0\.1:12345", "127.0.0.1"),
+    (r"target_host:port|127\.0\.0\.1:12346", "@peer"),
+    (r"\"rdma\"", '"tcp"'),
+    (r"mlx5_\d(,mlx5_\d)*", ""),
+    # Views must be gone when their lease ends.
+    (r"view = (lease\.buffer\[:n\])", r"view = bytes(\1)"),
+]
+
+
+def blocks(text: str) -> list[str]:
+    fenced = FENCED.findall(text)
+    if fenced:
+        return fenced
+    found = PLAIN.search(text)
+    parts = re.split(r"^[A-Z][\w ]+#$", found.group(1), flags=re.MULTILINE) if found else []
+    return [part for part in parts if part.strip()]
+
+
+def is_program(block: str) -> bool:
+    with contextlib.suppress(SyntaxError):
+        ast.parse(block)
+        return True
+    return False
+
+
+def signature(block: str) -> ast.FunctionDef | None:
+    """The function that a block only declares."""
+    if is_program(block):
+        return None
+    # Defaults may come before parameters without, in documents.
+    text = re.sub(r"(: *[\w.]+) *= *[^,\n)]+", r"\1", block.strip().rstrip(":")) + ": ..."
+    with contextlib.suppress(SyntaxError):
+        (one,) = ast.parse(text).body
+        return one if isinstance(one, ast.FunctionDef) else None
+    return None
+
+
+class Reader:
+    """Somebody who types what a document shows."""
+
+    def __init__(self, places: dict[str, str]) -> None:
+        self.places, self.ran, self.compared = places, 0, 0
+        self.gaps: list[str] = []
+        self.failed: list[str] = []
+        self.engines = []
+        for _ in range(2):
+            engine, memory = TransferEngine(), np.zeros(MIB, np.uint8)
+            assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+            assert engine.register_memory(memory.ctypes.data, MIB) == 0
+            self.engines.append((engine, memory))
+        places["@peer"] = f"127.0.0.1:{self.engines[1][0].get_rpc_port()}"
+        self.names = self.stated()
+
+    def stated(self) -> dict[str, object]:
+        (engine, mine), (_, theirs) = self.engines
+        here, there = mine.ctypes.data, theirs.ctypes.data
+        tp_axis = mooncake.store.ParallelAxis()
+        tp_axis.kind, tp_axis.size, tp_axis.split_dim = "tp", 8, 1
+        names: dict[str, object] = {
+            "mooncake": mooncake, "np": np, "rank": 0, "tp_axis": tp_axis, "size": 16, "src_offset": 0, "segment_ids": ["1-2"],
+            "local_buffer_addr": here, "remote_buffer_addr": there, "local_addr": here, "remote_addr": there,
+            "data_length": 64, "data_len": 64, "length": 64, "engine": engine,
+            **{f"addr{i}": here + 64 * i for i in (1, 2, 3)}, **{f"remote{i}": there + 64 * i for i in (1, 2, 3)},
+            **{f"len{i}": 64 for i in (1, 2, 3)}, "TransferOpcode": mooncake.engine.TransferOpcode,
+            "ReplicateConfig": mooncake.store.ReplicateConfig, "MooncakeDistributedStore": MooncakeDistributedStore,
+        }  # fmt: skip
+        with contextlib.suppress(ImportError):
+            import torch
+
+            names["torch"] = torch
+        return names
+
+    def store(self) -> MooncakeDistributedStore:
+        """One that is set up, and has what documents read without having written it."""
+        before = self.names.get("store")
+        if isinstance(before, MooncakeDistributedStore) and before.health_check() == 0:
+            return before
+        store = MooncakeDistributedStore()
+        code = store.setup("127.0.0.1", "P2PHANDSHAKE", 512 * MIB, 64 * MIB, "tcp", "", self.places["@master"])
+        assert code == 0, store.last_error()
+        self.memory = np.zeros(MIB, np.uint8)
+        assert store.register_buffer(self.memory.ctypes.data, MIB) == 0
+        for key in ("my_key", "key1", "key2", "large_object"):
+            store.put(key, b"0123456789" * 1000)
+        self.names |= {"buffer_ptr": self.memory.ctypes.data, "buffer": self.memory}
+        return store
+
+    def read(self, where: str, block: str) -> None:
+        declared = signature(block)
+        if declared is not None:
+            self.compare(where, declared)
+        elif GAPS.search(block) or not is_program(block):
+            self.gaps.append(where)
+        else:
+            self.run(where, block)
+
+    def compare(self, where: str, declared: ast.FunctionDef) -> None:
+        store, other = MooncakeDistributedStore(), mooncake.store.MooncakeHostMemAllocator()
+        target = next((one for one in (store, other) if hasattr(one, declared.name)), None)
+        if target is None:
+            self.failed.append(f"{where}: there is no {declared.name}")
+            return
+        call = getattr(target, declared.name)
+        ours = [*inspect.signature(call).parameters, *getattr(call, "also_named", ())]
+        arguments = declared.args.posonlyargs + declared.args.args + declared.args.kwonlyargs
+        named = [one.arg for one in arguments if one.arg != "self"]
+        if set(named) <= set(ours):
+            self.compared += 1
+        else:
+            self.failed.append(f"{where}: {declared.name} has {ours}, not {named}")
+
+    def run(self, where: str, block: str) -> None:
+        for pattern, place in PLACES:
+            block = re.sub(pattern, place, block)
+        for name, address in self.places.items():
+            block = block.replace(name, address)
+        self.names["store"] = self.names["self"] = self.store()
+        if ".setup" not in block:
+            # What is only made there is one that is set up.
+            block = block.replace("MooncakeDistributedStore()", "self")
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(said):
+                exec(compile(block, where, "exec"), self.names)
+        except Exception as error:
+            self.failed.append(f"{where}: {type(error).__name__}: {error}\n{block}")
+            return
+        self.ran += 1
+        for line in said.getvalue().splitlines():
+            print(f"    {where}: {line}")
+
+    def end(self) -> None:
+        for value in list(self.names.values()):
+            if isinstance(value, MooncakeDistributedStore):
+                value.close()
+            elif isinstance(value, TransferEngine):
+                value._close()
+        self.engines[1][0]._close()
+
+
+@pytest.mark.skipif(not FOLDER, reason="MOONCAKE_DOCUMENTS names no folder")
+def test_every_block_runs(tmp_path):
+    port = free_port()
+    directory = ["--enable_http_metadata_server=true", f"--http_metadata_server_port={port}"]
+    master = Master(tmp_path, [*directory, "--default_kv_lease_ttl=200"])
+    master.start()
+    owner = Owner(tmp_path, master)
+    owner.start()
+    places = {"@master": master.address, "@metadata": f"http://127.0.0.1:{port}/metadata", "@owner": owner.address}
+    found = 0
+    for document in sorted(Path(str(FOLDER)).iterdir()):
+        parts = blocks(document.read_text(encoding="utf-8")) if document.is_file() else []
+        if not parts:
+            continue
+        reader = Reader(dict(places))
+        try:
+            for number, block in enumerate(parts):
+                reader.read(f"{document.name}[{number}]", block)
+        finally:
+            reader.end()
+        found += len(parts)
+        assert not reader.failed, "\n".join(reader.failed)
+        done = f"{reader.ran} ran, {reader.compared} are signatures, {len(reader.gaps)} have gaps: {reader.gaps}"
+        print(f"{document.name}: {len(parts)} blocks, {done}")
+        assert reader.ran + reader.compared + len(reader.gaps) == len(parts)
+    owner.stop()
+    master.stop()
+    assert found
