@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use mooncake_core::ErrorKind;
+use mooncake_core::clock::SystemClock;
 use mooncake_core::meta::{Expect, MetadataBackend};
-use mooncake_core::testkit::meta::check;
+use mooncake_core::testkit::{lease, meta::check};
 use mooncake_transport::directory::{DirectoryOptions, RedisLogin};
 use mooncake_transport::engine::HandshakePort;
 use mooncake_transport::etcd::EtcdMetadata;
@@ -40,6 +41,13 @@ async fn etcd_conforms() {
     backend.put("a", "1".into(), Expect::Any).await.unwrap();
     backend.put("é", "2".into(), Expect::Any).await.unwrap();
     assert_eq!(backend.list("").await.unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn keys_held_in_etcd_conform() {
+    let Some(server) = start(etcd) else { return };
+    let backend = etcd_backend(&server).await;
+    lease::check(&*backend, &SystemClock::new(), tokio::time::sleep).await;
 }
 
 #[tokio::test]

@@ -1,20 +1,25 @@
 //! The directory in this process's memory: for embedded clusters, tests, and the master's own HTTP metadata server.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::stream::BoxStream;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
-use super::{Expect, MetaCapabilities, MetaEvent, MetaValue, MetadataBackend};
+use super::{Expect, Hold, Leases, MetaCapabilities, MetaEvent, MetaValue, MetadataBackend};
+use crate::clock::{Moment, SharedClock, SystemClock};
 use crate::error::{Error, ErrorCode, Result};
 
 /// A directory that lives and dies with this value. Share it by `Arc`.
-#[derive(Debug, Default)]
+///
+/// Nothing in it runs by itself: that the time of a held key is over is noticed by whatever call comes next, [`expire`](Self::expire) if no other.
+#[derive(Debug)]
 pub struct MemoryMetadata {
+    clock: SharedClock,
     state: Mutex<State>,
 }
 
@@ -23,22 +28,84 @@ struct State {
     entries: BTreeMap<String, MetaValue>,
     revision: u64,
     watchers: Vec<(String, UnboundedSender<MetaEvent>)>,
+    /// Keys that are held.
+    holds: HashMap<String, Lease>,
+}
+
+#[derive(Debug)]
+struct Lease {
+    /// Of the value it was taken with.
+    revision: u64,
+    time: Duration,
+    until: Moment,
 }
 
 impl MemoryMetadata {
-    /// An empty directory.
+    /// An empty directory, by the machine's clock.
     pub fn new() -> Self {
-        Self::default()
+        Self::with_clock(SystemClock::shared())
+    }
+
+    /// An empty directory that counts the time of held keys on this clock.
+    pub fn with_clock(clock: SharedClock) -> Self {
+        Self { clock, state: Mutex::default() }
+    }
+
+    /// Lets go what has been held for long enough, and tells watchers.
+    pub fn expire(&self) {
+        drop(self.now());
+    }
+
+    /// What there is now.
+    fn now(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        if !state.holds.is_empty() {
+            let now = self.clock.now();
+            let over: Vec<_> = state.holds.extract_if(|_, lease| lease.until <= now).collect();
+            for (key, _) in over {
+                state.remove(&key);
+            }
+        }
+        state
+    }
+}
+
+impl Default for MemoryMetadata {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
 impl State {
+    fn set(&mut self, key: &str, value: Bytes) -> u64 {
+        self.revision += 1;
+        let entry = MetaValue { value, revision: self.revision };
+        self.announce(key, Some(&entry));
+        self.entries.insert(key.to_owned(), entry);
+        // What somebody else writes is nobody's to hold.
+        self.holds.remove(key);
+        self.revision
+    }
+
+    fn remove(&mut self, key: &str) -> bool {
+        self.holds.remove(key);
+        let was = self.entries.remove(key).is_some();
+        if was {
+            self.announce(key, None);
+        }
+        was
+    }
+
     fn announce(&mut self, key: &str, value: Option<&MetaValue>) {
         // A watcher that went away is dropped at the first change it misses.
         self.watchers.retain(|(prefix, sender)| {
             !key.starts_with(prefix.as_str())
                 || sender.unbounded_send(MetaEvent { key: key.to_owned(), value: value.cloned() }).is_ok()
         });
+    }
+
+    fn held(&mut self, hold: &Hold) -> Option<&mut Lease> {
+        self.holds.get_mut(&hold.key).filter(|lease| lease.revision == hold.revision)
     }
 }
 
@@ -49,11 +116,11 @@ impl MetadataBackend for MemoryMetadata {
     }
 
     async fn get(&self, key: &str) -> Result<Option<MetaValue>> {
-        Ok(self.state.lock().entries.get(key).cloned())
+        Ok(self.now().entries.get(key).cloned())
     }
 
     async fn put(&self, key: &str, value: Bytes, expect: Expect) -> Result<u64> {
-        let mut state = self.state.lock();
+        let mut state = self.now();
         let current = state.entries.get(key).map(|v| v.revision);
         let holds = match expect {
             Expect::Any => true,
@@ -66,25 +133,15 @@ impl MetadataBackend for MemoryMetadata {
                 format!("metadata key {key:?} is at revision {current:?}, expected {expect:?}"),
             ));
         }
-        state.revision += 1;
-        let entry = MetaValue { value, revision: state.revision };
-        state.announce(key, Some(&entry));
-        let revision = entry.revision;
-        state.entries.insert(key.to_owned(), entry);
-        Ok(revision)
+        Ok(state.set(key, value))
     }
 
     async fn delete(&self, key: &str) -> Result<bool> {
-        let mut state = self.state.lock();
-        let was = state.entries.remove(key).is_some();
-        if was {
-            state.announce(key, None);
-        }
-        Ok(was)
+        Ok(self.now().remove(key))
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<(String, MetaValue)>> {
-        let state = self.state.lock();
+        let state = self.now();
         Ok(state
             .entries
             .range(prefix.to_owned()..)
@@ -95,7 +152,36 @@ impl MetadataBackend for MemoryMetadata {
 
     async fn watch(&self, prefix: &str) -> Result<BoxStream<'static, MetaEvent>> {
         let (sender, receiver) = unbounded();
-        self.state.lock().watchers.push((prefix.to_owned(), sender));
+        self.now().watchers.push((prefix.to_owned(), sender));
         Ok(receiver.boxed())
+    }
+}
+
+#[async_trait]
+impl Leases for MemoryMetadata {
+    async fn take(&self, key: &str, value: Bytes, time: Duration) -> Result<Option<Hold>> {
+        let mut state = self.now();
+        if state.entries.contains_key(key) {
+            return Ok(None);
+        }
+        let revision = state.set(key, value);
+        let lease = Lease { revision, time, until: self.clock.now().after(time) };
+        state.holds.insert(key.to_owned(), lease);
+        Ok(Some(Hold { key: key.to_owned(), revision, lease: revision.cast_signed() }))
+    }
+
+    async fn keep(&self, hold: &Hold) -> Result<bool> {
+        let mut state = self.now();
+        let Some(lease) = state.held(hold) else { return Ok(false) };
+        lease.until = self.clock.now().after(lease.time);
+        Ok(true)
+    }
+
+    async fn let_go(&self, hold: Hold) -> Result<()> {
+        let mut state = self.now();
+        if state.held(&hold).is_some() {
+            state.remove(&hold.key);
+        }
+        Ok(())
     }
 }

@@ -2,4 +2,5 @@
 
 pub mod alloc;
 pub mod evict;
+pub mod lease;
 pub mod meta;

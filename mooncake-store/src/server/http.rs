@@ -4,12 +4,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::extract::Request;
 use axum::http::StatusCode;
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::http_server::{Owners, pages as directory_pages};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+use super::leader::Standing;
 use super::{State, admin, join};
 
 /// The kind of a body of JSON.
@@ -58,12 +62,34 @@ pub(super) async fn start_all(state: &Arc<State>) -> Result<Started> {
         None => None,
         Some(server) => Some(bind(&server.host, server.port, "http_metadata_server_port").await?),
     };
-    let mut pages = vec![serve(admin, admin::pages(state.clone()))];
+    let mut pages = vec![serve(admin, while_leading(admin::pages(state.clone()), state))];
     let metadata_at = metadata.as_ref().map(|(_, at)| *at);
     if let Some((listener, _)) = metadata {
-        pages.push(serve(listener, metadata_pages(state)));
+        pages.push(serve(listener, while_leading(metadata_pages(state), state)));
     }
     Ok((pages, Some(admin_at), metadata_at))
+}
+
+/// What a master says of itself, whether it leads or not.
+const OF_ITSELF: [&str; 4] = ["/health", "/role", "/ha_status", "/leader"];
+
+/// Pages that are answered while the master leads, as calls are.
+fn while_leading(pages: Router, state: &Arc<State>) -> Router {
+    let standing = state.standing.clone();
+    pages.layer(middleware::from_fn(move |request, next| answer(standing.clone(), request, next)))
+}
+
+/// Asks before, and before the answer leaves.
+async fn answer(standing: Arc<Standing>, request: Request, next: Next) -> Response {
+    let deposed = || (StatusCode::SERVICE_UNAVAILABLE, "this master does not lead").into_response();
+    if OF_ITSELF.contains(&request.uri().path()) {
+        return next.run(request).await;
+    }
+    if !standing.leads() {
+        return deposed();
+    }
+    let answer = next.run(request).await;
+    if standing.leads() { answer } else { deposed() }
 }
 
 fn metadata_pages(state: &Arc<State>) -> Router {

@@ -7,12 +7,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use futures::StreamExt;
 use mooncake_core::Result;
 use mooncake_core::clock::{Moment, SharedClock};
 use mooncake_core::meta::{Hold, Leases};
 use parking_lot::Mutex;
-use tokio::time::timeout;
+
+#[cfg(test)]
+mod tests;
 
 /// What a new leader asks for, as in the existing system.
 pub(super) const LEASE: Duration = Duration::from_secs(5);
@@ -85,6 +88,23 @@ impl Standing {
     }
 }
 
+/// How time passes for who waits.
+#[async_trait]
+pub(crate) trait Pace: std::fmt::Debug + Send + Sync {
+    async fn sleep(&self, span: Duration);
+}
+
+/// As it does on this machine.
+#[derive(Debug)]
+struct Machine;
+
+#[async_trait]
+impl Pace for Machine {
+    async fn sleep(&self, span: Duration) {
+        tokio::time::sleep(span).await;
+    }
+}
+
 /// The election of one cluster's leader.
 #[derive(Debug)]
 pub(crate) struct Election {
@@ -93,11 +113,21 @@ pub(crate) struct Election {
     /// Where this master answers calls.
     own: String,
     standing: Arc<Standing>,
+    pace: Arc<dyn Pace>,
 }
 
 impl Election {
     pub(crate) fn new(directory: Arc<dyn Leases>, key: String, own: String, standing: Arc<Standing>) -> Self {
-        Self { directory, key, own, standing }
+        Self { directory, key, own, standing, pace: Arc::new(Machine) }
+    }
+
+    /// What `work` comes to, if it does in that time.
+    async fn within<T>(&self, span: Duration, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            done = work => Some(done),
+            () = self.pace.sleep(span) => None,
+        }
     }
 
     /// Waits until this master leads.
@@ -108,7 +138,7 @@ impl Election {
                 Ok(None) => self.wait_for_a_change().await,
                 Err(error) => {
                     tracing::warn!("the directory of the masters does not answer: {error}");
-                    tokio::time::sleep(RETRY).await;
+                    self.pace.sleep(RETRY).await;
                 }
             }
         }
@@ -141,14 +171,14 @@ impl Election {
     /// Returns when the key has changed, or a while later.
     async fn wait_for_a_change(&self) {
         let Ok(mut changes) = self.directory.watch(&self.key).await else {
-            return tokio::time::sleep(RETRY).await;
+            return self.pace.sleep(RETRY).await;
         };
         // It may have changed before the watch was there, and a watch may be silent that should not be.
         while matches!(self.directory.get(&self.key).await, Ok(Some(_))) {
-            match timeout(LEASE / 2, changes.next()).await {
-                Ok(Some(_)) => return,
-                Ok(None) => return tokio::time::sleep(RETRY).await,
-                Err(_) => {}
+            match self.within(LEASE / 2, changes.next()).await {
+                Some(Some(_)) => return,
+                Some(None) => return self.pace.sleep(RETRY).await,
+                None => {}
             }
         }
     }
@@ -156,13 +186,13 @@ impl Election {
     /// Keeps leading for as long as that is possible; returns when it is not any more.
     pub(crate) async fn lead(&self, hold: &Hold) {
         while self.standing.leads() {
-            tokio::time::sleep(LEASE / 5).await;
+            self.pace.sleep(LEASE / 5).await;
             let asked = self.standing.clock.now();
-            match timeout(LEASE / 5, self.directory.keep(hold)).await {
-                Ok(Ok(true)) => self.standing.leads_since(asked),
-                Ok(Ok(false)) => break,
-                Ok(Err(error)) => tracing::warn!("the lease of the leader was not renewed: {error}"),
-                Err(_) => tracing::warn!("the lease of the leader was not renewed: no answer"),
+            match self.within(LEASE / 5, self.directory.keep(hold)).await {
+                Some(Ok(true)) => self.standing.leads_since(asked),
+                Some(Ok(false)) => break,
+                Some(Err(error)) => tracing::warn!("the lease of the leader was not renewed: {error}"),
+                None => tracing::warn!("the lease of the leader was not renewed: no answer"),
             }
         }
         self.standing.leads_no_more();

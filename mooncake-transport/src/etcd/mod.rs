@@ -193,12 +193,17 @@ impl Leases for EtcdMetadata {
 
     async fn keep(&self, hold: &Hold) -> Result<bool> {
         let answer = self.post("lease/keepalive", &json!({"ID": hold.lease.to_string()})).await?;
-        // Without a time to live it is over.
-        Ok(number(&answer["result"]["TTL"]) > 0)
+        // Without a time to live it is over. A lease outlives its key, if somebody else deletes or writes that.
+        Ok(number(&answer["result"]["TTL"]) > 0
+            && self.get(&hold.key).await?.is_some_and(|there| there.revision == hold.revision))
     }
 
     async fn let_go(&self, hold: Hold) -> Result<()> {
-        self.post("lease/revoke", &json!({"ID": hold.lease.to_string()})).await.map(drop)
+        let lease = json!({"ID": hold.lease.to_string()});
+        let Err(error) = self.post("lease/revoke", &lease).await else { return Ok(()) };
+        // A lease that is over already has no time that it was granted for.
+        let there = self.post("lease/timetolive", &lease).await?;
+        if number(&there["grantedTTL"]) == 0 { Ok(()) } else { Err(error) }
     }
 }
 

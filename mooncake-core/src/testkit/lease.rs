@@ -1,0 +1,130 @@
+//! Conformance suite of [`Leases`]: one case per sentence of its contract.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::BoxStream;
+
+use crate::clock::{Clock, Moment};
+use crate::meta::{Expect, Hold, Leases, MetaEvent};
+
+/// For how long keys are taken here.
+const TIME: Duration = Duration::from_secs(2);
+
+/// Runs every case against an empty backend, on a clock that goes as fast as the backend's own. `pass` lets time pass, and the backend notice. Panics with the
+/// sentence that does not hold.
+pub async fn check(backend: &dyn Leases, clock: &dyn Clock, pass: impl AsyncFn(Duration)) {
+    one_holder(backend).await;
+    lost_to_others(backend).await;
+    runs_out(backend, clock, &pass).await;
+    kept(backend, clock, &pass).await;
+    deposed(backend, &pass).await;
+}
+
+async fn take(backend: &dyn Leases, key: &str, value: &'static str) -> Option<Hold> {
+    backend.take(key, Bytes::from_static(value.as_bytes()), TIME).await.expect("take")
+}
+
+async fn gone(events: &mut BoxStream<'static, MetaEvent>, key: &str) {
+    loop {
+        let event = events.next().await.expect("a watch delivers every change");
+        assert_eq!(event.key, key, "only changes under the prefix");
+        if event.value.is_none() {
+            return;
+        }
+    }
+}
+
+async fn one_holder(backend: &dyn Leases) {
+    let key = "hold/one";
+    let mut events = backend.watch(key).await.expect("watch");
+    let first = take(backend, key, "a").await.expect("a key that nobody has can be taken");
+    assert_eq!(take(backend, key, "b").await, None, "a key has at most one holder");
+    let read = backend.get(key).await.expect("get").expect("a held key can be read");
+    assert_eq!((read.value.as_ref(), read.revision), (&b"a"[..], first.revision), "with its holder's value");
+    let other = take(backend, "hold/other", "c").await.expect("another key is another matter");
+    assert!(backend.keep(&first).await.expect("keep"), "the holder holds it");
+    let revision = first.revision;
+    backend.let_go(first).await.expect("let go");
+    gone(&mut events, key).await;
+    assert!(backend.get(key).await.expect("get").is_none(), "what is let go is gone");
+    let second = take(backend, key, "b").await.expect("and can be taken");
+    assert!(second.revision > revision, "holders are numbered in the order in which they came");
+    for hold in [second, other] {
+        backend.let_go(hold).await.expect("let go");
+    }
+}
+
+async fn lost_to_others(backend: &dyn Leases) {
+    let key = "hold/lost";
+    let deleted = take(backend, key, "a").await.expect("take");
+    assert!(backend.delete(key).await.expect("delete"));
+    assert!(!backend.keep(&deleted).await.expect("keep"), "whose key was deleted holds nothing");
+    assert!(backend.get(key).await.expect("get").is_none(), "keeping does not bring it back");
+    let written = take(backend, key, "b").await.expect("take");
+    backend.put(key, "c".into(), Expect::Any).await.expect("put");
+    assert!(!backend.keep(&written).await.expect("keep"), "whose key was written by another holds nothing");
+    for lost in [deleted, written] {
+        backend.let_go(lost).await.expect("letting go of what is lost is fine");
+    }
+    let read = backend.get(key).await.expect("get").expect("what another wrote stays");
+    assert_eq!(read.value, "c");
+    backend.delete(key).await.expect("delete");
+}
+
+/// Whether less time than that of a lease has passed: a machine may have been stopped meanwhile.
+fn in_time(clock: &dyn Clock, since: Moment) -> bool {
+    clock.now().since(since) < TIME
+}
+
+async fn runs_out(backend: &dyn Leases, clock: &dyn Clock, pass: &impl AsyncFn(Duration)) {
+    let key = "hold/out";
+    let mut events = backend.watch(key).await.expect("watch");
+    let asked = clock.now();
+    let hold = take(backend, key, "a").await.expect("take");
+    pass(TIME / 2).await;
+    let there = backend.get(key).await.expect("get").is_some();
+    assert!(there || !in_time(clock, asked), "a key does not go before its time");
+    pass(TIME - TIME / 2).await;
+    gone(&mut events, key).await;
+    assert!(clock.now().since(asked) >= TIME, "a key does not go before its time, and is not said to");
+    assert!(backend.get(key).await.expect("get").is_none(), "a key that is not kept goes");
+    assert!(!backend.keep(&hold).await.expect("keep"), "what ran out cannot be kept");
+    assert!(backend.get(key).await.expect("get").is_none(), "and does not come back by that");
+}
+
+async fn kept(backend: &dyn Leases, clock: &dyn Clock, pass: &impl AsyncFn(Duration)) {
+    let key = "hold/kept";
+    let mut events = backend.watch(key).await.expect("watch");
+    let mut asked = clock.now();
+    let hold = take(backend, key, "a").await.expect("take");
+    for _ in 0..3 {
+        pass(TIME / 2).await;
+        let before = std::mem::replace(&mut asked, clock.now());
+        let kept = backend.keep(&hold).await.expect("keep");
+        assert!(kept || !in_time(clock, before), "a key that is kept in time stays");
+        if !kept {
+            return;
+        }
+        let read = backend.get(key).await.expect("get").map(|read| read.revision);
+        assert!(read == Some(hold.revision) || !in_time(clock, asked), "keeping is no new value");
+    }
+    pass(TIME).await;
+    gone(&mut events, key).await;
+    assert!(clock.now().since(asked) >= TIME, "the time counts from when it was kept last");
+}
+
+async fn deposed(backend: &dyn Leases, pass: &impl AsyncFn(Duration)) {
+    let key = "hold/deposed";
+    let mut events = backend.watch(key).await.expect("watch");
+    let old = take(backend, key, "old").await.expect("take");
+    pass(TIME).await;
+    gone(&mut events, key).await;
+    let new = take(backend, key, "new").await.expect("what ran out can be taken");
+    assert!(!backend.keep(&old).await.expect("keep"), "who was deposed holds nothing");
+    backend.let_go(old).await.expect("letting go of what is lost is fine");
+    let read = backend.get(key).await.expect("get").map(|read| (read.value, read.revision));
+    assert_eq!(read, Some((Bytes::from_static(b"new"), new.revision)), "and touches nobody else's");
+    backend.let_go(new).await.expect("let go");
+}
