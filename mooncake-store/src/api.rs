@@ -5,6 +5,7 @@
 //! The RPC server does not come through here: it calls the master's own synchronous methods.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -158,6 +159,17 @@ pub trait SegmentService: Debug + Send + Sync + 'static {
 
     /// Takes a segment back after `grace`: until then its objects are readable, and none are added.
     async fn unmount_after(&self, client: ClientId, segment: SegmentId, grace: Duration) -> Result<()>;
+
+    /// Where the master is that answers now, if another one may answer later and it is known.
+    fn leader(&self) -> Option<Arc<str>> {
+        None
+    }
+
+    /// Returns when there is a [leader](Self::leader), and it is another than this. Never, where there is only one master.
+    async fn another_leads(&self, than: Option<&str>) {
+        let _ = than;
+        std::future::pending().await
+    }
 
     /// The member at this endpoint did not answer the caller. A hint: a master that heeds it places nothing there until
     /// the member's next ping. The existing system has no such call; a master that does not know it is none the worse.

@@ -15,6 +15,9 @@ use super::version;
 const FAILURES_BEFORE_RECONNECT: u32 = 3;
 /// Longest pause between two tries while the master is away: once it is back, its members are within three seconds.
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
+/// One that has just begun to lead may not answer yet: the pause between two tries then, and how many there are.
+const HURRY: Duration = Duration::from_millis(20);
+const HURRIED: u32 = 50;
 
 /// Runs until the client is closed or dropped.
 pub(crate) async fn run<T: Transport>(client: Weak<Inner<T>>, mut closed: watch::Receiver<bool>) {
@@ -22,12 +25,15 @@ pub(crate) async fn run<T: Transport>(client: Weak<Inner<T>>, mut closed: watch:
     loop {
         let Some(strong) = client.upgrade() else { return };
         let pause = beat.pause(strong.config.ping_interval);
+        let master = strong.master.clone();
         // While the task sleeps, the client can go.
         drop(strong);
         tokio::select! {
             // An error means that the sender is gone, and the client with it.
             _ = closed.wait_for(|closed| *closed) => return,
             () = tokio::time::sleep(pause) => {}
+            // It knows nothing before it has been told.
+            () = master.another_leads(beat.asked.as_deref()) => beat.hurry = HURRIED,
         }
         let Some(strong) = client.upgrade() else { return };
         tokio::select! {
@@ -41,22 +47,31 @@ pub(crate) async fn run<T: Transport>(client: Weak<Inner<T>>, mut closed: watch:
 #[derive(Debug, Default)]
 struct Beat {
     failures: u32,
+    /// The leader that was asked last, of several masters.
+    asked: Option<Arc<str>>,
+    /// So many tries more are made without delay.
+    hurry: u32,
 }
 
 impl Beat {
     /// Until the next ping: the interval, longer with every failure once the connection counts as lost.
     fn pause(&self, interval: Duration) -> Duration {
+        if self.failures > 0 && self.hurry > 0 {
+            return HURRY;
+        }
         let doublings = self.failures.saturating_sub(FAILURES_BEFORE_RECONNECT).min(8);
         interval.saturating_mul(1 << doublings).min(MAX_BACKOFF.max(interval))
     }
 
     async fn once<T: Transport>(&mut self, client: &Arc<Inner<T>>) {
+        self.asked = client.master.leader();
+        self.hurry = self.hurry.saturating_sub(1);
         match self.ask(client).await {
             Ok(()) => {
                 if self.failures >= FAILURES_BEFORE_RECONNECT {
                     tracing::info!(client = %client.id, "the master is back");
                 }
-                self.failures = 0;
+                (self.failures, self.hurry) = (0, 0);
             }
             Err(error) => {
                 self.failures = self.failures.saturating_add(1);
@@ -99,11 +114,19 @@ impl Beat {
 mod tests {
     use super::*;
 
+    fn failed(failures: u32) -> Beat {
+        Beat { failures, ..Beat::default() }
+    }
+
     #[test]
     fn pauses_grow_after_the_third_failure_and_stop_growing() {
         let often = Duration::from_millis(250);
-        let pauses: Vec<u128> = (0..8).map(|failures| Beat { failures }.pause(often).as_millis()).collect();
+        let pauses: Vec<u128> = (0..8).map(|n| failed(n).pause(often).as_millis()).collect();
         assert_eq!(pauses, [250, 250, 250, 250, 500, 1000, 1000, 1000]);
-        assert_eq!(Beat { failures: u32::MAX }.pause(Duration::from_secs(60)).as_secs(), 60);
+        assert_eq!(failed(u32::MAX).pause(Duration::from_secs(60)).as_secs(), 60);
+        let mut hurried = Beat { hurry: 1, ..failed(5) };
+        assert_eq!(hurried.pause(often), HURRY);
+        hurried.hurry = 0;
+        assert_eq!(hurried.pause(often), MAX_BACKOFF);
     }
 }

@@ -71,6 +71,11 @@ impl RpcClient {
         Self { place, options, idle: Mutex::new(Vec::new()), slots }
     }
 
+    /// Where the server is.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
     /// Makes a call.
     ///
     /// # Errors

@@ -57,6 +57,24 @@ impl Place {
         }
     }
 
+    /// Who leads now, if that may change and somebody does.
+    pub fn leader(&self) -> Option<Arc<str>> {
+        match self {
+            Self::Fixed(_) => None,
+            Self::Led(leader) => leader.borrow().clone(),
+        }
+    }
+
+    /// Returns when somebody else leads. Never, at a fixed place.
+    pub async fn another_leads(&self, than: Option<&str>) {
+        if let Self::Led(leader) = self
+            && leader.clone().wait_for(|now| now.is_some() && now.as_deref() != than).await.is_ok()
+        {
+            return;
+        }
+        std::future::pending().await
+    }
+
     /// Returns when it is not there any more.
     pub async fn left(&self, address: &str) {
         match self {
@@ -121,4 +139,33 @@ async fn look(directory: &dyn MetadataBackend, key: &str, tell: &watch::Sender<O
         changed
     });
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use mooncake_core::meta::{Expect, MemoryMetadata};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_waits_for_another_leader_hears_of_it() {
+        let directory = Arc::new(MemoryMetadata::new());
+        let place = Place::following(directory.clone(), "k".into());
+        let lead = async |who: &'static str| directory.put("k", who.into(), Expect::Any).await.unwrap();
+        let heard = async |than: Option<&str>| {
+            timeout(Duration::from_secs(30), place.another_leads(than)).await.unwrap();
+            place.leader()
+        };
+        assert_eq!(place.leader(), None);
+        lead("a").await;
+        assert_eq!(heard(None).await.as_deref(), Some("a"));
+        assert!(place.another_leads(Some("a")).now_or_never().is_none());
+        directory.delete("k").await.unwrap();
+        place.left("a").await;
+        assert!(place.another_leads(Some("a")).now_or_never().is_none(), "nobody is not another");
+        lead("b").await;
+        assert_eq!(heard(Some("a")).await.as_deref(), Some("b"));
+        assert!(Place::Fixed("a".into()).another_leads(None).now_or_never().is_none());
+    }
 }

@@ -1,6 +1,7 @@
 //! A master at the other end of a wire.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -291,6 +292,14 @@ impl SegmentService for RemoteMaster {
 
     async fn ping(&self, client: ClientId) -> Result<PingReply> {
         self.plain(Ping { client }).await
+    }
+
+    fn leader(&self) -> Option<Arc<str>> {
+        self.rpc.place().leader()
+    }
+
+    async fn another_leads(&self, than: Option<&str>) {
+        self.rpc.place().another_leads(than).await;
     }
 
     async fn report_unreachable(&self, client: ClientId, endpoint: &str) -> Result<()> {
