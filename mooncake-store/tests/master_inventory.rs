@@ -6,7 +6,9 @@ use master_support::{KIB, MIB, Rig, client, segment};
 use mooncake_core::alloc::Extent;
 use mooncake_core::error::ErrorCode;
 use mooncake_core::ids::SegmentId;
-use mooncake_core::replica::Segment;
+use mooncake_core::replica::{ReplicaType, ReplicateConfig, Segment, SoftPin};
+use mooncake_store::api::WriteMode;
+use mooncake_store::master::{Put, Writer};
 use mooncake_store::protocol::wire::{InventoryPage, StoredReplica};
 
 /// All there is to tell, in order.
@@ -209,4 +211,42 @@ fn a_number_nobody_told_means_that_all_is_lost() {
         let page = rig.master.inventory(client(1), after);
         assert_eq!(page.lost, after > 0, "{after}");
     }
+}
+
+/// What is said of an object besides where it lies comes to the next master with it.
+#[test]
+fn pins_groups_and_checksums_come_along() {
+    let rig = Rig::without_watermark();
+    hear(&rig, 1, 0);
+    let segment = rig.mount(1, MIB);
+    let pinned = ReplicateConfig { hard_pin: true, ..ReplicateConfig::default() };
+    let softly = ReplicateConfig { soft_pin: SoftPin::Enable, ..ReplicateConfig::default() };
+    let plain = ReplicateConfig::default();
+    for (key, group, config) in
+        [("pinned", "", &pinned), ("softly", "", &softly), ("g0", "g", &plain), ("g1", "g", &plain)]
+    {
+        let (writer, mode) = (client(1).into(), WriteMode::Put);
+        let put = Put { writer, mode, key: key.as_bytes(), len: 64 * KIB, config, group };
+        rig.master.put_start(&put).unwrap();
+        rig.master.put_end(Writer::from(client(1)), key.as_bytes(), Some(7), ReplicaType::All).unwrap();
+    }
+    rig.put(1, "plain", 64 * KIB).unwrap();
+    let kept: Vec<_> = stored(&hear(&rig, 1, 0));
+    assert_eq!(kept.len(), 5);
+
+    let rig = Rig::without_watermark();
+    mount_kept(&rig, 1, &segment, &kept);
+    for kept in &kept {
+        announce(&rig, 1, &StoredReplica { epoch: 1, ..kept.clone() }).unwrap();
+    }
+    let stats = rig.master.stats();
+    assert_eq!((stats.keys, stats.soft_pinned), (5, 1));
+    // A group is kept as one while a member is read.
+    assert_eq!(rig.locate("g1").unwrap().checksum, Some(7));
+    assert_eq!(rig.remove("g0", false), Err(ErrorCode::ObjectHasLease));
+    // What is pinned is left when everything else had to go.
+    rig.alive_for(60.0 * 60.0);
+    rig.put(2, "large", MIB - 64 * KIB).unwrap();
+    let left: Vec<_> = ["pinned", "softly", "g0", "g1", "plain"].map(|key| rig.has(key)).into();
+    assert_eq!(left, [true, false, false, false, false]);
 }

@@ -34,7 +34,8 @@ cargo xtask <task>
   fuzz [secs]   every fuzz target over its corpus and mutations of it, on stable (default 20 s each)
   bench [name]  the measurements; --peer measures the reference peer in the same run,
                 --master the calls of a master alone, beside the peer's, --python the Python packages (also with --peer),
-                --engine transfer engines (with --peer: in all pairs), --master-size [n] a master with ten million objects, or n
+                --engine transfer engines (with --peer: in all pairs), --master-size [n] a master with ten million objects, or n,
+                --restart [n] a master that is killed with a million objects, or n: when the next one serves them
   network       two engines with a bad network between them, and a network that goes and comes back (Linux, root; on x86-64
                 also in the virtual machine of `rdma-test`)
   interop       our nodes and the reference peer's in one cluster (Linux; installs the peer with pip)

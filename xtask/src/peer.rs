@@ -75,6 +75,9 @@ pub(crate) fn bench(words: &[&str]) -> Result {
     if let ["--master-size", objects @ ..] = words {
         return bench_master_size(objects.first().copied().unwrap_or("10000000"));
     }
+    if let ["--restart", objects @ ..] = words {
+        return bench_restart(objects.first().copied().unwrap_or("1000000"));
+    }
     let peer = words.contains(&"--peer");
     if words.contains(&"--engine") {
         return crate::engines::bench(peer);
@@ -148,6 +151,13 @@ fn bench_master_size(objects: &str) -> Result {
     let programs = Programs::fast(&["master_size", "mooncake_master"])?;
     let master = programs.path("mooncake_master");
     programs.run("master_size", &["--master", &master, "--objects", objects]).run()
+}
+
+/// `cargo xtask bench --restart [objects]`: a master of ours that is killed with so many objects over four processes.
+fn bench_restart(objects: &str) -> Result {
+    let programs = Programs::fast(&["master_restart", "mooncake_master"])?;
+    let master = programs.path("mooncake_master");
+    programs.run("master_restart", &["--master", &master, "--objects", objects]).run()
 }
 
 /// Makes the virtual environment if it is not there; returns its python.
