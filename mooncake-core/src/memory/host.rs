@@ -7,7 +7,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
-use super::shared::SharedMapping;
+use super::shared::{SharedMapping, page_of};
 use super::{Location, MemorySource, MemorySpan};
 use crate::error::{Error, ErrorCode, Result};
 
@@ -57,6 +57,8 @@ pub struct HostMemory {
     mapped: usize,
     location: Location,
     shared: Option<SharedMapping>,
+    /// The file of which nobody else knows.
+    alone: Option<File>,
 }
 
 // SAFETY: the mapping belongs to this value alone and has no thread affinity.
@@ -93,7 +95,7 @@ impl HostMemory {
         }
         let ptr = map(mapped, flags, file.as_ref().map(|f| f.as_fd()), 0)
             .map_err(|e| cannot_map(len, options.huge_pages, e))?;
-        let mut memory = Self { ptr, len, mapped, location: Location::Any, shared: None };
+        let mut memory = Self { ptr, len, mapped, location: Location::Any, shared: None, alone: None };
         if options.huge_pages == HugePages::Off && !cfg!(miri) {
             // SAFETY: the range is the mapping just made; advice changes no contents. Failure costs only speed.
             unsafe { libc::madvise(ptr.as_ptr().cast(), mapped, libc::MADV_HUGEPAGE) };
@@ -128,7 +130,7 @@ impl HostMemory {
         let mapped = round_up(len, page_size())?;
         let ptr = map(mapped, libc::MAP_SHARED, Some(file.as_fd()), start)
             .map_err(|e| cannot_map(len, HugePages::Off, e))?;
-        Ok(Self { ptr, len, mapped, location: Location::Any, shared: None })
+        Ok(Self { ptr, len, mapped, location: Location::Any, shared: None, alone: None })
     }
 
     /// As [`map_file`](Self::map_file), and found by [`shared_pages`](super::shared_pages): for wires that go to the file themselves. `offset` and `len`
@@ -141,6 +143,32 @@ impl HostMemory {
         Ok(memory)
     }
 
+    /// Maps the first `len` bytes of a file of tmpfs or hugetlbfs that outlives this process, and keeps other processes from doing the same. Makes the file
+    /// longer where it is shorter, and takes all its pages at once. Not found by [`shared_pages`](super::shared_pages): nobody is to hold pages that another process takes over. Fails by name:
+    /// another process has it (`FILE_LOCK_FAIL`), too little memory, no such NUMA node.
+    pub fn map_alone(file: File, len: usize, numa_node: Option<u32>) -> Result<Self> {
+        lock_alone(&file)?;
+        let page = usize::try_from(page_of(&file)?).unwrap_or(usize::MAX);
+        let mapped = round_up(len, page.max(page_size()))?;
+        fill(&file, mapped)?;
+        let mut memory = Self::map_whole(file, len, mapped, Location::Any)?;
+        if let Some(node) = numa_node {
+            memory.bind(node)?;
+        }
+        Ok(memory)
+    }
+
+    fn map_whole(file: File, len: usize, mapped: usize, location: Location) -> Result<Self> {
+        let ptr = map(mapped, libc::MAP_SHARED, Some(file.as_fd()), 0)
+            .map_err(|e| cannot_map(len, HugePages::Off, e))?;
+        Ok(Self { ptr, len, mapped, location, shared: None, alone: Some(file) })
+    }
+
+    /// Whether it is [of a file](Self::map_alone) that outlives the process.
+    pub fn is_lasting(&self) -> bool {
+        self.alone.is_some()
+    }
+
     /// The memfd behind shared memory, to pass to another process.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.shared.as_ref().map(|shared| shared.file().as_fd())
@@ -151,6 +179,7 @@ impl HostMemory {
         let hole = AddressHole { addr: self.ptr.as_ptr().expose_provenance(), len: self.mapped };
         let mut memory = ManuallyDrop::new(self);
         memory.shared = None;
+        memory.alone = None;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
         // SAFETY: the range is our own mapping, which nobody uses any more: this value was the only one, and is gone.
         let at = unsafe { libc::mmap(memory.ptr.as_ptr().cast(), hole.len, libc::PROT_NONE, flags, -1, 0) };
@@ -162,9 +191,13 @@ impl HostMemory {
     /// finds nothing. Comes back as it was when the kernel cannot (private memory needs Linux 5.7), or when parts of it have been cut off
     /// from their file.
     pub fn relocate(self) -> std::result::Result<(Self, AddressHole), Self> {
-        let moved = match &self.shared {
-            Some(shared) => self.map_again(shared),
-            None => self.move_pages(),
+        let moved = match (&self.shared, &self.alone) {
+            (Some(shared), _) => self.map_again(shared),
+            (None, Some(file)) => file.try_clone().map_err(Error::from).and_then(|file| {
+                // The lock goes along.
+                Self::map_whole(file, self.len, self.mapped, self.location)
+            }),
+            (None, None) => self.move_pages(),
         };
         match moved {
             Ok(moved) => match self.into_hole() {
@@ -182,8 +215,14 @@ impl HostMemory {
         }
         let file = shared.file().as_fd().try_clone_to_owned()?;
         let ptr = map(self.mapped, libc::MAP_SHARED, Some(file.as_fd()), 0)?;
-        let mut memory =
-            Self { ptr, len: self.len, mapped: self.mapped, location: self.location, shared: None };
+        let mut memory = Self {
+            ptr,
+            len: self.len,
+            mapped: self.mapped,
+            location: self.location,
+            shared: None,
+            alone: None,
+        };
         // SAFETY: the mapping just made; advice changes no contents. Failure costs only speed.
         unsafe { libc::madvise(ptr.as_ptr().cast(), memory.mapped, libc::MADV_HUGEPAGE) };
         let whole = MemorySpan { ptr, len: memory.mapped, location: memory.location };
@@ -200,7 +239,14 @@ impl HostMemory {
         let at = unsafe { libc::mremap(self.ptr.as_ptr().cast(), self.mapped, self.mapped, flags, anywhere) };
         let ptr = NonNull::new(at.cast()).filter(|_| at != libc::MAP_FAILED);
         let ptr = ptr.ok_or_else(|| Error::from(io::Error::last_os_error()))?;
-        Ok(Self { ptr, len: self.len, mapped: self.mapped, location: self.location, shared: None })
+        Ok(Self {
+            ptr,
+            len: self.len,
+            mapped: self.mapped,
+            location: self.location,
+            shared: None,
+            alone: None,
+        })
     }
 
     /// Length in bytes.
@@ -245,11 +291,50 @@ impl HostMemory {
     }
 }
 
+/// Keeps other processes from [mapping](HostMemory::map_alone) the file, for as long as it is open or mapped. `FILE_LOCK_FAIL` when one has it.
+pub fn lock_alone(file: &File) -> Result<()> {
+    // SAFETY: the call takes numbers only.
+    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    let text = format!("another process has it ({error})");
+    Err(Error::new(ErrorCode::FileLockFail, text).with_source(error))
+}
+
+/// Gives a file pages of its own up to a length: later, a page that there is no memory for would end the process.
+fn fill(file: &File, len: usize) -> Result<()> {
+    let end = libc::off_t::try_from(len).map_err(|_| Error::invalid("a file that is too long"))?;
+    // SAFETY: the call takes numbers only.
+    if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, end) } == 0 {
+        return Ok(());
+    }
+    Err(cannot_map(len, HugePages::Off, io::Error::last_os_error()))
+}
+
 /// Addresses that hold nothing and that nothing else can have.
 #[derive(Debug)]
 pub struct AddressHole {
     addr: usize,
     len: usize,
+}
+
+impl AddressHole {
+    /// Takes addresses that nothing lies at; an error when something does.
+    pub fn reserve(addr: u64, len: u64) -> Result<Self> {
+        let number = |n: u64| usize::try_from(n).map_err(|_| Error::invalid("not an address"));
+        let (addr, len) = (number(addr)?, number(len)?);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+        let wanted = std::ptr::with_exposed_provenance_mut(addr);
+        // SAFETY: with this flag the kernel replaces no mapping.
+        let at = unsafe { libc::mmap(wanted, len, libc::PROT_NONE, flags, -1, 0) };
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error().into());
+        }
+        // Kernels before 4.17 take the address for a hint.
+        let hole = Self { addr: at.expose_provenance(), len };
+        if hole.addr == addr { Ok(hole) } else { Err(Error::invalid("something else lies there")) }
+    }
 }
 
 impl Drop for AddressHole {
@@ -421,6 +506,35 @@ mod tests {
         assert!(HostMemory::map_file(&file, 1, 100).is_err());
         assert!(HostMemory::map_file(&file, 4096, 4097).is_err());
         assert!(HostMemory::map_file(&file, u64::MAX - 4095, 8192).is_err());
+    }
+
+    fn lasting(path: &std::path::Path, len: usize) -> Result<HostMemory> {
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap();
+        HostMemory::map_alone(file, len, None)
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "no files there")]
+    fn memory_of_a_file_lasts_moves_and_is_one_process_s() {
+        let path = std::env::temp_dir().join(format!("mooncake-lasting-{}", std::process::id()));
+        let memory = lasting(&path, 5000).unwrap();
+        let span = memory.span();
+        assert!(memory.is_lasting() && span.len == 5000 && super::super::shared_pages(span).is_none());
+        poke(span, 4999, 7);
+        let refused = lasting(&path, 5000).unwrap_err();
+        assert_eq!(refused.code(), ErrorCode::FileLockFail);
+        let Ok((memory, hole)) = memory.relocate() else { panic!("it can be moved") };
+        assert_ne!(memory.span().addr(), span.addr());
+        assert_eq!(peek(memory.span(), 4999), 7);
+        assert!(lasting(&path, 5000).is_err(), "it is locked after a move, too");
+        assert!(AddressHole::reserve(span.addr(), 4096).is_err(), "the hole is there");
+        drop((memory, hole));
+        // Another test may have come to lie there.
+        let hole = AddressHole::reserve(span.addr(), 8192);
+        let again = lasting(&path, 5000).unwrap();
+        assert!(hole.is_err() || again.span().addr() != span.addr());
+        assert_eq!(peek(again.span(), 4999), 7);
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 pub use dma_buf::{DmaBuf, ListedDmaBuf, dma_buf};
-pub use host::{AddressHole, HostMemory, HostMemoryOptions, HugePages};
+pub use host::{AddressHole, HostMemory, HostMemoryOptions, HugePages, lock_alone};
 pub use shared::{SharedMapping, SharedPages, shared_pages};
 
 /// Which memory a span lies in; the text is the one of the segment descriptors (`cpu:0`, `cuda:1`, `*`).

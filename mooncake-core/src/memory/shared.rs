@@ -171,7 +171,7 @@ impl SharedPages {
 }
 
 /// Size of a file's pages. (Not the block size of `stat`, which is what tmpfs would like for huge pages.)
-fn page_of(file: &File) -> Result<u64> {
+pub(super) fn page_of(file: &File) -> Result<u64> {
     let mut about = std::mem::MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: there is room for what the call fills in.
     if unsafe { libc::fstatfs(file.as_raw_fd(), about.as_mut_ptr()) } != 0 {

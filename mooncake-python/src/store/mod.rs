@@ -287,6 +287,7 @@ impl Setup {
                 longest: self.hot_longest,
                 admission: self.hot_admission,
             },
+            segment_file: ClientEnvironment::read().segment_file.filter(|_| self.global_segment_size.0 > 0),
             offload: self.offload_path.map(|path| ClientEnvironment::read().offload(&path)),
             ..ClientConfig::default()
         };

@@ -23,6 +23,7 @@ use super::cache::HotCache;
 use super::config::ClientConfig;
 use super::deadline::Deadline;
 use super::disk::OffloadConfig;
+use super::inventory::{Opened, SegmentFile};
 use super::metrics::Metrics;
 use super::peers::Unreachable;
 use super::staging::Staging;
@@ -338,6 +339,12 @@ impl<W: Wires> ClientBuilder<W> {
         self
     }
 
+    /// [`ClientConfig::segment_file`], with its index beside it.
+    pub fn segment_file(mut self, path: impl Into<std::path::PathBuf>) -> Self {
+        self.config.segment_file = Some(SegmentFile::new(path));
+        self
+    }
+
     /// [`ClientConfig::hot_cache`], of so many bytes.
     pub fn hot_cache(mut self, bytes: u64) -> Self {
         self.config.hot_cache.bytes = bytes;
@@ -417,6 +424,8 @@ impl<W: Wires> ClientBuilder<W> {
         find(&api, &deadline).await.map_err(|error| error.context(format!("{master:?}")))?;
 
         let mut rng = Rng::from_os();
+        // Before other memory can come to lie where it was.
+        let lasting = take_file(&config, ClientId(Uuid::new(rng.next_u64(), rng.next_u64()))).await?;
         let between = embedded.is_none() || !matches!(config.protocol.as_str(), "" | "loopback");
         let (name, reserved) = names::choose(&config, between, &mut rng)?;
         let near = embedded.as_ref().map(|cluster| cluster.net.clone());
@@ -448,7 +457,9 @@ impl<W: Wires> ClientBuilder<W> {
         let cache = HotCache::new(config.hot_cache, &config.memory, &engine, rng.next_u64())?;
         let client = Client {
             inner: Arc::new(Inner {
-                id: ClientId(Uuid::new(rng.next_u64(), rng.next_u64())),
+                id: lasting
+                    .as_ref()
+                    .map_or_else(|| ClientId(Uuid::new(rng.next_u64(), rng.next_u64())), Opened::client),
                 endpoint: engine.name().to_owned(),
                 name,
                 protocol,
@@ -483,13 +494,25 @@ impl<W: Wires> ClientBuilder<W> {
             client.inner.runtime.spawn(keep_ticking(cluster, client.inner.closed.subscribe()));
         }
         client.start_summaries();
-        if client.inner.config.segment > 0 {
-            client.mount(client.inner.config.segment).await?;
+        match lasting {
+            Some(opened) => drop(client.mount_lasting(opened).await?),
+            None if client.inner.config.segment > 0 => drop(client.mount(client.inner.config.segment).await?),
+            None => {}
         }
         #[cfg(feature = "disk")]
         client.start_disk().await?;
         Ok(client)
     }
+}
+
+/// Takes the file of the segment, if it is to have one.
+async fn take_file(config: &ClientConfig, client: ClientId) -> Result<Option<Opened>> {
+    let Some(wanted) = config.segment_file.clone() else { return Ok(None) };
+    let len =
+        usize::try_from(config.segment).map_err(|_| Error::invalid("a segment beyond all addresses"))?;
+    let node = config.memory.numa_node;
+    let taken = tokio::task::spawn_blocking(move || Opened::take(&wanted, len, node, client)).await;
+    taken.map_err(|error| Error::internal(format!("taking the segment's file failed: {error}")))?.map(Some)
 }
 
 async fn start<T: Transport>(

@@ -11,6 +11,7 @@ use mooncake_transport::engine::HandshakePort;
 
 use super::cache::HotCacheConfig;
 use super::disk::OffloadConfig;
+use super::inventory::SegmentFile;
 use crate::api::DEFAULT_TENANT;
 
 /// Smallest segment or local buffer that makes sense, in bytes; zero is allowed and means none.
@@ -55,6 +56,11 @@ pub struct ClientConfig {
     /// or removed within the last two or three seconds may be missing, or be there again. Costs a pass over the bytes of objects that stay that long,
     /// in at most a tenth of one core's time. A master of the existing system, and one in the client's own process, know nothing of it.
     pub outlive_master: bool,
+    /// A file on tmpfs or hugetlbfs that the segment is memory of. None by default: it is memory of the process. With a file, the objects in it are there again
+    /// when the process has died, or was closed, and another one was started with the same file within the time to live of clients; it must have the
+    /// same [`segment`](Self::segment) bytes. What was stored within the last two or three seconds may be missing. Others on this host reach it over the wire, and not in
+    /// shared memory. Wants [`outlive_master`](Self::outlive_master), and a master of ours; not to be had together with [`offload`](Self::offload).
+    pub segment_file: Option<SegmentFile>,
     /// Whether what the client does is counted (`Client::metrics`, the pages of the `http` feature). Costs some additions a call.
     pub metrics: bool,
     /// Time between two summaries of that in the log. Zero: none.
@@ -105,6 +111,7 @@ impl Default for ClientConfig {
             share_memory: true,
             checksum: false,
             outlive_master: true,
+            segment_file: None,
             metrics: true,
             metrics_interval: Duration::ZERO,
             cluster_id: String::new(),
@@ -141,6 +148,11 @@ impl ClientConfig {
                 let text = "offload: this build has no disks; it is made with the feature `disk`";
                 return Err(Error::new(ErrorCode::NotSupported, text));
             }
+        }
+        if self.segment_file.is_some()
+            && (self.segment == 0 || !self.outlive_master || self.offload.is_some())
+        {
+            return Err(Error::invalid("segment_file: wants a segment, outlive_master, and no offload"));
         }
         for (name, value) in [
             ("timeout", self.timeout),

@@ -4,6 +4,9 @@
 //! have been used again. So each object's bytes are summed up, and the sum counts once the master has been asked again and the object was still
 //! there. Whoever announces it later looks at the bytes again.
 
+mod index;
+mod lasting;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,6 +23,10 @@ use super::checksum::Sum;
 use super::deadline::Deadline;
 use super::{Client, Inner};
 use crate::protocol::wire::{InventoryPage, StoredReplica};
+
+use self::lasting::Journal;
+pub(super) use self::lasting::Opened;
+pub use self::lasting::SegmentFile;
 
 /// Of each ping interval, this much at most goes into summing up what is new.
 const SUMMING: u32 = 10;
@@ -49,6 +56,8 @@ pub(super) struct Inventory {
     summed: Vec<ReplicaId>,
     /// Told by masters before: announced to the present one, or about to be.
     kept: HashMap<Place, Entry>,
+    /// Where it is written down, for the process that comes next.
+    journal: Option<Journal>,
 }
 
 type Place = (SegmentId, u64);
@@ -64,6 +73,8 @@ struct Entry {
     sealed: bool,
     /// The present master took it; it will tell us so, too.
     announced: bool,
+    /// The present master was told of it, and may have taken it.
+    offered: bool,
 }
 
 impl Inventory {
@@ -73,11 +84,15 @@ impl Inventory {
             self.unseen.clear();
             self.summed.clear();
             self.kept.retain(|_, entry| !entry.announced);
+            self.journal.iter_mut().for_each(Journal::write_anew);
         }
         self.heard = page.next;
         for change in page.changes {
             let Some(stored) = change.stored else {
-                self.entries.remove(&change.replica);
+                let gone = self.entries.remove(&change.replica).filter(|entry| entry.sealed);
+                if let (Some(entry), Some(journal)) = (gone, &mut self.journal) {
+                    journal.went(entry.stored.segment, entry.stored.offset);
+                }
                 continue;
             };
             let place = (stored.segment, stored.offset);
@@ -89,7 +104,11 @@ impl Inventory {
                 self.unseen.push_back(change.replica);
             }
             let pinned = now.after(Duration::from_millis(stored.soft_pin_ms));
-            let entry = Entry { stored, pinned, sum, sealed: sum.is_some(), announced: false };
+            let sealed = sum.is_some();
+            if let (true, Some(journal)) = (sealed, &mut self.journal) {
+                journal.came(change.replica);
+            }
+            let entry = Entry { stored, pinned, sum, sealed, announced: false, offered: false };
             self.entries.insert(change.replica, entry);
         }
     }
@@ -99,8 +118,28 @@ impl Inventory {
         for id in self.summed.drain(..) {
             if let Some(entry) = self.entries.get_mut(&id) {
                 entry.sealed = true;
+                self.journal.iter_mut().for_each(|journal| journal.came(id));
             }
         }
+    }
+
+    /// All there was to tell has been told: what the master took before, and did not tell of, has gone again.
+    fn heard_all(&mut self) {
+        let gone = self.kept.extract_if(|_, entry| entry.announced);
+        let gone = gone.map(|(place, _)| place).collect::<Vec<_>>();
+        gone.into_iter().for_each(|place| self.went(place));
+    }
+
+    /// It is not kept any more.
+    fn went(&mut self, place: Place) {
+        self.kept.remove(&place);
+        self.journal.iter_mut().for_each(|journal| journal.went(place.0, place.1));
+    }
+
+    /// Nothing is known, and nobody tells.
+    fn reset(&mut self) {
+        self.end_journal();
+        *self = Self::default();
     }
 
     /// Another master asks for the segments: what is known for sure is to be announced to it.
@@ -113,17 +152,33 @@ impl Inventory {
         } else {
             let sealed = entries.into_values().filter(|entry| entry.sealed);
             self.kept.extend(sealed.map(|entry| ((entry.stored.segment, entry.stored.offset), entry)));
-            self.kept.values_mut().for_each(|entry| entry.announced = false);
+            for entry in self.kept.values_mut() {
+                (entry.announced, entry.offered) = (false, false);
+            }
         }
+        self.journal.iter_mut().for_each(Journal::write_anew);
         self.unseen.clear();
         self.summed.clear();
         self.epoch = Some(epoch);
+    }
+
+    /// The master is about to be told of these. What becomes of them then is known when it says so.
+    fn offer(&mut self, batch: &[Entry]) {
+        for Entry { stored, .. } in batch {
+            if let Some(kept) = self.kept.get_mut(&(stored.segment, stored.offset)) {
+                kept.offered = true;
+            }
+            self.journal.iter_mut().for_each(|journal| journal.offered(stored.segment, stored.offset));
+        }
+        self.note();
     }
 
     /// Nothing of a segment counts any more.
     pub(super) fn forget(&mut self, segment: SegmentId) {
         self.entries.retain(|_, entry| entry.stored.segment != segment);
         self.kept.retain(|(kept, _), _| *kept != segment);
+        self.journal.iter_mut().for_each(Journal::write_anew);
+        self.note();
     }
 
     /// Whether a segment has objects to be announced.
@@ -158,7 +213,7 @@ impl<T: Transport> Inner<T> {
                 inventory.turn_over(page.epoch);
                 inventory.apply(page, self.config.clock.now());
             }
-            Err(error) if error.code() == ErrorCode::NotSupported => *inventory = Inventory::default(),
+            Err(error) if error.code() == ErrorCode::NotSupported => inventory.reset(),
             Err(error) => return Err(error),
         }
         Ok(())
@@ -181,7 +236,9 @@ impl<T: Transport> Inner<T> {
                 break;
             }
         }
+        inventory.heard_all();
         inventory.seal();
+        inventory.note();
         self.sum_up(&mut inventory).await
     }
 
@@ -311,7 +368,7 @@ impl<T: Transport> Inner<T> {
                 tracing::warn!(%segment, objects = other.len(), "objects of before are not what they were: dropped");
             }
             let mut inventory = self.inventory.lock().await;
-            other.iter().for_each(|place| drop(inventory.kept.remove(place)));
+            other.into_iter().for_each(|place| inventory.went(place));
             drop(inventory);
             if !stopped {
                 taken += self.announce_batch(same).await?;
@@ -351,6 +408,7 @@ impl<T: Transport> Inner<T> {
             .collect();
         // Held, so that what the master says of them is heard afterwards.
         let mut inventory = self.inventory.lock().await;
+        inventory.offer(&batch);
         let announced = self.deadline().bound("announcing", self.master.announce(self.id, &stored)).await?;
         let mut taken = 0;
         for (entry, outcome) in batch.iter().zip(announced) {
@@ -364,7 +422,7 @@ impl<T: Transport> Inner<T> {
                 }
                 Err(error) => {
                     tracing::debug!(key = super::shown(&entry.stored.key), "not taken: {error}");
-                    inventory.kept.remove(&place);
+                    inventory.went(place);
                 }
             }
         }
@@ -422,4 +480,56 @@ async fn blocking<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) 
 
 fn joined(error: tokio::task::JoinError) -> Error {
     Error::new(ErrorCode::InternalError, format!("summing up failed: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use mooncake_core::ids::{ClientId, Uuid};
+
+    use super::*;
+    use crate::protocol::wire::InventoryChange;
+
+    fn stored(number: u64) -> StoredReplica {
+        StoredReplica {
+            segment: SegmentId(Uuid::new(1, 1)),
+            offset: number * 64,
+            len: 64,
+            key: vec![b'k'],
+            checksum: Some(number),
+            writer: ClientId(Uuid::new(2, 2)),
+            group: String::new(),
+            hard_pin: false,
+            soft_pin_ms: 0,
+            epoch: 1,
+            number,
+        }
+    }
+
+    /// What a master tells: these came.
+    fn told(epoch: u64, numbers: &[u64]) -> InventoryPage {
+        let change =
+            |n: &u64| InventoryChange { replica: ReplicaId(epoch * 10 + n), stored: Some(stored(*n)) };
+        let changes = numbers.iter().map(change).collect();
+        InventoryPage { epoch, next: numbers.len() as u64, lost: false, whole: true, changes }
+    }
+
+    #[test]
+    fn what_a_master_took_and_does_not_tell_of_has_gone_again() {
+        let mut inventory = Inventory { epoch: Some(1), ..Inventory::default() };
+        inventory.apply(told(1, &[1, 2, 3]), Moment(0));
+        inventory.turn_over(2);
+        assert_eq!(inventory.kept.len(), 3);
+        let batch: Vec<_> = inventory.kept.values().filter(|e| e.stored.number < 3).cloned().collect();
+        inventory.offer(&batch);
+        for entry in inventory.kept.values_mut().filter(|entry| entry.offered) {
+            entry.announced = true;
+        }
+        // The second was removed before anybody heard of it, the third is not announced yet.
+        inventory.apply(told(2, &[1]), Moment(0));
+        inventory.heard_all();
+        inventory.turn_over(3);
+        let mut left: Vec<_> = inventory.kept.values().map(|entry| entry.stored.number).collect();
+        left.sort_unstable();
+        assert_eq!(left, [1, 3]);
+    }
 }

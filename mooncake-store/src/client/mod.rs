@@ -49,6 +49,7 @@ pub use self::config::{ClientConfig, MAX_TIMEOUT};
 #[cfg(feature = "disk")]
 pub use self::disk::DiskReport;
 pub use self::disk::OffloadConfig;
+pub use self::inventory::SegmentFile;
 pub use self::located::Located;
 pub use self::metrics::{Begun, Metrics, Operation};
 pub use self::objects::ReadInto;
@@ -184,8 +185,8 @@ impl<T: Transport> Client<T> {
         inner.usable().is_ok() && inner.deadline().bound("ping", inner.master.ping(inner.id)).await.is_ok()
     }
 
-    /// Leaves the cluster: takes all memory back and stops. Objects in it are gone. May be repeated; every other
-    /// operation is refused afterwards.
+    /// Leaves the cluster: takes all memory back and stops. Objects in it are gone, but for those in a [file](ClientConfig::segment_file), which are the next
+    /// process's: the master is not told, and gives them up when nobody comes in time. May be repeated; every other operation is refused afterwards.
     ///
     /// # Errors
     /// The master could not be told. The client is closed all the same; the master finds out by itself.
@@ -205,6 +206,11 @@ impl<T: Transport> Client<T> {
         let _changing = self.inner.mounting.lock().await;
         self.inner.moving.lock().clear();
         for id in self.segments() {
+            if self.inner.segments.lock().iter().any(|mounted| mounted.id() == id && mounted.is_lasting()) {
+                outcome = outcome.and(self.inner.take_inventory(&deadline).await);
+                mount::drop_region(self.inner.take(id)).await?;
+                continue;
+            }
             let unmounted = self.inner.unmount_listed(id, &deadline).await;
             if let Err(error) = unmounted {
                 mount::drop_region(self.inner.take(id)).await?;
@@ -314,6 +320,10 @@ impl<T: Transport> Drop for Inner<T> {
         let (master, id) = (self.master.clone(), self.id);
         self.runtime.spawn(async move {
             for gone in mounted {
+                if gone.is_lasting() {
+                    let _ = mount::drop_region(Some(gone)).await;
+                    continue;
+                }
                 let unmount = master.unmount(id, gone.id());
                 let told = tokio::time::timeout(std::time::Duration::from_secs(1), unmount).await;
                 if !matches!(told, Ok(Ok(()))) {

@@ -54,6 +54,11 @@ impl<T: Transport> Mounted<T> {
         self.region.slice(range).ok()
     }
 
+    /// Whether its memory outlives the process.
+    pub(super) fn is_lasting(&self) -> bool {
+        self.own.as_ref().is_some_and(|memory| memory.is_lasting())
+    }
+
     /// Whether the bytes lie here.
     pub(crate) fn holds(&self, address: u64, len: u64) -> bool {
         self.region.span().contains(address, len)
@@ -146,11 +151,22 @@ impl<T: Transport> Inner<T> {
             // By this mount a master that forgot us would know us again, and never ask for the other segments.
             self.remount_listed(deadline).await?;
         }
+        let segment = self.new_segment(&region);
+        if !more {
+            self.begin_inventory(deadline).await?;
+        }
+        let mounted =
+            Mounted { segment, region, own, new: true, confirmed: false, kept: false, leaving: false };
+        self.offer_new(mounted, deadline).await
+    }
+
+    /// What the master is told of memory.
+    pub(super) fn new_segment(&self, region: &Region<T>) -> Segment {
         let id = {
             let mut rng = self.rng.lock();
             SegmentId(Uuid::new(rng.next_u64(), rng.next_u64()))
         };
-        let segment = Segment {
+        Segment {
             id,
             name: self.name.clone(),
             base: region.addr(),
@@ -158,20 +174,17 @@ impl<T: Transport> Inner<T> {
             endpoint: self.endpoint.clone(),
             protocol: self.protocol.clone(),
             host_id: config::host_id(&self.name).to_owned(),
-        };
-        if !more {
-            self.begin_inventory(deadline).await?;
         }
+    }
+
+    /// Tells the master of it, or takes it back.
+    pub(super) async fn offer_new(
+        self: &Arc<Self>,
+        mounted: Mounted<T>,
+        deadline: &Deadline,
+    ) -> Result<SegmentId> {
+        let (id, size) = (mounted.id(), mounted.segment.size);
         // Listed first: should the answer be lost, the heartbeat and `close` still know of it.
-        let mounted = Mounted {
-            segment: segment.clone(),
-            region,
-            own,
-            new: true,
-            confirmed: false,
-            kept: false,
-            leaving: false,
-        };
         self.segments.lock().push(mounted);
         match self.offer_listed(deadline).await {
             Ok(()) => Ok(id),
@@ -182,7 +195,7 @@ impl<T: Transport> Inner<T> {
                     let _ = tokio::time::timeout(limit, master.unmount(client, id)).await;
                 });
                 drop_region(self.take(id)).await?;
-                Err(error.context(format!("mount {} bytes", segment.size)))
+                Err(error.context(format!("mount {size} bytes")))
             }
         }
     }

@@ -67,13 +67,13 @@ impl<T: Transport> Inner<T> {
         let keeps = self.inventory.lock().await.keeps(id);
         let at = self.segments.lock().iter().position(|mounted| mounted.id() == id).unwrap_or(0);
         let Some(Mounted { segment, region, own: Some(memory), .. }) = self.take(id) else { return Ok(()) };
-        let bytes = region.len();
+        let (bytes, lasting) = (region.len(), memory.is_lasting());
         let closed = tokio::task::spawn_blocking(move || {
             // Deregistering waits for transfers of peers that are under way.
             drop(region);
             // Somebody in this process may still hold a slice of it.
             let memory = Arc::try_unwrap(memory).ok()?;
-            Some(if keeps { memory.relocate() } else { Err(memory) })
+            Some(if keeps || memory.is_lasting() { memory.relocate() } else { Err(memory) })
         });
         match closed.await {
             Ok(Some(Ok((memory, hole)))) => {
@@ -89,7 +89,13 @@ impl<T: Transport> Inner<T> {
             // It goes when the slices do.
             Ok(None) | Err(_) => {}
         }
-        self.inventory.lock().await.forget(id);
+        {
+            let mut inventory = self.inventory.lock().await;
+            if lasting {
+                inventory.end_journal();
+            }
+            inventory.forget(id);
+        }
         let memory = self.new_memory(bytes).map_err(|error| {
             tracing::error!(segment = %id, bytes, "there is no memory for it any more: {error}");
             error.context(format!("segment {id} of {bytes} bytes"))
@@ -99,7 +105,7 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Nothing else may come to lie there for a while.
-    fn keep_hole(&self, hole: AddressHole) {
+    pub(super) fn keep_hole(&self, hole: AddressHole) {
         self.runtime.spawn(async move {
             tokio::time::sleep(HOLE).await;
             drop(hole);
@@ -115,6 +121,9 @@ impl<T: Transport> Inner<T> {
             };
             let region = deadline.bound("registering", self.engine.register(memory.clone())).await?;
             segment.base = region.addr();
+            if memory.is_lasting() {
+                self.inventory.lock().await.moved(segment.base);
+            }
             let mounted = Mounted {
                 segment,
                 region,

@@ -18,7 +18,7 @@ use super::flag::Flag;
 use super::flags::{GROUPS, flags};
 use super::settings::Settings;
 use super::values::{bytes, nearest, switch};
-use crate::client::{ClientConfig, HotCacheConfig, MAX_TIMEOUT, OffloadConfig};
+use crate::client::{ClientConfig, HotCacheConfig, MAX_TIMEOUT, OffloadConfig, SegmentFile};
 
 /// What every variable of a flag of the master begins with.
 const PREFIX: &str = "MC_MASTER_";
@@ -74,6 +74,8 @@ pub struct ClientEnvironment {
     pub ports: RangeInclusive<u16>,
     /// Values are stored with a checksum and compared with it.
     pub checksum: bool,
+    /// A file whose memory is the segment.
+    pub segment_file: Option<SegmentFile>,
     /// Every wire but TCP is left alone.
     pub force_tcp: bool,
     /// Levels of the log.
@@ -131,6 +133,11 @@ impl ClientEnvironment {
             },
             ports: if usable { first..=last } else { 12300..=14300 },
             checksum: on("MOONCAKE_STORE_CHECKSUM"),
+            segment_file: of("MOONCAKE_STORE_SEGMENT_FILE").map(|path| {
+                let file = SegmentFile::new(path);
+                let index = of("MOONCAKE_STORE_SEGMENT_INDEX").map_or(file.index, |index| index.into());
+                SegmentFile { path: file.path, index }
+            }),
             force_tcp: on("MC_FORCE_TCP"),
             log: of("RUST_LOG").cloned(),
             metrics: of("MC_STORE_CLIENT_METRIC").is_none_or(|value| switch(value) != Ok(false)),
@@ -185,6 +192,7 @@ impl ClientEnvironment {
     pub fn apply(&self, config: &mut ClientConfig) {
         config.ports = self.ports.clone();
         config.checksum = self.checksum;
+        config.segment_file.clone_from(&self.segment_file);
         config.share_memory = !self.force_tcp;
         config.memory.huge_pages = self.huge_pages;
         config.metrics = self.metrics;
@@ -257,6 +265,8 @@ const CLIENT: &[&str] = &[
     "MC_STORE_HUGEPAGE_SIZE",
     "MC_FORCE_TCP",
     "MOONCAKE_STORE_CHECKSUM",
+    "MOONCAKE_STORE_SEGMENT_FILE",
+    "MOONCAKE_STORE_SEGMENT_INDEX",
     "MC_STORE_CLIENT_METRIC",
     "MC_STORE_CLIENT_METRIC_INTERVAL",
     "MC_STORE_CLUSTER_ID",
@@ -296,6 +306,12 @@ const PYTHON: &[(&str, &str, &str)] = &[
         "",
         "Values are stored with a checksum and compared with it, unless 0, false, no or off",
     ),
+    (
+        "MOONCAKE_STORE_SEGMENT_FILE",
+        "",
+        "A file on tmpfs or hugetlbfs that the segment is memory of: its objects outlive the process (`docs/ha.md`)",
+    ),
+    ("MOONCAKE_STORE_SEGMENT_INDEX", "", "Where it is written down what lies there; beside the file"),
     (
         "MC_STORE_CLIENT_METRIC",
         "1",

@@ -10,6 +10,7 @@ mod servers;
 
 mod disk;
 mod dying;
+mod lasting;
 mod leading;
 mod leases;
 mod load;

@@ -1,0 +1,216 @@
+//! A member whose memory is a file: killed, or closed, and started again, it serves what it had.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use mooncake_core::clock::Rng;
+use mooncake_core::replica::ReplicateConfig;
+use mooncake_store::client::{Client, PutOutcome};
+use tempfile::TempDir;
+
+use crate::process::{Process, free_port};
+use crate::support::{
+    SEGMENT, builder, connect, eventually, in_member, master, order, start, told_master, until_end_of_input,
+};
+
+/// What others in this process wait for, on a machine that is busy.
+const PATIENCE: Duration = Duration::from_secs(30);
+const OBJECTS: u64 = 200;
+
+fn value(i: u64) -> Bytes {
+    let mut bytes = vec![0; 1 + i as usize * 97 % 20_000];
+    Rng::seeded(i).fill(&mut bytes);
+    bytes.into()
+}
+
+async fn put(client: &Client, i: u64, config: &ReplicateConfig) {
+    let put = client.put_with(format!("key {i}"), value(i), config).await;
+    assert_eq!(put.unwrap(), PutOutcome::Stored);
+}
+
+/// The process of a member: takes the file, stores as many objects as it is told, says when they would outlive it, and closes when it is let go of.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "the other processes of the tests in this binary"]
+async fn owner() {
+    let (Some(master), Some(file)) = (told_master(), order::<String>("TEST_FILE")) else { return };
+    let segment = order("TEST_SEGMENT").unwrap_or(SEGMENT);
+    let client = match builder(&master, segment).segment_file(file).connect().await {
+        Ok(client) => client,
+        Err(error) => return println!("\nsaid {error}"),
+    };
+    println!("\nsaid ready {}", client.hostname());
+    if let Some(first) = order::<u64>("TEST_FIRST") {
+        let here = in_member(client.hostname());
+        let lasting: usize = order("TEST_LASTING").unwrap();
+        for i in first..first + OBJECTS {
+            put(&client, i, &here).await;
+        }
+        eventually("all would outlive it", PATIENCE, async || client.lasting_objects().await == lasting)
+            .await;
+        println!("said lasting");
+    }
+    let _ = until_end_of_input().await;
+    client.close().await.unwrap();
+}
+
+struct Owner(Process, Box<dyn Iterator<Item = String>>);
+
+impl Owner {
+    fn start(port: u16, file: &Path, orders: &[(&str, String)]) -> Self {
+        let file = [("TEST_FILE", file.display().to_string())];
+        let mut process = start("lasting::owner", port, &[&file, orders].concat());
+        let said = Box::new(process.said("said "));
+        Self(process, said)
+    }
+
+    fn said(&mut self) -> String {
+        self.1.next().unwrap_or_default()
+    }
+
+    /// Comes up; stores objects from that number on, if it is told one, and waits until so many lie there for good.
+    fn ready(port: u16, file: &Path, first: Option<(u64, u64)>) -> Self {
+        let orders = first.map(|(first, lasting)| {
+            [("TEST_FIRST", first.to_string()), ("TEST_LASTING", lasting.to_string())]
+        });
+        let orders: Vec<_> = orders.into_iter().flatten().collect();
+        let mut owner = Self::start(port, file, &orders);
+        let said = owner.said();
+        assert!(said.starts_with("ready "), "{said}");
+        if first.is_some() {
+            assert_eq!(owner.said(), "lasting");
+        }
+        owner
+    }
+
+    /// Lets go of it, and waits until it has closed.
+    fn close(mut self) {
+        drop(self.0.0.stdin.take());
+        assert!(self.0.0.wait().unwrap().success());
+    }
+}
+
+fn folder() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+/// A master, a reader with memory of its own, and where a file may be.
+async fn stage(flags: &[&str]) -> (u16, Process, Client, TempDir) {
+    let port = free_port();
+    let server = master(port, flags);
+    (port, server, connect(&format!("127.0.0.1:{port}"), SEGMENT).await, folder())
+}
+
+/// How many of these there are; their bytes are right.
+async fn hits(client: &Client, keys: std::ops::Range<u64>) -> u64 {
+    let mut hits = 0;
+    for i in keys {
+        if let Ok(Some(bytes)) = client.get(format!("key {i}")).await {
+            assert_eq!(bytes, value(i), "key {i}");
+            hits += 1;
+        }
+    }
+    hits
+}
+
+#[allow(clippy::disallowed_methods, reason = "the figure is one of real time")]
+async fn served(objects: u64, mut there: impl AsyncFnMut() -> u64) {
+    let begun = Instant::now();
+    eventually("they are there again", PATIENCE, async || there().await == objects).await;
+    println!("{objects} objects are there again {:?} after their process came up", begun.elapsed());
+}
+
+/// Flips a bit of these bytes in a file.
+fn damage(file: &Path, bytes: &[u8]) {
+    let mut all = std::fs::read(file).unwrap();
+    let at = all.windows(bytes.len()).position(|window| window == bytes).expect("the bytes are in the file");
+    all[at + bytes.len() / 2] ^= 1;
+    let file = std::fs::File::options().write(true).open(file).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &all[at..at + bytes.len()], at as u64).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_next_process_serves_what_a_killed_one_left() {
+    let (port, _master, reader, folder) = stage(&["--client_ttl=60"]).await;
+    let file = folder.path().join("segment");
+    let owner = Owner::ready(port, &file, Some((0, OBJECTS)));
+    assert_eq!(hits(&reader, 0..OBJECTS).await, OBJECTS);
+    owner.0.kill();
+    // What happens meanwhile counts.
+    assert!(reader.remove("key 7", true).await.unwrap());
+    assert!(reader.remove("key 9", true).await.unwrap());
+    let here = in_member(reader.hostname());
+    let put = reader.put_with("key 9", "another", &here).await;
+    assert_eq!(put.unwrap(), PutOutcome::Stored);
+    damage(&file, &value(11));
+
+    let owner = Owner::ready(port, &file, None);
+    served(OBJECTS - 3, async || hits(&reader, 0..9).await + hits(&reader, 10..OBJECTS).await).await;
+    assert_eq!(reader.get("key 7").await.unwrap(), None, "what was removed stays removed");
+    assert_eq!(reader.get("key 9").await.unwrap().unwrap(), "another");
+    assert_eq!(reader.get("key 11").await.unwrap(), None, "damaged");
+
+    // Once more, with what was written since; and closed instead of killed.
+    drop(owner);
+    let owner = Owner::ready(port, &file, Some((1000, 2 * OBJECTS - 3)));
+    served(2 * OBJECTS - 3, async || {
+        hits(&reader, 0..9).await
+            + hits(&reader, 10..OBJECTS).await
+            + hits(&reader, 1000..1000 + OBJECTS).await
+    })
+    .await;
+    owner.close();
+    let _owner = Owner::ready(port, &file, None);
+    served(OBJECTS, async || hits(&reader, 1000..1000 + OBJECTS).await).await;
+    assert_eq!(reader.get("key 7").await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_outlives_its_process_and_the_master_at_once() {
+    let (port, server, reader, folder) = stage(&[]).await;
+    let file = folder.path().join("segment");
+    let owner = Owner::ready(port, &file, Some((0, OBJECTS)));
+    owner.0.kill();
+    server.kill();
+    let _server = master(port, &[]);
+    let _owner = Owner::ready(port, &file, None);
+    served(OBJECTS, async || hits(&reader, 0..OBJECTS).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_comes_too_late_finds_an_empty_segment() {
+    let (port, _master, reader, folder) = stage(&["--client_ttl=2"]).await;
+    let file = folder.path().join("segment");
+    Owner::ready(port, &file, Some((0, OBJECTS))).0.kill();
+    eventually("the master has given it up", PATIENCE, async || {
+        !reader.exist("key 0").await.unwrap() && !reader.exist("key 199").await.unwrap()
+    })
+    .await;
+    let _owner = Owner::ready(port, &file, Some((1000, OBJECTS)));
+    served(OBJECTS, async || hits(&reader, 1000..1000 + OBJECTS).await).await;
+    assert_eq!(hits(&reader, 0..OBJECTS).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_is_not_to_be_had_is_refused_by_name() {
+    let (port, _master, reader, folder) = stage(&[]).await;
+    let file = folder.path().join("segment");
+    let mut owner = Owner::ready(port, &file, Some((0, OBJECTS)));
+    let second = Owner::start(port, &file, &[]).said();
+    assert!(second.contains("another process has it") && second.contains("segment"), "{second}");
+    assert_eq!(hits(&reader, 0..OBJECTS).await, OBJECTS, "the first is none the worse");
+    assert!(owner.0.0.try_wait().unwrap().is_none());
+    let foreign = folder.path().join("letter");
+    std::fs::write(&foreign, "dear all").unwrap();
+    let refused = Owner::start(port, &foreign, &[]).said();
+    assert!(refused.contains("remove it, or give another") && refused.contains("letter"), "{refused}");
+    assert_eq!(std::fs::read(&foreign).unwrap(), b"dear all");
+    let nowhere = folder.path().join("no such folder/segment");
+    let refused = Owner::start(port, &nowhere, &[]).said();
+    assert!(refused.contains("no such folder"), "{refused}");
+    // Of another size, it is another segment.
+    owner.0.kill();
+    let orders = [("TEST_SEGMENT", (2 * SEGMENT).to_string())];
+    assert!(Owner::start(port, &file, &orders).said().starts_with("ready "));
+    assert_eq!(hits(&reader, 0..OBJECTS).await, 0);
+}
