@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use mooncake_core::clock::{Moment, SharedClock};
 use mooncake_core::{Error, ErrorCode, Result};
@@ -36,6 +37,8 @@ struct State {
     parked: Slab<Parked>,
     /// When the watch looks again.
     next_look: Option<Moment>,
+    /// When a job was last through, or the first of those that are there came.
+    moved: Moment,
     closed: bool,
 }
 
@@ -66,6 +69,9 @@ impl Queue {
         let mut state = self.state.lock();
         if state.closed {
             return Err(done);
+        }
+        if state.parked.is_empty() {
+            state.moved = self.clock.now();
         }
         self.look_by(&mut state, deadline);
         Ok(state.parked.insert(Parked { deadline, done: Some(done) }))
@@ -188,6 +194,7 @@ impl Queue {
     pub(crate) fn end(&self, job: Job, done: Option<Completion>, result: Result<()>) {
         let parked = {
             let mut state = self.state.lock();
+            state.moved = self.clock.now();
             let parked = state.parked.contains(job.key).then(|| state.parked.remove(job.key));
             parked.and_then(|parked| parked.done)
         };
@@ -202,6 +209,15 @@ impl Queue {
         drop(job);
         if let Some(done) = done.or(parked) {
             done.finish(result);
+        }
+    }
+
+    /// For how long there has been something to do and nothing was through.
+    pub(crate) fn stalled_for(&self) -> Duration {
+        let state = self.state.lock();
+        match state.parked.is_empty() {
+            true => Duration::ZERO,
+            false => self.clock.now().since(state.moved),
         }
     }
 
@@ -265,7 +281,7 @@ impl Queue {
             match state.next_look {
                 // At least a millisecond, so that a clock that stands still costs little.
                 Some(at) => {
-                    let span = at.since(now).max(std::time::Duration::from_millis(1));
+                    let span = at.since(now).max(Duration::from_millis(1));
                     self.watch.wait_for(&mut state, span);
                 }
                 None if state.closed => return,

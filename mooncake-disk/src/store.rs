@@ -5,6 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use mooncake_core::alloc::{AllocError, BuiltinAllocator, Extent, SegmentAllocator};
 use mooncake_core::evict::{BuiltinPolicy, EvictionPolicy};
@@ -34,7 +35,8 @@ const INDEX_LIMIT: u64 = 1 << 40;
 /// A store of objects in a directory, which finds them again when it is opened the next time.
 ///
 /// A put that has returned survives the death of the process. What a power failure left incomplete fails its checksum and is a miss.
-/// Its methods wait for the disk without a deadline of their own: whoever cannot wait drops the future, which frees and breaks nothing.
+/// Its methods wait for the disk without a deadline of their own. Whoever cannot wait drops the future: that breaks nothing, but what a removal has not
+/// made unreadable by then may be found when the store is opened the next time.
 pub struct FileStore<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = BuiltinPolicy> {
     transport: DiskTransport,
     peer: DiskPeer,
@@ -115,6 +117,11 @@ pub struct Put {
 }
 
 impl Put {
+    /// The key it is for.
+    pub fn key(&self) -> &Arc<[u8]> {
+        &self.key
+    }
+
     /// The value's bytes, zero to begin with.
     pub fn value(&mut self) -> &mut [u8] {
         &mut self.frame[self.header..self.header + self.len]
@@ -369,7 +376,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
         let (result, cut) = self.fetch(key, &found, from, frame).await;
         result?;
         let first = (range.start - from) as usize;
-        Ok(Part { frame: cut.frame, range: first..first + (range.end - range.start) as usize })
+        let range = first..first + (range.end - range.start) as usize;
+        Ok(Part { frame: cut.frame, range, version: self.version(found.seq), value_len: found.value_len })
+    }
+
+    /// A number that no other value has, of this store or, as good as, of any.
+    fn version(&self, seq: u64) -> u64 {
+        let [low, high] = [self.store, self.store >> 64].map(|half| half as u64);
+        (low ^ high).wrapping_add(seq)
     }
 
     fn find(&self, key: &[u8]) -> Option<Found<A>> {
@@ -496,6 +510,19 @@ impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
         }
     }
 
+    /// For how long the disk has been asked for something and has answered nothing.
+    pub fn stalled_for(&self) -> Duration {
+        self.transport.stalled_for()
+    }
+
+    /// Asks the disk for a block of the file: returns when it has answered, with whatever.
+    pub async fn probe(&self) {
+        if let Ok(frame) = Frame::new(BLOCK as usize) {
+            let read = [Transfer::new(self.data.addr(), frame)];
+            let _ = transfer::read(&self.transport, &self.peer, read, None).await;
+        }
+    }
+
     /// The wire under it.
     pub fn transport(&self) -> &DiskTransport {
         &self.transport
@@ -538,6 +565,20 @@ struct Found<A: SegmentAllocator> {
 pub struct Part {
     frame: Frame,
     range: Range<usize>,
+    version: u64,
+    value_len: u64,
+}
+
+impl Part {
+    /// Which value it is a part of: parts with the same number are of the same value, and a value that takes its place has another.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Length of the whole value.
+    pub fn value_len(&self) -> u64 {
+        self.value_len
+    }
 }
 
 impl std::ops::Deref for Part {

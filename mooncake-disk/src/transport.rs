@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use mooncake_core::clock::{Rng, SharedClock, SystemClock};
 use mooncake_core::memory::{Location, MemorySpan, shared_pages};
@@ -137,6 +138,11 @@ impl DiskTransport {
     /// What has been read and written.
     pub fn stats(&self) -> DiskStats {
         self.queue.counters.stats()
+    }
+
+    /// For how long the disk has been asked for something and has answered nothing.
+    pub fn stalled_for(&self) -> Duration {
+        self.queue.stalled_for()
     }
 
     /// Makes the node unreachable for good, for its peers and itself. What the kernel has is waited for by nobody.

@@ -10,7 +10,7 @@ use common::{Told, dir, engines, get, open, pattern, put};
 use futures::executor::block_on;
 use mooncake_core::clock::Rng;
 use mooncake_core::{ErrorCode, ErrorKind};
-use mooncake_disk::{DiskConfig, FileStore, IoFault, StoreConfig};
+use mooncake_disk::{DiskConfig, FileStore, IoFault, IoRequest, StoreConfig};
 
 const MIB: u64 = 1 << 20;
 
@@ -57,6 +57,54 @@ fn a_part_costs_the_chunks_it_lies_in_and_no_more() {
     let before = store.stats().disk.read_bytes;
     block_on(store.read_part(b"long", 3_000_000..3_000_010)).unwrap();
     assert_eq!(store.stats().disk.read_bytes - before, 64 << 10);
+}
+
+#[test]
+fn parts_say_of_which_value_they_are() {
+    let [one, other] = [dir(), dir()];
+    let version = |store: &FileStore, from| {
+        let part = block_on(store.read_part(b"k", from..from + 10)).unwrap();
+        assert_eq!(part.value_len(), 200_000);
+        part.version()
+    };
+    let (store, _) = open(&DiskConfig::default(), one.path(), 16 * MIB);
+    put(&store, b"k", &pattern(1, 200_000)).unwrap();
+    let first = version(&store, 0);
+    assert_eq!(version(&store, 150_000), first);
+    drop(store);
+    let (store, _) = open(&DiskConfig::default(), one.path(), 16 * MIB);
+    assert_eq!(version(&store, 7), first);
+    put(&store, b"k", &pattern(1, 200_000)).unwrap();
+    assert_ne!(version(&store, 7), first, "put anew, it is another");
+    let (store, _) = open(&DiskConfig::default(), other.path(), 16 * MIB);
+    put(&store, b"k", &pattern(1, 200_000)).unwrap();
+    assert_ne!(version(&store, 7), first);
+}
+
+#[test]
+fn a_disk_that_answers_nothing_is_known_by_that() {
+    for disk in engines() {
+        let dir = dir();
+        let long = |_, request: IoRequest| match request.len > 64 << 10 && !request.write {
+            true => IoFault::Stall,
+            false => IoFault::None,
+        };
+        let config = StoreConfig::new(dir.path(), 16 * MIB);
+        let (store, _) = FileStore::open_with_faults(disk, config, Told::new(long)).unwrap();
+        put(&store, b"short", &pattern(1, 100)).unwrap();
+        put(&store, b"long", &pattern(2, 200_000)).unwrap();
+        assert_eq!(store.stalled_for(), Duration::ZERO);
+        let mut hangs = Box::pin(store.read_part(b"long", 0..200_000));
+        assert!(futures::FutureExt::now_or_never(&mut hangs).is_none());
+        while store.stalled_for() < Duration::from_millis(20) {
+            std::thread::yield_now();
+        }
+        // Whatever it answers, it answers.
+        while store.stalled_for() >= Duration::from_millis(20) {
+            block_on(store.probe());
+        }
+        assert!(get(&store, b"short").unwrap().is_some());
+    }
 }
 
 #[test]
