@@ -213,6 +213,40 @@ async fn a_call_that_waits_holds_up_nobody_else() {
 }
 
 #[tokio::test]
+async fn a_call_that_waits_is_dropped_with_its_connection() {
+    let (word, waits) = tokio::sync::watch::channel(false);
+    let server = Server::bind("127.0.0.1:0", ServerOptions::default()).await.unwrap();
+    let running = server.start(Arc::new(Waits(waits)));
+    let mut request = Vec::new();
+    let ping = |out: &mut Vec<u8>| pack::encode(&Ping { client: ClientId(Uuid::new(1, 2)) }, out);
+    frame::write_request(&mut request, 1, Ping::FUNCTION, ping);
+    let under_way = async |calls: usize| {
+        while word.receiver_count() != 1 + calls {
+            tokio::task::yield_now().await;
+        }
+    };
+    // What comes behind it waits, and is not lost.
+    let (mut stream, mut inbox) = (TcpStream::connect(running.local_addr()).await.unwrap(), Vec::new());
+    stream.write_all(&request).await.unwrap();
+    timeout(10 * SECOND, under_way(1)).await.unwrap();
+    stream.write_all(&exist(2, &[b'k'; 10_000])).await.unwrap();
+    stream.write_all(&exist(3, b"k")).await.unwrap();
+    word.send_replace(true);
+    for seq in 1..=3 {
+        assert_eq!(next_reply(&mut stream, &mut inbox).await.unwrap().0, seq);
+    }
+    word.send_replace(false);
+    for behind in [vec![], exist(2, b"k")] {
+        let mut stream = TcpStream::connect(running.local_addr()).await.unwrap();
+        stream.write_all(&request).await.unwrap();
+        timeout(10 * SECOND, under_way(1)).await.unwrap();
+        stream.write_all(&behind).await.unwrap();
+        drop(stream);
+        timeout(10 * SECOND, under_way(0)).await.expect("nobody waits for it any more");
+    }
+}
+
+#[tokio::test]
 async fn every_call_of_the_table_is_answered_by_a_master() {
     let (running, _) = master().await;
     let mut stream = TcpStream::connect(running.local_addr()).await.unwrap();

@@ -27,7 +27,7 @@ pub trait Service: Send + Sync + 'static {
     fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal>;
 
     /// Begins a call that has to wait, for a disk for example: what it comes to is the body of the answer. Requests behind it on the same connection wait
-    /// with it. It is dropped when the connection ends. `None` for those that [`call`](Self::call) answers at once.
+    /// with it. It is dropped when the caller closes the connection: nobody waits for it any more. `None` for those that [`call`](Self::call) answers at once.
     fn begin(&self, _function: u32, _body: &[u8]) -> Option<Waiting> {
         None
     }
@@ -195,6 +195,8 @@ fn bind_failed(address: &str, error: io::Error) -> Error {
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
 /// Answers are sent when they take this many bytes, even if more requests have come.
 const FLUSH_AT: usize = 256 << 10;
+/// Bytes taken at a time of what comes behind a request that waits.
+const READ_AHEAD: usize = 4 << 10;
 /// Bytes of buffer a connection keeps between requests.
 const KEPT_BUFFER: usize = 256 << 10;
 
@@ -267,6 +269,7 @@ impl Connection {
                     let outcome = tokio::select! {
                         biased;
                         outcome = waiting => outcome,
+                        ended = closed(&self.stream, &mut self.inbox) => return ended,
                         _ = &mut stopped => return Ok(()),
                     };
                     frame::write_reply(&mut self.outbox, seq, |out| outcome.map(|body| out.extend(body)));
@@ -319,6 +322,22 @@ impl Connection {
         }
         reserve(&mut self.inbox, missing);
     }
+}
+
+/// Returns when the other side has closed the connection. What it sends meanwhile is kept; with much of that nothing is noticed any more.
+async fn closed(stream: &TcpStream, inbox: &mut Vec<u8>) -> Result<(), End> {
+    let most = inbox.len() + FLUSH_AT;
+    while inbox.len() < most {
+        stream.readable().await.map_err(End::Io)?;
+        inbox.reserve(READ_AHEAD);
+        match stream.try_read_buf(inbox) {
+            Ok(0) => return Ok(()),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(End::Io(error)),
+        }
+    }
+    std::future::pending().await
 }
 
 /// Waits for input or output, at most so long.
