@@ -17,7 +17,7 @@ use mooncake_shm::record::{Listing, RECORD_LEN, Record};
 use mooncake_store::local::message::{self, HEAD_LEN, Verb};
 use mooncake_store::local::record::Record as LocalRecord;
 use mooncake_store::protocol::frame::{Parsed, parse_reply, parse_request, write_request};
-use mooncake_store::protocol::message::{ADDED, Shape, TABLE};
+use mooncake_store::protocol::message::{ADDED, DISK_ADDED, DISK_TABLE, Shape, TABLE};
 use mooncake_store::protocol::pack::PackError;
 use mooncake_tcp::frame::{HEADER_LEN, Inbox, Request, STATUS_LEN, Status};
 use mooncake_transport::etcd::answer::{self, Said};
@@ -105,7 +105,7 @@ pub fn rpc_frame(data: &[u8]) {
 
 /// Bodies: the bytes as arguments and as answer of every call.
 pub fn struct_pack(data: &[u8]) {
-    for shape in TABLE.iter().chain(ADDED) {
+    for shape in [TABLE, ADDED, DISK_TABLE, DISK_ADDED].into_iter().flatten() {
         for rewrite in [Shape::rewrite_arguments as Rewrite, Shape::rewrite_reply] {
             let Ok(written) = rewrite(shape, data, false) else { continue };
             let again = rewrite(shape, &written, false);

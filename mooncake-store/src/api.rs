@@ -15,8 +15,8 @@ use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig,
 use mooncake_core::{Error, ErrorCode, Result};
 
 use crate::protocol::wire::{
-    CopyPlan, InventoryPage, MovePlan, OffloadItem, StoredAt, StoredReplica, Task, TaskInfo, TaskKind,
-    TaskReport,
+    CopyPlan, DiskWork, InventoryPage, MovePlan, OffloadItem, StoredAt, StoredReplica, Task, TaskInfo,
+    TaskKind, TaskReport,
 };
 
 /// Tenant of every call when the cluster has none.
@@ -345,10 +345,12 @@ pub trait DiskService: Debug + Send + Sync + 'static {
         Err(no_disks())
     }
 
-    /// What lies on the client's disk and does not count any more, as far as the master knows: replaced, removed, or never taken. It is told
-    /// once, a part at a time. The existing system has no such call (`NOT_SUPPORTED`): there, what was removed may come back when its owner is restarted.
-    async fn not_on_disk(&self, _client: ClientId) -> Result<Vec<OffloadItem>> {
-        Err(Error::new(ErrorCode::NotSupported, "this master does not say what is gone"))
+    /// [`must_clear_disk`](Self::must_clear_disk) and [`to_offload`](Self::to_offload) in one, and what lies on the disk and does not count any more:
+    /// replaced, removed, or never taken. It is numbered, and told again until the client says that it is done; `begin` is asked before what
+    /// survived is announced, and answers nothing but that the rest follows. The existing system has no such call (`NOT_SUPPORTED`): there, what
+    /// an answer said is lost with it, and what was removed may come back when its owner is restarted.
+    async fn disk_work(&self, _client: ClientId, _begin: bool, _done: u64) -> Result<DiskWork> {
+        Err(Error::new(ErrorCode::NotSupported, "this master does not number what it says"))
     }
 
     /// The client has dropped objects of a tenant from its disk.

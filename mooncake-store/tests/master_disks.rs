@@ -8,7 +8,7 @@ use mooncake_core::replica::{Replica, ReplicaLocation};
 use mooncake_store::master::{
     DiskOptions, DiskStats, MasterOptions, Placement, PromotionOptions, TenantQuota,
 };
-use mooncake_store::protocol::wire::{OffloadItem, StoredAt};
+use mooncake_store::protocol::wire::{DiskWork, OffloadItem, StoredAt};
 
 trait Disks {
     fn with_disks(disks: DiskOptions) -> Rig {
@@ -210,50 +210,125 @@ fn on_evict_asks_for_what_is_needed_and_for_what_was_used_least() {
     rig.put(9, "more", 30 * KIB).unwrap();
 }
 
+/// An owner that counts what it is told.
+struct Counting<'a> {
+    rig: &'a Rig,
+    done: u64,
+}
+
+impl<'a> Counting<'a> {
+    fn new(rig: &'a Rig) -> Self {
+        let first = rig.master.disk_work(client(1), true, 0).unwrap();
+        assert_eq!(first, DiskWork::default(), "nothing before it asks");
+        Self { rig, done: 0 }
+    }
+
+    /// What it is told before it has done what it was told last: what to drop, and what to write.
+    fn hears(&self) -> (Vec<String>, Vec<String>) {
+        let DiskWork { dropped, write, .. } = self.rig.master.disk_work(client(1), false, self.done).unwrap();
+        let keys = |items: Vec<OffloadItem>| {
+            let keys = items.into_iter().map(|item| String::from_utf8(item.key).unwrap());
+            keys.collect::<std::collections::BTreeSet<_>>().into_iter().collect()
+        };
+        (keys(dropped), keys(write))
+    }
+
+    /// The same, and it does it.
+    fn work(&mut self) -> (Vec<String>, Vec<String>) {
+        let heard = self.hears();
+        self.done = self.rig.master.disk_work(client(1), false, self.done).unwrap().number;
+        heard
+    }
+}
+
+fn of(keys: &[&str]) -> Vec<String> {
+    keys.iter().map(ToString::to_string).collect()
+}
+
 #[test]
 fn an_owner_hears_of_copies_that_do_not_count() {
     let rig = eager();
-    let gone = || {
-        let items = rig.master.not_on_disk(client(1)).unwrap();
-        items.into_iter().map(|item| String::from_utf8(item.key).unwrap()).collect::<Vec<_>>()
-    };
-    assert_eq!(gone(), [""; 0]);
+    let mut owner = Counting::new(&rig);
     for key in ["removed", "replaced", "kept"] {
         rig.put(9, key, 100).unwrap();
     }
-    rig.write_all(1);
+    assert_eq!(owner.work(), (of(&[]), of(&["kept", "removed", "replaced"])));
+    for key in ["removed", "replaced", "kept"] {
+        rig.report(1, key, 100);
+    }
     rig.remove("removed", true).unwrap();
     rig.upsert(9, "replaced", 100).unwrap();
     rig.end(9, "replaced").unwrap();
-    let mut some = gone();
-    some.sort();
-    assert_eq!(some, ["removed", "replaced"]);
-    assert_eq!(gone(), [""; 0], "once");
+    assert_eq!(
+        owner.work(),
+        (of(&["removed"]), of(&["replaced"])),
+        "what is written takes the other's place"
+    );
+    rig.report(1, "replaced", 100);
+    assert_eq!(owner.work(), (of(&[]), of(&[])), "once");
     // Written anew, it takes the place of the copy that does not count.
     rig.put(9, "removed", 200).unwrap();
     rig.upsert(9, "kept", 100).unwrap();
     rig.end(9, "kept").unwrap();
-    assert_eq!(rig.write_all(1), 3);
-    assert_eq!(gone(), [""; 0]);
+    assert_eq!(owner.work(), (of(&[]), of(&["kept", "removed"])));
+    rig.report(1, "removed", 200);
+    rig.report(1, "kept", 100);
     // Replaced while it is being written.
     rig.put(9, "late", 100).unwrap();
-    assert_eq!(rig.work(1), ["late"]);
+    assert_eq!(owner.work().1, ["late"]);
     rig.remove("late", true).unwrap();
     rig.report(1, "late", 100);
     rig.report(1, "unasked", 100);
-    let mut some = gone();
-    some.sort();
-    assert_eq!(some, ["late", "unasked"]);
+    assert_eq!(owner.work(), (of(&["late", "unasked"]), of(&[])));
     // Said again, because the answer was lost.
     rig.report(1, "kept", 100);
-    assert_eq!((rig.lies("kept"), gone()), ((1, on(1)), vec![]));
+    assert_eq!((rig.lies("kept"), owner.work().0), ((1, on(1)), vec![]));
     // What it could not write is not there.
     rig.put(9, "failed", 100).unwrap();
-    rig.work(1);
+    owner.work();
     rig.report(1, "failed", -1);
     rig.remove("failed", true).unwrap();
-    assert_eq!(gone(), ["failed"], "an older value might be");
-    assert_eq!(code(rig.master.not_on_disk(client(2))), SegmentNotFound);
+    assert_eq!(owner.work().0, ["failed"], "an older value might be");
+    assert_eq!(code(rig.master.disk_work(client(2), false, 0)), SegmentNotFound);
+}
+
+#[test]
+fn what_an_owner_has_not_seen_to_is_said_again() {
+    let rig = eager();
+    let mut owner = Counting::new(&rig);
+    rig.report(1, "found", 100);
+    assert_eq!(rig.lies("found"), (0, on(1)), "it may announce what it found");
+    for key in ["a", "b", "c", "d"] {
+        rig.put(9, key, 100).unwrap();
+    }
+    let all = (of(&[]), of(&["a", "b", "c", "d"]));
+    assert_eq!((owner.hears(), owner.hears()), (all.clone(), all));
+    // It has come to the first of them, and two are others meanwhile.
+    rig.report(1, "a", 100);
+    rig.remove("b", true).unwrap();
+    rig.remove("found", true).unwrap();
+    rig.upsert(9, "c", 100).unwrap();
+    rig.end(9, "c").unwrap();
+    assert_eq!(owner.work(), (of(&[]), of(&["d"])), "what is still so, and nothing new");
+    rig.report(1, "d", 100);
+    let next = (of(&["b", "found"]), of(&["c"]));
+    assert_eq!((owner.hears(), owner.work()), (next.clone(), next), "of \"b\" it may have an older value");
+    rig.report(1, "c", 100);
+    assert_eq!((owner.work(), owner.work()), Default::default());
+    for key in ["a", "c", "d"] {
+        assert_eq!(rig.lies(key), (1, on(1)), "{key}");
+    }
+    // An answer of before is not said in place of this one.
+    rig.master.remove_all_of("default", true);
+    for _ in 0..2 {
+        let work = rig.master.disk_work(client(1), false, owner.done).unwrap();
+        assert!(work.clear && work.number == owner.done + 1, "{work:?}");
+    }
+    rig.put(9, "after", 100).unwrap();
+    owner.done += 1;
+    assert_eq!(owner.work(), (of(&[]), of(&["after"])));
+    rig.report(1, "after", 100);
+    assert_eq!((rig.lies("after"), owner.work()), ((1, on(1)), Default::default()));
 }
 
 #[test]

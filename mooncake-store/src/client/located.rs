@@ -3,18 +3,23 @@
 //! Parts are put together by the caller, who may read one now and the next a second later. So what a [`Located`] gives is all of one value. As long
 //! as it has given nothing, a later answer of the master takes the place of the first, whatever value it speaks of; afterwards only an answer
 //! does that speaks of the same one.
+//!
+//! The owner of a disk gives what lies there under a key, which may be of a later value than the master's answer was. It says a number with it,
+//! so that parts are known to be of one value; only where some of them came from elsewhere, or the owner says no number, the master is asked
+//! whether it still speaks of that copy.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use mooncake_core::clock::Moment;
-use mooncake_core::replica::{MemoryLocation, Replica, ReplicaList, ReplicaStatus};
+use mooncake_core::replica::{Replica, ReplicaList, ReplicaStatus};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::Transport;
 use parking_lot::Mutex;
 
 use super::deadline::Deadline;
+use super::disk::on_disk;
 use super::{Inner, shown};
 
 /// Where an object lay when the master was asked, and until when that holds. Cheap to clone.
@@ -36,14 +41,37 @@ pub(super) struct Place {
 #[derive(Debug)]
 struct Known {
     answer: Arc<Answer>,
-    /// Bytes of it were given out.
-    given: bool,
+    given: Given,
+    /// What lies on a disk and is the value that the answer speaks of.
+    on_disk: Option<Version>,
+}
+
+/// Of what value bytes were given out.
+#[derive(Debug, PartialEq, Eq)]
+enum Given {
+    Nothing,
+    /// The one that the answer speaks of.
+    Named,
+    /// One from a disk. It may be a later one.
+    Version(Version),
+}
+
+/// Who keeps a value on disk, and its number there.
+pub(super) type Version = (String, u64);
+
+/// What may be done with bytes from a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// The caller has them.
+    Given,
+    /// They count if the master still speaks of the copy that they were read from.
+    Ask,
 }
 
 /// What the master said of an object.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Answer {
-    /// Those in memory that can be read, the best last.
+    /// Those that can be read, the best last; before them those on disks.
     replicas: Vec<Replica>,
     pub(super) lease: Moment,
     checksum: Option<u64>,
@@ -70,10 +98,11 @@ impl Located {
 /// One number in common is enough where numbers are of one value. Elsewhere number, place and length must all be what they were,
 /// which a value written over in place by somebody else leaves as they are; its checksum, if it has one, does not.
 pub(super) fn is_same(then: (&[Replica], Option<u64>), now: (&[Replica], Option<u64>)) -> bool {
-    let same = |now: &Replica, then: &Replica| {
-        now.id == then.id && (now.id.is_of_one_value() || now.location == then.location)
-    };
-    then.1 == now.1 && now.0.iter().any(|now| then.0.iter().any(|then| same(now, then)))
+    then.1 == now.1 && now.0.iter().any(|now| then.0.iter().any(|then| is_same_copy(then, now)))
+}
+
+fn is_same_copy(then: &Replica, now: &Replica) -> bool {
+    now.id == then.id && (now.id.is_of_one_value() || now.location == then.location)
 }
 
 impl Answer {
@@ -83,8 +112,8 @@ impl Answer {
     }
 
     /// The replica to try when so many have not been.
-    pub(super) fn replica(&self, left: usize) -> Option<&MemoryLocation> {
-        self.replicas.get(left.checked_sub(1)?)?.location.memory()
+    pub(super) fn replica(&self, left: usize) -> Option<&Replica> {
+        self.replicas.get(left.checked_sub(1)?)
     }
 
     /// What the bytes must come to.
@@ -98,12 +127,13 @@ impl Answer {
             || (self.checksum.is_some() && self.checksum == later.checksum)
     }
 
-    /// Whether a later answer has all of these replicas where they are.
+    /// Whether a later answer has all of these replicas where they are, as far as they are in memory.
     fn stands(&self, later: &Answer) -> bool {
-        self.checksum == later.checksum
-            && self.replicas.iter().all(|then| {
-                later.replicas.iter().any(|now| now.id == then.id && now.location == then.location)
-            })
+        let stays = |then: &Replica| {
+            later.replicas.iter().any(|now| now.id == then.id && now.location == then.location)
+        };
+        let in_memory = |replica: &&Replica| replica.location.memory().is_some();
+        self.is(later) && self.checksum == later.checksum && self.replicas.iter().filter(in_memory).all(stays)
     }
 }
 
@@ -119,21 +149,76 @@ impl Place {
     /// `LEASE_EXPIRED`: nobody can tell any more whether they are the object's, or they are of another value than the caller has parts of.
     pub(super) fn give(&self, answer: &Answer, now: Moment) -> Result<()> {
         let mut known = self.known.lock();
-        if now >= answer.lease || known.answer.value != answer.value {
+        if !known.is_open(answer, now) || matches!(known.given, Given::Version(_)) {
             return Err(Error::from(ErrorCode::LeaseExpired));
         }
-        known.given = true;
+        known.given = Given::Named;
         Ok(())
+    }
+
+    /// The same for bytes that an owner has read from its disk for that answer; they are of that version, if it says so.
+    ///
+    /// # Errors
+    /// As [`give`](Self::give).
+    pub(super) fn give_from_disk(
+        &self,
+        answer: &Answer,
+        version: Option<&Version>,
+        now: Moment,
+    ) -> Result<Verdict> {
+        let mut known = self.known.lock();
+        let verdict = match (&known.given, version) {
+            _ if !known.is_open(answer, now) => None,
+            (Given::Version(given), version) => (Some(given) == version).then_some(Verdict::Given),
+            (_, Some(version)) if known.on_disk.as_ref() == Some(version) => Some(Verdict::Given),
+            (Given::Nothing, Some(version)) => {
+                known.given = Given::Version(version.clone());
+                Some(Verdict::Given)
+            }
+            _ => Some(Verdict::Ask),
+        };
+        verdict.ok_or_else(|| Error::from(ErrorCode::LeaseExpired))
+    }
+
+    /// Bytes about which the master was asked afterwards are given to the caller, if it still speaks of the copy that they were read from: what
+    /// takes its place has another number, and comes to the disk only after it has come to the master.
+    ///
+    /// # Errors
+    /// As [`give`](Self::give).
+    pub(super) fn confirm(
+        &self,
+        answer: &Answer,
+        (copy, version): (&Replica, Option<Version>),
+        later: &Answer,
+        now: Moment,
+    ) -> Result<()> {
+        let mut known = self.known.lock();
+        let stands =
+            later.checksum == answer.checksum && later.replicas.iter().any(|later| is_same_copy(copy, later));
+        let same = known.answer.value == answer.value && !matches!(known.given, Given::Version(_));
+        if !stands || !same || now >= later.lease {
+            return Err(Error::from(ErrorCode::LeaseExpired));
+        }
+        known.answer = Arc::new(Answer { value: answer.value, ..later.clone() });
+        (known.given, known.on_disk) = (Given::Named, version.or(known.on_disk.take()));
+        Ok(())
+    }
+
+    fn is_untouched(&self) -> bool {
+        self.known.lock().given == Given::Nothing
     }
 
     /// Takes in a later answer; whether it counts.
     fn learn(&self, mut later: Answer) -> bool {
         let mut known = self.known.lock();
         let same = known.answer.is(&later);
-        if !same && known.given {
+        if !same && known.given != Given::Nothing {
             return false;
         }
         later.value = known.answer.value + u64::from(!same);
+        if !same {
+            known.on_disk = None;
+        }
         known.answer = Arc::new(later);
         true
     }
@@ -153,6 +238,13 @@ impl Place {
     }
 }
 
+impl Known {
+    /// Whether what was read by that answer may still be given out.
+    fn is_open(&self, answer: &Answer, now: Moment) -> bool {
+        now < answer.lease && self.answer.value == answer.value
+    }
+}
+
 /// An object that is being read, and what of the master's answers it is read by.
 pub(super) type Reading = (Arc<Place>, Arc<Answer>);
 /// An answer, and the same with a later lease.
@@ -166,7 +258,7 @@ pub(super) fn name<S>(shared: &Arc<S>) -> usize {
 impl<T: Transport> Inner<T> {
     pub(super) fn located(&self, key: &[u8], list: ReplicaList, asked: Moment) -> Result<Located> {
         let (size, answer) = self.answer(key, list, asked)?;
-        let known = Mutex::new(Known { answer: Arc::new(answer), given: false });
+        let known = Mutex::new(Known { answer: Arc::new(answer), given: Given::Nothing, on_disk: None });
         Ok(Located { place: Arc::new(Place { key: key.to_vec(), size, known }) })
     }
 
@@ -177,12 +269,15 @@ impl<T: Transport> Inner<T> {
         let lease = asked.after(list.lease);
         let mut replicas = list.replicas;
         replicas.retain(|replica| {
-            replica.status == ReplicaStatus::Complete && replica.location.memory().is_some()
+            let readable = replica.location.memory().is_some() || on_disk(replica).is_some();
+            readable && replica.status == ReplicaStatus::Complete
         });
-        let Some(size) = replicas.first().map(|replica| replica.location.size()) else {
+        let in_memory = replicas.iter().find(|replica| replica.location.memory().is_some());
+        let Some(size) = in_memory.or(replicas.first()).map(|replica| replica.location.size()) else {
             return Err(Error::from(ErrorCode::InvalidReplica).context(shown(key)));
         };
         replicas.retain(|replica| replica.location.size() == size);
+        // Those on disks come to lie before all others.
         self.rank(&mut replicas, |replica| replica.location.memory());
         let kept = kept.filter(|kept| kept.len() as u64 == size);
         Ok((size, Answer { replicas, lease, checksum: list.checksum, kept, value: 0 }))
@@ -198,7 +293,7 @@ impl<T: Transport> Inner<T> {
         let learnt = places.iter().zip(answers).map(|(place, answer)| {
             let learnt = match answer {
                 Ok((size, later)) => Ok(size == place.size && place.learn(later)),
-                Err(error) if error.kind() == ErrorKind::NotFound && !place.known.lock().given => Err(error),
+                Err(error) if error.kind() == ErrorKind::NotFound && place.is_untouched() => Err(error),
                 // What is known of it stands.
                 Err(_) => Ok(false),
             };
@@ -221,7 +316,8 @@ impl<T: Transport> Inner<T> {
         renewed.collect()
     }
 
-    async fn ask(&self, places: &[Arc<Place>], deadline: &Deadline) -> Vec<Result<(u64, Answer)>> {
+    /// What the master says of these objects now; nothing when it does not answer.
+    pub(super) async fn ask(&self, places: &[Arc<Place>], deadline: &Deadline) -> Vec<Result<(u64, Answer)>> {
         let keys: Vec<&[u8]> = places.iter().map(|place| &*place.key).collect();
         let asked = self.config.clock.now();
         match deadline.bound("replica list", self.master.locate(&self.config.tenant, &keys)).await {
@@ -240,7 +336,7 @@ impl<T: Transport> Inner<T> {
 #[cfg(test)]
 mod tests {
     use mooncake_core::ids::ReplicaId;
-    use mooncake_core::replica::ReplicaLocation;
+    use mooncake_core::replica::{MemoryLocation, ReplicaLocation};
 
     use super::*;
 
@@ -259,12 +355,50 @@ mod tests {
     const ONE: u64 = 1 << 63 | 1;
     const TWO: u64 = 1 << 63 | 2;
 
+    fn place(first: Answer) -> Place {
+        let known = Known { answer: Arc::new(first), given: Given::Nothing, on_disk: None };
+        Place { key: b"k".to_vec(), size: 9, known: Mutex::new(known) }
+    }
+
+    #[test]
+    fn parts_from_disks_are_of_one_version() {
+        let late = Err(ErrorCode::LeaseExpired);
+        let [one, other] = [1, 2].map(|number| ("disk:1".to_string(), number));
+        let first = answer(&[ONE], 1, None);
+        let ask = |place: &Place, version: Option<&Version>, now| {
+            place.give_from_disk(&first, version, Moment(now)).map_err(|error| error.code())
+        };
+        let memory = |place: &Place| place.give(&first, Moment(1)).map_err(|error| error.code());
+        let disk = place(first.clone());
+        assert_eq!(ask(&disk, Some(&one), 10), late);
+        assert_eq!([(); 2].map(|()| ask(&disk, Some(&one), 9)), [Ok(Verdict::Given), Ok(Verdict::Given)]);
+        assert_eq!((ask(&disk, Some(&other), 1), ask(&disk, None, 1)), (late, late));
+        assert_eq!(memory(&disk), Err(ErrorCode::LeaseExpired), "it may be of another value");
+        // What others came before is asked about, and so is what nobody knows the number of.
+        let mixed = place(first.clone());
+        memory(&mixed).unwrap();
+        assert_eq!(ask(&mixed, Some(&one), 1), Ok(Verdict::Ask));
+        let copy = first.replicas[0].clone();
+        let confirm = |place: &Place, version, later: &Answer| {
+            let confirmed = place.confirm(&first, (&copy, version), later, Moment(1));
+            confirmed.map_err(|error| error.code())
+        };
+        let (gone, summed) = (answer(&[TWO], 1, None), answer(&[ONE], 1, Some(7)));
+        for later in [gone, summed, Answer { lease: Moment(1), ..first.clone() }] {
+            assert_eq!(confirm(&mixed, Some(one.clone()), &later), Err(ErrorCode::LeaseExpired));
+        }
+        confirm(&mixed, Some(one.clone()), &first).unwrap();
+        assert_eq!((ask(&mixed, Some(&one), 1), memory(&mixed)), (Ok(Verdict::Given), Ok(())));
+        assert_eq!(
+            (ask(&mixed, Some(&other), 1), ask(&mixed, None, 1)),
+            (Ok(Verdict::Ask), Ok(Verdict::Ask))
+        );
+        assert_eq!(ask(&place(first.clone()), None, 1), Ok(Verdict::Ask));
+        assert!(confirm(&disk, None, &first).is_err(), "the caller has parts of what may be another value");
+    }
+
     #[test]
     fn what_was_given_out_is_of_one_value() {
-        let place = |first| {
-            let known = Known { answer: Arc::new(first), given: false };
-            Place { key: b"k".to_vec(), size: 9, known: Mutex::new(known) }
-        };
         for (first, later, same) in [
             (answer(&[ONE], 1, None), answer(&[TWO, ONE], 2, None), true),
             (answer(&[ONE], 1, None), answer(&[TWO], 1, None), false),

@@ -46,6 +46,8 @@ use tokio::sync::watch;
 pub use self::builder::{BuiltIn, ClientBuilder, Given, MasterHandle, Setting, Wires};
 pub use self::cache::{HotCacheConfig, HotCacheStats};
 pub use self::config::{ClientConfig, MAX_TIMEOUT};
+#[cfg(all(feature = "disk", feature = "testkit"))]
+pub use self::disk::DiskFaults;
 #[cfg(feature = "disk")]
 pub use self::disk::DiskReport;
 pub use self::disk::OffloadConfig;

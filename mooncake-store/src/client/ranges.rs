@@ -1,5 +1,8 @@
 //! Reading parts of objects: where they lie is asked once, then any ranges of them go straight to where they are wanted. As with whole objects a
-//! replica that cannot be read is one the next stands in for, and when all have failed the master is asked once more.
+//! replica that cannot be read is one the next stands in for, and when all have failed the master is asked once more. What no memory gives is asked
+//! of the owners of disks (`borrow.rs`).
+
+mod borrow;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,9 +16,11 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::engine::Request;
 use mooncake_transport::{SliceMut, Transport};
 
+use self::borrow::Lent;
 use super::buffers::COPIED_AT_ONCE;
 use super::checksum::Sum;
 use super::deadline::{Deadline, late};
+use super::disk::BORROWED;
 use super::located::{Answer, Located, Place, Reading, Renewed, name};
 use super::metrics::{Counting, Operation};
 use super::{Client, Inner, again, shown};
@@ -41,7 +46,7 @@ impl<T: Transport> Client<T> {
     /// Where each key lies, with a lease on it; `None` for a miss.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any. `INVALID_REPLICA` for an object that is not in memory.
+    /// The outer one means that nothing is known of any. `INVALID_REPLICA` for an object that is neither in memory nor on a client's disk.
     pub async fn locate<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Result<Option<Located>>>> {
         let inner = &self.inner;
         let asked = inner.config.clock.now();
@@ -87,8 +92,14 @@ struct Range<T: Transport> {
     object: Located,
     /// By which it is read.
     answer: Arc<Answer>,
-    /// Replicas not tried yet.
+    /// Replicas not tried yet, those on disks too.
     left: usize,
+    /// Together with how many it may be asked of an owner of a disk: one has refused it with more. 0: not even in one piece with others.
+    company: usize,
+    /// What an owner has lent.
+    lent: Option<Lent>,
+    /// Its bytes came from there, and the master is to be asked whether they count.
+    came: Option<Lent>,
     offset: u64,
     /// Absent while it is under way.
     into: Option<SliceMut<T>>,
@@ -113,7 +124,19 @@ impl<T: Transport> Range<T> {
             None
         };
         let left = answer.tries();
-        Self { object, answer, left, offset, into: Some(into), from_afar: false, failure: None, outcome }
+        Self {
+            object,
+            answer,
+            left,
+            company: BORROWED,
+            lent: None,
+            came: None,
+            offset,
+            into: Some(into),
+            from_afar: false,
+            failure: None,
+            outcome,
+        }
     }
 
     fn finish(self) -> Option<RangeOutcome<T>> {
@@ -139,11 +162,18 @@ impl<T: Transport> Range<T> {
     }
 
     fn landed(&mut self, result: Result<()>, into: SliceMut<T>, now: Moment, compares: bool) {
+        let lent = self.lent.take();
         // After the lease they may well be another object's.
-        let in_time = now < self.answer.lease;
+        let in_time = now < lent.as_ref().map_or(self.answer.lease, Lent::until);
         let result = result.and_then(|()| if in_time && compares { self.compare(&into) } else { Ok(()) });
         self.into = Some(into);
-        match result.map(|()| self.object.place.give(&self.answer, now)) {
+        let given = result.map(|()| match lent {
+            None => self.object.place.give(&self.answer, now),
+            Some(_) if !in_time => Err(Error::from(ErrorCode::LeaseExpired)),
+            Some(lent) => self.take_from_disk(lent, now),
+        });
+        match given {
+            Ok(Ok(())) if self.came.is_some() => {}
             Ok(Ok(())) => self.outcome = Some(Ok(())),
             // Written over or not, nobody can tell any more: the bytes do not count.
             Ok(Err(error)) => (self.left, self.failure) = (0, Some(error)),
@@ -229,17 +259,16 @@ impl<T: Transport> Inner<T> {
         let mut wanted: Vec<(usize, usize, u64)> = Vec::new();
         let mut others = false;
         for (i, range) in ranges.iter_mut().enumerate().filter(|(_, range)| range.outcome.is_none()) {
-            let Some(at) = range.answer.replica(range.left) else { continue };
-            range.left -= 1;
+            let Some((endpoint, address)) = range.next_place() else { continue };
             others |= range.left > 0;
-            let peer = endpoints.iter().position(|e| *e == at.endpoint).unwrap_or_else(|| {
-                endpoints.push(at.endpoint.clone());
+            let peer = endpoints.iter().position(|e| *e == endpoint).unwrap_or_else(|| {
+                endpoints.push(endpoint);
                 endpoints.len() - 1
             });
-            wanted.push((i, peer, at.address.saturating_add(range.offset)));
+            wanted.push((i, peer, address));
         }
         if wanted.is_empty() {
-            return false;
+            return self.borrow(ranges, deadline).await;
         }
         let peers = self.reach_all(&endpoints, deadline).await;
         // A member that keeps us waiting must not use up the time of the one that stands in for it.
@@ -251,7 +280,7 @@ impl<T: Transport> Inner<T> {
             let (mut of, mut requests) = (Vec::new(), Vec::new());
             for &(i, _, remote) in wanted.iter().filter(|(_, p, _)| *p == peer) {
                 match reached {
-                    Err(error) => ranges[i].failure = Some(again(error)),
+                    Err(error) => (ranges[i].failure, ranges[i].lent) = (Some(again(error)), None),
                     Ok(reached) => {
                         let Some(into) = ranges[i].into.take() else { continue };
                         of.push(i);
@@ -266,6 +295,7 @@ impl<T: Transport> Inner<T> {
         }
         let bytes = self.land(ranges, flights, &endpoints, deadline).await;
         counting.moved(since, bytes);
+        self.confirm(ranges, deadline).await;
         if deadline.is_over() {
             for range in ranges.iter_mut().filter(|range| range.outcome.is_none()) {
                 range.failure.get_or_insert_with(|| late("a transfer"));

@@ -235,7 +235,7 @@ fn disk<'v>(of: &impl Fn(&str) -> Option<&'v String>) -> OffloadConfig {
         interval: Duration::from_secs(count("HEARTBEAT_INTERVAL_SECONDS", 10)),
         watermarks: trims.then_some(if said.1 <= said.0 { said } else { (high, low) }),
         threads: off("USE_URING"),
-        serve: true,
+        ..default
     }
 }
 

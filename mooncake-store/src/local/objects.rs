@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
+use mooncake_core::ErrorKind::{NotFound, Timeout, Unavailable};
 use mooncake_core::ids::Uuid;
 use mooncake_core::replica::{ReplicaList, ReplicateConfig};
 use mooncake_core::{Error, ErrorCode, Result};
@@ -321,7 +322,12 @@ impl LocalClient {
         } else {
             self.inner.call_items(Verb::Ranges, &Ranges { items: ranges }, n, rooms, &deadline).await?
         };
-        let mut read = items.into_iter().zip(rooms).map(|(item, room)| item.result().map(|_| Some(room)));
+        let mut read = items.into_iter().zip(rooms).map(|(item, room)| match item.result() {
+            Ok(_) => Ok(Some(room)),
+            // Whoever had it is gone, and it with him.
+            Err(error) if matches!(error.kind(), NotFound | Unavailable | Timeout) => Ok(None),
+            Err(error) => Err(error),
+        });
         let lost = || Err(Error::internal("an answer without an item"));
         Ok(values.into_iter().map(|known| known.or_else(|| read.next()).unwrap_or_else(lost)).collect())
     }

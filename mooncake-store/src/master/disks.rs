@@ -20,11 +20,13 @@ use smallvec::SmallVec;
 
 mod tier;
 mod wanted;
+mod work;
 
 pub(super) use self::tier::Tier;
 pub(super) use self::wanted::Passed;
 
 use self::wanted::Wanted;
+use self::work::Said;
 use super::Master;
 use super::clients::MAX_WORD;
 use super::directory::{Object, Shard};
@@ -37,8 +39,6 @@ use crate::protocol::wire::{OffloadItem, StoredAt};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Most copies that do not count any more and whose owner has not heard of it; with more it is to empty its disk.
 const MAX_DROPPED: usize = 1 << 20;
-/// Most of them told at a time.
-const DROPPED_AT_ONCE: usize = 4096;
 
 /// What a master does with clients' disks. The defaults are the existing system's.
 #[derive(Clone, Debug, PartialEq)]
@@ -134,6 +134,8 @@ struct OwnerState {
     follows: bool,
     /// Keys whose copies on the disk do not count any more, if it does.
     dropped: HashSet<ObjectKey>,
+    /// What it was told last, until it is done.
+    said: Said,
 }
 
 /// One object to be written.
@@ -234,6 +236,26 @@ impl OwnerState {
         self.queue.push_back(key.clone());
         self.unsent += 1;
         self.under_way += len;
+    }
+
+    /// Takes what the owner has not been told of, to tell it now.
+    fn send(&mut self, now: Moment, write_out: Duration) -> Vec<(ObjectKey, u64)> {
+        let keys = std::mem::take(&mut self.queue);
+        self.unsent = 0;
+        // What it was told of and never spoke of again.
+        self.jobs.retain(|_, job| !job.sent || now < job.since.after(write_out));
+        self.under_way = self.jobs.values().map(|job| job.len).sum();
+        let mut sent = Vec::new();
+        for key in keys {
+            let Some(job) = self.jobs.get_mut(key.as_bytes()).filter(|job| job.valid && !job.sent) else {
+                continue;
+            };
+            (job.sent, job.since) = (true, now);
+            // What it writes takes the place of that.
+            self.dropped.remove(&key);
+            sent.push((key, job.len));
+        }
+        sent
     }
 
     fn end(&mut self, key: &[u8]) -> Option<Job> {
@@ -511,39 +533,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let mut state = owner.state.lock();
         let now = self.clock.now();
         (state.enabled, state.announcing, state.seen) = (enabled, false, now);
-        let keys = std::mem::take(&mut state.queue);
-        state.unsent = 0;
-        // What it was told of and never spoke of again.
-        let write_out = self.options.put_release;
-        state.jobs.retain(|_, job| !job.sent || now < job.since.after(write_out));
-        state.under_way = state.jobs.values().map(|job| job.len).sum();
-        let mut items = Vec::new();
-        for key in keys {
-            let Some(job) = state.jobs.get_mut(key.as_bytes()).filter(|job| job.valid && !job.sent) else {
-                continue;
-            };
-            (job.sent, job.since) = (true, now);
-            items.push(self.offload_item(&key, job.len));
-            // What it writes takes the place of that.
-            state.dropped.remove(&key);
-        }
-        Ok(items)
-    }
-
-    /// What lies on a client's disk and does not count any more: replaced, removed, or never taken. It is told once, a part at a time, and only what
-    /// came to this after the client first asked.
-    ///
-    /// # Errors
-    /// `SEGMENT_NOT_FOUND` when the client has offered no disk.
-    pub fn not_on_disk(&self, client: ClientId) -> Result<Vec<OffloadItem>> {
-        let owner = self.disks.get(client).ok_or_else(not_offered)?;
-        let mut state = owner.state.lock();
-        state.follows = true;
-        let some: Vec<_> = state.dropped.iter().take(DROPPED_AT_ONCE).cloned().collect();
-        for key in &some {
-            state.dropped.remove(key);
-        }
-        Ok(some.iter().map(|key| self.offload_item(key, 0)).collect())
+        let jobs = state.send(now, self.options.put_release);
+        Ok(jobs.iter().map(|(key, len)| self.offload_item(key, *len)).collect())
     }
 
     pub(super) fn offload_item(&self, key: &ObjectKey, len: u64) -> OffloadItem {
@@ -629,19 +620,25 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// `SEGMENT_NOT_FOUND` when the client has offered none.
     pub fn must_clear_disk(&self, client: ClientId) -> Result<bool> {
         let owner = self.disks.get(client).ok_or_else(not_offered)?;
+        Ok(self.clear_disk(&owner, false))
+    }
+
+    /// From now on nothing on that disk counts, if it is to be emptied; whether it is. That it was said is remembered if it is numbered.
+    fn clear_disk(&self, owner: &Arc<Owner>, numbered: bool) -> bool {
         let state = {
             let mut state = owner.state.lock();
             state.seen = self.clock.now();
             if !std::mem::take(&mut state.clear) {
-                return Ok(false);
+                return false;
             }
             let (enabled, seen, follows) = (state.enabled, state.seen, state.follows);
-            OwnerState { enabled, seen, follows, ..OwnerState::default() }
+            let said = state.said.emptying(numbered);
+            OwnerState { enabled, seen, follows, said, ..OwnerState::default() }
         };
-        let capacity = owner.capacity.load(Relaxed);
+        let (client, capacity) = (owner.client, owner.capacity.load(Relaxed));
         self.disks.insert(Owner::new(client, capacity, self.disks.promotions.clone(), state));
         self.sweep_disks();
-        Ok(true)
+        true
     }
 
     /// Every owner is to empty its disk.

@@ -18,7 +18,7 @@ use crate::protocol::message::MASTER_VERSION;
 use crate::protocol::service::{ObjectCalls, TaskCalls};
 use crate::protocol::tiers::TierCalls;
 use crate::protocol::wire::{
-    CopyPlan, MovePlan, OffloadItem, StoredAt, Task, TaskInfo, TaskKind, TaskReport,
+    CopyPlan, DiskWork, MovePlan, OffloadItem, StoredAt, Task, TaskInfo, TaskKind, TaskReport,
 };
 
 /// By way of the calls that the RPC server makes, one by one.
@@ -226,8 +226,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> DiskService for Master<A, E> {
         self.must_clear_disk(client)
     }
 
-    async fn not_on_disk(&self, client: ClientId) -> Result<Vec<OffloadItem>> {
-        self.not_on_disk(client)
+    async fn disk_work(&self, client: ClientId, begin: bool, done: u64) -> Result<DiskWork> {
+        self.disk_work(client, begin, done)
     }
 
     async fn dropped_from_disk(

@@ -15,8 +15,8 @@ use super::pack;
 use super::service::{ObjectCalls, OwnerCalls, SegmentCalls, TaskCalls};
 use super::tiers::TierCalls;
 use super::wire::{
-    CopyPlan, InventoryPage, MovePlan, OffloadItem, PromotionPlan, StoredAt, StoredReplica, Task, TaskInfo,
-    TaskKind, TaskReport,
+    CopyPlan, DiskWork, InventoryPage, MovePlan, OffloadItem, PromotionPlan, StoredAt, StoredReplica, Task,
+    TaskInfo, TaskKind, TaskReport,
 };
 use crate::api::{Caller, CopyToken, EndItem, PingReply, PutItem, WriteMode};
 use crate::master::{Master, Put, Writer};
@@ -235,8 +235,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> TierCalls for Master<A, E> {
         self.must_clear_disk(client)
     }
 
-    fn not_on_disk(&self, client: ClientId) -> Result<Vec<OffloadItem>> {
-        self.not_on_disk(client)
+    fn disk_work(&self, client: ClientId, begin: bool, done: u64) -> Result<DiskWork> {
+        self.disk_work(client, begin, done)
     }
 
     fn disk_capacity(&self, client: ClientId, bytes: i64) -> Result<()> {

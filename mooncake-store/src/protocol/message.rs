@@ -11,8 +11,8 @@ use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig,
 use super::literal::function_id;
 use super::pack::{self, Answer, List, Pack, PackError, Pairs, Unpack, wire_fields};
 use super::wire::{
-    CopyPlan, InventoryPage, Lent, MovePlan, NofOwner, NofSegment, OffloadItem, PromotionPlan, StorageConfig,
-    StoredAt, StoredReplica, Task, TaskInfo, TaskReport,
+    CopyPlan, DiskWork, InventoryPage, Lent, LentParts, MovePlan, NofOwner, NofSegment, OffloadItem,
+    PromotionPlan, StorageConfig, StoredAt, StoredReplica, Task, TaskInfo, TaskReport,
 };
 use crate::api::{EndItem, PingReply};
 
@@ -159,6 +159,18 @@ macro_rules! meaning {
     };
     (lengths) => {
         "How many bytes each takes."
+    };
+    (begin) => {
+        "Only that the client will ask from now on: what it finds on its disk comes after."
+    };
+    (done) => {
+        "Number of the last answer that the client has seen to."
+    };
+    (starts) => {
+        "From which byte of each object on."
+    };
+    (counts) => {
+        "How many bytes of each."
     };
     (open) => {
         "Whether that was all."
@@ -496,8 +508,8 @@ calls! {
     AnnounceReplicas<'a>(client: ClientId, stored: List<'a, StoredReplica>) -> Vec<Answer<()>>;
     /// Gives back what space is still kept.
     ReleaseKept(client: ClientId, segment: SegmentId) -> Answer<()>;
-    /// What lies on the client's disk and does not count any more.
-    FetchDropped(client: ClientId) -> Answer<Vec<OffloadItem>>;
+    /// [`PollRemoveAll`] and [`OffloadObjectHeartbeat`] in one, numbered and repeated until it is done; and what does not count any more.
+    FetchDiskWork(client: ClientId, begin: bool, done: u64) -> Answer<DiskWork>;
 }
 
 calls! {
@@ -508,4 +520,17 @@ calls! {
     LendObjects as "batch_get_offload_object"<'a>(keys: List<'a, &'a [u8]>, sizes: List<'a, i64>) -> Answer<Lent>;
     /// They have been read; whether they were still there.
     ReturnObjects as "release_offload_buffer"(batch: u64) -> bool;
+}
+
+calls! {
+    /// What we add to these. An owner of the existing system answers error 11, and the caller asks for the whole objects.
+    DISK_ADDED of "mooncake_rs::Disk";
+
+    /// [`LendObjects`] for parts of objects. They are given back as those are.
+    LendParts<'a>(
+        keys: List<'a, &'a [u8]>,
+        sizes: List<'a, u64>,
+        starts: List<'a, u64>,
+        counts: List<'a, u64>,
+    ) -> Answer<LentParts>;
 }

@@ -15,8 +15,8 @@ use super::client::{RpcClient, RpcOptions};
 use super::message::*;
 use super::pack::Answer;
 use super::wire::{
-    CopyPlan, InventoryPage, MovePlan, OffloadItem, StoredAt, StoredReplica, Task, TaskInfo, TaskKind,
-    TaskReport,
+    CopyPlan, DiskWork, InventoryPage, MovePlan, OffloadItem, StoredAt, StoredReplica, Task, TaskInfo,
+    TaskKind, TaskReport,
 };
 use crate::api::{
     Caller, CopyToken, DiskService, EndItem, InventoryService, ObjectService, PingReply, PutItem,
@@ -473,8 +473,8 @@ impl DiskService for RemoteMaster {
         self.plain(PollRemoveAll { client }).await
     }
 
-    async fn not_on_disk(&self, client: ClientId) -> Result<Vec<OffloadItem>> {
-        self.plain(FetchDropped { client }).await
+    async fn disk_work(&self, client: ClientId, begin: bool, done: u64) -> Result<DiskWork> {
+        self.plain(FetchDiskWork { client, begin, done }).await
     }
 
     async fn dropped_from_disk(

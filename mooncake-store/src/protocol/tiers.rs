@@ -6,7 +6,7 @@ use mooncake_core::replica::ReplicaType;
 
 use super::message::*;
 use super::service::{Call, MasterCalls, Outcome, each};
-use super::wire::{NofOwner, NofSegment, OffloadItem, PromotionPlan, StoredAt};
+use super::wire::{DiskWork, NofOwner, NofSegment, OffloadItem, PromotionPlan, StoredAt};
 
 /// What a master answers about tiers below memory. One without them keeps the defaults, which are what the existing master
 /// answers with these features off.
@@ -43,8 +43,8 @@ pub trait TierCalls: Send + Sync + 'static {
         Err(not_offered())
     }
 
-    /// What lies on a client's disk and does not count any more.
-    fn not_on_disk(&self, _client: ClientId) -> Result<Vec<OffloadItem>> {
+    /// What the owner of a disk is to do there.
+    fn disk_work(&self, _client: ClientId, _begin: bool, _done: u64) -> Result<DiskWork> {
         Err(not_offered())
     }
 
@@ -170,7 +170,9 @@ pub(super) fn tier_calls<M: MasterCalls>(master: &M, function: u32, call: &mut C
         EvictDiskReplica::FUNCTION => call.answer(|r: EvictDiskReplica<'_>| {
             master.dropped_from_disk(r.client, r.tenant, r.key, r.replicas)
         }),
-        FetchDropped::FUNCTION => call.answer(|r: FetchDropped| master.not_on_disk(r.client)),
+        FetchDiskWork::FUNCTION => {
+            call.answer(|r: FetchDiskWork| master.disk_work(r.client, r.begin, r.done))
+        }
         BatchEvictDiskReplica::FUNCTION => call.answer(|r: BatchEvictDiskReplica<'_>| {
             each(&r.keys, |key| master.dropped_from_disk(r.client, r.tenant, key, r.replicas))
         }),

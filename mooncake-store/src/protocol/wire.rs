@@ -137,6 +137,23 @@ wire_struct! {
 }
 
 wire_struct! {
+    /// What the owner of a disk is to do there.
+    #[derive(Default)]
+    pub struct DiskWork {
+        /// Number of this answer, for saying that all of it is done. The same as before when there is nothing to do.
+        pub number: u64,
+        /// Whether this cluster has tenants.
+        pub tenants: bool,
+        /// The disk is to be emptied, before anything else.
+        pub clear: bool,
+        /// What lies there and does not count any more.
+        pub dropped: Vec<OffloadItem>,
+        /// What is to be written, after that.
+        pub write: Vec<OffloadItem>,
+    }
+}
+
+wire_struct! {
     /// Objects from a disk, in memory of its owner where others read them.
     pub struct Lent {
         /// Number of the loan, for giving it back.
@@ -147,6 +164,16 @@ wire_struct! {
         pub endpoint: String,
         /// How long they lie there, in milliseconds.
         pub ttl_ms: u64,
+    }
+}
+
+wire_struct! {
+    /// Parts of objects from a disk, in memory of its owner where others read them.
+    pub struct LentParts {
+        /// Where, and for how long.
+        pub lent: Lent,
+        /// Of which value each is: what takes its place on the disk has another number.
+        pub versions: Vec<u64>,
     }
 }
 

@@ -12,35 +12,35 @@ use mooncake_store::master::{DiskOptions, MasterOptions, PromotionOptions};
 use crate::support::{Cluster, Kind, eventually, value};
 
 const KIB: usize = 1 << 10;
-const MIB: u64 = 1 << 20;
-const SIZE: usize = 256 * KIB;
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const SIZE: usize = 256 * KIB;
 /// Twice as many as memory holds.
-const KEYS: u64 = 64;
+pub(crate) const KEYS: u64 = 64;
 
 fn options(disks: DiskOptions) -> MasterOptions {
     MasterOptions { disks: Some(disks), lease_ttl: Duration::from_millis(500), ..MasterOptions::default() }
 }
 
-async fn cluster(disks: DiskOptions) -> Cluster {
+pub(crate) async fn cluster(disks: DiskOptions) -> Cluster {
     Cluster::start(Kind::Tcp, options(disks)).await
 }
 
-fn disk(path: &Path) -> OffloadConfig {
+pub(crate) fn disk(path: &Path) -> OffloadConfig {
     let interval = Duration::from_millis(20);
     OffloadConfig { interval, buffer: 32 * MIB, capacity: 64 * MIB, ..OffloadConfig::new(path) }
 }
 
-fn owner(cluster: &Cluster, path: &Path) -> ClientBuilder {
+pub(crate) fn owner(cluster: &Cluster, path: &Path) -> ClientBuilder {
     member(cluster).offload(disk(path))
 }
 
 /// Patient: what a disk is to be written from is not evicted before.
-fn member(cluster: &Cluster) -> ClientBuilder {
+pub(crate) fn member(cluster: &Cluster) -> ClientBuilder {
     cluster.member().timeout(Duration::from_secs(20)).room_patience(Duration::from_secs(20))
 }
 
 /// What a read comes to, once it was not too slow for its lease.
-async fn read(client: &Client, key: &str) -> Option<Bytes> {
+pub(crate) async fn read(client: &Client, key: &str) -> Option<Bytes> {
     loop {
         match client.get(key).await {
             Err(error) if error.code() == ErrorCode::LeaseExpired => {}
@@ -49,28 +49,28 @@ async fn read(client: &Client, key: &str) -> Option<Bytes> {
     }
 }
 
-fn key(number: u64) -> String {
+pub(crate) fn key(number: u64) -> String {
     format!("block/{number}")
 }
 
-fn expected(number: u64) -> Bytes {
+pub(crate) fn expected(number: u64) -> Bytes {
     value(number, SIZE)
 }
 
-async fn fill(client: &Client) {
+pub(crate) async fn fill(client: &Client) {
     for number in 0..KEYS {
         client.put(key(number), expected(number)).await.unwrap();
     }
 }
 
 /// How many replicas are in memory, and how many on disks.
-fn lies(cluster: &Cluster, key: &str) -> (usize, usize) {
+pub(crate) fn lies(cluster: &Cluster, key: &str) -> (usize, usize) {
     let replicas = cluster.master.peek(key.as_bytes()).unwrap_or_default();
     let disks = replicas.iter().filter(|r| matches!(r.location, ReplicaLocation::LocalDisk { .. })).count();
     (replicas.len() - disks, disks)
 }
 
-async fn all_written(cluster: &Cluster) {
+pub(crate) async fn all_written(cluster: &Cluster) {
     eventually("everything is on disk", async || (0..KEYS).all(|n| lies(cluster, &key(n)).1 == 1)).await;
 }
 
@@ -209,6 +209,20 @@ async fn a_damaged_record_is_a_miss_and_no_replica_any_more() {
     assert!(got[1] == Some(expected(KEYS - 1)), "one that is whole is read beside it");
     eventually("the master hears of it", async || lies(&cluster, &key(damaged)) == (0, 0)).await;
     assert_eq!(owner.disk().unwrap().store.corrupt, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tenant_that_the_cluster_does_not_know_reads_what_all_do() {
+    let cluster = cluster(DiskOptions::default()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let owner = owner(&cluster, folder.path()).tenant("blue").connect().await.unwrap();
+    let other = member(&cluster).segment(0).tenant("green").connect().await.unwrap();
+    fill(&other).await;
+    all_written(&cluster).await;
+    let there = (0..KEYS).find(|n| lies(&cluster, &key(*n)) == (0, 1)).unwrap();
+    for client in [&other, &owner] {
+        assert!(read(client, &key(there)).await == Some(expected(there)));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -12,8 +12,11 @@ use mooncake_store::api::{
     Caller, DiskService, EndItem, InventoryService, ObjectService, PingReply, PutItem, SegmentService,
     TaskService, WriteMode,
 };
+#[cfg(feature = "disk")]
+use mooncake_store::client::OffloadConfig;
 use mooncake_store::client::{Client, ClientConfig, MasterHandle, PutOutcome};
 use mooncake_store::master::{Master, MasterOptions};
+use mooncake_store::protocol::wire::{DiskWork, OffloadItem, StoredAt};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
@@ -23,6 +26,7 @@ use crate::support::{eventually, value};
 #[derive(Debug)]
 struct Front {
     master: Mutex<Arc<Master>>,
+    options: MasterOptions,
     lose: Mutex<Vec<&'static str>>,
     /// As masters of the existing system: it knows nothing of numbers.
     existing: bool,
@@ -34,21 +38,25 @@ struct Front {
 
 impl Front {
     fn new(existing: bool) -> Arc<Self> {
-        let clock = Arc::new(ManualClock::new());
-        let master = Mutex::new(Self::fresh(&clock));
-        let gate = Semaphore::new(Semaphore::MAX_PERMITS);
-        let (lose, remounting) = (Mutex::default(), Mutex::default());
-        Arc::new(Self { master, lose, existing, gate, remounting, clock })
+        Self::with(existing, MasterOptions::default())
     }
 
-    fn fresh(clock: &Arc<ManualClock>) -> Arc<Master> {
-        let options = MasterOptions::default();
+    fn with(existing: bool, options: MasterOptions) -> Arc<Self> {
+        let clock = Arc::new(ManualClock::new());
+        let master = Mutex::new(Self::fresh(&options, &clock));
+        let gate = Semaphore::new(Semaphore::MAX_PERMITS);
+        let (lose, remounting) = (Mutex::default(), Mutex::default());
+        Arc::new(Self { master, options, lose, existing, gate, remounting, clock })
+    }
+
+    fn fresh(options: &MasterOptions, clock: &Arc<ManualClock>) -> Arc<Master> {
+        let options = options.clone();
         let clock: SharedClock = clock.clone();
         Arc::new(Master::with_parts(options, &Default::default(), &Default::default(), clock, 7).unwrap())
     }
 
     fn restart(&self) {
-        *self.master.lock() = Self::fresh(&self.clock);
+        *self.master.lock() = Self::fresh(&self.options, &self.clock);
     }
 
     fn master(&self) -> Arc<Master> {
@@ -181,7 +189,147 @@ impl TaskService for Front {}
 
 impl InventoryService for Front {}
 
-impl DiskService for Front {}
+#[async_trait]
+impl DiskService for Front {
+    async fn mount_disk(&self, client: ClientId, enabled: bool) -> Result<()> {
+        DiskService::mount_disk(&*self.master(), client, enabled).await
+    }
+
+    async fn disk_work(&self, client: ClientId, begin: bool, done: u64) -> Result<DiskWork> {
+        if self.existing {
+            return Err(ErrorCode::NotSupported.into());
+        }
+        let work = DiskService::disk_work(&*self.master(), client, begin, done).await;
+        self.answer(if begin { "begin" } else { "work" }, work)
+    }
+
+    async fn to_offload(&self, client: ClientId, enabled: bool) -> Result<Vec<OffloadItem>> {
+        DiskService::to_offload(&*self.master(), client, enabled).await
+    }
+
+    async fn must_clear_disk(&self, client: ClientId) -> Result<bool> {
+        DiskService::must_clear_disk(&*self.master(), client).await
+    }
+
+    async fn offloaded(&self, client: ClientId, items: &[OffloadItem], places: &[StoredAt]) -> Result<()> {
+        let told = DiskService::offloaded(&*self.master(), client, items, places).await;
+        self.answer("offloaded", told)
+    }
+
+    async fn dropped_from_disk(
+        &self,
+        client: ClientId,
+        tenant: &str,
+        keys: &[&[u8]],
+    ) -> Result<Vec<Result<()>>> {
+        if self.lose.lock().contains(&"dropped") {
+            // It does not come at all.
+            return self.answer("dropped", Ok(Vec::new()));
+        }
+        DiskService::dropped_from_disk(&*self.master(), client, tenant, keys).await
+    }
+
+    async fn to_promote(&self, client: ClientId) -> Result<Vec<OffloadItem>> {
+        DiskService::to_promote(&*self.master(), client).await
+    }
+}
+
+#[cfg(feature = "disk")]
+fn with_disks(existing: bool) -> Arc<Front> {
+    let disks = Some(mooncake_store::master::DiskOptions::default());
+    Front::with(existing, MasterOptions { disks, ..MasterOptions::default() })
+}
+
+/// An owner of a disk of so many bytes.
+#[cfg(feature = "disk")]
+async fn owner(front: &Arc<Front>, folder: &std::path::Path, capacity: u64) -> Client {
+    let interval = Duration::from_millis(20);
+    let disk = OffloadConfig { interval, buffer: 1 << 20, capacity, ..OffloadConfig::new(folder) };
+    let builder = Client::builder()
+        .master(MasterHandle::custom(front.clone()))
+        .segment(1 << 20)
+        .clock(front.clock.clone())
+        .offload(disk);
+    builder.connect().await.unwrap()
+}
+
+#[cfg(feature = "disk")]
+fn on_disk(front: &Front, key: &str) -> bool {
+    let replicas = front.master().peek(key.as_bytes()).unwrap_or_default();
+    replicas.iter().any(|replica| replica.location.memory().is_none())
+}
+
+#[cfg(feature = "disk")]
+#[tokio::test]
+async fn what_a_lost_answer_said_of_a_disk_is_said_again() {
+    let front = with_disks(false);
+    let folder = tempfile::tempdir().unwrap();
+    let owner = owner(&front, folder.path(), 1 << 20).await;
+    front.lose(&["work", "work"]);
+    owner.put("k", value(1, 1000)).await.unwrap();
+    eventually("it is written", async || on_disk(&front, "k")).await;
+    front.lose(&["work"]);
+    owner.remove("k", true).await.unwrap();
+    eventually("it is dropped", async || owner.disk().unwrap().store.objects == 0).await;
+    // As often as one is reported, and once more.
+    front.lose(&["offloaded"; 4]);
+    owner.put("l", value(2, 1000)).await.unwrap();
+    eventually("it is reported", async || on_disk(&front, "l")).await;
+    front.lose(&["work"]);
+    owner.remove_all(true).await.unwrap();
+    eventually("the disk is emptied", async || owner.disk().unwrap().store.objects == 0).await;
+    owner.put("m", value(3, 1000)).await.unwrap();
+    eventually("and used again", async || on_disk(&front, "m")).await;
+}
+
+#[cfg(feature = "disk")]
+#[tokio::test]
+async fn what_left_a_disk_is_told_until_it_is_heard() {
+    let front = with_disks(false);
+    let folder = tempfile::tempdir().unwrap();
+    let owner = owner(&front, folder.path(), 1 << 20).await;
+    front.lose(&["dropped", "dropped"]);
+    for number in 0..40 {
+        owner.put(number.to_string(), value(number, 60_000)).await.unwrap();
+        // One by one, so that each is written.
+        eventually("it is written", async || on_disk(&front, &number.to_string())).await;
+        front.clock.advance(Duration::from_secs(1));
+    }
+    eventually("the master knows what is there", async || {
+        let there = (0..40).filter(|number| on_disk(&front, &number.to_string())).count() as u64;
+        front.lose.lock().is_empty() && there == owner.disk().unwrap().store.objects
+    })
+    .await;
+    assert!(owner.disk().unwrap().store.evicted > 0);
+}
+
+#[cfg(feature = "disk")]
+#[tokio::test]
+async fn an_offer_that_is_not_made_to_its_end_is_made_again() {
+    let front = with_disks(false);
+    let folder = tempfile::tempdir().unwrap();
+    let owner = owner(&front, folder.path(), 1 << 20).await;
+    owner.put("k", value(1, 1000)).await.unwrap();
+    eventually("it is written", async || on_disk(&front, "k")).await;
+    // A new master: what lies on the disk is to be announced to it, and that fails at first.
+    for lost in ["begin", "offloaded"] {
+        front.lose(&[lost]);
+        front.restart();
+        eventually("it is announced", async || front.lose.lock().is_empty() && on_disk(&front, "k")).await;
+    }
+}
+
+#[cfg(feature = "disk")]
+#[tokio::test]
+async fn a_master_that_does_not_number_is_asked_as_ever() {
+    let front = with_disks(true);
+    let folder = tempfile::tempdir().unwrap();
+    let owner = owner(&front, folder.path(), 1 << 20).await;
+    owner.put("k", value(1, 1000)).await.unwrap();
+    eventually("it is written", async || on_disk(&front, "k")).await;
+    owner.remove_all(true).await.unwrap();
+    eventually("the disk is emptied", async || owner.disk().unwrap().store.objects == 0).await;
+}
 
 #[tokio::test]
 async fn a_put_survives_the_loss_of_an_answer() {

@@ -4,6 +4,10 @@ mod cache;
 mod checksum;
 #[cfg(feature = "disk")]
 mod disk;
+#[cfg(feature = "disk")]
+mod disk_faults;
+#[cfg(feature = "disk")]
+mod disk_parts;
 mod drain;
 mod faults;
 mod hot;

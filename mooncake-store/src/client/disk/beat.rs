@@ -1,7 +1,7 @@
 //! The heartbeat of a disk: what the master wants written, what it wants back in memory, and what it is to hear.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::client::buffers::COPIED_AT_ONCE;
 use crate::client::deadline::Deadline;
 use crate::client::{Client, Inner, shown};
 use crate::protocol::server::RunningServer;
-use crate::protocol::wire::{OffloadItem, StoredAt};
+use crate::protocol::wire::{DiskWork, OffloadItem, StoredAt};
 
 /// Objects copied out of memory and reported together, at most; and their bytes, unless one alone is longer.
 const TOGETHER: usize = 256;
@@ -28,12 +28,23 @@ const BYTES_TOGETHER: i64 = 64 << 20;
 const WRITES: usize = 8;
 /// Objects announced at a time.
 const ANNOUNCED: usize = 4096;
-/// A write that takes longer is given up; the disk is as good as gone then.
-const WRITE_PATIENCE: Duration = Duration::from_secs(30);
 /// How often an object is looked for again that was being read for longer than its lease.
 const TRIES: usize = 3;
 /// How often loans that are overdue are looked for.
 const SWEEP: Duration = Duration::from_millis(250);
+
+/// What the heartbeat of a disk remembers.
+#[derive(Debug, Default)]
+struct Beat {
+    /// The master knows the disk, and what lies there.
+    offered: bool,
+    /// Number of the last answer that was seen to.
+    done: u64,
+    /// The master does not number what it says.
+    plain: bool,
+    /// Objects that went by themselves, and the master has not been told of.
+    departed: Vec<Arc<[u8]>>,
+}
 
 /// A disk at work.
 pub(in crate::client) struct Running<T: Transport> {
@@ -53,6 +64,7 @@ async fn run<T: Transport>(
     client: Weak<Inner<T>>,
     disk: Arc<Disk<T>>,
     server: Option<RunningServer>,
+    mut state: Beat,
     mut closed: watch::Receiver<bool>,
 ) {
     loop {
@@ -66,7 +78,7 @@ async fn run<T: Transport>(
         let Some(strong) = client.upgrade() else { break };
         tokio::select! {
             _ = closed.wait_for(|closed| *closed) => break,
-            outcome = beat(&strong, &disk) => {
+            outcome = beat(&strong, &disk, &mut state) => {
                 if let Err(error) = outcome {
                     tracing::warn!(client = %strong.id, "the master was not asked what goes to disk: {error}");
                 }
@@ -89,7 +101,8 @@ async fn sweep<T: Transport>(disk: Arc<Disk<T>>, mut closed: watch::Receiver<boo
 }
 
 /// Offers the disk, and says what lies there.
-async fn offer<T: Transport>(client: &Arc<Inner<T>>, disk: &Disk<T>) -> Result<()> {
+async fn offer<T: Transport>(client: &Arc<Inner<T>>, disk: &Arc<Disk<T>>, state: &mut Beat) -> Result<()> {
+    *state = Beat { departed: std::mem::take(&mut state.departed), ..Beat::default() };
     let (master, id) = (&client.master, client.id);
     client.deadline().bound("offering a disk", master.mount_disk(id, true)).await?;
     let capacity = disk.store.stats().capacity;
@@ -97,66 +110,109 @@ async fn offer<T: Transport>(client: &Arc<Inner<T>>, disk: &Disk<T>) -> Result<(
         tracing::debug!(client = %id, "the master was not told how large the disk is: {error}");
     }
     // Before anything is announced, so that what the master does not take is heard of.
-    clean_up(client, disk).await?;
-    let listing = disk.store.listing();
+    match client.deadline().bound("what is told of a disk", master.disk_work(id, true, 0)).await {
+        Ok(work) => disk.tenants.store(work.tenants, Relaxed),
+        Err(error) if error.code() == ErrorCode::NotSupported => state.plain = true,
+        Err(error) => return Err(error),
+    }
+    let listing = disk.listing();
     for some in listing.chunks(ANNOUNCED) {
         let (items, places): (Vec<_>, Vec<_>) =
             some.iter().map(|(key, len)| disk.stored(key, len.cast_signed())).unzip();
         client.deadline().bound("announcing a disk", master.offloaded(id, &items, &places)).await?;
     }
     tracing::info!(client = %id, objects = listing.len(), "disk offered");
+    state.offered = true;
     Ok(())
 }
 
-async fn beat<T: Transport>(client: &Arc<Inner<T>>, disk: &Disk<T>) -> Result<()> {
-    let (master, id) = (&client.master, client.id);
-    let ask = || async {
-        let ask = master.must_clear_disk(id);
-        client.deadline().bound("whether the disk is to be emptied", ask).await
-    };
-    // Before anything else is asked, so that it concerns nothing that is told afterwards.
-    let clear = match ask().await {
-        // The master is another one, or had given us up.
-        Err(error) if error.code() == ErrorCode::SegmentNotFound => {
-            offer(client, disk).await?;
-            ask().await?
-        }
-        clear => clear?,
-    };
-    if clear {
-        let gone = disk.store.remove_where(|_| true).await;
-        tracing::info!(client = %id, objects = gone, "disk emptied");
+async fn beat<T: Transport>(client: &Arc<Inner<T>>, disk: &Arc<Disk<T>>, state: &mut Beat) -> Result<()> {
+    if !disk.is_usable().await {
+        return Ok(());
     }
-    let items = client.deadline().bound("what goes to disk", master.to_offload(id, true)).await?;
-    clean_up(client, disk).await?;
-    write_out(client, disk, items).await?;
+    loop {
+        if !state.offered {
+            offer(client, disk, state).await?;
+        }
+        let work = match ask(client, disk, state).await {
+            // The master is another one, or had given us up.
+            Err(error) if error.code() == ErrorCode::SegmentNotFound => {
+                offer(client, disk, state).await?;
+                ask(client, disk, state).await?
+            }
+            work => work?,
+        };
+        let more = !work.dropped.is_empty();
+        let number = work.number;
+        see_to(client, disk, work).await?;
+        state.done = number;
+        if !more {
+            break;
+        }
+    }
     promote(client, disk).await?;
     if disk.config.watermarks.is_some() {
-        disk.store.trim().await;
+        let full = disk.clone();
+        disk.work(async move { full.store.trim().await }).await?;
     }
-    report_departed(client, disk).await
+    report_departed(client, disk, state).await
 }
 
-/// Removes what does not count any more. Masters of the existing system do not say.
-async fn clean_up<T: Transport>(client: &Arc<Inner<T>>, disk: &Disk<T>) -> Result<()> {
-    loop {
-        let ask = client.master.not_on_disk(client.id);
-        let items = match client.deadline().bound("what is gone from disk", ask).await {
-            Err(error) if error.code() == ErrorCode::NotSupported => return Ok(()),
-            items => items?,
-        };
-        if items.is_empty() {
-            return Ok(());
-        }
-        disk.store.remove(items.iter().map(|item| scoped(&item.tenant, &item.key))).await;
+/// Asks what is to be done, and says that what was heard before is.
+async fn ask<T: Transport>(
+    client: &Arc<Inner<T>>,
+    disk: &Arc<Disk<T>>,
+    state: &mut Beat,
+) -> Result<DiskWork> {
+    let (master, id) = (&client.master, client.id);
+    if !state.plain {
+        let ask = master.disk_work(id, false, state.done);
+        let work = client.deadline().bound("what is to be done with a disk", ask).await?;
+        disk.tenants.store(work.tenants, Relaxed);
+        return Ok(work);
     }
+    // Before anything else, so that it concerns nothing that is told afterwards.
+    let ask = master.must_clear_disk(id);
+    let clear = client.deadline().bound("whether the disk is to be emptied", ask).await?;
+    let write = client.deadline().bound("what goes to disk", master.to_offload(id, true)).await;
+    // That it is to be emptied is said once.
+    match write {
+        Err(error) if !clear => Err(error),
+        write => Ok(DiskWork { clear, write: write.unwrap_or_default(), ..DiskWork::default() }),
+    }
+}
+
+async fn see_to<T: Transport>(client: &Arc<Inner<T>>, disk: &Arc<Disk<T>>, work: DiskWork) -> Result<()> {
+    if work.clear {
+        let emptied = disk.clone();
+        let all = async move { emptied.store.remove_where(|_| true).await };
+        let gone = disk.work(all).await?;
+        tracing::info!(client = %client.id, objects = gone, "disk emptied");
+    }
+    remove(disk, work.dropped.iter().map(|item| scoped(&item.tenant, &item.key)).collect()).await?;
+    write_out(client, disk, work.write).await
+}
+
+/// Makes objects unreadable on the disk, in whatever time that takes.
+async fn remove<T: Transport>(disk: &Arc<Disk<T>>, keys: Vec<Vec<u8>>) -> Result<()> {
+    if keys.is_empty() {
+        return Ok(());
+    }
+    let from = disk.clone();
+    disk.work(async move { from.store.remove(keys).await }).await.map(drop)
 }
 
 /// Tells the master of objects that went by themselves: evicted, damaged, unreadable.
-async fn report_departed<T: Transport>(client: &Arc<Inner<T>>, disk: &Disk<T>) -> Result<()> {
-    let departed = disk.store.take_departed();
+async fn report_departed<T: Transport>(
+    client: &Arc<Inner<T>>,
+    disk: &Disk<T>,
+    state: &mut Beat,
+) -> Result<()> {
+    state.departed.extend(disk.store.take_departed());
+    // Some may be back by now.
+    state.departed.retain(|key| !disk.store.contains(key));
     let mut by_tenant: BTreeMap<&str, Vec<&[u8]>> = BTreeMap::new();
-    for key in &departed {
+    for key in &state.departed {
         let (tenant, key) = split(key);
         by_tenant.entry(tenant).or_default().push(key);
     }
@@ -166,13 +222,14 @@ async fn report_departed<T: Transport>(client: &Arc<Inner<T>>, disk: &Disk<T>) -
             client.deadline().bound("what left the disk", tell).await?;
         }
     }
+    state.departed.clear();
     Ok(())
 }
 
 /// Writes what the master wants on disk, and says how it went.
 async fn write_out<T: Transport>(
     client: &Arc<Inner<T>>,
-    disk: &Disk<T>,
+    disk: &Arc<Disk<T>>,
     items: Vec<OffloadItem>,
 ) -> Result<()> {
     let mut rest = &items[..];
@@ -191,6 +248,7 @@ async fn write_out<T: Transport>(
         let written: Vec<bool> =
             futures::stream::iter(puts).map(|put| write(disk, put)).buffered(WRITES).collect().await;
         let mut places = Vec::with_capacity(some.len());
+        let mut unwritten = Vec::new();
         for (item, written) in some.iter().zip(&written) {
             let key = scoped(&item.tenant, &item.key);
             if *written {
@@ -198,11 +256,12 @@ async fn write_out<T: Transport>(
                 disk.counts.offloaded_bytes.fetch_add(item.size.unsigned_abs(), Relaxed);
             } else {
                 disk.counts.refused.fetch_add(1, Relaxed);
-                // An older value is not to be found in place of the one that is not there.
-                disk.store.remove([&key]).await;
+                unwritten.push(key.clone());
             }
             places.push(disk.stored(&key, if *written { item.size } else { -1 }).1);
         }
+        // An older value is not to be found in place of the one that is not there.
+        remove(disk, unwritten).await?;
         tell(client, some, &places).await?;
     }
     Ok(())
@@ -226,16 +285,24 @@ async fn tell<T: Transport>(
     told
 }
 
-async fn write<T: Transport>(disk: &Disk<T>, put: Option<Put>) -> bool {
-    let Some(put) = put else { return false };
-    match tokio::time::timeout(WRITE_PATIENCE, disk.store.put(put)).await {
-        Ok(Ok(())) => true,
-        Ok(Err(error)) => {
-            tracing::warn!("an object cannot be written to disk: {error}");
-            false
+async fn write<T: Transport>(disk: &Arc<Disk<T>>, put: Option<Put>) -> bool {
+    let Some(put) = put.filter(|_| !disk.is_behind()) else { return false };
+    let late = Arc::new(AtomicBool::new(false));
+    let (to, was_late) = (disk.clone(), late.clone());
+    let written = disk.work(async move {
+        let key = put.key().clone();
+        to.store.put(put).await?;
+        if was_late.load(Relaxed) {
+            // The master has heard that it is not there.
+            to.store.remove([key]).await;
         }
-        Err(_) => {
-            tracing::warn!("the disk does not take an object within {WRITE_PATIENCE:?}");
+        Ok::<_, Error>(())
+    });
+    match written.await.and_then(std::convert::identity) {
+        Ok(()) => true,
+        Err(error) => {
+            late.store(true, Relaxed);
+            tracing::warn!("an object cannot be written to disk: {error}");
             false
         }
     }
@@ -313,7 +380,8 @@ impl<T: Transport> Client<T> {
         let inner = &self.inner;
         let Some(config) = inner.config.offload.clone() else { return Ok(()) };
         let (disk, server) = open(config, &inner.engine, &inner.endpoint).await?;
-        offer(inner, &disk).await.map_err(|error| match error.code() {
+        let mut state = Beat::default();
+        offer(inner, &disk, &mut state).await.map_err(|error| match error.code() {
             ErrorCode::UnableOffload => Error::new(
                 ErrorCode::UnableOffload,
                 "offload: the master puts no objects on disks; start it with --enable_offload",
@@ -322,7 +390,7 @@ impl<T: Transport> Client<T> {
         })?;
         let (stop, stopped) = watch::channel(false);
         let sweeping = sweep(disk.clone(), stopped.clone());
-        let running = run(Arc::downgrade(inner), disk.clone(), server, stopped);
+        let running = run(Arc::downgrade(inner), disk.clone(), server, state, stopped);
         let last = disk.clone();
         let task = inner.runtime.spawn(async move {
             tokio::join!(sweeping, running);

@@ -25,8 +25,26 @@ pub struct OffloadConfig {
     pub watermarks: Option<(f64, f64)>,
     /// I/O by threads even where the kernel has io_uring.
     pub threads: bool,
+    /// Longest that anything waits for the disk (30 s): what is written, and removed. Readers wait a third of it, and are refused at once when the disk
+    /// has answered nothing for a sixth.
+    pub patience: Duration,
     /// Whether others may read from the disk (true). What nobody can read is written all the same.
     pub serve: bool,
+    /// What goes wrong with it, in a test.
+    #[cfg(all(feature = "disk", feature = "testkit"))]
+    pub faults: Option<DiskFaults>,
+}
+
+/// A disk that misbehaves as a test tells it to (feature `testkit`).
+#[cfg(all(feature = "disk", feature = "testkit"))]
+#[derive(Clone, Debug)]
+pub struct DiskFaults(pub std::sync::Arc<dyn mooncake_disk::IoFaults>);
+
+#[cfg(all(feature = "disk", feature = "testkit"))]
+impl PartialEq for DiskFaults {
+    fn eq(&self, other: &Self) -> bool {
+        std::sync::Arc::ptr_eq(&self.0, &other.0)
+    }
 }
 
 impl OffloadConfig {
@@ -41,7 +59,10 @@ impl OffloadConfig {
             interval: Duration::from_secs(10),
             watermarks: Some((0.9, 0.8)),
             threads: false,
+            patience: Duration::from_secs(30),
             serve: true,
+            #[cfg(all(feature = "disk", feature = "testkit"))]
+            faults: None,
         }
     }
 
@@ -57,8 +78,8 @@ impl OffloadConfig {
         if !(1 << 16..=1 << 40).contains(&self.buffer) {
             return wrong("buffer must be 64 KiB to 1 TiB");
         }
-        if self.interval.is_zero() || self.lend.is_zero() {
-            return wrong("interval and lend must be more than zero");
+        if self.interval.is_zero() || self.lend.is_zero() || self.patience.is_zero() {
+            return wrong("interval, lend and patience must be more than zero");
         }
         if self.watermarks.is_some_and(|(high, low)| !(0.0 < low && low <= high && high <= 1.0)) {
             return wrong("watermarks: 0 < low <= high <= 1 is needed");

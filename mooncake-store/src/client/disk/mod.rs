@@ -18,10 +18,12 @@ mod shelf;
 
 #[cfg(feature = "disk")]
 pub(super) use self::beat::Running;
+#[cfg(all(feature = "disk", feature = "testkit"))]
+pub use self::config::DiskFaults;
 pub use self::config::OffloadConfig;
 #[cfg(feature = "disk")]
 pub use self::owner::DiskReport;
-pub(super) use self::read::{Loan, Owners};
+pub(super) use self::read::{Loan, Owners, Wanted};
 
 /// Most objects, and bytes unless one alone has more, that an owner is asked for at a time.
 pub(super) const BORROWED: usize = 256;

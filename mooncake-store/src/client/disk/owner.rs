@@ -1,9 +1,10 @@
 //! A disk of this client's: its store, the memory others read it through, and what was done with it.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use mooncake_core::clock::{Moment, Rng, SharedClock};
@@ -17,12 +18,13 @@ use parking_lot::Mutex;
 use super::serve::Owner;
 use super::shelf::{Place, Shelf};
 use super::{OffloadConfig, scoped, split};
+use crate::api::DEFAULT_TENANT;
 use crate::client::config::{join_port, split_port};
 use crate::protocol::server::{RunningServer, Server, ServerOptions};
-use crate::protocol::wire::Lent;
+use crate::protocol::wire::{Lent, LentParts};
 
-/// Longest a reader waits for room in the memory it reads from, and for the disk: readers have their own, shorter times.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long one that stood still is given to answer.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 /// Most objects read together.
 const MAX_BATCH: usize = 4096;
 
@@ -36,6 +38,10 @@ pub(in crate::client) struct Disk<T: Transport> {
     pub(super) counts: Counts,
     /// There is something for the master to hear, or to say.
     pub(super) wake: tokio::sync::Notify,
+    /// Whether the cluster has tenants. Without, all objects are the default one's, whoever asks for them.
+    pub(super) tenants: AtomicBool,
+    /// Work that its time was up for and that the disk has not come to the end of.
+    behind: AtomicUsize,
     shelf: Shelf<T>,
     /// What a peer opens to reach the shelf.
     memory: String,
@@ -48,6 +54,21 @@ pub(in crate::client) struct Disk<T: Transport> {
 struct Loans<T: Transport> {
     rng: Rng,
     batches: HashMap<u64, (Moment, Vec<Place<T>>)>,
+}
+
+/// A part of an object, and how long the caller believes the whole to be.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub(super) key: Vec<u8>,
+    pub(super) size: u64,
+    /// Not empty, and inside.
+    pub(super) range: Range<u64>,
+}
+
+impl Wanted {
+    fn len(&self) -> u64 {
+        self.range.end - self.range.start
+    }
 }
 
 /// What was done with a disk since the start.
@@ -113,6 +134,8 @@ pub(super) async fn open<T: Transport>(
         endpoint: endpoint.unwrap_or_default(),
         counts: Counts::default(),
         wake: tokio::sync::Notify::new(),
+        tenants: AtomicBool::new(true),
+        behind: AtomicUsize::new(0),
         shelf,
         memory: name.to_owned(),
         clock: engine.clock().clone(),
@@ -123,14 +146,30 @@ pub(super) async fn open<T: Transport>(
     Ok((disk, server))
 }
 
+/// Refuses an object of another length than its reader believes.
+fn is_long(there: u64, size: u64) -> Result<()> {
+    match there == size {
+        true => Ok(()),
+        false => Err(Error::invalid(format!("the object has {there} bytes, not {size}"))),
+    }
+}
+
+fn unanswered() -> Error {
+    Error::new(ErrorCode::RpcTimeout, "the disk does not answer")
+}
+
 fn open_store(config: &OffloadConfig) -> Result<FileStore> {
     let engine = if config.threads { EngineKind::Threads } else { EngineKind::Auto };
     let capacity = capacity(config)?;
     let mut store = StoreConfig::new(&config.path, capacity);
     store.max_objects = config.max_objects;
     (store.high_watermark, store.low_watermark) = config.watermarks.unwrap_or((1.0, 1.0));
-    let (store, _) = FileStore::open(DiskConfig { engine, ..DiskConfig::default() }, store)?;
-    Ok(store)
+    let disk = DiskConfig { engine, ..DiskConfig::default() };
+    #[cfg(feature = "testkit")]
+    if let Some(faults) = &config.faults {
+        return Ok(FileStore::open_with_faults(disk, store, faults.0.clone())?.0);
+    }
+    Ok(FileStore::open(disk, store)?.0)
 }
 
 /// What is asked for, and no more than 90 % of what the file system has or the store has already.
@@ -172,22 +211,36 @@ impl<T: Transport> Disk<T> {
 
     /// Under which key an object lies there that a reader calls by this one.
     fn named(&self, key: &[u8]) -> Vec<u8> {
-        if self.store.contains(key) {
-            return key.to_vec();
-        }
         // A key with a NUL names its tenant. What else could be meant is another object.
         let (tenant, own) = split(key);
-        scoped(tenant, own)
+        if !self.tenants.load(Relaxed) {
+            return scoped(DEFAULT_TENANT, own);
+        }
+        if self.store.contains(key) { key.to_vec() } else { scoped(tenant, own) }
     }
 
-    /// Reads objects, each of the length the reader knows, into memory that peers may read for a while. All or none.
-    pub(super) async fn lend(&self, wanted: Vec<(Vec<u8>, u64)>) -> Result<Lent> {
-        let none = |_| Err(Error::new(ErrorCode::RpcTimeout, "the disk does not answer"));
-        let outcome = tokio::time::timeout(PATIENCE, self.lend_all(&wanted)).await.unwrap_or_else(none);
+    /// What lies there and may be an object of this cluster, with its length.
+    pub(super) fn listing(&self) -> Vec<(Arc<[u8]>, u64)> {
+        let mut listing = self.store.listing();
+        if !self.tenants.load(Relaxed) {
+            listing.retain(|(key, _)| split(key).0 == DEFAULT_TENANT);
+        }
+        listing
+    }
+
+    /// Reads parts of objects, each of the length the reader knows, into memory that peers may read for a while. All or none.
+    pub(super) async fn lend(&self, wanted: Vec<Wanted>) -> Result<LentParts> {
+        let outcome = match self.is_stalled() {
+            true => Err(unanswered()),
+            false => {
+                let lent = tokio::time::timeout(self.readers_wait(), self.lend_all(&wanted)).await;
+                lent.unwrap_or_else(|_| Err(unanswered()))
+            }
+        };
         let objects = wanted.len() as u64;
         match &outcome {
             Ok(_) => {
-                let bytes = wanted.iter().fold(0u64, |sum, (_, len)| sum.saturating_add(*len));
+                let bytes = wanted.iter().map(Wanted::len).fold(0, u64::saturating_add);
                 self.counts.read.fetch_add(objects, Relaxed);
                 self.counts.read_bytes.fetch_add(bytes, Relaxed);
             }
@@ -203,38 +256,102 @@ impl<T: Transport> Disk<T> {
         outcome
     }
 
-    async fn lend_all(&self, wanted: &[(Vec<u8>, u64)]) -> Result<Lent> {
+    async fn lend_all(&self, wanted: &[Wanted]) -> Result<LentParts> {
         if wanted.len() > MAX_BATCH {
             return Err(Error::invalid(format!("{} objects at once; at most {MAX_BATCH}", wanted.len())));
         }
         let mut names = Vec::with_capacity(wanted.len());
-        for (key, len) in wanted {
+        for Wanted { key, size, .. } in wanted {
             let name = self.named(key);
             let there = self.store.value_len(&name).ok_or(ErrorCode::ObjectNotFound)?;
-            if *len != there {
-                return Err(Error::invalid(format!("the object has {there} bytes, not {len}")));
-            }
+            is_long(there, *size)?;
             names.push(name);
         }
-        let lens: Vec<u64> = wanted.iter().map(|(_, len)| *len).collect();
-        let mut places = self.shelf.take(&lens, PATIENCE).await?;
-        let reads = names.iter().zip(&lens).map(|(name, len)| self.store.read_part(name, 0..*len));
+        let lens: Vec<u64> = wanted.iter().map(Wanted::len).collect();
+        let mut places = self.shelf.take(&lens, self.readers_wait()).await?;
+        let asked = names.iter().zip(wanted);
+        let reads = asked.map(|(name, wanted)| self.store.read_part(name, wanted.range.clone()));
         let parts = futures::future::join_all(reads).await;
-        for (place, part) in places.iter_mut().zip(parts) {
-            place.copy_from(&part?)?;
+        let mut versions = Vec::with_capacity(wanted.len());
+        for ((place, wanted), part) in places.iter_mut().zip(wanted).zip(parts) {
+            let part = part?;
+            // Another value may have taken its place while there was no room.
+            is_long(part.value_len(), wanted.size)?;
+            place.copy_from(&part)?;
+            versions.push(part.version());
         }
         let addresses = places.iter().map(Place::address).collect();
         let mut lent = self.lent.lock();
         let batch = lent.rng.next_u64();
         lent.batches.insert(batch, (self.clock.now().after(self.config.lend), places));
         let ttl_ms = u64::try_from(self.config.lend.as_millis()).unwrap_or(u64::MAX);
-        Ok(Lent { batch, addresses, endpoint: self.memory.clone(), ttl_ms })
+        let lent = Lent { batch, addresses, endpoint: self.memory.clone(), ttl_ms };
+        Ok(LentParts { lent, versions })
+    }
+
+    /// Longest a reader waits for room in the memory it reads from, and for the disk: readers have their own, mostly shorter times.
+    fn readers_wait(&self) -> Duration {
+        self.config.patience / 3
+    }
+
+    /// Whether it has answered nothing for so long that it is asked for nothing more. That is sooner than readers give up, so what they leave behind is
+    /// never more than the memory they read from.
+    fn is_stalled(&self) -> bool {
+        self.store.stalled_for() >= self.config.patience / 6
+    }
+
+    /// Whether it does not answer, or has not come to the end of what its time was up for.
+    pub(super) fn is_behind(&self) -> bool {
+        self.behind.load(Relaxed) != 0 || self.is_stalled()
+    }
+
+    /// Whether the heartbeat may use it. One that does not answer is asked whether it does.
+    pub(super) async fn is_usable(self: &Arc<Self>) -> bool {
+        if self.behind.load(Relaxed) == 0 && self.is_stalled() {
+            let disk = self.clone();
+            let _ = self.within(SIGN_OF_LIFE, async move { disk.store.probe().await }).await;
+        }
+        let usable = !self.is_behind();
+        if !usable {
+            tracing::warn!(path = %self.config.path.display(), "the disk does not answer; nothing goes to it");
+        }
+        usable
+    }
+
+    /// Does something with the disk, to its end, and waits for that for a while. `RPC_TIMEOUT`: it goes on, and until it is over the disk is not usable.
+    pub(super) async fn work<R: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl Future<Output = R> + Send + 'static,
+    ) -> Result<R> {
+        self.within(self.config.patience, work).await
+    }
+
+    async fn within<R: Send + 'static>(
+        self: &Arc<Self>,
+        patience: Duration,
+        work: impl Future<Output = R> + Send + 'static,
+    ) -> Result<R> {
+        let mut task = tokio::spawn(work);
+        match tokio::time::timeout(patience, &mut task).await {
+            Ok(done) => done.map_err(|error| Error::internal(format!("work on a disk failed: {error}"))),
+            Err(_) => {
+                self.behind.fetch_add(1, Relaxed);
+                let disk = self.clone();
+                tokio::spawn(async move {
+                    let _ = task.await;
+                    disk.behind.fetch_sub(1, Relaxed);
+                    disk.wake.notify_one();
+                });
+                Err(unanswered())
+            }
+        }
     }
 
     /// Reads an object into memory that wires take.
     pub(super) async fn shelve(&self, key: &[u8], len: u64) -> Result<Place<T>> {
-        let mut places = self.shelf.take(&[len], PATIENCE).await?;
+        let mut places = self.shelf.take(&[len], self.readers_wait()).await?;
         let value = self.store.read_part(key, 0..len).await?;
+        is_long(value.value_len(), len)?;
         let mut place = places.pop().ok_or(ErrorCode::InternalError)?;
         place.copy_from(&value)?;
         Ok(place)

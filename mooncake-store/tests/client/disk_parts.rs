@@ -1,0 +1,344 @@
+//! Parts of objects that are on disks only.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use mooncake_core::clock::Rng;
+use mooncake_core::ids::{ClientId, Uuid};
+use mooncake_core::{ErrorCode, Result};
+use mooncake_store::client::{Client, Located, OffloadConfig, RangeRead};
+use mooncake_store::master::{DiskOptions, MasterOptions};
+use mooncake_store::protocol::frame::Status;
+use mooncake_store::protocol::message::{LendObjects, LendParts, Request};
+use mooncake_store::protocol::pack::{self, Answer};
+use mooncake_store::protocol::server::{Refusal, RunningServer, Server, ServerOptions, Service};
+use mooncake_store::protocol::wire::{Lent, LentParts, OffloadItem, StoredAt};
+use parking_lot::Mutex;
+
+use crate::disk::{KEYS, MIB, SIZE, all_written, cluster, disk, expected, fill, key, lies, member, owner};
+use crate::support::{Cluster, Kind, value};
+
+async fn find(client: &Client, key: &str) -> Option<Located> {
+    client.locate(&[key]).await.unwrap().remove(0).unwrap()
+}
+
+/// What reading ranges of located objects comes to, each for itself.
+async fn parts(client: &Client, reads: &[(&Located, u64, usize)]) -> Vec<Result<Vec<u8>>> {
+    let ranges = reads.iter().map(|&(object, offset, len)| RangeRead {
+        object: object.clone(),
+        offset,
+        into: client.alloc_registered(len).unwrap().exclusive().unwrap(),
+    });
+    let bytes = |(outcome, slice): (Result<()>, mooncake_transport::SliceMut<_>)| {
+        outcome?;
+        let mut bytes = vec![0; slice.len()];
+        slice.copy_to(0, &mut bytes)?;
+        Ok(bytes)
+    };
+    client.read_ranges(ranges.collect()).await.into_iter().map(bytes).collect()
+}
+
+async fn part(client: &Client, object: &Located, offset: u64, len: usize) -> Result<Vec<u8>> {
+    parts(client, &[(object, offset, len)]).await.remove(0)
+}
+
+/// Ranges of objects by their keys, read again when they came too late for a lease.
+async fn of_keys(client: &Client, reads: &[(String, u64, usize)]) -> Vec<Vec<u8>> {
+    loop {
+        let mut located = Vec::new();
+        for (key, ..) in reads {
+            located.push(find(client, key).await.expect("it is there"));
+        }
+        let ranges: Vec<_> = reads.iter().zip(&located).map(|((_, at, len), o)| (o, *at, *len)).collect();
+        let read = parts(client, &ranges).await;
+        let late = |outcome: &Result<_>| {
+            outcome.as_ref().is_err_and(|error| error.code() == ErrorCode::LeaseExpired)
+        };
+        if !read.iter().any(late) {
+            return read.into_iter().map(Result::unwrap).collect();
+        }
+    }
+}
+
+fn on_disk_only(cluster: &Cluster) -> Vec<u64> {
+    (0..KEYS).filter(|n| lies(cluster, &key(*n)) == (0, 1)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_what_is_on_disk_only_the_range_is_read() {
+    let cluster = cluster(DiskOptions::default()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let owner = owner(&cluster, folder.path()).connect().await.unwrap();
+    let other = member(&cluster).segment(0).connect().await.unwrap();
+    fill(&other).await;
+    all_written(&cluster).await;
+    let there = on_disk_only(&cluster);
+    let before = owner.disk().unwrap();
+    let read = of_keys(&other, &[(key(there[0]), 100_000, 1000)]).await;
+    assert!(read[0] == expected(there[0])[100_000..101_000]);
+    let after = owner.disk().unwrap();
+    let (times, bytes) = (after.read - before.read, after.read_bytes - before.read_bytes);
+    assert_eq!(bytes, 1000 * times, "nothing else is lent");
+    assert_eq!(after.store.disk.read_bytes - before.store.disk.read_bytes, times * (64 << 10), "one chunk");
+
+    let mut rng = Rng::seeded(11);
+    for client in [&other, &owner] {
+        let mut reads = vec![(key(there[0]), 0, SIZE), (key(there[1]), 65_535, 2), (key(there[1]), 0, SIZE)];
+        for _ in 0..60 {
+            let from = rng.below(SIZE as u64);
+            let len = 1 + rng.below((SIZE as u64 - from).min(100_000)) as usize;
+            reads.push((key(rng.below(KEYS)), from, len));
+        }
+        let read = of_keys(client, &reads).await;
+        for ((name, from, len), got) in reads.iter().zip(read) {
+            let number: u64 = name.strip_prefix("block/").unwrap().parse().unwrap();
+            let from = *from as usize;
+            assert!(got == expected(number)[from..from + len], "{name} {from} {len}");
+        }
+    }
+    let object = find(&other, &key(there[2])).await.unwrap();
+    owner.close().await.unwrap();
+    let lost = part(&other, &object, 0, 10).await.unwrap_err();
+    assert_ne!(lost.code(), ErrorCode::InvalidReplica, "{lost}");
+    assert!(find(&other, &key(there[2])).await.is_none(), "its disk is gone with it");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_than_an_owner_lends_at_a_time_is_read_in_pieces() {
+    let cluster = cluster(DiskOptions::default()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let small = OffloadConfig { buffer: MIB, ..disk(folder.path()) };
+    let owner = member(&cluster).offload(small).connect().await.unwrap();
+    let long = value(99, 4 << 20);
+    owner.put("long", long.clone()).await.unwrap();
+    fill(&owner).await;
+    all_written(&cluster).await;
+    assert_eq!(lies(&cluster, "long"), (0, 1));
+    // Side by side they are one piece, and too long for its memory.
+    let reads: Vec<_> = (0..8).map(|n| ("long".to_string(), n * (512 << 10), 512 << 10)).collect();
+    assert!(of_keys(&owner, &reads).await.concat() == long);
+}
+
+/// An owner of a disk that lends whatever a test tells it to.
+struct Stub {
+    /// Where the value lies, the number it says, and for how long it is lent.
+    value: Mutex<(u64, u64, u64)>,
+    memory: String,
+    /// It lends parts.
+    parts: bool,
+    /// How many keys it was asked for, call by call.
+    asked: Mutex<Vec<usize>>,
+}
+
+impl Stub {
+    fn lend(&self, starts: &[u64]) -> LentParts {
+        let (address, version, ttl_ms) = *self.value.lock();
+        self.asked.lock().push(starts.len());
+        let addresses = starts.iter().map(|start| address + start).collect();
+        let lent = Lent { batch: 1, addresses, endpoint: self.memory.clone(), ttl_ms };
+        LentParts { lent, versions: vec![version; starts.len()] }
+    }
+}
+
+impl Service for Stub {
+    fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {
+        if function == LendParts::FUNCTION && self.parts {
+            let asked: LendParts<'_> = pack::decode(body).unwrap();
+            let answer: Answer<LentParts> = Ok(self.lend(&asked.starts));
+            pack::encode(&answer, out);
+        } else if function == LendObjects::FUNCTION {
+            let asked: LendObjects<'_> = pack::decode(body).unwrap();
+            let answer: Answer<Lent> = Ok(self.lend(&vec![0; asked.keys.len()]).lent);
+            pack::encode(&answer, out);
+        } else {
+            return Err((Status::NotRegistered, "no such call".into()));
+        }
+        Ok(())
+    }
+}
+
+/// A cluster in which "k" is on such a disk, and two values like it in memory.
+struct Stage {
+    cluster: Cluster,
+    client: Client,
+    stub: Arc<Stub>,
+    values: [Bytes; 2],
+    addresses: [u64; 2],
+    endpoint: String,
+    _server: RunningServer,
+}
+
+const STUB: ClientId = ClientId(Uuid { first: 7, second: 7 });
+
+impl Stage {
+    async fn new(parts: bool) -> Self {
+        let options = MasterOptions {
+            disks: Some(DiskOptions::default()),
+            lease_ttl: Duration::from_secs(60),
+            client_ttl: Duration::from_secs(600),
+            ..MasterOptions::default()
+        };
+        let cluster = Cluster::start(Kind::Tcp, options).await;
+        let client = member(&cluster).connect().await.unwrap();
+        let values = [value(1, SIZE), value(2, SIZE)];
+        let mut addresses = [0; 2];
+        let mut memory = String::new();
+        for (i, value) in values.iter().enumerate() {
+            let name = format!("value {i}");
+            client.put(&name, value).await.unwrap();
+            let replica = cluster.master.peek(name.as_bytes()).unwrap().remove(0);
+            let at = replica.location.memory().unwrap();
+            (addresses[i], memory) = (at.address, at.endpoint.clone());
+        }
+        let value = Mutex::new((addresses[0], 1, 60_000));
+        let stub = Arc::new(Stub { value, memory, parts, asked: Mutex::default() });
+        let server = Server::bind("127.0.0.1:0", ServerOptions::default()).await.unwrap();
+        let endpoint = server.local_addr().to_string();
+        let _server = server.start(stub.clone());
+        cluster.master.mount_disk(STUB, true).unwrap();
+        let stage = Self { cluster, client, stub, values, addresses, endpoint, _server };
+        stage.announce();
+        stage
+    }
+
+    fn announce(&self) {
+        let item = OffloadItem { tenant: "default".into(), key: b"k".to_vec(), size: SIZE as i64 };
+        let endpoint = self.endpoint.clone();
+        let place = StoredAt { bucket: 0, offset: 0, key_size: 1, data_size: SIZE as i64, endpoint };
+        self.cluster.master.offloaded(STUB, &[item], &[place]).unwrap();
+    }
+
+    /// From now on the disk has that value.
+    fn holds(&self, value: usize, ttl_ms: u64) {
+        *self.stub.value.lock() = (self.addresses[value], value as u64 + 1, ttl_ms);
+    }
+
+    fn is(&self, value: usize, got: &[u8], from: usize) -> bool {
+        got == &self.values[value][from..from + got.len()]
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn parts_are_of_one_value_whatever_the_disk_has_by_then() {
+    let stage = Stage::new(true).await;
+    let object = find(&stage.client, "k").await.unwrap();
+    assert!(stage.is(0, &part(&stage.client, &object, 5, 100).await.unwrap(), 5));
+    stage.holds(1, 60_000);
+    let other = part(&stage.client, &object, 105, 100).await.unwrap_err();
+    assert_eq!(other.code(), ErrorCode::LeaseExpired);
+    // Asked for anew, it is that value.
+    let again = find(&stage.client, "k").await.unwrap();
+    assert!(stage.is(1, &part(&stage.client, &again, 105, 100).await.unwrap(), 105));
+    stage.holds(0, 60_000);
+    assert!(stage.is(0, &part(&stage.client, &object, 105, 100).await.unwrap(), 105));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_that_come_after_the_end_of_a_loan_do_not_count() {
+    for parts in [true, false] {
+        let stage = Stage::new(parts).await;
+        stage.holds(0, 0);
+        let object = find(&stage.client, "k").await.unwrap();
+        let late = part(&stage.client, &object, 0, 100).await.unwrap_err();
+        assert_eq!(late.code(), ErrorCode::LeaseExpired);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_that_lends_whole_objects_only_is_asked_for_these() {
+    let stage = Stage::new(false).await;
+    let client = &stage.client;
+    let object = find(client, "k").await.unwrap();
+    let read = parts(client, &[(&object, 0, 10), (&object, 200_000, 1000), (&object, 100_000, 70_000)]).await;
+    for (got, from) in read.iter().zip([0, 200_000, 100_000]) {
+        assert!(stage.is(0, got.as_ref().unwrap(), from));
+    }
+    assert_eq!(*stage.stub.asked.lock(), [1], "once");
+    // It does not say which value it has, so the master is asked whether it is still the one that was found.
+    stage.cluster.master.remove(b"k", true).unwrap();
+    stage.announce();
+    stage.holds(1, 60_000);
+    let other = part(client, &object, 10, 10).await.unwrap_err();
+    assert_eq!(other.code(), ErrorCode::LeaseExpired);
+    let again = find(client, "k").await.unwrap();
+    assert!(stage.is(1, &part(client, &again, 10, 10).await.unwrap(), 10));
+}
+
+#[cfg(feature = "local")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn light_clients_read_what_is_on_disks() {
+    use mooncake_store::local::{LocalClient, LocalConfig, LocalRange, LocalServer, LocalServerConfig};
+    use mooncake_transport::{Loopback, Region};
+
+    let cluster = cluster(DiskOptions::default()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let owner = owner(&cluster, &folder.path().join("disk")).connect().await.unwrap();
+    fill(&owner).await;
+    all_written(&cluster).await;
+    let path = folder.path().join("owner.sock");
+    let config = LocalServerConfig { path: path.clone(), ..LocalServerConfig::default() };
+    let server = LocalServer::start(owner.clone(), config).unwrap();
+    let config = LocalConfig { buffer: 4 << 20, ..LocalConfig::at(path.to_str().unwrap()) };
+    let light = LocalClient::connect(config).await.unwrap();
+    let there = on_disk_only(&cluster);
+    let late = |code| code == ErrorCode::LeaseExpired;
+    let value = async |number| {
+        loop {
+            match light.get(key(number)).await {
+                Err(error) if late(error.code()) => {}
+                got => return got.unwrap(),
+            }
+        }
+    };
+    for number in there.iter().take(4) {
+        assert!(value(*number).await == Some(expected(*number)), "{number}");
+    }
+    let keys: Vec<String> = there.iter().take(4).map(|number| key(*number)).collect();
+    for (number, got) in there.iter().zip(light.batch_get(&keys).await.unwrap()) {
+        assert!(
+            got.is_err_and(|error| late(error.code())) || value(*number).await == Some(expected(*number))
+        );
+    }
+    loop {
+        let object = light.locate(&keys[..1]).await.unwrap().remove(0).unwrap().unwrap();
+        let region: Region<Loopback> = light.alloc_registered(1 << 16).await.unwrap();
+        let into = region.exclusive().unwrap();
+        let (outcome, slice) =
+            light.read_ranges(vec![LocalRange { object, offset: 70_000, into }]).await.remove(0);
+        match outcome {
+            Err(error) if late(error.code()) => {}
+            outcome => {
+                outcome.unwrap();
+                let mut got = vec![0; 1 << 16];
+                slice.unwrap().copy_to(0, &mut got).unwrap();
+                assert!(got == expected(there[0])[70_000..70_000 + (1 << 16)]);
+                break;
+            }
+        }
+    }
+    drop(light);
+    server.stop().await;
+}
+
+#[cfg(feature = "local")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn to_a_light_client_a_disk_that_is_gone_is_a_miss() {
+    use mooncake_store::local::{LocalClient, LocalConfig, LocalServer, LocalServerConfig};
+
+    let Stage { client, values, _server, cluster, .. } = Stage::new(true).await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("owner.sock");
+    let config = LocalServerConfig { path: path.clone(), ..LocalServerConfig::default() };
+    let server = LocalServer::start(client.clone(), config).unwrap();
+    let config = LocalConfig { buffer: 4 << 20, ..LocalConfig::at(path.to_str().unwrap()) };
+    let light = LocalClient::connect(config).await.unwrap();
+    _server.stop().await;
+    assert_eq!(lies(&cluster, "k"), (0, 1), "the master does not know");
+    let got: Vec<_> =
+        light.batch_get(&["k", "value 1"]).await.unwrap().into_iter().map(Result::unwrap).collect();
+    assert!(got[0].is_none() && got[1].as_deref() == Some(&*values[1]));
+    assert!(light.get("k").await.unwrap().is_none());
+    drop(light);
+    server.stop().await;
+}
