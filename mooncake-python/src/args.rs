@@ -61,6 +61,11 @@ impl Drop for Keep {
 /// The bytes of an object with the buffer protocol, in order. Those that do not lie in one piece are copied.
 pub(crate) fn bytes_of(object: &Bound<'_, PyAny>, keep: &mut Keep) -> PyResult<Option<MemorySpan>> {
     let buffer = PyUntypedBuffer::get(object)?;
+    if holds_objects(buffer.format().to_bytes()) {
+        return Err(PyTypeError::new_err(
+            "an array of Python objects has no bytes to store, only their addresses",
+        ));
+    }
     let buffer = if buffer.is_c_contiguous() {
         buffer
     } else {
@@ -74,6 +79,11 @@ pub(crate) fn bytes_of(object: &Bound<'_, PyAny>, keep: &mut Keep) -> PyResult<O
     Ok(span)
 }
 
+/// Whether items of that format are, or have, Python objects. Names of fields are between colons.
+fn holds_objects(format: &[u8]) -> bool {
+    format.split(|&c| c == b':').step_by(2).any(|types| types.contains(&b'O'))
+}
+
 /// [`bytes_of`] one part of a value: one dimension of single bytes.
 pub(crate) fn part_of(object: &Bound<'_, PyAny>, keep: &mut Keep) -> PyResult<Option<MemorySpan>> {
     let buffer = PyUntypedBuffer::get(object)?;
@@ -82,6 +92,35 @@ pub(crate) fn part_of(object: &Bound<'_, PyAny>, keep: &mut Keep) -> PyResult<Op
     }
     drop(buffer);
     bytes_of(object, keep)
+}
+
+/// From here on, others run while bytes are copied.
+const LONG: usize = 8 << 10;
+
+/// Does what copies so many bytes, without holding the interpreter when that takes longer than letting go of it.
+pub(crate) fn copying<R: Send>(py: Python<'_>, len: usize, copy: impl FnOnce() -> R + Send) -> R {
+    if len < LONG { copy() } else { py.detach(copy) }
+}
+
+/// A new `bytes` object of that length, whose bytes `fill` writes.
+#[allow(unsafe_code)]
+pub(crate) fn bytes_with<'py>(
+    py: Python<'py>,
+    len: usize,
+    fill: impl FnOnce(&mut [u8]) -> mooncake_core::Result<()> + Send,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let (object, span) = new_bytes(py, len)?;
+    let filled = copying(py, len, || {
+        let Some(span) = span else { return fill(&mut []) };
+        // SAFETY: the object is new, that long, and nobody else's yet; zeroes make its bytes readable before `fill` has them.
+        let bytes = unsafe {
+            span.ptr.write_bytes(0, span.len);
+            std::slice::from_raw_parts_mut(span.ptr.as_ptr(), span.len)
+        };
+        fill(bytes)
+    });
+    filled.map_err(|error| crate::error::exception(py, &error))?;
+    Ok(object)
 }
 
 /// A new `bytes` object of that length and where its bytes lie. They must be written before anybody else sees it.

@@ -18,7 +18,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::args::{Keep, Uint, bytes_of, new_bytes};
+use crate::args::{Keep, Uint, bytes_of, copying, new_bytes};
 use crate::error::{Errors, LastError, exception};
 use crate::memory::Wire;
 use crate::runtime::{not_forked, wait};
@@ -454,8 +454,8 @@ impl EngineCalls {
             let text = format!("{} bytes were given, {} are to be copied", span.len, length.0);
             return Ok(self.failed(&Error::invalid(text)));
         }
-        let copied =
-            inner.get().engine.regions().slice_mut(dest_address.0, length.len()).map(|to| copy(span, &to));
+        let to = inner.get().engine.regions().slice_mut(dest_address.0, length.len());
+        let copied = to.map(|to| copying(py, length.len(), || copy(span, &to)));
         Ok(copied.map_or_else(|error| self.failed(&error), |()| 0))
     }
 
@@ -476,7 +476,7 @@ impl EngineCalls {
         let from = from.map_err(|error| exception(py, &error))?;
         let (bytes, span) = new_bytes(py, length.len())?;
         let span = span.ok_or_else(|| PyTypeError::new_err("no bytes"))?;
-        copy_out(&from, span);
+        copying(py, span.len, || copy_out(&from, span));
         Ok(bytes)
     }
 

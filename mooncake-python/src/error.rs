@@ -47,7 +47,10 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
 /// The exception of an error, with its number as `code`.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
-    let text = error.to_string();
+    exception_of(py, error, error.to_string())
+}
+
+fn exception_of(py: Python<'_>, error: &Error, text: String) -> PyErr {
     let raised = match error.kind() {
         ErrorKind::NotFound => NotFoundError::new_err(text),
         ErrorKind::NoSpace => NoSpaceError::new_err(text),
@@ -93,7 +96,9 @@ impl LastError {
 
 impl LastError {
     pub(crate) fn exception(&self, py: Python<'_>) -> PyErr {
-        exception(py, &Error::new(mooncake_core::ErrorCode::from_number(self.code), self.message.clone()))
+        // The message has the code's name already.
+        let error = Error::new(mooncake_core::ErrorCode::from_number(self.code), String::new());
+        exception_of(py, &error, self.message.clone())
     }
 }
 

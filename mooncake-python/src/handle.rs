@@ -7,7 +7,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::error::exception;
+use crate::args::bytes_with;
 use crate::lease::Lease;
 
 /// A value in the store's memory, given back when the last view of it is gone.
@@ -23,9 +23,7 @@ impl BufferHandle {
 
     /// A copy of the value.
     pub(crate) fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        PyBytes::new_with(py, self.lease.len(), |to| {
-            self.lease.copy_to(to).map_err(|error| exception(py, &error))
-        })
+        bytes_with(py, self.lease.len(), |to| self.lease.copy_to(to))
     }
 }
 

@@ -72,11 +72,12 @@ def test_every_buffer(store, key):
         np.arange(10, dtype=np.float32),
         np.arange(100, dtype=np.uint8)[::3],
         np.asfortranarray(np.arange(12, dtype=np.int16).reshape(3, 4)),
+        np.zeros(2, [("Owner", np.int32), ("O", np.int8)]),
     ]
     for i, value in enumerate(values):
         assert store.put(f"{key}-{i}", value) == 0
         assert store.get(f"{key}-{i}") == memoryview(value).tobytes()
-    for wrong in ("text", 7, None, [1, 2]):
+    for wrong in ("text", 7, None, [1, 2], np.array([object()]), np.zeros(2, [("a", object)])):
         with pytest.raises(TypeError):
             store.put(key, wrong)
     with pytest.raises(RuntimeError, match="parts must be 1-D bytes-like"):
@@ -118,7 +119,7 @@ def test_removing_by_pattern(store, key):
     for i in range(5):
         assert store.put(f"{key}/a/{i}", b"x") == 0
     assert store.remove_by_regex(f"{key}/a/[01]") == 2
-    assert store.remove_by_regex("(") == -600
+    assert store.remove_by_regex("(") == -600 and "'(' is no pattern" in store.last_error().message
     assert store.remove_by_regex(regex=f"{key}/a/2") == 1, "as the documentation names it"
     assert store.remove_by_regex(regex_pattern=key, force=True) == 2
     with pytest.raises(TypeError, match="one argument"):
@@ -172,8 +173,9 @@ def test_a_full_pool_says_so(own_master, make_store):
         held.append(alone.is_exist(f"k{i}"))
     assert code == -200, alone.last_error()
     assert alone.last_error().code == -200 and alone.last_error().name == "NO_AVAILABLE_HANDLE"
-    with pytest.raises(RuntimeError, match="NO_AVAILABLE_HANDLE"):
+    with pytest.raises(RuntimeError, match="NO_AVAILABLE_HANDLE") as raised:
         alone.raise_last_error()
+    assert str(raised.value) == alone.last_error().message and raised.value.code == -200
 
 
 def test_many_threads(make_store, key):
@@ -266,7 +268,8 @@ def test_before_setup_and_after_close(make_store):
     closed = make_store()
     assert closed.close() == 0 and closed.close() == 0
     for empty in (MooncakeDistributedStore(), closed):
-        assert empty.put("k", b"x") == -600
+        assert empty.get_hostname() == "" and empty.health_check() == 1
+        assert empty.put("k", b"x") == -600 and "not set up" in empty.last_error().message
         assert empty.get("k") == b""
         assert empty.get_batch(["k", "l"]) == [b""]
         assert empty.get_buffer("k") is None
@@ -283,6 +286,9 @@ def test_before_setup_and_after_close(make_store):
 
 def test_setup_says_what_is_wrong(master):
     store = MooncakeDistributedStore()
+    for size in ("16MB", -1, 1.5, None, 1 << 64):
+        with pytest.raises(TypeError, match="global_segment_size must be a number of bytes"):
+            store.setup("127.0.0.1", "P2PHANDSHAKE", size, 0, "tcp", "", master.address)
     assert store.setup("127.0.0.1", "P2PHANDSHAKE", 1, 0, "tcp", "", master.address) == -600
     assert "segment" in str(store.last_error())
     assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "smoke signals", "", master.address) == -1

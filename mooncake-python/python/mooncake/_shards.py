@@ -205,12 +205,12 @@ def _empty(header: Header) -> Any:
     return torch.empty(header.local_shape, dtype=getattr(torch, DTYPES[header.dtype][0]))
 
 
-def _of_bytes(header: Header, data: bytes) -> Any:
+def _of_bytes(header: Header, data: bytes | memoryview) -> Any:
     torch = _torch()
     if not data:
         return _empty(header)
-    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    return flat.view(getattr(torch, DTYPES[header.dtype][0])).reshape(header.local_shape)
+    flat = torch.frombuffer(bytearray(data), dtype=getattr(torch, DTYPES[header.dtype][0]))
+    return flat.reshape(header.local_shape)
 
 
 def _job(address: int, plan: Plan) -> _Job:

@@ -46,7 +46,7 @@ from mooncake._types import also_named
 
 _INVALID_PARAMS = -600
 # Objects up to this length are read in one go with their headers.
-_SMALL = 64 << 10
+_SMALL = 256 << 10
 
 
 class TensorCalls(_mooncake.Store):
@@ -451,7 +451,7 @@ class TensorCalls(_mooncake.Store):
             if header is None:
                 continue
             if len(head) == located.size:
-                tensors[i] = _of_bytes(header, head[header.data_offset :])
+                tensors[i] = _of_bytes(header, memoryview(head)[header.data_offset :])
                 continue
             tensors[i] = _empty(header)
             jobs.append(_job(tensors[i].data_ptr(), _as_it_is(located, header)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from mooncake import _environment, _log
@@ -78,6 +79,12 @@ class MooncakeDistributedStore(TensorCalls):
                 "setup(): incompatible function arguments: local_hostname must be a str or a dict, not "
                 + type(local_hostname).__name__
             )
+        for name, size in (("global_segment_size", global_segment_size), ("local_buffer_size", local_buffer_size)):
+            if not hasattr(size, "__index__") or not 0 <= operator.index(size) < 1 << 64:
+                text = f"{name} must be a number of bytes, from 0 to 2**64-1, not {size!r}"
+                if isinstance(size, str):
+                    text += "; a dictionary's sizes may be text"
+                raise TypeError(f"setup(): incompatible function arguments: {text}")
         _log.start()
         if enable_client_http_server and not 1 <= client_http_port <= 65535:
             return self._note(_INVALID_PARAMS, f"setup: client_http_port {client_http_port} is no port")
@@ -158,7 +165,10 @@ class MooncakeDistributedStore(TensorCalls):
     @also_named(regex="regex_pattern")
     def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
         """Removes what the pattern finds in: how many, or a negative code."""
-        return super().remove_by_regex(regex_pattern, force)
+        removed = super().remove_by_regex(regex_pattern, force)
+        if removed == _INVALID_PARAMS and self.health_check() != 1:
+            self._note(removed, f"remove_by_regex: {regex_pattern!r} is no pattern that the master understands")
+        return removed
 
     def init_all(self, protocol: str, device_name: str, mount_segment_size: int = 16 * _MIB, /) -> int:
         """`setup` with the addresses of a test cluster on this machine."""

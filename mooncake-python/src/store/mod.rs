@@ -162,8 +162,18 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// The client, while there is one.
+    /// The client, while there is one; that there is none is what went wrong last.
     pub(crate) fn session(&self) -> PyResult<Option<Arc<Session>>> {
+        let session = self.current()?;
+        if session.is_none() {
+            self.errors
+                .note(&Error::invalid("the store is not set up: setup() was not called, or close() was"));
+        }
+        Ok(session)
+    }
+
+    /// The client, while there is one, for those who only ask.
+    fn current(&self) -> PyResult<Option<Arc<Session>>> {
         not_forked()?;
         Ok(self.session.read().clone())
     }
@@ -392,14 +402,14 @@ impl Store {
 
     /// 0 when the master answers, 1 before setup and after close, 2 when it does not answer.
     fn health_check(&self, py: Python<'_>) -> PyResult<i64> {
-        let Some(session) = self.session()? else { return Ok(1) };
+        let Some(session) = self.current()? else { return Ok(1) };
         let healthy = wait(py, async { Ok(session.client.is_healthy().await) });
         Ok(if healthy.unwrap_or(false) { 0 } else { 2 })
     }
 
     /// The name others know this client by, `host:port`; empty before setup.
     fn get_hostname(&self) -> PyResult<String> {
-        Ok(self.session()?.map(|session| session.client.hostname().to_owned()).unwrap_or_default())
+        Ok(self.current()?.map(|session| session.client.hostname().to_owned()).unwrap_or_default())
     }
 
     /// What went wrong last on this store: code, name, message and peer; `None` when nothing has.
@@ -414,7 +424,7 @@ impl Store {
 
     /// This object while it is set up, else `None`.
     fn _get_pyclient_capsule(slf: PyRef<'_, Self>) -> PyResult<Option<Py<Self>>> {
-        let set_up = slf.session()?.is_some();
+        let set_up = slf.current()?.is_some();
         Ok(set_up.then(|| slf.into()))
     }
 

@@ -12,7 +12,7 @@ use pyo3::types::PyBytes;
 use std::ptr::NonNull;
 
 use super::{NOT_SET_UP, Session, Store};
-use crate::args::{Keep, Uint, bytes_of};
+use crate::args::{Keep, Uint, bytes_of, bytes_with};
 use crate::config::{self, Config};
 use crate::lease::Lease;
 use crate::member::{Located, RangeRead};
@@ -334,9 +334,7 @@ impl Store {
                 return Ok(None);
             }
             let Some(slice) = slice else { return Ok(None) };
-            let bytes = PyBytes::new_with(py, slice.len(), |bytes| {
-                slice.copy_to(0, bytes).map_err(|error| crate::error::exception(py, &error))
-            })?;
+            let bytes = bytes_with(py, slice.len(), |bytes| slice.copy_to(0, bytes))?;
             Ok(Some((LocatedObject { object }, bytes)))
         };
         let heads = located.into_iter().map(head).collect();
@@ -422,10 +420,7 @@ impl Store {
                 return Ok(None);
             }
         };
-        let bytes = PyBytes::new_with(py, slice.len(), |bytes| {
-            slice.copy_to(0, bytes).map_err(|error| crate::error::exception(py, &error))
-        })?;
-        Ok(Some(bytes))
+        bytes_with(py, slice.len(), |bytes| slice.copy_to(0, bytes)).map(Some)
     }
 
     /// Copies bytes into registered memory; whether they fit.
