@@ -81,7 +81,10 @@ async fn user() -> Result<()> {
     println!("read the last block back");
     for line in engine.metrics() {
         let counts = &line.counts;
-        println!("over {}: {} bytes written, {} read", line.wire, counts.bytes_written, counts.bytes_read);
+        println!(
+            "over {}: {} bytes written, {} read ({} left to the wire behind)",
+            line.wire, counts.bytes_written, counts.bytes_read, line.bytes_behind
+        );
     }
     engine.notify(&name, &Notification { name: "filled".into(), message: "thank you".into() }).await?;
     engine.close().await?;

@@ -3,7 +3,6 @@
 //! The only place that knows which wires are built in. A feature `transport-*` adds a member and changes nothing else; with
 //! none of them the set still works inside one process.
 
-#[cfg(feature = "transport-tcp")]
 use std::sync::Arc;
 
 use mooncake_core::clock::SharedClock;
@@ -15,6 +14,7 @@ use mooncake_rdma::{RdmaConfig, RdmaPeer, RdmaTransport};
 use mooncake_shm::{ShmConfig, ShmPeer, ShmTransport};
 #[cfg(feature = "transport-tcp")]
 use mooncake_tcp::{TcpConfig, TcpPeer, TcpTransport};
+use mooncake_transport::fallback::Behind;
 #[cfg(all(any(feature = "transport-rdma", feature = "transport-shm"), feature = "transport-tcp"))]
 use mooncake_transport::fallback::{self, with_fallback};
 use mooncake_transport::loopback::{LoopbackPeer, LoopbackRegistration};
@@ -207,6 +207,8 @@ pub enum SetPeer {
 pub struct Beside {
     #[cfg(feature = "transport-tcp")]
     tcp: Option<TcpPeer>,
+    #[cfg(feature = "transport-tcp")]
+    behind: Arc<Behind>,
 }
 
 #[cfg(any(feature = "transport-rdma", feature = "transport-shm"))]
@@ -218,6 +220,21 @@ impl Beside {
             return Protocol::new(format!("{better}+{}", Protocol::TCP));
         }
         better
+    }
+
+    fn count(&mut self, behind: &Arc<Behind>) {
+        let _ = behind;
+        #[cfg(feature = "transport-tcp")]
+        self.behind.clone_from(behind);
+    }
+
+    /// Has TCP do what the better wire does not.
+    #[cfg(feature = "transport-tcp")]
+    fn submit(&self, tcp: &TcpTransport, left: Vec<(Op<'_, mooncake_tcp::Registration>, Completion)>) {
+        if let Some(peer) = self.tcp.as_ref().filter(|_| !left.is_empty()) {
+            self.behind.add(&left);
+            tcp.submit_shares(peer, left);
+        }
     }
 }
 
@@ -264,11 +281,11 @@ impl TransportSet {
         let ops =
             ops.map(|op| unsafe { op.with_registration(op.registration().and_then(|r| r.rdma.as_ref())) });
         #[cfg(feature = "transport-tcp")]
-        if let (Some(tcp), Some(peer_by_tcp)) = (&self.tcp, &beside.tcp) {
-            let (wire, way) = (Arc::downgrade(tcp), peer_by_tcp.clone());
+        if let (Some(tcp), true) = (&self.tcp, beside.tcp.is_some()) {
+            let (wire, way) = (Arc::downgrade(tcp), beside.clone());
             let guarded = with_fallback(ops, done, rdma.clock(), fallback::of_the_way, move |failed| {
                 if let Some(wire) = wire.upgrade() {
-                    wire.submit_shares(&way, failed);
+                    way.submit(&wire, failed);
                 }
             });
             let (ops, elsewhere, mut missed) = (guarded.ops, guarded.elsewhere, Vec::new());
@@ -277,7 +294,7 @@ impl TransportSet {
                 // SAFETY: none is given, and TCP asks for none.
                 missed.push((unsafe { op.with_registration(None) }, share));
             });
-            return tcp.submit_shares(peer_by_tcp, missed);
+            return beside.submit(tcp, missed);
         }
         let _ = beside;
         rdma.submit(peer, ops, done);
@@ -293,27 +310,26 @@ impl TransportSet {
         let ops =
             ops.map(|op| unsafe { op.with_registration(op.registration().and_then(|r| r.shm.as_ref())) });
         #[cfg(feature = "transport-tcp")]
-        if let (Some(tcp), Some(peer_by_tcp)) = (&self.tcp, &beside.tcp) {
+        if let (Some(tcp), true) = (&self.tcp, beside.tcp.is_some()) {
             let ops: Vec<_> = ops.collect();
+            let mut missed = Vec::new();
             // What is copied here and now finishes before this returns, and what is not there is seen at once.
             if ops.iter().map(Op::len).sum::<usize>() <= shm.inline_bytes() {
-                let mut missed = Vec::new();
                 shm.submit_or(peer, ops.into_iter(), done, |op, share| missed.push((bare(&op), share)));
-                return tcp.submit_shares(peer_by_tcp, missed);
+                return beside.submit(tcp, missed);
             }
             // Longer copies may fail when half of them is done, and then there is still the wire.
-            let (wire, way) = (Arc::downgrade(tcp), peer_by_tcp.clone());
+            let (wire, way) = (Arc::downgrade(tcp), beside.clone());
             let guarded = with_fallback(ops.into_iter(), done, shm.clock(), fallback::any, move |failed| {
                 if let Some(wire) = wire.upgrade() {
-                    wire.submit_shares(&way, failed);
+                    way.submit(&wire, failed);
                 }
             });
-            let mut missed = Vec::new();
             shm.submit_or(peer, guarded.ops.into_iter(), guarded.done, |op, share| {
                 guarded.elsewhere.add(&share);
                 missed.push((bare(&op), share));
             });
-            return tcp.submit_shares(peer_by_tcp, missed);
+            return beside.submit(tcp, missed);
         }
         let _ = beside;
         shm.submit(peer, ops, done);
@@ -451,7 +467,7 @@ unsafe impl Transport for TransportSet {
         if let Some(shm) = self.shm.as_ref().filter(|shm| shm.reaches(desc)) {
             match shm.connect(desc).await {
                 #[cfg(feature = "transport-tcp")]
-                Ok(peer) => return Ok(SetPeer::Shm(peer, Beside { tcp })),
+                Ok(peer) => return Ok(SetPeer::Shm(peer, Beside { tcp, behind: Arc::default() })),
                 #[cfg(not(feature = "transport-tcp"))]
                 Ok(peer) => return Ok(SetPeer::Shm(peer, Beside {})),
                 #[cfg(feature = "transport-tcp")]
@@ -466,6 +482,8 @@ unsafe impl Transport for TransportSet {
             let beside = Beside {
                 #[cfg(feature = "transport-tcp")]
                 tcp,
+                #[cfg(feature = "transport-tcp")]
+                behind: Arc::default(),
             };
             return rdma.connect(desc).await.map(|peer| SetPeer::Rdma(peer, beside));
         }
@@ -502,6 +520,16 @@ unsafe impl Transport for TransportSet {
             SetPeer::Shm(_, beside) => beside.with(Protocol::SHM),
             #[cfg(feature = "transport-tcp")]
             SetPeer::Tcp(_) => Protocol::TCP,
+        }
+    }
+
+    fn count_behind(&self, peer: &mut SetPeer, behind: &Arc<Behind>) {
+        match peer {
+            #[cfg(feature = "transport-rdma")]
+            SetPeer::Rdma(_, beside) => beside.count(behind),
+            #[cfg(feature = "transport-shm")]
+            SetPeer::Shm(_, beside) => beside.count(behind),
+            _ => {}
         }
     }
 

@@ -53,8 +53,10 @@ async fn where_memory_lies_decides_which_wire_is_taken() {
     let deadline = Some(user.clock().now().after(Duration::from_millis(200)));
     let (result, _) = user.read(&target, region.addr(), vec![0; 8], deadline).await;
     assert!(result.is_err(), "what is not shared has no other way");
-    let wire = |name: &str| user.metrics().into_iter().find(|line| line.peer == name).unwrap().wire;
-    assert_eq!(wire(near.name()).as_str(), "shm+tcp");
+    let line = |name: &str| user.metrics().into_iter().find(|line| line.peer == name).unwrap();
+    assert_eq!(line(near.name()).wire.as_str(), "shm+tcp");
+    let (left, bytes) = (line(near.name()).requests_behind, line(near.name()).bytes_behind);
+    assert!(left >= 1 && bytes == 8 * left, "{left} times, {bytes} bytes");
     // One batch over both.
     let far = engine(both("127.0.0.1")).await;
     let (shared, private) = (far.register(memory(LEN, true)).await, far.register(memory(LEN, false)).await);
@@ -67,6 +69,8 @@ async fn where_memory_lies_decides_which_wire_is_taken() {
     }
     let done = user.submit(batch, None).await;
     assert!(done.results.iter().all(Result::is_ok));
+    let line = line(far.name());
+    assert_eq!((line.counts.writes, line.requests_behind, line.bytes_behind), (16, 8, 8 << 18));
     for i in 0..16u8 {
         let region = if i % 2 == 0 { &shared } else { &private };
         let mut got = vec![0; 1 << 18];

@@ -18,6 +18,7 @@ use tokio::runtime::Runtime;
 use crate::endpoint::{Piece, Registered};
 use crate::node::Node;
 use crate::peer::About;
+use crate::registration::Registration;
 use crate::verbs::fake::{Fake, Registration as Asked};
 use crate::verbs::{Domain, held};
 use crate::{RdmaConfig, RdmaPeer, RdmaTransport};
@@ -416,6 +417,19 @@ fn memory_of_a_dma_buf_is_registered_by_its_descriptor() {
     // SAFETY: as above.
     drop(unsafe { node.register(span, Access::Local) }.unwrap());
     assert_eq!(fake.state().registered.last().unwrap().buffer, None, "not listed any more");
+}
+
+#[test]
+fn devices_register_memory_at_the_same_time() {
+    let fake = Fake::new();
+    let domains = [(); 2].map(|()| Domain::new(&crate::verbs::Device::open("fake0").unwrap()).unwrap());
+    let memory = HostMemory::new(4096).unwrap();
+    // Counted from the first on; one that had to wait for the other's end would be refused.
+    fake.state().registers_together = 2;
+    // SAFETY: `memory` outlives what is registered here.
+    let registered = unsafe { Registration::new(&domains, memory.span(), Access::Remote, (0, true), 1) };
+    drop(registered.unwrap());
+    assert_eq!((fake.state().registered.len(), fake.state().deregistered), (2, 2));
 }
 
 #[test]

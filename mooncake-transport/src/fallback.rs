@@ -1,6 +1,7 @@
 //! One wire as the fallback of another: what fails on the faster one is asked of the slower one, operation by operation.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use mooncake_core::clock::SharedClock;
 use mooncake_core::{Error, ErrorKind};
@@ -11,6 +12,27 @@ use crate::transport::Op;
 
 /// An operation as the slower wire is asked for it, and its share. It has neither registration nor key: the slower wire needs none.
 pub type Retry<S> = (Op<'static, S>, Completion);
+
+/// Counts what a faster wire has left to the slower one behind it.
+#[derive(Debug, Default)]
+pub struct Behind {
+    requests: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Behind {
+    /// These operations go to the slower wire.
+    pub fn add<S>(&self, left: &[(Op<'_, S>, Completion)]) {
+        self.requests.fetch_add(left.len() as u64, Ordering::Relaxed);
+        let bytes: usize = left.iter().map(|(op, _)| op.len()).sum();
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Requests and their bytes.
+    pub fn so_far(&self) -> (u64, u64) {
+        (self.requests.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
+    }
+}
 
 /// A submission to the faster wire, wrapped by [`with_fallback`].
 #[derive(Debug)]

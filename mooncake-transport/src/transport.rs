@@ -4,12 +4,14 @@ use std::borrow::Cow;
 use std::fmt;
 use std::future::Future;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use mooncake_core::Result;
 use mooncake_core::memory::MemorySpan;
 
 use serde_json::Value;
 
+use crate::fallback::Behind;
 use crate::handshake;
 use crate::segment::SegmentDesc;
 use crate::ticket::Completion;
@@ -252,6 +254,11 @@ pub unsafe trait Transport: fmt::Debug + Send + Sync + 'static {
     fn wire_to(&self, peer: &Self::Peer) -> Protocol {
         let _ = peer;
         self.protocol()
+    }
+
+    /// Has what the first of several wires to this peer leaves to the one behind it counted; for figures only.
+    fn count_behind(&self, peer: &mut Self::Peer, behind: &Arc<Behind>) {
+        let _ = (peer, behind);
     }
 
     /// Posts operations to one peer and returns without waiting. `ops.len()` equals `done.ops()`.

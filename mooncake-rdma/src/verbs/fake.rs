@@ -6,8 +6,9 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 use std::sync::LazyLock;
+use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::ffi::{self, Functions};
@@ -19,6 +20,9 @@ thread_local! {
 
 static TURN: Mutex<()> = Mutex::new(());
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
+static REGISTERING: Condvar = Condvar::new();
+/// A registration that waits for others longer than this does so in vain.
+const ALONE: Duration = Duration::from_secs(20);
 
 /// What the device was asked, and what it is to answer.
 #[derive(Default)]
@@ -31,6 +35,9 @@ pub(crate) struct State {
     pub(crate) takes_buffers: bool,
     /// The driver takes addresses.
     pub(crate) takes_addresses: bool,
+    /// A registration takes until so many are under way together.
+    pub(crate) registers_together: usize,
+    registering: usize,
     pub(crate) port_is_up: bool,
     /// Last byte of its address.
     pub(crate) address: u8,
@@ -255,7 +262,11 @@ unsafe extern "C" fn dealloc_pd(_: *mut ffi::Domain) -> c_int {
 
 fn registered(works: impl Fn(&State) -> bool, refusal: c_int, what: Registration) -> *mut ffi::MemoryRegion {
     let mut state = STATE.lock();
-    if !works(&state) {
+    state.registering += 1;
+    REGISTERING.notify_all();
+    let alone =
+        REGISTERING.wait_while_for(&mut state, |state| state.registering < state.registers_together, ALONE);
+    if alone.timed_out() || !works(&state) {
         return fails(refusal);
     }
     state.registered.push(what);

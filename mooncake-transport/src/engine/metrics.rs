@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use super::Engine;
 use super::batch::{Request, Way};
+use crate::fallback::Behind;
 use crate::region::Source;
 use crate::transport::{Opcode, Protocol, Transport};
 
@@ -25,6 +26,7 @@ pub(super) struct Meter {
     failures: AtomicU64,
     nanos: AtomicU64,
     latency: [AtomicU64; BUCKETS],
+    behind: Arc<Behind>,
 }
 
 /// Counters of an engine's peers.
@@ -40,6 +42,11 @@ pub struct PeerMetrics {
     pub wire: Protocol,
     /// What was counted.
     pub counts: Counts,
+    /// How often the first of two wires left a request to the other one (of `shm+tcp`: to TCP), because it does not lead to that memory or failed. Above, each
+    /// request counts once, by what came of it in the end.
+    pub requests_behind: u64,
+    /// Bytes of those requests.
+    pub bytes_behind: u64,
 }
 
 /// Sums of requests.
@@ -137,6 +144,11 @@ impl Sums {
 }
 
 impl Meter {
+    /// Counts what goes to the wire behind the first.
+    pub(super) fn behind(&self) -> &Arc<Behind> {
+        &self.behind
+    }
+
     fn add(&self, sums: &Sums, took: Duration) {
         let add = |counter: &AtomicU64, n: u64| {
             if n > 0 {
@@ -193,10 +205,10 @@ impl<T: Transport> Engine<T> {
     /// was dropped is not.
     pub fn metrics(&self) -> Vec<PeerMetrics> {
         let meters = self.inner.meters.0.lock();
-        let line = |((peer, wire), meter): (&(String, Protocol), &Arc<Meter>)| PeerMetrics {
-            peer: peer.clone(),
-            wire: wire.clone(),
-            counts: meter.counts(),
+        let line = |((peer, wire), meter): (&(String, Protocol), &Arc<Meter>)| {
+            let (requests_behind, bytes_behind) = meter.behind.so_far();
+            let (peer, wire, counts) = (peer.clone(), wire.clone(), meter.counts());
+            PeerMetrics { peer, wire, counts, requests_behind, bytes_behind }
         };
         meters.iter().map(line).collect()
     }

@@ -129,7 +129,8 @@ impl<T: Transport> Inner<T> {
                 ),
             ));
         }
-        let peer = self.transport.connect(&desc).await.map_err(|e| e.context(format!("segment {name:?}")))?;
+        let mut peer =
+            self.transport.connect(&desc).await.map_err(|e| e.context(format!("segment {name:?}")))?;
         let instance = desc.extra.get(INSTANCE).and_then(|i| i.as_str());
         let local = match self.local_copies {
             LocalCopies::Never => None,
@@ -137,6 +138,7 @@ impl<T: Transport> Inner<T> {
         };
         let wire = if local.is_some() { Protocol::new("memory") } else { self.transport.wire_to(&peer) };
         let meter = self.meters.of(name, wire);
+        self.transport.count_behind(&mut peer, meter.behind());
         Ok(Route { desc, peer, local, meter })
     }
 
