@@ -429,7 +429,8 @@ fn devices_register_memory_at_the_same_time() {
     // SAFETY: `memory` outlives what is registered here.
     let registered = unsafe { Registration::new(&domains, memory.span(), Access::Remote, (0, true), 1) };
     drop(registered.unwrap());
-    assert_eq!((fake.state().registered.len(), fake.state().deregistered), (2, 2));
+    let state = fake.state();
+    assert_eq!((state.registered.len(), state.deregistered), (2, 2));
 }
 
 #[test]
