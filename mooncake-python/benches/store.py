@@ -1,99 +1,158 @@
-"""Puts and gets between two processes, by whichever `mooncake` the interpreter has: one line of JSON.
+"""What the store's calls take: our package, the existing one and our Rust interface, row by row in turn, in one run.
 
-    python store.py MASTER HOST          (the owner of the memory is a second process of the same interpreter)
-    python store.py --table OURS [PEER]  (files that hold such lines)
+    python store.py HOST --ours PYTHON MASTER [--rust PROGRAM] [--peer PYTHON MASTER] [--rows WORD..] [--rounds N]
+
+Every one of them is a process that offers no memory; a second process of the same kind owns it, as on another machine. `--serve` and
+`--own` are what those processes are started with. Ours is measured as it is when nothing is said, where both share memory, and once
+more over TCP.
+
+With a peer it exits with 1 when a row has less than 1.5 times its throughput, or less than twice where values have 1 to 4 MiB; with
+the Rust interface, when the package adds more than 5 us to a call.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import statistics
 import subprocess
 import sys
 import time
 
-MIB = 1 << 20
-SECONDS = 1.0
-# Bytes that one row of puts may take of the owner's memory.
+KIB, MIB = 1 << 10, 1 << 20
+# Seconds of one row in one round, and rounds that count, after one that touches all memory.
+SECONDS = 0.25
+ROUNDS = 3
+# Bytes that one row of puts may take of the owner's memory, which has twice that.
 MOST = 1 << 30
+LAYERS, PAGE = 61, 128 * KIB
+# What each row must reach: times the peer's throughput, and microseconds more than Rust takes.
+TIMES, TIMES_AT_1_TO_4_MIB, MORE_US = 1.5, 2.0, 5.0
+
+SIZES = [4 * KIB, 64 * KIB, MIB, 4 * MIB, 64 * MIB]
+SINGLE = ["put", "put_from", "get", "get_into", "put_tensor", "get_tensor"]
+
+
+def rows():
+    """Kinds of calls, bytes of a value, and values of a call."""
+    for kind in SINGLE:
+        yield from ((kind, size, 1) for size in SIZES)
+    for kind in ("batch_put_from", "batch_get_into"):
+        yield from ((kind, size, 64) for size in SIZES[:3])
+    yield from ((kind, LAYERS * PAGE, 8) for kind in ("multi_put", "multi_get"))
+    yield from (("ranges", size, 64) for size in (4 * KIB, 64 * KIB))
+
+
+def label(kind, size, count):
+    long = f"{size // MIB} MiB" if size >= MIB and size % MIB == 0 else f"{size // KIB} KiB"
+    if kind.startswith("multi"):
+        long = f"{LAYERS} x {PAGE // KIB} KiB"
+    return f"{kind} {long}" if count == 1 else f"{kind} {count} x {long}"
 
 
 class Bench:
-    """Measures calls against a cluster whose memory is elsewhere."""
+    """Calls of one package against memory that is elsewhere."""
 
     def __init__(self, master, host):
         import numpy as np
         from mooncake.store import MooncakeDistributedStore
 
-        self.rows = {}
         self.store = MooncakeDistributedStore()
         assert self.store.setup(host, "P2PHANDSHAKE", 0, 512 * MIB, "tcp", "", master) == 0
-        self.memory = np.random.default_rng(0).integers(0, 256, 256 * MIB, dtype=np.uint8)
+        self.memory = np.random.default_rng(0).integers(0, 256, 128 * MIB, dtype=np.uint8)
         self.at = self.memory.ctypes.data
         assert self.store.register_buffer(self.at, self.memory.nbytes) == 0
 
-    def row(self, name, call, size, puts=False):
-        """Calls for a second, or until the memory is full."""
-        call(-1)
-        done, start = 0, time.perf_counter()
-        while (spent := time.perf_counter() - start) < SECONDS and not (puts and done * size > MOST):
-            call(done)
-            done += 1
-        self.rows[name] = {"MB/s": done * size / spent / 1e6, "us": spent / done * 1e6}
-        if puts:
-            assert self.store.remove_all(True) >= 0
+    def measure(self, kind, size, count, seconds, tag):
+        """Megabytes a second and the median of a call in microseconds."""
+        prepare = getattr(self, kind)
+        call, expected = prepare(size, count, tag)
+        moved = size * count
+        times, began, puts = [], time.perf_counter(), "put" in kind
+        while not times or (time.perf_counter() - began < seconds and not (puts and (len(times) + 1) * moved > MOST)):
+            before = time.perf_counter()
+            answer = call(len(times))
+            times.append(time.perf_counter() - before)
+            if expected is not None and answer != expected:
+                raise SystemExit(f"{label(kind, size, count)}: {str(answer)[:200]}")
+        assert self.store.remove_all(True) >= 0
+        return {"MB/s": moved * len(times) / sum(times) / 1e6, "us": statistics.median(times) * 1e6}
 
-    def single(self, size):
-        store, value = self.store, self.memory[:size].tobytes()
-        label = f"{size >> 10} KiB"
+    def put(self, size, _, tag):
+        value = self.memory[:size].tobytes()
+        return lambda i: self.store.put(f"{tag}p{i}", value), 0
 
-        def expect(code, wanted):
-            assert code == wanted, (code, wanted)
+    def put_from(self, size, _, tag):
+        return lambda i: self.store.put_from(f"{tag}q{i}", self.at, size), 0
 
-        self.row(f"put {label}", lambda i: expect(store.put(f"p{i}", value), 0), size, True)
-        self.row(f"put_from {label}", lambda i: expect(store.put_from(f"q{i}", self.at, size), 0), size, True)
-        expect(store.put("g", value), 0)
-        self.row(f"get {label}", lambda i: expect(len(store.get("g")), size), size)
-        self.row(f"get_into {label}", lambda i: expect(store.get_into("g", self.at, size), size), size)
-        store.remove_all(True)
+    def get(self, size, _, tag):
+        value = self.memory[:size].tobytes()
+        assert self.store.put("g", value) == 0 and self.store.get("g") == value
+        return lambda i: len(self.store.get("g")), size
 
-    def batch(self, size, count=64):
-        store, names = self.store, range(count)
-        at, sizes = [self.at + i * size for i in names], [size] * count
-        label = f"{count} x {size >> 10} KiB"
+    def get_into(self, size, _, tag):
+        assert self.store.put("g", self.memory[:size].tobytes()) == 0
+        return lambda i: self.store.get_into("g", self.at, size), size
 
-        def put(i):
-            assert store.batch_put_from([f"{i}-{k}" for k in names], at, sizes) == [0] * count
+    def put_tensor(self, size, _, tag):
+        import torch
 
-        def get(_):
-            assert store.batch_get_into([f"0-{k}" for k in names], at, sizes) == sizes
+        tensor = torch.from_numpy(self.memory[:size].copy()).view(torch.float32)
+        return lambda i: self.store.put_tensor(f"{tag}t{i}", tensor), 0
 
-        self.row(f"batch_put_from {label}", put, count * size, True)
-        put(0)
-        self.row(f"batch_get_into {label}", get, count * size)
-        store.remove_all(True)
+    def get_tensor(self, size, _, tag):
+        import torch
 
-    def layers(self, keys=8, layers=61, page=128 << 10):
-        store = self.store
-        at = [[self.at + (k * layers + n) * page for n in range(layers)] for k in range(keys)]
-        sizes, total = [[page] * layers] * keys, keys * layers * page
+        tensor = torch.from_numpy(self.memory[:size].copy())
+        assert self.store.put_tensor("t", tensor) == 0 and torch.equal(self.store.get_tensor("t"), tensor)
+        return lambda i: self.store.get_tensor("t").numel(), size
 
-        def put(i):
-            assert store.batch_put_from_multi_buffers([f"m{i}-{k}" for k in range(keys)], at, sizes) == [0] * keys
+    def places(self, size, count):
+        return [self.at + i * size for i in range(count)], [size] * count
 
-        def get(_):
-            read = store.batch_get_into_multi_buffers([f"m0-{k}" for k in range(keys)], at, sizes)
-            assert read == [layers * page] * keys
+    def batch_put_from(self, size, count, tag):
+        at, sizes = self.places(size, count)
+        return lambda i: self.store.batch_put_from([f"{tag}b{i}-{k}" for k in range(count)], at, sizes), [0] * count
 
-        def ranges(_):
-            to, of = [[[n * 4096 for n in range(64)]]], [[[n * 16384 for n in range(64)]]]
-            assert store.get_into_ranges([self.at], [["m0-0"]], to, of, [[[4096] * 64]]) == [[[4096] * 64]]
+    def batch_get_into(self, size, count, tag):
+        at, sizes = self.places(size, count)
+        keys = [f"r{k}" for k in range(count)]
+        assert self.store.batch_put_from(keys, at, sizes) == [0] * count
+        return lambda i: self.store.batch_get_into(keys, at, sizes), sizes
 
-        label = f"{keys} x {layers} x {page >> 10} KiB"
-        self.row(f"multi-buffer put {label}", put, total, True)
-        put(0)
-        self.row(f"multi-buffer get {label}", get, total)
-        self.row("get_into_ranges 64 x 4 KiB", ranges, 64 * 4096)
-        store.remove_all(True)
+    def layers(self, count):
+        at = [[self.at + (k * LAYERS + n) * PAGE for n in range(LAYERS)] for k in range(count)]
+        return at, [[PAGE] * LAYERS] * count
+
+    def multi_put(self, _, count, tag):
+        at, sizes = self.layers(count)
+        names = range(count)
+        put = self.store.batch_put_from_multi_buffers
+        return lambda i: put([f"{tag}m{i}-{k}" for k in names], at, sizes), [0] * count
+
+    def multi_get(self, size, count, tag):
+        at, sizes = self.layers(count)
+        keys = [f"r{k}" for k in range(count)]
+        assert self.store.batch_put_from_multi_buffers(keys, at, sizes) == [0] * count
+        return lambda i: self.store.batch_get_into_multi_buffers(keys, at, sizes), [size] * count
+
+    def ranges(self, size, count, tag):
+        assert self.store.put("r0", self.memory[: 4 * size * count].tobytes()) == 0
+        to, of = [[[n * size for n in range(count)]]], [[[4 * n * size for n in range(count)]]]
+        sizes = [[[size] * count]]
+        return lambda i: self.store.get_into_ranges([self.at], [["r0"]], to, of, sizes), sizes
+
+
+def serve(master, host):
+    """Measures rows as they are asked for."""
+    bench = Bench(master, host)
+    print('=>"ready"', flush=True)
+    for line in sys.stdin:
+        row = json.loads(line)
+        answer = bench.measure(row["kind"], row["size"], row["count"], row["seconds"], row["tag"])
+        print("=>" + json.dumps(answer), flush=True)
+    bench.store.close()
 
 
 def own(master, host):
@@ -101,46 +160,125 @@ def own(master, host):
     from mooncake.store import MooncakeDistributedStore
 
     store = MooncakeDistributedStore()
-    assert store.setup(host, "P2PHANDSHAKE", 2 << 30, 16 * MIB, "tcp", "", master) == 0
-    print("ready", flush=True)
+    assert store.setup(host, "P2PHANDSHAKE", 2 * MOST, 16 * MIB, "tcp", "", master) == 0
+    print('=>"ready"', flush=True)
     sys.stdin.readline()
     store.close()
 
 
-def measure(master, host):
-    owner = subprocess.Popen(
-        [sys.executable, __file__, "--own", master, host], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    # The existing package writes its log to the same place.
-    while "ready" not in (line := owner.stdout.readline()):
-        assert line, "the owner of the memory ended"
-    bench = Bench(master, host)
-    for size in (4 << 10, 64 << 10, MIB, 4 * MIB, 64 * MIB):
-        bench.single(size)
-    for size in (4 << 10, 64 << 10, MIB):
-        bench.batch(size)
-    bench.layers()
-    bench.store.close()
-    owner.communicate("\n")
-    print("=>" + json.dumps(bench.rows), flush=True)
+class Process:
+    """One that is asked for lines; the existing package writes its log among the answers."""
+
+    def __init__(self, name, words, **environment):
+        self.name, self.best, self.skips = name, {}, ()
+        environment = {**os.environ, **environment}
+        pipe = subprocess.PIPE
+        quiet = subprocess.DEVNULL
+        self.process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=quiet, text=True, env=environment)
+        self.answer()
+
+    def answer(self):
+        while not (line := self.process.stdout.readline()).startswith("=>"):
+            if not line:
+                raise SystemExit(f"{self.name} ended; run it alone to see why")
+        return json.loads(line[2:])
+
+    def ask(self, kind, size, count, tag):
+        row = {"kind": kind, "size": size, "count": count, "tag": tag, "seconds": SECONDS}
+        self.process.stdin.write(json.dumps(row) + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def end(self):
+        self.process.stdin.close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
 
 
-def rows_of(path):
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return json.loads(next(line[2:] for line in file if line.startswith("=>")))
+def has_torch(python):
+    return subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode == 0
 
 
-def table(ours, peer=None):
-    ours, peer = rows_of(ours), rows_of(peer) if peer else {}
-    print(f"{'':36}{'ours':>22}" + (f"{'peer':>22}{'ratio':>8}" if peer else ""))
-    for name, row in ours.items():
-        line = f"{name:36}{row['MB/s']:10.1f} MB/s{row['us']:8.0f}us"[:62]
-        if name in peer:
-            other = peer[name]
-            line += f"{other['MB/s']:10.1f} MB/s{other['us']:8.0f}us{row['MB/s'] / other['MB/s']:7.2f}"
+def compare(options):
+    """All rows of all processes, in turn, the best of some rounds each."""
+    pythons = {"ours": options.ours, "peer": options.peer}
+    owners, measured = [], []
+    for name, given in pythons.items():
+        if given:
+            python, master = given
+            owners.append(Process(f"the owner of {name}", [python, __file__, "--own", master, options.host]))
+            words = [python, __file__, "--serve", master, options.host]
+            measured.append(Process(name, words))
+            if name == "ours":
+                measured.append(Process("tcp", words, MC_FORCE_TCP="1"))
+    if options.rust:
+        measured.append(Process("rust", [options.rust, options.ours[1], options.host]))
+        measured[-1].skips = ("put_tensor", "get_tensor")
+    wanted = [row for row in rows() if not options.rows or any(word in label(*row) for word in options.rows)]
+    if not all(has_torch(given[0]) for given in pythons.values() if given):
+        print("without torch there are no rows of tensors")
+        wanted = [row for row in wanted if "tensor" not in row[0]]
+    for turn in range(options.rounds + 1):
+        for row in wanted:
+            for one in measured:
+                if row[0] in one.skips:
+                    continue
+                got = one.ask(*row, f"{one.name}{turn}")
+                # The first round touches memory and opens connections.
+                before = one.best.get(row, got)
+                if turn > 1:
+                    got = {"MB/s": max(got["MB/s"], before["MB/s"]), "us": min(got["us"], before["us"])}
+                one.best[row] = got
+    for one in [*measured, *owners]:
+        one.end()
+    return wanted, {one.name: one.best for one in measured}
+
+
+def table(wanted, best):
+    """Prints what was measured, and gives what falls short."""
+    missed = []
+    print(f"{'':26}{'ours':>18}{'over tcp':>18}{'rust':>12}{'adds':>8}{'peer':>18}{'ratio':>7}{'tcp':>6}  (MB/s, us a call)")
+    for row in wanted:
+        name, ours, tcp = label(*row), best["ours"][row], best["tcp"][row]
+        line = f"{name:26}" + "".join(f"{one['MB/s']:10.0f}{one['us']:8.0f}" for one in (ours, tcp))
+        rust = best.get("rust", {}).get(row)
+        adds = ours["us"] - rust["us"] if rust else None
+        line += f"{rust['us']:12.0f}{adds:8.1f}" if rust else " " * 20
+        # A batch is one call, but of as many values.
+        if adds is not None and row[1] == SIZES[0] and row[2] == 1 and adds > MORE_US:
+            missed.append(f"{name}: {adds:.1f} us more than in Rust, at most {MORE_US:.0f}")
+        peer = best.get("peer", {}).get(row)
+        if peer:
+            ratio, over_tcp = (one["MB/s"] / peer["MB/s"] for one in (ours, tcp))
+            line += f"{peer['MB/s']:10.0f}{peer['us']:8.0f}{ratio:7.2f}{over_tcp:6.2f}"
+            least = TIMES_AT_1_TO_4_MIB if MIB <= row[1] <= 4 * MIB else TIMES
+            if ratio < least:
+                missed.append(f"{name}: {ratio:.2f} times the peer's throughput, at least {least}")
         print(line)
+    return missed
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("host")
+    parser.add_argument("--ours", nargs=2, required=True)
+    parser.add_argument("--peer", nargs=2)
+    parser.add_argument("--rust")
+    parser.add_argument("--rows", nargs="*", default=[])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    began = time.perf_counter()
+    missed = table(*compare(parser.parse_args()))
+    print(f"{time.perf_counter() - began:.0f} s; the best of each row's rounds")
+    for one in missed:
+        print(f"SHORT  {one}")
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    words = sys.argv[1:]
-    {"--own": own, "--table": table}.get(words[0], measure)(*(words[1:] if words[0].startswith("--") else words))
+    roles = {"--own": own, "--serve": serve}
+    if sys.argv[1] in roles:
+        roles[sys.argv[1]](*sys.argv[2:])
+    else:
+        sys.exit(main())

@@ -33,7 +33,8 @@ cargo xtask <task>
   miri          core and transport under Miri (needs a nightly toolchain with the miri component)
   fuzz [secs]   every fuzz target over its corpus and mutations of it, on stable (default 20 s each)
   bench [name]  the measurements; --peer measures the reference peer in the same run,
-                --master the calls of a master alone, beside the peer's, --python the Python packages (also with --peer),
+                --master the calls of a master alone, beside the peer's, --python the Python package (with --peer: and the
+                peer's; words choose rows; what falls short is named, and fails),
                 --engine transfer engines (with --peer: in all pairs), --master-size [n] a master with ten million objects, or n,
                 --restart [n] a master that is killed with a million objects, or n: when the next one serves them
   network       two engines with a bad network between them, and a network that goes and comes back (Linux, root; on x86-64

@@ -82,10 +82,10 @@ pub(crate) fn bench(words: &[&str]) -> Result {
     if words.contains(&"--engine") {
         return crate::engines::bench(peer);
     }
-    if words.contains(&"--python") {
-        return bench_python(peer);
-    }
     let names: Vec<&str> = words.iter().copied().filter(|w| !w.starts_with("--")).collect();
+    if words.contains(&"--python") {
+        return bench_python(peer, &names);
+    }
     if let Some(unknown) = words.iter().find(|w| w.starts_with("--") && **w != "--peer") {
         return Err(format!("bench knows --peer, not {unknown}"));
     }
@@ -108,33 +108,38 @@ pub(crate) fn bench(words: &[&str]) -> Result {
     Ok(())
 }
 
-/// `cargo xtask bench --python [--peer]`: the Python packages, one after the other, on the same machine.
-fn bench_python(peer: bool) -> Result {
+/// `cargo xtask bench --python [--peer] [word..]`: our Python package and the peer's, row by row in turn; words choose
+/// rows that have one of them in their names.
+fn bench_python(peer: bool, rows: &[&str]) -> Result {
     let Some(ours) = crate::python::install()? else { return Ok(()) };
-    let mut packages = vec![("ours", ours.clone())];
+    let script = path(&crate::run::root().join("mooncake-python/benches/store.py"));
+    let host = "10.213.0.1";
+    let mut masters = vec![(ours.clone(), 21061)];
+    let mut words = vec![ours.clone(), script, host.into()];
+    words.extend(["--ours".into(), ours.clone(), format!("{host}:21061")]);
     if peer {
         let theirs = path(&install()?);
         crate::python::share_packages(&ours, &theirs)?;
-        packages.push(("peer", theirs));
+        words.extend(["--peer".into(), theirs.clone(), format!("{host}:21062")]);
+        masters.push((theirs, 21062));
     }
-    let script = path(&crate::run::root().join("mooncake-python/benches/store.py"));
-    let mut files = Vec::new();
-    for (name, python) in packages {
-        step(&format!("bench of the package of {name}"));
-        let out = path(&target_dir().join(format!("bench-python-{name}.txt")));
-        let master = path(&Path::new(&python).with_file_name("mooncake_master"));
-        let run = format!(
-            "{master} --rpc_port=21061 --metrics_port=21161 >/dev/null 2>&1 & \
-             until {python} -c 'import socket; socket.create_connection((\"127.0.0.1\", 21061), 1)' 2>/dev/null; \
-             do kill -0 $! || exit 1; done; \
-             {python} {script} 10.213.0.1:21061 10.213.0.1 >{out}; status=$?; kill $!; wait; exit $status"
+    words.push("--rows".into());
+    words.extend(rows.iter().map(|&row| row.to_owned()));
+    step("bench of the Python package");
+    let mut run = String::from("pids=; ");
+    for (python, port) in &masters {
+        let master = path(&Path::new(python).with_file_name("mooncake_master"));
+        run += &format!(
+            "{master} --rpc_port={port} --metrics_port={} >/dev/null 2>&1 & pids=\"$pids $!\"; \
+             until {ours} -c 'import socket; socket.create_connection((\"127.0.0.1\", {port}), 1)' 2>/dev/null; \
+             do kill -0 $! || exit 1; done; ",
+            port + 100
         );
-        in_own_network(&["sh".into(), "-c".into(), run])?;
-        files.push(out);
     }
-    let mut words = vec![script.as_str(), "--table"];
-    words.extend(files.iter().map(String::as_str));
-    command(&ours, &words).run()
+    run += "\"$@\"; status=$?; kill $pids; wait; exit $status";
+    let mut all = vec!["sh".into(), "-c".into(), run, "sh".into()];
+    all.extend(words);
+    in_own_network(&all)
 }
 
 /// `cargo xtask bench --master`: calls of a master alone, ours beside the peer's.
