@@ -108,14 +108,15 @@ pub(crate) fn bench(words: &[&str]) -> Result {
     Ok(())
 }
 
-/// `cargo xtask bench --python [--peer] [word..]`: our Python package and the peer's, row by row in turn; words choose
+/// `cargo xtask bench --python [--peer] [word..]`: our Python package, our Rust interface and the peer's package, row by row in turn; words choose
 /// rows that have one of them in their names.
 fn bench_python(peer: bool, rows: &[&str]) -> Result {
     let Some(ours) = crate::python::install()? else { return Ok(()) };
+    let rust = Programs::fast(&["binding_bench"])?.path("binding_bench");
     let script = path(&crate::run::root().join("mooncake-python/benches/store.py"));
     let host = "10.213.0.1";
     let mut masters = vec![(ours.clone(), 21061)];
-    let mut words = vec![ours.clone(), script, host.into()];
+    let mut words = vec![ours.clone(), script, host.into(), "--rust".into(), rust];
     words.extend(["--ours".into(), ours.clone(), format!("{host}:21061")]);
     if peer {
         let theirs = path(&install()?);
