@@ -524,6 +524,7 @@ unsafe impl Transport for TransportSet {
     }
 
     fn count_behind(&self, peer: &mut SetPeer, behind: &Arc<Behind>) {
+        let _ = behind;
         match peer {
             #[cfg(feature = "transport-rdma")]
             SetPeer::Rdma(_, beside) => beside.count(behind),

@@ -161,7 +161,7 @@ const PLACES: [(&str, &str); 2] = [("rxe0", "rxe1"), ("rxe0", "rxe0")];
 async fn members_in_processes_of_their_own() {
     for (first, second) in PLACES {
         let port = free_port();
-        let _master = master(port, &["--client_ttl=5"]);
+        let _master = master(port, &["--client_ttl=20"]);
         let (mut a, mut b) = (Member::start(port, first), Member::start(port, second));
         let (in_a, in_b) = (a.name.clone(), b.name.clone());
         let done = |n| [n, 0, 0];
