@@ -216,6 +216,15 @@ def objects(checks, nodes):
             checks.same(f"{call} of {writer.name}", *[node(call, manifest) for node in nodes])
 
 
+def rows_of(node, handle, rows):
+    """Some rows of a batch. Of some two thousand such reads on a busy machine, beside either master, the existing package failed in three; asked again it has them."""
+    for _ in range(5):
+        got = node("samples_get", handle, rows, "dataproto")
+        if node.name != "peer" or got != {"raised": "RuntimeError"}:
+            break
+    return got
+
+
 def batches(checks, nodes):
     """Batches of samples, written and added to by either and read in parts by both."""
     extra = ["torch"] if all(node.torch for node in nodes) else []
@@ -227,7 +236,7 @@ def batches(checks, nodes):
             checks.same(f"{adder.name} adds to it: {str(handle)[:200]}", isinstance(handle, str), True)
         # Not as slices: of those the existing package gives tensors that lie in memory which it has given back.
         for rows in (None, [1, 2], [3, 0], [2]):
-            got = [node("samples_get", handle, rows, "dataproto") for node in nodes]
+            got = [rows_of(node, handle, rows) for node in nodes]
             checks.same(f"rows {rows} of a batch of {writer.name}", *got)
             checks.same(f"rows {rows} are read, not {str(got[0])[:200]}", isinstance(got[0], str), True)
         checks.same("as a dictionary", *[node("samples_get", handle, None, "dict") for node in nodes])
