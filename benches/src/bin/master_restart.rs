@@ -211,6 +211,7 @@ fn member(number: u64, each: u64) -> Result<()> {
         store(&client, number, each).await?;
         println!("stored");
         while (client.lasting_objects().await as u64) < each {
+            // It hears from the master once a ping interval, and tells nobody.
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         println!("lasting");

@@ -215,14 +215,7 @@ impl HostMemory {
         }
         let file = shared.file().as_fd().try_clone_to_owned()?;
         let ptr = map(self.mapped, libc::MAP_SHARED, Some(file.as_fd()), 0)?;
-        let mut memory = Self {
-            ptr,
-            len: self.len,
-            mapped: self.mapped,
-            location: self.location,
-            shared: None,
-            alone: None,
-        };
+        let mut memory = self.moved_to(ptr);
         // SAFETY: the mapping just made; advice changes no contents. Failure costs only speed.
         unsafe { libc::madvise(ptr.as_ptr().cast(), memory.mapped, libc::MADV_HUGEPAGE) };
         let whole = MemorySpan { ptr, len: memory.mapped, location: memory.location };
@@ -239,14 +232,13 @@ impl HostMemory {
         let at = unsafe { libc::mremap(self.ptr.as_ptr().cast(), self.mapped, self.mapped, flags, anywhere) };
         let ptr = NonNull::new(at.cast()).filter(|_| at != libc::MAP_FAILED);
         let ptr = ptr.ok_or_else(|| Error::from(io::Error::last_os_error()))?;
-        Ok(Self {
-            ptr,
-            len: self.len,
-            mapped: self.mapped,
-            location: self.location,
-            shared: None,
-            alone: None,
-        })
+        Ok(self.moved_to(ptr))
+    }
+
+    /// As much memory at another address, of no file as yet.
+    fn moved_to(&self, ptr: NonNull<u8>) -> Self {
+        let Self { len, mapped, location, .. } = *self;
+        Self { ptr, len, mapped, location, shared: None, alone: None }
     }
 
     /// Length in bytes.
