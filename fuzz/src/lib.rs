@@ -6,6 +6,7 @@ mod dispatch;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use crc_fast::{CrcAlgorithm, checksum};
 use futures::FutureExt;
 use mooncake_core::clock::ManualClock;
 use mooncake_core::meta::{Expect, MemoryMetadata, MetadataBackend};
@@ -13,9 +14,9 @@ use mooncake_disk::layout::{IndexHeader, Note, Parsed as Line, Record as OnDisk,
 use mooncake_engine::TransferEngine;
 use mooncake_engine::environment::VARIABLES;
 use mooncake_rdma::message::Connection;
-use mooncake_shm::record::{Listing, RECORD_LEN, Record};
 use mooncake_store::local::message::{self, HEAD_LEN, Verb};
 use mooncake_store::local::record::Record as LocalRecord;
+use mooncake_store::master::{Master, MasterOptions, Snapshot};
 use mooncake_store::protocol::frame::{Parsed, parse_reply, parse_request, write_request};
 use mooncake_store::protocol::message::{ADDED, DISK_ADDED, DISK_TABLE, Shape, TABLE};
 use mooncake_store::protocol::pack::PackError;
@@ -23,6 +24,7 @@ use mooncake_tcp::frame::{HEADER_LEN, Inbox, Request, STATUS_LEN, Status};
 use mooncake_transport::etcd::answer::{self, Said};
 use mooncake_transport::handshake::{self, HandshakeConfig};
 use mooncake_transport::http_server::parameter;
+use mooncake_transport::same_host::record::{Listing, RECORD_LEN, Record};
 use mooncake_transport::topology::{ANYWHERE, Topology};
 use mooncake_transport::{Directory, SegmentDesc};
 
@@ -45,6 +47,7 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("etcd_answer", etcd_answer),
     ("metadata_value", metadata_value),
     ("environment", environment),
+    ("snapshot", snapshot),
 ];
 
 /// Longest body taken by the RPC target.
@@ -116,6 +119,31 @@ pub fn struct_pack(data: &[u8]) {
 
 type Rewrite = fn(&Shape, &[u8], bool) -> Result<Vec<u8>, PackError>;
 
+/// What a master that was there before has written down: as it is, and with checksums that are right, around pieces that each have their length before
+/// them.
+pub fn snapshot(data: &[u8]) {
+    let mut sealed = b"mksnap01".to_vec();
+    let mut rest = data;
+    while let Some((len, after)) = rest.split_first_chunk() {
+        let (body, after) = after.split_at(after.len().min(usize::from(u16::from_le_bytes(*len))));
+        sealed.extend((body.len() as u32).to_le_bytes());
+        sealed.extend(checksum(CrcAlgorithm::Crc64Ecma182, body).to_le_bytes());
+        sealed.extend(body);
+        rest = after;
+    }
+    for bytes in [data, &sealed] {
+        let Ok(snapshot) = Snapshot::read(bytes) else { continue };
+        let again = Snapshot::read(&snapshot.write());
+        assert!(again.is_ok_and(|again| again == snapshot), "a snapshot does not come back");
+        // Whatever it says, a master goes on.
+        let master = Master::new(MasterOptions { shards: 1, ..MasterOptions::default() }).expect("a master");
+        master.recall(snapshot);
+        assert!(master.snapshot(|_| Ok(())).is_ok());
+        assert_eq!(master.stats().keys, 0, "a snapshot makes nothing readable");
+        master.tick();
+    }
+}
+
 /// Segment descriptors.
 pub fn descriptor(data: &[u8]) {
     if let Ok(desc) = SegmentDesc::decode(data) {
@@ -154,6 +182,13 @@ pub fn rdma_connection(data: &[u8]) {
 
 /// The socket of shared memory: records, and an answer made of them, each region with the size of its file before it.
 pub fn shm_record(data: &[u8]) {
+    // The same socket with memory of GPUs has a handle and what it is of behind each region.
+    let (records, _) = data.as_chunks::<RECORD_LEN>();
+    for records in records.windows(2) {
+        if let Ok(again) = mooncake_nvlink::records_again(records) {
+            assert_eq!(again, records);
+        }
+    }
     let (chunks, _) = data.as_chunks::<{ 8 + RECORD_LEN }>();
     let mut listing: Option<Listing> = None;
     let mut taken: Vec<(u64, u64)> = Vec::new();

@@ -428,6 +428,7 @@ unsafe fn submit(
         })
     });
     let requests = requests.collect::<Result<Vec<_>>>()?;
+    engine.engine.after_default_streams(&requests)?;
     engine.engine.submit_batch(batch, &requests, notify, None)
 }
 

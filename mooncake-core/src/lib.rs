@@ -12,6 +12,7 @@ pub mod memory;
 pub mod meta;
 pub mod replica;
 pub mod sketch;
+pub mod tables;
 #[cfg(feature = "testkit")]
 pub mod testkit;
 

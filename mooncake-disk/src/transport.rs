@@ -9,8 +9,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use mooncake_core::clock::{Rng, SharedClock, SystemClock};
-use mooncake_core::memory::{Location, MemorySpan, shared_pages};
+use mooncake_core::memory::{MemorySpan, shared_pages};
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::device::not_host_memory;
 use mooncake_transport::{Access, Capabilities, Completion, Op, Protocol, SegmentDesc, Transport};
 use parking_lot::Mutex;
 
@@ -205,8 +206,8 @@ unsafe impl Transport for DiskTransport {
 
     /// For peers, memory that shows a file ([`shared_pages`]): they get at the file, past the memory. Anything else has no place on a disk, and is `Invalid`.
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Registration> {
-        if let Location::Cuda(_) = span.location {
-            return Err(Error::invalid(format!("{} is not host memory", span.location)));
+        if span.location.is_device() {
+            return Err(not_host_memory(span));
         }
         if access == Access::Local {
             return Ok(Registration { _listed: None });
@@ -265,6 +266,10 @@ impl DiskTransport {
         }
         if self.queue.is_late(share.deadline()) {
             return Err(late());
+        }
+        if op.local().location.is_device() {
+            // `ThroughHost` is for such memory.
+            return Err(not_host_memory(op.local()));
         }
         peer.node.spaces.find(op.remote(), op.len() as u64)
     }

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use common::Told;
 use mooncake_core::clock::{SharedClock, SystemClock};
-use mooncake_core::memory::HostMemory;
+use mooncake_core::memory::{HostMemory, MemorySource};
 use mooncake_disk::{DiskConfig, DiskTransport, EngineKind, IoFault, RunningEngine};
-use mooncake_transport::testkit::Fixture;
+use mooncake_transport::testkit::{Fixture, OnDevice, Sides};
 use tempfile::TempDir;
 
 struct OnFiles {
@@ -53,10 +53,10 @@ impl Fixture for OnFiles {
         self.clock.clone()
     }
 
-    fn memory(&self, len: usize) -> HostMemory {
+    fn memory(&self, len: usize) -> Arc<dyn MemorySource> {
         let file = tempfile::tempfile_in(self.dir.path()).unwrap();
         file.set_len(len.next_multiple_of(4096) as u64).unwrap();
-        HostMemory::map_listed(file, 0, len).unwrap()
+        Arc::new(HostMemory::map_listed(file, 0, len).unwrap())
     }
 }
 
@@ -117,4 +117,12 @@ mod threads_with_short_answers {
         direct: false,
         ..with(EngineKind::Threads)
     }));
+}
+
+mod from_a_device {
+    use super::*;
+    mooncake_transport::transport_conformance!(OnDevice::new(
+        OnFiles::new(with(EngineKind::Auto)),
+        Sides::Local
+    ));
 }

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mooncake_core::memory::{MemorySource, MemorySpan};
+use mooncake_core::memory::{MemorySource, MemorySpan, device_driver};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::engine::EngineCode;
 use mooncake_transport::{Region, Slice, SliceMut};
@@ -78,7 +78,7 @@ impl Drop for Foreign {
     }
 }
 
-/// Memory at an address that the caller vouches for, and the sign that nobody uses it any more.
+/// Memory at an address that the caller vouches for, a device's too, and the sign that nobody uses it any more.
 ///
 /// # Errors
 /// `INVALID_PARAMS` for what is no memory of this process, as far as the kernel can be asked.
@@ -94,13 +94,19 @@ pub unsafe fn foreign(address: u64, len: usize) -> Result<(Arc<dyn MemorySource>
     if len == 0 || address.checked_add(len as u64).is_none_or(|end| end > MAX_ADDRESS) {
         return Err(Error::invalid(format!("{len} bytes at {address:#x} are no memory of a process")));
     }
-    if !is_mapped(address, len) {
+    let span = MemorySpan::new(ptr, len).located();
+    let all = |device: MemorySpan| device.contains(address, len as u64);
+    let is_there = match device_driver().filter(|_| span.location.is_device()) {
+        Some(driver) => driver.allocation(address).is_some_and(all),
+        None => is_mapped(address, len),
+    };
+    if !is_there {
         return Err(Error::invalid(format!(
             "{len} bytes at {address:#x} are not all mapped in this process"
         )));
     }
     let gone = Arc::new(Gone::default());
-    Ok((Arc::new(Foreign { span: MemorySpan::new(ptr, len), gone: gone.clone() }), gone))
+    Ok((Arc::new(Foreign { span, gone: gone.clone() }), gone))
 }
 
 /// Whether every page of a range is mapped, as far as the kernel can be asked; device memory mapped into the address space is.

@@ -48,6 +48,8 @@ pub(crate) struct Parts {
     longest: Option<Duration>,
     summary: Option<AbortHandle>,
     instead: Option<Error>,
+    #[cfg(feature = "transport-nvlink")]
+    pub(crate) streams: crate::on_stream::Streams,
 }
 
 impl Drop for Parts {
@@ -256,8 +258,19 @@ pub struct TransferEngineBuilder {
     pub(crate) rdma: Option<mooncake_rdma::RdmaConfig>,
     #[cfg(feature = "transport-rdma")]
     pub(crate) partners: (bool, Vec<(String, Vec<String>)>),
+    #[cfg(feature = "transport-nvlink")]
+    pub(crate) gpu: Gpu,
     #[cfg(feature = "transport-tcp")]
     pub(crate) tcp: Option<mooncake_tcp::TcpConfig>,
+}
+
+/// What the environment says of NVLink.
+#[cfg(feature = "transport-nvlink")]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Gpu {
+    pub(crate) force: bool,
+    pub(crate) intra_node: bool,
+    pub(crate) ipc: bool,
 }
 
 impl Default for TransferEngineBuilder {
@@ -292,6 +305,8 @@ impl Default for TransferEngineBuilder {
             rdma: None,
             #[cfg(feature = "transport-rdma")]
             partners: (false, Vec::new()),
+            #[cfg(feature = "transport-nvlink")]
+            gpu: Gpu::default(),
             #[cfg(feature = "transport-tcp")]
             tcp: None,
         }
@@ -307,7 +322,7 @@ impl TransferEngineBuilder {
     }
 
     /// Where segments are found, as the existing system spells it: `P2PHANDSHAKE` (the default), `http://host:port/metadata`,
-    /// `etcd://host:port,host:port` or `redis://host:port` (features `metadata-etcd`, `metadata-redis`).
+    /// `etcd://host:port,host:port` or `redis://host:port` (features `metadata-etcd`, `metadata-redis`); `rocksdb:///path` for the engines of one process (`metadata-rocksdb`).
     pub fn metadata(mut self, text: impl Into<String>) -> Self {
         self.metadata = text.into();
         self
@@ -452,6 +467,8 @@ impl TransferEngineBuilder {
             longest: self.longest,
             summary,
             instead,
+            #[cfg(feature = "transport-nvlink")]
+            streams: crate::on_stream::Streams::default(),
         };
         Ok(TransferEngine { engine, parts: Arc::new(parts) })
     }
@@ -485,6 +502,10 @@ impl TransferEngineBuilder {
         let protocol = match (self.force_tcp, self.force_rdma) {
             (true, _) => "tcp",
             (_, true) => "rdma",
+            #[cfg(feature = "transport-nvlink")]
+            _ if self.gpu.intra_node => "nvlink_intra",
+            #[cfg(feature = "transport-nvlink")]
+            _ if self.gpu.force => "nvlink",
             _ => &self.protocol,
         };
         #[allow(unused_mut, reason = "without a wire there is nothing to change")]
@@ -502,6 +523,10 @@ impl TransferEngineBuilder {
             if let (true, partners) = &self.partners {
                 rdma.partners.clone_from(partners);
             }
+        }
+        #[cfg(feature = "transport-nvlink")]
+        if let Some(nvlink) = &mut wires.nvlink {
+            nvlink.fabric &= !self.gpu.ipc;
         }
         #[cfg(feature = "transport-tcp")]
         if let Some(tcp) = &mut wires.tcp {

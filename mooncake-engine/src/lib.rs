@@ -12,9 +12,12 @@ pub mod flags;
 mod ids;
 #[allow(unsafe_code)]
 mod managed;
+#[cfg(feature = "transport-nvlink")]
+#[allow(unsafe_code)]
+pub mod on_stream;
 mod summary;
 pub mod transport_set;
 
 pub use engine::{TransferEngine, TransferEngineBuilder};
 pub use ids::{AddressRequest, INVALID_BATCH};
-pub use transport_set::{TransportOptions, TransportSet};
+pub use transport_set::{TransportOptions, TransportSet, Wires};

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use mooncake_core::clock::SharedClock;
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, ErrorCode, Result};
+#[cfg(feature = "transport-nvlink")]
+use mooncake_nvlink::{CudaDriver, NvlinkConfig, NvlinkPeer, NvlinkTransport};
 #[cfg(feature = "transport-rdma")]
 use mooncake_rdma::{RdmaConfig, RdmaPeer, RdmaTransport};
 #[cfg(feature = "transport-shm")]
@@ -19,7 +21,8 @@ use mooncake_transport::fallback::Behind;
 use mooncake_transport::fallback::{self, with_fallback};
 use mooncake_transport::loopback::{LoopbackPeer, LoopbackRegistration};
 use mooncake_transport::{
-    Access, Capabilities, Completion, Loopback, LoopbackNet, Op, Protocol, SegmentDesc, Transport,
+    Access, Capabilities, Completion, Loopback, LoopbackNet, Op, Protocol, SegmentDesc, ThroughHost,
+    Transport,
 };
 use tokio::runtime::Handle;
 
@@ -36,6 +39,10 @@ pub struct TransportOptions {
     /// RDMA. With TCP beside it, memory that is not registered and what fails goes over that; peers need not speak it.
     #[cfg(feature = "transport-rdma")]
     pub rdma: Option<RdmaConfig>,
+    /// Copies between GPUs, over NVLink and CUDA IPC. Beside another wire it is a shorter way to memory of devices where it leads, and nothing else
+    /// changes. Opening it uses CUDA, after which children made by `fork` cannot.
+    #[cfg(feature = "transport-nvlink")]
+    pub nvlink: Option<NvlinkConfig>,
     /// TCP.
     #[cfg(feature = "transport-tcp")]
     pub tcp: Option<TcpConfig>,
@@ -49,6 +56,10 @@ const BUILT_IN: &[&str] = &[
     "shm",
     #[cfg(feature = "transport-rdma")]
     "rdma",
+    #[cfg(feature = "transport-nvlink")]
+    "nvlink",
+    #[cfg(feature = "transport-nvlink")]
+    "nvlink_intra",
 ];
 
 /// Names of the RDMA devices that the library for them knows.
@@ -60,8 +71,8 @@ pub fn rdma_devices() -> Result<Vec<String>> {
     mooncake_rdma::verbs::device_names()
 }
 
-/// Key of our own in descriptors of nodes on RDMA: their TCP data port serves too. The existing system reads one wire's name there.
-#[cfg(all(feature = "transport-rdma", feature = "transport-tcp"))]
+/// Key of our own in descriptors of nodes on RDMA or NVLink: their TCP data port serves too. The existing system reads one wire's name there.
+#[cfg(all(any(feature = "transport-rdma", feature = "transport-nvlink"), feature = "transport-tcp"))]
 const TCP_BESIDE: &str = "tcp_beside";
 
 impl TransportOptions {
@@ -70,7 +81,7 @@ impl TransportOptions {
         Self { loopback: Some(net), ..Self::default() }
     }
 
-    /// The wire of that name, as descriptors spell it, with shared memory beside TCP and TCP beside RDMA, where those are built in; TCP for
+    /// The wire of that name, as descriptors spell it, with shared memory beside TCP, TCP beside RDMA, and both beside NVLink, where those are built in; TCP for
     /// an empty name, if that is built in.
     ///
     /// # Errors
@@ -90,6 +101,15 @@ impl TransportOptions {
             #[cfg(feature = "transport-rdma")]
             "rdma" => Ok(Self {
                 rdma: Some(RdmaConfig::default()),
+                #[cfg(feature = "transport-tcp")]
+                tcp: Some(TcpConfig::default()),
+                ..Self::default()
+            }),
+            #[cfg(feature = "transport-nvlink")]
+            "nvlink" | "nvlink_intra" => Ok(Self {
+                nvlink: Some(NvlinkConfig { intra_node: protocol != "nvlink", ..NvlinkConfig::default() }),
+                #[cfg(feature = "transport-shm")]
+                shm: Some(ShmConfig::default()),
                 #[cfg(feature = "transport-tcp")]
                 tcp: Some(TcpConfig::default()),
                 ..Self::default()
@@ -123,7 +143,13 @@ impl TransportOptions {
     /// A port that is in use, no wire at all, or whatever else keeps one from opening, by name.
     pub fn open(&self, runtime: &Handle, clock: &SharedClock) -> Result<TransportSet> {
         let _ = (runtime, clock);
-        let set = TransportSet {
+        // Whatever wires there are: from now on memory of devices is known as such. Nothing is loaded for that.
+        #[cfg(feature = "transport-nvlink")]
+        if let Err(error) = CudaDriver::serve(self.nvlink.as_ref().and_then(|config| config.libcuda.clone()))
+        {
+            tracing::debug!(%error, "memory of GPUs is another driver's");
+        }
+        let wires = Wires {
             loopback: self.loopback.as_ref().map(LoopbackNet::node),
             #[cfg(feature = "transport-shm")]
             shm: self.open_shm(runtime, clock)?,
@@ -133,6 +159,12 @@ impl TransportOptions {
                 .clone()
                 .map(|config| RdmaTransport::start_with_clock(config, runtime, clock.clone()))
                 .transpose()?,
+            #[cfg(feature = "transport-nvlink")]
+            nvlink: self
+                .nvlink
+                .clone()
+                .map(|config| NvlinkTransport::start_with_clock(config, runtime, clock.clone()))
+                .transpose()?,
             #[cfg(feature = "transport-tcp")]
             tcp: self
                 .tcp
@@ -140,10 +172,10 @@ impl TransportOptions {
                 .map(|config| TcpTransport::start_with_clock(config, runtime, clock.clone()).map(Arc::new))
                 .transpose()?,
         };
-        if set.is_empty() {
+        if wires.is_empty() {
             return Err(Error::invalid("a node needs one wire at least"));
         }
-        Ok(set)
+        Ok(ThroughHost::unless(Arc::new(wires), clock.clone(), Wires::takes_device))
     }
 
     #[cfg(feature = "transport-shm")]
@@ -160,14 +192,19 @@ impl TransportOptions {
     }
 }
 
-/// The wires of one node.
+/// The wires of one node. Device memory goes through the host where the wire to a peer does not take it.
+pub type TransportSet = ThroughHost<Wires>;
+
+/// The wires by themselves.
 #[derive(Debug)]
-pub struct TransportSet {
+pub struct Wires {
     loopback: Option<Loopback>,
     #[cfg(feature = "transport-shm")]
     shm: Option<ShmTransport>,
     #[cfg(feature = "transport-rdma")]
     rdma: Option<RdmaTransport>,
+    #[cfg(feature = "transport-nvlink")]
+    nvlink: Option<NvlinkTransport>,
     #[cfg(feature = "transport-tcp")]
     tcp: Option<Arc<TcpTransport>>,
 }
@@ -180,6 +217,8 @@ pub struct SetRegistration {
     shm: Option<mooncake_shm::Registration>,
     #[cfg(feature = "transport-rdma")]
     rdma: Option<mooncake_rdma::Registration>,
+    #[cfg(feature = "transport-nvlink")]
+    nvlink: Option<mooncake_nvlink::Registration>,
     #[cfg(feature = "transport-tcp")]
     tcp: Option<mooncake_tcp::Registration>,
 }
@@ -196,6 +235,9 @@ pub enum SetPeer {
     /// Over RDMA, and what that cannot over TCP.
     #[cfg(feature = "transport-rdma")]
     Rdma(RdmaPeer, Beside),
+    /// By copies of a device's own, and what those do not reach by the way behind, if there is one.
+    #[cfg(feature = "transport-nvlink")]
+    Nvlink(NvlinkPeer, Option<Box<SetPeer>>),
     /// Over TCP.
     #[cfg(feature = "transport-tcp")]
     Tcp(TcpPeer),
@@ -239,9 +281,35 @@ impl Beside {
 }
 
 #[allow(unsafe_code)]
-impl TransportSet {
+impl Wires {
+    /// Whether the wire to that peer takes an operation's device memory from where it is.
+    fn takes_device(&self, peer: &SetPeer, op: &Op<'_, SetRegistration>) -> bool {
+        let _ = op;
+        match peer {
+            SetPeer::Loopback(_) => true,
+            #[cfg(feature = "transport-rdma")]
+            SetPeer::Rdma(..) => op.registration().is_some_and(|registration| registration.rdma.is_some()),
+            #[cfg(feature = "transport-nvlink")]
+            SetPeer::Nvlink(peer, behind) => {
+                peer.leads_to(op.remote(), op.len() as u64)
+                    || behind.as_ref().is_some_and(|behind| self.takes_device(behind, op))
+            }
+            #[allow(unreachable_patterns, reason = "with no other wire there is no other peer")]
+            _ => false,
+        }
+    }
+
     fn is_empty(&self) -> bool {
         self.loopback.is_none() && self.between_processes().is_none()
+    }
+
+    /// Whether TCP carries what RDMA does not.
+    #[cfg(feature = "transport-rdma")]
+    fn tcp_is_beside(&self) -> bool {
+        #[cfg(feature = "transport-tcp")]
+        return self.tcp.is_some();
+        #[cfg(not(feature = "transport-tcp"))]
+        false
     }
 
     /// The wire that leads out of this process.
@@ -249,6 +317,10 @@ impl TransportSet {
         #[cfg(feature = "transport-rdma")]
         if let Some(rdma) = &self.rdma {
             return Some(rdma.protocol());
+        }
+        #[cfg(feature = "transport-nvlink")]
+        if let Some(nvlink) = &self.nvlink {
+            return Some(nvlink.protocol());
         }
         #[cfg(feature = "transport-tcp")]
         if let Some(tcp) = &self.tcp {
@@ -261,9 +333,100 @@ impl TransportSet {
         None
     }
 
+    /// The way to a segment's owner in another process, apart from what devices copy themselves.
+    async fn connect_others(&self, desc: &SegmentDesc) -> Result<SetPeer> {
+        #[cfg(feature = "transport-tcp")]
+        let tcp = self.connect_tcp(desc).await?;
+        #[cfg(feature = "transport-shm")]
+        if let Some(shm) = self.shm.as_ref().filter(|shm| shm.reaches(desc)) {
+            match shm.connect(desc).await {
+                #[cfg(feature = "transport-tcp")]
+                Ok(peer) => return Ok(SetPeer::Shm(peer, Beside { tcp, behind: Arc::default() })),
+                #[cfg(not(feature = "transport-tcp"))]
+                Ok(peer) => return Ok(SetPeer::Shm(peer, Beside {})),
+                #[cfg(feature = "transport-tcp")]
+                Err(error) if tcp.is_some() => {
+                    tracing::debug!(segment = desc.name, %error, "its memory is not shared with us");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        #[cfg(feature = "transport-rdma")]
+        if let Some(rdma) = self.rdma.as_ref().filter(|rdma| rdma.reaches(desc)) {
+            let beside = Beside {
+                #[cfg(feature = "transport-tcp")]
+                tcp,
+                #[cfg(feature = "transport-tcp")]
+                behind: Arc::default(),
+            };
+            return rdma.connect(desc).await.map(|peer| SetPeer::Rdma(peer, beside));
+        }
+        #[cfg(feature = "transport-tcp")]
+        if let Some(peer) = tcp {
+            return Ok(SetPeer::Tcp(peer));
+        }
+        let theirs: Vec<&str> = desc.protocols.iter().map(Protocol::as_str).collect();
+        Err(Error::new(
+            ErrorCode::NotSupported,
+            format!(
+                "segment {:?} is reached by {}, this node speaks {}",
+                desc.name,
+                theirs.join(", "),
+                self.protocol()
+            ),
+        ))
+    }
+
+    /// The same with what devices copy themselves in front, where that leads.
+    #[cfg(feature = "transport-nvlink")]
+    async fn connect_nvlink(&self, desc: &SegmentDesc) -> Result<SetPeer> {
+        let Some(nvlink) = self.nvlink.as_ref().filter(|nvlink| nvlink.reaches(desc)) else {
+            return self.connect_others(desc).await;
+        };
+        match (nvlink.connect(desc).await, self.connect_others(desc).await) {
+            (Ok(peer), behind) => Ok(SetPeer::Nvlink(peer, behind.ok().map(Box::new))),
+            (Err(error), Ok(behind)) => {
+                tracing::debug!(segment = desc.name, %error, "its devices are not opened to ours");
+                Ok(behind)
+            }
+            (Err(error), Err(_)) => Err(error),
+        }
+    }
+
+    #[cfg(feature = "transport-nvlink")]
+    fn submit_nvlink<'a, I>(&self, peer: &NvlinkPeer, behind: Option<&SetPeer>, ops: I, done: Completion)
+    where
+        I: ExactSizeIterator<Item = Op<'a, SetRegistration>>,
+    {
+        let Some(nvlink) = &self.nvlink else { return done.finish(Err(not_ours())) };
+        let ops: Vec<_> = ops.collect();
+        // SAFETY: the member's registration covers the same bytes, and lives as long as the composite.
+        let own = |op: &Op<'a, SetRegistration>| unsafe {
+            op.with_registration(op.registration().and_then(|r| r.nvlink.as_ref()))
+        };
+        let Some(behind) = behind else { return nvlink.submit(peer, ops.iter().map(own), done) };
+        // Most often all is memory of the host's, and stays one submission.
+        if !ops.iter().any(|op| peer.leads_to(op.remote(), op.len() as u64)) {
+            return self.submit(behind, ops.into_iter(), done);
+        }
+        let (first, mut missed) = (done.numbers().start, Vec::new());
+        nvlink.submit_or(peer, ops.iter().map(own), done, |_, share, why| missed.push((share, why)));
+        for (share, why) in missed {
+            let op = ops[share.numbers().start - first];
+            if op.local().location.is_device() && !self.takes_device(behind, &op) {
+                // Unavailable, so that it is tried again through the host.
+                let text = format!("{} does not reach the peer's memory ({why:?})", op.local().location);
+                share.finish(Err(Error::new(ErrorCode::TransferFail, text)));
+                continue;
+            }
+            tracing::debug!(?why, "an operation goes by the way behind");
+            self.submit(behind, std::iter::once(op), share);
+        }
+    }
+
     #[cfg(feature = "transport-tcp")]
     async fn connect_tcp(&self, desc: &SegmentDesc) -> Result<Option<TcpPeer>> {
-        #[cfg(feature = "transport-rdma")]
+        #[cfg(any(feature = "transport-rdma", feature = "transport-nvlink"))]
         let desc = &*with_tcp(desc);
         match self.tcp.as_ref().filter(|tcp| tcp.reaches(desc)) {
             Some(tcp) => tcp.connect(desc).await.map(Some),
@@ -339,7 +502,7 @@ impl TransportSet {
 // SAFETY: every call goes to one member, and with it what the member promises; a registration holds one of each, and a
 // composite is dropped with its parts.
 #[allow(unsafe_code)]
-unsafe impl Transport for TransportSet {
+unsafe impl Transport for Wires {
     type Registration = SetRegistration;
     type Peer = SetPeer;
 
@@ -367,6 +530,10 @@ unsafe impl Transport for TransportSet {
         if let Some(shm) = &self.shm {
             return shm.capabilities();
         }
+        #[cfg(feature = "transport-nvlink")]
+        if let Some(nvlink) = &self.nvlink {
+            return nvlink.capabilities();
+        }
         self.loopback.as_ref().map_or_else(Capabilities::default, Transport::capabilities)
     }
 
@@ -382,10 +549,28 @@ unsafe impl Transport for TransportSet {
             Some(shm) => Some(unsafe { shm.register(span, access) }?),
             None => None,
         };
+        // Listed while it is registered: devices take it by the descriptor then.
+        #[cfg(all(feature = "transport-rdma", feature = "transport-nvlink"))]
+        let _buffer = match (&self.rdma, span.location.is_device()) {
+            (Some(_), true) => CudaDriver::serve(None).and_then(|driver| driver.list_dma_buf(span)).ok(),
+            _ => None,
+        };
         #[cfg(feature = "transport-rdma")]
         let rdma = match &self.rdma {
             // SAFETY: as above.
-            Some(rdma) => Some(unsafe { rdma.register(span, access) }?),
+            Some(rdma) => match unsafe { rdma.register(span, access) } {
+                Err(error) if span.location.is_device() && self.tcp_is_beside() => {
+                    tracing::debug!(%error, place = %span.location, "memory that goes over the other wire");
+                    None
+                }
+                registered => Some(registered?),
+            },
+            None => None,
+        };
+        #[cfg(feature = "transport-nvlink")]
+        let nvlink = match &self.nvlink {
+            // SAFETY: as above.
+            Some(nvlink) => Some(unsafe { nvlink.register(span, access) }?),
             None => None,
         };
         #[cfg(feature = "transport-tcp")]
@@ -400,6 +585,8 @@ unsafe impl Transport for TransportSet {
             shm,
             #[cfg(feature = "transport-rdma")]
             rdma,
+            #[cfg(feature = "transport-nvlink")]
+            nvlink,
             #[cfg(feature = "transport-tcp")]
             tcp,
         })
@@ -428,6 +615,15 @@ unsafe impl Transport for TransportSet {
             }
             rdma.describe(desc);
         }
+        #[cfg(feature = "transport-nvlink")]
+        if let Some(nvlink) = &self.nvlink {
+            #[cfg(feature = "transport-tcp")]
+            if desc.protocols == [Protocol::TCP] {
+                desc.protocols.clear();
+                desc.extra.insert(TCP_BESIDE.into(), true.into());
+            }
+            nvlink.describe(desc);
+        }
         // After the wire, beside which it is not named.
         #[cfg(feature = "transport-shm")]
         if let Some(shm) = &self.shm {
@@ -439,11 +635,15 @@ unsafe impl Transport for TransportSet {
     }
 
     fn reaches(&self, desc: &SegmentDesc) -> bool {
+        #[cfg(feature = "transport-nvlink")]
+        if self.nvlink.as_ref().is_some_and(|nvlink| nvlink.reaches(desc)) {
+            return true;
+        }
         #[cfg(feature = "transport-rdma")]
         if self.rdma.as_ref().is_some_and(|rdma| rdma.reaches(desc)) {
             return true;
         }
-        #[cfg(all(feature = "transport-rdma", feature = "transport-tcp"))]
+        #[cfg(all(any(feature = "transport-rdma", feature = "transport-nvlink"), feature = "transport-tcp"))]
         let desc = &*with_tcp(desc);
         #[cfg(feature = "transport-tcp")]
         if self.tcp.as_ref().is_some_and(|tcp| tcp.reaches(desc)) {
@@ -461,46 +661,10 @@ unsafe impl Transport for TransportSet {
         if let Some(node) = self.loopback.as_ref().filter(|node| node.reaches(desc)) {
             return node.connect(desc).await.map(SetPeer::Loopback);
         }
-        #[cfg(feature = "transport-tcp")]
-        let tcp = self.connect_tcp(desc).await?;
-        #[cfg(feature = "transport-shm")]
-        if let Some(shm) = self.shm.as_ref().filter(|shm| shm.reaches(desc)) {
-            match shm.connect(desc).await {
-                #[cfg(feature = "transport-tcp")]
-                Ok(peer) => return Ok(SetPeer::Shm(peer, Beside { tcp, behind: Arc::default() })),
-                #[cfg(not(feature = "transport-tcp"))]
-                Ok(peer) => return Ok(SetPeer::Shm(peer, Beside {})),
-                #[cfg(feature = "transport-tcp")]
-                Err(error) if tcp.is_some() => {
-                    tracing::debug!(segment = desc.name, %error, "its memory is not shared with us");
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        #[cfg(feature = "transport-rdma")]
-        if let Some(rdma) = self.rdma.as_ref().filter(|rdma| rdma.reaches(desc)) {
-            let beside = Beside {
-                #[cfg(feature = "transport-tcp")]
-                tcp,
-                #[cfg(feature = "transport-tcp")]
-                behind: Arc::default(),
-            };
-            return rdma.connect(desc).await.map(|peer| SetPeer::Rdma(peer, beside));
-        }
-        #[cfg(feature = "transport-tcp")]
-        if let Some(peer) = tcp {
-            return Ok(SetPeer::Tcp(peer));
-        }
-        let theirs: Vec<&str> = desc.protocols.iter().map(Protocol::as_str).collect();
-        Err(Error::new(
-            ErrorCode::NotSupported,
-            format!(
-                "segment {:?} is reached by {}, this node speaks {}",
-                desc.name,
-                theirs.join(", "),
-                self.protocol()
-            ),
-        ))
+        #[cfg(feature = "transport-nvlink")]
+        return self.connect_nvlink(desc).await;
+        #[cfg(not(feature = "transport-nvlink"))]
+        self.connect_others(desc).await
     }
 
     #[cfg(feature = "transport-rdma")]
@@ -518,6 +682,12 @@ unsafe impl Transport for TransportSet {
             SetPeer::Rdma(_, beside) => beside.with(Protocol::RDMA),
             #[cfg(feature = "transport-shm")]
             SetPeer::Shm(_, beside) => beside.with(Protocol::SHM),
+            #[cfg(feature = "transport-nvlink")]
+            SetPeer::Nvlink(_, None) => Protocol::NVLINK,
+            #[cfg(feature = "transport-nvlink")]
+            SetPeer::Nvlink(_, Some(behind)) => {
+                Protocol::new(format!("{}+{}", Protocol::NVLINK, self.wire_to(behind)))
+            }
             #[cfg(feature = "transport-tcp")]
             SetPeer::Tcp(_) => Protocol::TCP,
         }
@@ -530,6 +700,8 @@ unsafe impl Transport for TransportSet {
             SetPeer::Rdma(_, beside) => beside.count(behind),
             #[cfg(feature = "transport-shm")]
             SetPeer::Shm(_, beside) => beside.count(behind),
+            #[cfg(feature = "transport-nvlink")]
+            SetPeer::Nvlink(_, Some(way)) => self.count_behind(way, behind),
             _ => {}
         }
     }
@@ -554,6 +726,8 @@ unsafe impl Transport for TransportSet {
             SetPeer::Shm(peer, beside) => self.submit_shm(peer, beside, ops, done),
             #[cfg(feature = "transport-rdma")]
             SetPeer::Rdma(peer, beside) => self.submit_rdma(peer, beside, ops, done),
+            #[cfg(feature = "transport-nvlink")]
+            SetPeer::Nvlink(peer, behind) => self.submit_nvlink(peer, behind.as_deref(), ops, done),
             #[cfg(feature = "transport-tcp")]
             SetPeer::Tcp(peer) => match &self.tcp {
                 Some(tcp) => tcp.submit(
@@ -578,8 +752,8 @@ fn bare<'a, S>(op: &Op<'a, mooncake_shm::Registration>) -> Op<'a, S> {
     unsafe { op.with_registration(None) }
 }
 
-/// A descriptor as TCP is to see it: that of a node on RDMA, when its TCP data port serves as well.
-#[cfg(all(feature = "transport-rdma", feature = "transport-tcp"))]
+/// A descriptor as TCP is to see it: that of a node on RDMA or NVLink, when its TCP data port serves as well.
+#[cfg(all(any(feature = "transport-rdma", feature = "transport-nvlink"), feature = "transport-tcp"))]
 fn with_tcp(desc: &SegmentDesc) -> std::borrow::Cow<'_, SegmentDesc> {
     let beside = desc.extra.get(TCP_BESIDE).is_some_and(|beside| *beside == true);
     if !beside || desc.speaks(&Protocol::TCP) {
@@ -590,9 +764,9 @@ fn with_tcp(desc: &SegmentDesc) -> std::borrow::Cow<'_, SegmentDesc> {
     std::borrow::Cow::Owned(desc)
 }
 
-/// Whether a node serves a wire of that name: also TCP beside RDMA, which its descriptor does not list as a wire of its own.
+/// Whether a node serves a wire of that name: also TCP beside RDMA or NVLink, which its descriptor does not list as a wire of its own.
 pub fn serves(desc: &SegmentDesc, wire: &str) -> bool {
-    #[cfg(all(feature = "transport-rdma", feature = "transport-tcp"))]
+    #[cfg(all(any(feature = "transport-rdma", feature = "transport-nvlink"), feature = "transport-tcp"))]
     let desc = &*with_tcp(desc);
     desc.protocols.iter().any(|protocol| protocol.as_str() == wire)
 }

@@ -133,7 +133,9 @@ async fn a_batch_under_way_is_not_freed() {
     let cancelled = a.allocate_batch(2);
     let deadline = a.clock().now().after(Duration::from_millis(300));
     a.submit_batch(cancelled, &[request.clone(), request.clone()], None, Some(deadline)).unwrap();
-    let _asking = silent.accept().await.unwrap();
+    let (mut asking, _) = silent.accept().await.unwrap();
+    // The request is there, not only its connection.
+    tokio::io::AsyncReadExt::read_exact(&mut asking, &mut [0; 24]).await.unwrap();
     a.cancel_batch(cancelled).unwrap();
     assert_eq!(number(a.free_batch(cancelled)), -4, "one of it is on the wire");
     a.finish_batch(cancelled).await.unwrap_err();

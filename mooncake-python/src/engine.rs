@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mooncake_core::memory::MemorySpan;
+use mooncake_core::memory::{Location, MemorySpan, copy_memory};
 use mooncake_core::{Error, ErrorKind, Result};
 use mooncake_engine::addressed::Regions;
 use mooncake_engine::{AddressRequest, TransferEngine, TransferEngineBuilder, TransportOptions};
@@ -29,6 +30,8 @@ const PROBE: Duration = Duration::from_secs(3);
 const UNREACHABLE: i64 = -102;
 /// Finished batches that can still be asked about.
 const KEPT: usize = 4096;
+/// How much longer than its own deadline says a stream waits for a transfer.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// An engine that a store may share.
 #[pyclass(frozen, module = "mooncake.engine", name = "InnerTransferEngine")]
@@ -184,6 +187,7 @@ impl InnerTransferEngine {
 
     async fn run(&self, work: Work) -> Result<()> {
         let target = self.open(&work).await?;
+        self.engine.after_default_streams(&work.requests(&target))?;
         let outcome = match &work.notify {
             Some(notification) if work.pieces.is_empty() => {
                 self.engine.notify(&work.target, notification).await
@@ -200,12 +204,23 @@ impl InnerTransferEngine {
     async fn submit(&self, work: Work) -> Result<u64> {
         let target = self.open(&work).await?;
         let requests = work.requests(&target);
+        self.engine.after_default_streams(&requests)?;
         let id = self.engine.allocate_batch(requests.len());
         if let Err(error) = self.engine.submit_batch(id, &requests, work.notify, None) {
             self.engine.free_batch(id)?;
             return Err(error);
         }
         Ok(id)
+    }
+
+    #[allow(unsafe_code)]
+    fn begin_on_stream(&self, work: &Work, target: &Target<Wire>, stream: u64) -> Result<()> {
+        let (engine, requests) = (self.engine.clone(), work.requests(target));
+        let transfer = async move { engine.transfer(&requests, None, None).await };
+        // Its own deadline comes first, where it has a say.
+        let limit = self.engine.patience(work.bytes()).saturating_add(GRACE);
+        // SAFETY: the program names a stream of its own, as it does to every library that is given one, and keeps it.
+        unsafe { self.engine.after_stream(stream, limit, transfer) }
     }
 
     /// How a batch stands; `None` while it runs. One that is over is freed then, and only its outcome is kept.
@@ -409,6 +424,41 @@ impl EngineCalls {
         }))
     }
 
+    /// Has transfers begin when the work that a CUDA stream has now is over, and the stream's further work wait for them. An error of theirs is kept, and
+    /// raised by the next such call, or by `check_on_cuda`.
+    #[allow(clippy::too_many_arguments, reason = "as Python gives them")]
+    fn _on_stream(
+        &self,
+        py: Python<'_>,
+        target: String,
+        buffers: Vec<Uint>,
+        peers: Vec<Uint>,
+        lengths: Vec<Uint>,
+        write: bool,
+        stream: Uint,
+    ) -> PyResult<()> {
+        let begun = match self.inner(py)? {
+            None => Err(Error::invalid("the engine is not initialized")),
+            Some(inner) => Work::new(target, &buffers, &peers, &lengths, write, None).and_then(|work| {
+                let inner = inner.get();
+                let target = wait(py, inner.open(&work))?;
+                py.detach(|| inner.begin_on_stream(&work, &target, stream.0))
+            }),
+        };
+        begun.map_err(|error| {
+            self.errors.note(&error);
+            exception(py, &error)
+        })
+    }
+
+    /// Raises the first error of a transfer in stream order that was not raised yet; with `wait`, when none is under way any more.
+    fn _check_streams(&self, py: Python<'_>, wait: bool) -> PyResult<()> {
+        let Some(inner) = self.inner(py)? else { return Ok(()) };
+        let engine = &inner.get().engine;
+        let checked = py.detach(|| if wait { engine.settle_streams() } else { engine.check_streams() });
+        checked.map_err(|error| exception(py, &error))
+    }
+
     /// How a batch stands: 1 done, 0 under way, -1 failed or unknown, -2 out of time.
     fn transfer_check_status(&self, py: Python<'_>, batch_id: Uint) -> PyResult<i64> {
         let Some(inner) = self.inner(py)? else { return Ok(-1) };
@@ -455,7 +505,7 @@ impl EngineCalls {
             return Ok(self.failed(&Error::invalid(text)));
         }
         let to = inner.get().engine.regions().slice_mut(dest_address.0, length.len());
-        let copied = to.map(|to| copying(py, length.len(), || copy(span, &to)));
+        let copied = to.and_then(|to| copying(py, length.len(), || copy(span, &to)));
         Ok(copied.map_or_else(|error| self.failed(&error), |()| 0))
     }
 
@@ -476,7 +526,8 @@ impl EngineCalls {
         let from = from.map_err(|error| exception(py, &error))?;
         let (bytes, span) = new_bytes(py, length.len())?;
         let span = span.ok_or_else(|| PyTypeError::new_err("no bytes"))?;
-        copying(py, span.len, || copy_out(&from, span));
+        let copied = copying(py, span.len, || copy_out(&from, span));
+        copied.map_err(|error| exception(py, &error))?;
         Ok(bytes)
     }
 
@@ -513,16 +564,28 @@ impl EngineCalls {
 }
 
 #[allow(unsafe_code)]
-fn copy(from: MemorySpan, to: &SliceMut<Wire>) {
-    let start = std::ptr::with_exposed_provenance_mut::<u8>(to.addr() as usize);
-    // SAFETY: the destination is registered and that long, the source at least as long (checked by the caller); a program may
-    // copy inside its own memory.
-    unsafe { std::ptr::copy(from.ptr.as_ptr(), start, to.len().min(from.len)) };
+fn copy(from: MemorySpan, to: &SliceMut<Wire>) -> Result<()> {
+    if !to.location().is_device() {
+        let start = std::ptr::with_exposed_provenance_mut::<u8>(to.addr() as usize);
+        // SAFETY: the destination is registered and that long, the source at least as long (checked by the caller); a program may
+        // copy inside its own memory.
+        unsafe { std::ptr::copy(from.ptr.as_ptr(), start, to.len().min(from.len)) };
+        return Ok(());
+    }
+    let to = registered(to.addr(), to.len(), to.location())?;
+    // SAFETY: as above; one is a Python object's, the other a device's.
+    unsafe { copy_memory(MemorySpan { len: to.len, ..from }, to) }
 }
 
 #[allow(unsafe_code)]
-fn copy_out(from: &Slice<Wire>, to: MemorySpan) {
-    let start = std::ptr::with_exposed_provenance::<u8>(from.addr() as usize);
+fn copy_out(from: &Slice<Wire>, to: MemorySpan) -> Result<()> {
+    let from = registered(from.addr(), to.len.min(from.len()), from.location())?;
     // SAFETY: the source is registered and as long as the new object, which overlaps nothing.
-    unsafe { std::ptr::copy_nonoverlapping(start, to.ptr.as_ptr(), to.len.min(from.len())) };
+    unsafe { copy_memory(from, MemorySpan { len: from.len, ..to }) }
+}
+
+fn registered(address: u64, len: usize, location: Location) -> Result<MemorySpan> {
+    let start = NonNull::new(std::ptr::with_exposed_provenance_mut(address as usize));
+    let ptr = start.ok_or_else(|| Error::internal("the null pointer is registered"))?;
+    Ok(MemorySpan { ptr, len, location })
 }

@@ -6,9 +6,12 @@
     reason = "arguments and receivers are what Python calls need"
 )]
 
+#[allow(unsafe_code)]
+pub mod allocator;
 mod args;
 mod awaitable;
 mod config;
+mod device;
 mod engine;
 mod error;
 mod handle;
@@ -46,6 +49,8 @@ fn _mooncake(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<host::HostMemAllocator>()?;
     module.add_class::<engine::EngineCalls>()?;
     module.add_class::<engine::InnerTransferEngine>()?;
+    module.add_function(wrap_pyfunction!(device::cuda_missing, module)?)?;
+    module.add_function(wrap_pyfunction!(device::device_of, module)?)?;
     module.add_function(wrap_pyfunction!(host::bind_to_numa_node, module)?)?;
     module.add_function(wrap_pyfunction!(host::get_alloc_func_addr, module)?)?;
     module.add_function(wrap_pyfunction!(host::get_free_func_addr, module)?)?;

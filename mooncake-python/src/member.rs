@@ -4,9 +4,10 @@ use std::future::Future;
 use std::sync::Arc;
 
 use mooncake_core::ids::{ObjectKey, Uuid};
-use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
+use mooncake_core::memory::{HostMemory, HostMemoryOptions, Location, MemorySource};
 use mooncake_core::replica::{ReplicaList, ReplicateConfig};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_engine::on_stream::after_default_stream;
 use mooncake_store::client::{self, Begun, Client, Operation};
 use mooncake_store::local::{LocalClient, LocalRange, LocatedLocal};
 use mooncake_store::protocol::wire::TaskInfo;
@@ -127,6 +128,20 @@ impl Member {
             Self::Own(client) => client.engine().transport().capabilities().needs_registration,
             Self::Shared(_) => false,
         }
+    }
+
+    /// Has what is moved now come after what the default stream of a device has been given; see the function of that name.
+    pub(crate) fn after_default_stream(&self, location: Location) -> Result<()> {
+        if !location.is_device() {
+            return Ok(());
+        }
+        let wires = match self {
+            Self::Own(client) => Some(&**client.engine().transport()),
+            // A light client copies by itself.
+            Self::Shared(_) => None,
+        };
+        // What the stream waits for may need this very thread.
+        tokio::task::block_in_place(|| after_default_stream(wires, location))
     }
 
     /// Bytes of its local buffer.

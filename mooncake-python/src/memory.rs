@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mooncake_core::memory::{MemorySource, MemorySpan};
+use mooncake_core::memory::{MemorySource, MemorySpan, copy_memory};
 use mooncake_core::{Error, Result};
 use mooncake_engine::TransportSet;
 use mooncake_transport::{Region, Slice, SliceMut};
@@ -50,6 +50,6 @@ fn whole(span: MemorySpan, keep: &Arc<Keep>) -> Result<Region<Wire>> {
 fn copied(client: &Member, span: MemorySpan) -> Result<Slice<Wire>> {
     let region = client.register(Arc::new(client.memory(span.len)?))?;
     // SAFETY: both ranges are that long, and new memory overlaps no other.
-    unsafe { region.span().ptr.copy_from_nonoverlapping(span.ptr, span.len) };
+    unsafe { copy_memory(span.located(), region.span()) }?;
     region.slice(0..span.len)
 }

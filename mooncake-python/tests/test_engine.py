@@ -100,7 +100,7 @@ def test_what_is_wrong_is_answered(pair):
     assert a.unregister_memory(src) == 0
     assert a.transfer_sync_write(to, src, dst, 8) == -1
     assert a.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == -1
-    with pytest.raises(RuntimeError, match="CUDA"):
+    with pytest.raises(RuntimeError, match="libcuda"):
         a.transfer_write_on_cuda(to, src, dst, 8, 0)
 
 

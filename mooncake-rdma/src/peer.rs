@@ -47,6 +47,8 @@ pub(crate) struct About {
     /// Names of its devices.
     pub(crate) devices: Vec<String>,
     regions: Vec<Range>,
+    /// First address and end of what it lists without keys, sorted: memory that its devices do not reach.
+    without_keys: Vec<(u64, u64)>,
 }
 
 /// One registered range.
@@ -81,15 +83,18 @@ impl About {
         let mut regions: Vec<Range> = Vec::new();
         let mut buffers: Vec<&BufferDesc> = desc.buffers.iter().collect();
         buffers.sort_unstable_by_key(|buffer| buffer.addr);
-        let mut before: Option<&BufferDesc> = None;
+        let (mut before, mut without_keys): (Option<&BufferDesc>, _) = (None, Vec::new());
         for buffer in buffers {
             let continues = before.replace(buffer).is_some_and(|before| buffer.continues(before));
             let Some(end) = buffer.addr.checked_add(buffer.length) else { continue };
             let keys =
                 keys(buffer).ok_or_else(|| bad(format!("the keys of {:#x} are not numbers", buffer.addr)))?;
             match keys.len() {
-                // Closed to peers.
-                0 => before = None,
+                // Closed to peers, or open on another wire.
+                0 => {
+                    before = None;
+                    without_keys.push((buffer.addr, end));
+                }
                 n if n == devices.len() => {
                     regions.push(Range { start: buffer.addr, end, keys, continues });
                 }
@@ -104,7 +109,7 @@ impl About {
             Some(at) if desc.rdma_server_name.is_empty() => at.clone(),
             _ => HostPort::parse(&server, DEFAULT_PORT),
         };
-        Ok(Self { server, at, devices, regions })
+        Ok(Self { server, at, devices, regions, without_keys })
     }
 
     /// The region that holds all of a range, or the first of its parts that do. `Invalid` when none does.
@@ -120,6 +125,13 @@ impl About {
             Some(i) if addr < self.regions[i].end && end <= self.last_of(i, end) => Ok(i),
             _ => wrong("they do not lie in one registered buffer"),
         }
+    }
+
+    /// Whether a range lies in memory that is listed, but has no keys: another wire may lead there.
+    pub(crate) fn has_no_keys(&self, addr: u64, len: usize) -> bool {
+        let after = self.without_keys.partition_point(|(start, _)| *start <= addr);
+        let end = after.checked_sub(1).and_then(|i| self.without_keys.get(i)).map_or(0, |(_, end)| *end);
+        addr.checked_add(len as u64).is_some_and(|last| len != 0 && last <= end)
     }
 
     /// Where the memory that a region is part of ends, as far as anybody asks.
@@ -189,6 +201,11 @@ mod tests {
             [(999, 1), (1000, 0), (1050, 100), (1200, 1), (5000, 1), (u64::MAX, 1), (u64::MAX, 2), (0, 9)]
         {
             about.region(addr, len).unwrap_err();
+        }
+        for (addr, len, without) in
+            [(5000, 100, true), (5001, 100, false), (1000, 1, false), (4999, 2, false)]
+        {
+            assert_eq!(about.has_no_keys(addr, len), without, "{addr}+{len}");
         }
     }
 

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use mooncake_core::memory::{DmaBuf, MemorySpan, dma_buf};
+use mooncake_core::memory::{DmaBuf, Location, MemorySpan, dma_buf};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::segment::CONTINUES;
 use mooncake_transport::{Access, BufferDesc};
@@ -65,6 +65,17 @@ impl Parts {
 
 /// A memory's place, where it is not known.
 const NOWHERE: u32 = u32::MAX;
+/// Set in the place of a device's memory.
+const DEVICE: u32 = 1 << 31;
+
+/// What peers are told of a memory's place.
+fn place(node: u32) -> String {
+    match node {
+        NOWHERE => "*".into(),
+        device if device & DEVICE != 0 => format!("cuda:{}", device & !DEVICE),
+        node => format!("cpu:{node}"),
+    }
+}
 
 impl Registration {
     /// Registers with each domain, in parts of `longest` bytes at most.
@@ -130,7 +141,11 @@ impl Registration {
         if self.access == Access::Local {
             return Vec::new();
         }
-        let head = [self.node.unwrap_or(NOWHERE), self.parts.each as u32, (self.parts.each >> 32) as u32];
+        let place = match self.span.location {
+            Location::Cuda(device) => device | DEVICE,
+            _ => self.node.unwrap_or(NOWHERE),
+        };
+        let head = [place, self.parts.each as u32, (self.parts.each >> 32) as u32];
         let parts = 0..self.regions.first().map_or(0, Vec::len);
         let of_part = |part: usize| self.regions.iter().map(move |regions| &regions[part]);
         let keys = parts.flat_map(of_part).flat_map(|region| [region.remote_key(), region.local_key()]);
@@ -177,7 +192,7 @@ pub(crate) fn describe(buffer: &BufferDesc) -> impl Iterator<Item = BufferDesc> 
         // Kept from peers.
         _ => (NOWHERE, buffer.length, Vec::new()),
     };
-    let place = if node == NOWHERE { "*".into() } else { format!("cpu:{node}") };
+    let place = place(node);
     let parts = Parts { start: buffer.addr, len: buffer.length, each: each.max(1) };
     let per_part = keys.len() / usize::try_from(parts.len.div_ceil(parts.each)).unwrap_or(usize::MAX).max(1);
     let (addr, extra) = (buffer.addr, buffer.extra.clone());
@@ -220,6 +235,7 @@ mod tests {
         assert!(
             parts[1].continues(&parts[0]) && parts[2].continues(&parts[1]) && !parts[2].continues(&parts[0])
         );
+        assert_eq!(exported(100, &[DEVICE | 3, 100, 0, 1, 2])[0].name, "cuda:3");
         let closed = exported(100, &[]);
         assert_eq!((closed.len(), closed[0].name.as_str(), &closed[0].extra["rkey"]), (1, "*", &json!([])));
     }

@@ -109,8 +109,8 @@ impl RdmaTransport {
         &self.node.clock
     }
 
-    /// [`Transport::submit`], but operations that cannot go over this wire now (local memory that is not registered, no device that
-    /// works) are handed to `elsewhere` with their shares, in order, before it returns.
+    /// [`Transport::submit`], but operations that cannot go over this wire now (local memory that is not registered, remote memory that
+    /// is listed without keys, no device that works) are handed to `elsewhere` with their shares, in order, before it returns.
     pub fn submit_or<'a, I>(
         &self,
         peer: &RdmaPeer,
@@ -136,7 +136,8 @@ impl RdmaTransport {
         // Taken out, as finishing a share may come back here.
         let mut lists = CUT.take();
         for (op, share) in ops.zip(done.each()) {
-            match works && op.registration().is_some() {
+            let has_no_keys = peer.shared.about.has_no_keys(op.remote(), op.len());
+            match works && op.registration().is_some() && !has_no_keys {
                 true => self.cut(peer, &op, share, &plan, &mut lists),
                 false => elsewhere(op, share),
             }
@@ -330,6 +331,9 @@ unsafe impl Transport for RdmaTransport {
         self.submit_or(peer, ops, done, |op, share| {
             share.finish(Err(match op.registration() {
                 None => Error::invalid("memory must be registered to travel over rdma"),
+                Some(_) if peer.shared.about.has_no_keys(op.remote(), op.len()) => {
+                    Error::invalid("the peer has not opened this memory to rdma")
+                }
                 Some(_) => no_device(),
             }));
         });

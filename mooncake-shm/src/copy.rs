@@ -6,10 +6,13 @@ use std::sync::Arc;
 use mooncake_core::clock::{Moment, SharedClock};
 use mooncake_core::memory::{MemorySource, MemorySpan};
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_transport::{Completion, Opcode};
+use mooncake_transport::{Completion, Opcode, same_host};
 use parking_lot::{Condvar, Mutex};
 
-use crate::link::{Link, MappedRegion};
+use crate::pages::MappedFile;
+
+pub(crate) type Link = same_host::Link<MappedFile>;
+pub(crate) type MappedRegion = same_host::MappedRegion<MappedFile>;
 
 /// One copy between memory here and an owner's.
 #[derive(Clone, Debug)]
@@ -28,7 +31,7 @@ impl Copy {
     /// # Safety
     /// The remote range lies in the region. The local bytes are there, and for a read nobody else's, until this returns.
     pub(crate) unsafe fn run(&self, deadline: Option<Moment>, clock: &SharedClock) -> Outcome {
-        let Some(inside) = self.link.enter(&self.region) else { return Outcome::Closed };
+        let Some(inside) = Link::enter(&*self.link, &self.region) else { return Outcome::Closed };
         // Only now: whoever is stopped before this looks at the time when it goes on, and whoever is stopped after it is
         // inside, so that the owner notices and cuts the memory off from it. No write lands long after its deadline.
         if deadline.is_some_and(|deadline| clock.now() >= deadline) {
@@ -40,7 +43,7 @@ impl Copy {
         // one-sided wire; no reference to them is ever made. One process may reach the same pages by both pointers, hence
         // no `nonoverlapping`.
         unsafe {
-            let remote = self.region.memory().span().ptr.add(self.region.offset_of(self.remote));
+            let remote = self.region.mapping().0.span().ptr.add(self.region.offset_of(self.remote));
             match self.opcode {
                 Opcode::Read => local.copy_from(remote, len),
                 Opcode::Write => local.copy_to(remote, len),

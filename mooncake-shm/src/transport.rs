@@ -1,24 +1,19 @@
 //! [`Transport`] by copying in shared memory.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::sync::Arc;
 
 use mooncake_core::clock::{SharedClock, SystemClock};
-use mooncake_core::memory::{Location, MemorySpan};
+use mooncake_core::memory::{MemorySpan, shared_pages};
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::same_host::{self, Endpoint, Limits, Links, Owner};
 use mooncake_transport::{Access, Capabilities, Completion, Op, Opcode, Protocol, SegmentDesc, Transport};
-use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
-use tracing::debug;
 
 use crate::config::ShmConfig;
-use crate::copy::{Copiers, Copy, Outcome, closed, gone};
-use crate::link::Link;
-use crate::owner::{self, Owner, Registration};
-use crate::server;
+use crate::copy::{Copiers, Copy, Link, Outcome, closed, gone};
+use crate::pages::{MappedFile, Pages, Registration};
 
 /// Key of ours in descriptors: the host by the id of its boot, and the name of the socket. Peers that do not know it ignore it.
 const ENDPOINT: &str = "shm_endpoint";
@@ -31,17 +26,13 @@ pub struct ShmTransport {
     config: ShmConfig,
     clock: SharedClock,
     runtime: Handle,
-    owner: Arc<Owner>,
+    owner: Arc<Owner<Pages>>,
     /// What [`ENDPOINT`] says of us.
-    endpoint: String,
-    host: String,
-    links: Arc<Links>,
+    endpoint: Endpoint,
+    links: Arc<Links<MappedFile>>,
     copiers: Copiers,
     tasks: [JoinHandle<()>; 3],
 }
-
-/// Links by the name of the owner's socket.
-type Links = Mutex<HashMap<String, Weak<Link>>>;
 
 /// A way to one owner. Clones share its connection.
 #[derive(Clone)]
@@ -66,21 +57,19 @@ impl ShmTransport {
     /// The same with a clock, on which the deadlines of completions are understood.
     pub fn start_with_clock(config: ShmConfig, runtime: &Handle, clock: SharedClock) -> Result<Self> {
         config.check()?;
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
-            .map_err(|e| Error::from(e).context("the id of this host's boot"))?;
-        let host = boot.trim().to_owned();
-        let owner = Owner::new(&config)?;
-        let links = Arc::new(Links::default());
+        let owner =
+            Owner::new(Limits { drain_timeout: config.drain_timeout, max_served: config.max_served })?;
+        let links = Links::new(runtime, config.answer_timeout);
         let _here = runtime.enter();
-        let (listener, name) = server::listen()?;
+        let (listener, name) = same_host::listen("shm")?;
+        let endpoint = Endpoint::here(name)?;
         let tasks = [
-            runtime.spawn(server::serve(owner.clone(), listener, config.answer_timeout)),
-            runtime.spawn(owner::keep_turning(Arc::downgrade(&owner), config.stall_timeout)),
-            runtime.spawn(look_after(links.clone(), config.upkeep_interval)),
+            runtime.spawn(same_host::serve(owner.clone(), listener, config.answer_timeout)),
+            runtime.spawn(Owner::keep_turning(Arc::downgrade(&owner), config.stall_timeout)),
+            runtime.spawn(links.clone().look_after(config.upkeep_interval)),
         ];
         Ok(Self {
-            endpoint: format!("{host}:{name}"),
-            host,
+            endpoint,
             copiers: Copiers::new(config.copiers, clock.clone()),
             config,
             clock,
@@ -113,7 +102,7 @@ impl ShmTransport {
         let deadline = done.deadline();
         let (mut inline, mut missed) = (self.config.inline_bytes, false);
         for (op, share) in ops.zip(done.each()) {
-            let region = mapped.as_ref().filter(|_| !matches!(op.local().location, Location::Cuda(_)));
+            let region = mapped.as_ref().filter(|_| !op.local().location.is_device());
             let Some(region) = region.and_then(|mapped| mapped.find(op.remote(), op.len() as u64)) else {
                 missed = true;
                 other(op, share);
@@ -166,21 +155,6 @@ impl ShmTransport {
         let outcome = unsafe { copy.part(0, own).run(share.deadline(), &self.clock) };
         share.finish(copy.result(outcome));
     }
-
-    async fn link(&self, name: &str) -> Result<Arc<Link>> {
-        let known = self.links.lock().get(name).and_then(Weak::upgrade).filter(|link| link.is_alive());
-        let (owned, timeout) = (name.to_owned(), self.config.answer_timeout);
-        // On our own runtime, which the connection then belongs to.
-        let work = self.runtime.spawn(async move {
-            match known {
-                Some(link) => link.refresh().await.map(|()| link),
-                None => Link::open(&owned, timeout).await,
-            }
-        });
-        let link = work.await.map_err(|_| gone())??;
-        self.links.lock().insert(name.to_owned(), Arc::downgrade(&link));
-        Ok(link)
-    }
 }
 
 // SAFETY: remote bytes are touched through mappings that stay (`copy`), only while the owner counts us inside an open region (`link`,
@@ -202,10 +176,8 @@ unsafe impl Transport for ShmTransport {
         if span.len == 0 || span.addr().checked_add(span.len as u64).is_none() {
             return Err(Error::invalid(format!("cannot register {} bytes at {:#x}", span.len, span.addr())));
         }
-        Ok(match access {
-            Access::Local => Registration::closed(),
-            Access::Remote => self.owner.open(span),
-        })
+        let pages = if access == Access::Remote { shared_pages(span) } else { None };
+        Ok(Registration::new(pages.and_then(|pages| self.owner.open(span, Pages(pages)))))
     }
 
     fn describe(&self, desc: &mut SegmentDesc) {
@@ -213,24 +185,24 @@ unsafe impl Transport for ShmTransport {
         if desc.protocols.is_empty() {
             desc.protocols.push(Protocol::SHM);
         }
-        desc.extra.insert(ENDPOINT.into(), self.endpoint.as_str().into());
+        desc.extra.insert(ENDPOINT.into(), self.endpoint.to_string().into());
     }
 
     fn reaches(&self, desc: &SegmentDesc) -> bool {
-        endpoint(desc).is_some_and(|(host, _)| host == self.host)
+        endpoint(desc).is_some_and(|theirs| theirs.same_host(&self.endpoint))
     }
 
     async fn connect(&self, desc: &SegmentDesc) -> Result<ShmPeer> {
-        let (host, name) = endpoint(desc).ok_or_else(|| {
+        let theirs = endpoint(desc).ok_or_else(|| {
             Error::invalid(format!("segment {:?} has no {ENDPOINT:?}: its memory is not shared", desc.name))
         })?;
-        if host != self.host {
+        if !theirs.same_host(&self.endpoint) {
             return Err(Error::new(
                 ErrorCode::NotSupported,
                 format!("segment {:?} is on another host, or on this one before it was booted", desc.name),
             ));
         }
-        Ok(ShmPeer { link: self.link(name).await? })
+        Ok(ShmPeer { link: self.links.to(theirs.socket()).await? })
     }
 
     fn submit<'a, I>(&self, peer: &ShmPeer, ops: I, done: Completion)
@@ -241,7 +213,7 @@ unsafe impl Transport for ShmTransport {
         self.submit_or(peer, ops, done, |op, share| {
             if !peer.link.is_alive() {
                 share.finish(Err(gone()));
-            } else if matches!(op.local().location, Location::Cuda(_)) {
+            } else if op.local().location.is_device() {
                 share.finish(Err(Error::invalid(format!("{} is not host memory", op.local().location))));
             } else if op.is_empty() || !peer.link.is_stale() {
                 share.finish(Err(closed(op.remote(), op.len())));
@@ -282,30 +254,9 @@ async fn after_refresh(link: Arc<Link>, ops: Vec<Later>, clock: SharedClock) {
     }
 }
 
-/// The host and the socket a descriptor names.
-fn endpoint(desc: &SegmentDesc) -> Option<(&str, &str)> {
-    desc.extra.get(ENDPOINT)?.as_str()?.split_once(':')
-}
-
-/// Gives up links to the dead, with the memory they show, and maps what owners have opened and closed.
-async fn look_after(links: Arc<Links>, interval: Duration) {
-    loop {
-        tokio::time::sleep(interval).await;
-        let alive: Vec<Arc<Link>> = {
-            let mut links = links.lock();
-            links.retain(|_, link| link.strong_count() != 0);
-            links.values().filter_map(Weak::upgrade).collect()
-        };
-        for link in alive {
-            if !link.is_alive() {
-                link.give_up();
-            } else if link.is_stale()
-                && let Err(error) = link.refresh().await
-            {
-                debug!(%error, "an owner on this host was asked in vain");
-            }
-        }
-    }
+/// Where a descriptor says that its owner listens.
+fn endpoint(desc: &SegmentDesc) -> Option<Endpoint> {
+    Endpoint::parse(desc.extra.get(ENDPOINT)?.as_str()?)
 }
 
 impl Drop for ShmTransport {
@@ -318,7 +269,7 @@ impl Drop for ShmTransport {
 
 impl fmt::Debug for ShmTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ShmTransport").field("endpoint", &self.endpoint).finish_non_exhaustive()
+        f.debug_struct("ShmTransport").field("endpoint", &self.endpoint.to_string()).finish_non_exhaustive()
     }
 }
 
@@ -331,6 +282,7 @@ impl fmt::Debug for ShmPeer {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::channel;
+    use std::time::Duration;
 
     use mooncake_core::ErrorKind;
     use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
@@ -339,7 +291,7 @@ mod tests {
     use tokio::runtime::Runtime;
 
     use super::*;
-    use crate::link::MappedRegion;
+    use crate::copy::MappedRegion;
 
     const LEN: usize = 3 * 4096;
 
@@ -393,7 +345,7 @@ mod tests {
     /// The first bytes of a region as the peer has them mapped, whatever the owner says by now.
     fn scribble(region: &MappedRegion, value: u8) {
         // SAFETY: the mapping is held.
-        unsafe { region.memory().span().ptr.write_volatile(value) }
+        unsafe { region.mapping().0.span().ptr.write_volatile(value) }
     }
 
     #[test]
@@ -404,7 +356,7 @@ mod tests {
         let peer = pair.connect();
         pair.write(&peer, region.addr(), 1).unwrap();
         let mapped = peer.link.mapped().find(region.addr(), 1).unwrap().clone();
-        let inside = peer.link.enter(&mapped).unwrap();
+        let inside = Link::enter(&*peer.link, &mapped).unwrap();
         scribble(&mapped, 2);
         drop(region);
         scribble(&mapped, 3);
@@ -424,11 +376,11 @@ mod tests {
         let mapped = peer.link.mapped().find(region.addr(), 1).unwrap().clone();
         let (entered, is_inside) = channel();
         std::thread::scope(|scope| {
-            let (link, board) = (&peer.link, pair.owner.owner.board());
+            let link = &peer.link;
             scope.spawn(move || {
-                let inside = link.enter(&mapped).unwrap();
+                let inside = Link::enter(&**link, &mapped).unwrap();
                 entered.send(()).unwrap();
-                while board.state(0).load(std::sync::atomic::Ordering::SeqCst) % 2 == 1 {
+                while !link.is_stale() {
                     std::thread::yield_now();
                 }
                 scribble(&mapped, 9);
@@ -455,7 +407,7 @@ mod tests {
             owner.turn();
             pair.write(&peer, region.addr(), 2).unwrap();
         }
-        let inside = peer.link.enter(&mapped).unwrap();
+        let inside = Link::enter(&*peer.link, &mapped).unwrap();
         owner.turn();
         assert!(region.registration().unwrap().is_reachable(), "it came after the turn before");
         owner.turn();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::clock::{SharedClock, SystemClock};
-use mooncake_core::memory::{HostMemory, HostMemoryOptions};
+use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
 use mooncake_shm::{ShmConfig, ShmTransport};
 use mooncake_transport::testkit::Fixture;
 use tokio::runtime::Runtime;
@@ -54,9 +54,9 @@ impl Fixture for OnShm {
         self.clock.clone()
     }
 
-    fn memory(&self, len: usize) -> HostMemory {
+    fn memory(&self, len: usize) -> Arc<dyn MemorySource> {
         let options = HostMemoryOptions { shared: Some("conformance".into()), ..Default::default() };
-        HostMemory::with(len, &options).unwrap()
+        Arc::new(HostMemory::with(len, &options).unwrap())
     }
 }
 

@@ -15,8 +15,8 @@ use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig,
 use mooncake_core::{Error, ErrorCode, Result};
 
 use crate::protocol::wire::{
-    CopyPlan, DiskWork, InventoryPage, MovePlan, OffloadItem, StoredAt, StoredReplica, Task, TaskInfo,
-    TaskKind, TaskReport,
+    CopyPlan, DiskWork, InventoryPage, MovePlan, OffloadItem, StorageConfig, StoredAt, StoredReplica, Task,
+    TaskInfo, TaskKind, TaskReport,
 };
 
 /// Tenant of every call when the cluster has none.
@@ -355,6 +355,21 @@ pub trait DiskService: Debug + Send + Sync + 'static {
 
     /// The client has dropped objects of a tenant from its disk.
     async fn dropped_from_disk(
+        &self,
+        _client: ClientId,
+        _tenant: &str,
+        _keys: &[&[u8]],
+    ) -> Result<Vec<Result<()>>> {
+        Err(no_disks())
+    }
+
+    /// Where files of objects lie that all clients reach; an empty folder where there are none.
+    async fn storage(&self) -> Result<StorageConfig> {
+        Ok(StorageConfig { fs_dir: String::new(), evict: true, quota: 0 })
+    }
+
+    /// The files of these objects of a tenant are gone, or cannot be read.
+    async fn dropped_files(
         &self,
         _client: ClientId,
         _tenant: &str,

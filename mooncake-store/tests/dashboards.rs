@@ -121,6 +121,7 @@ async fn names_and_types_of_the_existing_master() {
         }
     }
     assert_eq!(types["master_value_size_bytes"], "histogram");
+    assert_eq!(types["master_snapshot_duration_ms"], "histogram");
     assert_eq!(types["master_rpc_latency_seconds"], "histogram", "ours");
 }
 

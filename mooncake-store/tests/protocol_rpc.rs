@@ -336,7 +336,8 @@ async fn garbage_closes_its_connection_and_no_other() {
 async fn a_reader_that_does_not_read_stops_being_read_from() {
     let (running, _) = master().await;
     let socket = TcpSocket::new_v4().unwrap();
-    socket.set_recv_buffer_size(4096).unwrap();
+    // Not a few kilobytes: with those, kernels may wait 200 ms for room for each segment.
+    socket.set_recv_buffer_size(64 << 10).unwrap();
     let stream = socket.connect(running.local_addr()).await.unwrap();
     let (mut reader, mut writer) = stream.into_split();
     let count = 600_000;

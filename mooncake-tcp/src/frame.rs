@@ -86,6 +86,8 @@ pub enum Status {
 
 /// Code of [`Status::Refused`] for an address range that is not registered.
 pub const ADDRESS_REFUSED: u32 = 1;
+/// What a status frame of ours says when the device that the memory lies on has failed.
+pub const DEVICE_FAILED: u32 = 2;
 
 impl Status {
     /// The frame.

@@ -3,6 +3,8 @@
 
 mod config;
 #[allow(unsafe_code)]
+mod device;
+#[allow(unsafe_code)]
 mod driver;
 pub mod frame;
 #[allow(unsafe_code)]
@@ -15,6 +17,7 @@ mod pool;
 mod server;
 #[allow(unsafe_code)]
 mod socket;
+#[allow(unsafe_code)]
 mod table;
 #[allow(unsafe_code)]
 mod transport;

@@ -19,7 +19,8 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 
 use crate::config::TcpConfig;
-use crate::frame::{ADDRESS_REFUSED, Direction, Framing, Inbox, Request, STATUS_LEN, Status};
+use crate::device::{self, Stages};
+use crate::frame::{ADDRESS_REFUSED, DEVICE_FAILED, Direction, Framing, Inbox, Request, STATUS_LEN, Status};
 use crate::socket::{self, Buffers, IoList};
 use crate::table::{MemoryTable, Range, View};
 
@@ -101,6 +102,7 @@ fn bind(config: &TcpConfig) -> Result<std::net::TcpListener> {
 }
 
 async fn accept(listener: TcpListener, table: Arc<MemoryTable>, settings: Settings) {
+    let stages = Arc::new(device::stages());
     let mut connections = JoinSet::new();
     loop {
         let accepted = poll_fn(|cx| {
@@ -112,7 +114,7 @@ async fn accept(listener: TcpListener, table: Arc<MemoryTable>, settings: Settin
                 tracing::warn!(%peer, most = settings.most, "data connection closed: too many are open");
             }
             Ok((stream, peer)) => {
-                let session = Session::new(stream, View::new(table.clone()), settings);
+                let session = Session::new(stream, View::new(table.clone()), stages.clone(), settings);
                 connections.spawn(async move {
                     let end = session.run().await;
                     tracing::debug!(%peer, ?end, "data connection closed");
@@ -130,13 +132,17 @@ async fn accept(listener: TcpListener, table: Arc<MemoryTable>, settings: Settin
 /// Why a connection ended.
 #[derive(Debug)]
 #[allow(dead_code, reason = "the fields are for the log")]
-enum End {
+pub(crate) enum End {
     /// The peer closed it, or the network did.
     Peer(io::Error),
     /// The peer stopped half-way.
     Stalled,
     /// A range that is not registered, or not any more.
     Refused(Request),
+    /// A device could not copy, before anything was answered.
+    Device(Error),
+    /// The same in the middle of an answer.
+    Broken(Error),
 }
 
 impl From<io::Error> for End {
@@ -161,19 +167,48 @@ impl Reply {
     }
 }
 
-struct Session {
+pub(crate) struct Session {
     stream: TcpStream,
     settings: Settings,
+    stages: Arc<Stages>,
     view: View,
     inbox: Inbox,
     replies: Vec<Reply>,
     /// Bytes of the first reply that are sent.
     sent: usize,
+    /// Of the last request for device memory.
+    acknowledges: bool,
 }
 
 impl Session {
-    fn new(stream: TcpStream, view: View, settings: Settings) -> Self {
-        Self { stream, settings, view, inbox: Inbox::new(), replies: Vec::new(), sent: 0 }
+    fn new(stream: TcpStream, view: View, stages: Arc<Stages>, settings: Settings) -> Self {
+        Self {
+            stream,
+            settings,
+            stages,
+            view,
+            inbox: Inbox::new(),
+            replies: Vec::new(),
+            sent: 0,
+            acknowledges: false,
+        }
+    }
+
+    pub(crate) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    pub(crate) fn stages(&self) -> &Stages {
+        &self.stages
+    }
+
+    pub(crate) fn inbox(&mut self) -> &mut Inbox {
+        &mut self.inbox
+    }
+
+    /// How long the peer may stop half-way.
+    pub(crate) fn progress(&self) -> Duration {
+        self.settings.progress
     }
 
     async fn run(mut self) -> End {
@@ -182,9 +217,18 @@ impl Session {
         }
         loop {
             if let Err(end) = self.serve_waiting().await {
-                if let End::Refused(Request { framing: Framing::Acknowledged, .. }) = end {
+                // What was asked for before is answered before.
+                if matches!(end, End::Device(_)) && self.flush().await.is_err() {
+                    return end;
+                }
+                let code = match end {
+                    End::Refused(Request { framing: Framing::Acknowledged, .. }) => Some(ADDRESS_REFUSED),
+                    End::Device(_) if self.acknowledges => Some(DEVICE_FAILED),
+                    _ => None,
+                };
+                if let Some(code) = code {
                     // Nothing is lost when it does not arrive: the peer then sees a closed connection.
-                    let _ = timeout(FAREWELL, self.say_refused()).await;
+                    let _ = timeout(FAREWELL, self.say_refused(code)).await;
                 }
                 return end;
             }
@@ -204,6 +248,11 @@ impl Session {
                 return Err(End::Refused(request));
             };
             match request.direction {
+                Direction::Read if range.is_device() => {
+                    self.acknowledges = request.framing == Framing::Acknowledged;
+                    self.flush().await?;
+                    self.send_from_device(request, &range).await?;
+                }
                 Direction::Read => {
                     let status = (request.framing == Framing::Acknowledged).then_some(Status::Ok.encode());
                     self.replies.push(Reply { status, payload: Some(range), request });
@@ -213,7 +262,12 @@ impl Session {
                         // An earlier read must not see a later write.
                         self.flush().await?;
                     }
-                    self.take_body(request, &range).await?;
+                    if range.is_device() {
+                        self.acknowledges = request.framing == Framing::Acknowledged;
+                        self.take_body_to_device(request, &range).await?;
+                    } else {
+                        self.take_body(request, &range).await?;
+                    }
                     if request.framing == Framing::Acknowledged {
                         let status = Some(Status::Ok.encode());
                         self.replies.push(Reply { status, payload: None, request });
@@ -277,7 +331,7 @@ impl Session {
     }
 
     /// Sends every answer.
-    async fn flush(&mut self) -> Result<(), End> {
+    pub(crate) async fn flush(&mut self) -> Result<(), End> {
         while !self.replies.is_empty() {
             match self.send_some() {
                 Some(Ok(n)) => self.advance(n),
@@ -375,8 +429,8 @@ impl Session {
     }
 
     /// Says no, then reads what the peer is still sending: closing over unread bytes would destroy the answer.
-    async fn say_refused(&mut self) -> io::Result<()> {
-        let frame = Status::Refused(ADDRESS_REFUSED).encode();
+    async fn say_refused(&mut self, code: u32) -> io::Result<()> {
+        let frame = Status::Refused(code).encode();
         let mut left = &frame[..];
         while !left.is_empty() {
             self.stream.writable().await?;
@@ -400,7 +454,7 @@ impl Session {
     }
 }
 
-async fn readable(stream: &TcpStream, limit: Option<Duration>) -> io::Result<()> {
+pub(crate) async fn readable(stream: &TcpStream, limit: Option<Duration>) -> io::Result<()> {
     match limit {
         Some(limit) => timeout(limit, stream.readable()).await?,
         None => stream.readable().await,

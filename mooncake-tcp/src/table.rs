@@ -3,16 +3,18 @@
 //! Registering and deregistering replace the whole sorted list; every connection keeps the last one it saw and
 //! compares a number to know that it is still current, so that requests share no lock. What may be stale is only the
 //! list: each region has a gate of its own, and dropping the [`Registration`] shuts it. Memory is touched only inside
-//! the gate, for the length of one system call that does not block. So the drop waits for microseconds, never for a
-//! peer, also on the only thread of a runtime; a request that was under way finds the gate shut and is cut off.
+//! the gate, for the length of one system call that does not block, or by a copy that a device makes by itself. So the drop waits for
+//! microseconds, never for a peer, also on the only thread of a runtime; a request that was under way finds the gate shut and is cut off.
 
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, Result};
-use parking_lot::{RwLock, RwLockReadGuard};
+use mooncake_transport::device::{CopyHandle, DeviceCopy};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 /// Memory that one [`TcpTransport`](crate::TcpTransport) may use; peers too if it was registered so. Dropping it
 /// takes the right away at once and returns when no peer's request touches the memory any more.
@@ -57,12 +59,25 @@ pub(crate) struct Region {
     span: MemorySpan,
     shut: AtomicBool,
     gate: RwLock<()>,
+    /// Those of device memory that may be under way. They are begun inside the gate.
+    copies: Mutex<Vec<CopyHandle>>,
 }
 
 impl Region {
     fn shut(&self) {
         self.shut.store(true, Ordering::Release);
         drop(self.gate.write());
+        // The tasks that wait for them may be on this very thread.
+        let copies = std::mem::take(&mut *self.copies.lock());
+        copies.iter().for_each(CopyHandle::settle);
+    }
+
+    fn begin(&self, copy: Result<DeviceCopy>) -> Result<DeviceCopy> {
+        let copy = copy?;
+        let mut copies = self.copies.lock();
+        copies.retain(|copy| !copy.is_over());
+        copies.push(copy.handle());
+        Ok(copy)
     }
 
     fn end(&self) -> u64 {
@@ -82,6 +97,33 @@ impl Range {
     /// Length in bytes, never zero.
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Whether it is memory that the processor cannot touch.
+    pub(crate) fn is_device(&self) -> bool {
+        self.region.span.location.is_device()
+    }
+
+    /// Begins to copy device memory in, from byte `at` of the range on; `None` once deregistered.
+    ///
+    /// # Safety
+    /// `from` stays allocated, and is written by nobody, until the copy is over.
+    pub(crate) unsafe fn copy_in(&self, at: usize, from: MemorySpan) -> Option<Result<DeviceCopy>> {
+        let inside = self.enter()?;
+        // SAFETY: the range's bytes stay allocated while the gate is open, and who shuts it waits for the copy; the caller answers for `from`.
+        let copy = inside.span(at, from.len).and_then(|to| unsafe { DeviceCopy::begin(from, to) });
+        Some(self.region.begin(copy))
+    }
+
+    /// The same the other way.
+    ///
+    /// # Safety
+    /// `to` stays allocated, and is touched by nobody else, until the copy is over.
+    pub(crate) unsafe fn copy_out(&self, at: usize, to: MemorySpan) -> Option<Result<DeviceCopy>> {
+        let inside = self.enter()?;
+        // SAFETY: as above.
+        let copy = inside.span(at, to.len).and_then(|from| unsafe { DeviceCopy::begin(from, to) });
+        Some(self.region.begin(copy))
     }
 
     /// The right to touch the memory, to be held for one call that does not block; `None` once deregistered.
@@ -105,6 +147,13 @@ impl Inside<'_> {
         debug_assert!(skip <= self.range.len);
         self.range.region.span.ptr.as_ptr().wrapping_add(self.range.offset + skip)
     }
+
+    /// `len` bytes from the range's byte `skip`.
+    fn span(&self, skip: usize, len: usize) -> Result<MemorySpan> {
+        let ptr = NonNull::new(self.at(skip)).filter(|_| skip + len <= self.range.len);
+        let ptr = ptr.ok_or_else(|| Error::internal("bytes outside of the range"))?;
+        Ok(MemorySpan { ptr, len, ..self.range.region.span })
+    }
 }
 
 /// Everything peers may touch, sorted by address and without overlaps.
@@ -117,7 +166,12 @@ pub(crate) struct MemoryTable {
 impl MemoryTable {
     /// Lets peers at `span`. It must not overlap what they have already, for that is what the existing system refuses.
     pub(crate) fn insert(self: &Arc<Self>, span: MemorySpan) -> Result<Registration> {
-        let region = Arc::new(Region { span, shut: AtomicBool::new(false), gate: RwLock::new(()) });
+        let region = Arc::new(Region {
+            span,
+            shut: AtomicBool::new(false),
+            gate: RwLock::new(()),
+            copies: Mutex::default(),
+        });
         let mut regions = self.regions.write();
         let at = regions.partition_point(|r| r.span.addr() < span.addr());
         let overlaps = |other: &Arc<Region>| other.span.addr() < region.end() && span.addr() < other.end();
@@ -184,8 +238,6 @@ impl View {
 
 #[cfg(test)]
 mod tests {
-    use std::ptr::NonNull;
-
     use proptest::prelude::*;
 
     use super::*;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use mooncake_core::clock::{Moment, Rng, SystemClock};
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, Result, SharedClock};
+use mooncake_transport::device::not_host_memory;
 use mooncake_transport::{Access, Completion, Op, Protocol, SegmentDesc, Transport};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -95,6 +96,11 @@ impl TcpTransport {
         let now = self.clock.now();
         let mut touched = 0;
         for (op, done) in ops {
+            if op.local().location.is_device() {
+                // `ThroughHost` is for such memory.
+                done.finish(Err(not_host_memory(op.local())));
+                continue;
+            }
             let transfer = Transfer {
                 op,
                 framing: peer.framing,

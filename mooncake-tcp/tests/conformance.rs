@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_tcp::{Framing, TcpConfig, TcpTransport};
-use mooncake_transport::testkit::Fixture;
+use mooncake_transport::testkit::{Fixture, OnDevice, Sides};
 use tokio::runtime::Runtime;
 
 /// Nodes with a runtime each, so that a node dies with its runtime.
@@ -84,5 +84,41 @@ mod plain {
             passed_deadline_sends_nothing
             unregistered_local_memory_as_capabilities_say
             own_node_is_a_peer_too
+    }
+}
+
+mod from_a_device {
+    use super::*;
+    mooncake_transport::transport_conformance!(OnDevice::new(OnTcp::new(TcpConfig::default()), Sides::Local));
+}
+
+mod to_a_device {
+    use super::*;
+    mooncake_transport::transport_conformance!(OnDevice::new(
+        OnTcp::new(TcpConfig::default()),
+        Sides::Remote
+    ));
+}
+
+mod between_devices {
+    use super::*;
+    mooncake_transport::transport_conformance!(OnDevice::new(
+        OnTcp::new(TcpConfig { stripe_threshold: 1 << 20, ..TcpConfig::default() }),
+        Sides::Both
+    ));
+}
+
+mod to_a_device_plain {
+    use super::*;
+    mooncake_transport::transport_conformance! {
+        @cases OnDevice::new(OnTcp::new(TcpConfig { framing: Framing::Plain, ..TcpConfig::default() }), Sides::Remote);
+            read_brings_exactly_the_remote_bytes
+            completed_write_is_applied
+            one_completion_for_many_operations
+            large_transfers_arrive_whole
+            finished_means_untouched
+            concurrent_submissions
+            dead_peer_is_an_error_by_the_deadline
+            passed_deadline_sends_nothing
     }
 }

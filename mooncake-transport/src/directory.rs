@@ -29,6 +29,8 @@ const BUILT_IN: &[&str] = &[
     "etcd://host:port",
     #[cfg(feature = "metadata-redis")]
     "redis://host:port",
+    #[cfg(feature = "metadata-rocksdb")]
+    "rocksdb:///path",
 ];
 
 /// What a connection string does not say.
@@ -71,14 +73,30 @@ pub enum Directory {
     },
 }
 
+/// What the connection string of a directory for the state of one host's own begins with.
+pub const FOLDER: &str = "rocksdb://";
+
+/// A directory for the state of one host's own, such as a master's: `rocksdb:///path`. Blocks for some milliseconds.
+///
+/// # Errors
+/// `INVALID_PARAMS` for anything else; `NOT_SUPPORTED` when it is not built in; those of opening it.
+pub fn own(url: &str) -> Result<Arc<dyn MetadataBackend>> {
+    if url.starts_with(FOLDER)
+        && let Directory::Metadata { backend, .. } = Directory::connect(url, "")?
+    {
+        return Ok(backend);
+    }
+    Err(Error::invalid(format!("{url:?}: expected {FOLDER} and an absolute path")))
+}
+
 impl Directory {
     /// A directory in a backend, with the existing system's default keys.
     pub fn new(backend: Arc<dyn MetadataBackend>) -> Self {
         Self::Metadata { backend, keys: MetaKeys::default() }
     }
 
-    /// Reads a connection string: `P2PHANDSHAKE`, `http://host:port/path`, `etcd://host:port,host:port` or `redis://host:port`; one without a
-    /// scheme is etcd's. Does not connect yet. `Unsupported` names what is not built in.
+    /// Reads a connection string: `P2PHANDSHAKE`, `http://host:port/path`, `etcd://host:port,host:port`, `redis://host:port` or
+    /// `rocksdb:///path`; one without a scheme is etcd's. Does not connect yet (but a folder is opened). `Unsupported` names what is not built in.
     pub fn connect(text: &str, cluster_id: &str) -> Result<Self> {
         let options = DirectoryOptions { cluster_id: cluster_id.into(), ..DirectoryOptions::default() };
         Self::connect_with(text, &options)
@@ -98,6 +116,8 @@ impl Directory {
             "etcd" => Some(Arc::new(crate::etcd::EtcdMetadata::new(text)?)),
             #[cfg(feature = "metadata-redis")]
             "redis" => Some(Arc::new(crate::redis::RedisMetadata::new(text, &options.redis)?)),
+            #[cfg(feature = "metadata-rocksdb")]
+            "rocksdb" => Some(Arc::new(crate::rocksdb::RocksMetadata::open(text)?)),
             _ => None,
         };
         let Some(backend) = backend else {

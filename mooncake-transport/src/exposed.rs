@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use mooncake_core::memory::{Location, MemorySpan};
+use mooncake_core::memory::{MemorySpan, copy_memory};
 use mooncake_core::{Error, Result};
 use parking_lot::RwLock;
+
+use crate::device::of_a_device;
 
 /// Registered spans that do not overlap. Reads and writes are safe: they are checked and copied under a lock that
 /// [`Exposure`]'s drop waits for.
@@ -29,14 +31,11 @@ impl ExposedMemory {
         Arc::default()
     }
 
-    /// Opens a span of host memory to peers. `Invalid` when it is empty, a device's, or overlaps one that is there.
+    /// Opens a span to peers. `Invalid` when it is empty, or overlaps one that is there.
     ///
     /// # Safety
     /// The bytes stay allocated, readable and writable until the result has been dropped.
     pub unsafe fn expose(self: &Arc<Self>, span: MemorySpan) -> Result<Exposure> {
-        if let Location::Cuda(_) = span.location {
-            return Err(Error::invalid(format!("{} is not host memory", span.location)));
-        }
         let (addr, len) = (span.addr(), span.len as u64);
         let mut spans = self.spans.write();
         check_free(&spans, addr, len)?;
@@ -49,36 +48,67 @@ impl ExposedMemory {
         find(&self.spans.read(), addr, len).map(|_| ())
     }
 
-    /// Copies bytes out.
+    /// Copies bytes out. `Invalid` for a range that is not open; what a device says of its memory.
     pub fn read(&self, addr: u64, into: &mut [u8]) -> Result<()> {
-        self.with(addr, into.len() as u64, |ptr| {
-            // SAFETY: `with` gives that many bytes; `into` is a reference, so it is other memory.
-            unsafe { ptr.copy_to_nonoverlapping(NonNull::from(&mut *into).cast(), into.len()) }
-        })
+        let to = MemorySpan::new(NonNull::from(&mut *into).cast(), into.len());
+        // SAFETY: `into` is a reference, so it is other memory.
+        unsafe { self.copy_out(addr, to) }
     }
 
-    /// Copies bytes in.
+    /// Copies bytes in. Errors as of [`read`](Self::read).
     pub fn write(&self, addr: u64, from: &[u8]) -> Result<()> {
-        self.with(addr, from.len() as u64, |ptr| {
-            // SAFETY: as above.
-            unsafe { ptr.copy_from_nonoverlapping(NonNull::from(from).cast(), from.len()) }
-        })
+        let from = MemorySpan::new(NonNull::from(from).cast(), from.len());
+        // SAFETY: it is only read.
+        unsafe { self.copy_in(addr, from) }
     }
 
-    /// Checks a range, then runs `f` on its first byte while no registration can go away. Keep it short, and do not come
+    /// Copies `to.len` bytes to memory of whatever kind, which may be the same.
+    ///
+    /// # Safety
+    /// During the call `to` stays allocated and is touched by nobody else, but for peers.
+    pub unsafe fn copy_out(&self, addr: u64, to: MemorySpan) -> Result<()> {
+        // SAFETY: `with` gives as many bytes, kept while it runs; the caller answers for the others.
+        self.with(addr, to.len as u64, |from| unsafe { copy(from, to) })?
+    }
+
+    /// Copies `from.len` bytes from memory of whatever kind, which may be the same.
+    ///
+    /// # Safety
+    /// During the call `from` stays allocated and is written by nobody, but for peers.
+    pub unsafe fn copy_in(&self, addr: u64, from: MemorySpan) -> Result<()> {
+        // SAFETY: as above.
+        self.with(addr, from.len as u64, |to| unsafe { copy(from, to) })?
+    }
+
+    /// Checks a range, then runs `f` on it while no registration can go away. Keep it short, and do not come
     /// back to this table from inside.
-    pub fn with<R>(&self, addr: u64, len: u64, f: impl FnOnce(NonNull<u8>) -> R) -> Result<R> {
+    fn with<R>(&self, addr: u64, len: u64, f: impl FnOnce(MemorySpan) -> R) -> Result<R> {
         let spans = self.spans.read();
         let span = find(&spans, addr, len)?;
-        let offset = usize::try_from(addr - span.addr()).map_err(|_| not_registered(addr, len))?;
+        let part = usize::try_from(addr - span.addr()).ok().zip(usize::try_from(len).ok());
+        let (offset, len) = part.ok_or_else(|| not_registered(addr, len))?;
         // SAFETY: `find` saw the range inside the span.
-        Ok(f(unsafe { span.ptr.add(offset) }))
+        Ok(f(MemorySpan { ptr: unsafe { span.ptr.add(offset) }, len, ..*span }))
     }
 
     /// Every span, by address.
     pub fn spans(&self) -> Vec<MemorySpan> {
         self.spans.read().values().copied().collect()
     }
+}
+
+/// As [`copy_memory`], but host memory may overlap: a node may transfer from its own memory to itself.
+///
+/// # Safety
+/// As there, but for that.
+unsafe fn copy(from: MemorySpan, to: MemorySpan) -> Result<()> {
+    if from.location.is_device() || to.location.is_device() {
+        // SAFETY: passed on. Where both are one device's and overlap, the result is what the device makes of it.
+        return unsafe { copy_memory(from, to) }.map_err(of_a_device);
+    }
+    // SAFETY: both are host memory, and as long as the other.
+    unsafe { from.ptr.copy_to(to.ptr, from.len.min(to.len)) };
+    Ok(())
 }
 
 impl Drop for Exposure {

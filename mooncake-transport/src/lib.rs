@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
+#[allow(unsafe_code)]
+pub mod device;
 pub mod directory;
 pub mod engine;
 #[cfg(feature = "metadata-etcd")]
@@ -23,11 +25,19 @@ pub mod pool;
 pub mod redis;
 #[allow(unsafe_code)]
 pub mod region;
+#[cfg(feature = "metadata-rocksdb")]
+pub mod rocksdb;
+#[cfg(target_os = "linux")]
+pub mod same_host;
 pub mod segment;
 #[allow(unsafe_code)]
 pub mod staged;
+#[allow(unsafe_code)]
+pub mod stages;
 #[cfg(feature = "testkit")]
 pub mod testkit;
+#[allow(unsafe_code)]
+pub mod through_host;
 pub mod ticket;
 pub mod topology;
 #[allow(unsafe_code)]
@@ -44,6 +54,7 @@ pub use pool::{BufferPool, PoolBuf, PoolConfig};
 pub use region::{BorrowedMemory, Region, Sink, Slice, SliceMut, Source};
 pub use segment::{BufferDesc, SegmentDesc};
 pub use staged::{CopyTransport, Staged};
+pub use through_host::ThroughHost;
 pub use ticket::{Completion, Ticket, ticket};
 pub use transfer::Transfer;
 pub use transport::{Access, Capabilities, Op, Opcode, Protocol, Transport};

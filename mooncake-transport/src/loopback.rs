@@ -1,4 +1,4 @@
-//! The reference transport: nodes of one process, bytes moved by `memcpy`, finished before `submit` returns.
+//! The reference transport: nodes of one process, bytes copied (by the driver where they are a device's), finished before `submit` returns.
 //!
 //! Deterministic and without sockets or threads of its own, so it serves embedded clusters and tests under Miri alike.
 
@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use crate::exposed::{ExposedMemory, Exposure};
 use crate::segment::SegmentDesc;
 use crate::ticket::Completion;
-use crate::transport::{Access, Op, Opcode, Protocol, Transport};
+use crate::transport::{Access, Capabilities, Op, Opcode, Protocol, Transport};
 
 const NODE: &str = "loopback_node";
 
@@ -93,14 +93,12 @@ impl Loopback {
         if !peer.alive.load(Ordering::SeqCst) {
             return Err(gone(peer.id));
         }
-        let (local, len) = (op.ptr(), op.len());
-        peer.memory.with(op.remote(), len as u64, |remote| match op.opcode() {
-            // SAFETY: `with` gives `len` bytes, kept while it runs; whoever made the op vouches for as many local ones.
-            // The two may overlap: a node may read its own memory.
-            Opcode::Read => unsafe { local.copy_from(remote, len) },
+        match op.opcode() {
+            // SAFETY: whoever made the op vouches for the local bytes. The two may overlap: a node may read its own memory.
+            Opcode::Read => unsafe { peer.memory.copy_out(op.remote(), op.local()) },
             // SAFETY: as above.
-            Opcode::Write => unsafe { local.copy_to(remote, len) },
-        })
+            Opcode::Write => unsafe { peer.memory.copy_in(op.remote(), op.local()) },
+        }
     }
 }
 
@@ -140,6 +138,10 @@ unsafe impl Transport for Loopback {
 
     fn protocol(&self) -> Protocol {
         Protocol::LOOPBACK
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default().device_memory(true)
     }
 
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<LoopbackRegistration> {

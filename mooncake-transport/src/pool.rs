@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use futures::channel::oneshot;
 use mooncake_core::alloc::{AllocError, BuiltinAllocator, BuiltinAllocatorConfig, Extent, SegmentAllocator};
-use mooncake_core::memory::{Location, MemorySpan};
+use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 
@@ -65,7 +65,7 @@ impl<T: Transport> BufferPool<T> {
             return Err(Error::invalid("a buffer pool shows bytes, so its memory must not be open to peers"));
         }
         let span = memory.local().span;
-        if let Location::Cuda(_) = span.location {
+        if span.location.is_device() {
             return Err(Error::invalid(format!("{} is not host memory", span.location)));
         }
         if !config.align.is_power_of_two() {

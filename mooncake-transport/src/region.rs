@@ -9,9 +9,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use mooncake_core::memory::{Location, MemorySource, MemorySpan};
+use mooncake_core::memory::{Location, MemorySource, MemorySpan, copy_memory};
 use mooncake_core::{Error, Result};
 
+use crate::device;
 use crate::transport::{Access, Transport};
 
 /// Memory registered with a wire. A handle: clones are the same region; the last one deregisters, then frees.
@@ -61,7 +62,7 @@ impl<T: Transport> Region<T> {
         }
     }
 
-    /// Where it is.
+    /// Where it is, with the device if it lies on one.
     pub fn span(&self) -> MemorySpan {
         self.inner.span
     }
@@ -149,12 +150,17 @@ impl<T: Transport> Slice<T> {
         self.span.len
     }
 
+    /// On which device.
+    pub fn location(&self) -> Location {
+        self.span.location
+    }
+
     /// A range of this range. `Invalid` when it is empty or not inside.
     pub fn slice(&self, range: Range<usize>) -> Result<Self> {
         Ok(Self { inner: self.inner.clone(), span: sub_span(self.span, range)? })
     }
 
-    /// Copies bytes out, from `offset`. `Invalid` when they do not lie inside, or are not in host memory.
+    /// Copies bytes out, from `offset`. `Invalid` when they do not lie inside; what a device says of its memory.
     ///
     /// A peer that writes them at the same time, where the region is open to peers, may leave some old and some new.
     pub fn copy_to(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
@@ -214,6 +220,11 @@ impl<T: Transport> SliceMut<T> {
         self.span.len
     }
 
+    /// On which device.
+    pub fn location(&self) -> Location {
+        self.span.location
+    }
+
     /// Who may touch its region.
     pub fn access(&self) -> Access {
         self.inner.access
@@ -243,12 +254,12 @@ impl<T: Transport> SliceMut<T> {
         }
     }
 
-    /// Copies bytes in, at `offset`. `Invalid` when they do not fit, or the memory is not the host's.
+    /// Copies bytes in, at `offset`. `Invalid` when they do not fit; what a device says of its memory.
     pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
         copy_in(self.span, offset, bytes)
     }
 
-    /// Copies bytes out, from `offset`. `Invalid` when they do not lie inside, or are not in host memory.
+    /// Copies bytes out, from `offset`. `Invalid` when they do not lie inside; what a device says of its memory.
     pub fn copy_to(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
         copy_out(self.span, offset, bytes)
     }
@@ -358,7 +369,7 @@ fn usable(span: MemorySpan) -> Result<MemorySpan> {
     if span.len == 0 {
         return Err(Error::invalid("memory of zero bytes cannot be registered"));
     }
-    Ok(span)
+    Ok(device::seen(span.located()))
 }
 
 fn sub_span(span: MemorySpan, range: Range<usize>) -> Result<MemorySpan> {
@@ -373,33 +384,29 @@ fn sub_span(span: MemorySpan, range: Range<usize>) -> Result<MemorySpan> {
     Ok(MemorySpan { ptr, len: range.end - range.start, location: span.location })
 }
 
-fn host_part(span: MemorySpan, offset: usize, len: usize) -> Result<Option<NonNull<u8>>> {
-    if let Location::Cuda(_) = span.location {
-        return Err(Error::invalid(format!("{} is not host memory", span.location)));
-    }
+/// The part of a span that a copy of so many bytes is about; none when it is about no bytes.
+fn part(span: MemorySpan, offset: usize, len: usize) -> Result<Option<MemorySpan>> {
     if len == 0 {
         return Ok(None);
     }
     let end = offset
         .checked_add(len)
         .ok_or_else(|| Error::invalid(format!("{len} bytes from {offset} overflow")))?;
-    sub_span(span, offset..end).map(|part| Some(part.ptr))
+    sub_span(span, offset..end).map(Some)
 }
 
 fn copy_out(span: MemorySpan, offset: usize, bytes: &mut [u8]) -> Result<()> {
-    if let Some(from) = host_part(span, offset, bytes.len())? {
-        // SAFETY: `from` has that many bytes, kept by the caller's handle; `bytes` is a reference, so it is other memory.
-        unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut *bytes).cast(), bytes.len()) };
-    }
-    Ok(())
+    let Some(from) = part(span, offset, bytes.len())? else { return Ok(()) };
+    let to = MemorySpan::new(NonNull::from(&mut *bytes).cast(), bytes.len());
+    // SAFETY: `from` has that many bytes, kept by the caller's handle; `bytes` is a reference, so it is other memory.
+    unsafe { copy_memory(from, to) }
 }
 
 fn copy_in(span: MemorySpan, offset: usize, bytes: &[u8]) -> Result<()> {
-    if let Some(to) = host_part(span, offset, bytes.len())? {
-        // SAFETY: `to` has room for that many bytes and the caller holds the range exclusively.
-        unsafe { to.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
-    }
-    Ok(())
+    let Some(to) = part(span, offset, bytes.len())? else { return Ok(()) };
+    let from = MemorySpan::new(NonNull::from(bytes).cast(), bytes.len());
+    // SAFETY: `to` has room for that many bytes and the caller holds the range exclusively; `from` is only read.
+    unsafe { copy_memory(from, to) }
 }
 
 fn debug_span(f: &mut fmt::Formatter<'_>, name: &str, span: MemorySpan) -> fmt::Result {

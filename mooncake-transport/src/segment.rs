@@ -207,7 +207,8 @@ impl BufferDesc {
             name: map.text("name")?,
             addr: map.number("addr", 0)?,
             length: map.number("length", 0)?,
-            key: unhex(&map.text(ACCESS_KEY)?)?,
+            key: unhex(&map.text(ACCESS_KEY)?)
+                .ok_or_else(|| bad(format!("{ACCESS_KEY:?} is not hexadecimal")))?,
             extra: map.0,
         };
         if buffer.name.is_empty() {
@@ -268,7 +269,8 @@ fn shape(value: &Value) -> &'static str {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// Bytes in hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
@@ -276,17 +278,16 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-fn unhex(text: &str) -> Result<Vec<u8>> {
+/// What was written in hexadecimal; `None` for what was not.
+pub fn unhex(text: &str) -> Option<Vec<u8>> {
     let digit = |c: u8| char::from(c).to_digit(16).and_then(|d| u8::try_from(d).ok());
-    let odd = || bad(format!("{ACCESS_KEY:?} is not hexadecimal"));
     text.as_bytes()
         .chunks(2)
         .map(|pair| match *pair {
             [high, low] => Some(digit(high)? << 4 | digit(low)?),
             _ => None,
         })
-        .collect::<Option<_>>()
-        .ok_or_else(odd)
+        .collect()
 }
 
 fn bad(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::clock::{Moment, SharedClock};
-use mooncake_core::memory::{Location, MemorySpan};
+use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 
@@ -126,7 +126,7 @@ unsafe impl<C: CopyTransport> Transport for Staged<C> {
     }
 
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<StagedRegistration> {
-        if let Location::Cuda(_) = span.location {
+        if span.location.is_device() {
             return Err(Error::invalid(format!("{} is not host memory", span.location)));
         }
         let exposure = match access {

@@ -578,7 +578,7 @@ impl<B> Shared<B> {
 }
 
 /// The same error for another operation that it hit. The source stays with the first.
-pub(crate) fn copy_of(error: &Error) -> Error {
+pub fn copy_of(error: &Error) -> Error {
     Error::new(error.code(), error.message().to_owned())
 }
 

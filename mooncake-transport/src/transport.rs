@@ -78,6 +78,12 @@ impl Capabilities {
         Self { needs_registration: yes, ..self }
     }
 
+    /// The same with [`device_memory`](Self::device_memory) as given.
+    #[must_use]
+    pub fn device_memory(self, yes: bool) -> Self {
+        Self { device_memory: yes, ..self }
+    }
+
     /// The same with [`shared_memory`](Self::shared_memory) as given.
     #[must_use]
     pub fn shared_memory(self, yes: bool) -> Self {

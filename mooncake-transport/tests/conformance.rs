@@ -10,7 +10,7 @@ use mooncake_transport::loopback::{Loopback, LoopbackNet};
 use mooncake_transport::staged::{CopyTransport, Executor, Staged};
 use mooncake_transport::testkit::Fixture;
 #[cfg(not(miri))]
-use mooncake_transport::testkit::{Faults, Faulty};
+use mooncake_transport::testkit::{Faults, Faulty, OnDevice, Sides};
 use mooncake_transport::{ExposedMemory, Protocol, SegmentDesc};
 use parking_lot::Mutex;
 
@@ -190,4 +190,28 @@ mod staged_inline {
 #[cfg(not(miri))]
 mod staged_on_tokio {
     mooncake_transport::transport_conformance!(super::OnTable::tokio());
+}
+
+#[cfg(not(miri))]
+mod from_a_device {
+    mooncake_transport::transport_conformance!(super::OnDevice::new(
+        super::OnTable::tokio(),
+        super::Sides::Local
+    ));
+}
+
+#[cfg(not(miri))]
+mod to_a_device {
+    mooncake_transport::transport_conformance!(super::OnDevice::new(
+        super::OnLoopback::new(),
+        super::Sides::Remote
+    ));
+}
+
+#[cfg(not(miri))]
+mod between_devices {
+    mooncake_transport::transport_conformance!(super::OnDevice::new(
+        super::OnLoopback::new(),
+        super::Sides::Both
+    ));
 }

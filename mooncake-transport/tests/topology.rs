@@ -127,6 +127,18 @@ fn memory_prefers_the_devices_near_it() {
     );
 }
 
+/// CUDA puts the fastest first, and leaves out what it is told to.
+#[test]
+fn gpus_have_the_numbers_that_their_driver_gives_them() {
+    let host = server();
+    let topology = host.discovery().gpus(["0000:83:00.0", "0000:99:00.0", "0000:04:00.0"]).topology();
+    assert_eq!(topology.near("cuda:0").preferred, ["mlx5_2"]);
+    assert_eq!(topology.near("cuda:2").preferred, ["mlx5_0"]);
+    assert!(topology.places().all(|(place, _)| place != "cuda:1"), "one that is not there");
+    let only = host.discovery().gpus(["0000:83:00.0"]).hardware();
+    assert_eq!((only.gpus.len(), only.gpus[0].number), (1, 0));
+}
+
 #[test]
 fn a_gpu_alone_on_its_node_takes_the_nearest_of_all() {
     let host = Host::new(2);

@@ -13,6 +13,12 @@ pub(crate) fn install(packages: &[&str], what: &str) -> Result {
         .map_err(|e| format!("{e}\n{what} needs {}; install them by hand", packages.join(" ")))
 }
 
+/// Installs the package of a library that is not found.
+pub(crate) fn install_library(library: &str, package: &str, what: &str) -> Result {
+    let known = command("/sbin/ldconfig", &["-p"]).output()?;
+    if known.contains(library) { Ok(()) } else { install(&[package], what) }
+}
+
 /// Installs those of `(program, package)` whose program cannot be started.
 pub(crate) fn install_programs(wanted: &[(&str, &str)], what: &str) -> Result {
     let missing: Vec<&str> = wanted

@@ -6,6 +6,7 @@ const CRATES: &[&str] = &[
     "mooncake-core",
     "mooncake-transport",
     "mooncake-disk",
+    "mooncake-nvlink",
     "mooncake-rdma",
     "mooncake-shm",
     "mooncake-tcp",
@@ -24,16 +25,16 @@ pub(crate) fn each_alone() -> Result {
     elsewhere()
 }
 
-/// Layouts of libibverbs' structures are asserted when the crate is compiled, so for the processor that is not here, too.
+/// Layouts of the structures of libibverbs and libcuda are asserted when the crates are compiled, so for the processor that is not here, too.
 fn elsewhere() -> Result {
     let target =
         if cfg!(target_arch = "x86_64") { "aarch64-unknown-linux-gnu" } else { "x86_64-unknown-linux-gnu" };
-    step(&format!("mooncake-rdma for {target}"));
+    step(&format!("mooncake-rdma and mooncake-nvlink for {target}"));
     let there = command("rustup", &["target", "list", "--installed"]).output()?;
     if !there.lines().any(|line| line.trim() == target) {
         command("rustup", &["target", "add", target]).run()?;
     }
-    let args = ["check", "--quiet", "-p", "mooncake-rdma", "--target", target];
+    let args = ["check", "--quiet", "-p", "mooncake-rdma", "-p", "mooncake-nvlink", "--target", target];
     cargo(&args).env("RUSTFLAGS", "-D warnings").run()
 }
 

@@ -6,6 +6,7 @@ mod debian;
 mod engines;
 mod features;
 mod fuzz;
+mod gpu;
 mod header;
 mod network;
 mod peer;
@@ -36,7 +37,8 @@ cargo xtask <task>
                 --master the calls of a master alone, beside the peer's, --python the Python package (with --peer: and the
                 peer's; words choose rows; what falls short is named, and fails),
                 --engine transfer engines (with --peer: in all pairs), --master-size [n] a master with ten million objects, or n,
-                --restart [n] a master that is killed with a million objects, or n: when the next one serves them
+                --restart [n] a master that is killed with a million objects, or n: when the next one serves them,
+                --offload [--peer] objects on their way to a disk and back
   network       two engines with a bad network between them, and a network that goes and comes back (Linux, root; on x86-64
                 also in the virtual machine of `rdma-test`)
   interop       our nodes and the reference peer's in one cluster (Linux; installs the peer with pip)
@@ -44,6 +46,8 @@ cargo xtask <task>
                 it needs); words choose the tests that have one of them in their names, of which there must be some, and leave out
                 the replay and the machine with two NUMA nodes; `--run COMMAND..` runs a command of yours there instead, `--nodes
                 COMMAND..` on the one with two NUMA nodes
+  gpu-test      builds one program with all that is to be shown of GPU memory, and runs it (exits with 3 where there is no GPU); words choose
+                parts; --double runs it on a double of libcuda, --build builds it only, for another machine
   ci            everything above but docs, header and bench, as .ci/run does
 ";
 
@@ -69,6 +73,7 @@ fn main() -> ExitCode {
         ["network"] => network::test(),
         ["interop"] => peer::interop(),
         ["rdma-test", rest @ ..] => rdma::test(rest, false),
+        ["gpu-test", rest @ ..] => return gpu::test(rest),
         ["ci"] => ci(),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");
@@ -166,11 +171,13 @@ fn ci() -> Result {
     python::install_torch()?;
     step("test");
     debian::install_programs(SERVERS, "the test of metadata directories")?;
+    debian::install_library("librocksdb.so", "librocksdb7.8", "the test of metadata directories in folders")?;
     test(&[], true)?;
     python::memcheck()?;
     step("features");
     features::each_alone()?;
     examples()?;
+    gpu::on_double()?;
     miri.finish()?;
     let fuzz = aside::Aside::start(&["fuzz", "10"])?;
     step("rdma");

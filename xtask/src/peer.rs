@@ -86,6 +86,9 @@ pub(crate) fn bench(words: &[&str]) -> Result {
     if words.contains(&"--python") {
         return bench_python(peer, &names);
     }
+    if words.contains(&"--offload") {
+        return bench_offload(peer);
+    }
     if let Some(unknown) = words.iter().find(|w| w.starts_with("--") && **w != "--peer") {
         return Err(format!("bench knows --peer, not {unknown}"));
     }
@@ -108,30 +111,57 @@ pub(crate) fn bench(words: &[&str]) -> Result {
     Ok(())
 }
 
+/// `cargo xtask bench --offload [--peer]`: objects of our Python package on their way to a disk and back, beside the peer's.
+fn bench_offload(peer: bool) -> Result {
+    let Some(ours) = crate::python::install()? else { return Ok(()) };
+    let root = crate::run::root();
+    let folder = path(&root.join("target/offload"));
+    let script = path(&root.join("mooncake-python/benches/offload.py"));
+    let flags = "--enable_offload=true --default_kv_lease_ttl=500";
+    step("bench of objects on disks");
+    beside_masters(&ours, peer, 21063, flags, vec![script, HOST.into(), folder], &[])
+}
+
 /// `cargo xtask bench --python [--peer] [word..]`: our Python package, our Rust interface and the peer's package, row by row in turn; words choose
 /// rows that have one of them in their names.
 fn bench_python(peer: bool, rows: &[&str]) -> Result {
     let Some(ours) = crate::python::install()? else { return Ok(()) };
     let rust = Programs::fast(&["binding_bench"])?.path("binding_bench");
     let script = path(&crate::run::root().join("mooncake-python/benches/store.py"));
-    let host = "10.213.0.1";
-    let mut masters = vec![(ours.clone(), 21061)];
-    let mut words = vec![ours.clone(), script, host.into(), "--rust".into(), rust];
-    words.extend(["--ours".into(), ours.clone(), format!("{host}:21061")]);
+    let mut last = vec!["--rust".into(), rust, "--rows".into()];
+    last.extend(rows.iter().map(|&row| row.to_owned()));
+    step("bench of the Python package");
+    beside_masters(&ours, peer, 21061, "", vec![script, HOST.into()], &last)
+}
+
+/// Address in a network of one's own.
+const HOST: &str = "10.213.0.1";
+
+/// Runs a script that is told of a master of ours, and of one of the peer's, with the Python that goes with each.
+fn beside_masters(
+    ours: &str,
+    peer: bool,
+    port: u16,
+    flags: &str,
+    script: Vec<String>,
+    last: &[String],
+) -> Result {
+    let mut masters = vec![(ours.to_owned(), port)];
+    let mut words = vec![ours.to_owned()];
+    words.extend(script);
+    words.extend(["--ours".into(), ours.to_owned(), format!("{HOST}:{port}")]);
     if peer {
         let theirs = path(&install()?);
-        crate::python::share_packages(&ours, &theirs)?;
-        words.extend(["--peer".into(), theirs.clone(), format!("{host}:21062")]);
-        masters.push((theirs, 21062));
+        crate::python::share_packages(ours, &theirs)?;
+        words.extend(["--peer".into(), theirs.clone(), format!("{HOST}:{}", port + 1)]);
+        masters.push((theirs, port + 1));
     }
-    words.push("--rows".into());
-    words.extend(rows.iter().map(|&row| row.to_owned()));
-    step("bench of the Python package");
+    words.extend_from_slice(last);
     let mut run = String::from("pids=; ");
     for (python, port) in &masters {
         let master = path(&Path::new(python).with_file_name("mooncake_master"));
         run += &format!(
-            "{master} --rpc_port={port} --metrics_port={} >/dev/null 2>&1 & pids=\"$pids $!\"; \
+            "{master} --rpc_port={port} --metrics_port={} {flags} >/dev/null 2>&1 & pids=\"$pids $!\"; \
              until {ours} -c 'import socket; socket.create_connection((\"127.0.0.1\", {port}), 1)' 2>/dev/null; \
              do kill -0 $! || exit 1; done; ",
             port + 100

@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 
 use mooncake_benches::peer::{Installation, Node, Process, Result, hex, unhex, wait_for_port};
 use mooncake_core::clock::Rng;
-use mooncake_core::replica::ReplicateConfig;
+use mooncake_core::replica::{ReplicaLocation, ReplicateConfig};
 use mooncake_store::client::{Client, PutOutcome};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -46,6 +46,21 @@ fn main() -> ExitCode {
                     println!("FAILED  {name}, {mode}: {error}");
                     failed += 1;
                 }
+            }
+        }
+    }
+    for (name, outcome) in [
+        ("our master", files_on_ours(&peer, &master, 51200)),
+        ("their master", files_on_theirs(&peer, 51250)),
+    ] {
+        match outcome {
+            Ok(checks) => {
+                println!("ok      files that clients share, {name}: {checks} checks");
+                passed += 1;
+            }
+            Err(error) => {
+                println!("FAILED  files that clients share, {name}: {error}");
+                failed += 1;
             }
         }
     }
@@ -140,6 +155,90 @@ fn our_clients_on_their_master(peer: &Installation, base: u16, http: bool) -> Re
         })
         .map_err(|e| e.to_string())?;
     Ok(checks.count)
+}
+
+fn files_on_ours(peer: &Installation, master: &PathBuf, base: u16) -> Result<usize> {
+    let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let mut command = Command::new(master);
+    command.arg(format!("--rpc_port={base}")).arg(format!("-metrics_port={}", base + 1));
+    command.args(["--default_kv_lease_ttl=1s", &format!("--root_fs_dir={}", folder.path().display())]);
+    let _master = Process::start(command, "our master")?;
+    wait_for_port(base)?;
+    in_files(peer, base)
+}
+
+fn files_on_theirs(peer: &Installation, base: u16) -> Result<usize> {
+    let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let flags = ["--default_kv_lease_ttl=1000", &format!("--root_fs_dir={}", folder.path().display())];
+    let _master = peer.master_with(base, None, &flags)?;
+    in_files(peer, base)
+}
+
+/// What one side has written to files (`--root_fs_dir`) the other reads, when no memory has it any more.
+fn in_files(peer: &Installation, base: u16) -> Result<usize> {
+    let text = |e: mooncake_core::Error| e.to_string();
+    let meeting = Meeting::new(base, None);
+    let runtime = runtime()?;
+    let mut checks = Checks::default();
+    let holder = runtime.block_on(meeting.ours(HOST, SEGMENT))?;
+    let mut alice = meeting.theirs(peer, &format!("{HOST}:{}", 17400 + base % 100), 0)?;
+    let carol = runtime.block_on(meeting.ours(HOST, 0))?;
+    let sizes = [1, 5_000, 70_001, 3_000_001];
+    let names = |whose: &'static str| {
+        sizes.iter().zip(0u64..).map(move |(&len, n)| (format!("{whose}/{n}"), bytes(700 + n, len)))
+    };
+    for (key, value) in names("theirs").chain([("theirs/odd:*?".to_owned(), bytes(9, 300))]) {
+        checks.that("they put", alice.call(json!(["put", key, hex(&value)]))? == json!(0))?;
+    }
+    for (key, value) in names("ours").chain([("ours/../odd".to_owned(), bytes(8, 300))]) {
+        let put = runtime.block_on(carol.put(&key, &value)).map_err(text)?;
+        checks.that("we put", put == PutOutcome::Stored)?;
+    }
+    let replaced = alice.call(json!(["upsert", "theirs/1", hex(&bytes(10, 5_000))]))?;
+    checks.that("they upsert", replaced == json!(0))?;
+    runtime.block_on(carol.upsert("ours/1", bytes(11, 5_000))).map_err(text)?;
+    let keys = || names("theirs").chain(names("ours")).map(|(key, _)| key);
+    runtime.block_on(async {
+        for key in keys().chain(["theirs/odd:*?".to_owned(), "ours/../odd".to_owned()]) {
+            let file = "it has a file";
+            checks.that(&format!("{key}: {file}"), in_time(async || has_file(&carol, &key).await).await)?;
+        }
+        holder.close().await.map_err(text)
+    })?;
+    let now = |(key, value): (String, Vec<u8>)| match &*key {
+        "theirs/1" => (key, bytes(10, 5_000)),
+        "ours/1" => (key, bytes(11, 5_000)),
+        _ => (key, value),
+    };
+    for (key, value) in names("theirs").chain([("theirs/odd:*?".to_owned(), bytes(9, 300))]).map(now) {
+        let got = runtime.block_on(carol.get(&key)).map_err(text)?;
+        checks.that(&format!("we read {key}"), got.as_deref() == Some(&value[..]))?;
+    }
+    for (key, value) in names("ours").chain([("ours/../odd".to_owned(), bytes(8, 300))]).map(now) {
+        checks.same(&format!("they read {key}"), &alice.call(json!(["get", key]))?, &value)?;
+    }
+    let report = carol.files().ok_or("our client knows of no folder")?;
+    checks.that("all of that from files", report.read >= 5 && report.unread == 0)?;
+    alice.call(json!(["close"]))?;
+    runtime.block_on(carol.close()).map_err(text)?;
+    Ok(checks.count)
+}
+
+async fn has_file(client: &Client, key: &str) -> bool {
+    let list = client.replicas(key).await.ok().flatten();
+    let mut replicas = list.into_iter().flat_map(|list| list.replicas);
+    replicas.any(|replica| matches!(replica.location, ReplicaLocation::Disk { .. }))
+}
+
+/// Nothing tells us when a peer has written a file, so ask until it has.
+async fn in_time(mut holds: impl AsyncFnMut() -> bool) -> bool {
+    for _ in 0..600 {
+        if holds().await {
+            return true;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    false
 }
 
 /// Two of their clients, as their users use them.

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -9,13 +10,20 @@ use indicatif::{ProgressBar, ProgressStyle};
 use mooncake_core::Clock;
 use mooncake_core::clock::SystemClock;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::mpsc;
 
 use crate::Args;
+use crate::policies::endless;
 use crate::report::{MasterStats, Outcome, Totals};
 use crate::trace::Trace;
+
+/// How far behind an endless cache the hit rate with disks may be.
+const BEHIND: f64 = 0.01;
+/// How many times as slow disks may make the slowest hundredth of memory's hits.
+const SLOWER: f64 = 1.3;
 
 /// The lease of a master at its defaults, which the speed-up scales.
 const LEASE: Duration = Duration::from_secs(10);
@@ -34,10 +42,42 @@ async fn replay(args: &Args) -> Result<bool, String> {
     }
     let trace = load(args)?;
     has_room(args, &trace)?;
+    if !args.beside_memory {
+        return Ok(replay_once(args, &trace).await?.good(limit(args)));
+    }
+    println!("--- memory alone");
+    let alone = replay_once(&Args { disk_blocks: None, ..args.clone() }, &trace).await?;
+    println!("--- memory and disks");
+    let both = replay_once(args, &trace).await?;
+    let endless = endless(&trace);
+    let slower = both.memory_p99() as f64 / alone.memory_p99().max(1) as f64;
+    println!(
+        "hit rate               {:.4} of an endless cache's {endless:.4}; without disks {:.4}",
+        both.hit_rate(),
+        alone.hit_rate()
+    );
+    println!(
+        "memory's hits, p99     {:.2} ms, without disks {:.2} ms: x{slower:.2}",
+        both.memory_p99() as f64 / 1000.0,
+        alone.memory_p99() as f64 / 1000.0
+    );
+    let kept_up = endless - both.hit_rate() <= BEHIND && slower <= SLOWER;
+    if !kept_up {
+        println!("NOT GOOD: more than {BEHIND} behind, or memory's hits more than {SLOWER} times as slow");
+    }
+    Ok(kept_up && alone.good(limit(args)) && both.good(limit(args)))
+}
+
+fn limit(args: &Args) -> Duration {
+    Duration::from_secs_f64(args.limit)
+}
+
+async fn replay_once(args: &Args, trace: &Trace) -> Result<Totals, String> {
     let total = trace.requests.len();
     let (blocks, distinct) = trace.blocks();
     let kill_at = args.kill_one_after.as_deref().map(|text| kill_point(text, total)).transpose()?;
-    let expected = expected_s(blocks, args);
+    let slowest = args.speed.map_or(0.0, |speed| trace.span_s() / speed.max(0.001));
+    let expected = expected_s(blocks, args).max(slowest);
     let lease = match args.lease_ms {
         Some(ms) => Duration::from_millis(ms),
         None => scaled_lease(trace.span_s(), expected),
@@ -50,14 +90,24 @@ async fn replay(args: &Args) -> Result<bool, String> {
     let clock = SystemClock::new();
     let mut master = Process::start("master", args, &["--lease-ms".into(), lease.as_millis().to_string()])?;
     let address = master.ready().await?;
-    let mut workers = Workers::start(args, &address).await?;
+    let disks = args.disk_blocks.map(|_| folder(args)).transpose()?;
+    let mut workers = Workers::start(args, &address, disks.as_ref().map(TempDir::path)).await?;
     let bar = progress(total);
     let started = clock.now();
     let mut totals = Totals::new(args.block_bytes);
     let mut todo: VecDeque<usize> = (0..total).collect();
     while (totals.requests as usize) < total {
-        workers.deal(&trace, &mut todo, args.inflight.into()).await;
-        match workers.next().await? {
+        let elapsed = clock.now().since(started);
+        workers
+            .deal(trace, &mut todo, args.inflight.into(), |index| due(args, trace, index) <= elapsed)
+            .await;
+        let event = match todo.front().map(|&index| due(args, trace, index)) {
+            Some(due) if due > elapsed => tokio::time::timeout(due - elapsed, workers.next()).await,
+            _ => Ok(workers.next().await),
+        };
+        // The next request's time has come.
+        let Ok(event) = event else { continue };
+        match event? {
             Event::Done(outcome) => {
                 totals.add(&outcome);
                 bar.inc(1);
@@ -85,11 +135,25 @@ async fn replay(args: &Args) -> Result<bool, String> {
         LEASE.as_secs(),
         lease.as_millis()
     );
-    let good = totals.good(Duration::from_secs_f64(args.limit));
-    if !good {
+    if !totals.good(limit(args)) {
         println!("NOT GOOD: a mismatch, a failure that is no miss, or a wait over {} s", args.limit);
     }
-    Ok(good)
+    Ok(totals)
+}
+
+/// When a request comes, from the start on: at once if no speed is asked for.
+fn due(args: &Args, trace: &Trace, index: usize) -> Duration {
+    let ms = trace.requests[index].timestamp as f64;
+    args.speed.map_or(Duration::ZERO, |speed| Duration::from_secs_f64(ms / 1000.0 / speed.max(0.001)))
+}
+
+/// A folder that goes when this is dropped.
+fn folder(args: &Args) -> Result<TempDir, String> {
+    let made = match &args.disk_in {
+        Some(inside) => TempDir::new_in(inside),
+        None => TempDir::new(),
+    };
+    made.map_err(|e| format!("no folder for the disks: {e}"))
 }
 
 /// The trace asked for; refuses one that is empty.
@@ -167,11 +231,16 @@ struct Member {
 }
 
 impl Workers {
-    async fn start(args: &Args, master: &str) -> Result<Self, String> {
+    async fn start(args: &Args, master: &str, disks: Option<&Path>) -> Result<Self, String> {
         let (sender, events) = mpsc::unbounded_channel();
         let mut members = Vec::new();
         for number in 0..usize::from(args.processes) {
-            let mut process = Process::start("client", args, &["--master-at".into(), master.into()])?;
+            let mut words = vec!["--master-at".into(), master.into()];
+            if let Some(disks) = disks {
+                let disk = disks.join(number.to_string());
+                words.extend(["--disk-at".into(), disk.to_string_lossy().into_owned()]);
+            }
+            let mut process = Process::start("client", args, &words)?;
             process.ready().await?;
             let Process { child, input, lines } = process;
             tokio::spawn(forward(number, lines, sender.clone()));
@@ -181,8 +250,14 @@ impl Workers {
     }
 
     /// Hands requests to whoever has a hand free, in the order of the trace.
-    async fn deal(&mut self, trace: &Trace, todo: &mut VecDeque<usize>, inflight: usize) {
-        while let Some(index) = todo.front().copied() {
+    async fn deal(
+        &mut self,
+        trace: &Trace,
+        todo: &mut VecDeque<usize>,
+        inflight: usize,
+        is_due: impl Fn(usize) -> bool,
+    ) {
+        while let Some(index) = todo.front().copied().filter(|&index| is_due(index)) {
             let Some(member) = self
                 .members
                 .iter_mut()
@@ -274,6 +349,8 @@ impl Process {
             .args(["--replicas", &args.replicas.to_string()])
             .args(["--watermark", &args.watermark.to_string()])
             .args(["--limit", &args.limit.to_string()])
+            .args(args.disk_blocks.iter().flat_map(|blocks| ["--disk-blocks".into(), blocks.to_string()]))
+            .args(args.offload_on_evict.then_some("--offload-on-evict"))
             .args(args.protocol.iter().flat_map(|protocol| ["--protocol", protocol]))
             .args(extra)
             .stdin(Stdio::piped())

@@ -9,6 +9,8 @@
 //! a wrong byte anywhere is found. Without `--trace` it makes a trace of the same shape from `--seed`.
 //! With `--policies` it starts no process: it prints what share of the blocks each eviction policy of the master finds at
 //! each size in `--blocks`, beside exact LRU.
+//! With `--disk-blocks` the clients keep that many blocks on disks, too; `--beside-memory` replays once without them and once with them, and holds
+//! the second to the first: the hit rate within a hundredth of an endless cache's, and the slowest hundredth of memory's hits at most 1.3 times as slow.
 //! Exit status: 0 only when nothing was wrong, nothing failed other than as a miss, and nothing took longer than `--limit`; with
 //! `--policies`, when the default policy is nowhere behind exact LRU by more than a hundredth.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example talks to its terminal")]
@@ -74,6 +76,21 @@ pub(crate) struct Args {
     /// Wire between the processes, with none beside it: tcp, shm, or rdma (feature transport-rdma). TCP with shared memory when absent.
     #[arg(long)]
     protocol: Option<String>,
+    /// Requests come as the trace says, so many times as fast; as fast as they are served when absent.
+    #[arg(long)]
+    speed: Option<f64>,
+    /// Blocks that the clients' disks hold together; none when absent.
+    #[arg(long)]
+    disk_blocks: Option<u64>,
+    /// Folder for the disks' files, which are removed at the end; one for temporary files when absent.
+    #[arg(long, requires = "disk_blocks")]
+    disk_in: Option<PathBuf>,
+    /// Write to disk what is about to leave memory, instead of what was just put.
+    #[arg(long, requires = "disk_blocks")]
+    offload_on_evict: bool,
+    /// Replay without disks first, and compare.
+    #[arg(long, requires = "disk_blocks")]
+    beside_memory: bool,
     /// Longest that an operation may take, in seconds; clients give up after three quarters of it, and 24 s at most.
     #[arg(long, default_value_t = 2.0)]
     limit: f64,

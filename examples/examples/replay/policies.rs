@@ -35,7 +35,7 @@ pub(crate) fn compare(args: &Args, trace: &Trace) -> std::result::Result<bool, S
     }
     header.push("no bounds".into());
     println!("| {} |\n|{}", header.join(" | "), "---|".repeat(header.len()));
-    let endless = rate(ExactLru::new(u64::MAX).replay(trace));
+    let endless = endless(trace);
     let mut good = true;
     for &room in &args.blocks {
         let exact = rate(ExactLru::new(room).replay(trace));
@@ -52,6 +52,11 @@ pub(crate) fn compare(args: &Args, trace: &Trace) -> std::result::Result<bool, S
         println!("\nthe default policy is behind exact LRU");
     }
     Ok(good)
+}
+
+/// Share of the blocks that a cache without bounds finds.
+pub(crate) fn endless(trace: &Trace) -> f64 {
+    ExactLru::new(u64::MAX).replay(trace) as f64 / trace.blocks().0.max(1) as f64
 }
 
 /// Hits of a master with room for so many blocks.

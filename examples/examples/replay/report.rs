@@ -24,6 +24,8 @@ pub(crate) struct Outcome {
     pub(crate) lost: u64,
     /// Blocks for which there was no room.
     pub(crate) no_room: u64,
+    /// Blocks that owners of disks have read for it.
+    pub(crate) from_disk: u64,
     /// Failures that are not misses, by what they said.
     pub(crate) failures: BTreeMap<String, u64>,
     /// Time of each step in microseconds; absent when it had nothing to do.
@@ -40,6 +42,9 @@ pub(crate) struct MasterStats {
     pub(crate) objects: u64,
     pub(crate) used_bytes: u64,
     pub(crate) capacity_bytes: u64,
+    /// Copies on disks, and their bytes.
+    pub(crate) on_disk: u64,
+    pub(crate) disk_bytes: u64,
 }
 
 /// The sum of all outcomes.
@@ -47,12 +52,12 @@ pub(crate) struct Totals {
     block_bytes: u64,
     pub(crate) requests: u64,
     sum: Outcome,
-    steps: [(&'static str, Histogram<u64>); 3],
+    steps: [(&'static str, Histogram<u64>); 4],
 }
 
 impl Totals {
     pub(crate) fn new(block_bytes: u64) -> Self {
-        let steps = ["match prefix", "get", "put"].map(|name| {
+        let steps = ["match prefix", "get", "put", "get, memory only"].map(|name| {
             // Three digits from a microsecond to a minute.
             (name, Histogram::new_with_bounds(1, 60_000_000, 3).expect("constant bounds are valid"))
         });
@@ -70,13 +75,17 @@ impl Totals {
             (&mut sum.existed, one.existed),
             (&mut sum.lost, one.lost),
             (&mut sum.no_room, one.no_room),
+            (&mut sum.from_disk, one.from_disk),
         ] {
             *to += from;
         }
         for (what, count) in &one.failures {
             *sum.failures.entry(what.clone()).or_default() += count;
         }
-        for ((_, histogram), time) in self.steps.iter_mut().zip([one.match_us, one.get_us, one.put_us]) {
+        let from_memory = one.get_us.filter(|_| one.from_disk == 0);
+        for ((_, histogram), time) in
+            self.steps.iter_mut().zip([one.match_us, one.get_us, one.put_us, from_memory])
+        {
             if let Some(time) = time {
                 histogram.saturating_record(time);
             }
@@ -102,6 +111,11 @@ impl Totals {
         self.sum.mismatches
     }
 
+    /// The slowest hundredth of the reads that no disk had a part in takes longer than that, in microseconds.
+    pub(crate) fn memory_p99(&self) -> u64 {
+        self.steps[3].1.value_at_quantile(0.99)
+    }
+
     pub(crate) fn print(&self, elapsed: Duration, master: &MasterStats) {
         let sum = &self.sum;
         let moved = (sum.hit + sum.put - sum.existed) * self.block_bytes;
@@ -111,6 +125,7 @@ impl Totals {
         row("prefix hit rate", format!("{:.4}", self.hit_rate()));
         row("gets", format!("{} blocks, each checked", sum.hit));
         row("puts", format!("{} blocks, {} of them there already", sum.put, sum.existed));
+        row("of these from disks", format!("{} blocks", sum.from_disk));
         row("misses after match", sum.lost.to_string());
         row("no room", sum.no_room.to_string());
         row(
@@ -144,6 +159,7 @@ impl Totals {
                 master.objects
             ),
         );
+        row("on disks at the end", format!("{} objects, {} MiB", master.on_disk, master.disk_bytes >> 20));
         for (what, count) in &sum.failures {
             row("FAILED", format!("{count} x {what}"));
         }

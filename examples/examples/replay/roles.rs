@@ -1,14 +1,16 @@
 //! The processes of a replay: a master, and clients that do the requests they are sent.
 
 use std::io::{BufRead, Write};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args as ClapArgs, ValueEnum};
 use mooncake_core::clock::SystemClock;
 use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Clock, Error, ErrorKind};
-use mooncake_store::client::{Client, PutOutcome};
+use mooncake_store::client::{Client, OffloadConfig, PutOutcome};
 use mooncake_store::config::MasterConfig;
+use mooncake_store::master::DiskOptions;
 use mooncake_store::server::MasterServer;
 use mooncake_store::transport_set::{TransportOptions, TransportSet};
 use mooncake_transport::SliceMut;
@@ -23,6 +25,11 @@ use crate::trace::{key, payload};
 /// Longest that a client may be told to wait, whatever the limit.
 const LONGEST: Duration = Duration::from_secs(24);
 
+/// Memory through which others read from a disk.
+const DISK_BUFFER: u64 = 256 << 20;
+/// What files on disk are made of.
+const PAGE: u64 = 4096;
+
 /// What the coordinator tells a process it starts.
 #[derive(Clone, Debug, ClapArgs)]
 pub(crate) struct RoleArgs {
@@ -32,6 +39,9 @@ pub(crate) struct RoleArgs {
     /// Address of the master, for a client.
     #[arg(long, hide = true, default_value = "")]
     master_at: String,
+    /// Its disk, for a client that has one.
+    #[arg(long, hide = true)]
+    disk_at: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -93,6 +103,8 @@ async fn master(args: &Args) -> Result<(), String> {
     config.options.lease_ttl = Duration::from_millis(args.lease_ms.unwrap_or(10_000));
     config.options.high_watermark = args.watermark;
     config.eviction = args.policy.into();
+    config.options.disks =
+        args.disk_blocks.map(|_| DiskOptions { on_evict: args.offload_on_evict, ..DiskOptions::default() });
     let server = MasterServer::start(config).await.map_err(|e| e.to_string())?;
     say(&json!({"ready": server.addresses().rpc.to_string()}))?;
     let mut lines = input();
@@ -104,6 +116,8 @@ async fn master(args: &Args) -> Result<(), String> {
             objects: stats.objects,
             used_bytes: stats.segments.iter().map(|s| s.used).sum(),
             capacity_bytes: stats.segments.iter().map(|s| s.segment.size).sum(),
+            on_disk: stats.disks.objects,
+            disk_bytes: stats.disks.used,
         }))?;
     }
     server.stop().await;
@@ -125,6 +139,9 @@ async fn client(args: &Args) -> Result<(), String> {
         .local_buffer(0)
         // The coordinator's limit leaves room for a slow machine; the master has one of its own.
         .timeout(Duration::from_secs_f64(args.limit * 0.75).min(LONGEST));
+    if let (Some(folder), Some(blocks)) = (&args.role.disk_at, args.disk_blocks) {
+        client = client.offload(disk(folder, blocks.div_ceil(args.processes.into()), args.block_bytes));
+    }
     if let Some(protocol) = &args.protocol {
         client = client.wires(alone(protocol)?);
     }
@@ -153,6 +170,19 @@ async fn client(args: &Args) -> Result<(), String> {
         done.map_err(|e| e.to_string())??;
     }
     client.close().await.map_err(|e| e.to_string())
+}
+
+/// A disk for that many blocks and no more.
+fn disk(folder: &Path, blocks: u64, block_bytes: u64) -> OffloadConfig {
+    // A record is a page for its header and whole pages for its value.
+    let record = PAGE + block_bytes.next_multiple_of(PAGE);
+    OffloadConfig {
+        capacity: (blocks * record).max(1 << 20),
+        buffer: DISK_BUFFER,
+        // Blocks go when others need their place, and not before.
+        watermarks: None,
+        ..OffloadConfig::new(folder)
+    }
 }
 
 /// One wire with nothing beside it that would do its work when it fails.
@@ -229,9 +259,10 @@ impl Worker {
             return Ok(0);
         }
         let slots = self.take(ids.len())?;
-        let before = self.clock.now();
+        let (before, lent) = (self.clock.now(), self.client.disk_reads());
         let (asked, reads) = self.client.batch_get_into(keys.iter().zip(slots).collect()).await;
         outcome.get_us = Some(self.us_since(before));
+        outcome.from_disk = self.client.disk_reads() - lent;
         if let Err(error) = asked {
             outcome.failed("get", &error);
         }

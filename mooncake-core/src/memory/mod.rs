@@ -4,6 +4,8 @@
 //! Registering a span with a wire makes it a region (crate `mooncake-transport`). Nothing here hands out `&[u8]`
 //! of memory that a peer may write: whoever needs bytes copies them through raw pointers.
 
+#[allow(unsafe_code)]
+mod device;
 mod dma_buf;
 #[allow(unsafe_code)]
 mod host;
@@ -13,6 +15,10 @@ mod shared;
 use std::fmt;
 use std::ptr::NonNull;
 
+pub use device::{
+    DeviceDriver, PendingCopy, copy_memory, device_driver, driver_for, offer_device_memory,
+    serve_device_memory,
+};
 pub use dma_buf::{DmaBuf, ListedDmaBuf, dma_buf};
 pub use host::{AddressHole, HostMemory, HostMemoryOptions, HugePages, lock_alone};
 pub use shared::{SharedMapping, SharedPages, shared_pages};

@@ -5,14 +5,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures::StreamExt;
-use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::stream::BoxStream;
 use parking_lot::{Mutex, MutexGuard};
 
+use super::watchers::Watchers;
 use super::{Expect, Hold, Leases, MetaCapabilities, MetaEvent, MetaValue, MetadataBackend};
 use crate::clock::{Moment, SharedClock, SystemClock};
-use crate::error::{Error, ErrorCode, Result};
+use crate::error::Result;
 
 /// A directory that lives and dies with this value. Share it by `Arc`.
 ///
@@ -27,7 +26,7 @@ pub struct MemoryMetadata {
 struct State {
     entries: BTreeMap<String, MetaValue>,
     revision: u64,
-    watchers: Vec<(String, UnboundedSender<MetaEvent>)>,
+    watchers: Watchers,
     /// Keys that are held.
     holds: HashMap<String, Lease>,
 }
@@ -80,7 +79,7 @@ impl State {
     fn set(&mut self, key: &str, value: Bytes) -> u64 {
         self.revision += 1;
         let entry = MetaValue { value, revision: self.revision };
-        self.announce(key, Some(&entry));
+        self.watchers.tell(key, Some(&entry));
         self.entries.insert(key.to_owned(), entry);
         // What somebody else writes is nobody's to hold.
         self.holds.remove(key);
@@ -91,17 +90,9 @@ impl State {
         self.holds.remove(key);
         let was = self.entries.remove(key).is_some();
         if was {
-            self.announce(key, None);
+            self.watchers.tell(key, None);
         }
         was
-    }
-
-    fn announce(&mut self, key: &str, value: Option<&MetaValue>) {
-        // A watcher that went away is dropped at the first change it misses.
-        self.watchers.retain(|(prefix, sender)| {
-            !key.starts_with(prefix.as_str())
-                || sender.unbounded_send(MetaEvent { key: key.to_owned(), value: value.cloned() }).is_ok()
-        });
     }
 
     fn held(&mut self, hold: &Hold) -> Option<&mut Lease> {
@@ -122,17 +113,7 @@ impl MetadataBackend for MemoryMetadata {
     async fn put(&self, key: &str, value: Bytes, expect: Expect) -> Result<u64> {
         let mut state = self.now();
         let current = state.entries.get(key).map(|v| v.revision);
-        let holds = match expect {
-            Expect::Any => true,
-            Expect::Absent => current.is_none(),
-            Expect::At(revision) => current == Some(revision),
-        };
-        if !holds {
-            return Err(Error::new(
-                ErrorCode::ObjectAlreadyExists,
-                format!("metadata key {key:?} is at revision {current:?}, expected {expect:?}"),
-            ));
-        }
+        expect.check(key, current)?;
         Ok(state.set(key, value))
     }
 
@@ -151,9 +132,7 @@ impl MetadataBackend for MemoryMetadata {
     }
 
     async fn watch(&self, prefix: &str) -> Result<BoxStream<'static, MetaEvent>> {
-        let (sender, receiver) = unbounded();
-        self.now().watchers.push((prefix.to_owned(), sender));
-        Ok(receiver.boxed())
+        Ok(self.now().watchers.add(prefix))
     }
 }
 

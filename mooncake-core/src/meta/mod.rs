@@ -4,6 +4,7 @@
 mod keys;
 mod lease;
 mod memory;
+mod watchers;
 
 use std::fmt::Debug;
 
@@ -11,11 +12,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
 
-use crate::error::Result;
+use crate::error::{Error, ErrorCode, Result};
 
 pub use keys::{MetaKeys, master_view};
 pub use lease::{Hold, Leases};
 pub use memory::MemoryMetadata;
+pub use watchers::Watchers;
 
 /// What a backend can do beyond get, put and delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +42,27 @@ pub enum Expect {
     Absent,
     /// The key still has this revision.
     At(u64),
+}
+
+impl Expect {
+    /// Whether it holds of a key that has this revision now, if any.
+    ///
+    /// # Errors
+    /// `OBJECT_ALREADY_EXISTS` if it does not.
+    pub fn check(self, key: &str, current: Option<u64>) -> Result<()> {
+        let holds = match self {
+            Expect::Any => true,
+            Expect::Absent => current.is_none(),
+            Expect::At(revision) => current == Some(revision),
+        };
+        if holds {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorCode::ObjectAlreadyExists,
+            format!("metadata key {key:?} is at revision {current:?}, expected {self:?}"),
+        ))
+    }
 }
 
 /// A value and its revision, which changes with every put of the key.

@@ -42,6 +42,8 @@ __all__ = [
     "_start_log",
     "_stop_log",
     "bind_to_numa_node",
+    "cuda_missing",
+    "device_of",
     "get_alloc_func_addr",
     "get_free_func_addr",
     "local_topology",
@@ -215,6 +217,20 @@ class Engine:
     def _submit(
         self, /, target: str, buffers: Sequence[int], peers: Sequence[int], lengths: Sequence[int], write: bool
     ) -> int: ...
+    def _on_stream(
+        self,
+        /,
+        target: str,
+        buffers: Sequence[int],
+        peers: Sequence[int],
+        lengths: Sequence[int],
+        write: bool,
+        stream: int,
+    ) -> None:
+        """Has transfers begin when the work that a CUDA stream has now is over, and the stream's further work wait for them. An error of theirs is kept, and
+        raised by the next such call, or by `check_on_cuda`."""
+    def _check_streams(self, /, wait: bool) -> None:
+        """Raises the first error of a transfer in stream order that was not raised yet; with `wait`, when none is under way any more."""
     def transfer_check_status(self, /, batch_id: int) -> int:
         """How a batch stands: 1 done, 0 under way, -1 failed or unknown, -2 out of time."""
     def get_batch_transfer_status(self, /, batch_ids: list[int]) -> int:
@@ -622,6 +638,12 @@ def local_topology(only: list[list[str]], without: list[str], custom: str | None
 
 def bind_to_numa_node(node: int) -> None:
     """Runs the calling thread on the processors of a NUMA node, and prefers its memory. What cannot be done is a warning."""
+
+def cuda_missing() -> str | None:
+    """Why CUDA cannot be used here; `None` where it can. Loads the driver's library."""
+
+def device_of(address: int) -> int | None:
+    """Number of the GPU whose memory an address lies in; `None` for memory of nobody, and for a GPU that is not reached from here."""
 
 def get_alloc_func_addr() -> int:
     """Address of a C function `void *(size_t)`."""

@@ -6,6 +6,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
+from mooncake import _mooncake
 from mooncake._layout import (
     DTYPE_CODES,
     DTYPES,
@@ -82,7 +83,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _tensor_in_memory(value: Any) -> _Tensor | None:
-    """A tensor's bytes in host memory, in C order; `None` for what is no tensor the store keeps."""
+    """A tensor's bytes in C order, on a GPU if the store reaches it there; `None` for what is no tensor the store keeps."""
     if not _is_tensor(value):
         return None
     torch = _torch()
@@ -92,11 +93,17 @@ def _tensor_in_memory(value: Any) -> _Tensor | None:
     if dtype is None or value.dim() > 8:
         return None
     held = value.detach()
-    if held.device.type != "cpu":
+    if held.device.type not in ("cpu", "cuda"):
         held = held.cpu()
     held = held.contiguous()
     if held.is_conj() or held.is_neg():
         held = held.clone()
+    if held.device.type == "cuda":
+        if _mooncake.device_of(held.data_ptr()) is None:
+            held = held.cpu()
+        else:
+            # Copies of ours are in no stream of the program's.
+            torch.cuda.current_stream(held.device).synchronize()
     shape = tuple(held.shape)
     return _Tensor(Header(dtype, shape, shape), held.data_ptr(), held)
 
@@ -196,8 +203,19 @@ def _views(address: int, header: Header) -> Any:
     dtype = getattr(torch, DTYPES[header.dtype][0])
     if header.data_bytes == 0:
         return torch.empty(header.local_shape, dtype=dtype)
-    memory = (ctypes.c_uint8 * header.data_bytes).from_address(address)
-    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).reshape(header.local_shape)
+    device = _mooncake.device_of(address)
+    if device is not None:
+        flat = torch.as_tensor(_OnGpu(address, header.data_bytes), device=f"cuda:{device}")
+    else:
+        flat = torch.frombuffer((ctypes.c_uint8 * header.data_bytes).from_address(address), dtype=torch.uint8)
+    return flat.view(dtype).reshape(header.local_shape)
+
+
+class _OnGpu:
+    """Memory of a GPU as other libraries take it in."""
+
+    def __init__(self, address: int, size: int):
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
 def _empty(header: Header) -> Any:

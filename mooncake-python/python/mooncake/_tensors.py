@@ -8,6 +8,7 @@ from typing import Any
 
 from mooncake import _mooncake
 from mooncake._layout import (
+    DTYPE_CODES,
     HEADER_SIZE,
     SHARD,
     Axis,
@@ -30,6 +31,7 @@ from mooncake._layout import (
 from mooncake._mooncake import ReplicateConfig
 from mooncake._shards import (
     _empty,
+    _is_tensor,
     _Job,
     _job,
     _legacy,
@@ -38,6 +40,7 @@ from mooncake._shards import (
     _parallel,
     _Tensor,
     _tensor_in_memory,
+    _torch,
     _views,
     _whole,
     _Write,
@@ -651,7 +654,7 @@ class TensorCalls(_mooncake.Store):
         header = Header(manifest.dtype, local, shape, SHARD if axes else 0, axes)
         return assemble(header, dim, begin, end, sources)
 
-    # Tensors in files, and on devices that this build does not reach.
+    # Tensors in files, and on GPUs.
 
     def save_tensor_to_safetensor(self, key: str, file_name: str | None = None) -> int:
         """Writes a stored tensor to a safetensors file, by default `<key>.safetensors`: 0, -1100 when it is not there."""
@@ -687,14 +690,36 @@ class TensorCalls(_mooncake.Store):
         return tensor
 
     def get_tensor_into_cuda(self, key: str, tensor: Any) -> int:
-        """Reads into memory of a GPU: -600, this build reaches none."""
-        del tensor
-        return self._invalid(f"{key!r}: no CUDA here")
+        """Reads a tensor into one of the same type and as many elements on a GPU: 0 or a code, -600 where no GPU is reached."""
+        return self.batch_get_tensor_into_cuda([key], [tensor])[0]
 
     def batch_get_tensor_into_cuda(self, keys: list[str], tensors_list: list[Any]) -> list[int]:
         """`get_tensor_into_cuda` of many."""
-        del tensors_list
-        return [self._invalid("no CUDA here")] * len(keys)
+        if len(keys) != len(tensors_list):
+            return [self._invalid(f"{len(keys)} keys and {len(tensors_list)} tensors")] * len(keys)
+        codes = [0] * len(keys)
+        jobs, of = [], []
+        for i, (found, tensor) in enumerate(zip(self._heads(keys, HEADER_SIZE), tensors_list)):
+            if not _is_tensor(tensor) or _mooncake.device_of(tensor.data_ptr()) is None:
+                codes[i] = self._invalid(f"{keys[i]!r}: not a tensor on a GPU that is reached from here")
+                continue
+            if found is None:
+                codes[i] = self._note(-704, f"no object under {keys[i]!r}")
+                continue
+            located, head = found
+            header = Header.parse(head, located.size)
+            dtype = DTYPE_CODES.get(str(tensor.dtype).removeprefix("torch."))
+            size = tensor.numel() * tensor.element_size()
+            if header is None or header.dtype != dtype or header.data_bytes != size or not tensor.is_contiguous():
+                codes[i] = self._invalid(f"{keys[i]!r}: another type or length than the tensor, or that is in pieces")
+                continue
+            # What is under way with it is over before other bytes come.
+            _torch().cuda.current_stream(tensor.device).synchronize()
+            jobs.append(_job(tensor.data_ptr(), _as_it_is(located, header)))
+            of.append(i)
+        for i, code in zip(of, self._read_strips(jobs, [tensors_list[i] for i in of]) if jobs else []):
+            codes[i] = code
+        return codes
 
 
 def _as_it_is(located: Any, header: Header) -> Plan:

@@ -9,12 +9,13 @@ from typing import Any
 from mooncake import _environment, _log, _mooncake
 from mooncake._mooncake import InnerTransferEngine
 
-SUPPORT_CUDA = False
+# Whether NVIDIA's driver can be had; asked when it is read, as it loads the driver.
+SUPPORT_CUDA: bool
 SUPPORT_HIP = False
 SUPPORT_MUSA = False
-SUPPORT_MNNVL = False
+SUPPORT_MNNVL: bool
 SUPPORT_EFA = False
-SUPPORT_INTRA_NVLINK = False
+SUPPORT_INTRA_NVLINK: bool
 
 
 class TransferOpcode(Enum):
@@ -57,10 +58,6 @@ def _is_write(opcode: TransferOpcode) -> bool:
 
 def _message(notify: TransferNotify | None) -> tuple[str, str] | None:
     return None if notify is None else (notify.name, notify.msg)
-
-
-def _no_cuda() -> RuntimeError:
-    return _mooncake.UnsupportedError("this build of mooncake moves no memory of CUDA streams")
 
 
 class TransferEngine(_mooncake.Engine):
@@ -235,8 +232,13 @@ class TransferEngine(_mooncake.Engine):
         stream_ptr: int = 0,
         transport_hint: str = "",
     ) -> None:
-        """A write in the order of a CUDA stream: `RuntimeError`, as there is no CUDA here."""
-        raise _no_cuda()
+        """A write in the order of a CUDA stream.
+
+        Begins when the stream's work so far is over, and the stream goes on when it is. `RuntimeError` when it cannot begin (no CUDA, no such
+        segment), or an earlier one has failed: an error is kept and raised once, here or by `check_on_cuda`.
+        """
+        del transport_hint
+        self._on_stream(target_hostname, [buffer], [peer_buffer_address], [length], True, stream_ptr)
 
     def transfer_read_on_cuda(
         self,
@@ -247,8 +249,9 @@ class TransferEngine(_mooncake.Engine):
         stream_ptr: int = 0,
         transport_hint: str = "",
     ) -> None:
-        """A read in the order of a CUDA stream: `RuntimeError`, as there is no CUDA here."""
-        raise _no_cuda()
+        """A read in the order of a CUDA stream."""
+        del transport_hint
+        self._on_stream(target_hostname, [buffer], [peer_buffer_address], [length], False, stream_ptr)
 
     def batch_transfer_write_on_cuda(
         self,
@@ -259,8 +262,9 @@ class TransferEngine(_mooncake.Engine):
         stream_ptr: int = 0,
         transport_hint: str = "",
     ) -> None:
-        """Several writes in the order of a CUDA stream: `RuntimeError`, as there is no CUDA here."""
-        raise _no_cuda()
+        """Several writes in the order of a CUDA stream."""
+        del transport_hint
+        self._on_stream(target_hostname, buffers, peer_buffer_addresses, lengths, True, stream_ptr)
 
     def batch_transfer_read_on_cuda(
         self,
@@ -271,8 +275,13 @@ class TransferEngine(_mooncake.Engine):
         stream_ptr: int = 0,
         transport_hint: str = "",
     ) -> None:
-        """Several reads in the order of a CUDA stream: `RuntimeError`, as there is no CUDA here."""
-        raise _no_cuda()
+        """Several reads in the order of a CUDA stream."""
+        del transport_hint
+        self._on_stream(target_hostname, buffers, peer_buffer_addresses, lengths, False, stream_ptr)
+
+    def check_on_cuda(self, wait: bool = False) -> None:
+        """Raises the first error of a transfer in stream order that was not raised yet; with `wait`, when none is under way any more."""
+        self._check_streams(wait)
 
     def get_notifies(self) -> list[TransferNotify]:
         """Messages of peers that arrived since the last call."""
@@ -306,6 +315,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("SUPPORT_CUDA", "SUPPORT_INTRA_NVLINK", "SUPPORT_MNNVL"):
+        return _mooncake.cuda_missing() is None
     if name in ("SharedSegment", "RpcInterface", "CoroRPCInterface"):
         raise AttributeError(f"mooncake.engine.{name} is not built in; see docs/python.md")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -177,7 +177,7 @@ impl Store {
             Err(error) => return ready(py, vec![self.errors.note(&error); n]),
         };
         let pieces = |(pointer, size)| session.pieces(&[pointer], &[size]);
-        let values = buffer_ptrs.into_iter().zip(sizes).map(pieces).collect();
+        let values = py.detach(|| buffer_ptrs.into_iter().zip(sizes).map(pieces).collect());
         let operation = if upsert { Operation::BatchUpsertFrom } else { Operation::BatchPutFrom };
         let errors = self.errors.clone();
         let work = async move {

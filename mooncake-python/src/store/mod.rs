@@ -109,19 +109,23 @@ impl Session {
     /// Registered memory to write from.
     fn source(&self, address: u64, len: usize) -> Result<Slice<Wire>> {
         let ours = self.regions.slice(address, len);
-        match (&self.engine, ours) {
+        let slice = match (&self.engine, ours) {
             (Some(engine), Err(_)) => engine.slice(address, len),
             (_, ours) => ours,
-        }
+        }?;
+        self.client.after_default_stream(slice.location())?;
+        Ok(slice)
     }
 
     /// Registered memory to read into.
     fn sink(&self, address: u64, len: usize) -> Result<mooncake_transport::SliceMut<Wire>> {
         let ours = self.regions.slice_mut(address, len);
-        match (&self.engine, ours) {
+        let slice = match (&self.engine, ours) {
             (Some(engine), Err(_)) => engine.slice_mut(address, len),
             (_, ours) => ours,
-        }
+        }?;
+        self.client.after_default_stream(slice.location())?;
+        Ok(slice)
     }
 
     /// How much is registered from an address on.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use mooncake_core::memory::MemorySpan;
+use mooncake_core::memory::{MemorySpan, copy_memory};
 use mooncake_core::{Error, Result};
 use mooncake_store::client::Operation;
 use mooncake_transport::{Slice, SliceMut};
@@ -287,10 +287,15 @@ fn copy_strip(
     if !inside {
         return Err(Error::invalid("a part of a tensor does not lie inside it"));
     }
-    let source = std::ptr::with_exposed_provenance::<u8>(from.addr() as usize + at);
-    let target = std::ptr::with_exposed_provenance_mut::<u8>(to.addr() as usize + start);
-    // SAFETY: both ranges were just checked, and are kept by what was handed in; the program's own memory may overlap.
-    unsafe { std::ptr::copy(source, target, len) };
+    let source = MemorySpan { location: from.location(), ..span(from.addr() + at as u64, len)? };
+    let target = MemorySpan { location: to.location(), ..span(to.addr() + start as u64, len)? };
+    if source.location.is_device() || target.location.is_device() {
+        // SAFETY: both ranges were just checked, and are kept by what was handed in. What a program makes of a device's memory by copying it onto
+        // itself is what the device makes of it.
+        return unsafe { copy_memory(source, target) };
+    }
+    // SAFETY: as above; the program's own memory may overlap.
+    unsafe { source.ptr.copy_to(target.ptr, len) };
     Ok(())
 }
 

@@ -147,7 +147,8 @@ impl Store {
             Ok(config) => config,
             Err(error) => return Ok(vec![i64::from(self.errors.note(&error)); n]),
         };
-        let values = pointers.iter().zip(sizes).map(|(p, s)| session.pieces(p, s)).collect();
+        // It may wait for a GPU.
+        let values = py.detach(|| pointers.iter().zip(sizes).map(|(p, s)| session.pieces(p, s)).collect());
         Ok(self.codes(n, wait(py, session.write_pieces(operation, keys, values, &config))))
     }
 

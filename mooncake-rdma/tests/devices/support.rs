@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use mooncake_core::Result;
 use mooncake_core::clock::{Moment, Rng, SharedClock, SystemClock};
-use mooncake_core::memory::{HostMemory, HostMemoryOptions};
+use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
 use mooncake_rdma::{RdmaConfig, RdmaPeer, RdmaTransport};
 use mooncake_transport::handshake::{HandshakeServer, HandshakeService, Notification};
 use mooncake_transport::net::{self, DEFAULT_PORTS};
@@ -160,10 +160,10 @@ impl Fixture for Apart {
         self.here.clock()
     }
 
-    fn memory(&self, len: usize) -> HostMemory {
+    fn memory(&self, len: usize) -> Arc<dyn MemorySource> {
         let options =
             HostMemoryOptions { shared: Some("conformance".into()), ..HostMemoryOptions::default() };
-        HostMemory::with(len, &options).unwrap()
+        Arc::new(HostMemory::with(len, &options).unwrap())
     }
 
     fn large(&self) -> usize {

@@ -103,13 +103,18 @@ impl<T: Transport> Incoming<T> {
             if at > 0 {
                 tokio::task::yield_now().await;
             }
-            match self {
-                Self::Buffer(buffer) => fill(buffer, at, bytes)?,
-                Self::Heap(heap) => fill(heap, at, bytes)?,
-                Self::Into(front) => front.slice.copy_from(at, bytes)?,
-            }
+            self.put(at, bytes)?;
         }
         Ok(())
+    }
+
+    /// Copies a part of the value to where it belongs.
+    pub(crate) fn put(&mut self, at: usize, bytes: &[u8]) -> Result<()> {
+        match self {
+            Self::Buffer(buffer) => fill(buffer, at, bytes),
+            Self::Heap(heap) => fill(heap, at, bytes),
+            Self::Into(front) => front.slice.copy_from(at, bytes),
+        }
     }
 
     /// The value, once it is there; `None` when it went into the caller's memory.

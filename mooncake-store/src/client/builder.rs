@@ -22,6 +22,8 @@ use tokio::sync::watch;
 use super::cache::HotCache;
 use super::config::ClientConfig;
 use super::deadline::Deadline;
+#[cfg(feature = "disk")]
+use super::disk::Files;
 use super::disk::OffloadConfig;
 use super::inventory::{Opened, SegmentFile};
 use super::metrics::Metrics;
@@ -423,6 +425,9 @@ impl<W: Wires> ClientBuilder<W> {
         let api = master.api(&config, metrics.as_deref())?;
         find(&api, &deadline).await.map_err(|error| error.context(format!("{master:?}")))?;
 
+        #[cfg(feature = "disk")]
+        let files = shared_files(&api, &deadline).await;
+
         let mut rng = Rng::from_os();
         // Before other memory can come to lie where it was.
         let lasting = take_file(&config, ClientId(Uuid::new(rng.next_u64(), rng.next_u64()))).await?;
@@ -473,6 +478,8 @@ impl<W: Wires> ClientBuilder<W> {
                 working: tokio::sync::Semaphore::new(super::tasks::AT_ONCE),
                 #[cfg(feature = "disk")]
                 disk: Mutex::default(),
+                #[cfg(feature = "disk")]
+                files,
                 staging,
                 cache,
                 engine,
@@ -502,6 +509,18 @@ impl<W: Wires> ClientBuilder<W> {
         #[cfg(feature = "disk")]
         client.start_disk().await?;
         Ok(client)
+    }
+}
+
+/// The folder for files that all clients share. A master that does not say has none.
+#[cfg(feature = "disk")]
+async fn shared_files(master: &Arc<dyn MasterApi>, deadline: &Deadline) -> Option<Arc<Files>> {
+    match deadline.bound("where files lie", master.storage()).await {
+        Ok(storage) => Files::new(storage),
+        Err(error) => {
+            tracing::debug!("the master does not say where files lie: {error}");
+            None
+        }
     }
 }
 

@@ -2,10 +2,18 @@
 
 use crc_fast::{CrcAlgorithm, Digest};
 use mooncake_core::Result;
+use mooncake_core::memory::Location;
 use mooncake_transport::{Slice, SliceMut, Transport};
 
 /// Bytes of registered memory looked at together: a wire may write to it, so they are copied out first.
 const CHUNK: usize = 16 << 10;
+
+/// The same of a device's memory, where each copy takes its time whatever its length.
+const DEVICE_CHUNK: usize = 1 << 20;
+
+fn chunk_of(location: Location) -> usize {
+    if location.is_device() { DEVICE_CHUNK } else { CHUNK }
+}
 
 /// A checksum under way.
 pub(super) struct Sum(Digest);
@@ -20,18 +28,30 @@ impl Sum {
     }
 
     pub(super) fn slice<T: Transport>(&mut self, slice: &Slice<T>) -> Result<()> {
-        self.chunks(slice.len(), |at, chunk| slice.copy_to(at, chunk))
+        self.chunks(slice.len(), chunk_of(slice.location()), |at, chunk| slice.copy_to(at, chunk))
     }
 
     /// The first `len` bytes of a slice.
     pub(super) fn front<T: Transport>(&mut self, slice: &SliceMut<T>, len: usize) -> Result<()> {
-        self.chunks(len, |at, chunk| slice.copy_to(at, chunk))
+        self.chunks(len, chunk_of(slice.location()), |at, chunk| slice.copy_to(at, chunk))
     }
 
-    fn chunks(&mut self, len: usize, copy: impl Fn(usize, &mut [u8]) -> Result<()>) -> Result<()> {
-        let mut chunk = [0; CHUNK];
-        for at in (0..len).step_by(CHUNK) {
-            let part = &mut chunk[..CHUNK.min(len - at)];
+    fn chunks(
+        &mut self,
+        len: usize,
+        most: usize,
+        copy: impl Fn(usize, &mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        let (mut short, mut long) = ([0; CHUNK], Vec::new());
+        let chunk = if most.min(len) > CHUNK {
+            long.resize(most.min(len), 0);
+            &mut long[..]
+        } else {
+            &mut short[..]
+        };
+        for at in (0..len).step_by(chunk.len()) {
+            let most = chunk.len();
+            let part = &mut chunk[..most.min(len - at)];
             copy(at, part)?;
             self.0.update(part);
         }

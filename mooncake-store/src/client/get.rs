@@ -19,6 +19,8 @@ use mooncake_transport::{BufferPool, PoolBuf, PoolConfig, SliceMut, Source, Tran
 use super::buffers::{Front, Incoming};
 use super::deadline::{Deadline, late};
 use super::disk::{BORROWED, BYTES_BORROWED, Loan, on_disk};
+#[cfg(feature = "disk")]
+use super::disk::{in_file, is_gone};
 use super::metrics::{Counting, Operation};
 use super::{Inner, again, is_lost, shown};
 
@@ -80,6 +82,11 @@ pub(super) async fn read<T: Transport>(
             client.came(read.key, len as u64);
         }
     }
+    #[cfg(feature = "disk")]
+    {
+        let gone = |read: &&Read<'_, T>| read.pending() && matches!(read.gone, Some((_, ROUNDS)));
+        client.report_files(reads.iter().filter(gone).map(|read| read.key.to_vec()).collect());
+    }
     let outcomes: Vec<Outcome<T>> = reads.into_iter().map(Read::outcome).collect();
     match &asked {
         Ok(()) => outcomes.iter().for_each(|outcome| counting.read(&outcome.result)),
@@ -116,6 +123,12 @@ struct Read<'a, T: Transport> {
     lent: bool,
     /// Replicas not tried yet, the best last.
     replicas: Vec<MemoryLocation>,
+    /// Files that have it and were not tried yet.
+    #[cfg(feature = "disk")]
+    files: Vec<String>,
+    /// The file that could not be read last, and how often the master has named it.
+    #[cfg(feature = "disk")]
+    gone: Option<(String, usize)>,
     /// The owners of disks that have it and were not asked yet.
     disks: Vec<String>,
     /// Together with how many it may be asked for: an owner has refused it with more.
@@ -148,6 +161,10 @@ impl<'a, T: Transport> Read<'a, T> {
             want: Some(want),
             place: None,
             replicas: Vec::new(),
+            #[cfg(feature = "disk")]
+            files: Vec::new(),
+            #[cfg(feature = "disk")]
+            gone: None,
             disks: Vec::new(),
             company: BORROWED,
             loan: None,
@@ -200,13 +217,23 @@ impl<'a, T: Transport> Read<'a, T> {
         let readable = || list.replicas.iter().filter(|replica| replica.status == ReplicaStatus::Complete);
         self.replicas.extend(readable().filter_map(|replica| replica.location.memory()).cloned());
         let size = self.replicas.first().map(|at| at.size);
-        let Some(size) = size.or_else(|| readable().find_map(on_disk).map(|(size, _)| size)) else {
+        let size = size.or_else(|| readable().find_map(on_disk).map(|(size, _)| size));
+        #[cfg(feature = "disk")]
+        let in_files = || readable().filter_map(in_file).filter(|_| client.files.is_some());
+        #[cfg(feature = "disk")]
+        let size = size.or_else(|| in_files().next().map(|(size, _)| size));
+        let Some(size) = size else {
             self.state = State::Missing;
             return;
         };
         self.replicas.retain(|at| at.size == size);
         let disks = readable().filter_map(on_disk).filter(|(len, _)| *len == size);
         self.disks = disks.map(|(_, endpoint)| endpoint.to_owned()).collect();
+        #[cfg(feature = "disk")]
+        {
+            self.files =
+                in_files().filter(|(len, _)| *len == size).map(|(_, path)| path.to_owned()).collect();
+        }
         client.rank(&mut self.replicas, |at| Some(at));
         if let Err(error) = self.make_room(client, size) {
             self.state = State::Failed(error);
@@ -292,6 +319,10 @@ async fn fetch<T: Transport>(
         }
         if wanted.is_empty() {
             if borrow(client, reads, deadline).await {
+                continue;
+            }
+            #[cfg(feature = "disk")]
+            if read_files(client, reads, deadline).await {
                 continue;
             }
             return;
@@ -402,7 +433,45 @@ async fn borrow<T: Transport>(
     !asked.is_empty() && !deadline.is_over()
 }
 
+/// Reads from files what nothing else gave; whether there were any to try.
+#[cfg(feature = "disk")]
+async fn read_files<T: Transport>(
+    client: &Arc<Inner<T>>,
+    reads: &mut [Read<'_, T>],
+    deadline: &Deadline,
+) -> bool {
+    let Some(files) = &client.files else { return false };
+    let asked = reads.iter_mut().filter(|read| read.pending()).filter_map(|read| {
+        let path = read.files.pop()?;
+        let mut place = read.place.take()?;
+        Some(async move {
+            let len = Source::<T>::local(&place).span.len;
+            let read_it = async {
+                let file = files.open(&path, len as u64, deadline).await?;
+                files.read(&file, (0, len), deadline, |at, bytes| place.put(at, bytes)).await
+            };
+            let result = read_it.await;
+            if let Err(error) = &result {
+                files.not_read(&path, error);
+                read.note_gone(path, error);
+            }
+            read.landed(result, place, client.config.clock.now());
+        })
+    });
+    let asked = futures::future::join_all(asked).await.len();
+    asked > 0 && !deadline.is_over()
+}
+
 impl<T: Transport> Read<'_, T> {
+    #[cfg(feature = "disk")]
+    fn note_gone(&mut self, path: String, error: &Error) {
+        let times = match &self.gone {
+            Some((before, times)) if *before == path => *times,
+            _ => 0,
+        };
+        self.gone = is_gone(error).then_some((path, times + 1));
+    }
+
     fn borrowed(&mut self, loan: &Arc<Loan>, address: u64) {
         let size = self.place.as_ref().map_or(0, |place| Source::<T>::local(place).span.len as u64);
         let (protocol, endpoint) = (String::new(), loan.endpoint.clone());

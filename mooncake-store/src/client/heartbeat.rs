@@ -54,10 +54,14 @@ struct Beat {
 }
 
 impl Beat {
-    /// Until the next ping: the interval, longer with every failure once the connection counts as lost.
+    /// Until the next ping: the interval; less after the first failures, since a master that was started again is back soon; longer with every one once the
+    /// connection counts as lost.
     fn pause(&self, interval: Duration) -> Duration {
         if self.failures > 0 && self.hurry > 0 {
             return HURRY;
+        }
+        if (1..FAILURES_BEFORE_RECONNECT).contains(&self.failures) {
+            return interval / 4;
         }
         let doublings = self.failures.saturating_sub(FAILURES_BEFORE_RECONNECT).min(8);
         interval.saturating_mul(1 << doublings).min(MAX_BACKOFF.max(interval))
@@ -119,10 +123,10 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_after_the_third_failure_and_stop_growing() {
+    fn pauses_are_short_at_first_grow_after_the_third_failure_and_stop_growing() {
         let often = Duration::from_millis(250);
         let pauses: Vec<u128> = (0..8).map(|n| failed(n).pause(often).as_millis()).collect();
-        assert_eq!(pauses, [250, 250, 250, 250, 500, 1000, 1000, 1000]);
+        assert_eq!(pauses, [250, 62, 62, 250, 500, 1000, 1000, 1000]);
         assert_eq!(failed(u32::MAX).pause(Duration::from_secs(60)).as_secs(), 60);
         let mut hurried = Beat { hurry: 1, ..failed(5) };
         assert_eq!(hurried.pause(often), HURRY);

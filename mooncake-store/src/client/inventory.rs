@@ -35,6 +35,8 @@ const BATCH: usize = 1024;
 const BATCH_BYTES: u64 = 64 << 20;
 /// Batches that are looked at at the same time.
 const AT_ONCE: usize = 4;
+/// So many are announced before the master is asked what came and went meanwhile. It holds twice as much for a client.
+const MOST_UNHEARD: usize = 1 << 18;
 /// Extents in one call.
 const EXTENTS: usize = 16 << 10;
 /// Before what was not announced is tried again.
@@ -56,6 +58,10 @@ pub(super) struct Inventory {
     summed: Vec<ReplicaId>,
     /// Told by masters before: announced to the present one, or about to be.
     kept: HashMap<Place, Entry>,
+    /// Taken by the present master since the last ping.
+    fresh: usize,
+    /// And before that, since it was last asked what came and went.
+    unheard: usize,
     /// Where it is written down, for the process that comes next.
     journal: Option<Journal>,
 }
@@ -159,12 +165,13 @@ impl Inventory {
         self.journal.iter_mut().for_each(Journal::write_anew);
         self.unseen.clear();
         self.summed.clear();
+        (self.fresh, self.unheard) = (0, 0);
         self.epoch = Some(epoch);
     }
 
     /// The master is about to be told of these. What becomes of them then is known when it says so.
-    fn offer(&mut self, batch: &[Entry]) {
-        for Entry { stored, .. } in batch {
+    fn offer(&mut self, batch: &[StoredReplica]) {
+        for stored in batch {
             if let Some(kept) = self.kept.get_mut(&(stored.segment, stored.offset)) {
                 kept.offered = true;
             }
@@ -223,6 +230,13 @@ impl<T: Transport> Inner<T> {
     pub(super) async fn take_inventory(&self, deadline: &Deadline) -> Result<()> {
         let mut inventory = self.inventory.lock().await;
         let Some(epoch) = inventory.epoch else { return Ok(()) };
+        // To hear of what it was just told can wait until all of it is served, or the master holds much for us.
+        let fresh = std::mem::take(&mut inventory.fresh);
+        inventory.unheard += fresh;
+        if fresh > 0 && inventory.unheard < MOST_UNHEARD && self.is_announcing() {
+            return Ok(());
+        }
+        inventory.unheard = 0;
         loop {
             let asked = self.master.inventory(self.id, inventory.heard);
             let page = deadline.bound("asking for the inventory", asked).await?;
@@ -289,10 +303,12 @@ impl<T: Transport> Inner<T> {
         deadline: &Deadline,
     ) -> Result<()> {
         deadline.bound("mounting", self.master.mount_kept(self.id, segment)).await?;
-        let extents: Vec<_> = {
+        let mut extents: Vec<_> = {
             let inventory = self.inventory.lock().await;
             inventory.kept_in(segment.id).filter_map(extent).collect()
         };
+        // In this order an allocator cuts all of them from the front of what is left.
+        extents.sort_unstable_by_key(|extent| extent.offset);
         let mut parts = extents.chunks(EXTENTS).peekable();
         loop {
             let part = parts.next().unwrap_or_default();
@@ -335,6 +351,10 @@ impl<T: Transport> Inner<T> {
         *self.announcing.lock() = Some(task);
     }
 
+    fn is_announcing(&self) -> bool {
+        self.announcing.lock().as_ref().is_some_and(|task| !task.is_finished())
+    }
+
     /// Waits until nobody looks at objects of before any more.
     pub(super) async fn stop_announcing(&self) {
         self.announcing_turn.fetch_add(1, Relaxed);
@@ -345,13 +365,12 @@ impl<T: Transport> Inner<T> {
     }
 
     async fn announce_segment(self: &Arc<Self>, segment: SegmentId, turn: u64) -> Result<()> {
-        let mut kept: VecDeque<Entry> = {
+        let mut kept: VecDeque<Place> = {
             let inventory = self.inventory.lock().await;
-            let mut kept: Vec<_> =
-                inventory.kept_in(segment).filter(|entry| !entry.announced).cloned().collect();
+            let mut kept: Vec<_> = inventory.kept_in(segment).filter(|entry| !entry.announced).collect();
             // The oldest first: what comes last will be evicted last.
             kept.sort_unstable_by_key(|entry| (entry.stored.epoch, entry.stored.number));
-            kept.into()
+            kept.into_iter().map(|entry| (segment, entry.stored.offset)).collect()
         };
         let (all, begun) = (kept.len(), self.config.clock.now());
         let mut looking = JoinSet::new();
@@ -359,7 +378,7 @@ impl<T: Transport> Inner<T> {
         loop {
             let stopped = self.announcing_turn.load(Relaxed) != turn || self.usable().is_err();
             while !stopped && looking.len() < AT_ONCE && !kept.is_empty() {
-                let batch = self.next_batch(&mut kept);
+                let batch = self.next_batch(&mut kept).await;
                 looking.spawn_blocking(move || check(batch));
             }
             let Some(looked) = looking.join_next().await else { break };
@@ -382,16 +401,17 @@ impl<T: Transport> Inner<T> {
         self.deadline().bound("giving space back", self.master.release_kept(self.id, segment)).await
     }
 
-    fn next_batch(&self, kept: &mut VecDeque<Entry>) -> Vec<(Entry, Option<Slice<T>>)> {
-        let mut batch = Vec::new();
+    async fn next_batch(&self, kept: &mut VecDeque<Place>) -> Vec<(Entry, Option<Slice<T>>)> {
+        let inventory = self.inventory.lock().await;
+        let mut batch = Vec::with_capacity(BATCH.min(kept.len()));
         let mut bytes = 0;
         while bytes < BATCH_BYTES
             && batch.len() < BATCH
-            && let Some(entry) = kept.pop_front()
+            && let Some(place) = kept.pop_front()
         {
+            let Some(entry) = inventory.kept.get(&place) else { continue };
             bytes += entry.stored.len;
-            let slice = self.bytes_of(&entry.stored);
-            batch.push((entry, slice));
+            batch.push((entry.clone(), self.bytes_of(&entry.stored)));
         }
         batch
     }
@@ -399,20 +419,18 @@ impl<T: Transport> Inner<T> {
     /// How many the master took.
     async fn announce_batch(&self, batch: Vec<Entry>) -> Result<usize> {
         let now = self.config.clock.now();
-        let stored: Vec<_> = batch
-            .iter()
-            .map(|entry| {
-                let left = entry.pinned.since(now).as_millis();
-                StoredReplica { soft_pin_ms: u64::try_from(left).unwrap_or(u64::MAX), ..entry.stored.clone() }
-            })
-            .collect();
+        let tell = |entry: Entry| {
+            let left = u64::try_from(entry.pinned.since(now).as_millis()).unwrap_or(u64::MAX);
+            StoredReplica { soft_pin_ms: left, ..entry.stored }
+        };
+        let batch: Vec<_> = batch.into_iter().map(tell).collect();
         // Held, so that what the master says of them is heard afterwards.
         let mut inventory = self.inventory.lock().await;
         inventory.offer(&batch);
-        let announced = self.deadline().bound("announcing", self.master.announce(self.id, &stored)).await?;
+        let announced = self.deadline().bound("announcing", self.master.announce(self.id, &batch)).await?;
         let mut taken = 0;
-        for (entry, outcome) in batch.iter().zip(announced) {
-            let place = (entry.stored.segment, entry.stored.offset);
+        for (stored, outcome) in batch.iter().zip(announced) {
+            let place = (stored.segment, stored.offset);
             match outcome {
                 Ok(()) => {
                     taken += 1;
@@ -421,11 +439,12 @@ impl<T: Transport> Inner<T> {
                     }
                 }
                 Err(error) => {
-                    tracing::debug!(key = super::shown(&entry.stored.key), "not taken: {error}");
+                    tracing::debug!(key = super::shown(&stored.key), "not taken: {error}");
                     inventory.went(place);
                 }
             }
         }
+        inventory.fresh += taken;
         Ok(taken)
     }
 }
@@ -520,7 +539,7 @@ mod tests {
         inventory.turn_over(2);
         assert_eq!(inventory.kept.len(), 3);
         let batch: Vec<_> = inventory.kept.values().filter(|e| e.stored.number < 3).cloned().collect();
-        inventory.offer(&batch);
+        inventory.offer(&batch.into_iter().map(|entry| entry.stored).collect::<Vec<_>>());
         for entry in inventory.kept.values_mut().filter(|entry| entry.offered) {
             entry.announced = true;
         }

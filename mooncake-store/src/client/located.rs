@@ -19,6 +19,8 @@ use mooncake_transport::Transport;
 use parking_lot::Mutex;
 
 use super::deadline::Deadline;
+#[cfg(feature = "disk")]
+use super::disk::in_file;
 use super::disk::on_disk;
 use super::{Inner, shown};
 
@@ -270,6 +272,8 @@ impl<T: Transport> Inner<T> {
         let mut replicas = list.replicas;
         replicas.retain(|replica| {
             let readable = replica.location.memory().is_some() || on_disk(replica).is_some();
+            #[cfg(feature = "disk")]
+            let readable = readable || (self.files.is_some() && in_file(replica).is_some());
             readable && replica.status == ReplicaStatus::Complete
         });
         let in_memory = replicas.iter().find(|replica| replica.location.memory().is_some());
@@ -279,6 +283,9 @@ impl<T: Transport> Inner<T> {
         replicas.retain(|replica| replica.location.size() == size);
         // Those on disks come to lie before all others.
         self.rank(&mut replicas, |replica| replica.location.memory());
+        // And files before these.
+        #[cfg(feature = "disk")]
+        replicas.sort_by_key(|replica| in_file(replica).is_none());
         let kept = kept.filter(|kept| kept.len() as u64 == size);
         Ok((size, Answer { replicas, lease, checksum: list.checksum, kept, value: 0 }))
     }

@@ -48,9 +48,9 @@ pub use self::cache::{HotCacheConfig, HotCacheStats};
 pub use self::config::{ClientConfig, MAX_TIMEOUT};
 #[cfg(all(feature = "disk", feature = "testkit"))]
 pub use self::disk::DiskFaults;
-#[cfg(feature = "disk")]
-pub use self::disk::DiskReport;
 pub use self::disk::OffloadConfig;
+#[cfg(feature = "disk")]
+pub use self::disk::{DiskReport, FileReport};
 pub use self::inventory::SegmentFile;
 pub use self::located::Located;
 pub use self::metrics::{Begun, Metrics, Operation};
@@ -110,6 +110,9 @@ pub(crate) struct Inner<T: Transport> {
     mounting: tokio::sync::Mutex<()>,
     #[cfg(feature = "disk")]
     disk: Mutex<Option<disk::Running<T>>>,
+    /// Files that all clients share, if the master has a folder for them.
+    #[cfg(feature = "disk")]
+    files: Option<Arc<disk::Files>>,
     staging: Option<Staging<T>>,
     cache: Option<HotCache<T>>,
     engine: Engine<T>,
@@ -201,6 +204,16 @@ impl<T: Transport> Client<T> {
         }
         self.inner.stop_announcing().await;
         let deadline = self.inner.deadline();
+        #[cfg(feature = "disk")]
+        if let Some(files) = &self.inner.files {
+            let idle = async {
+                files.idle().await;
+                Ok(())
+            };
+            if let Err(error) = deadline.bound("files that are being written", idle).await {
+                tracing::warn!("{error}");
+            }
+        }
         #[cfg(feature = "disk")]
         self.inner.close_disk(&deadline).await;
         let mut outcome = Ok(());

@@ -16,7 +16,7 @@ use utoipa_axum::routes;
 
 use super::cache::{HotCache, HotCacheStats};
 #[cfg(feature = "disk")]
-use super::disk::DiskReport;
+use super::disk::{DiskReport, FileReport};
 use super::metrics::{Direction, Metrics};
 use super::{Client, Inner};
 use crate::metrics::{Labels, Page};
@@ -86,6 +86,8 @@ trait Subject: Send + Sync {
     fn hot_cache(&self) -> Option<HotCacheStats>;
     #[cfg(feature = "disk")]
     fn disk(&self) -> Option<DiskReport>;
+    #[cfg(feature = "disk")]
+    fn files(&self) -> Option<FileReport>;
 }
 
 #[async_trait::async_trait]
@@ -112,6 +114,11 @@ impl<T: Transport> Subject for Weak<T> {
     #[cfg(feature = "disk")]
     fn disk(&self) -> Option<DiskReport> {
         Client { inner: self.0.upgrade()? }.disk()
+    }
+
+    #[cfg(feature = "disk")]
+    fn files(&self) -> Option<FileReport> {
+        Client { inner: self.0.upgrade()? }.files()
     }
 }
 
@@ -193,6 +200,10 @@ async fn metrics(State(about): State<About>) -> Response {
     if let Some(disk) = about.client.disk() {
         show_disk(&disk, &mut page);
     }
+    #[cfg(feature = "disk")]
+    if let Some(files) = about.client.files() {
+        show_files(&files, &mut page);
+    }
     for (name, help, value) in more {
         page.gauge(name, help, value);
     }
@@ -240,6 +251,27 @@ fn show_disk(report: &DiskReport, page: &mut Page) {
     page.gauge("mooncake_client_disk_used_bytes", "Bytes they take there", store.used);
     page.gauge("mooncake_client_disk_capacity_bytes", "Bytes there are for them", store.capacity);
     page.gauge("mooncake_client_disk_lent_bytes", "Bytes in memory that others read from", report.lent_bytes);
+}
+
+/// What was done with files on a file system that clients share.
+#[cfg(feature = "disk")]
+fn show_files(report: &FileReport, page: &mut Page) {
+    for (name, help, value) in [
+        ("mooncake_client_files_written_total", "Values written to shared files", report.written),
+        ("mooncake_client_files_written_bytes_total", "Their bytes", report.written_bytes),
+        ("mooncake_client_files_refused_total", "Values that got no file", report.refused),
+        ("mooncake_client_files_evicted_total", "Files dropped for others", report.evicted),
+        ("mooncake_client_files_read_total", "Values and parts read from files", report.read),
+        ("mooncake_client_files_read_bytes_total", "Their bytes", report.read_bytes),
+        (
+            "mooncake_client_files_unread_total",
+            "Files that were missing, of another length, written to meanwhile, or too slow",
+            report.unread,
+        ),
+    ] {
+        page.counter(name, help, value);
+    }
+    page.gauge("mooncake_client_files_used_bytes", "Bytes of files it knows of", report.used);
 }
 
 /// The figures, for people.

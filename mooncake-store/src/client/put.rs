@@ -13,13 +13,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use mooncake_core::clock::Moment;
 use mooncake_core::ids::ObjectKey;
-use mooncake_core::replica::{Replica, ReplicaType, ReplicateConfig};
+use mooncake_core::replica::{Replica, ReplicaLocation, ReplicaType, ReplicateConfig};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::{Slice, Transport};
 
 use super::buffers::Outgoing;
 use super::checksum::Sum;
 use super::deadline::{Deadline, late};
+#[cfg(feature = "disk")]
+use super::disk::FilePut;
 use super::metrics::Operation;
 use super::room::{Room, may_come, too_large};
 use super::send::{Flight, Target};
@@ -74,6 +76,32 @@ impl<T: Transport> Payload<'_, T> {
             Payload::Shared(bytes) if needs_registration => Some(bytes),
             Payload::Shared(_) | Payload::Slice(_) | Payload::Pieces(_) => None,
         }
+    }
+
+    /// Copies so many of its bytes, from one on.
+    #[cfg(feature = "disk")]
+    pub(super) fn copy_to(&self, mut from: usize, mut into: &mut [u8]) -> Result<()> {
+        let whole = match *self {
+            Payload::Bytes(bytes) => Some(bytes),
+            Payload::Shared(bytes) => Some(&bytes[..]),
+            Payload::Slice(slice) => return slice.copy_to(from, into),
+            Payload::Pieces(_) => None,
+        };
+        if let Some(bytes) = whole {
+            let some = bytes.get(from..from + into.len());
+            into.copy_from_slice(some.ok_or_else(|| Error::internal("a part beyond a value"))?);
+            return Ok(());
+        }
+        let Payload::Pieces(slices) = *self else { return Ok(()) };
+        for slice in slices {
+            let some = slice.len().saturating_sub(from).min(into.len());
+            let (front, rest) = into.split_at_mut(some);
+            if some > 0 {
+                slice.copy_to(from, front)?;
+            }
+            (from, into) = (from.saturating_sub(slice.len()), rest);
+        }
+        Ok(())
     }
 
     /// Of all its bytes.
@@ -162,7 +190,7 @@ pub(crate) async fn write<T: Transport>(
         let since = counting.moving();
         writing.transfer(items).await;
         counting.moved(since, writing.landed_bytes(items));
-        writing.finish(attempt + 1 == ATTEMPTS, &mut outcomes).await;
+        writing.finish(items, attempt + 1 == ATTEMPTS, &mut outcomes).await;
         attempt += usize::from(pending.iter().any(|&i| outcomes[i].is_none()));
         let mut full = pending;
         full.retain(|&i| outcomes[i].as_ref().is_some_and(may_come));
@@ -257,6 +285,8 @@ pub(super) struct Grant<'a> {
     late: bool,
     /// Readable, given back, or to be left alone.
     settled: bool,
+    /// The file that the value is to be in, too.
+    file: Option<String>,
 }
 
 impl Grant<'_> {
@@ -308,6 +338,18 @@ impl Attempt {
                 tracing::debug!(keys = keys.len(), "space was not given back: {error}");
                 false
             }
+        }
+    }
+
+    /// The master is to expect no files of these.
+    pub(super) async fn refuse_files<T: Transport>(&self, client: &Inner<T>, keys: &[&[u8]]) {
+        if !self.is_ours(client) {
+            return;
+        }
+        let caller = client.caller(self.number);
+        let call = client.master.put_revoke(caller, WriteMode::Put, keys, ReplicaType::Disk);
+        if let Err(error) = client.deadline().bound("revoke of files", call).await {
+            tracing::debug!(keys = keys.len(), "the master still expects files: {error}");
         }
     }
 
@@ -410,11 +452,15 @@ impl<'a, T: Transport> Writing<'a, T> {
             failure: None,
             late: false,
             settled: false,
+            file: None,
         });
         let mut written = false;
         for replica in replicas {
             let Some(at) = replica.location.memory() else {
                 self.others = true;
+                if let ReplicaLocation::Disk { path, .. } = &replica.location {
+                    self.grants[grant].file = Some(path.clone());
+                }
                 continue;
             };
             if at.size != wanted.value.len() as u64 {
@@ -447,8 +493,9 @@ impl<'a, T: Transport> Writing<'a, T> {
     }
 
     /// Ends what has landed, gives back what has not. What may be tried again keeps no outcome, unless `last`.
-    async fn finish(mut self, last: bool, outcomes: &mut Outcomes) {
+    async fn finish(mut self, items: &[Item<'_, T>], last: bool, outcomes: &mut Outcomes) {
         self.end(outcomes).await;
+        self.keep_files(items, outcomes).await;
         let clean = |grant: &&Grant<'_>| grant.failure.is_some() && !grant.late;
         let keys: Vec<&[u8]> = self.grants.iter().filter(clean).map(|grant| grant.key).collect();
         let revoked = keys.is_empty() || self.attempt.revoke(self.client, &keys, self.deadline).await;
@@ -458,6 +505,36 @@ impl<'a, T: Transport> Writing<'a, T> {
             if grant.late || !revoked || last || self.deadline.is_over() {
                 outcomes[grant.item] = Some(Err(error.context(shown(grant.key))));
             }
+        }
+    }
+
+    /// What was stored goes to the files it was granted, behind the put.
+    async fn keep_files(&mut self, items: &[Item<'_, T>], outcomes: &Outcomes) {
+        let mut unwritten = Vec::new();
+        for grant in &mut self.grants {
+            let Some(path) = grant.file.take() else { continue };
+            if !matches!(outcomes[grant.item], Some(Ok(_))) {
+                continue;
+            }
+            #[cfg(feature = "disk")]
+            {
+                let (attempt, key) = (self.attempt, grant.key.to_vec());
+                let put = FilePut { attempt, key, path, checksum: grant.checksum };
+                let value = &items[grant.item].value;
+                if self.client.keep_in_file(put, value).await.is_ok() {
+                    continue;
+                }
+            }
+            #[cfg(not(feature = "disk"))]
+            let _ = (path, items);
+            unwritten.push(grant.key.to_vec());
+        }
+        if !unwritten.is_empty() {
+            let (client, attempt) = (self.client.clone(), self.attempt);
+            self.client.runtime.spawn(async move {
+                let keys: Vec<&[u8]> = unwritten.iter().map(Vec::as_slice).collect();
+                attempt.refuse_files(&client, &keys).await;
+            });
         }
     }
 

@@ -3,6 +3,8 @@
 //! of the owners of disks (`borrow.rs`).
 
 mod borrow;
+#[cfg(feature = "disk")]
+mod files;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -268,7 +270,13 @@ impl<T: Transport> Inner<T> {
             wanted.push((i, peer, address));
         }
         if wanted.is_empty() {
-            return self.borrow(ranges, deadline).await;
+            if self.borrow(ranges, deadline).await {
+                return true;
+            }
+            #[cfg(feature = "disk")]
+            return self.read_files(ranges, deadline).await;
+            #[cfg(not(feature = "disk"))]
+            return false;
         }
         let peers = self.reach_all(&endpoints, deadline).await;
         // A member that keeps us waiting must not use up the time of the one that stands in for it.

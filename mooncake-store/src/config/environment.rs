@@ -383,7 +383,7 @@ const PYTHON: &[(&str, &str, &str)] = &[
     (
         "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS",
         "10",
-        "Seconds between two questions to the master about what is to be written",
+        "Most seconds between two questions to the master about what is to be written",
     ),
     (
         "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES",
@@ -412,25 +412,19 @@ const fn unread(names: &'static [&'static str], reason: &'static str) -> Unread 
 }
 
 /// Those whose subject this system has or will have.
-const LATER: &[Unread] = &[
-    unread(
-        &[
-            "MC_FORCE_MNNVL",
-            "MC_FORCE_MUSA",
-            "MC_INTRANODE_NVLINK",
-            "MC_INTRA_NVLINK",
-            "MC_USE_NVLINK_IPC",
-            "WITH_NVIDIA_PEERMEM",
-            "MC_STORE_PIN_MEMORY_MAX_BYTES",
-            "MC_STORE_PINNED_RESTORE_ARENA_SIZE_BYTES",
-        ],
-        "GPU memory is not built yet",
-    ),
-    unread(&["MOONCAKE_SNAPSHOT_LOCAL_PATH", "MOONCAKE_AWS_*"], "snapshots are not built yet"),
-];
+const LATER: &[Unread] = &[unread(
+    &[
+        "MC_FORCE_MUSA",
+        "WITH_NVIDIA_PEERMEM",
+        "MC_STORE_PIN_MEMORY_MAX_BYTES",
+        "MC_STORE_PINNED_RESTORE_ARENA_SIZE_BYTES",
+    ],
+    "of GPUs, those of NVIDIA's driver are served, through page-locked memory of its own",
+)];
 
 /// Those that have no meaning here.
 const NEVER: &[Unread] = &[
+    unread(&["MOONCAKE_AWS_*"], "snapshots lie in a folder"),
     unread(
         &[
             "MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR",

@@ -26,11 +26,10 @@ macro_rules! set {
     };
 }
 
-const FILES: &str = "the file tier is not built yet";
 const NOF: &str = "NVMe-over-Fabrics is not built";
 const CXL: &str = "CXL memory is not built yet";
 const HA: &str = "a new leader is told by clients what they have";
-const SNAPSHOTS: &str = "snapshots are not built yet";
+const SNAPSHOTS: &str = "the list is the folder";
 const EVENTS: &str = "the existing master does not put it into events any more either";
 const STDERR: &str = "log lines are written as they come, by one writer";
 const ARENA: &str = "a master allocates no object memory";
@@ -136,6 +135,15 @@ const METADATA: &[Flag] = &[
         "8080",
         "Port of the metadata server; 0 takes a free one",
         set!(metadata.port = number),
+    ),
+    flag(
+        "http_metadata_server_kept_in",
+        "",
+        "Directory where the metadata server keeps what it is given, rocksdb:///path; its memory otherwise",
+        |draft, text| {
+            draft.metadata.kept_in = Some(text).filter(|text| !text.is_empty()).map(Into::into);
+            Ok(())
+        },
     ),
     flag(
         "enable_metadata_cleanup_on_timeout",
@@ -436,10 +444,34 @@ const TIERS: &[Flag] = &[
         "Of these, per heartbeat",
         set!(promotion.per_heartbeat = number),
     ),
-    off("root_fs_dir", "", "Folder of the file tier", FILES),
-    idle("global_file_segment_size", "9223372036854775807", "Bytes of the file tier", FILES, is_count),
-    idle("enable_disk_eviction", "true", "Evict files", FILES, is_switch),
-    idle("quota_bytes", "0", "Quota of the file tier", FILES, is_count),
+    flag(
+        "root_fs_dir",
+        "",
+        "Folder on a file system that all clients reach by this path: what is put is written to files there, too, in a folder of the cluster's name",
+        set!(files_in = any),
+    ),
+    flag(
+        "global_file_segment_size",
+        "9223372036854775807",
+        "Bytes that are reported as the capacity for files, unless it is this",
+        |draft, text| {
+            let bytes: u64 = number(text)?;
+            draft.files.capacity = if bytes == i64::MAX as u64 { 0 } else { bytes };
+            Ok(())
+        },
+    ),
+    flag(
+        "enable_disk_eviction",
+        "true",
+        "Clients drop their oldest files when there is no room for new ones; otherwise nothing more is written",
+        set!(files.evict = switch),
+    ),
+    flag(
+        "quota_bytes",
+        "0",
+        "Bytes that a client lets the files take that it knows of; 0 for nine tenths of the file system",
+        set!(files.quota = number),
+    ),
     idle("nof_eviction_ratio", "0.05", "As eviction_ratio", NOF, is_ratio),
     idle("nof_eviction_high_watermark_ratio", "0.9", "As eviction_high_watermark_ratio", NOF, is_ratio),
     idle("nof_heartbeat_interval_sec", "10", "Probes of targets", NOF, is_count),
@@ -461,17 +493,50 @@ const MASTERS: &[Flag] = &[
     idle("batch_oplog_retry_timeout_sec", "180", "Longest failure of a follower", HA, is_count),
     idle("pod_name", "", "Name of this pod", HA, is_anything).from(&["POD_NAME"]),
     idle("pod_namespace", "", "Its namespace", HA, is_anything).from(&["POD_NAMESPACE"]),
-    off("enable_snapshot", "false", "Snapshots of what the master knows", SNAPSHOTS),
-    off("enable_snapshot_restore", "false", "Start from a snapshot", SNAPSHOTS),
-    idle("snapshot_interval_seconds", "600", "Time between them", SNAPSHOTS, is_count),
-    idle("snapshot_child_timeout_seconds", "300", "Longest time to write one", SNAPSHOTS, is_count),
-    idle("snapshot_retention_count", "2", "How many are kept", SNAPSHOTS, is_count),
-    idle("snapshot_backup_dir", "", "Folder for copies", SNAPSHOTS, is_anything),
-    idle("snapshot_object_store_type", "", "Where they lie: local, s3", SNAPSHOTS, is_anything)
+    flag(
+        "enable_snapshot",
+        "false",
+        "Write down what the master knows, now and then",
+        set!(snapshots.write = switch),
+    ),
+    flag(
+        "enable_snapshot_restore",
+        "false",
+        "Start from the latest snapshot that is whole",
+        set!(snapshots.restore = switch),
+    ),
+    flag(
+        "snapshot_local_path",
+        "",
+        "Folder of the snapshots, in which each cluster has one; or rocksdb:///path",
+        |draft, text| {
+            draft.snapshots.folder = text.into();
+            Ok(())
+        },
+    )
+    .from(&["MOONCAKE_SNAPSHOT_LOCAL_PATH"]),
+    flag("snapshot_interval_seconds", "600", "Time between them", set!(snapshots.interval = seconds)),
+    flag(
+        "snapshot_child_timeout_seconds",
+        "300",
+        "One that takes longer is given up",
+        set!(snapshots.limit = seconds),
+    ),
+    flag("snapshot_retention_count", "2", "How many are kept", set!(snapshots.keep = number)),
+    flag(
+        "snapshot_backup_dir",
+        "",
+        "Folder for snapshots that cannot be written where they belong, and copies of those that were restored",
+        |draft, text| {
+            draft.snapshots.backup = Some(text).filter(|text| !text.is_empty()).map(Into::into);
+            Ok(())
+        },
+    ),
+    flag("snapshot_object_store_type", "", "What they lie in: local", set!(snapshots_in = any))
         .or(&["snapshot_payload_store_type", "snapshot_payload_backend_type"]),
-    idle("snapshot_catalog_store_type", "", "Where their list lies: embedded, redis", SNAPSHOTS, is_anything)
+    flag("snapshot_catalog_store_type", "", "What lists them: embedded", set!(snapshot_list_in = any))
         .or(&["snapshot_catalog_backend_type"]),
-    idle("snapshot_catalog_store_connstring", "", "How it is reached", SNAPSHOTS, is_anything)
+    idle("snapshot_catalog_store_connstring", "", "How a list elsewhere is reached", SNAPSHOTS, is_anything)
         .or(&["snapshot_catalog_backend_connstring"]),
 ];
 
@@ -482,18 +547,22 @@ const QUOTAS: &[Flag] = &[
         "Tenants with names and quotas of their own",
         set!(tenants = switch),
     ),
-    flag("tenant_quota_connector_type", "file", "What their policy lies in: file, etcd", |draft, text| {
-        draft.tenants_in_etcd = match text {
-            "file" => false,
-            "etcd" => true,
-            _ => return Err("must be file or etcd".into()),
-        };
-        Ok(())
-    }),
+    flag(
+        "tenant_quota_connector_type",
+        "file",
+        "What their policy lies in: file, etcd, rocksdb",
+        |draft, text| match text {
+            "file" | "etcd" | "rocksdb" => {
+                draft.tenants_in = text.into();
+                Ok(())
+            }
+            _ => Err("must be file, etcd or rocksdb".into()),
+        },
+    ),
     flag(
         "tenant_quota_connector_uri",
         "",
-        "Path of the policy (YAML, version 1), or host:port of the etcd that has it as mooncake-store/<cluster_id>/tenant_quota_policy",
+        "Path of the policy (YAML, version 1), host:port of the etcd that has it as mooncake-store/<cluster_id>/tenant_quota_policy, or rocksdb:///path",
         |draft, text| {
             draft.tenant_policy = text.into();
             Ok(())

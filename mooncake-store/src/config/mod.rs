@@ -16,6 +16,7 @@ use std::time::Duration;
 use mooncake_core::Result;
 use mooncake_core::alloc::BuiltinAllocatorConfig;
 use mooncake_core::evict::BuiltinPolicyConfig;
+use mooncake_transport::directory::FOLDER;
 
 use crate::master::MasterOptions;
 
@@ -54,6 +55,8 @@ pub struct MasterConfig {
     pub clean_up: Option<CleanUpConfig>,
     /// Where masters elect who leads, if there are several.
     pub masters: Option<MastersConfig>,
+    /// Snapshots of what the master knows, if there are to be any.
+    pub snapshots: Option<SnapshotConfig>,
     /// Publishing of events, if there is to be any.
     pub events: Option<EventsConfig>,
     /// Where the tenants are said, which are on if there is such a place; changes are written to it. Goes before the options' list.
@@ -81,6 +84,8 @@ pub struct MetadataServerConfig {
     pub host: String,
     /// Its port (8080); 0 takes a free one.
     pub port: u16,
+    /// What is published is kept there for the next process, if anywhere: `rocksdb:///path`.
+    pub kept_in: Option<String>,
 }
 
 /// Several masters, one of which leads.
@@ -88,6 +93,46 @@ pub struct MetadataServerConfig {
 pub struct MastersConfig {
     /// The etcd that they elect it in: `host:port`, or several with commas or semicolons between them.
     pub etcd: String,
+}
+
+/// Snapshots of what a master knows of objects and tasks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SnapshotConfig {
+    /// Whether they are taken.
+    pub write: bool,
+    /// Whether a master begins with the latest.
+    pub restore: bool,
+    /// Time between two (600 s).
+    pub interval: Duration,
+    /// One that takes longer is given up (300 s).
+    pub limit: Duration,
+    /// How many are kept (2).
+    pub keep: usize,
+    /// They lie in a folder of the cluster's name in this one, or under the cluster's name in the directory `rocksdb:///path`.
+    pub folder: PathBuf,
+    /// Folder for those that cannot be written there, and for copies of those that were restored.
+    pub backup: Option<PathBuf>,
+}
+
+impl SnapshotConfig {
+    /// The directory of this host's own that they lie in, if it is one.
+    pub(crate) fn own(&self) -> Option<&str> {
+        self.folder.to_str().filter(|folder| folder.starts_with(FOLDER))
+    }
+}
+
+impl Default for SnapshotConfig {
+    fn default() -> Self {
+        Self {
+            write: false,
+            restore: false,
+            interval: Duration::from_secs(600),
+            limit: Duration::from_secs(300),
+            keep: 2,
+            folder: PathBuf::new(),
+            backup: None,
+        }
+    }
 }
 
 /// Removal of what dead clients published about themselves.
@@ -143,6 +188,7 @@ impl Default for MasterConfig {
             metadata: None,
             clean_up: None,
             masters: None,
+            snapshots: None,
             events: None,
             tenant_policy: None,
             options: MasterOptions::default(),
@@ -158,7 +204,7 @@ impl Default for MasterConfig {
 
 impl Default for MetadataServerConfig {
     fn default() -> Self {
-        Self { host: "0.0.0.0".into(), port: 8080 }
+        Self { host: "0.0.0.0".into(), port: 8080, kept_in: None }
     }
 }
 
@@ -294,6 +340,60 @@ mod tests {
         let v6 = with(&[("kv_events_bind_endpoint", "tcp://[::1]:*"), ("kv_events_backend_id", "a")]);
         assert_eq!(v6.unwrap(), Some(EventsConfig { host: "[::1]".into(), port: 0, ..wanted }));
         assert_eq!(MasterConfig::from_flags([at]).unwrap().events, None);
+    }
+
+    #[test]
+    fn several_masters_need_what_several_can_open() {
+        let own = "rocksdb:///srv/own";
+        for flags in [
+            &[("ha_backend_connstring", own)][..],
+            &[("enable_snapshot", "true"), ("snapshot_local_path", own)],
+            &[
+                ("enable_multi_tenants", "true"),
+                ("tenant_quota_connector_type", "rocksdb"),
+                ("tenant_quota_connector_uri", own),
+            ],
+            &[("enable_http_metadata_server", "true"), ("http_metadata_server_kept_in", own)],
+        ] {
+            let several = [("enable_ha", "true"), ("etcd_endpoints", "127.0.0.1:1")];
+            let error = MasterConfig::from_flags(flags.iter().copied().chain(several)).unwrap_err();
+            assert!(error.message().contains("one process at a time"), "{error}");
+            if flags[0].0 != "ha_backend_connstring" {
+                MasterConfig::from_flags(flags.iter().copied()).unwrap();
+            }
+        }
+        let several = [("enable_ha", "true"), ("ha_backend_type", "rocksdb")];
+        assert!(MasterConfig::from_flags(several).unwrap_err().message().contains("in etcd only"));
+    }
+
+    #[test]
+    fn snapshots_need_a_folder_and_a_number_to_keep() {
+        let with = |more: &[(&'static str, &'static str)]| {
+            let on = [("enable_snapshot", "true"), ("snapshot_local_path", "/srv/s")];
+            MasterConfig::from_flags(on.iter().chain(more).copied())
+        };
+        let taken = with(&[("snapshot_backup_dir", "/b"), ("snapshot_object_store_type", "local")]).unwrap();
+        let expected = SnapshotConfig {
+            write: true,
+            folder: "/srv/s".into(),
+            backup: Some("/b".into()),
+            ..SnapshotConfig::default()
+        };
+        assert_eq!(taken.snapshots, Some(expected));
+        assert!(error("enable_snapshot_restore", "true").contains("MOONCAKE_SNAPSHOT_LOCAL_PATH"));
+        for (name, value, said) in [
+            ("snapshot_retention_count", "0", "--snapshot_retention_count=0"),
+            ("snapshot_interval_seconds", "0", "--snapshot_interval_seconds=0"),
+            ("snapshot_payload_store_type", "s3", "a folder only"),
+            ("snapshot_catalog_backend_type", "redis", "their folder"),
+            ("cluster_id", "..", "name a folder"),
+        ] {
+            let error = with(&[(name, value)]).unwrap_err();
+            assert!(error.message().contains(said), "{error}");
+        }
+        // Of what is off nothing is asked.
+        let off = MasterConfig::from_flags([("snapshot_object_store_type", "s3")]).unwrap();
+        assert_eq!(off.snapshots, None);
     }
 
     #[test]

@@ -23,11 +23,18 @@ pub enum TenantPolicy {
         /// The key.
         key: String,
     },
+    /// A key in a directory of this host's own.
+    Own {
+        /// `rocksdb:///path`.
+        url: String,
+        /// The key.
+        key: String,
+    },
 }
 
 impl TenantPolicy {
-    /// The key in etcd of a cluster's policy.
-    pub fn etcd_key(cluster: &str) -> String {
+    /// The key of a cluster's policy in a directory.
+    pub fn key(cluster: &str) -> String {
         format!("mooncake-store/{cluster}/tenant_quota_policy")
     }
 }
@@ -36,18 +43,18 @@ impl TenantPolicy {
 #[derive(Debug)]
 pub(crate) enum Store {
     File(PathBuf),
-    #[cfg(feature = "metadata-etcd")]
-    Etcd(etcd::Store),
+    Kept(kept::Store),
 }
 
 impl Store {
     /// # Errors
-    /// `INVALID_PARAMS` for endpoints that are none, `NOT_SUPPORTED` when etcd is not built in.
+    /// `INVALID_PARAMS` for endpoints that are none, `NOT_SUPPORTED` when etcd or RocksDB is not built in; those of opening a folder.
     pub(crate) fn open(policy: &TenantPolicy) -> Result<Self> {
         match policy {
             TenantPolicy::File(path) => Ok(Self::File(path.clone())),
+            TenantPolicy::Own { url, key } => kept::Store::own(url, key).map(Self::Kept),
             #[cfg(feature = "metadata-etcd")]
-            TenantPolicy::Etcd { endpoints, key } => etcd::Store::open(endpoints, key).map(Self::Etcd),
+            TenantPolicy::Etcd { endpoints, key } => kept::Store::etcd(endpoints, key).map(Self::Kept),
             #[cfg(not(feature = "metadata-etcd"))]
             TenantPolicy::Etcd { .. } => Err(Error::new(
                 ErrorCode::NotSupported,
@@ -59,13 +66,12 @@ impl Store {
     /// The tenants.
     ///
     /// # Errors
-    /// `INVALID_PARAMS`, naming the place and what is wrong there; kind `Unavailable` or `Timeout` when etcd does not answer.
+    /// `INVALID_PARAMS`, naming the place and what is wrong there; kind `Unavailable` or `Timeout` when etcd does not answer; those of reading a folder.
     #[cfg(feature = "cli")]
     pub(crate) async fn read(&self) -> Result<Vec<TenantQuota>> {
         match self {
             Self::File(path) => read_policy(path),
-            #[cfg(feature = "metadata-etcd")]
-            Self::Etcd(store) => store.read().await,
+            Self::Kept(store) => store.read().await,
         }
     }
 
@@ -85,54 +91,62 @@ impl Store {
     pub(crate) fn write(&self, tenants: &[TenantInfo]) -> Result<()> {
         match self {
             Self::File(path) => write_policy(path, tenants),
-            #[cfg(feature = "metadata-etcd")]
-            Self::Etcd(store) => tokio::runtime::Handle::current().block_on(store.write(tenants)),
+            Self::Kept(store) => tokio::runtime::Handle::current().block_on(store.write(tenants)),
         }
     }
 }
 
-/// The policy in etcd.
-#[cfg(feature = "metadata-etcd")]
-mod etcd {
+/// The policy in a directory.
+mod kept {
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
     use mooncake_core::meta::{Expect, MetadataBackend};
     use mooncake_core::{Error, ErrorCode, Result};
-    use mooncake_transport::etcd::EtcdMetadata;
 
     use crate::master::TenantInfo;
 
     #[derive(Debug)]
     pub(crate) struct Store {
-        etcd: EtcdMetadata,
+        directory: Arc<dyn MetadataBackend>,
         key: String,
-        endpoints: String,
-        /// Of the value that this master knows.
+        /// For people.
+        place: String,
+        /// What to do when nothing is there; otherwise there are no tenants yet.
+        #[cfg_attr(not(feature = "cli"), allow(dead_code, reason = "it is not read"))]
+        begin: Option<String>,
+        /// Of the value that this master knows; 0 for none.
         revision: AtomicU64,
     }
 
     impl Store {
-        pub(super) fn open(endpoints: &str, key: &str) -> Result<Self> {
-            let etcd = EtcdMetadata::new(endpoints)
+        #[cfg(feature = "metadata-etcd")]
+        pub(super) fn etcd(endpoints: &str, key: &str) -> Result<Self> {
+            let etcd = mooncake_transport::etcd::EtcdMetadata::new(endpoints)
                 .map_err(|error| error.context("--tenant_quota_connector_uri"))?;
-            Ok(Self {
-                etcd,
-                key: key.to_owned(),
-                endpoints: endpoints.to_owned(),
-                revision: AtomicU64::new(0),
-            })
+            let begin = format!("Store a policy there first: etcdctl put {key} \"$(cat tenants.yaml)\"");
+            Ok(Self::new(Arc::new(etcd), format!("{key} in etcd at {endpoints}"), key, Some(begin)))
+        }
+
+        pub(super) fn own(url: &str, key: &str) -> Result<Self> {
+            let directory = mooncake_transport::directory::own(url)
+                .map_err(|error| error.context("--tenant_quota_connector_uri"))?;
+            Ok(Self::new(directory, format!("{key} in {url}"), key, None))
+        }
+
+        fn new(directory: Arc<dyn MetadataBackend>, place: String, key: &str, begin: Option<String>) -> Self {
+            Self { directory, key: key.to_owned(), place, begin, revision: AtomicU64::new(0) }
         }
 
         #[cfg(feature = "cli")]
         pub(super) async fn read(&self) -> Result<Vec<crate::master::TenantQuota>> {
-            let place = format!("tenants under {} in etcd at {}", self.key, self.endpoints);
-            let value = self.etcd.get(&self.key).await.map_err(|error| error.context(place.clone()))?;
+            let place = format!("tenants under {}", self.place);
+            let value = self.directory.get(&self.key).await.map_err(|error| error.context(place.clone()))?;
             let Some(value) = value else {
-                let text = format!(
-                    "{place}: there is nothing. Store a policy there first: etcdctl put {} \"$(cat tenants.yaml)\"",
-                    self.key
-                );
-                return Err(Error::invalid(text));
+                return match &self.begin {
+                    Some(begin) => Err(Error::invalid(format!("{place}: there is nothing. {begin}"))),
+                    None => Ok(Vec::new()),
+                };
             };
             self.revision.store(value.revision, Relaxed);
             let text = std::str::from_utf8(&value.value)
@@ -143,15 +157,18 @@ mod etcd {
         /// Refused when somebody else has changed the policy: that must not get lost.
         pub(super) async fn write(&self, tenants: &[TenantInfo]) -> Result<()> {
             let text = super::text(tenants);
-            let known = Expect::At(self.revision.load(Relaxed));
-            let written = self.etcd.put(&self.key, text.into(), known).await.map_err(|error| {
+            let known = match self.revision.load(Relaxed) {
+                0 => Expect::Absent,
+                revision => Expect::At(revision),
+            };
+            let written = self.directory.put(&self.key, text.into(), known).await.map_err(|error| {
                 let why = match error.code() {
                     ErrorCode::ObjectAlreadyExists => {
                         "somebody else has changed them since this master read them; it reads them at its start".into()
                     }
                     _ => error.to_string(),
                 };
-                let text = format!("cannot write the tenants to {} in etcd at {}: {why}", self.key, self.endpoints);
+                let text = format!("cannot write the tenants to {}: {why}", self.place);
                 Error::new(ErrorCode::PersistentFail, text)
             })?;
             self.revision.store(written, Relaxed);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_shm::socket::readable_soon;
+use mooncake_transport::same_host::socket::readable_soon;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::OwnedSemaphorePermit;

@@ -258,12 +258,16 @@ impl LocalClient {
 
     /// Shares memory of the caller's with the owner until the last handle of the region is dropped: objects move into and out of it
     /// without a copy. It must lie in shared memory that is listed ([`HostMemoryOptions::shared`], or a
-    /// [`SharedMapping`](mooncake_core::memory::SharedMapping)), in a file whose size is sealed. Whole pages are shared.
+    /// [`SharedMapping`](mooncake_core::memory::SharedMapping)), in a file whose size is sealed. Whole pages are shared. A device's memory is
+    /// not shared, but taken all the same: its bytes are copied.
     ///
     /// # Errors
     /// `INVALID_PARAMS` for other memory, `NO_AVAILABLE_HANDLE` when the owner takes no more.
     pub async fn register<T: Transport>(&self, memory: Arc<dyn MemorySource>) -> Result<Region<T>> {
-        let span = memory.span();
+        let span = memory.span().located();
+        if span.location.is_device() {
+            return Region::unregistered(memory);
+        }
         let pages = shared_pages(span).ok_or_else(|| {
             Error::invalid(format!(
                 "{} bytes at {:#x} are memory of this process alone, which mooncake_client cannot see; use memory of \

@@ -5,7 +5,7 @@
 
 use mooncake_core::ids::Uuid;
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_shm::socket::RECORD_LEN;
+use mooncake_transport::same_host::socket::RECORD_LEN;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"MKLC");
 /// Both sides must be of one version.

@@ -3,6 +3,7 @@
 mod order;
 
 use std::collections::BTreeSet;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -13,16 +14,16 @@ use mooncake_core::clock::Moment;
 use mooncake_core::evict::EvictionPolicy;
 use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SlotId};
 use mooncake_core::replica::{Replica, ReplicaStatus, SoftPin};
+use mooncake_core::tables::Tables;
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 use self::order::{Pool, Seat};
-use super::disks::{OnDisk, Tier};
+use super::disks::{FileGrant, OnDisk, Tier};
 use super::groups::{Group, Groups};
 use super::hot::Heats;
 use super::inventory::Stamp;
 use super::journal::Journal;
-use super::keys::Keys;
 use super::put::Writer;
 use super::segments::Held;
 use super::slots::Slots;
@@ -32,6 +33,9 @@ use crate::protocol::wire::TaskKind;
 
 /// Most objects have one replica; those need no allocation of their own.
 pub(super) type Replicas<A> = SmallVec<[Held<A>; 1]>;
+
+/// Of how many writes a shard keeps the room.
+const SPARE_WRITES: usize = 1024;
 
 /// Everything known of one key.
 pub(super) struct Object<A> {
@@ -84,6 +88,8 @@ pub(super) struct Write<A> {
     pub(super) hard_pin: bool,
     /// It brings back from a disk what is there already.
     pub(super) promotes: bool,
+    /// A file that the value is to be written to, too.
+    pub(super) file: Option<Box<FileGrant>>,
     /// Its place in [`Shard::writing`].
     seat: usize,
 }
@@ -115,6 +121,17 @@ impl<A: SegmentAllocator> Object<A> {
 
     pub(super) fn write(&self) -> Option<&Write<A>> {
         self.write.as_deref()
+    }
+
+    /// The file of a writer's write in progress.
+    pub(super) fn file_of_write(&mut self, writer: Writer) -> Option<&mut FileGrant> {
+        self.write.as_mut().filter(|write| write.writer.is(writer))?.file.as_deref_mut()
+    }
+
+    /// It has none any more; whether it had.
+    pub(super) fn take_file_of_write(&mut self, writer: Writer) -> bool {
+        let write = self.write.as_mut().filter(|write| write.writer.is(writer));
+        write.is_some_and(|write| write.file.take().is_some())
     }
 
     pub(super) fn copying(&self) -> Option<&Copying<A>> {
@@ -201,6 +218,7 @@ impl<A: SegmentAllocator> Write<A> {
             soft_pin_ttl_ms: None,
             hard_pin: false,
             promotes: false,
+            file: None,
             seat: 0,
         }
     }
@@ -210,7 +228,8 @@ impl<A: SegmentAllocator> Write<A> {
     }
 
     pub(super) fn describe(&self) -> Vec<Replica> {
-        self.replicas.iter().map(|held| held.describe(self.len, ReplicaStatus::Processing)).collect()
+        let in_memory = self.replicas.iter().map(|held| held.describe(self.len, ReplicaStatus::Processing));
+        in_memory.chain(self.file.iter().map(|file| file.describe(self.len))).collect()
     }
 }
 
@@ -219,7 +238,7 @@ impl<A: SegmentAllocator> Write<A> {
 /// A slot is in one place of its pool exactly while its object has a value that is not hard-pinned; it is listed in
 /// `writing` exactly while its object has a write.
 pub(super) struct Shard<A, E: EvictionPolicy> {
-    keys: Keys,
+    keys: Tables,
     objects: Slots<Object<A>>,
     /// Objects without a tenant, as eviction sees them; those of tenants come after, by number.
     own: Pool<E>,
@@ -232,6 +251,9 @@ pub(super) struct Shard<A, E: EvictionPolicy> {
     tenants: Arc<Tenants>,
     groups: Arc<Groups>,
     writing: Vec<SlotId>,
+    /// Room of writes that are over: writes come and go in large numbers, and at other times than objects do.
+    #[allow(clippy::vec_box, reason = "what is kept is the room")]
+    spare: Vec<Box<Write<A>>>,
     values: usize,
     journal: Option<Arc<dyn Journal>>,
     pub(super) reads: Reads,
@@ -252,7 +274,7 @@ pub(super) struct Reads {
 impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     fn new(config: &E::Config, tenants: Arc<Tenants>, groups: Arc<Groups>) -> Self {
         Self {
-            keys: Keys::new(),
+            keys: Tables::default(),
             objects: Slots::new(),
             own: Pool::new(config),
             others: Vec::new(),
@@ -262,6 +284,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
             tenants,
             groups,
             writing: Vec::new(),
+            spare: Vec::new(),
             values: 0,
             journal: None,
             reads: Reads::default(),
@@ -274,7 +297,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     }
 
     pub(super) fn find(&self, hash: u64, key: &[u8]) -> Option<SlotId> {
-        self.keys.find(hash, |slot| self[*slot].key.as_bytes() == key)
+        self.keys.find(tag(hash), |slot| self[SlotId(slot)].key.as_bytes() == key).map(SlotId)
     }
 
     /// An object without value or write, to be given one before the lock is left.
@@ -295,8 +318,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
             tier: None,
         };
         let slot = self.objects.insert(object);
-        let objects = &self.objects;
-        self.keys.insert(hash, slot, |slot| objects[slot].hash);
+        self.keys.insert(tag(hash), slot.0);
         slot
     }
 
@@ -452,7 +474,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         write.seat = self.writing.len();
         self.writing.push(slot);
         let object = &mut self.objects[slot];
-        object.write = Some(Box::new(write));
+        object.write = Some(match self.spare.pop() {
+            Some(mut room) => {
+                *room = write;
+                room
+            }
+            None => Box::new(write),
+        });
         if let Some(value) = &mut object.value {
             value.followed = true;
         }
@@ -463,21 +491,26 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     }
 
     fn unseat_write(&mut self, slot: SlotId) -> Option<Write<A>> {
-        let write = self.objects[slot].write.take()?;
+        let mut room = self.objects[slot].write.take()?;
+        let none = Write::new(room.writer, room.started, 0, Replicas::new());
+        let write = std::mem::replace(&mut *room, none);
+        if self.spare.len() < SPARE_WRITES {
+            self.spare.push(room);
+        }
         self.writing.swap_remove(write.seat);
         if let Some(moved) = self.writing.get(write.seat)
             && let Some(other) = &mut self.objects[*moved].write
         {
             other.seat = write.seat;
         }
-        Some(*write)
+        Some(write)
     }
 
     /// Forgets the object if nothing is left of it.
     pub(super) fn settle(&mut self, slot: SlotId) {
         let object = &self[slot];
         if object.value.is_none() && object.write.is_none() && object.disk().is_none() {
-            self.keys.remove(object.hash, slot);
+            self.keys.remove(tag(object.hash), |other| other == slot.0);
             let Some(mut object) = self.objects.remove(slot) else { return };
             object.leave_disks();
             self.heats.forget(slot);
@@ -526,6 +559,11 @@ impl<A, E: EvictionPolicy> std::ops::IndexMut<SlotId> for Shard<A, E> {
     fn index_mut(&mut self, slot: SlotId) -> &mut Object<A> {
         &mut self.objects[slot]
     }
+}
+
+/// What a table knows a hash by.
+fn tag(hash: u64) -> u32 {
+    hash as u32
 }
 
 fn drop_dead<A: SegmentAllocator>(replicas: &mut Replicas<A>, until: Moment, now: Moment) {
@@ -577,6 +615,16 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
         self.uses.0.fetch_add(1, Relaxed)
     }
 
+    /// Uses are counted from beyond that number on.
+    pub(super) fn count_from(&self, number: u64) {
+        self.uses.0.fetch_max(number.saturating_add(1), Relaxed);
+    }
+
+    /// In the shard of a hash there is something that was last used then.
+    pub(super) fn note_older(&self, hash: u64, used: u64) {
+        self.ages[self.index(hash)].fetch_min(used, Relaxed);
+    }
+
     /// The shard whose next victim seems to have been unused for the longest, and since when.
     pub(super) fn oldest(&self) -> (usize, u64) {
         let ages = self.ages.iter().map(|age| age.load(Relaxed));
@@ -596,9 +644,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
     }
 
     pub(super) fn lock(&self, hash: u64) -> MutexGuard<'_, Shard<A, E>> {
-        // The table inside uses the low bits for buckets and the top seven for tags; these are between.
-        let index = (hash >> 40) as usize & (self.shards.len() - 1);
-        self.shards[index].0.lock()
+        self.shards[self.index(hash)].0.lock()
+    }
+
+    fn index(&self, hash: u64) -> usize {
+        // Not among the bits of the tag.
+        (hash >> 40) as usize & (self.shards.len() - 1)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -617,7 +668,16 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
 
     /// Every object that is there throughout, and perhaps others. A shard is locked for a few objects at a time, so that
     /// nobody waits for long.
-    pub(super) fn visit(&self, mut see: impl FnMut(&mut Shard<A, E>, SlotId)) {
+    pub(super) fn visit(&self, see: impl FnMut(&mut Shard<A, E>, SlotId)) {
+        self.visit_while(see, || ControlFlow::Continue(()));
+    }
+
+    /// As [`Directory::visit`], for as long as `between` lets it, which is asked while nothing is locked.
+    pub(super) fn visit_while(
+        &self,
+        mut see: impl FnMut(&mut Shard<A, E>, SlotId),
+        mut between: impl FnMut() -> ControlFlow<()>,
+    ) {
         for shard in &self.shards {
             let mut from = 0;
             loop {
@@ -632,6 +692,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
                 }
                 from += AT_ONCE;
                 MutexGuard::unlock_fair(shard);
+                if between().is_break() {
+                    return;
+                }
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Objects on clients' own disks: who is to write which one there, and what lies where.
+//! Objects on clients' own disks: who is to write which one there, and what lies where. Copies in files that clients share are beside (`file.rs`).
 //!
 //! The owner of a disk asks for its work with its heartbeat, and says when it is done. A job belongs to the value it was made for: when that
 //! is replaced or removed, what the owner reports afterwards does not count. What an owner finds on its disk after a restart is taken
@@ -18,13 +18,17 @@ use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+mod file;
 mod tier;
 mod wanted;
 mod work;
 
+pub(super) use self::file::FileGrant;
+pub use self::file::FileOptions;
 pub(super) use self::tier::Tier;
 pub(super) use self::wanted::Passed;
 
+use self::file::{Files, Kept};
 use self::wanted::Wanted;
 use self::work::Said;
 use super::Master;
@@ -87,6 +91,7 @@ pub(super) struct Disks {
     /// Objects that eviction passed over because they are to be written first.
     wanted: Mutex<Wanted>,
     pub(super) promotions: Arc<Promotions>,
+    files: Arc<Files>,
 }
 
 /// A client and its disk.
@@ -170,59 +175,92 @@ pub(super) struct OnDisk {
 
 struct DiskCopy {
     id: ReplicaId,
-    owner: Arc<Owner>,
     len: u64,
-    endpoint: String,
+    place: Place,
+}
+
+enum Place {
+    /// On a client's disk, which serves it there.
+    Owned(Arc<Owner>, String),
+    /// In a file that any client reads.
+    File(Kept),
 }
 
 impl DiskCopy {
     fn new(id: ReplicaId, owner: &Arc<Owner>, len: u64, endpoint: &str) -> Self {
         owner.used.fetch_add(len, Relaxed);
         owner.objects.fetch_add(1, Relaxed);
-        Self { id, owner: owner.clone(), len, endpoint: endpoint.to_owned() }
+        Self { id, len, place: Place::Owned(owner.clone(), endpoint.to_owned()) }
+    }
+
+    fn owner(&self) -> Option<&Arc<Owner>> {
+        match &self.place {
+            Place::Owned(owner, _) => Some(owner),
+            Place::File(_) => None,
+        }
+    }
+
+    fn is_live(&self) -> bool {
+        self.owner().is_none_or(|owner| owner.is_alive())
     }
 }
 
 impl Drop for DiskCopy {
     fn drop(&mut self) {
-        self.owner.used.fetch_sub(self.len, Relaxed);
-        self.owner.objects.fetch_sub(1, Relaxed);
+        match &self.place {
+            Place::Owned(owner, _) => {
+                owner.used.fetch_sub(self.len, Relaxed);
+                owner.objects.fetch_sub(1, Relaxed);
+            }
+            Place::File(kept) => kept.leave(self.len),
+        }
     }
 }
 
 impl OnDisk {
     fn live(&self) -> impl Iterator<Item = &DiskCopy> {
-        self.copies.iter().filter(|copy| copy.owner.is_alive())
+        self.copies.iter().filter(|copy| copy.is_live())
+    }
+
+    fn live_owners(&self) -> impl Iterator<Item = &Arc<Owner>> {
+        self.live().filter_map(DiskCopy::owner)
     }
 
     pub(super) fn is_live(&self) -> bool {
         self.live().next().is_some()
     }
 
-    /// Drops copies of dead owners, and what else is not wanted; whether any is left.
+    /// Drops copies of dead owners, and of what owners else are not wanted; whether any is left.
     pub(super) fn retain(&mut self, keep: impl Fn(ClientId) -> bool) -> bool {
-        self.copies.retain(|copy| copy.owner.is_alive() && keep(copy.owner.client));
+        self.copies.retain(|copy| copy.owner().is_none_or(|owner| owner.is_alive() && keep(owner.client)));
         !self.copies.is_empty()
     }
 
     pub(super) fn describe(&self) -> impl Iterator<Item = Replica> {
         self.live().map(|copy| Replica {
             id: copy.id,
-            location: ReplicaLocation::LocalDisk {
-                client: copy.owner.client,
-                size: self.len,
-                endpoint: copy.endpoint.clone(),
+            location: match &copy.place {
+                Place::Owned(owner, endpoint) => ReplicaLocation::LocalDisk {
+                    client: owner.client,
+                    size: self.len,
+                    endpoint: endpoint.clone(),
+                },
+                Place::File(kept) => ReplicaLocation::Disk { path: kept.path.clone(), size: self.len },
             },
             status: ReplicaStatus::Complete,
         })
     }
 
+    pub(super) fn owners(&self) -> impl Iterator<Item = ClientId> {
+        self.live_owners().map(|owner| owner.client)
+    }
+
     fn is_with(&self, client: ClientId) -> bool {
-        self.live().any(|copy| copy.owner.client == client)
+        self.owners().any(|owner| owner == client)
     }
 
     fn first(&self) -> Option<&Arc<Owner>> {
-        self.live().next().map(|copy| &copy.owner)
+        self.live_owners().next()
     }
 }
 
@@ -445,8 +483,8 @@ impl Disks {
         }
     }
 
-    /// What lies on all disks.
-    pub(super) fn stats(&self) -> DiskStats {
+    /// What lies on all disks, and in files, for which there is that much room.
+    pub(super) fn stats(&self, file_capacity: u64) -> DiskStats {
         let owners = self.owners.lock();
         let sum = |figure: fn(&Owner) -> u64| {
             owners.values().map(|owner| figure(owner)).fold(0, u64::saturating_add)
@@ -454,9 +492,9 @@ impl Disks {
         let read = |counter: &AtomicU64| counter.load(Relaxed);
         let promotions = &self.promotions;
         DiskStats {
-            objects: sum(|owner| owner.objects.load(Relaxed)),
-            used: sum(|owner| owner.used.load(Relaxed)),
-            capacity: sum(|owner| owner.capacity.load(Relaxed)),
+            objects: sum(|owner| owner.objects.load(Relaxed)) + read(&self.files.objects),
+            used: sum(|owner| owner.used.load(Relaxed)) + read(&self.files.used),
+            capacity: sum(|owner| owner.capacity.load(Relaxed)).saturating_add(file_capacity),
             promotions_in_flight: sum(|owner| {
                 let state = owner.state.lock();
                 (state.promote.len() + state.promoting.len()) as u64
@@ -605,6 +643,17 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 let add = || shard.add(hash, key.clone(), self.tenants.number(key.as_bytes()));
                 let slot = found.unwrap_or_else(add);
                 shard[slot].add_disk(len, None, copy);
+                let kept =
+                    self.past.get().and_then(|past| past.on_disk(hash, key.as_bytes(), len, owner.client));
+                if let Some(kept) = kept {
+                    shard[slot].hard_pin |= kept.hard_pin;
+                    if kept.soft_pin > now {
+                        shard.set_soft_pin(slot, kept.soft_pin);
+                    }
+                    if !kept.group.is_empty() {
+                        shard.join(slot, &kept.group);
+                    }
+                }
                 true
             }
             _ => false,

@@ -250,7 +250,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     ///
     /// # Errors
     /// `SEGMENT_NOT_FOUND`; `ILLEGAL_CLIENT`; `INVALID_PARAMS` (no such space was kept, or no such key or length is possible);
-    /// `OBJECT_ALREADY_EXISTS` (there is a newer value, or one of which it is not known; that one goes, too);
+    /// `OBJECT_ALREADY_EXISTS` (there is a newer value, or one of which it is not known; that one goes, too; or a snapshot says that it was removed or replaced);
     /// `TENANT_NOT_REGISTERED`; `TENANT_QUOTA_EXCEEDED`.
     pub fn announce(&self, client: ClientId, replica: &StoredReplica) -> Result<()> {
         let key = ObjectKey::new(replica.key.as_slice())?;
@@ -263,6 +263,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             None if found.is_some_and(|slot| is_there(&shard[slot], replica)) => return Ok(()),
             None => return Err(Error::invalid(format!("no space was kept at {}", replica.offset))),
         };
+        let used = match self.past.get().map(|past| past.judge(hash, replica)) {
+            Some(Err(error)) => {
+                held.retire(now, now);
+                return Err(error);
+            }
+            Some(Ok(used)) => used,
+            None => None,
+        };
         let tenant = self.tenants.number(key.as_bytes());
         let Ok(_charged) = self.tenants.reserve(tenant, replica.len, 0) else {
             held.retire(now, now);
@@ -272,12 +280,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         match (found, standing) {
             (None, _) => {
                 let slot = shard.add(hash, key, tenant);
-                self.admit_announced(&mut shard, slot, replica, held, now);
+                self.admit_announced(&mut shard, slot, replica, held, used, now);
             }
             (Some(slot), None) if shard[slot].write().is_none() => {
-                self.admit_announced(&mut shard, slot, replica, held, now);
+                self.admit_announced(&mut shard, slot, replica, held, used, now);
             }
-            (Some(slot), Some(Standing::Newer)) => self.admit_announced(&mut shard, slot, replica, held, now),
+            (Some(slot), Some(Standing::Newer)) => {
+                self.admit_announced(&mut shard, slot, replica, held, used, now)
+            }
             (Some(slot), Some(Standing::Same)) => shard.change_replicas(slot, |replicas| replicas.push(held)),
             (Some(slot), Some(Standing::Unclear)) => {
                 held.retire(now, now);
@@ -333,6 +343,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         slot: SlotId,
         replica: &StoredReplica,
         held: Held<A>,
+        used: Option<u64>,
         now: Moment,
     ) {
         if !replica.group.is_empty() {
@@ -358,6 +369,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         shard[slot].leave_disks();
         if let Some(old) = shard.put_value(slot, value, self.directory.use_number()) {
             old.retire(self.rest_until(lease), now);
+        }
+        if let Some(used) = used {
+            shard.recall_use(slot, used);
+            self.directory.note_older(self.directory.hash(&replica.key), used);
         }
     }
 

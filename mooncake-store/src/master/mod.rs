@@ -5,7 +5,7 @@
 //! The tables of disks and of what one of them is to do come after a shard.
 //! A ledger is inside all of these, too, and the table of ledgers inside the membership.
 //! The table of tenants is inside all of these. Inside a shard, too: the table of groups, then the members of one; the table of
-//! hot objects.
+//! hot objects; what a snapshot said.
 //! The tables of clients, of tasks and of copies under way are each locked inside of none but the drain jobs. Every method is synchronous and short; `tick` does what takes longer.
 
 mod clients;
@@ -19,7 +19,6 @@ mod groups;
 mod hot;
 mod inventory;
 mod journal;
-mod keys;
 mod lookup;
 mod options;
 mod pattern;
@@ -30,6 +29,7 @@ mod remove;
 mod segments;
 mod service;
 mod slots;
+mod snapshot;
 mod stats;
 mod tasks;
 mod tenants;
@@ -41,8 +41,8 @@ mod planted;
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
 use mooncake_core::alloc::{BuiltinAllocator, SegmentAllocator};
 use mooncake_core::clock::{Moment, Rng, SharedClock, SystemClock};
@@ -61,17 +61,19 @@ use self::inventory::Ledgers;
 use self::placement::Dice;
 use self::promote::Reads;
 use self::segments::Registry;
+use self::snapshot::Past;
 use self::stats::Counters;
 use self::tasks::Tasks;
 use self::tenants::Tenants;
 
-pub use self::disks::{DiskOptions, PromotionOptions};
+pub use self::disks::{DiskOptions, FileOptions, PromotionOptions};
 pub use self::drain::{DrainInfo, DrainRequest, DrainStatus};
 pub use self::journal::Journal;
 pub use self::options::{HotOptions, MasterOptions, ParsePlacementError, Placement, TaskOptions};
 #[cfg(feature = "testkit")]
 pub use self::planted::Bug;
 pub use self::put::{Put, Writer};
+pub use self::snapshot::Snapshot;
 pub use self::stats::{DiskStats, SegmentStats, Stats};
 pub use self::tenants::{TenantInfo, TenantQuota, is_tenant};
 pub use self::tick::TickReport;
@@ -111,6 +113,8 @@ pub struct Master<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = Bu
     hot: Option<Hot>,
     disks: Disks,
     reads_from_disk: Reads,
+    /// What the master before knew, if it wrote that down.
+    past: OnceLock<Past>,
     #[cfg(feature = "testkit")]
     planted: planted::Planted,
 }
@@ -164,6 +168,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             hot: options.hot.map(|hot| Hot::new(hot, rng.next_u64())),
             disks: Disks::default(),
             reads_from_disk: Reads::default(),
+            past: OnceLock::new(),
             tasks: Mutex::new(Tasks::new(rng.next_u64())),
             drains: Drains::new(rng.next_u64()),
             epoch: rng.next_u64(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mooncake_core::{Error, Result};
 
-use super::disks::DiskOptions;
+use super::disks::{DiskOptions, FileOptions};
 use super::tenants::TenantQuota;
 
 /// How segments are chosen for a new object. The names are the existing system's and case matters.
@@ -168,6 +168,8 @@ pub struct MasterOptions {
     pub hot: Option<HotOptions>,
     /// Clients' disks; `None` for memory only (`None`).
     pub disks: Option<DiskOptions>,
+    /// Files on a file system that clients share; `None` for none (`None`).
+    pub files: Option<FileOptions>,
     /// Shards of the directory, a power of two up to 4096 (64).
     pub shards: usize,
 }
@@ -191,6 +193,7 @@ impl Default for MasterOptions {
             tenants: None,
             hot: None,
             disks: None,
+            files: None,
             shards: 64,
         }
     }
@@ -234,6 +237,9 @@ impl MasterOptions {
             if disks.promotion.is_some_and(|promotion| promotion.threshold == 0) {
                 return Err(Error::invalid("promotion_admission_threshold must be between 1 and 255, not 0"));
             }
+        }
+        if let Some(files) = &self.files {
+            files.check()?;
         }
         let tenants = self.tenants.as_deref().unwrap_or_default();
         for (at, tenant) in tenants.iter().enumerate() {

@@ -18,7 +18,7 @@ use super::options::Placement;
 use super::segments::Held;
 use super::tenants::{Refused, Reservation, unknown};
 use crate::api::{Caller, WriteMode};
-use crate::protocol::pack;
+use crate::protocol::pack::{self, Pack};
 use crate::protocol::wire::pack_in_memory;
 
 /// How often a put looks for room again when others took what it had freed.
@@ -104,6 +104,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         // Shown once at most; the writer is not to be had by two closures.
         let out = RefCell::new(out);
         self.start(put, |write| {
+            if write.file.is_some() {
+                return write.describe().pack(*out.borrow_mut());
+            }
             let replicas = write.replicas.iter().map(Held::place);
             pack_in_memory(replicas, write.len, ReplicaStatus::Processing, *out.borrow_mut());
         })
@@ -156,7 +159,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         ))
     }
 
-    /// The bytes of a write have landed: its value is readable from now on, instead of the one before.
+    /// The bytes of a write have landed: its value is readable from now on, instead of the one before. Its file, if it was granted one, counts once its
+    /// own end (of [`ReplicaType::Disk`]) was told, before or after that.
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND`; `ILLEGAL_CLIENT` (another's write); `INVALID_WRITE` (nothing in progress, or the grant
@@ -172,6 +176,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let hash = self.directory.hash(key);
         let mut shard = self.directory.lock(hash);
         let slot = shard.find(hash, key).ok_or_else(absent)?;
+        if replicas == ReplicaType::Disk && self.end_file(&mut shard[slot], writer) {
+            drop(shard);
+            self.eviction.something_changed();
+            return Ok(());
+        }
         match owner(&shard[slot], writer) {
             Owner::OfWrite if in_memory(replicas) => {}
             Owner::OfValue if in_memory(replicas) => return Ok(()),
@@ -210,6 +219,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let hash = self.directory.hash(key);
         let mut shard = self.directory.lock(hash);
         let slot = shard.find(hash, key).ok_or_else(absent)?;
+        if replicas == ReplicaType::Disk && self.revoke_file(&mut shard, slot, writer) {
+            drop(shard);
+            self.eviction.something_changed();
+            return Ok(());
+        }
         match owner(&shard[slot], writer) {
             Owner::OfWrite if in_memory(replicas) => {}
             Owner::OfWrite => return Ok(()),
@@ -338,6 +352,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         write.soft_pin = put.config.soft_pin;
         write.soft_pin_ttl_ms = put.config.soft_pin_ttl_ms;
         write.hard_pin = put.config.hard_pin;
+        write.file = self.grant_file(put.key);
         let shown = show(&write);
         shard.put_write(slot, write, charged.spend());
         if !put.group.is_empty() {
@@ -386,11 +401,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         now: Moment,
     ) {
         let (action, ttl, hard_pin) = (write.soft_pin, write.soft_pin_ttl_ms, write.hard_pin);
+        let (writer, file) = (write.writer, write.file);
         let use_number = self.directory.use_number();
         let value = Value {
             len: write.len,
             checksum,
-            writer: write.writer,
+            writer,
             followed: false,
             stamp: Stamp { epoch: self.epoch, number: use_number },
             replicas: write.replicas,
@@ -412,6 +428,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let old = shard.put_value(slot, value, use_number);
         if let Some(old) = old {
             old.retire(self.rest_until(lease), now);
+        }
+        if let Some(file) = file {
+            self.begin_file(&mut shard[slot], *file, writer, now);
         }
         if self.options.disks.as_ref().is_some_and(|disks| !disks.on_evict) {
             self.offload(shard, slot, now);
@@ -446,7 +465,7 @@ fn owner<A: SegmentAllocator>(object: &Object<A>, caller: Writer) -> Owner {
     }
 }
 
-/// All replicas here are in memory.
+/// Whether the call is about memory. Files have an end of their own, whatever is said of all replicas: they are written behind the put.
 fn in_memory(replicas: ReplicaType) -> bool {
     matches!(replicas, ReplicaType::All | ReplicaType::Memory)
 }

@@ -18,7 +18,7 @@ use crate::protocol::message::MASTER_VERSION;
 use crate::protocol::service::{ObjectCalls, TaskCalls};
 use crate::protocol::tiers::TierCalls;
 use crate::protocol::wire::{
-    CopyPlan, DiskWork, MovePlan, OffloadItem, StoredAt, Task, TaskInfo, TaskKind, TaskReport,
+    CopyPlan, DiskWork, MovePlan, OffloadItem, StorageConfig, StoredAt, Task, TaskInfo, TaskKind, TaskReport,
 };
 
 /// By way of the calls that the RPC server makes, one by one.
@@ -238,6 +238,15 @@ impl<A: SegmentAllocator, E: EvictionPolicy> DiskService for Master<A, E> {
     ) -> Result<Vec<Result<()>>> {
         let drop =
             |key: &&[u8]| TierCalls::dropped_from_disk(self, client, tenant, key, ReplicaType::LocalDisk);
+        Ok(keys.iter().map(drop).collect())
+    }
+
+    async fn storage(&self) -> Result<StorageConfig> {
+        Ok(self.storage())
+    }
+
+    async fn dropped_files(&self, client: ClientId, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<()>>> {
+        let drop = |key: &&[u8]| TierCalls::dropped_from_disk(self, client, tenant, key, ReplicaType::Disk);
         Ok(keys.iter().map(drop).collect())
     }
 

@@ -213,7 +213,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             discarded: read(&counters.discarded),
             released: read(&counters.released),
             value_bytes: read(&counters.value_bytes),
-            disks: self.disks.stats(),
+            disks: self.disks.stats(self.options.files.as_ref().map_or(0, |files| files.capacity)),
             ..Stats::default()
         };
         if let Some(hot) = &self.hot {

@@ -1,6 +1,7 @@
 //! Tasks: copies and moves that somebody asked for and a client is to make. The table, and what goes into it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::{Moment, Rng};
@@ -12,6 +13,7 @@ use serde::Serialize;
 use super::Master;
 use super::options::TaskOptions;
 use super::put::absent;
+use super::snapshot::NotedTask;
 use crate::api::CopyToken;
 use crate::protocol::wire::{Task, TaskInfo, TaskKind, TaskReport, TaskStatus};
 
@@ -313,6 +315,67 @@ impl Tasks {
         }
         self.forget_over(TaskStatus::Processing);
         tasks
+    }
+
+    /// Every task, and until when it has time: first those that wait, then those under way, then those that are over, each in order.
+    pub(super) fn ids(&self) -> Vec<(Uuid, Moment)> {
+        let is = |id: &Uuid, status| self.by_id.get(id).is_some_and(|entry| entry.status == status);
+        let waiting = self.pending_until.iter().filter(|(_, id)| is(id, TaskStatus::Pending));
+        let begun = self.processing_until.iter().filter(|(_, id)| is(id, TaskStatus::Processing));
+        let there = waiting.chain(begun).map(|(until, id)| (*id, *until));
+        there.chain(self.finished.iter().map(|id| (*id, Moment(0)))).collect()
+    }
+
+    /// One of them, if it is known yet.
+    pub(super) fn note(&self, id: Uuid, until: Moment, now: Moment) -> Option<NotedTask> {
+        let entry = self.by_id.get(&id)?;
+        Some(NotedTask {
+            id,
+            kind: entry.kind,
+            status: entry.status,
+            client: entry.client,
+            payload: entry.payload.clone(),
+            created_ms: entry.created_ms,
+            updated_ms: entry.updated_ms,
+            message: entry.message.clone(),
+            left_ms: u64::try_from(until.since(now).as_millis()).unwrap_or(u64::MAX),
+        })
+    }
+
+    /// Takes over the tasks of a master before, in the order of [`Tasks::ids`]. Those that had time left have as much now.
+    pub(super) fn recall(&mut self, tasks: Vec<NotedTask>, now: Moment, options: &TaskOptions) {
+        for task in tasks {
+            if self.by_id.contains_key(&task.id) {
+                continue;
+            }
+            let until = |longest: Duration| now.after(Duration::from_millis(task.left_ms).min(longest));
+            match task.status {
+                TaskStatus::Pending => {
+                    self.waiting.entry(task.client).or_default().push_back(task.id);
+                    self.pending += 1;
+                    self.pending_until.push_back((until(options.pending_timeout), task.id));
+                }
+                TaskStatus::Processing => {
+                    self.processing += 1;
+                    self.processing_until.push_back((until(options.processing_timeout), task.id));
+                }
+                TaskStatus::Failed | TaskStatus::Success => self.finished.push_back(task.id),
+            }
+            let entry = Entry {
+                kind: task.kind,
+                status: task.status,
+                client: task.client,
+                payload: task.payload,
+                created_ms: task.created_ms,
+                updated_ms: task.updated_ms,
+                message: task.message,
+            };
+            self.by_id.insert(task.id, entry);
+        }
+        while self.finished.len() > options.max_finished {
+            let Some(oldest) = self.finished.pop_front() else { break };
+            self.by_id.remove(&oldest);
+        }
     }
 
     /// Forgets when tasks were to be given up that are over long before: otherwise there were one for each of the last minutes.

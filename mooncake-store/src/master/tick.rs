@@ -72,6 +72,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         self.clear_wanted_windows(now);
         self.tend_hot(now);
         self.queue_wanted(now);
+        self.forget_past(now);
         if self.drains.is_due(now) {
             self.drive_drains(now);
         }

@@ -15,8 +15,8 @@ use super::pack;
 use super::service::{ObjectCalls, OwnerCalls, SegmentCalls, TaskCalls};
 use super::tiers::TierCalls;
 use super::wire::{
-    CopyPlan, DiskWork, InventoryPage, MovePlan, OffloadItem, PromotionPlan, StoredAt, StoredReplica, Task,
-    TaskInfo, TaskKind, TaskReport,
+    CopyPlan, DiskWork, InventoryPage, MovePlan, OffloadItem, PromotionPlan, StorageConfig, StoredAt,
+    StoredReplica, Task, TaskInfo, TaskKind, TaskReport,
 };
 use crate::api::{Caller, CopyToken, EndItem, PingReply, PutItem, WriteMode};
 use crate::master::{Master, Put, Writer};
@@ -109,6 +109,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
 }
 
 impl<A: SegmentAllocator, E: EvictionPolicy> SegmentCalls for Master<A, E> {
+    fn storage_config(&self) -> Result<StorageConfig> {
+        Ok(self.storage())
+    }
+
     fn ping(&self, client: ClientId) -> Result<PingReply> {
         Ok(self.ping(client))
     }
@@ -277,7 +281,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> TierCalls for Master<A, E> {
         let key = self.scoped_if_known(tenant, key)?;
         match replicas {
             ReplicaType::LocalDisk => self.dropped_from_disk(client, &key),
-            ReplicaType::Disk => self.find(&key),
+            ReplicaType::Disk => self.dropped_file(client, &key),
             other => self.find(&key).and(Err(Error::invalid(format!("{other:?} is no replica on a disk")))),
         }
     }

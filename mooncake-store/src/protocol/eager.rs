@@ -13,8 +13,9 @@ use tokio::net::TcpStream;
 const LOOKS: u32 = 48;
 /// Most bytes taken by a look; what is longer comes with the next read.
 const CHUNK: usize = 1024;
-/// So many messages in a row are found so; then the runtime has its turn.
-const RUN: u32 = 32;
+/// So many messages in a row are found so; then others have their turn. One call in as many waits for it: with long runs the slowest of a hundred
+/// would be as slow as the runs of all other connections together.
+const RUN: u32 = 4;
 /// So many messages are waited for asleep after looks that found nothing, twice as many each time, up to the last.
 const REST: (u32, u32) = (8, 1024);
 

@@ -10,6 +10,7 @@ pub mod message;
 pub mod meter;
 pub mod pack;
 pub mod place;
+pub(crate) mod record;
 pub mod remote;
 pub mod server;
 pub mod service;

@@ -15,8 +15,8 @@ use super::client::{RpcClient, RpcOptions};
 use super::message::*;
 use super::pack::Answer;
 use super::wire::{
-    CopyPlan, DiskWork, InventoryPage, MovePlan, OffloadItem, StoredAt, StoredReplica, Task, TaskInfo,
-    TaskKind, TaskReport,
+    CopyPlan, DiskWork, InventoryPage, MovePlan, OffloadItem, StorageConfig, StoredAt, StoredReplica, Task,
+    TaskInfo, TaskKind, TaskReport,
 };
 use crate::api::{
     Caller, CopyToken, DiskService, EndItem, InventoryService, ObjectService, PingReply, PutItem,
@@ -484,6 +484,15 @@ impl DiskService for RemoteMaster {
         keys: &[&[u8]],
     ) -> Result<Vec<Result<()>>> {
         let replicas = ReplicaType::LocalDisk;
+        self.batch(BatchEvictDiskReplica { client, keys: keys.into(), tenant, replicas }, keys.len()).await
+    }
+
+    async fn storage(&self) -> Result<StorageConfig> {
+        self.plain(GetStorageConfig {}).await
+    }
+
+    async fn dropped_files(&self, client: ClientId, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<()>>> {
+        let replicas = ReplicaType::Disk;
         self.batch(BatchEvictDiskReplica { client, keys: keys.into(), tenant, replicas }, keys.len()).await
     }
 

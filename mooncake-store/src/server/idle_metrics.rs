@@ -27,5 +27,4 @@ pub(super) const IDLE: &[(&str, &[&str], &[&str])] = &[
         ],
         &[],
     ),
-    ("Snapshots", &[], &["master_snapshot_success", "master_snapshot_fail"]),
 ];

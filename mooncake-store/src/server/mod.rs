@@ -23,6 +23,7 @@ pub mod process;
 mod rpc;
 #[cfg(feature = "http")]
 mod scrape;
+mod snapshots;
 mod summary;
 mod ticker;
 
@@ -32,12 +33,13 @@ use std::sync::Arc;
 use mooncake_core::Result;
 use mooncake_core::clock::{Rng, SharedClock, SystemClock};
 use mooncake_core::meta::{MemoryMetadata, MetadataBackend};
-use mooncake_transport::http::HttpMetadata;
+use mooncake_transport::{directory, http::HttpMetadata};
 
 use self::counting::Requests;
 use self::departed::Departed;
 use self::leader::Standing;
 use self::rpc::Counted;
+use self::snapshots::{Photographer, Taken};
 use self::summary::Rates;
 use self::ticker::Ticker;
 use crate::config::{MasterConfig, tenants};
@@ -54,6 +56,7 @@ pub struct MasterServer {
     #[cfg(feature = "events-zmq")]
     _publisher: Option<events::Publisher>,
     ticker: Ticker,
+    photographer: Option<Photographer>,
     addresses: Addresses,
 }
 
@@ -82,6 +85,7 @@ struct State {
     events: Option<Arc<events::Feed>>,
     requests: Requests,
     rates: Rates,
+    snapshots: Taken,
     standing: Arc<Standing>,
     config: MasterConfig,
     /// Where the tenants' policy lies, if there are tenants.
@@ -146,10 +150,19 @@ impl MasterServer {
             clock,
             Rng::from_os().next_u64(),
         )?;
+        let master = Arc::new(master);
+        if let Some(snapshots) = config.snapshots.as_ref().filter(|snapshots| snapshots.restore) {
+            snapshots::restore(snapshots, &config.cluster_id, &master).await?;
+        }
         let options = ServerOptions { idle_timeout: config.rpc_idle, ..ServerOptions::default() };
         let address = join(&config.rpc_address, config.rpc_port);
         let rpc = Server::bind(&address, options).await?;
-        let metadata: Arc<dyn MetadataBackend> = Arc::new(MemoryMetadata::new());
+        let metadata = match config.metadata.as_ref().and_then(|server| server.kept_in.as_deref()) {
+            Some(url) => {
+                directory::own(url).map_err(|error| error.context("--http_metadata_server_kept_in"))?
+            }
+            None => Arc::new(MemoryMetadata::new()),
+        };
         let elsewhere = config.clean_up.as_ref().and_then(|clean_up| clean_up.server.as_deref());
         let published = match elsewhere {
             Some(url) => Arc::new(HttpMetadata::new(url)?),
@@ -169,8 +182,9 @@ impl MasterServer {
         let events = no_events(&config)?;
         let rates = Rates::from(master.clock().now());
         let state = Arc::new(State {
-            master: Arc::new(master),
+            master,
             rates,
+            snapshots: Taken::default(),
             metadata,
             published,
             departed: Departed::default(),
@@ -196,6 +210,7 @@ impl MasterServer {
             #[cfg(feature = "events-zmq")]
             _publisher: publisher,
             ticker: Ticker::start(state.clone())?,
+            photographer: Photographer::start(&state).await?,
             addresses,
             state,
         })
@@ -231,7 +246,7 @@ impl MasterServer {
         }
     }
 
-    /// Stops taking requests and waits until those at work are answered.
+    /// Stops taking requests and waits until those at work are answered, and the last snapshot is written, if there are any.
     pub async fn stop(self) {
         self.ticker.stop();
         #[cfg(feature = "http")]
@@ -239,6 +254,9 @@ impl MasterServer {
             pages.stop().await;
         }
         self.rpc.stop().await;
+        if let Some(photographer) = self.photographer {
+            let _ = tokio::task::spawn_blocking(move || photographer.finish()).await;
+        }
     }
 }
 

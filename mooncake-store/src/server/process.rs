@@ -146,7 +146,12 @@ async fn serve_while_leading(
             () = &mut told_to_stop => return Ok(()),
         };
         pages.cut_off().await;
-        match MasterServer::start_as(config.clone(), clock.clone(), standing.clone()).await {
+        // A large snapshot takes its time, in which the lease must not run out.
+        let started = tokio::select! {
+            started = MasterServer::start_as(config.clone(), clock.clone(), standing.clone()) => started,
+            () = election.lead(&hold) => continue,
+        };
+        match started {
             Ok(server) => {
                 tracing::info!(rpc = %server.addresses().rpc, "leads");
                 tokio::select! {

@@ -1,9 +1,12 @@
 //! Metrics in Prometheus' text format, under the names existing dashboards know.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use mooncake_core::Result;
 
 use super::State;
 use super::idle_metrics::IDLE;
+use super::snapshots::Taken;
 use crate::master::{DiskStats, SegmentStats, Stats, TenantInfo};
 use crate::metrics::{Labels, Page};
 
@@ -18,6 +21,7 @@ pub(super) fn text(state: &State) -> Result<Vec<u8>> {
     page.requests(state);
     page.latencies(state);
     page.tenants(&state.master.tenants(), stats.capacity());
+    page.snapshots(&state.snapshots);
     page.idle();
     page.text()
 }
@@ -33,7 +37,11 @@ impl Page {
         self.gauge("master_active_clients", "Clients heard of in time", stats.clients);
         self.gauge("master_puts_in_progress", "Writes granted and not ended", stats.writing);
         self.gauge("mem_cache_nums_", "Objects in memory", stats.objects);
-        self.gauge("file_cache_nums_", "Copies of objects on clients' disks", stats.disks.objects);
+        self.gauge(
+            "file_cache_nums_",
+            "Copies of objects on clients' disks and in files",
+            stats.disks.objects,
+        );
         self.gauge(
             "master_put_start_discarded_staging_size",
             "Bytes that rest until nobody can still read or write them",
@@ -55,7 +63,11 @@ impl Page {
     }
 
     fn disks(&mut self, disks: &DiskStats) {
-        self.gauge("master_allocated_file_size_bytes", "Bytes of objects on clients' disks", disks.used);
+        self.gauge(
+            "master_allocated_file_size_bytes",
+            "Bytes of objects on clients' disks and in files",
+            disks.used,
+        );
         let help = "Bytes of clients' disks, as far as they have told";
         self.gauge("master_total_file_capacity_bytes", help, disks.capacity);
         let help = "Objects on their way from a disk back to memory";
@@ -116,6 +128,14 @@ impl Page {
         self.counter(&name("made"), "Of these, those made", stats.hot_made);
         self.counter(&name("dropped"), "Of these, those that went again", stats.hot_dropped);
         self.gauge("master_hot_replicas", "Replicas of hot objects there are", stats.hot_replicas);
+    }
+
+    fn snapshots(&mut self, taken: &Taken) {
+        let read = |count: &AtomicU64| count.load(Relaxed);
+        self.counter("master_snapshot_success", "Snapshots taken", read(&taken.success));
+        self.counter("master_snapshot_fail", "Snapshots that failed", read(&taken.failed));
+        let all: [(Labels<'_>, _); 1] = [(&[], &taken.took)];
+        self.histograms("master_snapshot_duration_ms", "Milliseconds a snapshot took", 1.0, all);
     }
 
     fn requests(&mut self, state: &State) {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt::Write;
+use std::sync::atomic::Ordering::Relaxed;
 
 use mooncake_core::clock::Moment;
 use parking_lot::Mutex;
@@ -66,6 +67,9 @@ pub(super) fn line(state: &State) -> String {
     let mut line = storage(&stats);
     // Writing to a string cannot fail.
     let _ = write!(line, " | {} | {} | {}", singles(&rates), batches(&rates), evictions(&stats));
+    let [success, failed] =
+        [&state.snapshots.success, &state.snapshots.failed].map(|count| count.load(Relaxed));
+    let _ = write!(line, " | Snapshots: Success={success}, Fail={failed}");
     line
 }
 
@@ -154,7 +158,7 @@ fn evictions(stats: &Stats) -> String {
     format!(
         "Eviction: {times}, AllocFail={}, PartialAlloc={}, {what} | Mem Eviction: {times}, {what} | \
          NoF Eviction: Success/Attempts=0/0, keys=0, size=0 B | Discard: Released/Total={}/{}, StagingSize={} | \
-         {} | Snapshots: Success=0, Fail=0",
+         {}",
         stats.no_room,
         stats.partial,
         stats.released,

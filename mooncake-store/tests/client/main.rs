@@ -2,6 +2,7 @@
 
 mod cache;
 mod checksum;
+mod device;
 #[cfg(feature = "disk")]
 mod disk;
 #[cfg(feature = "disk")]
@@ -10,6 +11,8 @@ mod disk_faults;
 mod disk_parts;
 mod drain;
 mod faults;
+#[cfg(feature = "disk")]
+mod files;
 mod hot;
 #[path = "../http_support/mod.rs"]
 mod http;

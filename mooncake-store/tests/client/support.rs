@@ -44,7 +44,7 @@ impl Cluster {
         }
         let mut config = master_config(0, options);
         if kind == Kind::TcpHttp {
-            let metadata = MetadataServerConfig { host: "127.0.0.1".into(), port: 0 };
+            let metadata = MetadataServerConfig { host: "127.0.0.1".into(), port: 0, kept_in: None };
             config.metadata = Some(metadata);
         }
         let server = MasterServer::start(config).await.unwrap();

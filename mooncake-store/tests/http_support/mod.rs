@@ -19,7 +19,7 @@ pub fn config() -> MasterConfig {
         rpc_port: 0,
         metrics_host: "127.0.0.1".into(),
         metrics_port: 0,
-        metadata: Some(MetadataServerConfig { host: "127.0.0.1".into(), port: 0 }),
+        metadata: Some(MetadataServerConfig { host: "127.0.0.1".into(), port: 0, kept_in: None }),
         clean_up: Some(CleanUpConfig::default()),
         ..MasterConfig::default()
     }

@@ -64,8 +64,11 @@ async fn who_is_silent_is_forgotten() {
     guest.put(&name, b"value").await.unwrap();
     // A connection that says hello and then nothing.
     let silent = tokio::net::UnixStream::connect(host.server.path()).await.unwrap();
-    let socket =
-        mooncake_shm::socket::RecordSocket::new(silent, mooncake_shm::socket::Trust::SameUser).unwrap();
+    let socket = mooncake_transport::same_host::socket::RecordSocket::new(
+        silent,
+        mooncake_transport::same_host::socket::Trust::SameUser,
+    )
+    .unwrap();
     socket.send(&mooncake_store::local::record::Record::Hello.encode(), None).await.unwrap();
     socket.receive().await.unwrap();
     assert_eq!(host.server.stats().clients, 2);

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use mooncake_core::ErrorCode;
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
 use mooncake_core::replica::ReplicateConfig;
+use mooncake_core::testkit::device::TestDevice;
 use mooncake_store::client::PutOutcome;
 use mooncake_store::local::{LocalRange, LocalStats};
 use mooncake_transport::{Loopback, Region};
@@ -91,6 +92,37 @@ async fn other_memory_is_copied_once_and_cannot_be_registered() {
     let (read, short) = guest.get_into(&name, short).await;
     assert_eq!(read.unwrap_err().code(), ErrorCode::InvalidParams);
     assert_eq!(guest.get_into("nothing", short.unwrap()).await.0.unwrap(), None);
+    assert_eq!(guest.buffer_used(), 0);
+}
+
+#[tokio::test]
+async fn a_devices_memory_is_copied() {
+    let host = Host::new().await;
+    let guest = host.guest().await;
+    let device = TestDevice::new();
+    let value = bytes(3 << 20, 8);
+    let (from, to) = (Arc::new(device.memory(3 << 20).unwrap()), Arc::new(device.memory(3 << 20).unwrap()));
+    from.fill(&value);
+    let source: Memory = guest.register(from).await.unwrap();
+    let name = key();
+    let items = [(&name, vec![source.slice(0..1000).unwrap(), source.slice(1000..3 << 20).unwrap()])];
+    guest.batch_put_pieces(&items, &ReplicateConfig::default()).await.unwrap().remove(0).unwrap();
+    assert!(host.client.get(&name).await.unwrap().unwrap() == value);
+    let into: Memory = guest.register(to.clone()).await.unwrap();
+    let (read, into) = guest.get_into(&name, into.exclusive().unwrap()).await;
+    assert_eq!(read.unwrap(), Some(3 << 20));
+    assert!(to.bytes() == value);
+    let object = guest.locate(&[&name]).await.unwrap().remove(0).unwrap().unwrap();
+    to.fill(&vec![0; 3 << 20]);
+    let range = LocalRange { object, offset: 0, into: into.unwrap() };
+    guest.read_ranges(vec![range]).await.remove(0).0.unwrap();
+    assert!(to.bytes() == value);
+    device.fail_copies(u64::MAX);
+    assert!(guest.batch_upsert_pieces(&items, &ReplicateConfig::default()).await.is_err());
+    let into: Memory = guest.register(Arc::new(device.memory(3 << 20).unwrap())).await.unwrap();
+    let (read, _) = guest.get_into(&name, into.exclusive().unwrap()).await;
+    assert!(!matches!(read, Ok(Some(_))), "{read:?}");
+    device.fail_copies(0);
     assert_eq!(guest.buffer_used(), 0);
 }
 

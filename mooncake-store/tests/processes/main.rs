@@ -2,6 +2,9 @@
 //! binary, started again for one test that does as its environment says.
 #![allow(clippy::print_stdout, reason = "how a process says where it stands, and the figures of a run")]
 
+#[cfg(feature = "metadata-rocksdb")]
+#[path = "../http_support/mod.rs"]
+mod http_support;
 #[path = "../process_support/mod.rs"]
 mod process;
 #[cfg(feature = "metadata-etcd")]
@@ -10,6 +13,7 @@ mod servers;
 
 mod disk;
 mod dying;
+mod files;
 mod lasting;
 mod leading;
 mod leases;
@@ -17,5 +21,6 @@ mod load;
 #[cfg(feature = "transport-rdma")]
 mod rdma;
 mod replaced;
+mod snapshots;
 mod support;
 mod worker;

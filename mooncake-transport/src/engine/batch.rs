@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::clock::Moment;
-use mooncake_core::memory::Location;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 
 use super::metrics::count;
@@ -362,20 +361,17 @@ pub(super) fn routes<T: Transport, B>(requests: &[Request<T, B>]) -> Vec<(usize,
 
 impl<T: Transport, B: Source<T>> Request<T, B> {
     fn is_inside(&self, memory: &ExposedMemory) -> bool {
-        let span = self.transfer.buffer.local().span;
-        !matches!(span.location, Location::Cuda(_))
-            && memory.check(self.transfer.remote, span.len as u64).is_ok()
+        memory.check(self.transfer.remote, self.transfer.buffer.local().span.len as u64).is_ok()
     }
 
     fn copy(&self, opcode: Opcode, memory: &ExposedMemory) -> Result<()> {
         let span = self.transfer.buffer.local().span;
-        memory.with(self.transfer.remote, span.len as u64, |remote| match opcode {
-            // SAFETY: `with` gives as many bytes; the buffer is a sink that was handed over. They may overlap, if somebody
-            // transfers from memory to itself.
-            Opcode::Read => unsafe { span.ptr.copy_from(remote, span.len) },
+        match opcode {
+            // SAFETY: the buffer is a sink that was handed over. They may overlap, if somebody transfers from memory to itself.
+            Opcode::Read => unsafe { memory.copy_out(self.transfer.remote, span) },
             // SAFETY: as above, and nobody writes the buffer.
-            Opcode::Write => unsafe { span.ptr.copy_to(remote, span.len) },
-        })
+            Opcode::Write => unsafe { memory.copy_in(self.transfer.remote, span) },
+        }
     }
 }
 

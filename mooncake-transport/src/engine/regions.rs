@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock, Weak};
 
 use mooncake_core::clock::Rng;
-use mooncake_core::memory::{Location, MemorySpan};
+use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, Result};
 use parking_lot::Mutex;
 
@@ -38,7 +38,7 @@ pub(super) struct Place {
 pub(super) struct Entry {
     regions: Arc<Regions>,
     addr: u64,
-    _exposure: Option<Exposure>,
+    _exposure: Exposure,
 }
 
 impl Regions {
@@ -75,13 +75,10 @@ impl Regions {
         Ok(Place { regions: self.clone(), addr })
     }
 
-    /// Lists a claimed range in the descriptor, and lets this process copy to and from it if it is host memory.
+    /// Lists a claimed range in the descriptor, and lets this process copy to and from it.
     pub(super) fn open(&self, place: &Place, span: MemorySpan, key: Vec<u8>) -> Result<Entry> {
-        let exposure = match span.location {
-            Location::Cuda(_) => None,
-            // SAFETY: the entry lives in the region, which drops it before the memory.
-            _ => Some(unsafe { self.exposed.expose(span) }?),
-        };
+        // SAFETY: the entry lives in the region, which drops it before the memory.
+        let exposure = unsafe { self.exposed.expose(span) }?;
         if let Some(taken) = self.taken.lock().get_mut(&place.addr) {
             taken.open = Some(key);
         }

@@ -98,7 +98,7 @@ pub fn refused_ranges_change_nothing<F: Fixture>(fixture: &mut F) {
 /// ".. or crosses two registrations fails with kind `Invalid`": even when they are neighbours.
 pub fn ranges_across_registrations_are_refused<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
-    let memory = Arc::new(world.fixture.memory(8192));
+    let memory = world.fixture.memory(8192);
     let part = |from| -> Region<F::T> {
         let half = super::world::Part::new(memory.clone(), from, 4096);
         Region::register(&*world.owner, Arc::new(half), Access::Remote).expect("neighbours do not overlap")

@@ -9,17 +9,19 @@
 pub mod cases;
 #[allow(unsafe_code)]
 mod faulty;
+mod on_device;
 mod world;
 
 use std::future::Future;
 use std::sync::Arc;
 
 use mooncake_core::clock::SharedClock;
-use mooncake_core::memory::HostMemory;
+use mooncake_core::memory::{HostMemory, MemorySource};
 
 use crate::transport::Transport;
 
 pub use faulty::{Fault, Faults, Faulty};
+pub use on_device::{OnDevice, Sides};
 
 /// How the conformance suite makes nodes of a wire.
 pub trait Fixture {
@@ -39,8 +41,14 @@ pub trait Fixture {
     fn clock(&self) -> SharedClock;
 
     /// Zero-filled memory that nodes of this wire can open to each other.
-    fn memory(&self, len: usize) -> HostMemory {
-        HostMemory::new(len).expect("host memory")
+    fn memory(&self, len: usize) -> Arc<dyn MemorySource> {
+        Arc::new(HostMemory::new(len).expect("host memory"))
+    }
+
+    /// The same for the local side of operations; `None` where ordinary memory does.
+    fn local_memory(&self, len: usize) -> Option<Arc<dyn MemorySource>> {
+        let _ = len;
+        None
     }
 
     /// Size of the large transfers, in bytes.
@@ -54,7 +62,10 @@ pub trait Fixture {
 #[macro_export]
 macro_rules! transport_conformance {
     ($fixture:expr) => {
-        $crate::transport_conformance! { @cases $fixture;
+        $crate::transport_conformance! { @list @cases $fixture }
+    };
+    (@list $($to:tt)*) => {
+        $crate::transport_conformance! { $($to)*;
             read_brings_exactly_the_remote_bytes
             completed_write_is_applied
             refused_ranges_change_nothing
@@ -75,10 +86,21 @@ macro_rules! transport_conformance {
             own_node_is_a_peer_too
         }
     };
+    (@all $fixture:ident; $($case:ident)*) => {
+        vec![$((stringify!($case), $crate::testkit::cases::$case::<$fixture>)),*]
+    };
     (@cases $fixture:expr; $($case:ident)*) => {
         $(#[test]
         fn $case() {
             $crate::testkit::cases::$case(&mut $fixture);
         })*
     };
+}
+
+/// A case of the conformance suite: its name, and what runs it.
+pub type Case<F> = (&'static str, fn(&mut F));
+
+/// All cases of the conformance suite, for programs that run them outside of a test harness.
+pub fn all_cases<F: Fixture>() -> Vec<Case<F>> {
+    transport_conformance! { @list @all F }
 }

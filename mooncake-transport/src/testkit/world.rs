@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::clock::Moment;
-use mooncake_core::memory::{HostMemory, MemorySource, MemorySpan};
+use mooncake_core::memory::{MemorySource, MemorySpan};
 use mooncake_core::{Error, Result};
 
 use super::Fixture;
@@ -49,7 +49,8 @@ impl<'f, F: Fixture> World<'f, F> {
 
     /// Local bytes to write from.
     pub(super) fn given(&self, bytes: &[u8]) -> Buffer<F::T> {
-        if !self.user.capabilities().needs_registration {
+        let plain = self.fixture.local_memory(1).is_none();
+        if plain && !self.user.capabilities().needs_registration {
             return Buffer::Plain(bytes.to_vec());
         }
         let mut slice = self.local(bytes.len(), 0);
@@ -59,8 +60,9 @@ impl<'f, F: Fixture> World<'f, F> {
 
     /// Registered memory filled with the pattern of `seed`.
     pub(super) fn region(&self, node: &Arc<F::T>, len: usize, access: Access, seed: u8) -> Region<F::T> {
-        let memory = Arc::new(self.fixture.memory(len));
-        let region = Region::register(&**node, memory, access).expect("host memory can be registered");
+        let local = if access == Access::Local { self.fixture.local_memory(len) } else { None };
+        let memory = local.unwrap_or_else(|| self.fixture.memory(len));
+        let region = Region::register(&**node, memory, access).expect("memory can be registered");
         let mut all = region.exclusive().expect("the one handle");
         all.copy_from(0, &patterned(seed, len)).expect("in range");
         all.into_region().expect("the one range")
@@ -197,14 +199,14 @@ pub(super) fn kind<T>(result: Result<T>) -> mooncake_core::ErrorKind {
 
 /// A part of some memory as a source of its own.
 pub(super) struct Part {
-    memory: Arc<HostMemory>,
+    memory: Arc<dyn MemorySource>,
     from: usize,
     len: usize,
 }
 
 impl Part {
-    pub(super) fn new(memory: Arc<HostMemory>, from: usize, len: usize) -> Self {
-        assert!(len != 0 && from + len <= memory.len());
+    pub(super) fn new(memory: Arc<dyn MemorySource>, from: usize, len: usize) -> Self {
+        assert!(len != 0 && from + len <= memory.span().len);
         Self { memory, from, len }
     }
 }
@@ -213,7 +215,8 @@ impl Part {
 #[allow(unsafe_code)]
 unsafe impl MemorySource for Part {
     fn span(&self) -> MemorySpan {
+        let whole = self.memory.span();
         // SAFETY: in range, as `new` checked.
-        MemorySpan::new(unsafe { self.memory.span().ptr.add(self.from) }, self.len)
+        MemorySpan { ptr: unsafe { whole.ptr.add(self.from) }, len: self.len, ..whole }
     }
 }

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use mooncake_core::memory::device_driver;
+
 use super::{Devices, Topology};
 
 /// PCI vendor of GPUs that are called `cuda:<number>`.
@@ -18,6 +20,8 @@ pub struct Discovery {
     /// Each of these lists must have a name.
     only: Vec<Vec<String>>,
     without: Vec<String>,
+    /// PCI addresses of GPUs in the order of their numbers, where somebody has said so.
+    gpus: Option<Vec<String>>,
 }
 
 /// An RDMA device that can be used.
@@ -34,7 +38,7 @@ pub struct Nic {
 /// A GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// Its place in the order of PCI addresses (`CUDA_DEVICE_ORDER=PCI_BUS_ID`).
+    /// What its driver calls it where that is in use in this process; its place in the order of PCI addresses otherwise (`CUDA_DEVICE_ORDER=PCI_BUS_ID`).
     pub number: u32,
     /// Its PCI device.
     pub pci: PathBuf,
@@ -65,7 +69,7 @@ impl Default for Discovery {
 impl Discovery {
     /// The host whose `sys` and `dev` are in a folder.
     pub fn under(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), only: Vec::new(), without: Vec::new() }
+        Self { root: root.into(), only: Vec::new(), without: Vec::new(), gpus: None }
     }
 
     /// The same of another host's folders.
@@ -92,6 +96,13 @@ impl Discovery {
         self
     }
 
+    /// GPUs are those at these PCI addresses (`0000:3b:00.0`), numbered in this order. Otherwise this host's are numbered as their driver does, if this process uses it.
+    #[must_use]
+    pub fn gpus<S: Into<String>>(mut self, addresses: impl IntoIterator<Item = S>) -> Self {
+        self.gpus = Some(addresses.into_iter().map(|address| address.into().to_ascii_lowercase()).collect());
+        self
+    }
+
     /// Whether a device of that name is one of those looked for.
     pub fn counts(&self, name: &str) -> bool {
         let named = |list: &Vec<String>| list.iter().any(|known| known == name);
@@ -108,7 +119,7 @@ impl Discovery {
         if nodes.is_empty() {
             nodes.push(0);
         }
-        let mut found = Hardware { nodes, gpus: self.gpus(), ..Hardware::default() };
+        let mut found = Hardware { nodes, gpus: self.find_gpus(), ..Hardware::default() };
         let verbs = self.verbs();
         let mut names: Vec<String> = self.names("sys/class/infiniband").collect();
         names.sort_unstable();
@@ -162,8 +173,16 @@ impl Discovery {
         Nic { name, node: pci.as_deref().and_then(numa_node), pci }
     }
 
-    fn gpus(&self) -> Vec<Gpu> {
+    fn find_gpus(&self) -> Vec<Gpu> {
         let folder = self.root.join("sys/bus/pci/devices");
+        let gpu = |number, pci: PathBuf| Gpu { number, node: numa_node(&pci), pci };
+        let this_host = || (self.root == Path::new("/")).then(device_driver).flatten();
+        if let Some(named) = self.gpus.clone().or_else(|| this_host()?.pci_addresses()) {
+            let named = (0..).zip(named);
+            let there =
+                named.filter_map(|(number, name)| Some((number, fs::canonicalize(folder.join(name)).ok()?)));
+            return there.map(|(number, pci)| gpu(number, pci)).collect();
+        }
         let mut names: Vec<String> = self.names("sys/bus/pci/devices").collect();
         names.sort_unstable();
         let is_gpu = |name: &String| {
@@ -172,7 +191,7 @@ impl Discovery {
         };
         let gpus =
             names.into_iter().filter(is_gpu).filter_map(|name| fs::canonicalize(folder.join(name)).ok());
-        (0..).zip(gpus).map(|(number, pci)| Gpu { number, node: numa_node(&pci), pci }).collect()
+        (0..).zip(gpus).map(|(number, pci)| gpu(number, pci)).collect()
     }
 
     /// Verbs devices by the name of the RDMA device.

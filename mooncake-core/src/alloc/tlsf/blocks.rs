@@ -4,12 +4,13 @@
 //! stands for what lies outside the segment, the next ones for the ends of the ring of each size class.
 
 use super::bins::{Bins, Class, class_of};
+use crate::tables::Tables;
 
 /// Outside the segment; never free.
 const EDGE: u32 = 0;
 /// In `older`: the block is live.
 const LIVE: u32 = u32::MAX;
-/// In `chain` and as a list head: nothing.
+/// No entry.
 const NIL: u32 = u32::MAX;
 
 /// One contiguous range, free or live. Two free blocks never touch.
@@ -24,8 +25,7 @@ pub(super) struct Block {
     pub(super) before: u32,
     /// The block that starts where this one ends. In an unused entry, the next unused one.
     pub(super) after: u32,
-    /// Of a free block: the next in the ring of its size class, towards the one filed last.
-    /// Of a live block: the next in its chain of the index.
+    /// The next in the ring of its size class, towards the one filed last.
     newer: u32,
     /// The next in the ring, towards the one filed first, or `LIVE`.
     older: u32,
@@ -35,18 +35,11 @@ pub(super) struct Block {
 pub(super) struct Blocks {
     table: Vec<Block>,
     bins: Bins,
-    index: Index,
+    /// Live blocks by their offset.
+    index: Tables,
+    live: usize,
     /// First unused entry of the table.
     spare: u32,
-}
-
-/// Chains of live blocks by a hash of their offset. With each block comes a chain, which takes over its part of another one
-/// (linear hashing): to double the table of a million blocks at once takes tens of milliseconds.
-struct Index {
-    heads: Vec<u32>,
-    /// One less than the power of two from `heads.len()` upwards.
-    mask: usize,
-    len: usize,
 }
 
 impl Blocks {
@@ -56,8 +49,7 @@ impl Blocks {
             .map(|end| Block { offset: 0, len: u64::MAX, before: EDGE, after: EDGE, newer: end, older: end })
             .collect();
         table[EDGE as usize].older = LIVE;
-        let index = Index { heads: vec![NIL; 64], mask: 63, len: 0 };
-        let mut blocks = Self { table, bins: Bins::new(), index, spare: NIL };
+        let mut blocks = Self { table, bins: Bins::new(), index: Tables::default(), live: 0, spare: NIL };
         if capacity != 0 {
             let whole = blocks.entry(Block {
                 offset: 0,
@@ -83,7 +75,7 @@ impl Blocks {
 
     /// Number of live blocks.
     pub(super) fn live(&self) -> usize {
-        self.index.len
+        self.live
     }
 
     /// The smallest class from `class` upwards with a block in it.
@@ -181,34 +173,21 @@ impl Blocks {
 
     /// Makes a block that is in no ring live.
     pub(super) fn enter_live(&mut self, block: u32) {
-        if self.index.len >= self.index.heads.len() {
-            self.split_chain();
-        }
-        self.index.len += 1;
-        self.chain(block);
+        self.index.insert(tag(self[block].offset), block);
+        self.live += 1;
         self[block].older = LIVE;
     }
 
     /// The live block of exactly this range, no longer indexed.
     pub(super) fn leave_live(&mut self, offset: u64, len: u64) -> Option<u32> {
-        let home = self.index.home(offset);
-        let (mut previous, mut at) = (NIL, self.index.heads[home]);
-        while at != NIL {
-            let block = self[at];
-            if block.offset == offset {
-                if block.len != len {
-                    return None;
-                }
-                match previous {
-                    NIL => self.index.heads[home] = block.newer,
-                    _ => self[previous].newer = block.newer,
-                }
-                self.index.len -= 1;
-                return Some(at);
-            }
-            (previous, at) = (at, block.newer);
-        }
-        None
+        let Self { table, index, .. } = self;
+        let is = |block: u32| {
+            let block = &table[block as usize];
+            (block.offset, block.len) == (offset, len)
+        };
+        let block = index.remove(tag(offset), is)?;
+        self.live -= 1;
+        Some(block)
     }
 
     fn entry(&mut self, block: Block) -> u32 {
@@ -221,34 +200,12 @@ impl Blocks {
         self[index] = block;
         index
     }
-
-    fn chain(&mut self, block: u32) {
-        let home = self.index.home(self[block].offset);
-        self[block].newer = std::mem::replace(&mut self.index.heads[home], block);
-    }
-
-    /// Adds a chain to the index, and moves to it what belongs there.
-    fn split_chain(&mut self) {
-        let new = self.index.heads.len();
-        self.index.mask |= new;
-        self.index.heads.push(NIL);
-        // Before, the bit that tells the two apart did not count.
-        let split = new & (self.index.mask >> 1);
-        let mut at = std::mem::replace(&mut self.index.heads[split], NIL);
-        while at != NIL {
-            let next = self[at].newer;
-            self.chain(at);
-            at = next;
-        }
-    }
 }
 
-impl Index {
-    /// Multiplying by the golden ratio spreads offsets, mostly multiples of something, over the upper bits.
-    fn home(&self, offset: u64) -> usize {
-        let home = (offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & self.mask;
-        if home < self.heads.len() { home } else { home & (self.mask >> 1) }
-    }
+/// Multiplying by the golden ratio spreads offsets, mostly multiples of something, over the upper bits.
+fn tag(offset: u64) -> u32 {
+    let product = offset.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (product ^ product >> 32) as u32
 }
 
 fn ring_end(class: Class) -> u32 {
@@ -271,25 +228,25 @@ impl std::ops::IndexMut<u32> for Blocks {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Tlsf;
+    use std::collections::HashSet;
+
     use super::*;
-    use crate::alloc::SegmentAllocator;
 
     #[test]
-    fn chains_stay_short_while_the_index_grows_and_find_every_block() {
-        const BLOCKS: u64 = if cfg!(miri) { 300 } else { 50_000 };
+    fn offsets_that_are_multiples_of_something_have_tags_of_their_own() {
+        const BLOCKS: u64 = if cfg!(miri) { 2_000 } else { 50_000 };
         for len in [64, 4096, 3 << 20, 1 << 33] {
-            let mut tlsf = Tlsf::new(len * BLOCKS, &Default::default());
-            let extents: Vec<_> = (0..BLOCKS).map(|_| tlsf.allocate(len, 1).unwrap()).collect();
-            let blocks = &tlsf.blocks;
-            assert_eq!(blocks.index.heads.len(), blocks.live());
-            let next = |&at: &u32| Some(blocks[at].newer).filter(|&at| at != NIL);
-            let chain = |&head: &u32| std::iter::successors(Some(head).filter(|&at| at != NIL), next).count();
-            let lengths: Vec<usize> = blocks.index.heads.iter().map(chain).collect();
-            assert_eq!(lengths.iter().sum::<usize>(), extents.len());
-            assert!(lengths.iter().all(|length| *length <= 8), "{len}: {:?}", lengths.iter().max());
-            extents.into_iter().for_each(|extent| tlsf.release(extent));
-            assert_eq!((tlsf.used(), tlsf.largest_free()), (0, len * BLOCKS));
+            let tags: HashSet<u32> = (0..BLOCKS).map(|block| tag(block * len)).collect();
+            assert!(tags.len() as u64 > BLOCKS - 50, "{len}: {} of {BLOCKS}", tags.len());
+            // By the bits that choose a table; those of a place in it are mixed once more.
+            for shift in [12, 20] {
+                let mut tables = [0; 64];
+                tags.iter().for_each(|tag| tables[(tag >> shift & 63) as usize] += 1);
+                assert!(
+                    tables.iter().all(|&entries| entries < 2 * BLOCKS / 64),
+                    "{len}, {shift}: {tables:?}"
+                );
+            }
         }
     }
 }

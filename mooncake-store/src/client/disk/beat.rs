@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures::StreamExt;
+use futures::{StreamExt, future};
 use mooncake_core::replica::ReplicaStatus;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_disk::Put;
@@ -23,7 +23,7 @@ use crate::protocol::wire::{DiskWork, OffloadItem, StoredAt};
 
 /// Objects copied out of memory and reported together, at most; and their bytes, unless one alone is longer.
 const TOGETHER: usize = 256;
-const BYTES_TOGETHER: i64 = 64 << 20;
+const BYTES_TOGETHER: i64 = 32 << 20;
 /// Objects written at a time.
 const WRITES: usize = 8;
 /// Objects announced at a time.
@@ -42,6 +42,8 @@ struct Beat {
     done: u64,
     /// The master does not number what it says.
     plain: bool,
+    /// Something was written: more has come meanwhile, perhaps.
+    busy: bool,
     /// Objects that went by themselves, and the master has not been told of.
     departed: Vec<Arc<[u8]>>,
 }
@@ -68,7 +70,12 @@ async fn run<T: Transport>(
     mut closed: watch::Receiver<bool>,
 ) {
     loop {
-        let pause = tokio::time::sleep(disk.config.interval);
+        let Some(strong) = client.upgrade() else { break };
+        // A master that numbers what it says can be asked as often as it is told that we live.
+        let often = if state.plain { disk.config.interval } else { strong.config.ping_interval };
+        drop(strong);
+        let pause = if state.busy { Duration::ZERO } else { often.min(disk.config.interval) };
+        let pause = tokio::time::sleep(pause);
         tokio::select! {
             // An error means that the sender is gone, and the client with it.
             _ = closed.wait_for(|closed| *closed) => break,
@@ -76,6 +83,7 @@ async fn run<T: Transport>(
             () = disk.wake.notified() => {}
         }
         let Some(strong) = client.upgrade() else { break };
+        state.busy = false;
         tokio::select! {
             _ = closed.wait_for(|closed| *closed) => break,
             outcome = beat(&strong, &disk, &mut state) => {
@@ -143,9 +151,11 @@ async fn beat<T: Transport>(client: &Arc<Inner<T>>, disk: &Arc<Disk<T>>, state: 
             work => work?,
         };
         let more = !work.dropped.is_empty();
+        let before = disk.counts.offloaded.load(Relaxed);
         let number = work.number;
         see_to(client, disk, work).await?;
         state.done = number;
+        state.busy |= disk.counts.offloaded.load(Relaxed) > before;
         if !more {
             break;
         }
@@ -226,45 +236,64 @@ async fn report_departed<T: Transport>(
     Ok(())
 }
 
-/// Writes what the master wants on disk, and says how it went.
+/// Writes what the master wants on disk, and says how it went. While some are written, the next are copied out of memory.
 async fn write_out<T: Transport>(
     client: &Arc<Inner<T>>,
     disk: &Arc<Disk<T>>,
     items: Vec<OffloadItem>,
 ) -> Result<()> {
     let mut rest = &items[..];
-    while !rest.is_empty() {
-        let tenant = &rest[0].tenant;
-        let mut bytes = 0i64;
-        let fits = |item: &&OffloadItem| {
-            let first = bytes == 0;
-            bytes = bytes.saturating_add(item.size.max(1));
-            item.tenant == *tenant && (first || bytes <= BYTES_TOGETHER)
-        };
-        let count = rest.iter().take(TOGETHER).take_while(fits).count().max(1);
-        let (some, others) = rest.split_at(count);
+    let (mut copied, mut puts) = (&rest[..0], Vec::new());
+    loop {
+        let (some, others) = rest.split_at(together(rest));
         rest = others;
-        let puts = copies(client, disk, tenant, some).await;
-        let written: Vec<bool> =
-            futures::stream::iter(puts).map(|put| write(disk, put)).buffered(WRITES).collect().await;
-        let mut places = Vec::with_capacity(some.len());
-        let mut unwritten = Vec::new();
-        for (item, written) in some.iter().zip(&written) {
-            let key = scoped(&item.tenant, &item.key);
-            if *written {
-                disk.counts.offloaded.fetch_add(1, Relaxed);
-                disk.counts.offloaded_bytes.fetch_add(item.size.unsigned_abs(), Relaxed);
-            } else {
-                disk.counts.refused.fetch_add(1, Relaxed);
-                unwritten.push(key.clone());
-            }
-            places.push(disk.stored(&key, if *written { item.size } else { -1 }).1);
+        let writing = futures::stream::iter(puts).map(|put| write(disk, put)).buffered(WRITES);
+        let (written, next) = future::join(writing.collect::<Vec<_>>(), copies(client, disk, some)).await;
+        if !copied.is_empty() {
+            report(client, disk, copied, &written).await?;
         }
-        // An older value is not to be found in place of the one that is not there.
-        remove(disk, unwritten).await?;
-        tell(client, some, &places).await?;
+        if some.is_empty() {
+            return Ok(());
+        }
+        (copied, puts) = (some, next);
     }
-    Ok(())
+}
+
+/// How many of the first are copied together. All are of one tenant.
+fn together(items: &[OffloadItem]) -> usize {
+    let Some(first) = items.first() else { return 0 };
+    let mut bytes = 0i64;
+    let fits = |item: &&OffloadItem| {
+        let alone = bytes == 0;
+        bytes = bytes.saturating_add(item.size.max(1));
+        item.tenant == first.tenant && (alone || bytes <= BYTES_TOGETHER)
+    };
+    items.iter().take(TOGETHER).take_while(fits).count().max(1)
+}
+
+/// Says which objects are on the disk now, and which are not.
+async fn report<T: Transport>(
+    client: &Arc<Inner<T>>,
+    disk: &Arc<Disk<T>>,
+    items: &[OffloadItem],
+    written: &[bool],
+) -> Result<()> {
+    let mut places = Vec::with_capacity(items.len());
+    let mut unwritten = Vec::new();
+    for (item, written) in items.iter().zip(written) {
+        let key = scoped(&item.tenant, &item.key);
+        if *written {
+            disk.counts.offloaded.fetch_add(1, Relaxed);
+            disk.counts.offloaded_bytes.fetch_add(item.size.unsigned_abs(), Relaxed);
+        } else {
+            disk.counts.refused.fetch_add(1, Relaxed);
+            unwritten.push(key.clone());
+        }
+        places.push(disk.stored(&key, if *written { item.size } else { -1 }).1);
+    }
+    // An older value is not to be found in place of the one that is not there.
+    remove(disk, unwritten).await?;
+    tell(client, items, &places).await
 }
 
 /// Reports what was written. It may be said again when the answer is lost.
@@ -312,9 +341,9 @@ async fn write<T: Transport>(disk: &Arc<Disk<T>>, put: Option<Put>) -> bool {
 async fn copies<T: Transport>(
     client: &Arc<Inner<T>>,
     disk: &Disk<T>,
-    tenant: &str,
     items: &[OffloadItem],
 ) -> Vec<Option<Put>> {
+    let tenant = items.first().map_or("", |first| &first.tenant);
     let mut puts: Vec<Option<Put>> = items.iter().map(|_| None).collect();
     let mut wanted: Vec<usize> = (0..items.len()).collect();
     for _ in 0..TRIES {

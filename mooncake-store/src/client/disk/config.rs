@@ -18,7 +18,7 @@ pub struct OffloadConfig {
     pub buffer: u64,
     /// How long what lies there may be read (5 s).
     pub lend: Duration,
-    /// Time between two questions to the master about what is to be written (10 s).
+    /// Most time between two questions to the master about what is to be written (10 s); a master of ours is asked with every ping.
     pub interval: Duration,
     /// Fill of the disk, as a part of its capacity, above which it is emptied down to the second after each of them (0.9 and 0.8). `None`: objects go only
     /// when others need their place.

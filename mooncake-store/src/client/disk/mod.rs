@@ -6,6 +6,10 @@ use mooncake_core::replica::{Replica, ReplicaLocation};
 mod beat;
 mod config;
 #[cfg(feature = "disk")]
+mod files;
+#[cfg(feature = "disk")]
+mod keep;
+#[cfg(feature = "disk")]
 mod owner;
 #[cfg(feature = "disk")]
 mod promote;
@@ -22,6 +26,12 @@ pub(super) use self::beat::Running;
 pub use self::config::DiskFaults;
 pub use self::config::OffloadConfig;
 #[cfg(feature = "disk")]
+pub use self::files::FileReport;
+#[cfg(feature = "disk")]
+pub(super) use self::files::Files;
+#[cfg(feature = "disk")]
+pub(super) use self::keep::{FilePut, is_gone};
+#[cfg(feature = "disk")]
 pub use self::owner::DiskReport;
 pub(super) use self::read::{Loan, Owners, Wanted};
 
@@ -33,6 +43,15 @@ pub(super) const BYTES_BORROWED: u64 = 64 << 20;
 pub(super) fn on_disk(replica: &Replica) -> Option<(u64, &str)> {
     match &replica.location {
         ReplicaLocation::LocalDisk { size, endpoint, .. } if !endpoint.is_empty() => Some((*size, endpoint)),
+        _ => None,
+    }
+}
+
+/// Length and path of a replica, if it lies in a file that every client reads.
+#[cfg(feature = "disk")]
+pub(super) fn in_file(replica: &Replica) -> Option<(u64, &str)> {
+    match &replica.location {
+        ReplicaLocation::Disk { path, size } => Some((*size, path)),
         _ => None,
     }
 }

@@ -269,17 +269,15 @@ impl<T: Transport> Disk<T> {
         }
         let lens: Vec<u64> = wanted.iter().map(Wanted::len).collect();
         let mut places = self.shelf.take(&lens, self.readers_wait()).await?;
-        let asked = names.iter().zip(wanted);
-        let reads = asked.map(|(name, wanted)| self.store.read_part(name, wanted.range.clone()));
-        let parts = futures::future::join_all(reads).await;
-        let mut versions = Vec::with_capacity(wanted.len());
-        for ((place, wanted), part) in places.iter_mut().zip(wanted).zip(parts) {
-            let part = part?;
+        // Each is copied while others are still read.
+        let reads = names.iter().zip(wanted).zip(&mut places).map(|((name, wanted), place)| async move {
+            let part = self.store.read_part(name, wanted.range.clone()).await?;
             // Another value may have taken its place while there was no room.
             is_long(part.value_len(), wanted.size)?;
             place.copy_from(&part)?;
-            versions.push(part.version());
-        }
+            Ok::<_, Error>(part.version())
+        });
+        let versions = futures::future::try_join_all(reads).await?;
         let addresses = places.iter().map(Place::address).collect();
         let mut lent = self.lent.lock();
         let batch = lent.rng.next_u64();

@@ -5,14 +5,13 @@ use std::collections::BTreeMap;
 
 use mooncake_core::ids::{ClientId, ReplicaId, SegmentId};
 
-use crate::client::checksum::Sum;
-use crate::protocol::pack::{self, Pack, Unpack, wire_fields};
+use crate::protocol::pack::wire_fields;
+pub(super) use crate::protocol::record::append;
+use crate::protocol::record::next;
 use crate::protocol::wire::StoredReplica;
 
 /// What a file begins with, and the version of what follows.
 const MAGIC: &[u8; 8] = b"mkckept1";
-/// Length and checksum before each record.
-const HEAD: usize = 12;
 /// Objects in one record.
 pub(super) const ITEMS: usize = 16 << 10;
 
@@ -77,17 +76,6 @@ pub(super) fn begin(header: &Header) -> Vec<u8> {
     out
 }
 
-/// One more record.
-pub(super) fn append<T: Pack>(record: &T, out: &mut Vec<u8>) {
-    let at = out.len();
-    out.extend([0; HEAD]);
-    pack::encode(record, out);
-    let (len, sum) = (out.len() - at - HEAD, sum(&out[at + HEAD..]));
-    // A record of 4 GiB would be one of more objects than there may be in one.
-    out[at..at + 4].copy_from_slice(&u32::try_from(len).unwrap_or(u32::MAX).to_le_bytes());
-    out[at + 4..at + HEAD].copy_from_slice(&sum.to_le_bytes());
-}
-
 /// What a file says; `None` when it is none of these.
 pub(super) fn read(bytes: &[u8]) -> Option<Found> {
     let mut rest = bytes.strip_prefix(MAGIC)?;
@@ -104,25 +92,6 @@ pub(super) fn read(bytes: &[u8]) -> Option<Found> {
         found.objects.extend(change.came.into_iter().map(|came| (came.stored.offset, came)));
     }
     Some(found)
-}
-
-/// The next record, if it is whole.
-fn next<'a, T: Unpack<'a>>(rest: &mut &'a [u8]) -> Option<T> {
-    let (head, body) = rest.split_at_checked(HEAD)?;
-    let (len, said) = head.split_at(4);
-    let len = u32::from_le_bytes(len.try_into().ok()?) as usize;
-    let (body, after) = body.split_at_checked(len)?;
-    if sum(body) != u64::from_le_bytes(said.try_into().ok()?) {
-        return None;
-    }
-    *rest = after;
-    pack::decode(body).ok()
-}
-
-fn sum(bytes: &[u8]) -> u64 {
-    let mut sum = Sum::new();
-    sum.bytes(bytes);
-    sum.value()
 }
 
 #[cfg(test)]

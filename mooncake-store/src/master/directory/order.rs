@@ -26,7 +26,7 @@ pub(super) enum Seat {
     Policy,
     /// Among the soft-pinned ones.
     Pinned,
-    /// Its pin is over, and it has not been used since.
+    /// Its pin is over, or it is from before this master's time, and it has not been used since.
     Over,
 }
 
@@ -127,6 +127,20 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         } else {
             self.give_to_policy(slot);
         }
+    }
+
+    /// An object that has a value was last used before all that is here: then, by its number.
+    pub(in crate::master) fn recall_use(&mut self, slot: SlotId, used: u64) {
+        self.leave(slot);
+        self.objects[slot].used = used;
+        if self.objects[slot].hard_pin || self.objects[slot].soft_pin != Moment(0) {
+            return self.enter(slot);
+        }
+        // A policy takes what is as new as any. Where those are whose pin is over, each has its own time.
+        let object = &mut self.objects[slot];
+        object.seat = Seat::Over;
+        let tenant = object.tenant;
+        self.pool(tenant).over.slots.insert((used, slot));
     }
 
     fn give_to_policy(&mut self, slot: SlotId) {

@@ -6,12 +6,15 @@ use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::ids::ClientId;
 
 use super::super::directory::Object;
+use super::file::Pending;
 use super::{DiskCopy, OnDisk, Owner};
 
 /// What an object has to do with disks.
 #[derive(Default)]
 pub(in crate::master) struct Tier {
-    on_disk: Option<OnDisk>,
+    pub(super) on_disk: Option<OnDisk>,
+    /// Its file, which is being written.
+    pub(super) pending: Option<Pending>,
     /// Who is to write it to disk.
     offload: Option<Arc<Owner>>,
     /// It could not be written.
@@ -52,8 +55,8 @@ impl<A: SegmentAllocator> Object<A> {
 
     pub(super) fn add_disk(&mut self, len: u64, checksum: Option<u64>, copy: DiskCopy) {
         let tier = self.tier.get_or_insert_default();
-        let owner = copy.owner.client;
-        let others = tier.on_disk.as_mut().is_some_and(|disk| disk.retain(|other| other != owner));
+        let owner = copy.owner().map(|owner| owner.client);
+        let others = tier.on_disk.as_mut().is_some_and(|disk| disk.retain(|other| Some(other) != owner));
         match &mut tier.on_disk {
             Some(disk) if others => disk.copies.push(copy),
             on_disk => {
@@ -72,7 +75,7 @@ impl<A: SegmentAllocator> Object<A> {
         if tier.offload.as_ref().is_some_and(|owner| !owner.is_alive()) {
             tier.offload = None;
         }
-        if tier.on_disk.is_none() && tier.offload.is_none() && !tier.gave_up {
+        if tier.on_disk.is_none() && tier.pending.is_none() && tier.offload.is_none() && !tier.gave_up {
             self.tier = None;
         }
     }
@@ -84,9 +87,9 @@ impl<A: SegmentAllocator> Object<A> {
         if let Some(owner) = &tier.offload {
             owner.forget(key);
         }
-        for copy in tier.on_disk.iter().flat_map(OnDisk::live) {
-            copy.owner.forget(key);
-            copy.owner.state.lock().drop_copy(&self.key);
+        for owner in tier.on_disk.iter().flat_map(OnDisk::live_owners) {
+            owner.forget(key);
+            owner.state.lock().drop_copy(&self.key);
         }
     }
 }

@@ -117,6 +117,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 
     fn leave(&self, object: &Object<A>, now: Moment) -> Leave {
+        if object.awaits_file(now) {
+            return Leave::Later;
+        }
         let Some(options) = &self.options.disks else { return Leave::Now };
         if object.disk().is_some_and(OnDisk::is_live) {
             return Leave::Now;

@@ -335,7 +335,7 @@ async fn the_pages_of_a_deposed_leader_say_nothing() {
         rpc_port: 0,
         metrics_host: host(),
         metrics_port: 0,
-        metadata: Some(MetadataServerConfig { host: host(), port: 0 }),
+        metadata: Some(MetadataServerConfig { host: host(), port: 0, kept_in: None }),
         ..MasterConfig::default()
     };
     let server = MasterServer::start_as(config, clock.clone(), standing).await.unwrap();

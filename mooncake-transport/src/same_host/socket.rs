@@ -85,6 +85,13 @@ impl RecordSocket {
         poll(ends, Some(&now)).is_ok_and(|ready| ready == 0)
     }
 
+    /// Whether the process at the other end has ended, with all that its devices did for it. Where the kernel cannot tell, its socket has to do.
+    pub fn has_ended(&self) -> bool {
+        let Some(process) = &self.process else { return !self.is_alive() };
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready != 0)
+    }
+
     /// Tells the other end that we are gone.
     pub fn shut_down(&self) {
         self.shut.store(true, Ordering::Release);

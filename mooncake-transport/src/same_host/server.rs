@@ -9,24 +9,30 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tracing::debug;
 
-use crate::owner::{Owner, Visitor};
-use crate::record::Record;
-use crate::socket::{RecordSocket, Trust};
+use super::owner::{Owner, Shared, Visitor};
+use super::record::Record;
+use super::socket::{RecordSocket, Trust};
 
 /// Pause after a connection could not be taken, mostly for want of file descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A new listener and the name it has in the abstract namespace: nobody else's, and gone with it.
-pub(crate) fn listen() -> Result<(UnixListener, String)> {
+/// How often a peer is looked at that is gone and may be in the middle of a copy.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// A new listener and the name it has in the abstract namespace: nobody else's, and gone with it. Begins with the wire's name.
+///
+/// # Errors
+/// There are no sockets of this kind.
+pub fn listen(wire: &str) -> Result<(UnixListener, String)> {
     let mut rng = Rng::from_os();
-    let name = format!("mooncake-shm-{:016x}{:016x}", rng.next_u64(), rng.next_u64());
+    let name = format!("mooncake-{wire}-{:016x}{:016x}", rng.next_u64(), rng.next_u64());
     let listener = UnixListener::bind(format!("\0{name}"))
         .map_err(|e| Error::from(e).context("the socket for peers of this host"))?;
     Ok((listener, name))
 }
 
 /// Serves until it is dropped.
-pub(crate) async fn serve(owner: Arc<Owner>, listener: UnixListener, answer_timeout: Duration) {
+pub async fn serve<S: Shared>(owner: Arc<Owner<S>>, listener: UnixListener, answer_timeout: Duration) {
     let mut peers = JoinSet::new();
     loop {
         tokio::select! {
@@ -49,7 +55,7 @@ pub(crate) async fn serve(owner: Arc<Owner>, listener: UnixListener, answer_time
     }
 }
 
-async fn attend(owner: &Arc<Owner>, stream: UnixStream, limit: Duration) -> Result<()> {
+async fn attend<S: Shared>(owner: &Arc<Owner<S>>, stream: UnixStream, limit: Duration) -> Result<()> {
     let wire = Arc::new(RecordSocket::new(stream, Trust::SameUser)?);
     // Who connects wants something at once.
     if !in_time(limit, ask(&wire)).await? {
@@ -61,11 +67,15 @@ async fn attend(owner: &Arc<Owner>, stream: UnixStream, limit: Duration) -> Resu
     while !matches!(Record::receive(&visitor.visitor.wire).await, Err(error) if error.kind() != ErrorKind::Invalid)
     {
     }
+    // Killed, it has closed its end before its devices have ended what they were at.
+    while S::OUTLIVES_SOCKETS && visitor.visitor.is_inside() && !visitor.visitor.is_gone::<S>() {
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
     visitor.left = true;
     result
 }
 
-async fn attend_to(owner: &Owner, visitor: &Visitor, limit: Duration) -> Result<()> {
+async fn attend_to<S: Shared>(owner: &Owner<S>, visitor: &Visitor, limit: Duration) -> Result<()> {
     let wire = &visitor.wire;
     in_time(limit, async {
         Record::Board.send(wire, Some(owner.board().fd()?)).await?;
@@ -94,13 +104,13 @@ async fn in_time<R>(limit: Duration, work: impl Future<Output = Result<R>>) -> R
 }
 
 /// A visitor while its connection is served.
-struct Listed<'a> {
+struct Listed<'a, S: Shared> {
     visitor: Arc<Visitor>,
-    owner: &'a Arc<Owner>,
+    owner: &'a Arc<Owner<S>>,
     left: bool,
 }
 
-impl Drop for Listed<'_> {
+impl<S: Shared> Drop for Listed<'_, S> {
     fn drop(&mut self) {
         if self.left {
             self.owner.dismiss(&self.visitor);

@@ -8,11 +8,10 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use mooncake_core::{Error, Result};
 
-use crate::socket::RecordSocket;
+use super::socket::RecordSocket;
+use super::words::SLOTS;
 
-use crate::words::SLOTS;
-
-pub use crate::socket::RECORD_LEN;
+pub use super::socket::RECORD_LEN;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"MKSH");
 /// Both sides of a host must be of one version; others take another wire.
@@ -34,7 +33,7 @@ pub enum Record {
         /// The board's number when the answer was made.
         version: u32,
     },
-    /// Comes with the file the region's bytes are in.
+    /// Comes with the file the region's bytes are in, or is followed by records that say what they are in, as the wire has it.
     Region(RegionRecord),
 }
 
@@ -49,7 +48,7 @@ pub struct RegionRecord {
     pub addr: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Where in the file the first byte is.
+    /// Where in the file, or what else it lies in, the first byte is.
     pub offset: u64,
 }
 
@@ -62,12 +61,12 @@ impl RegionRecord {
 
 impl Record {
     /// Sends it, with a file descriptor if it takes one.
-    pub(crate) async fn send(self, wire: &RecordSocket, fd: Option<BorrowedFd<'_>>) -> Result<()> {
+    pub(super) async fn send(self, wire: &RecordSocket, fd: Option<BorrowedFd<'_>>) -> Result<()> {
         wire.send(&self.encode(), fd).await
     }
 
     /// The next one, and the file descriptor that came with it.
-    pub(crate) async fn receive(wire: &RecordSocket) -> Result<(Self, Option<OwnedFd>)> {
+    pub(super) async fn receive(wire: &RecordSocket) -> Result<(Self, Option<OwnedFd>)> {
         let (bytes, fd) = wire.receive().await?;
         Ok((Self::decode(&bytes)?, fd))
     }

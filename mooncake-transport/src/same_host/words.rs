@@ -16,7 +16,7 @@ use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
 use mooncake_core::{Error, Result};
 
 /// Regions of one owner that peers can reach. Further ones are left to other wires.
-pub(crate) const SLOTS: usize = 480;
+pub(super) const SLOTS: usize = 480;
 
 const BYTES: usize = 4096;
 const STATES: usize = 16;
@@ -50,56 +50,56 @@ impl Words {
 
 /// What an owner says to all its peers.
 #[derive(Debug)]
-pub(crate) struct Board(Words);
+pub(super) struct Board(Words);
 
 impl Board {
-    pub(crate) fn new() -> Result<Self> {
+    pub(super) fn new() -> Result<Self> {
         Words::new("mooncake-board").map(Self)
     }
 
-    pub(crate) fn open(file: &File) -> Result<Self> {
+    pub(super) fn open(file: &File) -> Result<Self> {
         Words::open(file).map(Self)
     }
 
-    pub(crate) fn fd(&self) -> Result<BorrowedFd<'_>> {
+    pub(super) fn fd(&self) -> Result<BorrowedFd<'_>> {
         self.0.fd()
     }
 
     /// Changes whenever a region comes or goes.
-    pub(crate) fn version(&self) -> &AtomicU32 {
+    pub(super) fn version(&self) -> &AtomicU32 {
         self.0.word(0)
     }
 
     /// Its last bit is the row of a page that is counted in now.
-    pub(crate) fn row(&self) -> &AtomicU32 {
+    pub(super) fn row(&self) -> &AtomicU32 {
         self.0.word(1)
     }
 
     /// Generation of a slot: odd while it is open. Slots are smaller than [`SLOTS`].
-    pub(crate) fn state(&self, slot: usize) -> &AtomicU32 {
+    pub(super) fn state(&self, slot: usize) -> &AtomicU32 {
         self.0.word(STATES + slot)
     }
 }
 
 /// What one peer says to an owner.
 #[derive(Debug)]
-pub(crate) struct Page(Words);
+pub(super) struct Page(Words);
 
 impl Page {
-    pub(crate) fn new() -> Result<Self> {
+    pub(super) fn new() -> Result<Self> {
         Words::new("mooncake-page").map(Self)
     }
 
-    pub(crate) fn open(file: &File) -> Result<Self> {
+    pub(super) fn open(file: &File) -> Result<Self> {
         Words::open(file).map(Self)
     }
 
-    pub(crate) fn fd(&self) -> Result<BorrowedFd<'_>> {
+    pub(super) fn fd(&self) -> Result<BorrowedFd<'_>> {
         self.0.fd()
     }
 
     /// Copies under way in a slot, of those that were counted in this row.
-    pub(crate) fn inside(&self, slot: usize, row: u32) -> &AtomicU32 {
+    pub(super) fn inside(&self, slot: usize, row: u32) -> &AtomicU32 {
         self.0.word(2 * slot + (row & 1) as usize)
     }
 }

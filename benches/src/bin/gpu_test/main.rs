@@ -1,0 +1,167 @@
+//! What is to be shown of GPU memory on a machine that has one: `cargo xtask gpu-test` builds it, and the one file is all that has to be taken there.
+//!
+//! `gpu_test [--double] [WORD..]` runs all parts, or those with one of the words in their names; `--double` runs them on a double of libcuda. It exits with 3 where
+//! there is no driver or no device, and says what is missing.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
+
+mod engines;
+mod speed;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::{Command, ExitCode};
+
+use mooncake_core::clock::{Clock, SystemClock};
+use mooncake_nvlink::Cuda;
+use mooncake_nvlink::testkit::{self, Double, OnGpu, processes};
+use mooncake_transport::testkit::all_cases;
+
+/// Exit code for a machine on which nothing can be shown.
+const NO_GPU: u8 = 3;
+/// Times that memory is registered, opened and closed.
+const CYCLES: usize = 10_000;
+
+/// What the parts run on.
+#[derive(Clone, Copy)]
+struct Machine {
+    double: Option<Double>,
+    devices: u32,
+}
+
+type Part = (&'static str, fn(Machine) -> Result<String, String>);
+
+const PARTS: &[Part] = &[
+    ("conformance", conformance),
+    ("processes", two_processes),
+    ("order", engines::order),
+    ("tcp", engines::over_tcp),
+    ("store", engines::store),
+    ("leaks", leaks),
+    ("copies", speed::between_devices),
+    ("staging", speed::staging),
+];
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let (options, words): (Vec<_>, Vec<_>) = words.into_iter().partition(|word| word.starts_with("--"));
+    let double = options.iter().any(|option| option == "--double").then(testkit::load);
+    if let Some(unknown) = options.iter().find(|option| !["--double", "--owner"].contains(&option.as_str())) {
+        eprintln!("gpu_test: {unknown} is no option; gpu_test [--double] [WORD..]");
+        return ExitCode::FAILURE;
+    }
+    let machine = match machine(double) {
+        Ok(machine) => machine,
+        Err(error) => {
+            eprintln!("gpu_test: nothing can be shown here: {error}");
+            return ExitCode::from(NO_GPU);
+        }
+    };
+    if options.iter().any(|option| option == "--owner") {
+        processes::owner(&|| machine.count());
+        return ExitCode::SUCCESS;
+    }
+    run(machine, &words)
+}
+
+fn machine(double: Option<Double>) -> Result<Machine, String> {
+    let cuda = Cuda::open(None).map_err(|error| error.to_string())?;
+    let devices = cuda.device_count().map_err(|error| error.to_string())?;
+    Ok(Machine { double, devices })
+}
+
+impl Machine {
+    /// What must not grow: objects of the driver's that are alive, which only the double tells; megabytes of the device otherwise.
+    fn count(self) -> i64 {
+        let in_use = || testkit::device(0).memory_in_use().map_or(0, |bytes| (bytes >> 20) as i64);
+        self.double.map_or_else(in_use, Double::live)
+    }
+
+    /// Bytes of a measurement; on the double there is nothing to measure, only to run.
+    fn bytes(self, most: usize) -> usize {
+        if self.double.is_some() { most.min(4 << 20) } else { most }
+    }
+
+    /// This program, as the owner of memory.
+    fn spawn(self) -> impl Fn() -> Command {
+        move || {
+            let mut command = Command::new(std::env::current_exe().expect("this program"));
+            command.arg("--owner").env("DOUBLE_DELAY_US", "0");
+            if self.double.is_some() {
+                command.arg("--double");
+            }
+            command
+        }
+    }
+}
+
+fn run(machine: Machine, words: &[String]) -> ExitCode {
+    describe(machine);
+    let (clock, mut failed) = (SystemClock::new(), Vec::new());
+    for (name, part) in
+        PARTS.iter().filter(|(name, _)| words.is_empty() || words.iter().any(|w| name.contains(&**w)))
+    {
+        println!("== {name}");
+        let start = clock.now();
+        let outcome =
+            catch_unwind(AssertUnwindSafe(|| part(machine))).unwrap_or_else(|_| Err("it panicked".into()));
+        let took = clock.now().since(start).as_secs_f64();
+        match outcome {
+            Ok(said) => println!("{said}\n   good, {took:.1} s"),
+            Err(error) => {
+                println!("   FAILED after {took:.1} s: {error}");
+                failed.push(*name);
+            }
+        }
+    }
+    if failed.is_empty() {
+        return ExitCode::SUCCESS;
+    }
+    eprintln!("gpu_test: failed: {}", failed.join(", "));
+    ExitCode::FAILURE
+}
+
+fn describe(machine: Machine) {
+    if machine.double.is_some() {
+        println!("on a double of libcuda: what is right is shown, how fast it is is not");
+    }
+    for number in 0..machine.devices {
+        let device = testkit::device(number);
+        let fabric = if device.has_fabric() { ", in a fabric" } else { "" };
+        println!(
+            "{}: {}{fabric}, driver for CUDA {}",
+            device.location(),
+            device.name(),
+            device.cuda().driver_version()
+        );
+    }
+}
+
+fn conformance(machine: Machine) -> Result<String, String> {
+    let locals = [None, Some(0), Some(1)];
+    let mut ran = 0;
+    for local in locals.into_iter().filter(|local| local.is_none_or(|number| number < machine.devices)) {
+        for (name, case) in all_cases::<OnGpu>() {
+            let outcome = catch_unwind(AssertUnwindSafe(|| case(&mut OnGpu::new(local))));
+            outcome.map_err(|_| format!("{name}, with local memory of {local:?}"))?;
+            ran += 1;
+        }
+    }
+    Ok(format!("   {ran} cases"))
+}
+
+fn two_processes(machine: Machine) -> Result<String, String> {
+    let spawn = machine.spawn();
+    processes::read_and_written(&spawn, machine.devices);
+    processes::killed_and_followed(&spawn);
+    processes::closed_under_a_reader(&spawn);
+    processes::by_descriptor_alone(&spawn);
+    let again = processes::two_nodes_of_one_process(&spawn);
+    let met = if again { "" } else { " (the driver gave no address out again)" };
+    Ok(format!(
+        "   read and written, killed and followed, closed under a reader, by a descriptor alone, at the place of other memory{met}"
+    ))
+}
+
+fn leaks(machine: Machine) -> Result<String, String> {
+    // Of the double's own making, and this process's first use of it is long ago.
+    Ok(format!("   {CYCLES} times: {}", processes::cycles(&machine.spawn(), &|| machine.count(), CYCLES)))
+}

@@ -1,0 +1,223 @@
+//! The copying itself: operations of one submission go to each device as one batch, and finish when the device says so.
+
+use std::sync::Arc;
+
+use mooncake_core::clock::SharedClock;
+use mooncake_core::memory::{Location, MemorySpan};
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::ticket::copy_of;
+use mooncake_transport::{Completion, Opcode};
+use tokio::runtime::Handle;
+
+use crate::cuda::{Device, Imported};
+use crate::driver::CudaDriver;
+use crate::peer::{NvlinkPeer, View};
+use crate::poller::{Poller, Then};
+use crate::shown::Inside;
+
+/// One operation.
+#[derive(Clone, Copy)]
+pub(crate) struct Copy {
+    pub(crate) opcode: Opcode,
+    pub(crate) local: MemorySpan,
+    /// Address in the owner's process.
+    pub(crate) remote: u64,
+}
+
+/// Why an operation is not one of this wire's.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The owner is gone, or no region that is open here holds all of the remote range.
+    NotThere,
+    /// The peer's memory cannot be opened, or a device not be used.
+    Failed(Error),
+}
+
+/// Copies of one device, begun together.
+pub(crate) struct Batch {
+    device: Arc<Device>,
+    /// Some local memory is the host's and not page-locked: who begins the copies waits for them.
+    blocks: bool,
+    copies: Vec<(u64, u64, usize)>,
+    flights: Vec<Flight>,
+}
+
+/// What a copy holds until it is over.
+struct Flight {
+    // Drop order: the owner no longer counts us in, then the memory may go from here.
+    _inside: Option<Inside>,
+    _import: Option<Arc<Imported>>,
+    share: Completion,
+}
+
+/// Copies for one node.
+pub(crate) struct Copier {
+    pub(crate) driver: Arc<CudaDriver>,
+    pub(crate) clock: SharedClock,
+    pub(crate) runtime: Handle,
+}
+
+impl Copier {
+    /// Gets an operation ready. What is refused comes back.
+    pub(crate) fn add(
+        &self,
+        batches: &mut Vec<Batch>,
+        view: &View<'_>,
+        copy: Copy,
+        share: Completion,
+    ) -> Result<(), (Refusal, Completion)> {
+        let (device, copied, inside, import) = match self.prepare(view, copy) {
+            Ok(prepared) => prepared,
+            Err(why) => return Err((why, share)),
+        };
+        let blocks = self.blocks(copy.local);
+        let known = batches
+            .iter()
+            .position(|batch| batch.device.number() == device.number() && batch.blocks == blocks);
+        let at = known.unwrap_or_else(|| {
+            batches.push(Batch { device, blocks, copies: Vec::new(), flights: Vec::new() });
+            batches.len() - 1
+        });
+        batches[at].copies.push(copied);
+        batches[at].flights.push(Flight { _inside: inside, _import: import, share });
+        Ok(())
+    }
+
+    #[allow(clippy::type_complexity, reason = "taken apart at once")]
+    fn prepare(
+        &self,
+        view: &View<'_>,
+        copy: Copy,
+    ) -> Result<(Arc<Device>, (u64, u64, usize), Option<Inside>, Option<Arc<Imported>>), Refusal> {
+        let len = copy.local.len;
+        let found = view.find(copy.remote, len as u64).ok_or(Refusal::NotThere)?;
+        let remote = found.remote();
+        let device = self.device_for(copy.local, &remote.allocation().uuid).map_err(Refusal::Failed)?;
+        // Counted in before anything is opened: what is open now stays until the copy is over.
+        let inside = view.enter(&found).ok_or(Refusal::NotThere)?;
+        let here = remote.at(&device).map_err(Refusal::Failed)?;
+        if here.import.is_none()
+            && let Some(owner) = device.cuda().device_of_uuid(&remote.allocation().uuid)
+            && owner != device.number()
+        {
+            let owner = self.driver.device(owner).map_err(Refusal::Failed)?;
+            device.enable_peer(&owner);
+        }
+        let (there, local) = (here.at + found.offset_of(copy.remote), copy.local.addr());
+        let copied = match copy.opcode {
+            Opcode::Read => (local, there, len),
+            Opcode::Write => (there, local, len),
+        };
+        Ok((device, copied, inside, here.import))
+    }
+
+    /// The device that copies: the one the local bytes are on, or else the one the remote bytes are on.
+    fn device_for(&self, local: MemorySpan, uuid: &[u8; 16]) -> Result<Arc<Device>> {
+        match local.location {
+            Location::Cuda(number) => self.driver.device(number),
+            _ => match self.driver.cuda()?.device_of_uuid(uuid) {
+                Some(number) => self.driver.device(number),
+                None => self.driver.any_device(),
+            },
+        }
+    }
+
+    /// Whether a copy there keeps the thread that begins it: memory of the host's that is not page-locked.
+    fn blocks(&self, local: MemorySpan) -> bool {
+        !local.location.is_device() && !self.driver.cuda().is_ok_and(|cuda| cuda.knows(local.addr()))
+    }
+
+    /// Begins what was got ready.
+    pub(crate) fn post(&self, batches: Vec<Batch>) {
+        for batch in batches {
+            let clock = self.clock.clone();
+            if batch.blocks {
+                self.runtime.spawn_blocking(move || batch.post(&clock));
+            } else {
+                batch.post(&clock);
+            }
+        }
+    }
+
+    /// Operations that were not found before the owner was asked what it has open now.
+    pub(crate) fn after_refresh(&self, peer: &NvlinkPeer, copies: Vec<(Copy, Completion)>, refreshed: bool) {
+        let (mut batches, view) = (Vec::new(), peer.view());
+        for (copy, share) in copies {
+            if !refreshed || peer.is_gone() {
+                share.finish(Err(gone()));
+                continue;
+            }
+            match self.add(&mut batches, &view, copy, share) {
+                Ok(()) => {}
+                Err((Refusal::NotThere, share)) => share.finish(Err(closed(copy.remote, copy.local.len))),
+                Err((Refusal::Failed(error), share)) => share.finish(Err(error)),
+            }
+        }
+        self.post(batches);
+    }
+}
+
+impl Batch {
+    fn post(mut self, clock: &SharedClock) {
+        self.leave_out_the_late(clock);
+        if self.copies.is_empty() {
+            return;
+        }
+        // SAFETY: whoever made the operations vouches for the local bytes until their shares are finished, and each flight holds what its remote bytes need; both
+        // are kept until the device has said that the copies are over.
+        match unsafe { self.device.copy(&self.copies) } {
+            Ok(event) => Poller::shared().watch(event, Box::new(Flights(self.flights))),
+            Err(error) => Flights(self.flights).finish(Err(error)),
+        }
+    }
+
+    /// What is too late, or nobody waits for any more, is not begun.
+    fn leave_out_the_late(&mut self, clock: &SharedClock) {
+        let mut at = 0;
+        while at < self.flights.len() {
+            let share = &self.flights[at].share;
+            let late = share.deadline().is_some_and(|deadline| clock.now() >= deadline);
+            let given_up = share.is_given_up();
+            if !late && !given_up {
+                at += 1;
+                continue;
+            }
+            self.copies.swap_remove(at);
+            let Flight { share, .. } = self.flights.swap_remove(at);
+            if given_up {
+                share.give_back();
+            } else {
+                let text = "the deadline passed before the copy began";
+                share.finish(Err(Error::new(ErrorCode::RpcTimeout, text)));
+            }
+        }
+    }
+}
+
+struct Flights(Vec<Flight>);
+
+impl Flights {
+    fn finish(self, result: Result<()>) {
+        for Flight { _inside: inside, _import: import, share } in self.0 {
+            drop((inside, import));
+            share.finish(result.as_ref().copied().map_err(copy_of));
+        }
+    }
+}
+
+impl Then for Flights {
+    fn over(self: Box<Self>, result: Result<()>) {
+        self.finish(result);
+    }
+}
+
+pub(crate) fn gone() -> Error {
+    Error::new(ErrorCode::TransferFail, "the owner of the memory is gone")
+}
+
+pub(crate) fn closed(addr: u64, len: usize) -> Error {
+    Error::invalid(format!(
+        "{len} bytes at {addr:#x} do not lie in one registered buffer of a device's memory"
+    ))
+}

@@ -1,0 +1,462 @@
+//! Memory of devices: allocated here, exported to other processes, imported from them; and page-locked memory of the host's.
+
+use std::ffi::{c_int, c_void};
+use std::fmt;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::ptr::{NonNull, null_mut, with_exposed_provenance_mut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use mooncake_core::memory::{Location, MemorySource, MemorySpan};
+use mooncake_core::{Error, ErrorCode, Result};
+
+use super::device::Device;
+use super::ffi::{self, HANDLE_BYTES};
+use super::library::Cuda;
+
+/// A device's memory, freed when it is dropped.
+pub struct DeviceMemory {
+    device: Arc<Device>,
+    span: MemorySpan,
+    /// Mapped by us, all of that many bytes.
+    mapped: Option<usize>,
+}
+
+impl DeviceMemory {
+    /// Allocates `len` bytes (`cuMemAlloc`), which peers of this host can open. Their contents are what was there before.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for no bytes, `BUFFER_OVERFLOW` when there is no room, what the driver says otherwise.
+    pub fn new(device: &Arc<Device>, len: usize) -> Result<Self> {
+        let mut ptr = 0;
+        let _here = device.enter()?;
+        // SAFETY: the driver fills the address in; it is freed when the value is dropped.
+        let status = unsafe { (device.functions().alloc)(&raw mut ptr, some(len)?) };
+        device.check(status, &format!("no {len} bytes of {}", device.location()))?;
+        Ok(Self { device: device.clone(), span: span(ptr, len, device.location())?, mapped: None })
+    }
+
+    /// Allocates `len` bytes (`cuMemCreate`) that peers in the same NVLink fabric can open, on whatever host.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); `NOT_SUPPORTED` where the device is in no fabric.
+    pub fn with_fabric(device: &Arc<Device>, len: usize) -> Result<Self> {
+        let Some(vmm) = Vmm::of(device.cuda()).filter(|_| device.has_fabric()) else {
+            return Err(Error::new(
+                ErrorCode::NotSupported,
+                format!("{} is in no fabric", device.location()),
+            ));
+        };
+        let at = ffi::Location { kind: ffi::LOCATION_DEVICE, id: device.number().cast_signed() };
+        let properties = ffi::AllocationProperties {
+            handle_types: ffi::HANDLE_FABRIC,
+            location: at,
+            flags: ffi::AllocationFlags {
+                gpu_direct_rdma: u8::from(device.attribute(ffi::RDMA_WITH_VMM_SUPPORTED) != 0),
+                ..ffi::AllocationFlags::default()
+            },
+            ..ffi::AllocationProperties::default()
+        };
+        let _here = device.enter()?;
+        let mut grain = 0;
+        // SAFETY: the driver reads the properties and fills the number in.
+        let status =
+            unsafe { (vmm.granularity)(&raw mut grain, &raw const properties, ffi::GRANULARITY_MINIMUM) };
+        device.check(status, "the granularity of memory")?;
+        let whole = some(len)?.checked_next_multiple_of(grain.max(1));
+        let whole = whole.ok_or_else(|| Error::invalid(format!("{len} bytes of memory")))?;
+        let mut handle = 0;
+        // SAFETY: as above.
+        let status = unsafe { (vmm.create)(&raw mut handle, whole, &raw const properties, 0) };
+        device.check(status, &format!("no {len} bytes of {}", device.location()))?;
+        let mapped = vmm.map_for_all(device, handle, whole);
+        // The mapping keeps the memory.
+        // SAFETY: made just now.
+        unsafe { (vmm.release)(handle) };
+        Ok(Self { device: device.clone(), span: span(mapped?, len, device.location())?, mapped: Some(whole) })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        let Ok(_here) = self.device.enter() else { return };
+        match (self.mapped, Vmm::of(self.device.cuda())) {
+            // SAFETY: mapped when it was made, and nobody uses it any more.
+            (Some(whole), Some(vmm)) => unsafe { vmm.unmap(self.span.addr(), whole) },
+            // SAFETY: allocated when it was made, and nobody uses it any more.
+            _ => unsafe {
+                (self.device.functions().free)(self.span.addr());
+            },
+        }
+    }
+}
+
+// SAFETY: the driver keeps the bytes at that address until they are freed, which is when the value is dropped. The processor cannot touch them.
+unsafe impl MemorySource for DeviceMemory {
+    fn span(&self) -> MemorySpan {
+        self.span
+    }
+}
+
+impl fmt::Debug for DeviceMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceMemory({:#x}+{} {})", self.span.addr(), self.span.len, self.span.location)
+    }
+}
+
+/// Page-locked memory of the host's, which devices copy from and to on their own.
+pub(crate) struct Pinned {
+    device: Arc<Device>,
+    span: MemorySpan,
+}
+
+impl Pinned {
+    pub(crate) fn new(device: &Arc<Device>, len: usize) -> Result<Self> {
+        let mut ptr: *mut c_void = null_mut();
+        let _here = device.enter()?;
+        // SAFETY: the driver fills the address in; it is freed when the value is dropped.
+        let status =
+            unsafe { (device.functions().host_alloc)(&raw mut ptr, some(len)?, ffi::HOST_ALLOC_PORTABLE) };
+        device.check(status, &format!("no {len} bytes of page-locked memory"))?;
+        let ptr =
+            NonNull::new(ptr.cast()).ok_or_else(|| Error::internal("page-locked memory at no address"))?;
+        Ok(Self { device: device.clone(), span: MemorySpan::new(ptr, len) })
+    }
+
+    pub(crate) fn span(&self) -> MemorySpan {
+        self.span
+    }
+
+    /// Whether it can be used: what a lost context had is no memory any more.
+    pub(crate) fn is_there(&self) -> bool {
+        !self.device.is_lost()
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if let Ok(_here) = self.device.enter() {
+            // SAFETY: allocated when it was made, and nobody uses it any more.
+            unsafe { (self.device.functions().host_free)(self.span.ptr.as_ptr().cast()) };
+        }
+    }
+}
+
+/// How another process opens an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Processes of this host, by CUDA IPC.
+    Ipc = 1,
+    /// Processes anywhere in the NVLink fabric.
+    Fabric = 2,
+}
+
+impl Kind {
+    pub(crate) fn from_number(number: u32) -> Option<Self> {
+        [Kind::Ipc, Kind::Fabric].into_iter().find(|kind| *kind as u32 == number)
+    }
+}
+
+/// A whole allocation and what it is opened by.
+#[derive(Clone, Copy)]
+pub(crate) struct Allocation {
+    pub(crate) base: u64,
+    pub(crate) len: u64,
+    pub(crate) kind: Kind,
+    pub(crate) handle: [u8; HANDLE_BYTES],
+    pub(crate) uuid: [u8; 16],
+    /// What tells it from others that were at the same place in its process; 0 where that is not known.
+    pub(crate) id: u64,
+}
+
+impl fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Allocation({:#x}+{} {:?})", self.base, self.len, self.kind)
+    }
+}
+
+impl Allocation {
+    /// The allocation that all of a span lies in, for peers to open in one of these ways, the first that works.
+    pub(crate) fn export(device: &Arc<Device>, span: MemorySpan, ways: &[Kind]) -> Result<Self> {
+        let (mut base, mut len) = (0, 0usize);
+        let _here = device.enter()?;
+        // SAFETY: the driver fills the numbers in.
+        let status = unsafe { (device.functions().address_range)(&raw mut base, &raw mut len, span.addr()) };
+        device.check(status, "no allocation is there")?;
+        let len = len as u64;
+        if base > span.addr() || base + len < span.addr() + span.len as u64 {
+            return Err(Error::invalid(format!(
+                "{} bytes at {:#x} are not in one allocation, which ends at {:#x}",
+                span.len,
+                span.addr(),
+                base + len
+            )));
+        }
+        let mut why = Error::new(ErrorCode::NotSupported, "there is no way to open it");
+        for kind in ways {
+            let handle = match kind {
+                Kind::Ipc => export_ipc(device, base),
+                Kind::Fabric => export_fabric(device, base),
+            };
+            match handle {
+                Ok(handle) => {
+                    let id = device.cuda().buffer_id(base);
+                    return Ok(Self { base, len, kind: *kind, handle, uuid: device.uuid(), id });
+                }
+                Err(error) => why = error,
+            }
+        }
+        Err(why)
+    }
+}
+
+fn export_ipc(device: &Device, base: u64) -> Result<[u8; HANDLE_BYTES]> {
+    let mut handle = ffi::IpcHandle([0; HANDLE_BYTES]);
+    // SAFETY: the driver fills the bytes in.
+    let status = unsafe { (device.functions().ipc_export)(&raw mut handle, base) };
+    device.check(status, "it has no IPC handle")?;
+    Ok(handle.0)
+}
+
+fn export_fabric(device: &Device, base: u64) -> Result<[u8; HANDLE_BYTES]> {
+    let vmm = Vmm::of(device.cuda()).ok_or_else(no_vmm)?;
+    let mut memory = 0;
+    // SAFETY: the driver fills the handle in, which is released below.
+    let status = unsafe { (vmm.handle_of)(&raw mut memory, with_exposed_provenance_mut(base as usize)) };
+    device.check(status, "it is not of cuMemCreate")?;
+    let mut bytes = [0u8; HANDLE_BYTES];
+    let mut properties = ffi::AllocationProperties::default();
+    // SAFETY: the driver fills the properties in.
+    let status = unsafe { (vmm.properties_of)(&raw mut properties, memory) };
+    let exported = device.check(status, "its properties").and_then(|()| {
+        if properties.handle_types & ffi::HANDLE_FABRIC == 0 {
+            return Err(Error::new(ErrorCode::NotSupported, "it was not made for a fabric"));
+        }
+        // SAFETY: a fabric handle has as many bytes.
+        let status = unsafe { (vmm.export)(bytes.as_mut_ptr().cast(), memory, ffi::HANDLE_FABRIC, 0) };
+        device.check(status, "it has no fabric handle")
+    });
+    // SAFETY: retained above.
+    unsafe { (vmm.release)(memory) };
+    exported.map(|()| bytes)
+}
+
+/// The dma-buf of the allocation that all of a span lies in, and where in it the span begins.
+pub(crate) fn dma_buf(device: &Arc<Device>, span: MemorySpan) -> Result<(OwnedFd, u64)> {
+    /// What the driver wants bounds to be multiples of: the host's pages.
+    const PAGE: u64 = 4096;
+    let no = |why: &str| {
+        Error::new(ErrorCode::NotSupported, format!("no dma-buf of {}: {why}", device.location()))
+    };
+    let export = device.functions().range_handle.filter(|_| device.attribute(ffi::DMA_BUF_SUPPORTED) != 0);
+    let export = export.ok_or_else(|| no("the driver or the device exports none"))?;
+    let (mut base, mut len) = (0, 0usize);
+    let _here = device.enter()?;
+    // SAFETY: the driver fills the numbers in.
+    let status = unsafe { (device.functions().address_range)(&raw mut base, &raw mut len, span.addr()) };
+    device.check(status, "no allocation is there")?;
+    if base > span.addr() || base + (len as u64) < span.addr() + span.len as u64 {
+        return Err(no("the memory is not in one allocation"));
+    }
+    let end = (base + len as u64).next_multiple_of(PAGE);
+    let first = base - base % PAGE;
+    let mut fd: c_int = -1;
+    // SAFETY: the driver fills the descriptor in, which is ours then.
+    let status =
+        unsafe { export((&raw mut fd).cast(), first, (end - first) as usize, ffi::HANDLE_DMA_BUF, 0) };
+    device.check(status, "no dma-buf")?;
+    // SAFETY: just made, and nobody else's.
+    Ok((unsafe { OwnedFd::from_raw_fd(fd) }, span.addr() - first))
+}
+
+/// Another process's allocation, mapped here for copies of one device.
+pub(crate) struct Imported {
+    device: Arc<Device>,
+    at: u64,
+    len: usize,
+    kind: Kind,
+    closed: AtomicBool,
+}
+
+impl Imported {
+    pub(crate) fn open(device: &Arc<Device>, allocation: &Allocation) -> Result<Self> {
+        let len = usize::try_from(allocation.len)
+            .map_err(|_| Error::invalid("an allocation larger than memory"))?;
+        let _here = device.enter()?;
+        let at = match allocation.kind {
+            Kind::Ipc => {
+                let (mut at, handle) = (0, ffi::IpcHandle(allocation.handle));
+                // SAFETY: whatever the bytes are, the driver checks them; it is closed when the value is dropped.
+                let status =
+                    unsafe { (device.functions().ipc_open)(&raw mut at, handle, ffi::IPC_LAZY_PEER_ACCESS) };
+                device.check(status, "a peer's memory cannot be opened")?;
+                // What was announced may not be what there is.
+                let (mut base, mut there) = (0, 0usize);
+                // SAFETY: the driver fills the numbers in.
+                let status = unsafe { (device.functions().address_range)(&raw mut base, &raw mut there, at) };
+                let known = device.check(status, "a peer's memory cannot be looked at");
+                let fits = known.and_then(|()| match there < len {
+                    true => Err(Error::invalid(format!("a peer's memory has {there} bytes, not {len}"))),
+                    false => Ok(at),
+                });
+                if fits.is_err() {
+                    // SAFETY: opened just now.
+                    unsafe { (device.functions().ipc_close)(at) };
+                }
+                fits?
+            }
+            Kind::Fabric => {
+                let vmm = Vmm::of(device.cuda()).ok_or_else(no_vmm)?;
+                let (mut memory, mut bytes) = (0, allocation.handle);
+                // SAFETY: a fabric handle has as many bytes, which the driver checks.
+                let status =
+                    unsafe { (vmm.import)(&raw mut memory, bytes.as_mut_ptr().cast(), ffi::HANDLE_FABRIC) };
+                device.check(status, "a peer's memory cannot be opened")?;
+                let mapped = vmm.map_for_all(device, memory, len);
+                // The mapping keeps the memory.
+                // SAFETY: imported just now.
+                unsafe { (vmm.release)(memory) };
+                mapped?
+            }
+        };
+        Ok(Self { device: device.clone(), at, len, kind: allocation.kind, closed: AtomicBool::new(false) })
+    }
+
+    /// Whether it was opened for copies of that device, in the context that the device has now.
+    pub(crate) fn is_of(&self, device: &Arc<Device>) -> bool {
+        Arc::ptr_eq(&self.device, device)
+    }
+
+    /// Where it begins in this process.
+    pub(crate) fn at(&self) -> u64 {
+        self.at
+    }
+}
+
+impl Imported {
+    /// Closes it. It must be certain that no copy uses it, nor will; for who has it still it is memory of nobody.
+    pub(crate) fn close(&self) {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let Ok(_here) = self.device.enter() else { return };
+        match (self.kind, Vmm::of(self.device.cuda())) {
+            // SAFETY: mapped when it was opened, and nobody uses it any more.
+            (Kind::Fabric, Some(vmm)) => unsafe { vmm.unmap(self.at, self.len) },
+            // SAFETY: opened by its handle, and nobody uses it any more.
+            _ => unsafe {
+                (self.device.functions().ipc_close)(self.at);
+            },
+        }
+    }
+}
+
+impl Drop for Imported {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl fmt::Debug for Imported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Imported({:#x}+{})", self.at, self.len)
+    }
+}
+
+/// The functions of virtual memory management, which older drivers have not.
+struct Vmm {
+    create:
+        unsafe extern "C" fn(*mut ffi::Handle, usize, *const ffi::AllocationProperties, u64) -> ffi::Status,
+    release: unsafe extern "C" fn(ffi::Handle) -> ffi::Status,
+    reserve: unsafe extern "C" fn(*mut u64, usize, usize, u64, u64) -> ffi::Status,
+    unreserve: unsafe extern "C" fn(u64, usize) -> ffi::Status,
+    map: unsafe extern "C" fn(u64, usize, usize, ffi::Handle, u64) -> ffi::Status,
+    unmap: unsafe extern "C" fn(u64, usize) -> ffi::Status,
+    set_access: unsafe extern "C" fn(u64, usize, *const ffi::AccessDescription, usize) -> ffi::Status,
+    granularity: unsafe extern "C" fn(*mut usize, *const ffi::AllocationProperties, i32) -> ffi::Status,
+    export: unsafe extern "C" fn(*mut c_void, ffi::Handle, i32, u64) -> ffi::Status,
+    import: unsafe extern "C" fn(*mut ffi::Handle, *mut c_void, i32) -> ffi::Status,
+    handle_of: unsafe extern "C" fn(*mut ffi::Handle, *mut c_void) -> ffi::Status,
+    properties_of: unsafe extern "C" fn(*mut ffi::AllocationProperties, ffi::Handle) -> ffi::Status,
+}
+
+impl Vmm {
+    fn of(cuda: &Cuda) -> Option<Self> {
+        let functions = cuda.functions();
+        Some(Self {
+            create: functions.create?,
+            release: functions.release?,
+            reserve: functions.reserve?,
+            unreserve: functions.unreserve?,
+            map: functions.map?,
+            unmap: functions.unmap?,
+            set_access: functions.set_access?,
+            granularity: functions.granularity?,
+            export: functions.shareable_export?,
+            import: functions.shareable_import?,
+            handle_of: functions.handle_of?,
+            properties_of: functions.properties_of?,
+        })
+    }
+
+    /// Maps memory somewhere, for all devices of this process to read and write. The device's context is current.
+    fn map_for_all(&self, device: &Device, handle: ffi::Handle, len: usize) -> Result<u64> {
+        let mut at = 0;
+        // SAFETY: the driver fills the address in.
+        let status = unsafe { (self.reserve)(&raw mut at, len, 0, 0, 0) };
+        device.check(status, "no addresses for memory")?;
+        // SAFETY: the handle's memory has that many bytes, or the driver says that it has not.
+        let status = unsafe { (self.map)(at, len, 0, handle, 0) };
+        if let Err(error) = device.check(status, "memory cannot be mapped") {
+            // SAFETY: reserved just now.
+            unsafe { (self.unreserve)(at, len) };
+            return Err(error);
+        }
+        let access: Vec<ffi::AccessDescription> = (0..device.cuda().device_count()?)
+            .map(|number| ffi::AccessDescription {
+                location: ffi::Location { kind: ffi::LOCATION_DEVICE, id: number.cast_signed() },
+                flags: ffi::ACCESS_READ_WRITE,
+            })
+            .collect();
+        // SAFETY: mapped just now.
+        let status = unsafe { (self.set_access)(at, len, access.as_ptr(), access.len()) };
+        if let Err(error) = device.check(status, "memory cannot be opened to devices") {
+            // SAFETY: as above.
+            unsafe { self.unmap(at, len) };
+            return Err(error);
+        }
+        Ok(at)
+    }
+
+    /// # Safety
+    /// Mapped by [`map_for_all`](Self::map_for_all), and nobody uses it any more.
+    unsafe fn unmap(&self, at: u64, len: usize) {
+        // SAFETY: promised.
+        unsafe {
+            (self.unmap)(at, len);
+            (self.unreserve)(at, len);
+        }
+    }
+}
+
+fn no_vmm() -> Error {
+    Error::new(ErrorCode::NotSupported, "the driver is too old for fabrics")
+}
+
+fn some(len: usize) -> Result<usize> {
+    if len == 0 {
+        return Err(Error::invalid("memory of zero bytes cannot be allocated"));
+    }
+    Ok(len)
+}
+
+fn span(at: u64, len: usize, location: Location) -> Result<MemorySpan> {
+    let ptr = usize::try_from(at).ok().and_then(|at| NonNull::new(with_exposed_provenance_mut(at)));
+    let ptr = ptr.ok_or_else(|| Error::internal("a device's memory at no address"))?;
+    Ok(MemorySpan { ptr, len, location })
+}

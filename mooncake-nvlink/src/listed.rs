@@ -1,0 +1,164 @@
+//! Peers that are known by their descriptor alone: nodes of the existing system, and those on other hosts of the fabric. Handles are written as it writes them,
+//! 64 bytes in hexadecimal under `shm_name`, each of a whole allocation whose first byte is the buffer's.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::segment::{hex, unhex};
+use mooncake_transport::{BufferDesc, SegmentDesc};
+
+use crate::cuda::{Allocation, HANDLE_BYTES, Kind};
+use crate::shown::Remote;
+
+const HANDLE: &str = "shm_name";
+
+/// The buffers of a descriptor that have a handle.
+#[derive(Debug)]
+pub(crate) struct Listed {
+    buffers: Vec<Arc<ListedBuffer>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct ListedBuffer {
+    pub(crate) addr: u64,
+    len: u64,
+    pub(crate) remote: Remote,
+}
+
+impl Listed {
+    /// What a descriptor lists; what was listed before with the same handle at the same place stays open.
+    pub(crate) fn new(desc: &SegmentDesc, kind: Kind, known: Option<&Listed>) -> Result<Self> {
+        let mut buffers = Vec::new();
+        for buffer in &desc.buffers {
+            let Some(handle) = handle_of(buffer)? else { continue };
+            let same = |other: &&Arc<ListedBuffer>| {
+                other.addr == buffer.addr
+                    && other.len == buffer.length
+                    && other.remote.allocation().handle == handle
+                    && other.remote.allocation().kind == kind
+            };
+            buffers.push(match known.and_then(|known| known.buffers.iter().find(same)) {
+                Some(known) => known.clone(),
+                None => {
+                    let (base, len) = (buffer.addr, buffer.length);
+                    let allocation = Allocation { base, len, kind, handle, uuid: [0; 16], id: 0 };
+                    Arc::new(ListedBuffer { addr: base, len, remote: Remote::new(allocation, None) })
+                }
+            });
+        }
+        if buffers.is_empty() {
+            let text = format!("segment {:?} has no memory of a device's that can be opened", desc.name);
+            return Err(Error::new(ErrorCode::NotSupported, text));
+        }
+        Ok(Self { buffers })
+    }
+
+    /// The buffer that holds all of a range which is not empty.
+    pub(crate) fn find(&self, addr: u64, len: u64) -> Option<Arc<ListedBuffer>> {
+        let end = addr.checked_add(len).filter(|_| len != 0)?;
+        self.buffers.iter().find(|buffer| addr >= buffer.addr && end - buffer.addr <= buffer.len).cloned()
+    }
+}
+
+/// Whether a buffer can be opened by its descriptor.
+pub(crate) fn has_handle(buffer: &BufferDesc) -> bool {
+    handle_of(buffer).is_ok_and(|handle| handle.is_some())
+}
+
+fn handle_of(buffer: &BufferDesc) -> Result<Option<[u8; HANDLE_BYTES]>> {
+    let Some(text) = buffer.extra.get(HANDLE).and_then(|text| text.as_str()).filter(|text| !text.is_empty())
+    else {
+        return Ok(None);
+    };
+    let bytes = unhex(text).and_then(|bytes| bytes.try_into().ok());
+    let bytes =
+        bytes.ok_or_else(|| Error::invalid(format!("{HANDLE:?} is not {HANDLE_BYTES} bytes in hexadecimal")));
+    bytes.map(Some)
+}
+
+/// Writes handles into our own descriptor: into buffers that begin with their allocation, for who reads one takes the first byte of the allocation for that of the
+/// buffer; and, once each, buffers of whole allocations for those that do not.
+pub(crate) fn describe(exports: &HashMap<u64, Allocation>, desc: &mut SegmentDesc) {
+    let mut whole: Vec<(String, Allocation)> = Vec::new();
+    for buffer in &mut desc.buffers {
+        let Some(allocation) = exports.get(&buffer.addr) else { continue };
+        if allocation.base == buffer.addr {
+            buffer.extra.insert(HANDLE.into(), hex(&allocation.handle).to_uppercase().into());
+        } else if whole.iter().all(|(_, other)| other.base != allocation.base) {
+            whole.push((buffer.name.clone(), *allocation));
+        }
+    }
+    for (name, allocation) in whole {
+        if desc.buffers.iter().any(|buffer| buffer.addr == allocation.base && has_handle(buffer)) {
+            continue;
+        }
+        let mut buffer =
+            BufferDesc { name, addr: allocation.base, length: allocation.len, ..BufferDesc::default() };
+        buffer.extra.insert(HANDLE.into(), hex(&allocation.handle).to_uppercase().into());
+        desc.buffers.push(buffer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn allocation(base: u64, byte: u8) -> Allocation {
+        Allocation { base, len: 0x1000, kind: Kind::Ipc, handle: [byte; HANDLE_BYTES], uuid: [0; 16], id: 0 }
+    }
+
+    fn buffer(addr: u64, length: u64) -> BufferDesc {
+        BufferDesc { name: "n".into(), addr, length, ..BufferDesc::default() }
+    }
+
+    #[test]
+    fn handles_are_written_as_the_existing_system_writes_them() {
+        let mut desc = SegmentDesc::new("n");
+        desc.buffers = vec![buffer(0x1000, 64), buffer(0x5010, 16), buffer(0x5020, 16), buffer(0x9000, 8)];
+        let exports = HashMap::from([
+            (0x1000, allocation(0x1000, 0xab)),
+            (0x5010, allocation(0x5000, 0x01)),
+            (0x5020, allocation(0x5000, 0x01)),
+        ]);
+        describe(&exports, &mut desc);
+        assert_eq!(desc.buffers[0].extra[HANDLE], "AB".repeat(64));
+        assert!(desc.buffers[1..4].iter().all(|buffer| !has_handle(buffer)));
+        let whole = &desc.buffers[4..];
+        assert_eq!((whole.len(), whole[0].addr, whole[0].length), (1, 0x5000, 0x1000));
+        assert_eq!(whole[0].extra[HANDLE], "01".repeat(64));
+        let listed = Listed::new(&desc, Kind::Ipc, None).unwrap();
+        assert_eq!(listed.find(0x5010, 16).unwrap().addr, 0x5000);
+        assert_eq!(listed.find(0x1010, 16).unwrap().remote.allocation().handle, [0xab; HANDLE_BYTES]);
+        for (addr, len) in [(0x1000, 65), (0x1000, 0), (0x9000, 8), (u64::MAX, 2), (0xfff, 2)] {
+            assert!(listed.find(addr, len).is_none(), "{len} at {addr:#x}");
+        }
+    }
+
+    #[test]
+    fn a_handle_that_has_changed_is_another_memory() {
+        let with = |byte| {
+            let mut desc = SegmentDesc::new("n");
+            desc.buffers = vec![buffer(0x1000, 64)];
+            describe(&HashMap::from([(0x1000, allocation(0x1000, byte))]), &mut desc);
+            desc
+        };
+        let first = Listed::new(&with(1), Kind::Ipc, None).unwrap();
+        let same = Listed::new(&with(1), Kind::Ipc, Some(&first)).unwrap();
+        let other = Listed::new(&with(2), Kind::Ipc, Some(&first)).unwrap();
+        assert!(Arc::ptr_eq(&first.buffers[0], &same.buffers[0]));
+        assert!(!Arc::ptr_eq(&first.buffers[0], &other.buffers[0]));
+    }
+
+    #[test]
+    fn what_is_no_handle_is_named() {
+        for text in ["zz", "ab", &"AB".repeat(65)] {
+            let mut desc = SegmentDesc::new("n");
+            desc.buffers = vec![buffer(0x1000, 64)];
+            desc.buffers[0].extra.insert(HANDLE.into(), text.into());
+            let error = Listed::new(&desc, Kind::Ipc, None).unwrap_err();
+            assert!(error.message().contains(HANDLE), "{error}");
+        }
+        assert!(Listed::new(&SegmentDesc::new("n"), Kind::Ipc, None).is_err());
+    }
+}

@@ -1,0 +1,356 @@
+//! Two processes, one of which owns memory: what each case asks of them. The owner is a program that calls [`owner`] and is started by [`Spawn`].
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::memory::MemorySource;
+use mooncake_core::{ErrorKind, Result};
+use mooncake_transport::transfer::{self, Transfer};
+use mooncake_transport::{Access, BufferDesc, Region, SegmentDesc, SliceMut, Transport};
+use tokio::runtime::Runtime;
+
+use super::{device, filled};
+use crate::config::NvlinkConfig;
+use crate::cuda::DeviceMemory;
+use crate::peer::NvlinkPeer;
+use crate::transport::NvlinkTransport;
+
+const LEN: usize = 1 << 20;
+
+/// How the owner's process is started.
+pub type Spawn<'a> = &'a dyn Fn() -> Command;
+
+/// Counts what must not grow: objects of the driver's, or bytes of the device's.
+pub type Count<'a> = &'a dyn Fn() -> i64;
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
+}
+
+/// The owner's process: memory full of one byte, and a line on the standard output for each thing done. Returns when nobody gives orders any more.
+///
+/// # Panics
+/// Something fails.
+pub fn owner(count: Count<'_>) {
+    let mut orders = std::io::stdin().lines();
+    let Some(seed) = orders.next().and_then(|line| line.ok()?.parse::<u8>().ok()) else { return };
+    let runtime = runtime();
+    let node = NvlinkTransport::start(NvlinkConfig::default(), runtime.handle()).unwrap();
+    let device = device(0);
+    let memory = filled(&device, LEN, seed);
+    let mut region = Some(Region::register(&node, memory.clone(), Access::Remote).unwrap());
+    let mut cycles = 0u8;
+    say(&describe(&node, region.as_ref().unwrap()));
+    for line in orders {
+        match line.unwrap().as_str() {
+            "close" => {
+                drop(region.take());
+                // Whatever is written from now on is wrong to be seen by a peer.
+                // SAFETY: the memory is there, and closed.
+                unsafe { device.fill(memory.span(), seed + 1) }.unwrap();
+                say("closed");
+            }
+            "cycle" => {
+                let memory = Arc::new(DeviceMemory::new(&device, 4096).unwrap());
+                cycles = cycles.wrapping_add(1);
+                // SAFETY: new, and nobody else's.
+                unsafe { device.fill(memory.span(), cycles) }.unwrap();
+                region = Some(Region::register(&node, memory, Access::Remote).unwrap());
+                say(&region.as_ref().unwrap().addr().to_string());
+            }
+            "count" => say(&format!("{} {} {}", count(), descriptors(), resident())),
+            other => panic!("{other}?"),
+        }
+    }
+}
+
+fn describe(node: &NvlinkTransport, region: &Region<NvlinkTransport>) -> String {
+    let mut desc = SegmentDesc::new("owner");
+    desc.buffers.push(BufferDesc {
+        name: "owner".into(),
+        addr: region.addr(),
+        length: region.len() as u64,
+        ..BufferDesc::default()
+    });
+    node.describe(&mut desc);
+    String::from_utf8(desc.encode()).unwrap()
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Kilobytes of memory.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches("kB").trim().parse().unwrap()
+}
+
+fn say(line: &str) {
+    let mut out = std::io::stdout();
+    writeln!(out, "> {line}").unwrap();
+    out.flush().unwrap();
+}
+
+struct Owner {
+    child: Child,
+    lines: std::io::Lines<BufReader<ChildStdout>>,
+    desc: SegmentDesc,
+}
+
+impl Owner {
+    fn start(spawn: Spawn<'_>, seed: u8) -> Self {
+        let mut child = spawn().stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut owner = Self { child, lines, desc: SegmentDesc::default() };
+        owner.tell(&seed.to_string());
+        owner.desc = SegmentDesc::decode(owner.hear().as_bytes()).unwrap();
+        owner
+    }
+
+    fn hear(&mut self) -> String {
+        loop {
+            let line = self.lines.next().expect("the owner says something").unwrap();
+            // The test harness says things, too, and begins a line.
+            if let Some((_, said)) = line.split_once("> ") {
+                return said.to_owned();
+            }
+        }
+    }
+
+    fn tell(&mut self, what: &str) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{what}").unwrap();
+    }
+
+    fn asked(&mut self, what: &str) -> String {
+        self.tell(what);
+        self.hear()
+    }
+
+    fn addr(&self) -> u64 {
+        self.desc.buffers[0].addr
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+struct User {
+    node: NvlinkTransport,
+    runtime: Runtime,
+}
+
+impl User {
+    fn new() -> Self {
+        Self::looking_every(Duration::from_millis(20))
+    }
+
+    fn looking_every(upkeep_interval: Duration) -> Self {
+        let runtime = runtime();
+        let config = NvlinkConfig { upkeep_interval, ..NvlinkConfig::default() };
+        Self { node: NvlinkTransport::start(config, runtime.handle()).unwrap(), runtime }
+    }
+
+    fn connect(&self, desc: &SegmentDesc) -> Result<NvlinkPeer> {
+        assert!(self.node.reaches(desc));
+        self.runtime.block_on(self.node.connect(desc))
+    }
+
+    /// Local memory on a device.
+    fn local(&self, number: u32, byte: u8) -> SliceMut<NvlinkTransport> {
+        let memory = filled(&device(number), LEN, byte);
+        Region::register(&self.node, memory, Access::Local).unwrap().exclusive().unwrap()
+    }
+
+    fn read(&self, peer: &NvlinkPeer, at: u64, len: usize) -> Result<Vec<u8>> {
+        let deadline = Some(self.node.clock().now().after(Duration::from_secs(20)));
+        let read = [Transfer::new(at, vec![0u8; len])];
+        let (result, [read]) = transfer::read(&self.node, peer, read, deadline).wait();
+        result.map(|()| read.buffer)
+    }
+}
+
+fn bytes(slice: &SliceMut<NvlinkTransport>) -> Vec<u8> {
+    let mut bytes = vec![0; slice.len()];
+    slice.copy_to(0, &mut bytes).unwrap();
+    bytes
+}
+
+/// Memory of another process is read and written, by that many devices.
+///
+/// # Panics
+/// It is not.
+pub fn read_and_written(spawn: Spawn<'_>, devices: u32) {
+    let (owner, user) = (Owner::start(spawn, 1), User::new());
+    let peer = user.connect(&owner.desc).unwrap();
+    for number in 0..devices {
+        let read = [Transfer::new(owner.addr(), user.local(number, 5))];
+        let (result, [read]) = transfer::read(&user.node, &peer, read, None).wait();
+        result.unwrap();
+        assert!(bytes(&read.buffer) == vec![1; LEN], "device {number}");
+    }
+    let at = owner.addr() + 12345;
+    let (local, _) = user.local(0, 9).split_at(LEN / 2).unwrap();
+    transfer::write(&user.node, &peer, [Transfer::new(at, local.into_shared())], None).wait().0.unwrap();
+    let read = user.read(&peer, at - 1, LEN / 2 + 2).unwrap();
+    assert!(read[0] == 1 && read[1..read.len() - 1].iter().all(|b| *b == 9) && read[read.len() - 1] == 1);
+    owner.kill();
+}
+
+/// A killed owner is unavailable at once, and the next one under its name is another.
+///
+/// # Panics
+/// It is not so.
+pub fn killed_and_followed(spawn: Spawn<'_>) {
+    let (owner, user) = (Owner::start(spawn, 1), User::new());
+    let peer = user.connect(&owner.desc).unwrap();
+    user.read(&peer, owner.addr(), LEN).unwrap();
+    let (desc, addr) = (owner.desc.clone(), owner.addr());
+    owner.kill();
+    let error = user.read(&peer, addr, 64).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(user.connect(&desc).is_err());
+
+    // Under the name of the one before.
+    let owner = Owner::start(spawn, 7);
+    assert!(user.read(&peer, addr, 64).is_err(), "the old way does not lead to the new owner");
+    let again = user.connect(&owner.desc).unwrap();
+    assert_eq!(user.read(&again, owner.addr(), 64).unwrap(), [7; 64]);
+    owner.kill();
+}
+
+/// A region closed under a reader never shows what came after.
+///
+/// # Panics
+/// It does.
+pub fn closed_under_a_reader(spawn: Spawn<'_>) {
+    let (mut owner, user) = (Owner::start(spawn, 3), User::new());
+    let peer = user.connect(&owner.desc).unwrap();
+    let addr = owner.addr();
+    let (read_once, has_read) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut reads = 0;
+            loop {
+                match user.read(&peer, addr, LEN) {
+                    Ok(bytes) => assert!(bytes.iter().all(|b| *b == 3), "bytes of another time"),
+                    Err(error) => return (reads, error),
+                }
+                reads += 1;
+                let _ = read_once.send(());
+            }
+        });
+        has_read.recv().unwrap();
+        assert_eq!(owner.asked("close"), "closed");
+        let (reads, error) = reader.join().unwrap();
+        assert!(reads > 0);
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    });
+    owner.kill();
+}
+
+/// What nodes of the existing system publish: a handle in the descriptor, and no more.
+fn without_endpoint(mut desc: SegmentDesc) -> SegmentDesc {
+    desc.extra.remove("nvlink_endpoint").unwrap();
+    desc
+}
+
+/// A descriptor alone leads to memory, as that of a node of the existing system, and never to that of an owner before.
+///
+/// # Panics
+/// It is not so.
+pub fn by_descriptor_alone(spawn: Spawn<'_>) {
+    let (owner, user) = (Owner::start(spawn, 4), User::new());
+    let desc = without_endpoint(owner.desc.clone());
+    assert_eq!(desc.buffers[0].extra["shm_name"].as_str().unwrap().len(), 128);
+    let peer = user.connect(&desc).unwrap();
+    assert_eq!(user.read(&peer, owner.addr() + 5, 64).unwrap(), [4; 64]);
+    assert_eq!(user.read(&peer, owner.addr() + LEN as u64 - 1, 2).unwrap_err().kind(), ErrorKind::Invalid);
+    owner.kill();
+    let owner = Owner::start(spawn, 6);
+    let peer = user.connect(&without_endpoint(owner.desc.clone())).unwrap();
+    assert_eq!(user.read(&peer, owner.addr(), 64).unwrap(), [6; 64], "not what was open before");
+    owner.kill();
+    let error = user.connect(&desc).and_then(|peer| user.read(&peer, desc.buffers[0].addr, 64)).unwrap_err();
+    assert!(error.to_string().contains("cannot be opened"), "{error}");
+}
+
+/// Two nodes of one process: what one of them has open of memory that is gone does not keep the other from what is at its place now, nor is it taken for that. Whether
+/// memory came to the place of other memory at all, which is the driver's affair.
+///
+/// # Panics
+/// It is not so.
+pub fn two_nodes_of_one_process(spawn: Spawn<'_>) -> bool {
+    let mut owner = Owner::start(spawn, 1);
+    // Neither looks at what the owner has closed before it needs to.
+    let users =
+        [User::looking_every(Duration::from_secs(3600)), User::looking_every(Duration::from_secs(3600))];
+    let peers = [users[0].connect(&owner.desc).unwrap(), users[1].connect(&owner.desc).unwrap()];
+    let (mut places, mut again) = (Vec::new(), false);
+    for cycle in 1..=6u8 {
+        let at: u64 = owner.asked("cycle").parse().unwrap();
+        again |= places.contains(&at);
+        places.push(at);
+        // In turns, so that each has something open that the other has not heard of being gone.
+        let turn = usize::from(cycle / 3 % 2);
+        for at_a_time in [turn, 1 - turn].into_iter().take(if cycle < 3 { 2 } else { 1 }) {
+            let read = users[at_a_time].read(&peers[at_a_time], at, 64);
+            let read = read.unwrap_or_else(|error| panic!("cycle {cycle}: {error}"));
+            assert_eq!(read, [cycle; 64], "cycle {cycle}: bytes of another memory");
+        }
+    }
+    owner.kill();
+    again
+}
+
+/// So many times memory is registered, exported, opened, read and closed; objects, descriptors and memory of both processes stay as they were. Says what
+/// was counted, before and after.
+///
+/// # Panics
+/// They do not.
+pub fn cycles(spawn: Spawn<'_>, count: Count<'_>, cycles: usize) -> String {
+    let (mut owner, user) = (Owner::start(spawn, 1), User::new());
+    let peer = user.connect(&owner.desc).unwrap();
+    let local = user.local(0, 0);
+    let mut local = Some(local.split_at(64).unwrap().0);
+    let mut before = None;
+    for cycle in 0..cycles {
+        let at: u64 = owner.asked("cycle").parse().unwrap();
+        let read = [Transfer::new(at, local.take().unwrap())];
+        let (result, [read]) = transfer::read(&user.node, &peer, read, None).wait();
+        result.unwrap_or_else(|error| panic!("cycle {cycle}: {error}"));
+        assert!(bytes(&read.buffer) == [(cycle + 1) as u8; 64], "cycle {cycle}: bytes of another memory");
+        local = Some(read.buffer);
+        // By then pools are full.
+        if cycle == cycles / 10 {
+            before = Some((counted(count), owner.asked("count")));
+        }
+    }
+    let (ours, theirs) = (counted(count), owner.asked("count"));
+    let (ours_before, theirs_before) = before.unwrap();
+    let said = format!(
+        "objects, descriptors, kilobytes: user {ours_before} -> {ours}, owner {theirs_before} -> {theirs}"
+    );
+    flat(&ours_before, &ours);
+    flat(&theirs_before, &theirs);
+    owner.kill();
+    said
+}
+
+fn counted(count: Count<'_>) -> String {
+    format!("{} {} {}", count(), descriptors(), resident())
+}
+
+fn flat(before: &str, after: &str) {
+    let numbers = |text: &str| -> Vec<i64> { text.split(' ').map(|word| word.parse().unwrap()).collect() };
+    let (before, after) = (numbers(before), numbers(after));
+    // The last region is open in one and not in the other, and upkeep may have it open a little longer.
+    assert!((after[0] - before[0]).abs() <= 4, "objects of the driver's: {before:?} -> {after:?}");
+    assert!((after[1] - before[1]).abs() <= 8, "descriptors: {before:?} -> {after:?}");
+    assert!(after[2] - before[2] < 8192, "kilobytes: {before:?} -> {after:?}");
+}

@@ -1,0 +1,300 @@
+//! [`Transport`] by copies of the device's own.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use mooncake_core::clock::{SharedClock, SystemClock};
+use mooncake_core::memory::{Location, MemorySpan};
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::same_host::{self, Endpoint, Limits, Links, Owner, Seat};
+use mooncake_transport::{Access, Capabilities, Completion, Op, Protocol, SegmentDesc, Transport};
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+
+use crate::config::{INTRA, NvlinkConfig};
+use crate::copier::{Copier, Copy, Refusal, closed, gone};
+use crate::cuda::{Allocation, Kind};
+use crate::driver::CudaDriver;
+use crate::listed::{self, Listed};
+use crate::peer::NvlinkPeer;
+use crate::shown::{Opened, Remote};
+
+/// Key of ours in descriptors: the host by the id of its boot, and the name of the socket. Peers that do not know it ignore it.
+const ENDPOINT: &str = "nvlink_endpoint";
+
+/// A node that opens memory of its GPUs to others, and copies from and to theirs.
+///
+/// Its tasks run on the runtime given to [`NvlinkTransport::start`]; calls may come from any thread. Dropping it closes its socket, and peers
+/// see it as dead.
+pub struct NvlinkTransport {
+    config: NvlinkConfig,
+    runtime: Handle,
+    copier: Arc<Copier>,
+    owner: Arc<Owner<Opened>>,
+    exports: Exports,
+    /// What [`ENDPOINT`] says of us.
+    endpoint: Endpoint,
+    links: Arc<Links<Remote>>,
+    listed: Mutex<HashMap<String, Weak<Listed>>>,
+    tasks: [JoinHandle<()>; 2],
+}
+
+/// What is open, by the first address.
+type Exports = Arc<Mutex<HashMap<u64, Allocation>>>;
+
+/// Memory an [`NvlinkTransport`] knows of. Closed to peers when it is dropped.
+#[derive(Debug)]
+pub struct Registration {
+    location: Location,
+    // Drop order: taken out of the descriptor first.
+    _listed: Option<Export>,
+    seat: Option<Seat<Opened>>,
+}
+
+#[derive(Debug)]
+struct Export {
+    exports: Exports,
+    addr: u64,
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        self.exports.lock().remove(&self.addr);
+    }
+}
+
+impl Registration {
+    /// Whether peers can reach it: it is open to them, a device's, and of an allocation that can be exported.
+    pub fn is_reachable(&self) -> bool {
+        self.seat.as_ref().is_some_and(Seat::is_open)
+    }
+}
+
+impl NvlinkTransport {
+    /// Loads the CUDA driver, opens the socket and serves it on `runtime`.
+    ///
+    /// # Errors
+    /// `NOT_SUPPORTED` without a driver or a device, and what to install; `INVALID_PARAMS` for a configuration that cannot work; another where there are
+    /// no sockets of this kind, or the host cannot be told from others.
+    pub fn start(config: NvlinkConfig, runtime: &Handle) -> Result<Self> {
+        Self::start_with_clock(config, runtime, SystemClock::shared())
+    }
+
+    /// The same with a clock, on which the deadlines of completions are understood.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with_clock(config: NvlinkConfig, runtime: &Handle, clock: SharedClock) -> Result<Self> {
+        config.check()?;
+        let driver = CudaDriver::serve(config.libcuda.clone())?;
+        driver.cuda()?;
+        let owner =
+            Owner::new(Limits { drain_timeout: config.drain_timeout, max_served: config.max_served })?;
+        let links = Links::new(runtime, config.answer_timeout);
+        let _here = runtime.enter();
+        let (listener, name) = same_host::listen("nvlink")?;
+        let endpoint = Endpoint::here(name)?;
+        let tasks = [
+            runtime.spawn(same_host::serve(owner.clone(), listener, config.answer_timeout)),
+            runtime.spawn(links.clone().look_after(config.upkeep_interval)),
+        ];
+        Ok(Self {
+            config,
+            copier: Arc::new(Copier { driver, clock, runtime: runtime.clone() }),
+            runtime: runtime.clone(),
+            owner,
+            exports: Exports::default(),
+            endpoint,
+            links,
+            listed: Mutex::default(),
+            tasks,
+        })
+    }
+
+    /// The clock of [`Completion::deadline`].
+    pub fn clock(&self) -> &SharedClock {
+        &self.copier.clock
+    }
+
+    /// The driver it copies by.
+    pub fn driver(&self) -> &Arc<CudaDriver> {
+        &self.copier.driver
+    }
+
+    /// Regions that are open to peers.
+    pub fn opened(&self) -> usize {
+        self.exports.lock().len()
+    }
+
+    /// [`Transport::submit`] for a node with another wire to the same peer: operations whose remote range is no device's memory that can be opened here are
+    /// handed to `other` untouched.
+    pub fn submit_or<'a, I, F>(&self, peer: &NvlinkPeer, ops: I, done: Completion, mut other: F)
+    where
+        I: ExactSizeIterator<Item = Op<'a, Registration>>,
+        F: FnMut(Op<'a, Registration>, Completion, Refusal),
+    {
+        let (mut batches, view) = (Vec::new(), peer.view());
+        for (op, share) in ops.zip(done.each()) {
+            let copy = Copy { opcode: op.opcode(), local: local(&op), remote: op.remote() };
+            if let Err((why, share)) = self.copier.add(&mut batches, &view, copy, share) {
+                other(op, share, why);
+            }
+        }
+        self.copier.post(batches);
+    }
+
+    /// What the handles in a descriptor are that is not of this host, as far as is known. `None` for those of another host's that it alone can open: the numbers in
+    /// them may by chance be those of memory here.
+    fn kind_of(&self, desc: &SegmentDesc) -> Option<Kind> {
+        let fabric = desc.speaks(&Protocol::NVLINK)
+            && self.config.fabric
+            && self.copier.driver.any_device().is_ok_and(|device| device.has_fabric());
+        if fabric {
+            return Some(Kind::Fabric);
+        }
+        endpoint(desc).is_none().then_some(Kind::Ipc)
+    }
+
+    fn export_ways(&self) -> &'static [Kind] {
+        if self.config.fabric && !self.config.intra_node { &[Kind::Fabric, Kind::Ipc] } else { &[Kind::Ipc] }
+    }
+
+    /// Opens a device's memory to peers, if the driver can export it.
+    fn open(&self, number: u32, span: MemorySpan) -> Result<(Option<Seat<Opened>>, Option<Export>)> {
+        let device = self.copier.driver.device(number)?;
+        let allocation = match Allocation::export(&device, span, self.export_ways()) {
+            Ok(allocation) => allocation,
+            Err(error) if matches!(error.code(), ErrorCode::NotSupported | ErrorCode::InvalidParams) => {
+                tracing::warn!(%error, addr = span.addr(), "memory of {} is not opened to peers", device.location());
+                return Ok((None, None));
+            }
+            Err(error) => return Err(error),
+        };
+        let seat = self.owner.open(span, Opened { span, allocation });
+        let listed = seat.is_some().then(|| {
+            self.exports.lock().insert(span.addr(), allocation);
+            Export { exports: self.exports.clone(), addr: span.addr() }
+        });
+        Ok((seat, listed))
+    }
+}
+
+// SAFETY: remote bytes are touched through mappings that flights hold, only while the owner counts us inside an open region (`same_host`), and an owner's
+// registration ends when nobody is inside; local bytes are touched by copies whose flights hold a share of their own until the device has said that it is done.
+unsafe impl Transport for NvlinkTransport {
+    type Registration = Registration;
+    type Peer = NvlinkPeer;
+
+    fn protocol(&self) -> Protocol {
+        self.config.protocol()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default().device_memory(true)
+    }
+
+    unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Registration> {
+        if span.len == 0 || span.addr().checked_add(span.len as u64).is_none() {
+            return Err(Error::invalid(format!("cannot register {} bytes at {:#x}", span.len, span.addr())));
+        }
+        let span = span.located();
+        let (seat, listed) = match (access, span.location) {
+            (Access::Remote, Location::Cuda(number)) => self.open(number, span)?,
+            _ => (None, None),
+        };
+        Ok(Registration { location: span.location, _listed: listed, seat })
+    }
+
+    fn describe(&self, desc: &mut SegmentDesc) {
+        desc.extra.insert(ENDPOINT.into(), self.endpoint.to_string().into());
+        // Older peers read one protocol, so beside another wire this one is told by its key alone.
+        if desc.protocols.is_empty() {
+            desc.protocols.push(self.protocol());
+            listed::describe(&self.exports.lock(), desc);
+        }
+    }
+
+    fn reaches(&self, desc: &SegmentDesc) -> bool {
+        endpoint(desc).is_some_and(|theirs| theirs.same_host(&self.endpoint))
+            || ((desc.speaks(&Protocol::NVLINK) || desc.speaks(&Protocol::new(INTRA)))
+                && desc.buffers.iter().any(listed::has_handle)
+                && self.kind_of(desc).is_some())
+    }
+
+    async fn connect(&self, desc: &SegmentDesc) -> Result<NvlinkPeer> {
+        if let Some(theirs) = endpoint(desc).filter(|theirs| theirs.same_host(&self.endpoint)) {
+            let link = self.links.to(theirs.socket()).await?;
+            return Ok(NvlinkPeer::linked(link));
+        }
+        let kind = self.kind_of(desc).ok_or_else(|| {
+            let text =
+                format!("segment {:?} is on another host, and in no fabric that this one is in", desc.name);
+            Error::new(ErrorCode::NotSupported, text)
+        })?;
+        let known = self.listed.lock().get(&desc.name).and_then(Weak::upgrade);
+        let listed = Arc::new(Listed::new(desc, kind, known.as_deref())?);
+        let mut all = self.listed.lock();
+        all.retain(|_, listed| listed.strong_count() != 0);
+        all.insert(desc.name.clone(), Arc::downgrade(&listed));
+        Ok(NvlinkPeer::listed(listed))
+    }
+
+    fn submit<'a, I>(&self, peer: &NvlinkPeer, ops: I, done: Completion)
+    where
+        I: ExactSizeIterator<Item = Op<'a, Registration>>,
+    {
+        let mut again = Vec::new();
+        self.submit_or(peer, ops, done, |op, share, why| match why {
+            Refusal::Failed(error) => share.finish(Err(error)),
+            Refusal::NotThere if peer.is_gone() => share.finish(Err(gone())),
+            Refusal::NotThere if op.is_empty() || peer.stale_link().is_none() => {
+                share.finish(Err(closed(op.remote(), op.len())));
+            }
+            Refusal::NotThere => {
+                again.push((Copy { opcode: op.opcode(), local: local(&op), remote: op.remote() }, share));
+            }
+        });
+        if let (Some(link), false) = (peer.stale_link(), again.is_empty()) {
+            let (link, peer, copier) = (link.clone(), peer.clone(), self.copier.clone());
+            self.runtime.spawn(async move {
+                let refreshed = link.refresh().await.is_ok();
+                copier.after_refresh(&peer, again, refreshed);
+            });
+        } else {
+            self.copier.after_refresh(peer, again, true);
+        }
+    }
+}
+
+/// The local bytes, with the device they are on.
+fn local(op: &Op<'_, Registration>) -> MemorySpan {
+    let span = op.local();
+    match op.registration() {
+        _ if span.location.is_device() => span,
+        Some(registration) => MemorySpan { location: registration.location, ..span },
+        None => span.located(),
+    }
+}
+
+/// Where a descriptor says that its owner listens.
+fn endpoint(desc: &SegmentDesc) -> Option<Endpoint> {
+    Endpoint::parse(desc.extra.get(ENDPOINT)?.as_str()?)
+}
+
+impl Drop for NvlinkTransport {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+impl fmt::Debug for NvlinkTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NvlinkTransport")
+            .field("endpoint", &self.endpoint.to_string())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,237 @@
+//! Transfers in the order of streams, on the double of libcuda.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use mooncake_core::memory::MemorySource;
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_nvlink::testkit::{Double, Fault, load};
+use mooncake_nvlink::{Device, DeviceMemory, NvlinkConfig, NvlinkPeer, NvlinkTransport, Stream, StreamOrder};
+use mooncake_transport::transfer::{self, Transfer};
+use mooncake_transport::{Access, BufferDesc, Region, SegmentDesc, Slice, Transport, ticket};
+use tokio::runtime::Runtime;
+use tokio::sync::Semaphore;
+
+const LEN: usize = 256 << 10;
+/// Long enough that whatever does not wait is caught.
+const SLOW: u64 = 3_000;
+/// No transfer here takes that long.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Faults are the whole process's, so one test at a time.
+static TURN: Mutex<()> = Mutex::new(());
+
+struct World {
+    double: Double,
+    node: Arc<NvlinkTransport>,
+    peer: NvlinkPeer,
+    device: Arc<Device>,
+    remote: Region<NvlinkTransport>,
+    local: Slice<NvlinkTransport>,
+    memory: Arc<DeviceMemory>,
+    order: StreamOrder,
+    _runtime: Runtime,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl World {
+    fn new(no_wait_value: bool) -> Self {
+        let turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let double = load();
+        double.inject(Fault::Slow, SLOW);
+        double.inject(Fault::NoWaitValue, no_wait_value.into());
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let node = Arc::new(NvlinkTransport::start(NvlinkConfig::default(), runtime.handle()).unwrap());
+        let device = node.driver().device(0).unwrap();
+        let allocate = || Arc::new(DeviceMemory::new(&device, LEN).unwrap());
+        let remote = Region::register(&*node, allocate(), Access::Remote).unwrap();
+        let memory = allocate();
+        let local = Region::register(&*node, memory.clone(), Access::Local).unwrap();
+        let local = local.slice(0..LEN).unwrap();
+        let mut desc = SegmentDesc::new("n");
+        desc.buffers.push(BufferDesc::default());
+        node.describe(&mut desc);
+        let peer = runtime.block_on(node.connect(&desc)).unwrap();
+        let order = StreamOrder::new(node.driver().clone(), runtime.handle());
+        Self { double, node, peer, device, remote, local, memory, order, _runtime: runtime, _turn: turn }
+    }
+
+    fn write(&self) -> impl Future<Output = Result<()>> + Send + 'static {
+        let (node, peer, at, local) =
+            (self.node.clone(), self.peer.clone(), self.remote.addr(), self.local.clone());
+        async move {
+            let deadline = Some(node.clock().now().after(Duration::from_secs(20)));
+            transfer::write(&*node, &peer, [Transfer::new(at, local)], deadline).await.0
+        }
+    }
+
+    fn holds(&self, byte: u8) -> bool {
+        let mut bytes = vec![0; LEN];
+        self.remote.slice(0..LEN).unwrap().copy_to(0, &mut bytes).unwrap();
+        bytes.iter().all(|b| *b == byte)
+    }
+}
+
+/// The stream fills memory, writes it to a peer, and fills it again, many times over; the peer sees each filling whole.
+fn race(world: &World, stream: u64, fill: impl Fn(u8), wait: impl Fn()) {
+    for round in 1..20u8 {
+        fill(round);
+        // SAFETY: the stream lives until the end of the test.
+        unsafe { world.order.after_stream(stream, LIMIT, world.write()) }.unwrap();
+        fill(0xff);
+        wait();
+        assert!(world.holds(round), "round {round}");
+    }
+    world.order.settle().unwrap();
+    assert_eq!(world.order.under_way(), 0);
+}
+
+fn race_on_a_stream(world: &World) {
+    let stream = Stream::new(&world.device).unwrap();
+    // SAFETY: the memory lives until the end of the test, and is used in the order of the stream.
+    let fill = |byte| unsafe { stream.fill(world.memory.span(), byte) }.unwrap();
+    race(world, stream.handle(), fill, || stream.wait().unwrap());
+}
+
+#[test]
+fn a_transfer_comes_after_what_was_and_before_what_comes() {
+    let world = World::new(false);
+    race_on_a_stream(&world);
+    assert!(world.double.calls("cuStreamWaitValue32") > 0);
+}
+
+#[test]
+fn the_same_where_streams_wait_in_functions() {
+    let before = load().calls("cuLaunchHostFunc");
+    let world = World::new(true);
+    race_on_a_stream(&world);
+    assert!(world.double.calls("cuLaunchHostFunc") > before);
+    world.double.inject(Fault::NoWaitValue, 0);
+}
+
+/// The default stream is what most programs have, and all others that do not opt out wait for it.
+#[test]
+fn the_default_stream_is_a_stream() {
+    let world = World::new(false);
+    let driver = world.node.driver().clone();
+    let stream = Stream::new(&world.device).unwrap();
+    // SAFETY: the memory lives until the end of the test; the default stream waits for this one, and this one for that.
+    let fill = |byte| unsafe { stream.fill(world.memory.span(), byte) }.unwrap();
+    race(&world, 0, fill, || driver.settle(0).unwrap());
+}
+
+/// That of the device which the thread has made current, as everywhere in CUDA.
+#[test]
+fn the_default_stream_is_that_of_the_current_device() {
+    let world = World::new(false);
+    let (driver, device) = (world.node.driver().clone(), world.node.driver().device(1).unwrap());
+    let memory = Arc::new(DeviceMemory::new(&device, LEN).unwrap());
+    let local = Region::register(&*world.node, memory.clone(), Access::Local).unwrap().slice(0..LEN).unwrap();
+    let world = World { local, memory, ..world };
+    let stream = Stream::new(&device).unwrap();
+    let fill = |byte| {
+        // Longer than a copy takes that waits for nothing.
+        for byte in [0xee, 0xee, byte] {
+            // SAFETY: the memory lives until the end of the test; the default stream of its device waits for this one, and this one for that.
+            unsafe { stream.fill(world.memory.span(), byte) }.unwrap();
+        }
+    };
+    let _current = world.double.make_current(1);
+    race(&world, 0, fill, || driver.settle(1).unwrap());
+}
+
+/// A device that does not get on holds nobody's stream back for ever.
+#[test]
+fn a_transfer_that_does_not_end_is_a_failure_and_the_stream_goes_on() {
+    let world = World::new(false);
+    let stream = Stream::new(&world.device).unwrap();
+    let (done, waits) = ticket(world.memory.clone(), 1, None);
+    let never = async move { waits.await.0 };
+    // SAFETY: the stream lives until the end of the test.
+    unsafe { world.order.after_stream(stream.handle(), Duration::from_millis(20), never) }.unwrap();
+    stream.wait().unwrap();
+    assert_eq!(world.order.settle().unwrap_err().code(), ErrorCode::RpcTimeout);
+    assert_eq!(world.order.under_way(), 0);
+    // Its memory is kept for it all the same.
+    assert!(Arc::strong_count(&world.memory) > 2);
+    done.finish(Ok(()));
+}
+
+#[test]
+fn the_stream_waits_for_a_transfer_however_long_it_takes() {
+    let world = World::new(false);
+    let stream = Stream::new(&world.device).unwrap();
+    let (done, waits) = ticket((), 1, None);
+    // SAFETY: the stream lives until the end of the test.
+    unsafe { world.order.after_stream(stream.handle(), LIMIT, async move { waits.await.0 }) }.unwrap();
+    // SAFETY: the memory lives, and is used by this stream alone.
+    unsafe { stream.fill(world.memory.span(), 1) }.unwrap();
+    // Work of another stream goes on meanwhile, and takes longer than what is held back.
+    let elsewhere = world.node.driver().device(1).unwrap();
+    let other = Stream::new(&elsewhere).unwrap();
+    let busy = DeviceMemory::new(&elsewhere, LEN).unwrap();
+    for _ in 0..4 {
+        // SAFETY: the memory lives until the stream has been waited for, which alone uses it.
+        unsafe { other.fill(busy.span(), 1) }.unwrap();
+    }
+    other.wait().unwrap();
+    assert!(!stream.is_idle().unwrap() && world.order.under_way() == 1);
+    done.finish(Ok(()));
+    stream.wait().unwrap();
+    world.order.settle().unwrap();
+}
+
+#[test]
+fn a_failure_is_kept_for_the_next_call_and_the_stream_goes_on() {
+    let world = World::new(false);
+    let stream = Stream::new(&world.device).unwrap();
+    let fails = async { Err(Error::new(ErrorCode::TransferFail, "no such luck")) };
+    // SAFETY: the stream lives until the end of the test.
+    unsafe { world.order.after_stream(stream.handle(), LIMIT, fails) }.unwrap();
+    stream.wait().unwrap();
+    // SAFETY: as above.
+    let error = unsafe { world.order.after_stream(stream.handle(), LIMIT, world.write()) }.unwrap_err();
+    assert_eq!(error.message(), "no such luck");
+    // Told once.
+    // SAFETY: as above.
+    unsafe { world.order.after_stream(stream.handle(), LIMIT, world.write()) }.unwrap();
+    world.order.settle().unwrap();
+    // SAFETY: as above.
+    let refused = unsafe {
+        world.order.after_stream(stream.handle(), LIMIT, async { Err(Error::invalid("not begun")) })
+    };
+    refused.unwrap();
+    assert_eq!(world.order.settle().unwrap_err().message(), "not begun");
+    world.order.check().unwrap();
+}
+
+#[test]
+fn nothing_is_left_of_a_thousand_of_them() {
+    let world = World::new(false);
+    world.double.inject(Fault::Slow, 0);
+    let stream = Stream::new(&world.device).unwrap();
+    let gate = Arc::new(Semaphore::new(0));
+    // All of a hundred at once, so that what is kept to be used again is as much every time.
+    let go = || {
+        for _ in 0..100 {
+            let gate = gate.clone();
+            let transfer =
+                async move { gate.acquire().await.map(drop).map_err(|_| Error::internal("closed")) };
+            // SAFETY: the stream lives until the end of the test.
+            unsafe { world.order.after_stream(stream.handle(), LIMIT, transfer) }.unwrap();
+        }
+        gate.add_permits(1);
+        world.order.settle().unwrap();
+        stream.wait().unwrap();
+        gate.try_acquire().unwrap().forget();
+    };
+    go();
+    go();
+    let before = world.double.live();
+    for _ in 0..10 {
+        go();
+    }
+    let after = world.double.live();
+    assert!(after - before < 16, "{before} -> {after}");
+}

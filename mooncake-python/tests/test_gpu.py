@@ -1,0 +1,68 @@
+"""What the package does with memory of GPUs, on a double of libcuda, in processes that have it as their driver."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "mooncake-nvlink" / "double" / "cuda.c"
+
+
+@pytest.fixture(scope="session")
+def double(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("double")
+    library = folder / "libcuda.so.1"
+    options = ["-std=gnu11", "-O1", "-fPIC", "-shared", "-pthread", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run(["cc", *options, "-o", str(library), str(SOURCE)], check=True)
+    return folder
+
+
+def run(double, code):
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(double)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
+
+
+PRELUDE = """
+import ctypes
+from mooncake import _mooncake
+library = ctypes.CDLL(_mooncake.__file__)
+library.mc_nvlink_malloc.restype = ctypes.c_void_p
+library.mc_nvlink_malloc.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+library.mc_nvlink_free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+"""
+
+
+def test_a_framework_allocates_memory_that_peers_can_open(double):
+    run(
+        double,
+        PRELUDE
+        + """
+assert library.mc_allocator_probe(0) == 0 and library.mc_allocator_probe(1) == 0
+assert library.mc_allocator_probe(7) == -1 and library.mc_allocator_probe(-1) == -1
+for device in (0, 1):
+    at = library.mc_nvlink_malloc(5000, device, None)
+    assert at and _mooncake.device_of(at + 4999) == device
+    library.mc_nvlink_free(at, 5000, device, None)
+    assert _mooncake.device_of(at) is None
+assert not library.mc_nvlink_malloc(0, 0, None) and not library.mc_nvlink_malloc(1 << 40, 0, None)
+assert not library.mc_nvlink_malloc(64, 7, None) and not library.mc_nvlink_malloc(64, -1, None)
+library.mc_nvlink_free(None, 0, 0, None)
+""",
+    )
+
+
+def test_without_a_driver_that_is_what_is_said():
+    from mooncake import _mooncake
+    from mooncake.allocator import BarexAllocator, NVLinkAllocator
+
+    probe = ctypes.CDLL(_mooncake.__file__).mc_allocator_probe(0)
+    if probe != -2:
+        pytest.skip("there is a driver here")
+    pytest.importorskip("torch")
+    with pytest.raises(RuntimeError, match="libcuda.so.1"):
+        NVLinkAllocator.get_allocator("cuda:0")
+    with pytest.raises(RuntimeError, match="barex"):
+        BarexAllocator.get_allocator("cuda:0")

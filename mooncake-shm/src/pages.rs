@@ -1,0 +1,71 @@
+//! What an owner shows and a peer maps: the pages of shared files.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use mooncake_core::memory::{HostMemory, SharedPages};
+use mooncake_core::{Error, Result};
+use mooncake_transport::same_host::record::RECORD_LEN;
+use mooncake_transport::same_host::socket::sealed;
+use mooncake_transport::same_host::{Mapping, Seat, Shared};
+use std::fs::File;
+
+/// Memory a [`ShmTransport`](crate::ShmTransport) knows of. Closed to peers when it is dropped.
+#[derive(Debug)]
+pub struct Registration {
+    seat: Option<Seat<Pages>>,
+}
+
+impl Registration {
+    pub(crate) fn new(seat: Option<Seat<Pages>>) -> Self {
+        Self { seat }
+    }
+
+    /// Whether peers of this host can reach it: it is open to them, in shared memory, and there was a slot for it.
+    pub fn is_reachable(&self) -> bool {
+        self.seat.as_ref().is_some_and(Seat::is_open)
+    }
+}
+
+/// Pages of a region. They are cut off from their file as a whole, so two regions never have one in common.
+#[derive(Clone, Debug)]
+pub(crate) struct Pages(pub(crate) SharedPages);
+
+impl Shared for Pages {
+    fn range(&self) -> Range<u64> {
+        self.0.range()
+    }
+
+    fn offset_of(&self, addr: u64) -> u64 {
+        self.0.offset_of(addr)
+    }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.file().as_fd())
+    }
+
+    unsafe fn cut_off(&self) -> Result<()> {
+        // SAFETY: passed on.
+        unsafe { self.0.make_private() }
+    }
+}
+
+/// The whole file a region is in.
+#[derive(Debug)]
+pub(crate) struct MappedFile(pub(crate) HostMemory);
+
+impl Mapping for MappedFile {
+    const MORE: usize = 0;
+    type Shown = File;
+
+    fn look(file: Option<OwnedFd>, _: &[[u8; RECORD_LEN]]) -> Result<(File, u64)> {
+        let file = sealed(file)?;
+        let bytes = file.metadata().map_err(Error::from)?.len();
+        Ok((file, bytes))
+    }
+
+    fn open(file: File, bytes: u64) -> Result<Self> {
+        let bytes = usize::try_from(bytes).map_err(|_| Error::invalid("a file larger than memory"))?;
+        HostMemory::map_file(&file, 0, bytes).map(Self)
+    }
+}

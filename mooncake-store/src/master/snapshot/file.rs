@@ -1,0 +1,177 @@
+//! A snapshot as bytes: what it begins with, then records, each with a checksum, numbered, the last one marked. It counts as a whole or not at all.
+
+use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
+use mooncake_core::{Error, ErrorCode, Result};
+
+use crate::protocol::pack::wire_fields;
+use crate::protocol::record::{append, next};
+use crate::protocol::wire::{TaskKind, TaskStatus};
+
+/// What a snapshot begins with, and the version of what follows.
+const MAGIC: &[u8; 8] = b"mksnap01";
+
+/// What one master knew when it wrote a snapshot. [`Master::recall`](super::super::Master::recall) gives it to the next one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    pub(super) head: Head,
+    pub(super) objects: Vec<Noted>,
+    pub(super) tasks: Vec<NotedTask>,
+}
+
+impl Snapshot {
+    /// Reads what [`Master::snapshot`](super::super::Master::snapshot) wrote. Any bytes may come in.
+    ///
+    /// # Errors
+    /// `PERSISTENT_FAIL`, when they are not one whole snapshot of this version; the text says what is wrong.
+    pub fn read(bytes: &[u8]) -> Result<Self> {
+        let refuse = |why: &str| Err(Error::new(ErrorCode::PersistentFail, format!("no snapshot: {why}")));
+        let Some(mut rest) = bytes.strip_prefix(MAGIC) else {
+            return refuse("it does not begin like one of this version");
+        };
+        let Some(head) = next::<Head>(&mut rest) else { return refuse("its head is damaged") };
+        let mut snapshot = Self { head, objects: Vec::new(), tasks: Vec::new() };
+        for number in 0u64.. {
+            let Some(part) = next::<Part>(&mut rest) else { return refuse("it is cut off, or damaged") };
+            if part.number != number {
+                return refuse("a part of it is missing");
+            }
+            snapshot.objects.extend(part.objects);
+            snapshot.tasks.extend(part.tasks);
+            if part.last {
+                break;
+            }
+        }
+        if !rest.is_empty() {
+            return refuse("something follows its end");
+        }
+        if snapshot.objects.iter().any(|object| ObjectKey::check(&object.key).is_err()) {
+            return refuse("an object has no possible key");
+        }
+        Ok(snapshot)
+    }
+
+    /// How many objects it knows of.
+    pub fn objects(&self) -> usize {
+        self.objects.len()
+    }
+
+    /// How many tasks.
+    pub fn tasks(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// As bytes, so that what was read can be compared.
+    pub fn write(&self) -> Vec<u8> {
+        let mut bytes = begin(&self.head);
+        let (objects, tasks) = (self.objects.clone(), self.tasks.clone());
+        append(&Part { number: 0, objects, tasks, last: true }, &mut bytes);
+        bytes
+    }
+}
+
+/// The beginning of a snapshot.
+pub(super) fn begin(head: &Head) -> Vec<u8> {
+    let mut out = MAGIC.to_vec();
+    append(head, &mut out);
+    out
+}
+
+/// Who wrote it, and when by the count of uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    /// The uses of objects that were counted when it was done.
+    pub(super) uses: u64,
+    pub(super) horizons: Vec<Horizon>,
+}
+
+wire_fields!(structure Head { uses: u64, horizons: Vec<Horizon> });
+
+/// Of what was written under that master before its use of that number, all that was still there is in the snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Horizon {
+    pub(super) epoch: u64,
+    pub(super) number: u64,
+}
+
+wire_fields!(structure Horizon { epoch: u64, number: u64 });
+
+/// A part of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    /// Counted from 0.
+    pub(super) number: u64,
+    pub(super) objects: Vec<Noted>,
+    pub(super) tasks: Vec<NotedTask>,
+    pub(super) last: bool,
+}
+
+wire_fields!(structure Part { number: u64, objects: Vec<Noted>, tasks: Vec<NotedTask>, last: bool });
+
+/// An object that could be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Noted {
+    /// As the directory has it.
+    pub(super) key: Vec<u8>,
+    pub(super) len: u64,
+    pub(super) checksum: Option<u64>,
+    /// The stamp of its value, if it was in memory.
+    pub(super) written: Option<Horizon>,
+    /// The number of its last use.
+    pub(super) used: u64,
+    pub(super) group: String,
+    pub(super) hard_pin: bool,
+    pub(super) soft_pin_ms: u64,
+    /// Where it lay in memory.
+    pub(super) places: Vec<Place>,
+    /// On whose disks it lay.
+    pub(super) disks: Vec<ClientId>,
+}
+
+wire_fields!(structure Noted {
+    key: Vec<u8>,
+    len: u64,
+    checksum: Option<u64>,
+    written: Option<Horizon>,
+    used: u64,
+    group: String,
+    hard_pin: bool,
+    soft_pin_ms: u64,
+    places: Vec<Place>,
+    disks: Vec<ClientId>,
+});
+
+/// Where a replica lay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) segment: SegmentId,
+    pub(super) offset: u64,
+}
+
+wire_fields!(structure Place { segment: SegmentId, offset: u64 });
+
+/// A task, whatever became of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::master) struct NotedTask {
+    pub(in crate::master) id: Uuid,
+    pub(in crate::master) kind: TaskKind,
+    pub(in crate::master) status: TaskStatus,
+    pub(in crate::master) client: ClientId,
+    pub(in crate::master) payload: String,
+    pub(in crate::master) created_ms: i64,
+    pub(in crate::master) updated_ms: i64,
+    pub(in crate::master) message: String,
+    /// Time that was left for it, in milliseconds.
+    pub(in crate::master) left_ms: u64,
+}
+
+wire_fields!(structure NotedTask {
+    id: Uuid,
+    kind: TaskKind,
+    status: TaskStatus,
+    client: ClientId,
+    payload: String,
+    created_ms: i64,
+    updated_ms: i64,
+    message: String,
+    left_ms: u64,
+});

@@ -1,0 +1,273 @@
+//! Files on a file system that clients share: written behind puts, read where nothing else has the value.
+
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use mooncake_core::replica::{ReplicaLocation, ReplicateConfig};
+use mooncake_store::client::{Client, FileReport, PutOutcome, RangeRead};
+use mooncake_store::master::{FileOptions, MasterOptions};
+
+use crate::support::{Cluster, Kind, eventually, value};
+
+/// Longer than what is read at once.
+const LONG: usize = 5 << 20;
+
+async fn cluster(dir: &Path, files: FileOptions) -> Cluster {
+    let files = FileOptions { dir: dir.join("lab").to_str().unwrap().into(), ..files };
+    Cluster::start(Kind::Tcp, MasterOptions { files: Some(files), ..MasterOptions::default() }).await
+}
+
+/// Where the file of a key is, if the master lists one.
+fn file(cluster: &Cluster, key: &[u8]) -> Option<PathBuf> {
+    let replicas = cluster.master.peek(key).unwrap_or_default();
+    replicas.iter().find_map(|replica| match &replica.location {
+        ReplicaLocation::Disk { path, .. } => Some(path.into()),
+        _ => None,
+    })
+}
+
+async fn written(cluster: &Cluster, key: &[u8]) -> PathBuf {
+    eventually("it has a file", async || file(cluster, key).is_some()).await;
+    file(cluster, key).unwrap()
+}
+
+/// Files below a folder.
+fn all(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).into_iter().flatten().map_while(Result::ok) {
+        match entry.file_type().unwrap().is_dir() {
+            true => found.extend(all(&entry.path())),
+            false => found.push(entry.path()),
+        }
+    }
+    found
+}
+
+/// A cluster in which only files have these values: whoever had them in memory is gone.
+async fn only_in_files(dir: &Path, items: &[(&[u8], Bytes)]) -> (Cluster, Client) {
+    let cluster = cluster(dir, FileOptions::default()).await;
+    let (holder, client) = (
+        cluster.member().connect().await.unwrap(),
+        cluster.member().segment(0).local_buffer(16 << 20).connect().await.unwrap(),
+    );
+    for (key, value) in items {
+        assert_eq!(client.put(key, value).await.unwrap(), PutOutcome::Stored);
+        written(&cluster, key).await;
+    }
+    holder.close().await.unwrap();
+    for (key, _) in items {
+        let replicas = cluster.master.peek(key).unwrap();
+        assert!(replicas.iter().all(|replica| replica.location.memory().is_none()), "{replicas:?}");
+    }
+    (cluster, client)
+}
+
+fn report(client: &Client) -> FileReport {
+    client.files().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_value_is_its_file_and_comes_back_from_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (short, long) = (value(1, 100), value(2, LONG));
+    let items: [(&[u8], Bytes); 2] = [(b"short", short.clone()), (b"long", long.clone())];
+    let (cluster, client) = only_in_files(dir.path(), &items).await;
+    for (key, value) in &items {
+        let path = file(&cluster, key).unwrap();
+        assert!(path.starts_with(dir.path().join("lab")) && std::fs::read(path).unwrap() == *value);
+        assert!(client.get(key).await.unwrap().as_ref() == Some(value));
+    }
+    let both = client.batch_get(&["short", "absent", "long"]).await.unwrap();
+    let both: Vec<_> = both.into_iter().map(Result::unwrap).collect();
+    assert!(both == [Some(short.clone()), None, Some(long.clone())]);
+    let into = client.alloc_registered(LONG + 7).unwrap().exclusive().unwrap();
+    let (length, into) = client.get_into("long", into).await;
+    assert_eq!(length.unwrap(), Some(LONG));
+    let mut bytes = vec![0; LONG];
+    into.copy_to(0, &mut bytes).unwrap();
+    assert!(bytes == *long);
+
+    // Others that come later read them, too.
+    let other = cluster.member().segment(0).connect().await.unwrap();
+    assert!(other.get("short").await.unwrap().as_ref() == Some(&short));
+    assert_eq!(report(&client).written, 2);
+    assert_eq!((report(&other).read, report(&other).unread), (1, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn parts_are_read_from_files_and_nothing_else_of_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let long = value(2, LONG);
+    let (_cluster, client) = only_in_files(dir.path(), &[(b"k", long.clone())]).await;
+    let object = client.locate(&["k"]).await.unwrap().remove(0).unwrap().unwrap();
+    let parts = [(0, 10), (LONG - 3, 3), (123_457, 65_537)];
+    let read = |&(offset, len): &(usize, usize)| RangeRead {
+        object: object.clone(),
+        offset: offset as u64,
+        into: client.alloc_registered(len).unwrap().exclusive().unwrap(),
+    };
+    let outcomes = client.read_ranges(parts.iter().map(read).collect()).await;
+    for ((offset, len), (outcome, into)) in parts.into_iter().zip(outcomes) {
+        outcome.unwrap();
+        let mut bytes = vec![0; len];
+        into.copy_to(0, &mut bytes).unwrap();
+        assert!(bytes == long[offset..offset + len], "{offset} {len}");
+    }
+    assert_eq!(report(&client).read_bytes, parts.iter().map(|(_, len)| *len as u64).sum::<u64>());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_no_file_of_the_value_is_a_miss_and_the_key_is_free_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let names: [&[u8]; 6] = [b"missing", b"short", b"long", b"folder", b"link", b"pipe"];
+    let items: Vec<(&[u8], Bytes)> = names.iter().map(|&name| (name, value(3, 1000))).collect();
+    let (cluster, client) = only_in_files(dir.path(), &items).await;
+    let elsewhere = dir.path().join("elsewhere");
+    std::fs::write(&elsewhere, value(4, 1000)).unwrap();
+    for name in names {
+        let path = file(&cluster, name).unwrap();
+        match name {
+            b"short" => std::fs::write(&path, &value(3, 1000)[..999]).unwrap(),
+            b"long" => std::fs::write(&path, value(3, 1001)).unwrap(),
+            _ => std::fs::remove_file(&path).unwrap(),
+        }
+        match name {
+            b"folder" => std::fs::create_dir(&path).unwrap(),
+            b"link" => std::os::unix::fs::symlink(&elsewhere, &path).unwrap(),
+            b"pipe" => assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success()),
+            _ => {}
+        }
+    }
+    // By parts first: they say nothing to the master.
+    for object in client.locate(&names).await.unwrap() {
+        let into = client.alloc_registered(10).unwrap().exclusive().unwrap();
+        let read = RangeRead { object: object.unwrap().unwrap(), offset: 0, into };
+        client.read_ranges(vec![read]).await.remove(0).0.unwrap_err();
+    }
+    let unread = report(&client).unread;
+    assert!(unread >= names.len() as u64);
+    for name in names {
+        assert_eq!(client.get(name).await.unwrap(), None, "{}", name.escape_ascii());
+    }
+    assert!(report(&client).unread >= unread + names.len() as u64);
+    eventually("the master has heard", async || cluster.master.keys().is_empty()).await;
+    let _holder = cluster.member().connect().await.unwrap();
+    for name in names {
+        assert_eq!(client.put(name, b"again").await.unwrap(), PutOutcome::Stored);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_of_all_kinds_stay_below_the_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let long = "L".repeat(3000);
+    let keys: [&[u8]; 9] =
+        [b"..", b".", b"../../x", b"/etc/x", b"a/b", b"a_b", b"k\0z", b"\xff\xfe", long.as_bytes()];
+    let items: Vec<(&[u8], Bytes)> = keys.iter().zip(0..).map(|(&key, n)| (key, value(n, 500))).collect();
+    let (_cluster, client) = only_in_files(dir.path(), &items).await;
+    for (key, value) in &items {
+        assert!(client.get(key).await.unwrap().as_ref() == Some(value), "{}", key.escape_ascii());
+    }
+    assert_eq!(all(&dir.path().join("lab")).len(), keys.len());
+    assert_eq!(all(dir.path()).len(), keys.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_the_folder_objects_are_in_memory_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let (absent, blocked) = (dir.path().join("not mounted"), dir.path().join("file"));
+    std::fs::write(&blocked, b"").unwrap();
+    for root in [absent, blocked] {
+        let cluster = cluster(&root, FileOptions::default()).await;
+        let client = cluster.member().connect().await.unwrap();
+        client.put("k", b"value").await.unwrap();
+        eventually("it was not written", async || report(&client).refused == 1).await;
+        assert_eq!(client.get("k").await.unwrap().as_deref(), Some(&b"value"[..]));
+        client.close().await.unwrap();
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing was made there");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_oldest_files_make_room_and_the_master_hears_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let before = dir.path().join("lab/a/b");
+    std::fs::create_dir_all(&before).unwrap();
+    std::fs::write(before.join("of somebody"), [0; 400]).unwrap();
+    let cluster = cluster(dir.path(), FileOptions { quota: 1000, ..FileOptions::default() }).await;
+    let client = cluster.member().connect().await.unwrap();
+    for n in 0..5 {
+        client.put(format!("k{n}"), value(n, 300)).await.unwrap();
+        written(&cluster, format!("k{n}").as_bytes()).await;
+    }
+    eventually("the oldest are gone", async || all(dir.path()).len() == 3).await;
+    assert!(!before.join("of somebody").exists());
+    let listed =
+        async || (0..5).map(|n| file(&cluster, format!("k{n}").as_bytes()).is_some()).collect::<Vec<_>>();
+    eventually("the master knows", async || listed().await == [false, false, true, true, true]).await;
+    assert_eq!((report(&client).evicted, report(&client).used), (3, 900));
+    client.put("too large", value(9, 1001)).await.unwrap();
+    eventually("it was not written", async || report(&client).refused == 1).await;
+    assert_eq!(all(dir.path()).len(), 3, "nothing goes for what cannot come");
+    client.close().await.unwrap();
+
+    let fixed = FileOptions { quota: 1000, evict: false, ..FileOptions::default() };
+    let cluster = self::cluster(dir.path(), fixed).await;
+    let client = cluster.member().connect().await.unwrap();
+    client.put("more", value(9, 200)).await.unwrap();
+    eventually("it was not written", async || report(&client).refused == 1).await;
+    assert_eq!(all(dir.path()).len(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_replaced_or_removed_leaves_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = cluster(dir.path(), FileOptions::default()).await;
+    let client = cluster.member().connect().await.unwrap();
+    let gone = async || all(dir.path()).is_empty();
+    client.put("k", value(1, 300)).await.unwrap();
+    let first = written(&cluster, b"k").await;
+    client.upsert("k", value(2, 300)).await.unwrap();
+    eventually("the second has a file", async || file(&cluster, b"k").is_some_and(|path| path != first))
+        .await;
+    eventually("the first has none", async || !first.exists()).await;
+    assert!(std::fs::read(file(&cluster, b"k").unwrap()).unwrap() == value(2, 300));
+    assert!(client.remove("k", true).await.unwrap());
+    eventually("it is gone", gone).await;
+    for n in 0..3 {
+        client.put(format!("k{n}"), value(n, 300)).await.unwrap();
+        written(&cluster, format!("k{n}").as_bytes()).await;
+    }
+    assert_eq!(client.remove_matching("k[01]", true).await.unwrap(), 2);
+    eventually("two are gone", async || all(dir.path()).len() == 1).await;
+    assert!(file(&cluster, b"k2").unwrap().exists());
+    assert_eq!(client.remove_all(true).await.unwrap(), 1);
+    eventually("all are gone", gone).await;
+    assert_eq!(report(&client).used, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batches_and_pieces_and_registered_memory_are_written_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = cluster(dir.path(), FileOptions::default()).await;
+    let client = cluster.member().connect().await.unwrap();
+    let once = ReplicateConfig::default();
+    let [a, b, c] = [1, 2, 3].map(|n| value(n, 200_000));
+    client.batch_put(&[("a", &a), ("b", &b)], &once).await.unwrap();
+    client.put_bytes("bytes", &c, &once).await.unwrap();
+    let mut slice = client.alloc_registered(c.len()).unwrap().exclusive().unwrap();
+    slice.copy_from(0, &c).unwrap();
+    let slice = slice.into_shared();
+    client.put_from("slice", &slice, &once).await.unwrap();
+    let pieces = vec![slice.slice(0..70_000).unwrap(), slice.slice(70_000..200_000).unwrap()];
+    client.batch_put_pieces(&[("pieces", pieces)], &once).await.unwrap();
+    for (key, value) in [("a", a), ("b", b), ("bytes", c.clone()), ("slice", c.clone()), ("pieces", c)] {
+        let path = written(&cluster, key.as_bytes()).await;
+        assert!(std::fs::read(path).unwrap() == value, "{key}");
+    }
+    // What is under way when a client leaves is written to its end.
+    client.put("last", value(7, 100)).await.unwrap();
+    client.close().await.unwrap();
+    assert_eq!(all(dir.path()).len(), 6);
+    assert!(all(dir.path()).iter().all(|path| !path.file_name().unwrap().to_str().unwrap().starts_with('.')));
+}

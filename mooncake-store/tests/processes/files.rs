@@ -1,0 +1,111 @@
+//! Files that clients share outlive those who wrote them and those who had the values in memory.
+
+use std::path::Path;
+use std::time::Duration;
+
+use mooncake_core::ErrorCode;
+use mooncake_store::client::Client;
+
+use crate::process::{Process, free_port};
+use crate::support::{
+    LIMIT, builder, eventually, master, order, start, start_member, tagged, timed, told_master,
+};
+
+/// Long enough that a kill finds some of them half written.
+const LEN: usize = 1 << 20;
+const KEYS: u64 = 12;
+
+/// The first of these are put once, and then the others over and over.
+const ONCE: u64 = 6;
+
+/// The process of a writer, which waits for nothing else than its end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "the other processes of the tests in this binary"]
+async fn writer() {
+    let Some(master) = told_master() else { return };
+    let round: u64 = order("TEST_NUMBER").unwrap();
+    let client = builder(&master, 0).timeout(LIMIT * 10).connect().await.unwrap();
+    for key in 0..ONCE {
+        client.put(key.to_string(), tagged(key, 1, LEN)).await.unwrap();
+        eventually("it has a file", Duration::from_secs(60), async || has_file(&client, key).await).await;
+    }
+    for turn in 0.. {
+        for key in ONCE..KEYS {
+            let _ = client.upsert(key.to_string(), tagged(key, round * 1000 + turn, LEN)).await;
+        }
+        println!("\nwrote {turn}");
+    }
+}
+
+/// What a key is now: nothing, or one of the values that were put under it, whole.
+async fn read(client: &Client, key: u64) -> Option<u64> {
+    loop {
+        match timed("a read", client.get(key.to_string())).await {
+            Err(error) if error.code() == ErrorCode::LeaseExpired => {}
+            got => {
+                let bytes = got.unwrap()?;
+                let version = crate::support::version_of(key, &bytes);
+                return Some(version.expect("a value that was put, whole"));
+            }
+        }
+    }
+}
+
+async fn has_file(client: &Client, key: u64) -> bool {
+    let list = client.replicas(key.to_string()).await.ok().flatten();
+    list.is_some_and(|list| list.replicas.iter().any(|replica| replica.location.memory().is_none()))
+}
+
+/// Whether a key is in a file and nowhere else.
+async fn only_in_file(client: &Client, key: u64) -> bool {
+    let list = client.replicas(key.to_string()).await.ok().flatten();
+    list.is_some_and(|list| list.replicas.iter().all(|replica| replica.location.memory().is_none()))
+}
+
+fn cut_off(dir: &Path, found: &mut usize) {
+    for entry in std::fs::read_dir(dir).unwrap().map_while(Result::ok) {
+        if entry.file_type().unwrap().is_dir() {
+            cut_off(&entry.path(), found);
+        } else if !entry.file_name().to_str().unwrap().starts_with('.') {
+            *found += usize::from(entry.metadata().unwrap().len() != LEN as u64 + 16);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_writer_that_is_killed_leaves_whole_files_and_values_outlive_memory() {
+    let port = free_port();
+    let folder = tempfile::tempdir().unwrap();
+    let root = format!("--root_fs_dir={}", folder.path().display());
+    let _master = master(port, &[&root, "--default_kv_lease_ttl=500", "--client_ttl=2"]);
+    let client = builder(&format!("127.0.0.1:{port}"), 0).timeout(LIMIT).connect().await.unwrap();
+    let patience = Duration::from_secs(60);
+    for round in 0..3 {
+        let (holder, _) = start_member(port);
+        let (other, _) = start_member(port);
+        let mut writing = start("files::writer", port, &[("TEST_NUMBER", round.to_string())]);
+        // In the middle of whatever it is at.
+        assert!(writing.said("wrote ").nth(round as usize).is_some());
+        writing.kill();
+        for key in 0..KEYS {
+            read(&client, key).await;
+        }
+        [holder, other].into_iter().for_each(Process::kill);
+        eventually("nothing is in memory", patience, async || {
+            let mut left = 0;
+            for key in 0..KEYS {
+                let list = client.replicas(key.to_string()).await.ok().flatten();
+                left += usize::from(list.is_some() && !only_in_file(&client, key).await);
+            }
+            left == 0
+        })
+        .await;
+        for key in 0..KEYS {
+            let there = read(&client, key).await;
+            assert!(key >= ONCE || there == Some(1), "{key}, round {round}: it was in a file");
+        }
+        let mut cut = 0;
+        cut_off(folder.path(), &mut cut);
+        assert_eq!(cut, 0, "files under names that readers may be told of are whole");
+    }
+}

@@ -1,0 +1,194 @@
+//! Device memory behind the data port, byte by byte, and devices that are slow or fail.
+
+mod common;
+
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use common::*;
+use mooncake_core::memory::MemorySource;
+use mooncake_core::testkit::device::{TestDevice, TestDeviceMemory};
+use mooncake_tcp::{TcpConfig, TcpTransport};
+use mooncake_transport::{Access, Region};
+
+const FAILED: [u8; 8] = *b"\x02\0\0\0VTCM";
+const MIB: usize = 1 << 20;
+
+fn open(node: &Node, device: &TestDevice, len: usize) -> (Arc<TestDeviceMemory>, Region<TcpTransport>) {
+    let memory = Arc::new(device.memory(len).unwrap());
+    memory.fill(&pattern(len));
+    let region = Region::register(&node.transport, memory.clone(), Access::Remote).unwrap();
+    (memory, region)
+}
+
+#[test]
+fn requests_are_served_in_order() {
+    let (node, device) = (Node::start(TcpConfig::default()), TestDevice::new());
+    let (memory, region) = open(&node, &device, 4096);
+    let host = node.open(64);
+    let at = region.addr();
+    let mut stream = node.dial();
+    let requests = [
+        header(READ, at, 5),
+        header(WRITE, at, 3),
+        b"abc".to_vec(),
+        header(PLAIN_READ, at, 5),
+        header(READ, host.addr(), 2),
+        header(PLAIN_WRITE, at + 3, 2),
+        b"de".to_vec(),
+        header(WRITE, host.addr(), 1),
+        b"h".to_vec(),
+        header(PLAIN_READ, at, 6),
+        header(PLAIN_READ, host.addr(), 2),
+        header(READ, at + 4095, 1),
+        header(READ, at + 4095, 2),
+    ]
+    .concat();
+    say(&mut stream, &[&requests]);
+    let answers = [
+        &OK[..],
+        &[0, 1, 2, 3, 4],
+        &OK,
+        b"abc\x03\x04",
+        &OK,
+        &[0, 1],
+        &OK,
+        b"abcde\x05",
+        b"h\x01",
+        &OK,
+        &[79],
+        &REFUSED,
+    ]
+    .concat();
+    assert_eq!(read_to_the_end(&mut stream), answers);
+    assert_eq!(&memory.bytes()[..6], b"abcde\x05");
+}
+
+/// Longer than the buffers, in pieces that end anywhere.
+#[test]
+fn long_bodies_arrive_whole() {
+    let (node, device) = (Node::start(TcpConfig::default()), TestDevice::new());
+    let len = 5 * MIB + 3;
+    let (memory, region) = open(&node, &device, len);
+    let sent: Vec<u8> = pattern(len).iter().map(|byte| byte ^ 0x55).collect();
+    let mut stream = node.dial();
+    let mut writer = stream.try_clone().unwrap();
+    let (head, body) = (header(WRITE, region.addr(), len as u64), sent.clone());
+    let writing = std::thread::spawn(move || {
+        writer.write_all(&head).unwrap();
+        body.chunks(300_007).for_each(|piece| writer.write_all(piece).unwrap());
+        writer
+            .write_all(&header(READ, u64::from_le_bytes(head[8..16].try_into().unwrap()), len as u64))
+            .unwrap();
+    });
+    assert_eq!(read_exactly(&mut stream, 8), OK);
+    assert!(memory.bytes() == sent);
+    assert_eq!(read_exactly(&mut stream, 8), OK);
+    assert!(read_exactly(&mut stream, len) == sent);
+    writing.join().unwrap();
+}
+
+#[test]
+fn a_device_that_fails_is_said_so() {
+    let (node, device) = (Node::start(TcpConfig::default()), TestDevice::new());
+    let (memory, region) = open(&node, &device, 3 * MIB);
+    let host = node.open(64);
+    let at = region.addr();
+    // What was asked for before is answered before.
+    let earlier = [header(WRITE, host.addr(), 1), b"x".to_vec()].concat();
+    for (opcode, body) in [(READ, 0), (WRITE, 3 * MIB)] {
+        device.fail_copies(1);
+        let mut stream = node.dial();
+        say(&mut stream, &[&earlier, &header(opcode, at, 3 * MIB as u64)]);
+        // It may be closed before all is sent.
+        let _ = stream.write_all(&vec![9; body]);
+        assert_eq!(read_to_the_end(&mut stream), [OK, FAILED].concat());
+    }
+    device.fail_copies(1);
+    let mut stream = node.dial();
+    say(&mut stream, &[&header(PLAIN_READ, at, 10)]);
+    assert_eq!(read_to_the_end(&mut stream), b"", "this framing has no word for it");
+    let mut stream = node.dial();
+    say(&mut stream, &[&header(WRITE, at, 2), b"ok"]);
+    assert_eq!(read_exactly(&mut stream, 8), OK);
+    assert_eq!(&memory.bytes()[..2], b"ok");
+}
+
+/// In the middle of an answer nothing can be said: less comes than was asked for.
+#[test]
+fn an_answer_that_breaks_off_is_cut() {
+    let (node, device) = (Node::start(TcpConfig::default()), TestDevice::new());
+    let (_memory, region) = open(&node, &device, 64 * MIB);
+    let mut stream = node.dial();
+    say(&mut stream, &[&header(READ, region.addr(), 64 * MIB as u64)]);
+    assert_eq!(read_exactly(&mut stream, 8 + 4096)[..8], OK);
+    device.fail_copies(u64::MAX);
+    let came = read_to_the_end(&mut stream);
+    assert!(came.len() < 64 * MIB - 4096);
+    assert!(came.iter().zip(4096..).all(|(byte, i)| *byte == (i % 251) as u8), "and none of it is wrong");
+}
+
+/// A copy that a device is busy with is waited for, also on the thread that the connection's task needs.
+#[test]
+fn deregistering_waits_for_copies() {
+    let device = TestDevice::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let config = TcpConfig { bind: Some([127, 0, 0, 1].into()), ..TcpConfig::default() };
+    let transport = TcpTransport::start(config, runtime.handle()).unwrap();
+    for opcode in [READ, WRITE] {
+        let memory = Arc::new(device.memory(MIB).unwrap());
+        let address = memory.span().addr();
+        let region = Region::register(&transport, memory.clone(), Access::Remote).unwrap();
+        device.hold(true);
+        let port = transport.local_addr();
+        let (begun, waits) = channel();
+        let peer = std::thread::spawn(move || {
+            let mut stream = std::net::TcpStream::connect(port).unwrap();
+            say(&mut stream, &[&header(opcode, address, MIB as u64)]);
+            if opcode == WRITE {
+                let _ = stream.write_all(&vec![7; MIB]);
+            }
+            begun.send(()).unwrap();
+            // The bytes that were copied, or a refusal.
+            read_exactly(&mut stream, 8)
+        });
+        runtime.block_on(async {
+            // The task runs here, and only here; it gets as far as the device lets it.
+            while device.waiting() == 0 {
+                tokio::task::yield_now().await;
+            }
+            waits.recv().unwrap();
+            let letting_go = device.let_go_after(Duration::from_millis(50));
+            drop(region);
+            assert!(letting_go.is_finished() || device.waiting() == 0, "it went while a copy was under way");
+            letting_go.join().unwrap();
+            // Nothing of the device's is under way, or this would end the process.
+            drop(memory);
+            tokio::task::spawn_blocking(move || peer.join().unwrap()).await.unwrap();
+        });
+    }
+}
+
+/// There are fewer buffers than connections, and a device that is in no hurry.
+#[test]
+fn many_connections_share_few_buffers() {
+    let (node, device) = (Node::start(TcpConfig::default()), TestDevice::new());
+    let len = 2 * MIB;
+    let (memory, region) = open(&node, &device, 48 * len);
+    let peers: Vec<_> = (0..48u8)
+        .map(|i| {
+            let (mut stream, at) = (node.dial(), region.addr() + u64::from(i) * len as u64);
+            std::thread::spawn(move || {
+                say(&mut stream, &[&header(WRITE, at, len as u64), &vec![i; len]]);
+                assert_eq!(read_exactly(&mut stream, 8), OK);
+                say(&mut stream, &[&header(READ, at, len as u64)]);
+                assert_eq!(read_exactly(&mut stream, 8), OK);
+                assert!(read_exactly(&mut stream, len) == vec![i; len]);
+            })
+        })
+        .collect();
+    peers.into_iter().for_each(|peer| peer.join().unwrap());
+    assert!(memory.bytes().chunks(len).zip(0u8..).all(|(part, i)| part.iter().all(|byte| *byte == i)));
+}

@@ -1,0 +1,182 @@
+//! A small file beside the database: whose it is, and up to which change the database has been acknowledged.
+//!
+//! A log whose end is missing looks as after a crash, to RocksDB too. With this file it can be told apart: a crash takes only what was
+//! not acknowledged yet.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use mooncake_core::meta::fingerprint;
+use mooncake_core::{Error, ErrorCode, Result};
+use rustix::fs::{FlockOperation, flock};
+
+const NAME: &str = "acknowledged";
+/// What RocksDB makes first.
+const DATABASE: &str = "CURRENT";
+const MAGIC: [u8; 8] = *b"mcmeta-1";
+/// Two of them follow the magic, so that one is whole whenever the machine stops: a number and its fingerprint.
+const SLOT: usize = 16;
+const SIZE: usize = MAGIC.len() + 2 * SLOT;
+
+/// The file, which is of one process at a time.
+#[derive(Debug)]
+pub(super) struct Mark {
+    file: File,
+    number: u64,
+}
+
+impl Mark {
+    /// Takes a folder that has one, or is empty.
+    ///
+    /// # Errors
+    /// `FILE_LOCK_FAIL`: another process has it; `INVALID_PARAMS`: it is somebody else's; `CHECKSUM_MISMATCH`: it is damaged; `FILE_OPEN_FAIL`.
+    pub(super) fn take(folder: &Path) -> Result<Self> {
+        let unusable = |error: io::Error| Error::new(ErrorCode::FileOpenFail, format!("{NAME}: {error}"));
+        let path = folder.join(NAME);
+        if !path.exists() && folder.read_dir().map_err(unusable)?.next().is_some() {
+            return Err(Error::invalid("there is something in it that is no metadata directory"));
+        }
+        // Keys and values are nobody else's business.
+        let file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let mut file = file.map_err(unusable)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(Error::new(
+                    ErrorCode::FileLockFail,
+                    "another process has it open; one at a time can",
+                ));
+            }
+            Err(error) => return Err(unusable(error.into())),
+        }
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(unusable)?;
+        let number = match read(&bytes) {
+            Some(number) => number,
+            // Nothing was acknowledged before there was a database.
+            None if !folder.join(DATABASE).exists() => {
+                begin(&file, folder).map_err(unusable)?;
+                0
+            }
+            None => return Err(Error::new(ErrorCode::ChecksumMismatch, format!("{NAME} is damaged"))),
+        };
+        Ok(Self { file, number })
+    }
+
+    /// The last change that was acknowledged.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// This change is to be acknowledged.
+    ///
+    /// # Errors
+    /// `PERSISTENT_FAIL`.
+    pub(super) fn note(&mut self, number: u64) -> Result<()> {
+        let at = MAGIC.len() as u64 + number % 2 * SLOT as u64;
+        let written = self.file.write_all_at(&slot(number), at).and_then(|()| self.file.sync_data());
+        written.map_err(|error| Error::new(ErrorCode::PersistentFail, format!("{NAME}: {error}")))?;
+        self.number = number;
+        Ok(())
+    }
+
+    /// Another may take the folder.
+    pub(super) fn release(&self) {
+        // By name, because a child that has been forked and not yet become another program has the file open too.
+        let _ = flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+fn begin(file: &File, folder: &Path) -> io::Result<()> {
+    file.set_len(0)?;
+    file.write_all_at(&[&MAGIC[..], &slot(0), &[0; SLOT]].concat(), 0)?;
+    file.sync_all()?;
+    File::open(folder)?.sync_all()
+}
+
+fn slot(number: u64) -> [u8; SLOT] {
+    let (mut slot, number) = ([0; SLOT], number.to_le_bytes());
+    slot[..8].copy_from_slice(&number);
+    slot[8..].copy_from_slice(&seal(number).to_le_bytes());
+    slot
+}
+
+fn seal(number: [u8; 8]) -> u64 {
+    fingerprint(&[MAGIC, number].concat())
+}
+
+fn read(bytes: &[u8]) -> Option<u64> {
+    if bytes.len() != SIZE {
+        return None;
+    }
+    let slots = bytes.strip_prefix(&MAGIC)?.as_chunks::<8>().0.as_chunks::<2>().0;
+    let whole = slots.iter().filter(|[number, sum]| seal(*number) == u64::from_le_bytes(*sum));
+    whole.map(|[number, _]| u64::from_le_bytes(*number)).max()
+}
+
+#[cfg(test)]
+impl Mark {
+    /// Nothing can be noted from now on.
+    pub(super) fn forbid(&mut self, folder: &Path) {
+        self.file = File::open(folder.join(NAME)).unwrap();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_flipped_bit_and_every_prefix_costs_one_number_at_most() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut mark = Mark::take(folder.path()).unwrap();
+        for number in [1, 2, 300, 301] {
+            mark.note(number).unwrap();
+        }
+        drop(mark);
+        let bytes = std::fs::read(folder.path().join(NAME)).unwrap();
+        assert_eq!(read(&bytes), Some(301));
+        for bit in 0..bytes.len() * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            let found = read(&damaged);
+            assert!(
+                matches!(found, Some(300 | 301)) || (found.is_none() && bit < 64),
+                "bit {bit}: {found:?}"
+            );
+        }
+        for length in 0..bytes.len() {
+            assert_eq!(read(&bytes[..length]), None, "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn a_folder_is_taken_that_is_empty_or_ours_and_by_one() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("letter"), "dear all").unwrap();
+        let refused = Mark::take(folder.path()).unwrap_err();
+        assert!(
+            refused.code() == ErrorCode::InvalidParams && !folder.path().join(NAME).exists(),
+            "{refused}"
+        );
+        std::fs::remove_file(folder.path().join("letter")).unwrap();
+        let mark = Mark::take(folder.path()).unwrap();
+        assert_eq!(Mark::take(folder.path()).unwrap_err().code(), ErrorCode::FileLockFail);
+        drop(mark);
+        // A process that was stopped before there was a database has acknowledged nothing.
+        std::fs::write(folder.path().join(NAME), "mcm").unwrap();
+        assert_eq!(Mark::take(folder.path()).unwrap().number(), 0);
+        std::fs::write(folder.path().join(NAME), "mcm").unwrap();
+        std::fs::write(folder.path().join(DATABASE), "").unwrap();
+        assert_eq!(Mark::take(folder.path()).unwrap_err().code(), ErrorCode::ChecksumMismatch);
+    }
+}

@@ -1,0 +1,272 @@
+//! Page-locked buffers through which device memory travels: a bounded number of them, handed out in order.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use futures::channel::oneshot;
+use mooncake_core::memory::{MemorySource, MemorySpan, device_driver};
+use mooncake_core::{Error, ErrorCode, Result};
+use parking_lot::Mutex;
+
+/// Buffers of one length. Made when they are needed, and kept.
+pub struct StagePool<R> {
+    inner: Arc<Inner<R>>,
+}
+
+struct Inner<R> {
+    len: usize,
+    most: usize,
+    state: Mutex<State<R>>,
+}
+
+struct State<R> {
+    free: Vec<Memory<R>>,
+    made: usize,
+    waiters: VecDeque<oneshot::Sender<Stage<R>>>,
+}
+
+struct Memory<R> {
+    // Dropped before the memory.
+    registration: R,
+    memory: Box<dyn MemorySource>,
+}
+
+/// A buffer, and what a wire knows it by. Goes back to its pool when it is dropped.
+pub struct Stage<R> {
+    memory: Option<Memory<R>>,
+    span: MemorySpan,
+    /// None for one of a length of its own.
+    home: Option<Arc<Inner<R>>>,
+}
+
+impl<R> StagePool<R> {
+    /// At most `most` buffers of `len` bytes.
+    pub fn new(len: usize, most: usize) -> Self {
+        let state = Mutex::new(State { free: Vec::new(), made: 0, waiters: VecDeque::new() });
+        Self { inner: Arc::new(Inner { len, most: most.max(1), state }) }
+    }
+
+    /// Length of its buffers in bytes.
+    pub fn len(&self) -> usize {
+        self.inner.len
+    }
+
+    /// Whether its buffers have no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.inner.len == 0
+    }
+
+    /// A buffer, as soon as there is one; first come, first served. `register` makes it known to a wire.
+    ///
+    /// # Errors
+    /// No page-locked memory for a single one, or what `register` says.
+    pub async fn take(&self, register: impl Fn(MemorySpan) -> Result<R>) -> Result<Stage<R>> {
+        let waiting = {
+            let mut state = self.inner.state.lock();
+            if let Some(memory) = state.free.pop() {
+                return Ok(self.inner.stage(memory));
+            }
+            if state.made < self.inner.most && state.waiters.is_empty() {
+                state.made += 1;
+                None
+            } else {
+                Some(state.wait())
+            }
+        };
+        if let Some(waiting) = waiting {
+            return waiting.await.map_err(|_| none_left());
+        }
+        match Memory::new(self.inner.len, register) {
+            Ok(memory) => Ok(self.inner.stage(memory)),
+            Err(error) => {
+                let waiting = {
+                    let mut state = self.inner.state.lock();
+                    state.one_less();
+                    // With fewer it goes on, if more slowly.
+                    (state.made > 0).then(|| state.wait())
+                };
+                match waiting {
+                    Some(waiting) => waiting.await.map_err(|_| error),
+                    None => Err(error),
+                }
+            }
+        }
+    }
+
+    /// A buffer, if there is one now.
+    pub fn try_take(&self, register: impl Fn(MemorySpan) -> Result<R>) -> Option<Stage<R>> {
+        {
+            let mut state = self.inner.state.lock();
+            if let Some(memory) = state.free.pop() {
+                return Some(self.inner.stage(memory));
+            }
+            if state.made >= self.inner.most || !state.waiters.is_empty() {
+                return None;
+            }
+            state.made += 1;
+        }
+        match Memory::new(self.inner.len, register) {
+            Ok(memory) => Some(self.inner.stage(memory)),
+            Err(_) => {
+                self.inner.state.lock().one_less();
+                None
+            }
+        }
+    }
+
+    /// A buffer of a length of its own, which is given back to the system.
+    ///
+    /// # Errors
+    /// No page-locked memory of that length, or what `register` says.
+    pub fn of_length(&self, len: usize, register: impl Fn(MemorySpan) -> Result<R>) -> Result<Stage<R>> {
+        let memory = Memory::new(len, register)?;
+        Ok(Stage { span: memory.memory.span(), memory: Some(memory), home: None })
+    }
+}
+
+impl<R> State<R> {
+    /// One that was to be made was not. Who waits for others must not wait when there are none.
+    fn one_less(&mut self) {
+        self.made -= 1;
+        if self.made == 0 {
+            self.waiters.clear();
+        }
+    }
+
+    fn wait(&mut self) -> oneshot::Receiver<Stage<R>> {
+        let (sender, receiver) = oneshot::channel();
+        self.waiters.push_back(sender);
+        receiver
+    }
+}
+
+fn none_left() -> Error {
+    Error::new(ErrorCode::BufferOverflow, "no page-locked memory is left")
+}
+
+impl<R> Memory<R> {
+    fn new(len: usize, register: impl Fn(MemorySpan) -> Result<R>) -> Result<Self> {
+        let driver = device_driver().ok_or_else(|| {
+            Error::new(ErrorCode::NotSupported, "page-locked memory needs a driver of device memory")
+        })?;
+        let memory = driver.staging(len)?;
+        let registration = register(memory.span())?;
+        Ok(Self { registration, memory })
+    }
+}
+
+impl<R> Inner<R> {
+    fn stage(self: &Arc<Self>, memory: Memory<R>) -> Stage<R> {
+        Stage { span: memory.memory.span(), memory: Some(memory), home: Some(self.clone()) }
+    }
+
+    /// Hands a buffer to whoever waits longest.
+    fn put_back(self: &Arc<Self>, mut memory: Memory<R>) {
+        loop {
+            let waiter = {
+                let mut state = self.state.lock();
+                match state.waiters.pop_front() {
+                    Some(waiter) => waiter,
+                    None => return state.free.push(memory),
+                }
+            };
+            // Out of its stage again when nobody wants it any more, so that its drop does not come back here.
+            match waiter.send(self.stage(memory)).map_err(|mut stage| stage.memory.take()) {
+                Err(Some(unwanted)) => memory = unwanted,
+                Ok(()) | Err(None) => return,
+            }
+        }
+    }
+}
+
+impl<R> Stage<R> {
+    /// Where it is.
+    pub fn span(&self) -> MemorySpan {
+        self.span
+    }
+
+    /// A part of it.
+    ///
+    /// # Errors
+    /// `Invalid` when that does not lie inside.
+    pub fn part(&self, at: usize, len: usize) -> Result<MemorySpan> {
+        if at.checked_add(len).is_none_or(|end| end > self.span.len) {
+            return Err(Error::internal(format!("{len} bytes at {at} of a buffer of {}", self.span.len)));
+        }
+        // SAFETY: inside, as just checked.
+        Ok(MemorySpan { ptr: unsafe { self.span.ptr.add(at) }, len, ..self.span })
+    }
+
+    /// What a wire knows it by.
+    pub fn registration(&self) -> Option<&R> {
+        self.memory.as_ref().map(|memory| &memory.registration)
+    }
+}
+
+impl<R> Drop for Stage<R> {
+    fn drop(&mut self) {
+        if let (Some(memory), Some(home)) = (self.memory.take(), &self.home) {
+            home.put_back(memory);
+        }
+    }
+}
+
+impl<R> fmt::Debug for StagePool<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let made = self.inner.state.lock().made;
+        write!(f, "StagePool({made} of {} of {} bytes)", self.inner.most, self.inner.len)
+    }
+}
+
+impl<R> fmt::Debug for Stage<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stage({:#x}+{})", self.span.addr(), self.span.len)
+    }
+}
+
+#[cfg(all(test, feature = "testkit"))]
+mod tests {
+    use super::*;
+    use futures::FutureExt;
+    use mooncake_core::testkit::device::TestDevice;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "no memory without rights there")]
+    fn buffers_are_bounded_and_handed_on_in_order() {
+        let _device = TestDevice::new();
+        let pool = StagePool::<()>::new(4096, 2);
+        let take = || pool.take(|_| Ok(()));
+        let first = take().now_or_never().unwrap().unwrap();
+        let second = take().now_or_never().unwrap().unwrap();
+        assert_ne!(first.span(), second.span());
+        let (mut a, mut b, mut c) = (Box::pin(take()), Box::pin(take()), Box::pin(take()));
+        for waiting in [&mut a, &mut b, &mut c] {
+            assert!(waiting.as_mut().now_or_never().is_none());
+        }
+        // One that is not waited for any more keeps nobody waiting.
+        drop(a);
+        let span = first.span();
+        drop(first);
+        let handed = b.as_mut().now_or_never().unwrap().unwrap();
+        assert_eq!(handed.span(), span);
+        assert!(c.as_mut().now_or_never().is_none());
+        drop((handed, second));
+        c.now_or_never().unwrap().unwrap();
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "no memory without rights there")]
+    fn without_memory_it_fails_only_alone() {
+        let _device = TestDevice::new();
+        let pool = StagePool::<()>::new(4096, 2);
+        let refuse = |_| Err(Error::invalid("no"));
+        assert!(pool.take(refuse).now_or_never().unwrap().is_err());
+        let one = pool.take(|_| Ok(())).now_or_never().unwrap().unwrap();
+        let mut next = Box::pin(pool.take(refuse));
+        assert!(next.as_mut().now_or_never().is_none());
+        drop(one);
+        next.now_or_never().unwrap().unwrap();
+        assert!(pool.of_length(10, |_| Ok(())).unwrap().part(5, 6).is_err());
+    }
+}

@@ -1,0 +1,77 @@
+//! Nodes of another fixture with memory on a device that is not there.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use mooncake_core::clock::SharedClock;
+use mooncake_core::memory::MemorySource;
+use mooncake_core::testkit::device::TestDevice;
+
+use super::Fixture;
+use crate::through_host::ThroughHost;
+
+/// Which memory is a device's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sides {
+    /// That of whoever transfers.
+    Local,
+    /// That which is open to peers.
+    Remote,
+    /// Both, each on a device of its own.
+    Both,
+}
+
+/// The nodes of a fixture, with device memory through the host.
+#[derive(Debug)]
+pub struct OnDevice<F> {
+    inner: F,
+    local: Option<TestDevice>,
+    remote: Option<TestDevice>,
+}
+
+impl<F: Fixture> OnDevice<F> {
+    /// A fixture on new devices.
+    pub fn new(inner: F, sides: Sides) -> Self {
+        let local = (sides != Sides::Remote).then(TestDevice::new);
+        let remote = (sides != Sides::Local).then(TestDevice::new);
+        Self { inner, local, remote }
+    }
+}
+
+impl<F: Fixture> Fixture for OnDevice<F> {
+    type T = ThroughHost<F::T>;
+
+    fn node(&mut self) -> Arc<Self::T> {
+        Arc::new(ThroughHost::new(self.inner.node(), self.inner.clock()))
+    }
+
+    fn kill(&mut self, node: &Arc<Self::T>) {
+        self.inner.kill(node.wire());
+    }
+
+    fn block_on<G: Future>(&self, future: G) -> G::Output {
+        self.inner.block_on(future)
+    }
+
+    fn clock(&self) -> SharedClock {
+        self.inner.clock()
+    }
+
+    fn memory(&self, len: usize) -> Arc<dyn MemorySource> {
+        match &self.remote {
+            Some(device) => Arc::new(device.memory(len).expect("memory of a test device")),
+            None => self.inner.memory(len),
+        }
+    }
+
+    fn local_memory(&self, len: usize) -> Option<Arc<dyn MemorySource>> {
+        match &self.local {
+            Some(device) => Some(Arc::new(device.memory(len).expect("memory of a test device"))),
+            None => self.inner.local_memory(len),
+        }
+    }
+
+    fn large(&self) -> usize {
+        self.inner.large()
+    }
+}

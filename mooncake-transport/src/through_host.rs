@@ -1,0 +1,523 @@
+//! Operations with device memory on a wire that only knows host memory: through page-locked buffers, of which one is copied to or from the
+//! device while another is on the wire.
+//!
+//! Long operations are cut, short ones share a buffer. Nobody waits for a copy or a transfer on a thread of his own: all is seen through by the one
+//! thread of module `device`. Memory is bounded by the pool; who finds none waits his turn, until his deadline.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, Weak};
+
+use futures::StreamExt;
+use mooncake_core::clock::{Moment, SharedClock};
+use mooncake_core::memory::MemorySpan;
+use mooncake_core::{Error, ErrorCode, Result};
+use parking_lot::Mutex;
+use serde_json::Value;
+
+use crate::device::{self, DeviceCopy};
+use crate::fallback::{self, Behind, with_fallback};
+use crate::segment::SegmentDesc;
+use crate::stages::{Stage, StagePool};
+use crate::ticket::{Completion, copy_of, is_given_back, ticket};
+use crate::transport::{Access, Capabilities, Op, Opcode, Protocol, Transport};
+
+/// Bytes of a buffer: enough to keep a wire busy for longer than a copy takes to be noticed.
+const CHUNK: usize = 2 << 20;
+/// Buffers of one node.
+const CHUNKS: usize = 16;
+/// Buffers that one submission uses at a time: one that is copied, and two so that the wire does not run dry meanwhile.
+const AT_ONCE: usize = 3;
+
+/// Whether a wire moves an operation's local bytes from where they are, although they are a device's.
+pub type Takes<W> = fn(&W, &<W as Transport>::Peer, &Op<'_, <W as Transport>::Registration>) -> bool;
+
+/// A wire, with device memory on the local side of its operations. Whether peers may reach device memory is its own affair.
+pub struct ThroughHost<W: Transport> {
+    wire: Arc<W>,
+    carrier: Arc<Carrier<W>>,
+    takes: Takes<W>,
+}
+
+/// What outlives a submission. It does not keep the wire: who drops that wants what is under way to fail.
+struct Carrier<W: Transport> {
+    wire: Weak<W>,
+    stages: StagePool<W::Registration>,
+    clock: SharedClock,
+}
+
+/// Memory as the wire knows it; device memory may be unknown to it.
+#[derive(Debug)]
+pub struct ThroughRegistration<R> {
+    inner: Option<R>,
+}
+
+/// A peer, and which of its ranges may be asked for in parts.
+#[derive(Clone, Debug)]
+pub struct ThroughPeer<P> {
+    inner: P,
+    /// First address and end of each of its regions when it was looked up, sorted.
+    regions: Arc<[(u64, u64)]>,
+}
+
+impl<P> ThroughPeer<P> {
+    /// The peer as the wire knows it.
+    pub fn inner(&self) -> &P {
+        &self.inner
+    }
+
+    /// Whether the range lies in one region, as far as is known: then refusing a part of it is refusing all.
+    fn holds(&self, addr: u64, len: usize) -> bool {
+        let after = self.regions.partition_point(|&(first, _)| first <= addr);
+        let Some(&(_, end)) = after.checked_sub(1).and_then(|i| self.regions.get(i)) else { return false };
+        addr.checked_add(len as u64).is_some_and(|last| last <= end)
+    }
+}
+
+impl<W: Transport> ThroughHost<W> {
+    /// All device memory goes through the host. `clock` is the wire's.
+    pub fn new(wire: Arc<W>, clock: SharedClock) -> Self {
+        Self::unless(wire, clock, |_, _, _| false)
+    }
+
+    /// All but what the wire takes. What fails there on the way goes through the host, too.
+    pub fn unless(wire: Arc<W>, clock: SharedClock, takes: Takes<W>) -> Self {
+        let carrier = Carrier { wire: Arc::downgrade(&wire), stages: StagePool::new(CHUNK, CHUNKS), clock };
+        Self { wire, carrier: Arc::new(carrier), takes }
+    }
+
+    /// The wire.
+    pub fn wire(&self) -> &Arc<W> {
+        &self.wire
+    }
+
+    fn way(&self, peer: &ThroughPeer<W::Peer>, op: &Op<'_, W::Registration>) -> Way {
+        if !op.local().location.is_device() || op.is_empty() {
+            return Way::Host;
+        }
+        if (self.takes)(&self.wire, &peer.inner, op) { Way::Device } else { Way::Through }
+    }
+
+    fn submit_mixed(&self, peer: &ThroughPeer<W::Peer>, ops: &[Op<'_, W::Registration>], done: Completion) {
+        let mut rest = done;
+        for run in ops.chunk_by(|a, b| self.way(peer, a) == self.way(peer, b)) {
+            let (share, others) = rest.split_at(run.len());
+            rest = others;
+            match run.first().map(|op| self.way(peer, op)) {
+                Some(Way::Through) => {
+                    let ops = run.iter().map(Posted::of).zip(share.each());
+                    Carrier::begin(&self.carrier, peer, ops.collect());
+                }
+                Some(Way::Device) => self.submit_direct(peer, run, share),
+                Some(Way::Host) | None => self.wire.submit(&peer.inner, run.iter().copied(), share),
+            }
+        }
+        rest.finish(Ok(()));
+    }
+
+    fn submit_direct(&self, peer: &ThroughPeer<W::Peer>, ops: &[Op<'_, W::Registration>], done: Completion) {
+        let (carrier, way) = (self.carrier.clone(), peer.clone());
+        let guarded = with_fallback::<_, ()>(
+            ops.iter().copied(),
+            done,
+            &self.carrier.clock,
+            fallback::of_the_way,
+            move |failed| {
+                let ops = failed.into_iter().map(|(op, share)| (Posted::of(&op), share)).collect();
+                Carrier::begin(&carrier, &way, ops);
+            },
+        );
+        self.wire.submit(&peer.inner, guarded.ops.into_iter(), guarded.done);
+    }
+}
+
+/// How an operation goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// It has no device memory.
+    Host,
+    /// The wire takes it as it is.
+    Device,
+    /// Through the host.
+    Through,
+}
+
+impl<W: Transport> fmt::Debug for ThroughHost<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ThroughHost").field("wire", &self.wire).field("stages", &self.carrier.stages).finish()
+    }
+}
+
+// SAFETY: device memory is touched only by copies that are waited for before the share of their operation is finished or dropped (`carry`); all
+// else goes to the wire inside, with the registration it made.
+unsafe impl<W: Transport> Transport for ThroughHost<W> {
+    type Registration = ThroughRegistration<W::Registration>;
+    type Peer = ThroughPeer<W::Peer>;
+
+    fn protocol(&self) -> Protocol {
+        self.wire.protocol()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.wire.capabilities().device_memory(true)
+    }
+
+    unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Self::Registration> {
+        // SAFETY: passed on.
+        match unsafe { self.wire.register(span, access) } {
+            Ok(inner) => Ok(ThroughRegistration { inner: Some(inner) }),
+            Err(error) if span.location.is_device() && access == Access::Local => {
+                tracing::debug!(%error, place = %span.location, "the wire does not know this memory; it goes through the host");
+                Ok(ThroughRegistration { inner: None })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn export(&self, registration: &Self::Registration) -> Vec<u8> {
+        registration.inner.as_ref().map(|inner| self.wire.export(inner)).unwrap_or_default()
+    }
+
+    fn describe(&self, desc: &mut SegmentDesc) {
+        self.wire.describe(desc);
+    }
+
+    fn reaches(&self, desc: &SegmentDesc) -> bool {
+        self.wire.reaches(desc)
+    }
+
+    async fn connect(&self, desc: &SegmentDesc) -> Result<Self::Peer> {
+        let inner = self.wire.connect(desc).await?;
+        let range = |addr: u64, length: u64| Some((addr, addr.checked_add(length)?));
+        let mut regions: Vec<_> = desc.buffers.iter().filter_map(|b| range(b.addr, b.length)).collect();
+        regions.sort_unstable();
+        Ok(ThroughPeer { inner, regions: regions.into() })
+    }
+
+    fn accept(&self, request: Value) -> impl Future<Output = Value> + Send {
+        self.wire.accept(request)
+    }
+
+    fn wire_to(&self, peer: &Self::Peer) -> Protocol {
+        self.wire.wire_to(&peer.inner)
+    }
+
+    fn count_behind(&self, peer: &mut Self::Peer, behind: &Arc<Behind>) {
+        self.wire.count_behind(&mut peer.inner, behind);
+    }
+
+    fn submit<'a, I>(&self, peer: &Self::Peer, ops: I, done: Completion)
+    where
+        I: ExactSizeIterator<Item = Op<'a, Self::Registration>>,
+    {
+        // SAFETY: the wire's registration covers the same bytes, and lives as long as the one it is in.
+        let ops =
+            ops.map(|op| unsafe { op.with_registration(op.registration().and_then(|r| r.inner.as_ref())) });
+        if !device::in_use() {
+            return self.wire.submit(&peer.inner, ops, done);
+        }
+        let ops: Vec<_> = ops.collect();
+        if ops.iter().all(|op| self.way(peer, op) == Way::Host) {
+            return self.wire.submit(&peer.inner, ops.into_iter(), done);
+        }
+        self.submit_mixed(peer, &ops, done);
+    }
+}
+
+/// An operation that goes through the host.
+struct Posted {
+    opcode: Opcode,
+    local: MemorySpan,
+    remote: u64,
+    key: Arc<[u8]>,
+}
+
+impl Posted {
+    fn of<R>(op: &Op<'_, R>) -> Self {
+        Self { opcode: op.opcode(), local: op.local(), remote: op.remote(), key: op.key().into() }
+    }
+}
+
+/// Parts of operations that share a buffer. All go the same way.
+struct Load {
+    opcode: Opcode,
+    pieces: Vec<Piece>,
+    bytes: usize,
+}
+
+/// An operation, or a part of one.
+struct Piece {
+    local: MemorySpan,
+    remote: u64,
+    key: Arc<[u8]>,
+    /// Where in the buffer.
+    at: usize,
+    share: Completion,
+    failed: Failed,
+}
+
+/// Why a part of an operation has failed, so that the others are not begun.
+#[derive(Clone, Default)]
+struct Failed(Arc<Mutex<Option<Error>>>);
+
+impl Piece {
+    fn fail(self, error: Error) {
+        self.failed.0.lock().get_or_insert_with(|| copy_of(&error));
+        self.share.finish(Err(error));
+    }
+}
+
+/// Cuts operations where a buffer ends, and brings short ones together.
+struct Cutter {
+    chunk: usize,
+    loads: Vec<Load>,
+}
+
+impl Cutter {
+    fn add(&mut self, op: Posted, share: Completion, may_cut: bool) {
+        let longest = if may_cut { self.chunk } else { op.local.len };
+        let (mut share, mut from, failed) = (Some(share), 0, Failed::default());
+        while from < op.local.len {
+            let len = longest.min(op.local.len - from);
+            // SAFETY: inside the operation's bytes.
+            let local = MemorySpan { ptr: unsafe { op.local.ptr.add(from) }, len, ..op.local };
+            let remote = op.remote.wrapping_add(from as u64);
+            from += len;
+            // The operation's own share goes with its last piece.
+            let last = from == op.local.len;
+            let Some(share) = (if last { share.take() } else { share.as_mut().map(Completion::share) })
+            else {
+                return;
+            };
+            let (key, failed) = (op.key.clone(), failed.clone());
+            let load = self.load(op.opcode, len);
+            let at = load.bytes;
+            load.bytes += len;
+            load.pieces.push(Piece { local, remote, key, at, share, failed });
+        }
+    }
+
+    /// The last one, if there is room in it, or another.
+    fn load(&mut self, opcode: Opcode, len: usize) -> &mut Load {
+        let fits = |load: &Load| load.opcode == opcode && load.bytes + len <= self.chunk;
+        if !self.loads.last().is_some_and(fits) {
+            self.loads.push(Load { opcode, pieces: Vec::new(), bytes: 0 });
+        }
+        let last = self.loads.len() - 1;
+        &mut self.loads[last]
+    }
+}
+
+impl<W: Transport> Carrier<W> {
+    fn begin(carrier: &Arc<Self>, peer: &ThroughPeer<W::Peer>, ops: Vec<(Posted, Completion)>) {
+        let mut cutter = Cutter { chunk: carrier.stages.len(), loads: Vec::new() };
+        for (op, share) in ops {
+            let may_cut = peer.holds(op.remote, op.local.len);
+            cutter.add(op, share, may_cut);
+        }
+        let (carrier, peer) = (carrier.clone(), peer.inner.clone());
+        let each = move |load| {
+            let (carrier, peer) = (carrier.clone(), peer.clone());
+            async move { carrier.carry(&peer, load).await }
+        };
+        let loads = futures::stream::iter(cutter.loads).map(each);
+        device::spawn(loads.buffer_unordered(AT_ONCE).for_each(|()| std::future::ready(())));
+    }
+
+    /// Sees a load through; every piece of it is finished.
+    async fn carry(&self, peer: &W::Peer, load: Load) {
+        let Load { opcode, pieces, bytes } = load;
+        let pieces = self.still_wanted(pieces);
+        let Some(first) = pieces.first() else { return };
+        let deadline = first.share.deadline();
+        let given_up = || pieces.iter().all(|piece| piece.share.is_given_up());
+        let waited = || (self.is_late(deadline) || given_up()).then(late);
+        let stage = device::unless(self.room(bytes), waited).await.and_then(|room| room);
+        let stage = match stage {
+            Ok(stage) => stage,
+            Err(error) => return self.fail(pieces, &error),
+        };
+        let pieces = self.still_wanted(pieces);
+        match opcode {
+            Opcode::Write => {
+                let pieces = self.copy(&stage, pieces, opcode).await;
+                let pieces = self.still_wanted(pieces);
+                // The buffer goes last: giving page-locked memory back may wait for all work of the device, and that for these shares.
+                let (pieces, _stage) = self.transfer(peer, stage, pieces, opcode, deadline).await;
+                pieces.into_iter().for_each(|piece| piece.share.finish(Ok(())));
+            }
+            Opcode::Read => {
+                let (pieces, stage) = self.transfer(peer, stage, pieces, opcode, deadline).await;
+                let Some(stage) = stage else { return };
+                let pieces = self.copy(&stage, pieces, opcode).await;
+                pieces.into_iter().for_each(|piece| piece.share.finish(Ok(())));
+            }
+        }
+    }
+
+    async fn room(&self, bytes: usize) -> Result<Stage<W::Registration>> {
+        let register = |span| {
+            let wire = self.wire.upgrade().ok_or_else(closed)?;
+            // SAFETY: the buffer drops the registration before its memory.
+            unsafe { wire.register(span, Access::Local) }
+        };
+        if bytes > self.stages.len() {
+            return self.stages.of_length(bytes, register);
+        }
+        self.stages.take(register).await
+    }
+
+    /// Finishes what is late, given up, or a part of what has failed; the rest.
+    fn still_wanted(&self, pieces: Vec<Piece>) -> Vec<Piece> {
+        let mut wanted = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            let failed = piece.failed.0.lock().as_ref().map(copy_of);
+            match failed {
+                Some(error) => piece.share.finish(Err(error)),
+                None if piece.share.is_given_up() => piece.share.give_back(),
+                None if self.is_late(piece.share.deadline()) => piece.fail(late()),
+                None => wanted.push(piece),
+            }
+        }
+        wanted
+    }
+
+    fn fail(&self, pieces: Vec<Piece>, error: &Error) {
+        for piece in self.still_wanted(pieces) {
+            piece.fail(copy_of(error));
+        }
+    }
+
+    fn is_late(&self, deadline: Option<Moment>) -> bool {
+        deadline.is_some_and(|at| self.clock.now() >= at)
+    }
+
+    /// Copies between the buffer and the device, all pieces at a time; those that made it.
+    async fn copy(&self, stage: &Stage<W::Registration>, pieces: Vec<Piece>, opcode: Opcode) -> Vec<Piece> {
+        let copies = pieces.iter().map(|piece| {
+            let here = stage.part(piece.at, piece.local.len);
+            let copy = here.and_then(|here| {
+                let (from, to) = match opcode {
+                    Opcode::Write => (piece.local, here),
+                    Opcode::Read => (here, piece.local),
+                };
+                // SAFETY: the operation's bytes are ours until its share is finished, the buffer until it is dropped; both come after the copies,
+                // which `join_all` keeps until all are over.
+                unsafe { DeviceCopy::begin(from, to) }
+            });
+            async { copy?.await }
+        });
+        let copied = futures::future::join_all(copies).await;
+        let mut good = Vec::with_capacity(pieces.len());
+        for (piece, copied) in pieces.into_iter().zip(copied) {
+            match copied {
+                Ok(()) => good.push(piece),
+                Err(error) => piece.fail(error),
+            }
+        }
+        good
+    }
+
+    /// Moves the pieces over the wire; those that made it, and the buffer.
+    async fn transfer(
+        &self,
+        peer: &W::Peer,
+        stage: Stage<W::Registration>,
+        pieces: Vec<Piece>,
+        opcode: Opcode,
+        deadline: Option<Moment>,
+    ) -> (Vec<Piece>, Option<Stage<W::Registration>>) {
+        if pieces.is_empty() {
+            return (pieces, None);
+        }
+        let Some(wire) = self.wire.upgrade() else {
+            self.fail(pieces, &closed());
+            return (Vec::new(), None);
+        };
+        let results = {
+            let (done, ticket) = ticket(stage, pieces.len(), deadline);
+            let stage = ticket.buffer();
+            let places: Result<Vec<_>> =
+                pieces.iter().map(|piece| stage.part(piece.at, piece.local.len)).collect();
+            match places {
+                Err(error) => done.finish(Err(error)),
+                Ok(places) => {
+                    let ops = places.into_iter().zip(&pieces).map(|(place, piece)| {
+                        // SAFETY: the buffer lives, with its registration, in the ticket until `done` is finished, and nobody else has it.
+                        unsafe { Op::new(opcode, stage.registration(), place, piece.remote, &piece.key) }
+                    });
+                    let ops: Vec<_> = ops.collect();
+                    wire.submit(peer, ops.into_iter(), done);
+                }
+            }
+            drop(stage);
+            drop(wire);
+            ticket.results()
+        };
+        let (results, stage) = results.await;
+        let mut good = Vec::with_capacity(pieces.len());
+        for (piece, result) in pieces.into_iter().zip(results) {
+            match result {
+                Ok(()) => good.push(piece),
+                // Of a part: the operation as a whole may have been begun.
+                Err(error) if is_given_back(&error) => piece.fail(closed()),
+                Err(error) => piece.fail(error),
+            }
+        }
+        (good, Some(stage))
+    }
+}
+
+fn late() -> Error {
+    Error::new(ErrorCode::RpcTimeout, "the deadline passed before the transfer was over")
+}
+
+fn closed() -> Error {
+    Error::new(ErrorCode::TransferFail, "the transport is closed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mooncake_core::memory::{HostMemory, MemorySource};
+
+    fn loads(lens: &[(usize, bool)]) -> Vec<Vec<(usize, usize)>> {
+        let memory = HostMemory::new(1000).unwrap();
+        let mut cutter = Cutter { chunk: 10, loads: Vec::new() };
+        for &(len, may_cut) in lens {
+            let local = MemorySpan { len, ..memory.span() };
+            let op = Posted { opcode: Opcode::Read, local, remote: 0, key: Arc::new([]) };
+            let (done, ticket) = ticket((), 1, None);
+            drop(ticket);
+            cutter.add(op, done, may_cut);
+        }
+        let pieces = |load: Load| {
+            assert_eq!(load.bytes, load.pieces.iter().map(|piece| piece.local.len).sum::<usize>());
+            load.pieces.into_iter().map(|piece| (piece.at, piece.local.len)).collect()
+        };
+        cutter.loads.into_iter().map(pieces).collect()
+    }
+
+    #[test]
+    fn operations_are_cut_and_brought_together() {
+        assert_eq!(loads(&[(3, true), (4, true), (4, true)]), [vec![(0, 3), (3, 4)], vec![(0, 4)]]);
+        assert_eq!(loads(&[(25, true), (5, true)]), [vec![(0, 10)], vec![(0, 10)], vec![(0, 5), (5, 5)]]);
+        // Of memory that the peer has not told us of, a part may be refused after others were not.
+        assert_eq!(loads(&[(25, false), (5, false)]), [vec![(0, 25)], vec![(0, 5)]]);
+    }
+
+    #[test]
+    fn only_what_lies_in_one_region_is_cut() {
+        let peer = ThroughPeer { inner: (), regions: [(100, 200), (200, 300)].into() };
+        for (addr, len, inside) in [
+            (100, 100, true),
+            (100, 101, false),
+            (99, 2, false),
+            (250, 50, true),
+            (300, 1, false),
+            (u64::MAX, 2, false),
+        ] {
+            assert_eq!(peer.holds(addr, len), inside, "{addr}+{len}");
+        }
+    }
+}

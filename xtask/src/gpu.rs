@@ -1,0 +1,40 @@
+//! `cargo xtask gpu-test`: all that is to be shown of GPU memory, as one program.
+
+use std::process::{Command, ExitCode};
+
+use crate::run::{Programs, Result, cargo, step, target_dir};
+
+/// Builds the program and runs it: with `--double` on a double of libcuda, with `--build` not at all. Its exit code is ours: 3 says that there is no GPU.
+pub(crate) fn test(words: &[&str]) -> ExitCode {
+    let built = build(words.contains(&"--double"));
+    let outcome = built.and_then(|program| {
+        if words.contains(&"--build") {
+            println!("{program}");
+            return Ok(0);
+        }
+        let status = Command::new(&program).args(words).status();
+        let status = status.map_err(|error| format!("cannot run {program}: {error}"))?;
+        Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+    });
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What CI runs of it.
+pub(crate) fn on_double() -> Result {
+    step("GPU memory, on a double of libcuda");
+    Programs::checked()?.run("gpu_test", &["--double"]).run()
+}
+
+/// Measurements are of what is optimised; on the double there are none.
+fn build(for_double: bool) -> Result<String> {
+    let build = cargo(&["build", "-p", "mooncake-benches", "--features", "gpu", "--bin", "gpu_test"]);
+    let (build, folder) = if for_double { (build, "debug") } else { (build.args(&["--release"]), "release") };
+    build.run()?;
+    Ok(target_dir().join(folder).join("gpu_test").to_string_lossy().into_owned())
+}
