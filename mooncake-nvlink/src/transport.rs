@@ -249,9 +249,8 @@ unsafe impl Transport for NvlinkTransport {
         self.submit_or(peer, ops, done, |op, share, why| match why {
             Refusal::Failed(error) => share.finish(Err(error)),
             Refusal::NotThere if peer.is_gone() => share.finish(Err(gone())),
-            Refusal::NotThere if op.is_empty() || peer.stale_link().is_none() => {
-                share.finish(Err(closed(op.remote(), op.len())));
-            }
+            Refusal::NotThere if op.is_empty() => share.finish(Err(closed(op.remote(), op.len()))),
+            // What is known now may be newer than what this was looked for in.
             Refusal::NotThere => {
                 again.push((Copy { opcode: op.opcode(), local: local(&op), remote: op.remote() }, share));
             }

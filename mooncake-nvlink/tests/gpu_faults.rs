@@ -9,6 +9,7 @@ use mooncake_core::memory::{
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_nvlink::testkit::{Double, Fault, load};
 use mooncake_nvlink::{Cuda, CudaDriver, Device, DeviceMemory, NvlinkConfig, NvlinkPeer, NvlinkTransport};
+use mooncake_transport::testkit::write_when_begun;
 use mooncake_transport::transfer::{self, Transfer};
 use mooncake_transport::{Access, BufferDesc, Region, SegmentDesc, Ticket, Transport};
 use tokio::runtime::Runtime;
@@ -79,6 +80,21 @@ fn ended<B: Send + 'static>(ticket: Ticket<B>) -> Result<()> {
 
 fn code(result: Result<impl Sized>) -> ErrorCode {
     result.err().as_ref().map(Error::code).expect("this must fail")
+}
+
+/// As when the owner is asked by the way just then.
+#[test]
+fn memory_that_is_heard_of_in_the_middle_of_a_submission_is_found() {
+    let world = World::new();
+    let _first = world.open(4096);
+    let peer = world.connect();
+    let mut second = None;
+    let result = write_when_begun(&world.user, &peer, vec![7; 64], || {
+        let region = second.insert(world.open(4096));
+        world.connect();
+        region.addr()
+    });
+    result.unwrap();
 }
 
 #[test]

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import gc
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -28,10 +29,12 @@ DESCRIPTORS = 8
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port nobody listens on now, and not one of those that the system gives to outgoing connections."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @contextlib.contextmanager

@@ -215,9 +215,10 @@ unsafe impl Transport for ShmTransport {
                 share.finish(Err(gone()));
             } else if op.local().location.is_device() {
                 share.finish(Err(Error::invalid(format!("{} is not host memory", op.local().location))));
-            } else if op.is_empty() || !peer.link.is_stale() {
+            } else if op.is_empty() {
                 share.finish(Err(closed(op.remote(), op.len())));
             } else {
+                // What is known now may be newer than what this was looked for in.
                 again.push(Later { opcode: op.opcode(), local: op.local(), remote: op.remote(), share });
             }
         });
@@ -286,6 +287,7 @@ mod tests {
 
     use mooncake_core::ErrorKind;
     use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
+    use mooncake_transport::testkit::write_when_begun;
     use mooncake_transport::transfer::{self, Transfer};
     use mooncake_transport::{BufferDesc, Region};
     use tokio::runtime::Runtime;
@@ -432,6 +434,22 @@ mod tests {
         let private = Region::register(&pair.owner, private, Access::Remote).unwrap();
         assert!(!private.registration().unwrap().is_reachable());
         assert_eq!(pair.write(&peer, private.addr(), 7).unwrap_err().kind(), ErrorKind::Invalid);
+    }
+
+    /// As when the peer is asked by the way just then.
+    #[test]
+    fn memory_that_is_heard_of_in_the_middle_of_a_submission_is_found() {
+        let pair = pair();
+        let _first = pair.open(&shared());
+        let peer = pair.connect();
+        let mut second = None;
+        let result = write_when_begun(&pair.user, &peer, vec![7; 64], || {
+            let region = second.insert(pair.open(&shared()));
+            pair.connect();
+            assert!(!peer.link.is_stale());
+            region.addr()
+        });
+        result.unwrap();
     }
 
     #[test]

@@ -122,12 +122,12 @@ pub fn listen(ip: IpAddr, ports: RangeInclusive<u16>, rng: &mut Rng) -> Result<T
     }
     if ports.start() == ports.end() {
         let addr = SocketAddr::new(ip, *ports.start());
-        return listen_at(addr).map_err(|e| taken(&format!("port {} of {ip}", addr.port()), e));
+        return listen_at(addr, true).map_err(|e| taken(&format!("port {} of {ip}", addr.port()), e));
     }
     let mut last = None;
     for _ in 0..ATTEMPTS {
         let port = rng.range(u64::from(*ports.start())..u64::from(*ports.end()) + 1);
-        match listen_at(SocketAddr::new(ip, u16::try_from(port).unwrap_or(*ports.end()))) {
+        match listen_at(SocketAddr::new(ip, u16::try_from(port).unwrap_or(*ports.end())), false) {
             Ok(listener) => return Ok(listener),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => last = Some(error),
             Err(error) => return Err(taken(&format!("a port of {ip}"), error)),
@@ -137,13 +137,17 @@ pub fn listen(ip: IpAddr, ports: RangeInclusive<u16>, rng: &mut Rng) -> Result<T
     Err(taken(&format!("any of {ATTEMPTS} ports in {}-{} of {ip}", ports.start(), ports.end()), error))
 }
 
-fn listen_at(addr: SocketAddr) -> io::Result<TcpListener> {
-    // Not `std`'s `bind`: that sets SO_REUSEADDR, with which a port somebody else is about to use looks free.
+/// `only`: no other port will do, so connections of whoever listened there before do not count.
+fn listen_at(addr: SocketAddr, only: bool) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
     if addr.is_ipv6() {
         socket.set_only_v6(false)?;
     }
+    // With SO_REUSEADDR a port that somebody else is about to use looks free.
+    socket.set_reuse_address(only)?;
     socket.bind(&addr.into())?;
+    // Connections are taken on with it, so that who listens here next is let in.
+    socket.set_reuse_address(true)?;
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
     Ok(socket.into())
@@ -280,6 +284,23 @@ mod tests {
         #[allow(clippy::reversed_empty_ranges)]
         let empty = listen(ip, 5..=4, &mut rng).unwrap_err();
         assert!(empty.message().contains("5-4"), "{empty}");
+    }
+
+    /// As after a crash: what is left of connections keeps nobody from coming back.
+    #[test]
+    #[cfg_attr(miri, ignore = "sockets")]
+    fn a_port_is_to_be_had_again_at_once() {
+        let (mut rng, ip) = (Rng::seeded(2), IpAddr::from(Ipv4Addr::LOCALHOST));
+        let first = listen(ip, 15000..=17000, &mut rng).unwrap();
+        first.set_nonblocking(false).unwrap();
+        let at = first.local_addr().unwrap();
+        let mut peer = std::net::TcpStream::connect(at).unwrap();
+        // Who closes first is left with the connection.
+        drop(first.accept().unwrap());
+        assert_eq!(io::Read::read(&mut peer, &mut [0]).unwrap(), 0);
+        drop((peer, first));
+        assert!(listen_at(at, false).is_err(), "nothing is left of it");
+        listen(ip, at.port()..=at.port(), &mut rng).unwrap();
     }
 
     #[test]

@@ -6,3 +6,6 @@ pub mod device;
 pub mod evict;
 pub mod lease;
 pub mod meta;
+mod ports;
+
+pub use ports::free_port;

@@ -39,8 +39,7 @@ async fn members_of_one_cluster_in_a_directory_of_several() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_answers_where_it_is_told_to() {
     let cluster = Cluster::start(Kind::Tcp, MasterOptions::default()).await;
-    let free = || std::net::TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).unwrap().port();
-    let port = free();
+    let port = mooncake_core::testkit::free_port();
     let handshake =
         HandshakePort { ports: port..=port, host: Some("127.0.0.1".into()), ..Default::default() };
     let wires = TransportOptions::named("tcp").unwrap();

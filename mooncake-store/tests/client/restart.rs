@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use mooncake_core::memory::HostMemory;
+use mooncake_core::testkit::free_port;
 use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_store::client::{Client, PutOutcome};
 use mooncake_store::master::{MasterOptions, SegmentStats};
@@ -22,14 +23,14 @@ fn options() -> MasterOptions {
 
 #[tokio::test]
 async fn an_absent_master_is_a_clear_error_in_time() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let free = format!("127.0.0.1:{}", free_port());
     let begun = Instant::now();
     let connect =
-        Client::builder().master(free.to_string()).connect_timeout(Duration::from_millis(300)).connect();
+        Client::builder().master(free.clone()).connect_timeout(Duration::from_millis(300)).connect();
     let error = connect.await.unwrap_err();
     assert!(begun.elapsed() < Duration::from_secs(2));
     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    assert!(error.to_string().contains(&free.to_string()), "{error}");
+    assert!(error.to_string().contains(&free), "{error}");
 }
 
 struct Old;
@@ -54,10 +55,10 @@ async fn a_master_of_another_version_is_refused_with_both_named() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_comes_first_waits_for_the_master() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let connect = tokio::spawn(Client::builder().master(free.to_string()).segment(1 << 20).connect());
+    let free = free_port();
+    let connect = tokio::spawn(Client::builder().master(format!("127.0.0.1:{free}")).segment(1 << 20).connect());
     tokio::time::sleep(Duration::from_millis(150)).await;
-    let server = MasterServer::start(master_config(free.port(), options())).await.unwrap();
+    let server = MasterServer::start(master_config(free, options())).await.unwrap();
     let client = connect.await.unwrap().unwrap();
     assert_eq!(client.put("k", "v").await.unwrap(), PutOutcome::Stored);
     client.close().await.unwrap();

@@ -1,7 +1,7 @@
 //! Processes that tests start, stop and kill.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::{Child, Command};
 
 /// A process that is killed when the test is over.
@@ -54,9 +54,7 @@ impl Drop for Process {
     }
 }
 
-pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
+pub(crate) use mooncake_core::testkit::free_port;
 
 /// A figure of a process that shows its metrics at this port.
 pub(crate) fn figure(port: u16, name: &str) -> Option<u64> {

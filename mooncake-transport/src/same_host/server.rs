@@ -16,9 +16,6 @@ use super::socket::{RecordSocket, Trust};
 /// Pause after a connection could not be taken, mostly for want of file descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// How often a peer is looked at that is gone and may be in the middle of a copy.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
-
 /// A new listener and the name it has in the abstract namespace: nobody else's, and gone with it. Begins with the wire's name.
 ///
 /// # Errors
@@ -68,8 +65,8 @@ async fn attend<S: Shared>(owner: &Arc<Owner<S>>, stream: UnixStream, limit: Dur
     {
     }
     // Killed, it has closed its end before its devices have ended what they were at.
-    while S::OUTLIVES_SOCKETS && visitor.visitor.is_inside() && !visitor.visitor.is_gone::<S>() {
-        tokio::time::sleep(LOOK_AGAIN).await;
+    if S::OUTLIVES_SOCKETS && visitor.visitor.is_inside() {
+        visitor.visitor.wire.ended().await?;
     }
     visitor.left = true;
     result

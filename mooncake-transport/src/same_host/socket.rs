@@ -20,6 +20,7 @@ use rustix::net::{
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 use tokio::net::{UnixListener, UnixStream};
 
 /// Length of a record in bytes.
@@ -90,6 +91,20 @@ impl RecordSocket {
         let Some(process) = &self.process else { return !self.is_alive() };
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready != 0)
+    }
+
+    /// Waits until the process at the other end has ended; not at all where the kernel cannot tell.
+    ///
+    /// # Errors
+    /// It cannot be waited for.
+    #[allow(unsafe_code)]
+    pub async fn ended(&self) -> Result<()> {
+        let Some(process) = &self.process else { return Ok(()) };
+        // SAFETY: an owned descriptor stays open, and the same, for as long as it is waited for.
+        let process = unsafe { AsyncFd::register_with_interest(process.try_clone()?, Interest::READABLE) };
+        let process = process.map_err(std::io::Error::from)?;
+        process.readable().await?.retain_ready();
+        Ok(())
     }
 
     /// Tells the other end that we are gone.

@@ -6,6 +6,8 @@
 //! }
 //! ```
 
+#[allow(unsafe_code)]
+mod begun;
 pub mod cases;
 #[allow(unsafe_code)]
 mod faulty;
@@ -20,6 +22,7 @@ use mooncake_core::memory::{HostMemory, MemorySource};
 
 use crate::transport::Transport;
 
+pub use begun::write_when_begun;
 pub use faulty::{Fault, Faults, Faulty};
 pub use on_device::{OnDevice, Sides};
 

@@ -4,7 +4,6 @@
 #![allow(clippy::disallowed_methods, reason = "CI says who it is in the environment")]
 #![allow(clippy::print_stderr, reason = "a test that did not run says so")]
 
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -68,7 +67,7 @@ pub fn redis_with_password(port: u16, folder: &str) -> Command {
 
 /// Starts a server at a port that is free now; `None` where it is not installed.
 pub fn start(command: fn(u16, &str) -> Command) -> Option<Server> {
-    let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
+    let port = mooncake_core::testkit::free_port();
     let folder = tempfile::tempdir().expect("a folder");
     let mut command = command(port, &folder.path().to_string_lossy());
     match command.spawn() {

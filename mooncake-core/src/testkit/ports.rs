@@ -1,0 +1,43 @@
+//! Ports for servers that tests start in other processes, and start again at the same place.
+
+use std::net::TcpListener;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Below what systems give to connections that go out (Linux: from 32768), and above what engines choose from by themselves (to 17000).
+const PORTS: Range<u16> = 20_000..32_000;
+
+/// A port that nobody listens at now. One that the system picks (port 0) may be given to some connection that goes out while nobody listens there: before
+/// a server has begun, or between its death and its return. These are not; and this process is not told one twice before all are used up.
+///
+/// # Panics
+/// There is none.
+pub fn free_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    // Processes that run at the same time begin far from each other.
+    let first = std::process::id().wrapping_mul(2_654_435_761) >> 8;
+    for _ in PORTS {
+        let number = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = PORTS.start + (number % u32::from(PORTS.end - PORTS.start)) as u16;
+        if TcpListener::bind(("0.0.0.0", port)).is_ok() {
+            return port;
+        }
+    }
+    panic!("somebody listens at every port of {PORTS:?}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "no sockets there")]
+    fn each_is_another_and_none_of_those_for_connections() {
+        let held: Vec<_> = (0..20).map(|_| TcpListener::bind(("127.0.0.1", free_port())).unwrap()).collect();
+        for listener in held {
+            let (listens, goes_out) = (listener.local_addr().unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
+            assert!(PORTS.contains(&listens.port()));
+            assert!(!PORTS.contains(&goes_out.local_addr().unwrap().port()), "the system's range is another");
+        }
+    }
+}
