@@ -35,7 +35,8 @@ mod tests {
     fn each_is_another_and_none_of_those_for_connections() {
         let held: Vec<_> = (0..20).map(|_| TcpListener::bind(("127.0.0.1", free_port())).unwrap()).collect();
         for listener in held {
-            let (listens, goes_out) = (listener.local_addr().unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
+            let (listens, goes_out) =
+                (listener.local_addr().unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
             assert!(PORTS.contains(&listens.port()));
             assert!(!PORTS.contains(&goes_out.local_addr().unwrap().port()), "the system's range is another");
         }

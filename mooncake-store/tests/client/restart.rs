@@ -56,7 +56,8 @@ async fn a_master_of_another_version_is_refused_with_both_named() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_comes_first_waits_for_the_master() {
     let free = free_port();
-    let connect = tokio::spawn(Client::builder().master(format!("127.0.0.1:{free}")).segment(1 << 20).connect());
+    let connect =
+        tokio::spawn(Client::builder().master(format!("127.0.0.1:{free}")).segment(1 << 20).connect());
     tokio::time::sleep(Duration::from_millis(150)).await;
     let server = MasterServer::start(master_config(free, options())).await.unwrap();
     let client = connect.await.unwrap().unwrap();

@@ -8,7 +8,8 @@ use mooncake_store::client::{Client, OffloadConfig};
 
 use crate::process::{Process, free_port};
 use crate::support::{
-    SEGMENT, builder, eventually, master, order, start, tagged, timed, told_master, until_end_of_input,
+    PATIENCE, SEGMENT, builder, eventually, master, order, start, tagged, timed, told_master,
+    until_end_of_input,
 };
 
 const LEN: usize = 256 << 10;
@@ -87,14 +88,13 @@ async fn an_owner_that_is_killed_is_a_miss_and_its_objects_come_back_with_it() {
     let (owner, found) = start_owner(port, folder.path());
     assert_eq!(found, 0);
     fill(&client).await;
-    let patience = Duration::from_secs(60);
-    eventually("all is on disk", patience, async || on_disk(&client).await == KEYS as usize).await;
+    eventually("all is on disk", PATIENCE, async || on_disk(&client).await == KEYS as usize).await;
     assert_eq!(count(&client).await, KEYS as usize);
 
     // Each read ends in time, and is a miss, before the master has learned of the death and after.
     owner.kill();
     assert_eq!(count(&client).await, 0);
-    eventually("the master knows", patience, async || on_disk(&client).await == 0).await;
+    eventually("the master knows", PATIENCE, async || on_disk(&client).await == 0).await;
     assert!(!is_there(&client, 0).await);
 
     let (owner, found) = start_owner(port, folder.path());
@@ -106,11 +106,11 @@ async fn an_owner_that_is_killed_is_a_miss_and_its_objects_come_back_with_it() {
     owner.freeze();
     assert!(!is_there(&client, 0).await);
     owner.thaw();
-    eventually("it answers again", patience, async || is_there(&client, 0).await).await;
+    eventually("it answers again", PATIENCE, async || is_there(&client, 0).await).await;
 
     // A new master is told by itself.
     drop(_master);
     let _master = master(port, &flags);
-    eventually("all is announced", patience, async || on_disk(&client).await == KEYS as usize).await;
+    eventually("all is announced", PATIENCE, async || on_disk(&client).await == KEYS as usize).await;
     assert_eq!(count(&client).await, KEYS as usize);
 }

@@ -13,7 +13,9 @@ use mooncake_store::transport_set::TransportSet;
 use mooncake_transport::SliceMut;
 
 use crate::process::free_port;
-use crate::support::{SEGMENT, SLACK, builder, cluster, connect, eventually, in_member, master, timed};
+use crate::support::{
+    PATIENCE, SEGMENT, SLACK, builder, cluster, connect, eventually, in_member, master, timed,
+};
 
 const LEN: usize = 64 << 10;
 
@@ -276,7 +278,7 @@ async fn a_killed_master_takes_nothing_along() {
             assert_eq!(outcome.unwrap(), PutOutcome::Stored);
         }
     }
-    let patience = Duration::from_secs(60 + objects / 2000);
+    let patience = PATIENCE + Duration::from_secs(objects / 2000);
     eventually("every object would outlive the master", patience, async || {
         let mut lasting = 0;
         for member in &members {

@@ -8,7 +8,7 @@ use mooncake_store::client::Client;
 
 use crate::process::{Process, free_port};
 use crate::support::{
-    LIMIT, builder, eventually, master, order, start, start_member, tagged, timed, told_master,
+    LIMIT, PATIENCE, builder, eventually, master, order, start, start_member, tagged, timed, told_master,
 };
 
 /// Long enough that a kill finds some of them half written.
@@ -79,7 +79,6 @@ async fn a_writer_that_is_killed_leaves_whole_files_and_values_outlive_memory() 
     let root = format!("--root_fs_dir={}", folder.path().display());
     let _master = master(port, &[&root, "--default_kv_lease_ttl=500", "--client_ttl=2"]);
     let client = builder(&format!("127.0.0.1:{port}"), 0).timeout(LIMIT).connect().await.unwrap();
-    let patience = Duration::from_secs(60);
     for round in 0..3 {
         let (holder, _) = start_member(port);
         let (other, _) = start_member(port);
@@ -91,7 +90,7 @@ async fn a_writer_that_is_killed_leaves_whole_files_and_values_outlive_memory() 
             read(&client, key).await;
         }
         [holder, other].into_iter().for_each(Process::kill);
-        eventually("nothing is in memory", patience, async || {
+        eventually("nothing is in memory", PATIENCE, async || {
             let mut left = 0;
             for key in 0..KEYS {
                 let list = client.replicas(key.to_string()).await.ok().flatten();

@@ -1,7 +1,7 @@
 //! A member whose memory is a file: killed, or closed, and started again, it serves what it had.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use mooncake_core::clock::Rng;
@@ -11,11 +11,10 @@ use tempfile::TempDir;
 
 use crate::process::{Process, free_port};
 use crate::support::{
-    SEGMENT, builder, connect, eventually, in_member, master, order, start, told_master, until_end_of_input,
+    PATIENCE, SEGMENT, builder, connect, eventually, in_member, master, order, start, told_master,
+    until_end_of_input,
 };
 
-/// What others in this process wait for, on a machine that is busy.
-const PATIENCE: Duration = Duration::from_secs(30);
 const OBJECTS: u64 = 200;
 
 fn value(i: u64) -> Bytes {

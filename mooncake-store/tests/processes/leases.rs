@@ -19,14 +19,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::process::{Process, free_port};
-use crate::support::{builder, eventually, master, order, start, told_master, until_end_of_input};
+use crate::support::{PATIENCE, builder, eventually, master, order, start, told_master, until_end_of_input};
 
 const LEASE: &str = "--default_kv_lease_ttl=300";
 const LEASE_TIME: Duration = Duration::from_millis(300);
 /// As long as a client takes at most.
 const LONGEST: Duration = Duration::from_secs(24);
-/// Until a lease is over, on a machine that is busy.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A value every eight bytes of which are the same and say whose they are.
 fn striped(key: u64, version: u64, len: usize) -> Bytes {

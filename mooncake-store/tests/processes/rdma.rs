@@ -12,10 +12,10 @@ use mooncake_store::client::{Client, PutOutcome};
 use mooncake_store::transport_set::TransportOptions;
 
 use crate::process::{Process, free_port};
-use crate::support::{builder, eventually, in_member, master, order, start, tagged, told_master, version_of};
+use crate::support::{
+    PATIENCE, builder, eventually, in_member, master, order, start, tagged, told_master, version_of,
+};
 
-/// An emulated machine takes its time; nothing here is about how long.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// A dead member is to be noticed before a call is given up.
 const LIMIT: Duration = Duration::from_secs(20);
 const SEGMENT: u64 = 16 << 20;

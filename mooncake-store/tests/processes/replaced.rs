@@ -8,11 +8,10 @@ use mooncake_store::client::{Client, Located, RangeRead};
 use tokio::task::spawn_blocking;
 
 use crate::process::{Process, free_port};
-use crate::support::{builder, eventually, master, start, start_member, tagged, version_of};
+use crate::support::{PATIENCE, builder, eventually, master, start, start_member, tagged, version_of};
 use crate::worker::Worker;
 
 const LEN: usize = 1 << 20;
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A master, a member with room for so many values, a reader and a writer.
 async fn stage(values: u64, lease: &str) -> (u16, [Process; 2], Client, Client) {

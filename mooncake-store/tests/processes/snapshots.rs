@@ -1,7 +1,6 @@
 //! Masters that write down what they know, are killed, and begin with that.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use bytes::Bytes;
 use mooncake_core::ids::Uuid;
@@ -12,10 +11,9 @@ use tempfile::TempDir;
 
 use crate::process::{Process, figure, free_port};
 use crate::support::{
-    SEGMENT, builder, eventually, in_member, master_shown, start_member, tagged, version_of,
+    PATIENCE, SEGMENT, builder, eventually, in_member, master_shown, start_member, tagged, version_of,
 };
 
-const PATIENCE: Duration = Duration::from_secs(30);
 /// Of each of two tenants.
 const OBJECTS: u64 = 60;
 

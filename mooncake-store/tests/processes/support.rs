@@ -117,6 +117,9 @@ pub(crate) async fn timed<T>(what: &str, operation: impl Future<Output = T>) -> 
     outcome
 }
 
+/// How long to wait for what has no bound of its own: a machine that is busy, or whose disk is, takes long.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
 pub(crate) async fn eventually(what: &str, limit: Duration, mut holds: impl AsyncFnMut() -> bool) {
     let waited = tokio::time::timeout(limit, async {
         while !holds().await {

@@ -19,7 +19,7 @@ pub(crate) const READ: u8 = 0x80;
 pub(crate) const WRITE: u8 = 0x81;
 
 /// No healthy exchange of these tests takes so long.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Node {
     pub(crate) transport: TcpTransport,

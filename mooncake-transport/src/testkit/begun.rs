@@ -16,7 +16,8 @@ pub fn write_when_begun<T: Transport>(
     bytes: Vec<u8>,
     meanwhile: impl FnOnce() -> u64,
 ) -> Result<()> {
-    let first = std::ptr::NonNull::new(bytes.as_ptr().cast_mut()).ok_or_else(|| Error::internal("no bytes"))?;
+    let first =
+        std::ptr::NonNull::new(bytes.as_ptr().cast_mut()).ok_or_else(|| Error::internal("no bytes"))?;
     let local = MemorySpan::new(first, bytes.len());
     let (done, ticket) = ticket(bytes, 1, None);
     let op = std::iter::once_with(meanwhile)

@@ -15,7 +15,7 @@ use crate::transfer::{self, Transfer};
 use crate::transport::{Access, Transport};
 
 /// Longer than any healthy transfer of the suite takes.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A node that owns memory and one that transfers.
 pub(super) struct World<'f, F: Fixture> {
