@@ -122,7 +122,7 @@ type Rewrite = fn(&Shape, &[u8], bool) -> Result<Vec<u8>, PackError>;
 /// What a master that was there before has written down: as it is, and with checksums that are right, around pieces that each have their length before
 /// them.
 pub fn snapshot(data: &[u8]) {
-    let mut sealed = b"mksnap01".to_vec();
+    let mut sealed = Vec::new();
     let mut rest = data;
     while let Some((len, after)) = rest.split_first_chunk() {
         let (body, after) = after.split_at(after.len().min(usize::from(u16::from_le_bytes(*len))));
@@ -131,7 +131,8 @@ pub fn snapshot(data: &[u8]) {
         sealed.extend(body);
         rest = after;
     }
-    for bytes in [data, &sealed] {
+    let sealed_as = |version: &[u8; 8]| [version, &sealed[..]].concat();
+    for bytes in [data, &sealed_as(b"mksnap01"), &sealed_as(b"mksnap02")] {
         let Ok(snapshot) = Snapshot::read(bytes) else { continue };
         let again = Snapshot::read(&snapshot.write());
         assert!(again.is_ok_and(|again| again == snapshot), "a snapshot does not come back");

@@ -6,16 +6,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use master_support::drains::{Drains, name};
 use master_support::{KIB, MIB, Rig, client, segment};
 use mooncake_core::alloc::Extent;
 use mooncake_core::clock::ManualClock;
 use mooncake_core::error::ErrorCode;
 use mooncake_core::evict::PolicyKind;
 use mooncake_core::ids::Uuid;
-use mooncake_core::replica::{ReplicateConfig, Segment, SoftPin};
+use mooncake_core::replica::{ReplicateConfig, Segment, SegmentStatus, SoftPin};
 use mooncake_core::{Error, Result};
 use mooncake_store::api::WriteMode;
-use mooncake_store::master::{DiskOptions, Master, MasterOptions, Put, Snapshot};
+use mooncake_store::master::{DiskOptions, DrainStatus, Master, MasterOptions, Put, Snapshot};
 use mooncake_store::protocol::wire::{OffloadItem, StoredAt, StoredReplica, TaskReport, TaskStatus};
 use proptest::prelude::*;
 
@@ -111,20 +112,34 @@ fn what_is_written_is_read() {
 
 #[test]
 fn a_snapshot_counts_as_a_whole_or_not_at_all() {
-    let whole = bytes_of(&full());
-    Snapshot::read(&whole).unwrap();
-    for cut in 0..whole.len() {
-        assert!(Snapshot::read(&whole[..cut]).is_err(), "cut at {cut}");
-    }
-    for at in 0..whole.len() {
-        for bit in 0..8 {
-            let mut bytes = whole.clone();
-            bytes[at] ^= 1 << bit;
-            assert!(Snapshot::read(&bytes).is_err(), "bit {bit} of {at} flipped");
+    for whole in [bytes_of(&full()), bytes_of(&draining().0), OF_THE_FIRST_VERSION.to_vec()] {
+        Snapshot::read(&whole).unwrap();
+        for cut in 0..whole.len() {
+            assert!(Snapshot::read(&whole[..cut]).is_err(), "cut at {cut}");
         }
+        for at in 0..whole.len() {
+            for bit in 0..8 {
+                let mut bytes = whole.clone();
+                bytes[at] ^= 1 << bit;
+                assert!(Snapshot::read(&bytes).is_err(), "bit {bit} of {at} flipped");
+            }
+        }
+        let doubled = [&whole[..], &whole[..]].concat();
+        assert!(Snapshot::read(&doubled).is_err() && Snapshot::read(&[&whole[..], &[0]].concat()).is_err());
     }
-    let doubled = [&whole[..], &whole[..]].concat();
-    assert!(Snapshot::read(&doubled).is_err() && Snapshot::read(&[&whole[..], &[0]].concat()).is_err());
+}
+
+/// Written before snapshots had drain jobs in them.
+const OF_THE_FIRST_VERSION: &[u8] = include_bytes!("../../fuzz/corpus/snapshot/first");
+
+#[test]
+fn snapshots_of_the_first_version_are_read() {
+    let snapshot = Snapshot::read(OF_THE_FIRST_VERSION).unwrap();
+    assert_eq!((snapshot.objects(), snapshot.tasks(), snapshot.drain_jobs()), (3, 1, 0));
+    assert_eq!(Snapshot::read(&snapshot.write()).unwrap(), snapshot);
+    let next = another(8);
+    next.master.recall(snapshot);
+    assert_eq!(Snapshot::read(&bytes_of(&next)).unwrap().objects(), 3);
 }
 
 proptest! {
@@ -345,4 +360,138 @@ fn a_snapshot_is_taken_while_calls_go_on() {
         let shown = format!("{:?}", Snapshot::read(&bytes).unwrap());
         assert_eq!(shown.matches("key: [115, 116, 97, 121, 115, 32").count(), 5000);
     }
+}
+
+/// A segment that is being emptied, two of six objects moved and two on their way; one that is empty; and three jobs that are over.
+fn draining() -> (Rig, Uuid, [Uuid; 3]) {
+    let rig = another(3);
+    rig.master.inventory(client(1), 0);
+    (1..=5).for_each(|number| drop(rig.mount(number, MIB)));
+    let done = rig.drain(&[4], &[], 1).unwrap();
+    rig.round();
+    let canceled = rig.drain(&[5], &[], 1).unwrap();
+    rig.master.drain_cancel(canceled).unwrap();
+    let failed = rig.drain(&[5], &[], 1).unwrap();
+    rig.master.unmount(client(5), segment(5, MIB).id).unwrap();
+    rig.round();
+    (0..6).for_each(|at| rig.put_in(1, &format!("k{at}"), KIB));
+    let job = rig.drain(&[1], &[2, 3], 2).unwrap();
+    rig.round();
+    assert_eq!(rig.work(1).len(), 2);
+    rig.round();
+    (rig, job, [done, canceled, failed])
+}
+
+#[test]
+fn a_drain_goes_on_once_its_segment_is_back() {
+    let (rig, job, _) = draining();
+    let stored = inventory(&rig, 1);
+    let begun = rig.master.fetch_tasks(client(1), 1).remove(0).id;
+    let before = rig.job(job);
+    assert_eq!((before.succeeded, before.active, stored.len()), (2, 2, 4));
+    let snapshot = Snapshot::read(&bytes_of(&rig)).unwrap();
+    assert_eq!(Snapshot::read(&snapshot.write()).unwrap(), snapshot);
+    // It would draw the same ids.
+    let next = another(3);
+    next.master.recall(snapshot);
+    let known = |rig: &Rig| (rig.job(job).status, rig.job(job).succeeded, rig.job(job).active);
+    assert_eq!(known(&next), (DrainStatus::Planning, 2, 2));
+    assert_eq!((next.job(job).segments, next.job(job).created_ms), (before.segments, before.created_ms));
+    (2..=3).for_each(|number| drop(next.mount(number, MIB)));
+    next.alive_for(60.0);
+    // Nothing is concluded from what its owner has not said yet.
+    let source = segment(1, MIB);
+    next.master.mount_kept(client(1), &source).unwrap();
+    assert_eq!(next.state(1), SegmentStatus::Draining);
+    next.alive_for(60.0);
+    mount_kept(&next, 1, &source, &stored);
+    for stored in &stored {
+        next.alive_for(2.0);
+        assert_eq!(known(&next), (DrainStatus::Planning, 2, 2));
+        announce(&next, 1, stored).unwrap();
+    }
+    next.put_in(1, "late", KIB);
+    assert_ne!(next.lies_in("late"), [1], "nothing new comes in");
+    next.round();
+    assert_eq!(known(&next), (DrainStatus::Running, 2, 2), "no more at once than were asked for");
+    // Whoever had begun a move under the master before cannot end it.
+    let lost = TaskReport { id: begun, status: TaskStatus::Failed, message: "no such copy".into() };
+    next.master.complete_task(client(1), &lost).unwrap();
+    for _ in 0..4 {
+        next.work(1);
+        next.round();
+    }
+    assert_eq!(known(&next), (DrainStatus::Succeeded, 6, 0));
+    let (info, drained) = (next.job(job), SegmentStatus::Drained);
+    assert_eq!((info.failed, info.blocked, info.migrated_bytes, next.state(1)), (0, 0, 6 * KIB, drained));
+    for stored in &stored {
+        assert_ne!(next.lies_in(std::str::from_utf8(&stored.key).unwrap()), [1]);
+    }
+}
+
+#[test]
+fn ids_of_drains_are_drawn_once() {
+    let rig = another(3);
+    rig.mount(1, MIB);
+    let job = rig.drain(&[1], &[], 1).unwrap();
+    rig.master.drain_cancel(job).unwrap();
+    let next = next(&rig, 3);
+    next.mount(1, MIB);
+    let other = next.drain(&[1], &[], 1).unwrap();
+    assert_ne!(other, job);
+    assert_eq!((next.job(job).status, next.job(other).status), (DrainStatus::Canceled, DrainStatus::Created));
+}
+
+#[test]
+fn drains_that_are_over_are_known_and_the_drained_stay_empty() {
+    let (rig, _, over) = draining();
+    let states = over.map(|id| rig.job(id).status);
+    assert_eq!(states, [DrainStatus::Succeeded, DrainStatus::Canceled, DrainStatus::Failed]);
+    let second = next(&rig, 8);
+    // One that has not seen the segment passes the word on.
+    let third = next(&second, 9);
+    for next in [&second, &third, &next(&third, 10)] {
+        assert_eq!(over.map(|id| next.job(id)), over.map(|id| rig.job(id)));
+        (4..=5).for_each(|number| drop(next.mount(number, MIB)));
+        assert_eq!((next.state(4), next.state(5)), (SegmentStatus::Drained, SegmentStatus::Ok));
+        next.put_in(4, "new", KIB);
+        assert_eq!(next.lies_in("new"), [5]);
+        next.alive_for(1.0);
+        assert_eq!((next.state(4), over.map(|id| next.job(id).status)), (SegmentStatus::Drained, states));
+        // Much later it is as good as new again, if somebody takes it out and brings it back.
+        next.alive_for(601.0);
+        assert_eq!(next.state(4), SegmentStatus::Drained);
+        next.master.unmount(client(4), segment(4, MIB).id).unwrap();
+        next.mount(4, MIB);
+        assert_eq!(next.state(4), SegmentStatus::Ok);
+    }
+}
+
+#[test]
+fn a_drain_whose_segments_do_not_come_back_ends() {
+    let rig = another(3);
+    (1..=3).for_each(|number| drop(rig.mount(number, MIB)));
+    rig.put_in(1, "k", KIB);
+    let job = rig.drain(&[1, 2], &[], 1).unwrap();
+    rig.master.tick();
+    let patient = next(&rig, 8);
+    patient.mount(2, MIB);
+    patient.alive_for(590.0);
+    assert_eq!((patient.job(job).status, patient.state(2)), (DrainStatus::Planning, SegmentStatus::Draining));
+    patient.alive_for(11.0);
+    let info = patient.job(job);
+    assert_eq!((info.status, info.active, patient.state(2)), (DrainStatus::Failed, 0, SegmentStatus::Ok));
+    assert!(info.message.starts_with("1 of its segments did not come back"), "{}", info.message);
+    patient.mount(1, MIB);
+    assert_eq!(patient.state(1), SegmentStatus::Ok);
+    // Or when somebody says so.
+    let told = next(&rig, 9);
+    told.mount(2, MIB);
+    told.master.drain_cancel(job).unwrap();
+    told.mount(1, MIB);
+    let states = (told.job(job).status, told.state(1), told.state(2));
+    assert_eq!(states, (DrainStatus::Canceled, SegmentStatus::Ok, SegmentStatus::Ok));
+    told.alive_for(60.0);
+    assert_eq!((told.job(job).status, told.drain(&[1], &[], 1).is_ok()), (DrainStatus::Canceled, true));
+    assert_eq!(told.master.segment_status_named(&name(1)).unwrap(), SegmentStatus::Draining);
 }

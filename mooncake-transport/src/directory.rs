@@ -33,6 +33,14 @@ const BUILT_IN: &[&str] = &[
     "rocksdb:///path",
 ];
 
+/// By which feature what a scheme names is built in.
+const FEATURES: &[(&str, &str)] = &[
+    ("http", "http"),
+    ("etcd", "metadata-etcd"),
+    ("redis", "metadata-redis"),
+    ("rocksdb", "metadata-rocksdb"),
+];
+
 /// What a connection string does not say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DirectoryOptions {
@@ -89,6 +97,15 @@ pub fn own(url: &str) -> Result<Arc<dyn MetadataBackend>> {
     Err(Error::invalid(format!("{url:?}: expected {FOLDER} and an absolute path")))
 }
 
+fn not_built_in(text: &str, scheme: &str) -> Error {
+    let feature = FEATURES.iter().find(|(known, _)| *known == scheme);
+    let needs =
+        feature.map_or_else(String::new, |(_, name)| format!(" and needs a build with feature `{name}`"));
+    let there = BUILT_IN.join(", ");
+    let text = format!("metadata directory {text:?}: {scheme:?} is not built in{needs}; there is {there}");
+    Error::new(ErrorCode::NotSupported, text)
+}
+
 impl Directory {
     /// A directory in a backend, with the existing system's default keys.
     pub fn new(backend: Arc<dyn MetadataBackend>) -> Self {
@@ -96,7 +113,8 @@ impl Directory {
     }
 
     /// Reads a connection string: `P2PHANDSHAKE`, `http://host:port/path`, `etcd://host:port,host:port`, `redis://host:port` or
-    /// `rocksdb:///path`; one without a scheme is etcd's. Does not connect yet (but a folder is opened). `Unsupported` names what is not built in.
+    /// `rocksdb:///path`; one without a scheme is etcd's. Does not connect yet (but a folder is opened). `Unsupported` names what is not built in, and the
+    /// feature that would build it in.
     pub fn connect(text: &str, cluster_id: &str) -> Result<Self> {
         let options = DirectoryOptions { cluster_id: cluster_id.into(), ..DirectoryOptions::default() };
         Self::connect_with(text, &options)
@@ -121,11 +139,7 @@ impl Directory {
             _ => None,
         };
         let Some(backend) = backend else {
-            let built_in = BUILT_IN.join(", ");
-            return Err(Error::new(
-                ErrorCode::NotSupported,
-                format!("metadata directory {text:?}: {scheme:?} is not built in; there is {built_in}"),
-            ));
+            return Err(not_built_in(text, scheme));
         };
         let keys = MetaKeys::new(&options.cluster_id);
         let keys = if scheme == "http" { keys } else { keys.with_newline() };
@@ -271,12 +285,17 @@ mod tests {
     fn connection_strings() {
         assert!(Directory::connect(P2P, "").unwrap().is_p2p());
         for (text, word, built_in) in [
-            ("127.0.0.1:2379", "etcd", cfg!(feature = "metadata-etcd")),
-            ("etcd://a:1,b:2", "etcd", cfg!(feature = "metadata-etcd")),
-            ("redis://h:1", "redis", cfg!(feature = "metadata-redis")),
-            ("http://h/metadata", "http", cfg!(feature = "http")),
-            ("https://h/metadata", "https", false),
+            ("127.0.0.1:2379", "feature `metadata-etcd`", cfg!(feature = "metadata-etcd")),
+            ("etcd://a:1,b:2", "feature `metadata-etcd`", cfg!(feature = "metadata-etcd")),
+            ("redis://h:1", "feature `metadata-redis`", cfg!(feature = "metadata-redis")),
+            ("http://h/metadata", "feature `http`", cfg!(feature = "http")),
+            ("https://h/metadata", "\"https\" is not built in; there is", false),
+            ("rocksdb:///srv/own", "feature `metadata-rocksdb`", cfg!(feature = "metadata-rocksdb")),
         ] {
+            if built_in && text.starts_with(FOLDER) {
+                // It would be opened.
+                continue;
+            }
             let connected = Directory::connect(text, "");
             if built_in {
                 assert!(connected.is_ok_and(|directory| !directory.is_p2p()), "{text}");
@@ -286,6 +305,18 @@ mod tests {
             assert!(error.kind() == ErrorKind::Unsupported && error.message().contains(word), "{error}");
             assert!(error.message().contains(P2P), "it says what there is: {error}");
         }
+    }
+
+    #[test]
+    fn a_directory_of_our_own_that_is_not_built_in() {
+        let error = if cfg!(feature = "metadata-rocksdb") {
+            not_built_in("rocksdb:///srv/own", "rocksdb")
+        } else {
+            own("rocksdb:///srv/own").unwrap_err()
+        };
+        assert_eq!(error.code(), ErrorCode::NotSupported);
+        let said = error.message();
+        assert!(said.contains("rocksdb:///srv/own") && said.contains("feature `metadata-rocksdb`"), "{said}");
     }
 
     #[test]

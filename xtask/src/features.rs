@@ -22,7 +22,15 @@ pub(crate) fn each_alone() -> Result {
             check(name, Some(&feature))?;
         }
     }
+    said_by_name()?;
     elsewhere()
+}
+
+/// What a build says that lacks a feature. The other tests run with all of them.
+fn said_by_name() -> Result {
+    step("a master without RocksDB");
+    cargo(&["test", "--quiet", "-p", "mooncake-store", "--features", "cli", "--test", "without_rocksdb"])
+        .run()
 }
 
 /// Layouts of the structures of libibverbs and libcuda are asserted when the crates are compiled, so for the processor that is not here, too.

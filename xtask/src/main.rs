@@ -38,6 +38,7 @@ cargo xtask <task>
                 peer's; words choose rows; what falls short is named, and fails),
                 --engine transfer engines (with --peer: in all pairs), --master-size [n] a master with ten million objects, or n,
                 --restart [n] a master that is killed with a million objects, or n: when the next one serves them,
+                --snapshots [n] what snapshots of a million objects, or n, cost,
                 --offload [--peer] objects on their way to a disk and back
   network       two engines with a bad network between them, and a network that goes and comes back (Linux, root; on x86-64
                 also in the virtual machine of `rdma-test`)

@@ -73,7 +73,10 @@ pub(crate) fn bench(words: &[&str]) -> Result {
         return bench_master();
     }
     if let ["--master-size", objects @ ..] = words {
-        return bench_master_size(objects.first().copied().unwrap_or("10000000"));
+        return bench_master_size(objects.first().copied().unwrap_or("10000000"), &[]);
+    }
+    if let ["--snapshots", objects @ ..] = words {
+        return bench_master_size(objects.first().copied().unwrap_or("1000000"), &["--snapshots"]);
     }
     if let ["--restart", objects @ ..] = words {
         return bench_restart(objects.first().copied().unwrap_or("1000000"));
@@ -182,11 +185,11 @@ fn bench_master() -> Result {
     in_own_network(&[bench, "--master".into(), master, "--peer".into(), path(&python)])
 }
 
-/// `cargo xtask bench --master-size [objects]`: a master of ours with so many objects.
-fn bench_master_size(objects: &str) -> Result {
+/// `cargo xtask bench --master-size [objects]`: a master of ours with so many objects; `--snapshots [objects]`: what its snapshots cost.
+fn bench_master_size(objects: &str, mode: &[&str]) -> Result {
     let programs = Programs::fast(&["master_size", "mooncake_master"])?;
     let master = programs.path("mooncake_master");
-    programs.run("master_size", &["--master", &master, "--objects", objects]).run()
+    programs.run("master_size", &[&["--master", &master, "--objects", objects], mode].concat()).run()
 }
 
 /// `cargo xtask bench --restart [objects]`: a master of ours that is killed with so many objects over four processes.

@@ -1,5 +1,7 @@
 //! Drain jobs: segments are emptied, replica by replica, by moves that their owners make.
 
+mod noted;
+
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -8,7 +10,7 @@ use std::time::Duration;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::{Moment, Rng};
 use mooncake_core::evict::EvictionPolicy;
-use mooncake_core::ids::{ObjectKey, Uuid};
+use mooncake_core::ids::{ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::SegmentStatus;
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
@@ -59,6 +61,12 @@ pub enum DrainStatus {
 }
 
 impl DrainStatus {
+    pub(super) fn from_number(number: i32) -> Option<Self> {
+        use DrainStatus::*;
+        let all = [Created, Planning, Running, Succeeded, Failed, Canceled];
+        all.into_iter().find(|status| *status as i32 == number)
+    }
+
     fn is_over(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed | Self::Canceled)
     }
@@ -112,6 +120,8 @@ struct Job<A> {
     created_ms: u64,
     updated_ms: u64,
     sources: Vec<Arc<Mounted<A>>>,
+    /// Its sources, as long as they are not.
+    awaited: Option<Awaited>,
     names: Vec<String>,
     targets: Vec<String>,
     at_once: usize,
@@ -130,6 +140,15 @@ struct Job<A> {
     recheck: Moment,
     /// When nothing was left but what readers may still hold leases on.
     emptied: Option<Moment>,
+}
+
+/// What a job waits for that was begun under a master before.
+struct Awaited {
+    segments: Vec<SegmentId>,
+    /// Until then readers and writers may hold what that master has promised them, and members come back.
+    from: Moment,
+    /// What has not come by then does not come.
+    until: Moment,
 }
 
 /// All drain jobs.
@@ -166,6 +185,24 @@ impl<A> Drains<A> {
 impl<A> Jobs<A> {
     fn find(&mut self, id: Uuid) -> Result<&mut Job<A>> {
         self.list.iter_mut().find(|job| job.id == id).ok_or_else(|| ErrorCode::JobNotFound.into())
+    }
+
+    /// An id that none of them has.
+    fn new_id(&mut self) -> Uuid {
+        loop {
+            let id = Uuid::new(self.rng.next_u64(), self.rng.next_u64());
+            if self.find(id).is_err() {
+                return id;
+            }
+        }
+    }
+
+    /// The latest. Of those that are over, some are known.
+    fn add(&mut self, job: Job<A>) {
+        self.list.push_back(job);
+        while self.list.len() > REMEMBERED && self.list.front().is_some_and(|job| job.status.is_over()) {
+            self.list.pop_front();
+        }
     }
 }
 
@@ -206,14 +243,15 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             sources
         };
         let wall = self.clock.wall_ms();
-        let id = Uuid::new(jobs.rng.next_u64(), jobs.rng.next_u64());
+        let id = jobs.new_id();
         tracing::info!(job = %id, segments = ?request.segments, "drain begins");
-        jobs.list.push_back(Job {
+        jobs.add(Job {
             id,
             status: DrainStatus::Created,
             created_ms: wall,
             updated_ms: wall,
             sources,
+            awaited: None,
             names: request.segments.to_vec(),
             targets: request.targets.to_vec(),
             at_once: usize::try_from(request.max_concurrency).unwrap_or(usize::MAX),
@@ -229,9 +267,6 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             recheck: Moment(0),
             emptied: None,
         });
-        while jobs.list.len() > REMEMBERED && jobs.list.front().is_some_and(|job| job.status.is_over()) {
-            jobs.list.pop_front();
-        }
         self.drains.due.store(0, SeqCst);
         Ok(id)
     }
@@ -271,6 +306,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             let text = format!("{} moves are under way", job.active.len());
             return Err(Error::new(ErrorCode::UnavailableInCurrentStatus, text));
         }
+        self.await_no_more(job);
         job.end(DrainStatus::Canceled, "Drain job canceled".into(), wall);
         Ok(())
     }
@@ -283,6 +319,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             jobs.list.iter().filter(|job| !job.status.is_over()).map(|job| job.id).collect()
         };
         for id in &running {
+            if !self.gather(*id, now) {
+                continue;
+            }
             self.plan(*id);
             if let Ok(job) = self.drains.jobs.lock().find(*id)
                 && !job.status.is_over()
@@ -319,6 +358,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if let Ok(job) = self.drains.jobs.lock().find(id)
             && job.status == DrainStatus::Planning
         {
+            // Some may have been begun under a master before.
+            let moving: HashSet<_> = job.active.iter().map(|one| (&one.unit.key, one.unit.source)).collect();
+            let rests = |unit: &Unit| !moving.contains(&(&unit.key, unit.source));
+            ready.retain(rests);
+            blocked.retain(rests);
             (job.ready, job.blocked) = (ready, blocked);
             job.status = DrainStatus::Running;
             job.touch("Drain job running".into(), self.clock.wall_ms());

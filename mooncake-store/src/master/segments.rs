@@ -163,6 +163,11 @@ impl<A: SegmentAllocator> Mounted<A> {
         self.closed.store(false, Relaxed);
     }
 
+    /// Whether its owner has announced all that was kept.
+    pub(super) fn is_settled(&self) -> bool {
+        !self.closed.load(Relaxed) && self.space.lock().kept.is_empty()
+    }
+
     /// Frees what has rested long enough, a slice of it at most: a million readers' leases may end at once, and puts wait for the
     /// same lock. How many bytes.
     pub(super) fn reclaim(&self, now: Moment) -> u64 {
@@ -343,11 +348,13 @@ pub(super) struct Registry<A> {
     pub(super) list: Vec<Arc<Mounted<A>>>,
     by_id: HashMap<SegmentId, Arc<Mounted<A>>>,
     by_name: HashMap<String, Vec<Arc<Mounted<A>>>>,
+    /// To which state drains under a master before have brought segments, for when they are mounted again.
+    pub(super) brought: HashMap<SegmentId, SegmentStatus>,
 }
 
 impl<A> Default for Registry<A> {
     fn default() -> Self {
-        Self { list: Vec::new(), by_id: HashMap::new(), by_name: HashMap::new() }
+        Self { list: Vec::new(), by_id: HashMap::new(), by_name: HashMap::new(), brought: HashMap::new() }
     }
 }
 
@@ -362,6 +369,9 @@ impl<A: SegmentAllocator> Registry<A> {
     }
 
     pub(super) fn insert(&mut self, mounted: Arc<Mounted<A>>) {
+        if let Some(status) = self.brought.get(&mounted.info.id) {
+            mounted.set_drain(*status);
+        }
         self.by_name.entry(mounted.info.name.clone()).or_default().push(mounted.clone());
         self.by_id.insert(mounted.info.id, mounted.clone());
         self.list.push(mounted);

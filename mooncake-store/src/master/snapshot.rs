@@ -1,8 +1,8 @@
-//! Snapshots: what a master knows of its objects and tasks, written down while it goes on, for the one that comes after it.
+//! Snapshots: what a master knows of its objects, tasks and drain jobs, written down while it goes on, for the one that comes after it.
 //!
 //! A snapshot makes nothing readable. Objects come back as they do without one: the owner of a segment mounts it again, looks at the bytes, and announces
 //! what is there. The snapshot adds what owners do not know: which of that had been removed or replaced, in which order objects were used, what objects on
-//! disks are pinned to and belong to, and tasks.
+//! disks are pinned to and belong to, tasks, and which segments are being emptied, or were.
 
 mod file;
 mod past;
@@ -21,19 +21,21 @@ use super::directory::Object;
 
 use self::file::{Head, Horizon, Noted, Part, Place, begin};
 
-pub(super) use self::file::NotedTask;
 pub use self::file::Snapshot;
+pub(super) use self::file::{NotedDrains, NotedJob, NotedMove, NotedTask};
 pub(super) use self::past::Past;
 
 /// Objects and tasks in one record.
 const PART: usize = 4096;
+/// Drain jobs in one record: each may have many moves under way.
+const JOBS: usize = 16;
 /// Masters before this one whose word is passed on.
 const FOREBEARS: usize = 16;
 /// For how long what was recalled is kept for owners that have not come back yet.
-const PATIENCE: Duration = Duration::from_secs(600);
+pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// Writes down what can be read, and every task; how many objects that were. Calls go on meanwhile: nothing is locked for longer than a few hundred
+    /// Writes down what can be read, every task and every drain job; how many objects that were. Calls go on meanwhile: nothing is locked for longer than a few hundred
     /// objects take. `write` is given the next bytes, and may end it with an error.
     ///
     /// # Errors
@@ -47,9 +49,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         write(&begin(&Head { uses: since.number, horizons }))?;
         let (mut objects, mut number) = (0u64, 0u64);
         let batch = RefCell::new(Vec::new());
-        let mut put = |objects: Vec<Noted>, tasks: Vec<NotedTask>, last: bool| {
+        let mut put = |part: Part| {
             let mut bytes = Vec::new();
-            crate::protocol::record::append(&Part { number, objects, tasks, last }, &mut bytes);
+            crate::protocol::record::append(&Part { number, ..part }, &mut bytes);
             number += 1;
             write(&bytes)
         };
@@ -61,7 +63,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                     continue;
                 }
                 objects += unclaimed.len() as u64;
-                put(unclaimed, Vec::new(), false)?;
+                put(Part { objects: unclaimed, ..Part::default() })?;
             }
         }
         let mut failed = Ok(());
@@ -73,39 +75,47 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                     return ControlFlow::Continue(());
                 }
                 objects += noted.len() as u64;
-                failed = put(std::mem::take(&mut *noted), Vec::new(), false);
+                failed = put(Part { objects: std::mem::take(&mut *noted), ..Part::default() });
                 if failed.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
             },
         );
         failed?;
         let left = batch.into_inner();
         objects += left.len() as u64;
-        put(left, Vec::new(), false)?;
-        let ids = self.tasks.lock().ids();
+        put(Part { objects: left, ..Part::default() })?;
+        let (NotedDrains { mut jobs, drained }, ids) = self.note_drains();
+        put(Part { drains: NotedDrains { jobs: Vec::new(), drained }, ..Part::default() })?;
+        while !jobs.is_empty() {
+            let some = jobs.drain(..JOBS.min(jobs.len())).collect();
+            put(Part { drains: NotedDrains { jobs: some, drained: Vec::new() }, ..Part::default() })?;
+        }
         for ids in ids.chunks(PART / 16) {
             let tasks = self.tasks.lock();
             let noted: Vec<_> = ids.iter().filter_map(|(id, until)| tasks.note(*id, *until, now)).collect();
             drop(tasks);
-            put(Vec::new(), noted, false)?;
+            put(Part { tasks: noted, ..Part::default() })?;
         }
-        put(Vec::new(), Vec::new(), true)?;
+        put(Part { last: true, ..Part::default() })?;
         Ok(objects)
     }
 
     /// Takes over what a master before this one wrote down, before the first call is answered. The first time counts.
     pub fn recall(&self, snapshot: Snapshot) {
         let now = self.clock.now();
-        let Snapshot { head, objects, tasks } = snapshot;
+        let Snapshot { head, objects, tasks, drains } = snapshot;
         let used = objects.iter().map(|object| object.used).max().unwrap_or(0);
         self.directory.count_from(head.uses.max(used));
         self.tasks.lock().recall(tasks, now, &self.options.tasks);
+        self.recall_drains(drains, now);
         let _ = self.past.set(Past::new(head.horizons, objects, now, |key| self.directory.hash(key)));
     }
 
     /// Forgets what was recalled, a part of it, once its time is over.
     pub(super) fn forget_past(&self, now: Moment) {
-        if let Some(past) = self.past.get() {
-            past.forget(now);
+        if let Some(past) = self.past.get()
+            && past.forget(now)
+        {
+            self.segments.write().brought.clear();
         }
     }
 }

@@ -15,7 +15,7 @@ use mooncake_core::error::{Error, ErrorCode};
 
 use super::literal::Literal;
 
-pub(super) use self::values::written_as;
+pub(crate) use self::values::written_as;
 pub use self::values::{Answer, Byte, List, Numbered, Pairs};
 
 /// Most items one list of a message may have.

@@ -108,8 +108,9 @@ impl Shelf {
             let bytes = place.read(number);
             match bytes.and_then(|bytes| Ok((Snapshot::read(&bytes)?, bytes))) {
                 Ok((snapshot, bytes)) => {
-                    let (objects, tasks) = (snapshot.objects(), snapshot.tasks());
-                    tracing::info!(path = %path.display(), objects, tasks, "starts from a snapshot");
+                    let (objects, tasks, drain_jobs) =
+                        (snapshot.objects(), snapshot.tasks(), snapshot.drain_jobs());
+                    tracing::info!(path = %path.display(), objects, tasks, drain_jobs, "starts from a snapshot");
                     self.copy_restored(number, &bytes);
                     return Some(snapshot);
                 }

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
 
+pub mod drains;
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -3,12 +3,15 @@
 use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::{Error, ErrorCode, Result};
 
-use crate::protocol::pack::wire_fields;
+use crate::master::DrainStatus;
+use crate::protocol::pack::{PackError, wire_fields, written_as};
 use crate::protocol::record::{append, next};
 use crate::protocol::wire::{TaskKind, TaskStatus};
 
 /// What a snapshot begins with, and the version of what follows.
-const MAGIC: &[u8; 8] = b"mksnap01";
+const MAGIC: &[u8; 8] = b"mksnap02";
+/// The version before: nothing of drains.
+const FIRST: &[u8; 8] = b"mksnap01";
 
 /// What one master knew when it wrote a snapshot. [`Master::recall`](super::super::Master::recall) gives it to the next one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,27 +19,33 @@ pub struct Snapshot {
     pub(super) head: Head,
     pub(super) objects: Vec<Noted>,
     pub(super) tasks: Vec<NotedTask>,
+    pub(super) drains: NotedDrains,
 }
 
 impl Snapshot {
     /// Reads what [`Master::snapshot`](super::super::Master::snapshot) wrote. Any bytes may come in.
     ///
     /// # Errors
-    /// `PERSISTENT_FAIL`, when they are not one whole snapshot of this version; the text says what is wrong.
+    /// `PERSISTENT_FAIL`, when they are not one whole snapshot of this version or the one before; the text says what is wrong.
     pub fn read(bytes: &[u8]) -> Result<Self> {
         let refuse = |why: &str| Err(Error::new(ErrorCode::PersistentFail, format!("no snapshot: {why}")));
-        let Some(mut rest) = bytes.strip_prefix(MAGIC) else {
-            return refuse("it does not begin like one of this version");
+        let first = bytes.starts_with(FIRST);
+        let Some(mut rest) = bytes.strip_prefix(if first { FIRST } else { MAGIC }) else {
+            return refuse("it does not begin like one of this version, or the one before");
         };
         let Some(head) = next::<Head>(&mut rest) else { return refuse("its head is damaged") };
-        let mut snapshot = Self { head, objects: Vec::new(), tasks: Vec::new() };
+        let mut snapshot =
+            Self { head, objects: Vec::new(), tasks: Vec::new(), drains: NotedDrains::default() };
         for number in 0u64.. {
-            let Some(part) = next::<Part>(&mut rest) else { return refuse("it is cut off, or damaged") };
+            let part = if first { next::<FirstPart>(&mut rest).map(Part::from) } else { next(&mut rest) };
+            let Some(part) = part else { return refuse("it is cut off, or damaged") };
             if part.number != number {
                 return refuse("a part of it is missing");
             }
             snapshot.objects.extend(part.objects);
             snapshot.tasks.extend(part.tasks);
+            snapshot.drains.jobs.extend(part.drains.jobs);
+            snapshot.drains.drained.extend(part.drains.drained);
             if part.last {
                 break;
             }
@@ -44,7 +53,9 @@ impl Snapshot {
         if !rest.is_empty() {
             return refuse("something follows its end");
         }
-        if snapshot.objects.iter().any(|object| ObjectKey::check(&object.key).is_err()) {
+        let moves = snapshot.drains.jobs.iter().flat_map(|job| &job.moves);
+        let mut keys = snapshot.objects.iter().map(|object| &object.key).chain(moves.map(|one| &one.key));
+        if keys.any(|key| ObjectKey::check(key).is_err()) {
             return refuse("an object has no possible key");
         }
         Ok(snapshot)
@@ -60,11 +71,16 @@ impl Snapshot {
         self.tasks.len()
     }
 
+    /// How many drain jobs.
+    pub fn drain_jobs(&self) -> usize {
+        self.drains.jobs.len()
+    }
+
     /// As bytes, so that what was read can be compared.
     pub fn write(&self) -> Vec<u8> {
         let mut bytes = begin(&self.head);
-        let (objects, tasks) = (self.objects.clone(), self.tasks.clone());
-        append(&Part { number: 0, objects, tasks, last: true }, &mut bytes);
+        let Self { objects, tasks, drains, .. } = self.clone();
+        append(&Part { number: 0, objects, tasks, drains, last: true }, &mut bytes);
         bytes
     }
 }
@@ -96,16 +112,40 @@ pub(super) struct Horizon {
 wire_fields!(structure Horizon { epoch: u64, number: u64 });
 
 /// A part of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Part {
     /// Counted from 0.
     pub(super) number: u64,
     pub(super) objects: Vec<Noted>,
     pub(super) tasks: Vec<NotedTask>,
+    pub(super) drains: NotedDrains,
     pub(super) last: bool,
 }
 
-wire_fields!(structure Part { number: u64, objects: Vec<Noted>, tasks: Vec<NotedTask>, last: bool });
+wire_fields!(structure Part {
+    number: u64,
+    objects: Vec<Noted>,
+    tasks: Vec<NotedTask>,
+    drains: NotedDrains,
+    last: bool,
+});
+
+/// A part of one of the version before.
+struct FirstPart {
+    number: u64,
+    objects: Vec<Noted>,
+    tasks: Vec<NotedTask>,
+    last: bool,
+}
+
+wire_fields!(structure FirstPart { number: u64, objects: Vec<Noted>, tasks: Vec<NotedTask>, last: bool });
+
+impl From<FirstPart> for Part {
+    fn from(part: FirstPart) -> Self {
+        let FirstPart { number, objects, tasks, last } = part;
+        Self { number, objects, tasks, drains: NotedDrains::default(), last }
+    }
+}
 
 /// An object that could be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -175,3 +215,71 @@ wire_fields!(structure NotedTask {
     message: String,
     left_ms: u64,
 });
+
+/// What segments are being emptied, or were.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::master) struct NotedDrains {
+    /// The oldest first.
+    pub(in crate::master) jobs: Vec<NotedJob>,
+    /// Segments that are empty and take nothing.
+    pub(in crate::master) drained: Vec<SegmentId>,
+}
+
+wire_fields!(structure NotedDrains { jobs: Vec<NotedJob>, drained: Vec<SegmentId> });
+
+/// A drain job, whatever became of it. What it had still to move is looked for anew.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::master) struct NotedJob {
+    pub(in crate::master) id: Uuid,
+    pub(in crate::master) status: DrainStatus,
+    pub(in crate::master) created_ms: u64,
+    pub(in crate::master) updated_ms: u64,
+    pub(in crate::master) names: Vec<String>,
+    pub(in crate::master) targets: Vec<String>,
+    pub(in crate::master) at_once: u64,
+    /// What it empties; nothing once it is over.
+    pub(in crate::master) sources: Vec<SegmentId>,
+    pub(in crate::master) moves: Vec<NotedMove>,
+    pub(in crate::master) succeeded: u64,
+    pub(in crate::master) failed: u64,
+    pub(in crate::master) migrated_bytes: u64,
+    pub(in crate::master) message: String,
+    /// How many were blocked when it ended.
+    pub(in crate::master) left: u64,
+}
+
+wire_fields!(structure NotedJob {
+    id: Uuid,
+    status: DrainStatus,
+    created_ms: u64,
+    updated_ms: u64,
+    names: Vec<String>,
+    targets: Vec<String>,
+    at_once: u64,
+    sources: Vec<SegmentId>,
+    moves: Vec<NotedMove>,
+    succeeded: u64,
+    failed: u64,
+    migrated_bytes: u64,
+    message: String,
+    left: u64,
+});
+
+/// A move under way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::master) struct NotedMove {
+    /// As the directory has it.
+    pub(in crate::master) key: Vec<u8>,
+    /// Which of the job's sources it leaves.
+    pub(in crate::master) source: u64,
+    pub(in crate::master) tries: u32,
+    pub(in crate::master) task: Uuid,
+    pub(in crate::master) bytes: u64,
+}
+
+wire_fields!(structure NotedMove { key: Vec<u8>, source: u64, tries: u32, task: Uuid, bytes: u64 });
+
+written_as! {
+    DrainStatus as i32: status => *status as i32, |number| DrainStatus::from_number(number)
+        .ok_or_else(|| PackError::Enum { name: "drain status", value: number.into() });
+}

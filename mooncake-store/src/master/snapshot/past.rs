@@ -130,15 +130,18 @@ impl Past {
         self.forgotten.load(Relaxed) > 0
     }
 
-    pub(super) fn forget(&self, now: Moment) {
+    /// Whether this was the first part.
+    pub(super) fn forget(&self, now: Moment) -> bool {
         if self.recalled.after(PATIENCE) > now {
-            return;
+            return false;
         }
-        if let Some(part) = self.parts.get(self.forgotten.fetch_add(1, Relaxed)) {
+        let next = self.forgotten.fetch_add(1, Relaxed);
+        if let Some(part) = self.parts.get(next) {
             drop(std::mem::take(&mut *part.lock()));
         } else {
             self.forgotten.store(self.parts.len(), Relaxed);
         }
+        next == 0
     }
 }
 

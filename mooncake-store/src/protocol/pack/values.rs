@@ -95,7 +95,7 @@ macro_rules! written_as {
         }
     )*};
 }
-pub(in crate::protocol) use written_as;
+pub(crate) use written_as;
 
 written_as! {
     ErrorCode as i32: code => code.number(), |number| Ok(ErrorCode::from_number(number));

@@ -1,6 +1,8 @@
 //! A master with many objects: memory for each, how long a pass of eviction takes, and how long requests take meanwhile. Run by
-//! `cargo xtask bench --master-size`.
+//! `cargo xtask bench --master-size`. With `--snapshots`, by `cargo xtask bench --snapshots`, what its snapshots cost instead.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
+
+mod snapshots;
 
 use std::borrow::Cow;
 use std::io::{Read, Write};
@@ -13,7 +15,7 @@ use std::time::Duration;
 
 use mooncake_benches::peer::{Process, Result, wait_for_port};
 use mooncake_core::Clock;
-use mooncake_core::clock::{Rng, SystemClock};
+use mooncake_core::clock::{Moment, Rng, SystemClock};
 use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::{ReplicaType, ReplicateConfig, Segment};
 use mooncake_store::api::EndItem;
@@ -36,12 +38,13 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let outcome = match words.as_slice() {
-        ["--master", master, "--objects", count] => match count.parse() {
-            Ok(count) => run(PathBuf::from(master), count),
-            Err(_) => Err(format!("{count} is no number of objects")),
+        ["--master", master, "--objects", count, mode @ ..] => match (count.parse(), mode) {
+            (Ok(count), []) => run(PathBuf::from(master), count),
+            (Ok(count), ["--snapshots"]) => snapshots::run(PathBuf::from(master), count),
+            _ => Err(format!("{count} {mode:?} is no number of objects, or no measurement")),
         },
         other => Err(format!(
-            "unknown arguments {other:?}; `cargo xtask bench --master-size` gives the right ones"
+            "unknown arguments {other:?}; `cargo xtask bench --master-size` and `--snapshots` give the right ones"
         )),
     };
     match outcome {
@@ -213,8 +216,11 @@ async fn pass(objects: u64, filled: &Arc<AtomicU64>) -> Result<()> {
 /// Asks for objects all the time, one at a time on each of four connections.
 struct Watch {
     stop: Arc<AtomicBool>,
-    readers: Vec<JoinHandle<Result<Vec<Duration>>>>,
+    readers: Vec<JoinHandle<Result<Vec<Call>>>>,
 }
+
+/// When a call began, and how long it took.
+type Call = (Moment, Duration);
 
 impl Watch {
     fn start(filled: &Arc<AtomicU64>) -> Self {
@@ -224,16 +230,21 @@ impl Watch {
     }
 
     async fn stop(self) -> Result<Summary> {
-        self.stop.store(true, Relaxed);
-        let mut spans = Vec::new();
-        for reader in self.readers {
-            spans.extend(reader.await.map_err(|e| e.to_string())??);
-        }
+        let spans = self.calls().await?.into_iter().map(|(_, span)| span).collect();
         Ok(Spans(spans).summary("single requests"))
+    }
+
+    async fn calls(self) -> Result<Vec<Call>> {
+        self.stop.store(true, Relaxed);
+        let mut calls = Vec::new();
+        for reader in self.readers {
+            calls.extend(reader.await.map_err(|e| e.to_string())??);
+        }
+        Ok(calls)
     }
 }
 
-async fn read(filled: Arc<AtomicU64>, seed: u64, stop: Arc<AtomicBool>) -> Result<Vec<Duration>> {
+async fn read(filled: Arc<AtomicU64>, seed: u64, stop: Arc<AtomicBool>) -> Result<Vec<Call>> {
     let (rpc, clock, mut rng) = (rpc(), SystemClock::new(), Rng::seeded(seed));
     let mut spans = Vec::new();
     while !stop.load(Relaxed) {
@@ -245,7 +256,7 @@ async fn read(filled: Arc<AtomicU64>, seed: u64, stop: Arc<AtomicBool>) -> Resul
             let _ =
                 rpc.call(&GetReplicaList { key: &key, tenant: TENANT }).await.map_err(|e| e.to_string())?;
         }
-        spans.push(clock.now().since(begun));
+        spans.push((begun, clock.now().since(begun)));
     }
     Ok(spans)
 }
