@@ -19,7 +19,8 @@ import time
 from cluster import MIB, Master, Node, of, raw, shown_bytes
 from matrix import Checks
 
-MEMORY = 8 * MIB
+# As little as the existing package offers.
+MEMORY = 16 * MIB
 # Seconds.
 LEASE = 0.2
 FLAGS = ["--enable_offload=true", f"--default_kv_lease_ttl={1000 * LEASE:.0f}", "--client_ttl=60"]
@@ -43,7 +44,7 @@ def until(what, done):
 
 def values():
     """Lengths around what a disk's blocks and the owners' files are made of, and together twice the memory."""
-    lengths = [1, 100, 4095, 4096, 4097, 70_001, MIB, 3 * MIB + 1, *[MIB] * (2 * MEMORY // MIB)]
+    lengths = [1, 100, 4095, 4096, 4097, 70_001, MIB, 3 * MIB + 1, *[2 * MIB] * (2 * MEMORY // (2 * MIB))]
     return {f"disk/{number}": random.Random(number).randbytes(length) for number, length in enumerate(lengths)}
 
 
@@ -78,8 +79,9 @@ def leave_memory(owner, reader, keys):
 
 
 def read_all(checks, what, readers, wanted):
-    keys = list(wanted)
-    largest = max(len(value) for value in wanted.values())
+    # In other ways only as many as there are lengths.
+    some = dict(list(wanted.items())[:8])
+    keys, largest = list(some), max(len(value) for value in some.values())
     for reader in readers:
         for key, value in wanted.items():
             checks.same(f"{what}: {key}, {len(value)} bytes, as {reader.name} reads it", reader("get", key), shown_bytes(value))
@@ -88,7 +90,7 @@ def read_all(checks, what, readers, wanted):
             got = reader("get_batch", batch)
             checks.same(f"{what}: {batch} as {reader.name} reads them", got, [shown_bytes(wanted[key]) for key in batch])
         checks.same("memory", reader.send({"call": "buffer", "name": "m", "size": largest}), 0)
-        for key, value in wanted.items():
+        for key, value in some.items():
             said = reader("get_into", key, of("buffer", {"name": "m"}), largest)
             got = reader.send({"call": "dump", "name": "m", "size": len(value)})
             checks.same(f"{what}: {key} as {reader.name} reads it into memory", [said, got], [len(value), shown_bytes(value)])

@@ -38,8 +38,8 @@ async fn owner() {
     let segment = order("TEST_SEGMENT").unwrap_or(SEGMENT);
     let beside = SegmentFile::new(file);
     let index = order("TEST_INDEX").unwrap_or(beside.index);
-    let mut config = ClientConfig::default();
-    config.segment_file = Some(SegmentFile { path: beside.path, index });
+    let file = Some(SegmentFile { path: beside.path, index });
+    let config = ClientConfig { segment_file: file, ..ClientConfig::default() };
     let client = match builder_with(config, &master, segment).connect().await {
         Ok(client) => client,
         Err(error) => return println!("\nsaid {error}"),
