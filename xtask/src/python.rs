@@ -66,6 +66,7 @@ pub(crate) fn matrix(peer: &Path, programs: Programs) -> Result<Vec<(&'static st
     tool.insert(2, programs.path("mooncake"));
     Ok(vec![
         ("two Python packages: what one writes the other reads", words("matrix.py")),
+        ("objects on disks: either reads what the other has written there", words("disks.py")),
         ("masters and clients: every answer", words("cells.py")),
         ("light clients beside real ones: every answer", words("cells_light.py")),
         ("the command line beside either", tool),

@@ -94,7 +94,7 @@ impl HostMemory {
             flags |= libc::MAP_HUGETLB | (options.huge_pages.log2() << libc::MAP_HUGE_SHIFT);
         }
         let ptr = map(mapped, flags, file.as_ref().map(|f| f.as_fd()), 0)
-            .map_err(|e| cannot_map(len, options.huge_pages, e))?;
+            .map_err(|e| cannot_map(mapped, options.huge_pages.page(), e))?;
         let mut memory = Self { ptr, len, mapped, location: Location::Any, shared: None, alone: None };
         if options.huge_pages == HugePages::Off && !cfg!(miri) {
             // SAFETY: the range is the mapping just made; advice changes no contents. Failure costs only speed.
@@ -129,7 +129,7 @@ impl HostMemory {
             .map_err(|_| Error::invalid(format!("offset {offset} is too large")))?;
         let mapped = round_up(len, page_size())?;
         let ptr = map(mapped, libc::MAP_SHARED, Some(file.as_fd()), start)
-            .map_err(|e| cannot_map(len, HugePages::Off, e))?;
+            .map_err(|e| cannot_map(len, page_size(), e))?;
         Ok(Self { ptr, len, mapped, location: Location::Any, shared: None, alone: None })
     }
 
@@ -144,23 +144,26 @@ impl HostMemory {
     }
 
     /// Maps the first `len` bytes of a file of tmpfs or hugetlbfs that outlives this process, and keeps other processes from doing the same. Makes the file
-    /// longer where it is shorter, and takes all its pages at once. Not found by [`shared_pages`](super::shared_pages): nobody is to hold pages that another process takes over. Fails by name:
-    /// another process has it (`FILE_LOCK_FAIL`), too little memory, no such NUMA node.
+    /// longer where it is shorter, by whole pages of its file system, and takes all of them at once. Not found by [`shared_pages`](super::shared_pages): nobody is to hold pages that another process takes over. Fails by name:
+    /// another process has it (`FILE_LOCK_FAIL`), too little memory, too few huge pages, no such NUMA node.
     pub fn map_alone(file: File, len: usize, numa_node: Option<u32>) -> Result<Self> {
         lock_alone(&file)?;
         let page = usize::try_from(page_of(&file)?).unwrap_or(usize::MAX);
         let mapped = round_up(len, page.max(page_size()))?;
-        fill(&file, mapped)?;
-        let mut memory = Self::map_whole(file, len, mapped, Location::Any)?;
+        // Huge pages are set aside by mapping them, all or none; where pages are to lie must be said before they are taken.
+        let mut memory = Self::map_whole(file, len, mapped, Location::Any, page)?;
         if let Some(node) = numa_node {
             memory.bind(node)?;
+        }
+        if let Some(file) = &memory.alone {
+            fill(file, mapped, page)?;
         }
         Ok(memory)
     }
 
-    fn map_whole(file: File, len: usize, mapped: usize, location: Location) -> Result<Self> {
-        let ptr = map(mapped, libc::MAP_SHARED, Some(file.as_fd()), 0)
-            .map_err(|e| cannot_map(len, HugePages::Off, e))?;
+    fn map_whole(file: File, len: usize, mapped: usize, location: Location, page: usize) -> Result<Self> {
+        let ptr =
+            map(mapped, libc::MAP_SHARED, Some(file.as_fd()), 0).map_err(|e| cannot_map(mapped, page, e))?;
         Ok(Self { ptr, len, mapped, location, shared: None, alone: Some(file) })
     }
 
@@ -195,7 +198,7 @@ impl HostMemory {
             (Some(shared), _) => self.map_again(shared),
             (None, Some(file)) => file.try_clone().map_err(Error::from).and_then(|file| {
                 // The lock goes along.
-                Self::map_whole(file, self.len, self.mapped, self.location)
+                Self::map_whole(file, self.len, self.mapped, self.location, page_size())
             }),
             (None, None) => self.move_pages(),
         };
@@ -295,13 +298,13 @@ pub fn lock_alone(file: &File) -> Result<()> {
 }
 
 /// Gives a file pages of its own up to a length: later, a page that there is no memory for would end the process.
-fn fill(file: &File, len: usize) -> Result<()> {
+fn fill(file: &File, len: usize, page: usize) -> Result<()> {
     let end = libc::off_t::try_from(len).map_err(|_| Error::invalid("a file that is too long"))?;
     // SAFETY: the call takes numbers only.
     if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, end) } == 0 {
         return Ok(());
     }
-    Err(cannot_map(len, HugePages::Off, io::Error::last_os_error()))
+    Err(cannot_map(len, page, io::Error::last_os_error()))
 }
 
 /// Addresses that hold nothing and that nothing else can have.
@@ -371,7 +374,7 @@ fn memfd(name: &str, len: usize, huge: HugePages) -> Result<OwnedFd> {
     // SAFETY: the name is a C string that outlives the call.
     let fd = unsafe { libc::memfd_create(c_name.as_ptr(), flags) };
     if fd < 0 {
-        return Err(cannot_map(len, huge, io::Error::last_os_error()));
+        return Err(cannot_map(len, huge.page(), io::Error::last_os_error()));
     }
     // SAFETY: the descriptor was just made and nobody else has it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
@@ -384,13 +387,25 @@ fn memfd(name: &str, len: usize, huge: HugePages) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-fn cannot_map(len: usize, huge: HugePages, error: io::Error) -> Error {
-    let hint = match huge {
-        HugePages::Off => "",
-        _ => " (are enough huge pages reserved? see /proc/meminfo, HugePages_Free)",
-    };
+fn cannot_map(len: usize, page: usize, error: io::Error) -> Error {
+    let hint = if page > page_size() { about_huge_pages(len, page) } else { String::new() };
     Error::new(ErrorCode::BufferOverflow, format!("cannot map {len} bytes of memory: {error}{hint}"))
         .with_source(error)
+}
+
+/// How many there are, for whoever has too few.
+fn about_huge_pages(len: usize, page: usize) -> String {
+    let (wanted, size) = (len.div_ceil(page), page >> 10);
+    let place = format!("/sys/kernel/mm/hugepages/hugepages-{size}kB");
+    match std::fs::read_to_string(format!("{place}/free_hugepages")) {
+        Ok(free) => {
+            let free = free.trim();
+            format!(
+                " (it takes {wanted} huge pages of {size} KiB, {free} are free: {place}/nr_hugepages says how many are reserved)"
+            )
+        }
+        Err(_) => format!(" (it takes {wanted} pages of {size} KiB, and the kernel has no such huge pages)"),
+    }
 }
 
 fn round_up(len: usize, page: usize) -> Result<usize> {
@@ -527,6 +542,57 @@ mod tests {
         assert!(hole.is_err() || again.span().addr() != span.addr());
         assert_eq!(peek(again.span(), 4999), 7);
         std::fs::remove_file(&path).unwrap();
+    }
+
+    /// A file of huge pages, if the kernel has them.
+    fn file_of_huge_pages() -> Option<File> {
+        // SAFETY: the name is a C string that outlives the call.
+        let fd =
+            unsafe { libc::memfd_create(c"mooncake test".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_HUGETLB) };
+        // SAFETY: the descriptor was just made and nobody else has it.
+        (fd >= 0).then(|| File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "no memfd there")]
+    fn too_few_huge_pages_for_a_file_are_an_error_that_says_so() {
+        let Some(file) = file_of_huge_pages() else {
+            return eprintln!("left out: no huge pages in this kernel");
+        };
+        let about = file.try_clone().unwrap();
+        let page = page_of(&file).unwrap();
+        assert!(page > page_size() as u64);
+        // More than any machine has.
+        let error = HostMemory::map_alone(file, 1 << 46, None).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::BufferOverflow);
+        let said = error.to_string();
+        let pages = format!("{} huge pages of {} KiB", (1u64 << 46) / page, page >> 10);
+        assert!(said.contains(&pages) && said.contains("are free"), "{said}");
+        use std::os::unix::fs::MetadataExt;
+        assert_eq!(about.metadata().unwrap().blocks(), 0, "it has taken none");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "no memfd there")]
+    fn a_file_of_huge_pages_is_mapped_by_whole_pages() {
+        let free = || std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let some = free().lines().any(|line| {
+            line.strip_prefix("HugePages_Free:").is_some_and(|n| n.trim().parse::<u64>().is_ok_and(|n| n > 0))
+        });
+        let Some(file) = file_of_huge_pages().filter(|_| some) else {
+            return eprintln!("left out: no huge page is free");
+        };
+        let about = file.try_clone().unwrap();
+        let page = page_of(&file).unwrap();
+        let memory = HostMemory::map_alone(file, 5000, None).unwrap();
+        let span = memory.span();
+        assert_eq!((span.len, about.metadata().unwrap().len()), (5000, page));
+        poke(span, 4999, 7);
+        let Ok((memory, hole)) = memory.relocate() else { panic!("it can be moved") };
+        assert_eq!(peek(memory.span(), 4999), 7);
+        drop((memory, hole));
+        let again = HostMemory::map_alone(about, 5000, None).unwrap();
+        assert_eq!(peek(again.span(), 4999), 7);
     }
 
     #[test]

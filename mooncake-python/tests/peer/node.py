@@ -260,10 +260,10 @@ def run(command):
     if name.startswith("structured_"):
         return structured(name, *arguments)
     if name == "sum":
-        return hashlib.sha256(bytes(buffers[command["name"]][: command["size"]])).hexdigest()
+        return hashlib.sha256(memoryview(buffers[command["name"]])[: command["size"]]).hexdigest()
     if name == "dump":
         start = command.get("at", 0)
-        return bytes(buffers[command["name"]][start : start + command["size"]])
+        return bytes(memoryview(buffers[command["name"]])[start : start + command["size"]])
     if name == "setup_dummy":
         light = True
     return getattr(store, name)(*[argument(one) for one in arguments], **keywords)

@@ -6,12 +6,12 @@ use std::time::Instant;
 use bytes::Bytes;
 use mooncake_core::clock::Rng;
 use mooncake_core::replica::ReplicateConfig;
-use mooncake_store::client::{Client, PutOutcome};
+use mooncake_store::client::{Client, ClientConfig, PutOutcome, SegmentFile};
 use tempfile::TempDir;
 
 use crate::process::{Process, free_port};
 use crate::support::{
-    PATIENCE, SEGMENT, builder, connect, eventually, in_member, master, order, start, told_master,
+    PATIENCE, SEGMENT, builder_with, connect, eventually, in_member, master, order, start, told_master,
     until_end_of_input,
 };
 
@@ -34,7 +34,11 @@ async fn put(client: &Client, i: u64, config: &ReplicateConfig) {
 async fn owner() {
     let (Some(master), Some(file)) = (told_master(), order::<String>("TEST_FILE")) else { return };
     let segment = order("TEST_SEGMENT").unwrap_or(SEGMENT);
-    let client = match builder(&master, segment).segment_file(file).connect().await {
+    let beside = SegmentFile::new(file);
+    let index = order("TEST_INDEX").unwrap_or(beside.index);
+    let file = Some(SegmentFile { path: beside.path, index });
+    let config = ClientConfig { segment_file: file, ..ClientConfig::default() };
+    let client = match builder_with(config, &master, segment).connect().await {
         Ok(client) => client,
         Err(error) => return println!("\nsaid {error}"),
     };
@@ -69,10 +73,14 @@ impl Owner {
 
     /// Comes up; stores objects from that number on, if it is told one, and waits until so many lie there for good.
     fn ready(port: u16, file: &Path, first: Option<(u64, u64)>) -> Self {
-        let orders = first.map(|(first, lasting)| {
+        Self::ready_with(port, file, first, &[])
+    }
+
+    fn ready_with(port: u16, file: &Path, first: Option<(u64, u64)>, orders: &[(&str, String)]) -> Self {
+        let first_orders = first.map(|(first, lasting)| {
             [("TEST_FIRST", first.to_string()), ("TEST_LASTING", lasting.to_string())]
         });
-        let orders: Vec<_> = orders.into_iter().flatten().collect();
+        let orders: Vec<_> = orders.iter().cloned().chain(first_orders.into_iter().flatten()).collect();
         let mut owner = Self::start(port, file, &orders);
         let said = owner.said();
         assert!(said.starts_with("ready "), "{said}");
@@ -212,4 +220,68 @@ async fn a_file_that_is_not_to_be_had_is_refused_by_name() {
     let orders = [("TEST_SEGMENT", (2 * SEGMENT).to_string())];
     assert!(Owner::start(port, &file, &orders).said().starts_with("ready "));
     assert_eq!(hits(&reader, 0..OBJECTS).await, 0);
+}
+
+/// Huge pages for one segment of these tests, and none for another.
+const RESERVED: &str = r#"
+pages=/proc/sys/vm/nr_hugepages; before=$(cat $pages) || exit 77
+free() { sed -n 's/^HugePages_Free: *//p' /proc/meminfo; }
+trap 'echo $before >$pages' EXIT
+echo $((before - $(free) + $3)) >$pages && [ "$(free)" = "$3" ] || exit 77
+mount -t hugetlbfs -o pagesize=2M none "$1" || exit 77
+TEST_FOLDER="$1" "$2" --exact lasting::in_huge_pages --ignored --nocapture
+"#;
+
+/// In a mount namespace of its own, where a folder is of huge pages: it goes with the processes.
+#[test]
+fn a_file_of_huge_pages_outlives_its_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let test = std::env::current_exe().unwrap();
+    let pages = (SEGMENT >> 21).to_string();
+    let run = std::process::Command::new("unshare")
+        .args(["--mount", "sh", "-c", RESERVED, "sh"])
+        .args([folder.path(), &test])
+        .arg(pages)
+        .output()
+        .unwrap();
+    let said = [run.stdout, run.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+    if run.status.code() == Some(77) || said.contains("unshare failed") {
+        return eprintln!("left out: no huge pages can be had here: {said}");
+    }
+    assert!(run.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "what the test above runs where there are huge pages"]
+async fn in_huge_pages() {
+    let Some(huge) = order::<String>("TEST_FOLDER") else { return };
+    let (port, _master, reader, folder) = stage(&["--client_ttl=60"]).await;
+    let file = Path::new(&huge).join("segment");
+    let refused = Owner::start(port, &file, &[]).said();
+    assert!(
+        refused.contains("MOONCAKE_STORE_SEGMENT_INDEX") && refused.contains("segment.objects"),
+        "{refused}"
+    );
+    assert_eq!(std::fs::read_dir(&huge).unwrap().count(), 1, "nothing is left of an index there");
+
+    let index = ("TEST_INDEX", folder.path().join("index").display().to_string());
+    // One page more than there are.
+    let larger = [index.clone(), ("TEST_SEGMENT", (SEGMENT + 1).to_string())];
+    let refused = Owner::start(port, &file, &larger).said();
+    let pages = format!("{} huge pages of 2048 KiB, {} are free", (SEGMENT >> 21) + 1, SEGMENT >> 21);
+    assert!(refused.contains(&pages) && refused.contains("segment"), "{refused}");
+
+    // All there are, though not all bytes of them.
+    let orders = [index, ("TEST_SEGMENT", (SEGMENT - 4096).to_string())];
+    let owner = Owner::ready_with(port, &file, Some((0, OBJECTS)), &orders);
+    assert_eq!(std::fs::metadata(&file).unwrap().len(), SEGMENT);
+    assert_eq!(hits(&reader, 0..OBJECTS).await, OBJECTS);
+    owner.0.kill();
+    assert!(reader.remove("key 7", true).await.unwrap());
+    let owner = Owner::ready_with(port, &file, None, &orders);
+    served(OBJECTS - 1, async || hits(&reader, 0..7).await + hits(&reader, 8..OBJECTS).await).await;
+    assert_eq!(reader.get("key 7").await.unwrap(), None, "what was removed stays removed");
+    owner.close();
+    let _owner = Owner::ready_with(port, &file, None, &orders);
+    served(OBJECTS - 1, async || hits(&reader, 0..7).await + hits(&reader, 8..OBJECTS).await).await;
 }

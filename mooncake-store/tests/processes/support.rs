@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use mooncake_core::clock::Rng;
 use mooncake_core::replica::ReplicateConfig;
-use mooncake_store::client::{Client, ClientBuilder};
+use mooncake_store::client::{Client, ClientBuilder, ClientConfig};
 
 use crate::process::{Process, free_port};
 
@@ -66,7 +66,12 @@ pub(crate) fn until_end_of_input() -> tokio::task::JoinHandle<()> {
 }
 
 pub(crate) fn builder(master: &str, segment: u64) -> ClientBuilder {
+    builder_with(ClientConfig::default(), master, segment)
+}
+
+pub(crate) fn builder_with(config: ClientConfig, master: &str, segment: u64) -> ClientBuilder {
     Client::builder()
+        .config(config)
         .master(master)
         .local_hostname("127.0.0.1")
         .advertise(std::net::Ipv4Addr::LOCALHOST.into())

@@ -110,7 +110,8 @@ impl Opened {
         let header = found.as_ref().map_or(fresh, |found| Header { len: len as u64, ..found.header.clone() });
         if found.is_none() {
             // Said before the file has a length, so that it is known as ours whatever happens.
-            write_anew(&wanted.index, &index::begin(&header))?;
+            write_anew(&wanted.index, &index::begin(&header))
+                .map_err(|error| no_index(&wanted.index, error))?;
         }
         found = found.filter(|found| found.header.len == header.len);
         let holes = header.places.iter().map(|addr| AddressHole::reserve(*addr, header.len));
@@ -135,9 +136,19 @@ fn write_anew(path: &Path, bytes: &[u8]) -> io::Result<File> {
     let mut beside = path.to_owned().into_os_string();
     beside.push(".new");
     let mut file = File::create(&beside)?;
-    file.write_all(bytes)?;
-    std::fs::rename(&beside, path)?;
+    let written = file.write_all(bytes).and_then(|()| std::fs::rename(&beside, path));
+    written.inspect_err(|_| drop(std::fs::remove_file(&beside)))?;
     Ok(file)
+}
+
+fn no_index(path: &Path, error: io::Error) -> Error {
+    let hint = match error.kind() {
+        io::ErrorKind::InvalidInput => {
+            "; hugetlbfs takes no writes: give it another place (MOONCAKE_STORE_SEGMENT_INDEX), such as one in /dev/shm"
+        }
+        _ => "",
+    };
+    Error::from(error).context(format!("its index {}{hint}", path.display()))
 }
 
 /// Writes down what is known. It need not reach a disk: it is to outlive the process, not the machine.

@@ -1,0 +1,173 @@
+"""Objects on disks, between two builds of the package: what the owner of a disk has written there either build reads, on a master of each.
+
+    python disks.py OUR_PYTHON PEER_PYTHON [--host 10.213.0.1]
+
+In each cluster one member has memory and a disk, and puts twice as much as the memory holds; two members without memory, one of each build, read it back
+when no memory has it any more, and once more after the owner has replaced and removed something. What the existing package does not do there is told in
+docs/disk.md and left out. Exits with 1 and says what differs when something does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import time
+
+from cluster import MIB, Master, Node, of, raw, shown_bytes
+from matrix import Checks
+
+# As little as the existing package offers.
+MEMORY = 16 * MIB
+# Seconds.
+LEASE = 0.2
+FLAGS = ["--enable_offload=true", f"--default_kv_lease_ttl={1000 * LEASE:.0f}", "--client_ttl=60"]
+SETTINGS = {
+    "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS": "1",
+    "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES": str(32 * MIB),
+    # The existing package writes an object once so many are there for one file.
+    "MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT": "1",
+}
+PATIENCE = 30
+
+
+def until(what, done):
+    """Asks until it is so: nothing tells who waits for it."""
+    deadline = time.monotonic() + PATIENCE
+    while not done():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not in {PATIENCE} s: {what}")
+        time.sleep(0.05)
+
+
+def values():
+    """Lengths around what a disk's blocks and the owners' files are made of, and together twice the memory."""
+    lengths = [1, 100, 4095, 4096, 4097, 70_001, MIB, 3 * MIB + 1, *[2 * MIB] * (2 * MEMORY // (2 * MIB))]
+    return {f"disk/{number}": random.Random(number).randbytes(length) for number, length in enumerate(lengths)}
+
+
+def store(checks, owner, call, wanted):
+    for key, value in wanted.items():
+        said = []
+        # Without room until something has been written to the disk and evicted.
+        until(f"{call} of {key}", lambda: said.append(owner(call, key, raw(value))) or said[-1] != -200)
+        checks.same(f"{call} of {key}", said[-1], 0)
+
+
+def copies(node, keys):
+    """Where copies of them are."""
+    known = node("batch_get_replica_desc", list(keys))
+    kinds = {key: {"memory" if one.get("memory", True) else "disk" for one in known.get(key, [])} for key in keys}
+    return {key: "+".join(sorted(all)) for key, all in kinds.items()}
+
+
+def leave_memory(owner, reader, keys):
+    """Returns when all of it is on the disk and nowhere else."""
+    until("written to the disk", lambda: all("disk" in all for all in copies(reader, keys).values()))
+    segment = owner("get_hostname")
+
+    def cleared():
+        kept = [key for key, all in copies(reader, keys).items() if "memory" in all]
+        # Until the leases are over that this question gave.
+        time.sleep(2 * LEASE)
+        owner("batch_replica_clear", kept, segment)
+        return not kept
+
+    until("dropped from memory", cleared)
+
+
+def read_all(checks, what, readers, wanted):
+    # In other ways only as many as there are lengths.
+    some = dict(list(wanted.items())[:8])
+    keys, largest = list(some), max(len(value) for value in some.values())
+    for reader in readers:
+        for key, value in wanted.items():
+            checks.same(f"{what}: {key}, {len(value)} bytes, as {reader.name} reads it", reader("get", key), shown_bytes(value))
+        for first in range(0, len(keys), 4):
+            batch = keys[first : first + 4]
+            got = reader("get_batch", batch)
+            checks.same(f"{what}: {batch} as {reader.name} reads them", got, [shown_bytes(wanted[key]) for key in batch])
+        checks.same("memory", reader.send({"call": "buffer", "name": "m", "size": largest}), 0)
+        for key, value in some.items():
+            said = reader("get_into", key, of("buffer", {"name": "m"}), largest)
+            got = reader.send({"call": "dump", "name": "m", "size": len(value)})
+            checks.same(f"{what}: {key} as {reader.name} reads it into memory", [said, got], [len(value), shown_bytes(value)])
+
+
+def replace(checks, owner, of_master, changed):
+    """Other values under the same keys, of which no memory has the old ones."""
+    if of_master == "ours":
+        store(checks, owner, "upsert", changed)
+        return
+    # The existing master refuses some upserts of what is on disks only, and forgets the value.
+    for key in changed:
+        checks.same(f"remove {key}", owner("remove", key, True), 0)
+    store(checks, owner, "put", changed)
+
+
+def cluster(checks, host, port, of_master, of_owner, nodes, folder):
+    owner, *readers = nodes
+    wanted = values()
+    place = [host, "P2PHANDSHAKE"]
+    at = ["tcp", "", f"127.0.0.1:{port}"]
+    checks.same("setup of the owner", owner("setup", *place, MEMORY, 16 * MIB, *at, None, True, folder), 0)
+    for reader in readers:
+        checks.same("setup of a reader", reader("setup", *place, 0, 32 * MIB, *at), 0)
+    store(checks, owner, "put", wanted)
+    leave_memory(owner, readers[0], list(wanted))
+    read_all(checks, "first", readers, wanted)
+    checks.same("where it was read from", set(copies(readers[0], wanted).values()), {"disk"})
+    changed = {"disk/4": b"another", "disk/6": random.Random(100).randbytes(MIB)}
+    replace(checks, owner, of_master, changed)
+    checks.same("remove", owner("remove", "disk/5", True), 0)
+    for reader in readers:
+        checks.same(f"{reader.name} finds what was removed", reader("get", "disk/5"), shown_bytes(b""))
+    # The existing package never writes a key again that its disk has had: its value stays in memory.
+    if of_owner == "ours":
+        leave_memory(owner, readers[0], list(changed))
+    del wanted["disk/5"]
+    read_all(checks, "changed", readers, {key: changed.get(key, value) for key, value in wanted.items() if len(value) <= MIB})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("ours")
+    parser.add_argument("peer")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--log", default=os.devnull)
+    options = parser.parse_args()
+    pythons = {"ours": options.ours, "peer": options.peer}
+    checks = Checks()
+    pairs = [(master, owner) for master in pythons for owner in pythons]
+    with open(options.log, "ab") as log:
+        for index, (of_master, of_owner) in enumerate(pairs):
+            begun, before = time.monotonic(), (checks.done, len(checks.failed))
+            with tempfile.TemporaryDirectory() as folder:
+                port = 21081 + 2 * index
+                master = Master(pythons[of_master], port, FLAGS, log)
+                nodes = [Node("the owner", pythons[of_owner], log, SETTINGS)]
+                nodes += [Node(name, python, log) for name, python in pythons.items()]
+                try:
+                    cluster(checks, options.host, port, of_master, of_owner, nodes, folder)
+                except RuntimeError as error:
+                    checks.failed.append(str(error)[:500])
+                finally:
+                    for node in nodes:
+                        # A disk of the existing package takes seconds to close.
+                        node.process.kill()
+                        node.stop()
+                    master.stop()
+            failed = checks.failed[before[1] :]
+            print(
+                f"master of {of_master}, disk of {of_owner}: {checks.done - before[0]} comparisons, {len(failed)} differ, "
+                f"{time.monotonic() - begun:.1f} s"
+            )
+            for failure in failed:
+                print(f"  {failure}")
+    return 1 if checks.failed or not checks.done else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
