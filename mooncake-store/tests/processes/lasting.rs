@@ -234,6 +234,7 @@ TEST_FOLDER="$1" "$2" --exact lasting::in_huge_pages --ignored --nocapture
 
 /// In a mount namespace of its own, where a folder is of huge pages: it goes with the processes.
 #[test]
+#[allow(clippy::print_stderr, reason = "a test that is left out says why")]
 fn a_file_of_huge_pages_outlives_its_process() {
     let folder = tempfile::tempdir().unwrap();
     let test = std::env::current_exe().unwrap();
