@@ -18,6 +18,7 @@ trait Disks {
     /// The heartbeat of a disk: the keys that are to go there.
     fn work(&self, who: u64) -> Vec<String>;
     fn report(&self, who: u64, key: &str, len: i64);
+    fn report_at(&self, who: u64, key: &str, len: i64, endpoint: &str);
     /// A heartbeat and a report of everything.
     fn write_all(&self, who: u64) -> usize;
     /// How many replicas are in memory, and whose disks have one.
@@ -35,8 +36,13 @@ impl Disks for Rig {
     }
 
     fn report(&self, who: u64, key: &str, len: i64) {
+        self.report_at(who, key, len, &format!("disk{who}:1"));
+    }
+
+    fn report_at(&self, who: u64, key: &str, len: i64, endpoint: &str) {
         let item = OffloadItem { tenant: "default".into(), key: key.into(), size: len };
-        self.master.offloaded(client(who), &[item], &[place(who, len)]).unwrap();
+        let place = StoredAt { bucket: 0, offset: 0, key_size: 0, data_size: len, endpoint: endpoint.into() };
+        self.master.offloaded(client(who), &[item], &[place]).unwrap();
     }
 
     fn write_all(&self, who: u64) -> usize {
@@ -374,6 +380,57 @@ fn an_owner_that_dies_takes_its_copies_along_and_brings_them_back() {
     rig.report(1, "unasked", 100);
     assert!(!rig.exists("unasked"), "after its first heartbeat, an owner has only what it was told to write");
     assert!(rig.exists("never heard of"));
+}
+
+/// Killed, and back before it is missed.
+#[test]
+fn an_owner_that_is_back_at_once_has_what_it_had() {
+    let rig = eager();
+    for key in ["both", "disk only", "removed", "shorter", "elsewhere"] {
+        rig.put(9, key, 100).unwrap();
+    }
+    assert_eq!(rig.write_all(1), 5);
+    rig.pass(1.0);
+    rig.offer(2);
+    for (key, len, at) in [
+        ("both", 100, "disk1:2"),
+        ("disk only", 100, "disk1:2"),
+        ("removed", 100, "disk1:2"),
+        ("shorter", 99, "disk1:2"),
+        ("elsewhere", 100, "disk2:2"),
+    ] {
+        rig.report_at(2, key, len, at);
+        assert_eq!(rig.lies(key), (1, on(1)), "{key}: nobody has missed the one before");
+    }
+    rig.master.remove("removed".as_bytes(), true).unwrap();
+    rig.pass(6.0);
+    assert!(rig.work(2).is_empty());
+    rig.pass(5.0);
+    let next = || vec!["disk1:2".to_owned()];
+    assert_eq!(rig.lies("both"), (0, next()));
+    assert_eq!(rig.lies("disk only"), (0, next()));
+    for key in ["removed", "shorter", "elsewhere"] {
+        assert!(!rig.exists(key), "{key}");
+    }
+}
+
+#[test]
+fn what_another_of_the_same_host_finds_does_not_count_while_the_owner_is_heard() {
+    let rig = eager();
+    rig.put(9, "k", 100).unwrap();
+    assert_eq!(rig.write_all(1), 1);
+    rig.pass(1.0);
+    rig.offer(2);
+    rig.report_at(2, "k", 100, "disk1:2");
+    rig.pass(1.0);
+    // It lives, so it was not replaced.
+    assert!(rig.work(1).is_empty());
+    rig.pass(6.0);
+    assert!(rig.work(2).is_empty());
+    rig.pass(5.0);
+    assert_eq!(rig.master.stats().keys, 0);
+    assert!(!rig.exists("k"), "what was found may be older");
+    assert!(rig.work(2).is_empty());
 }
 
 #[test]

@@ -123,6 +123,7 @@ struct OwnerState {
     announcing: bool,
     /// It is to empty its disk.
     clear: bool,
+    joined: Moment,
     seen: Moment,
     /// Keys in the order they are to be written; those without a job are none any more.
     queue: VecDeque<ObjectKey>,
@@ -202,6 +203,27 @@ impl DiskCopy {
 
     fn is_live(&self) -> bool {
         self.owner().is_none_or(|owner| owner.is_alive())
+    }
+
+    fn is_of(&self, client: ClientId) -> bool {
+        self.owner().is_some_and(|owner| owner.client == client)
+    }
+
+    /// What lies there does not count.
+    fn refuse(&self, key: &ObjectKey) {
+        if let Some(owner) = self.owner() {
+            owner.state.lock().drop_copy(key);
+        }
+    }
+
+    /// Whether it looks like that copy, found by the next process of the same owner: on the same host, and nothing was heard of the one before since.
+    fn follows(&self, before: &DiskCopy) -> bool {
+        let (Place::Owned(ours, here), Place::Owned(theirs, there)) = (&self.place, &before.place) else {
+            return false;
+        };
+        let host = |endpoint: &str| endpoint.rsplit_once(':').map(|(host, _)| host.to_owned());
+        let joined = ours.state.lock().joined;
+        ours.client != theirs.client && host(here) == host(there) && theirs.state.lock().seen <= joined
     }
 }
 
@@ -538,7 +560,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             (state.enabled, state.announcing, state.seen) = (enabled, true, now);
             return Ok(());
         }
-        let state = OwnerState { enabled, announcing: true, seen: now, ..OwnerState::default() };
+        let state = OwnerState { enabled, announcing: true, joined: now, seen: now, ..OwnerState::default() };
         self.disks.insert(Owner::new(client, 0, self.disks.promotions.clone(), state));
         tracing::info!(%client, "disk offered");
         Ok(())
@@ -638,6 +660,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             (Report::Unasked, Some(slot), Some(len)) if shard[slot].is_known() => {
                 // It may have said so before.
                 shard[slot].disk().is_some_and(|disk| disk.len == len && disk.is_with(owner.client))
+                    || owner.state.lock().announcing && shard[slot].stand_in_line(copy)
             }
             (Report::Unasked, found, Some(len)) if owner.state.lock().announcing => {
                 let add = || shard.add(hash, key.clone(), self.tenants.number(key.as_bytes()));

@@ -102,6 +102,12 @@ async fn an_owner_that_is_killed_is_a_miss_and_its_objects_come_back_with_it() {
     assert_eq!(on_disk(&client).await, KEYS as usize, "announced before it says that it is ready");
     assert_eq!(count(&client).await, KEYS as usize);
 
+    // Back before it is missed: what it has counts as soon as the one it was is given up.
+    owner.kill();
+    let (owner, found) = start_owner(port, folder.path());
+    assert_eq!(found, KEYS);
+    eventually("all is served again", PATIENCE, async || count(&client).await == KEYS as usize).await;
+
     // One that does not answer is a miss within the time of a read.
     owner.freeze();
     assert!(!is_there(&client, 0).await);

@@ -13,6 +13,8 @@ use super::{DiskCopy, OnDisk, Owner};
 #[derive(Default)]
 pub(in crate::master) struct Tier {
     pub(super) on_disk: Option<OnDisk>,
+    /// What a restarted owner has found, before the one it was is given up.
+    heir: Option<Box<DiskCopy>>,
     /// Its file, which is being written.
     pub(super) pending: Option<Pending>,
     /// Who is to write it to disk.
@@ -66,11 +68,47 @@ impl<A: SegmentAllocator> Object<A> {
         }
     }
 
+    /// An owner tells of a copy it found while others have the object on their disks, and nobody else in memory. Whether it may count once they are given
+    /// up: an owner that was killed and is back before it was missed must not lose all it has.
+    pub(super) fn stand_in_line(&mut self, copy: DiskCopy) -> bool {
+        let elsewhere = self.is_elsewhere();
+        let Some(Tier { on_disk: Some(disk), heir, .. }) = self.tier.as_deref_mut() else { return false };
+        if elsewhere || copy.len != disk.len || !disk.live().all(|before| copy.follows(before)) {
+            return false;
+        }
+        *heir = Some(Box::new(copy));
+        true
+    }
+
+    /// Whether somebody has it, or is writing it, who has it on no disk.
+    fn is_elsewhere(&self) -> bool {
+        let on_disk =
+            |client| self.disk().is_some_and(|disk| disk.copies.iter().any(|copy| copy.is_of(client)));
+        self.write().is_some()
+            || self.value().is_some_and(|value| value.live().any(|held| !on_disk(held.segment.client)))
+    }
+
     /// Keeps the disk copies of these clients, as far as they live.
     pub(in crate::master) fn retain_disk(&mut self, keep: impl Fn(ClientId) -> bool) {
+        let Some(tier) = &self.tier else { return };
+        let elsewhere = tier.heir.is_some() && self.is_elsewhere();
         let Some(tier) = &mut self.tier else { return };
-        if tier.on_disk.as_mut().is_some_and(|disk| !disk.retain(keep)) {
-            tier.on_disk = None;
+        if let Some(disk) = &mut tier.on_disk {
+            let inherits = |heir: &DiskCopy| {
+                !elsewhere
+                    && heir.is_live()
+                    && disk.copies.iter().all(|copy| !copy.is_live() && heir.follows(copy))
+            };
+            let next = tier.heir.as_deref().is_some_and(inherits);
+            if !disk.retain(keep) {
+                match tier.heir.take() {
+                    Some(heir) if next => disk.copies.push(*heir),
+                    heir => {
+                        heir.iter().for_each(|heir| heir.refuse(&self.key));
+                        tier.on_disk = None;
+                    }
+                }
+            }
         }
         if tier.offload.as_ref().is_some_and(|owner| !owner.is_alive()) {
             tier.offload = None;
@@ -90,6 +128,9 @@ impl<A: SegmentAllocator> Object<A> {
         for owner in tier.on_disk.iter().flat_map(OnDisk::live_owners) {
             owner.forget(key);
             owner.state.lock().drop_copy(&self.key);
+        }
+        if let Some(heir) = tier.heir {
+            heir.refuse(&self.key);
         }
     }
 }
