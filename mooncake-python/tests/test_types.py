@@ -33,5 +33,6 @@ def test_importing_needs_nothing_else():
 import sys
 sys.modules.update(dict.fromkeys(["torch", "numpy", "msgpack", "aiohttp"]))
 import mooncake, mooncake.store, mooncake.engine, mooncake.buffer_pool, mooncake.async_store, mooncake.mooncake_config
+import mooncake.shared_segment
 """
     subprocess.run([sys.executable, "-c", code], check=True)

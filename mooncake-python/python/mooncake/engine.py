@@ -8,6 +8,7 @@ from typing import Any
 
 from mooncake import _environment, _log, _mooncake
 from mooncake._mooncake import InnerTransferEngine
+from mooncake._segments import SharedSegment
 
 # Whether NVIDIA's driver can be had; asked when it is read, as it loads the driver.
 SUPPORT_CUDA: bool
@@ -307,6 +308,7 @@ __all__ = [
     "SUPPORT_INTRA_NVLINK",
     "SUPPORT_MNNVL",
     "SUPPORT_MUSA",
+    "SharedSegment",
     "TransferEngine",
     "TransferNotify",
     "TransferOpcode",
@@ -317,6 +319,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in ("SUPPORT_CUDA", "SUPPORT_INTRA_NVLINK", "SUPPORT_MNNVL"):
         return _mooncake.cuda_missing() is None
-    if name in ("SharedSegment", "RpcInterface", "CoroRPCInterface"):
+    if name in ("RpcInterface", "CoroRPCInterface"):
         raise AttributeError(f"mooncake.engine.{name} is not built in; see docs/python.md")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
