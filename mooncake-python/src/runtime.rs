@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -32,9 +33,10 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
 
 /// Waits for `work` without holding the interpreter. A panic inside becomes an error, like any other.
 pub(crate) fn wait<R: Send>(py: Python<'_>, work: impl Future<Output = Result<R>> + Send) -> Result<R> {
+    // Work may be some thousand bytes of state; from here on only its address moves.
+    let work = pin!(work);
     py.detach(|| {
-        let guarded = AssertUnwindSafe(work).catch_unwind();
-        match runtime()?.block_on(guarded) {
+        match runtime()?.block_on(AssertUnwindSafe(work).catch_unwind()) {
             Ok(outcome) => outcome,
             Err(panic) => Err(panicked(&*panic)),
         }

@@ -183,7 +183,9 @@ pub(crate) fn quoted(word: &str) -> String {
 
 /// The folder of the workspace.
 pub(crate) fn root() -> PathBuf {
-    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    // As cargo says when it runs us: two checkouts may share a target directory, and so this program.
+    let here = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let here = PathBuf::from(here);
     here.parent().map(PathBuf::from).unwrap_or(here)
 }
 
