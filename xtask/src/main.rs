@@ -25,6 +25,7 @@ cargo xtask <task>
   test          unit, conformance, property, end-to-end and documentation tests (what the README says), and `python`
   python        installs the Python package into target/python-venv and runs its tests; arguments go to pytest;
                 --soak a million calls and ten thousand stores instead, memory and descriptors watched
+  wheel         the wheel to hand out, for Linux with glibc 2.28 or newer, built with zig (installs it with pip), and tests of it
   memcheck      a few arguments for every call of the Python package, under valgrind (Debian: installs it)
   lint          rustfmt and clippy, warnings are errors; rustdoc, warnings are errors
   features      each crate with each of its features alone
@@ -49,7 +50,7 @@ cargo xtask <task>
                 COMMAND..` on the one with two NUMA nodes
   gpu-test      builds one program with all that is to be shown of GPU memory, and runs it (exits with 3 where there is no GPU); words choose
                 parts; --double runs it on a double of libcuda, --build builds it only, for another machine
-  ci            everything above but docs, header and bench, as .ci/run does
+  ci            everything above but wheel, docs, header and bench, as .ci/run does
 ";
 
 fn main() -> ExitCode {
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
     let outcome = match words.as_slice() {
         ["test", rest @ ..] => test(rest, false),
         ["python", rest @ ..] => python::test(rest),
+        ["wheel"] => python::wheel(),
         ["memcheck"] => python::memcheck(),
         ["lint"] => lint(),
         ["features"] => features::each_alone(),

@@ -9,6 +9,9 @@ const USABLE: &str = "import sys, venv, ensurepip; sys.exit(sys.version_info < (
 /// Where an interpreter keeps its packages.
 const PACKAGES: &str = "import sysconfig; print(sysconfig.get_path('purelib'))";
 
+/// The C library that wheels ask for at least, 2.28: that of RHEL 8, and what the existing package's wheels ask for.
+const WHEEL_TAG: &str = "manylinux_2_28";
+
 /// Installs the package and runs its tests; `rest` goes to pytest. Without a Python it says so and does nothing.
 pub(crate) fn test(rest: &[&str]) -> Result {
     let Some(python) = install()? else { return Ok(()) };
@@ -44,6 +47,39 @@ pub(crate) fn memcheck() -> Result {
         .env("PYTHONMALLOC", "malloc")
         .dir("mooncake-python")
         .run()
+}
+
+/// `cargo xtask wheel`: the wheel to hand out, linked by zig against the C library of old systems, then installed where nothing else is, and used.
+pub(crate) fn wheel() -> Result {
+    step("wheel");
+    let (tools, fresh) = (target_dir().join("wheel-tools"), target_dir().join("wheel-venv"));
+    let wheels = target_dir().join("wheels-out");
+    let program = |folder: &Path, name: &str| folder.join("bin").join(name).to_string_lossy().into_owned();
+    let environment =
+        |folder: &Path| command("python3", &["-m", "venv", "--clear", &folder.to_string_lossy()]);
+    if !PathBuf::from(program(&tools, "maturin")).exists() {
+        environment(&tools).run()?;
+        command(&program(&tools, "pip"), &["install", "--quiet", "maturin[zig]>=1.8,<2"]).run()?;
+    }
+    // What an earlier build left there would be installed, too.
+    let _ = std::fs::remove_dir_all(&wheels);
+    let out = wheels.to_string_lossy().into_owned();
+    // maturin looks for zig's Python, and refuses symbols that this tag does not promise.
+    let path = format!("{}:{}", tools.join("bin").display(), std::env::var("PATH").unwrap_or_default());
+    command(&program(&tools, "maturin"), &["build", "--release", "--zig", "--compatibility", WHEEL_TAG])
+        .args(&["--manifest-path", "mooncake-python/Cargo.toml", "--out", &out])
+        .env("PATH", &path)
+        .run()?;
+    let made = std::fs::read_dir(&wheels).map_err(|e| format!("{out}: {e}"))?.flatten().next();
+    let made = made.ok_or_else(|| format!("{out} has no wheel"))?.path().to_string_lossy().into_owned();
+    environment(&fresh).run()?;
+    let pip = ["install", "--quiet", "--disable-pip-version-check", &format!("{made}[test]")];
+    command(&program(&fresh, "pip"), &pip).run()?;
+    let tests =
+        ["-m", "pytest", "-q", "tests/test_bytes.py", "tests/test_zero_copy.py", "tests/test_engine.py"];
+    command(&program(&fresh, "python"), &tests).dir("mooncake-python").run()?;
+    println!("{made}");
+    Ok(())
 }
 
 /// Installs torch beside the package, so that the tests of tensors run: 5 GB, once.

@@ -1,6 +1,6 @@
 """The matrix: {our master, the existing one} x {our clients, the existing ones, both together}, scenario by scenario.
 
-    python cells.py OUR_PYTHON PEER_PYTHON [--host 10.213.0.1] [--only SCENARIO ..] [--documents FILE]
+    python cells.py OUR_PYTHON PEER_PYTHON [--host 10.213.0.1] [--only SCENARIO ..] [--documents FILE] [--at-a-time N]
 
 Every scenario runs in every set-up; the existing master with the existing clients says what is expected. A difference must
 be listed in docs/compatibility.md, and what is listed must be there: either way round is a failure.
@@ -16,6 +16,7 @@ import os
 import re
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cells_admin
@@ -95,6 +96,8 @@ class Cluster:
         self.members = []
         # Below the ports that the system gives to outgoing connections.
         port = 22000 + 20 * number
+        # Of the member that serves pages, if one does.
+        self.client_port = port + 3
         self.master = Master(pythons[master], port, group.flags(port), log)
         try:
             self.join(pythons, CLIENTS[clients], group, port, 17000 + 10 * number, log)
@@ -108,6 +111,8 @@ class Cluster:
             self.members.append(node)
             host = f"{self.host}:{first + index}"
             settings = group.settings(letter)
+            if settings.get("enable_client_http_server"):
+                settings["client_http_port"] = self.client_port
             size = settings.pop("segment", 64 * MIB)
             code = self.set_up(node, host, group.directory(self.host, port), size, settings, port)
             if code != 0:
@@ -162,20 +167,27 @@ def measured(options, log):
     """For each set-up, what every step saw: `{setup: {"scenario: step": value}}`."""
     seen = {setup: {} for setup in itertools.product(MASTERS, CLIENTS)}
     numbers = itertools.count()
-    groups = [group for module in GROUPS for group in module.GROUPS]
-    for group in groups:
-        scenarios = [one for one in group.scenarios if one.__name__ in options.only or not options.only]
-        for setup in seen if scenarios else []:
-            cluster = Cluster(options, setup, next(numbers), group, log)
-            try:
-                for scenario in scenarios:
-                    for step, value in cluster.run(scenario).items():
-                        seen[setup][f"{scenario.__name__}: {step}"] = value
-                    if any(node.process.poll() is not None for node in cluster.members):
-                        cluster.stop()
-                        cluster = Cluster(options, setup, next(numbers), group, log)
-            finally:
-                cluster.stop()
+
+    def see(group, scenarios, setup):
+        cluster = Cluster(options, setup, next(numbers), group, log)
+        try:
+            for scenario in scenarios:
+                for step, value in cluster.run(scenario).items():
+                    seen[setup][f"{scenario.__name__}: {step}"] = value
+                if any(node.process.poll() is not None for node in cluster.members):
+                    cluster.stop()
+                    cluster = Cluster(options, setup, next(numbers), group, log)
+        finally:
+            cluster.stop()
+
+    # They mostly wait, for leases and for members: some at a time.
+    with ThreadPoolExecutor(options.at_a_time) as pool:
+        runs = []
+        for group in (group for module in GROUPS for group in module.GROUPS):
+            scenarios = [one for one in group.scenarios if one.__name__ in options.only or not options.only]
+            runs += [pool.submit(see, group, scenarios, setup) for setup in seen if scenarios]
+        for run in runs:
+            run.result()
     return seen
 
 
@@ -254,6 +266,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], metavar="SCENARIO")
     parser.add_argument("--documents", type=Path, default=DOCUMENT)
     parser.add_argument("--log", default=os.devnull)
+    parser.add_argument("--at-a-time", type=int, default=3)
     options = parser.parse_args()
     with open(options.log, "ab") as log:
         seen = measured(options, log)

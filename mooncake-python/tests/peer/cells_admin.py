@@ -320,8 +320,6 @@ def with_policy():
 
 
 TENANTS = {"a": {"tenant_id": "alpha"}, "b": {"tenant_id": "beta"}, "c": {"tenant_id": "ghost"}}
-# Where the first member serves its pages. Below the ports that the system gives to outgoing connections.
-CLIENT_PORT = 21991
 MOVED = re.compile(r'mooncake_transfer_(read|write)_operation_(count|bytes)\{.*op_name="(\w+)"\} (\d+)')
 
 
@@ -354,7 +352,7 @@ def client_pages(run):
         ("get_into_ranges", [[at(4000)], [["c5"]], [[[0]]], [[[5]]], [[[10]]]]),
     ]:
         a(call, *args)
-    page = lambda path: run.cluster.master.page("GET", path, port=CLIENT_PORT)  # noqa: E731
+    page = lambda path: run.cluster.master.page("GET", path, port=run.cluster.client_port)  # noqa: E731
     run.saw("health", page("/health"))
     run.saw("summary", kind(page("/metrics/summary")))
     metrics = page("/metrics")
@@ -373,6 +371,6 @@ GROUPS = [
     Group([pages, metrics], ["--default_kv_lease_ttl=2000"]),
     Group([drain_blocked, drain], ["--default_kv_lease_ttl=500"]),
     Group([tenants], with_policy, TENANTS),
-    Group([client_pages], settings={"a": {"enable_client_http_server": True, "client_http_port": CLIENT_PORT}}),
+    Group([client_pages], settings={"a": {"enable_client_http_server": True}}),
     Group([directory], ["--enable_http_metadata_server=true", "--http_metadata_server_port={directory}"], met=True),
 ]

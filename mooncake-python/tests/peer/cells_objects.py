@@ -9,8 +9,6 @@ import urllib.request
 from cluster import Group, config, of, raw
 
 PATTERN = bytes(i * 31 % 251 for i in range(60_000))
-# Of the member that is asked what it keeps.
-PAGES = 21992
 SIZES = (1, 100, 4096, 100_000, 3 << 20)
 
 
@@ -339,9 +337,9 @@ def removals(run):
     run("gone", b, "is_exist", "x/1")
 
 
-def hot_hits():
+def hot_hits(run):
     """Reads that the last member has answered from what it keeps; `None` where nobody counts them."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{PAGES}/metrics", timeout=10) as page:
+    with urllib.request.urlopen(f"http://127.0.0.1:{run.cluster.client_port}/metrics", timeout=10) as page:
         found = re.search(r"^mooncake_client_hot_cache_hits_total(?:{.*})? (\d+)", page.read().decode(), re.MULTILINE)
     return found and int(found[1])
 
@@ -352,13 +350,13 @@ def hot_cache(run):
     place = config(preferred_segment=a.host)
 
     def reads(step):
-        before, deadline = hot_hits(), time.monotonic() + 30
+        before, deadline = hot_hits(run), time.monotonic() + 30
         run(f"{step}: read", c, "get", "hot")
-        while before is not None and hot_hits() == before and time.monotonic() < deadline:
+        while before is not None and hot_hits(run) == before and time.monotonic() < deadline:
             c("get", "hot")
         run(f"{step}: read when it is kept", c, "get", "hot")
         run(f"{step}: in a batch", c, "get_batch", ["hot", "cold"])
-        run.saw(f"{step}: it was kept, where that is counted", before is None or hot_hits() > before)
+        run.saw(f"{step}: it was kept, where that is counted", before is None or hot_hits(run) > before)
 
     run("put", a, "put", "hot", raw(b"1" * 5000), place)
     reads("put")
@@ -379,7 +377,7 @@ GROUPS = [
     # With checksums, by which a value that was written over in place is known; without them see docs/hot-cache.md.
     Group(
         [hot_cache],
-        settings={"c": {"enable_client_http_server": True, "client_http_port": PAGES}},
+        settings={"c": {"enable_client_http_server": True}},
         variables={
             "MC_STORE_LOCAL_HOT_CACHE_SIZE": "67108864",
             "MOONCAKE_STORE_CHECKSUM": "1",
