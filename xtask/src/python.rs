@@ -20,13 +20,20 @@ pub(crate) fn test(rest: &[&str]) -> Result {
         return command(&python, &["mooncake-python/benches/soak.py"]).args(rest).run();
     }
     step("python");
-    command(&python, &["-m", "pytest", "-q"]).args(rest).dir("mooncake-python").run().map_err(|error| {
-        let folder = root().join("mooncake-python/tests");
-        format!(
-            "{error}\n(the package is installed in {python}'s environment, its tests are in {})",
-            folder.display()
-        )
-    })
+    // They mostly wait, for leases and for processes; those of one file share masters.
+    let some_at_a_time = ["-n", "3", "--dist", "loadfile"];
+    command(&python, &["-m", "pytest", "-q"])
+        .args(&some_at_a_time)
+        .args(rest)
+        .dir("mooncake-python")
+        .run()
+        .map_err(|error| {
+            let folder = root().join("mooncake-python/tests");
+            format!(
+                "{error}\n(the package is installed in {python}'s environment, its tests are in {})",
+                folder.display()
+            )
+        })
 }
 
 /// `cargo xtask memcheck`: a few arguments for every call of the package, under valgrind.
@@ -64,11 +71,10 @@ pub(crate) fn wheel() -> Result {
     // What an earlier build left there would be installed, too.
     let _ = std::fs::remove_dir_all(&wheels);
     let out = wheels.to_string_lossy().into_owned();
-    // maturin looks for zig's Python, and refuses symbols that this tag does not promise.
-    let path = format!("{}:{}", tools.join("bin").display(), std::env::var("PATH").unwrap_or_default());
+    // maturin looks for the Python that has zig, and refuses symbols that this tag does not promise.
     command(&program(&tools, "maturin"), &["build", "--release", "--zig", "--compatibility", WHEEL_TAG])
         .args(&["--manifest-path", "mooncake-python/Cargo.toml", "--out", &out])
-        .env("PATH", &path)
+        .found_first_in(&tools.join("bin"))
         .run()?;
     let made = std::fs::read_dir(&wheels).map_err(|e| format!("{out}: {e}"))?.flatten().next();
     let made = made.ok_or_else(|| format!("{out} has no wheel"))?.path().to_string_lossy().into_owned();

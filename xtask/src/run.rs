@@ -2,7 +2,7 @@
 #![allow(clippy::disallowed_methods, reason = "cargo talks to its tasks through the environment")]
 
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Instant;
@@ -43,6 +43,12 @@ impl Run {
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
         self.command.env(name, value);
         self
+    }
+
+    /// Programs that it starts by name are looked for there first.
+    pub(crate) fn found_first_in(self, folder: &Path) -> Self {
+        let others = std::env::var("PATH").unwrap_or_default();
+        self.env("PATH", &format!("{}:{others}", folder.display()))
     }
 
     pub(crate) fn dir(mut self, dir: &str) -> Self {
