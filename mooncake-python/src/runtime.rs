@@ -35,11 +35,9 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
 pub(crate) fn wait<R: Send>(py: Python<'_>, work: impl Future<Output = Result<R>> + Send) -> Result<R> {
     // Work may be some thousand bytes of state; from here on only its address moves.
     let work = pin!(work);
-    py.detach(|| {
-        match runtime()?.block_on(AssertUnwindSafe(work).catch_unwind()) {
-            Ok(outcome) => outcome,
-            Err(panic) => Err(panicked(&*panic)),
-        }
+    py.detach(|| match runtime()?.block_on(AssertUnwindSafe(work).catch_unwind()) {
+        Ok(outcome) => outcome,
+        Err(panic) => Err(panicked(&*panic)),
     })
 }
 
