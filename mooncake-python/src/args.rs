@@ -2,7 +2,7 @@
 
 use mooncake_core::memory::MemorySpan;
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::{PyOverflowError, PyTypeError};
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView};
 use std::ptr::NonNull;
@@ -29,6 +29,46 @@ impl Uint {
     /// As a length in this process; what is not one is too long for anything.
     pub(crate) fn len(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
+    }
+}
+
+/// A `str`, or its bytes: the existing package takes either wherever it takes words.
+struct Text(String);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Text {
+    type Error = PyErr;
+
+    fn extract(obj: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let Ok(bytes) = obj.cast::<PyBytes>() else { return obj.extract().map(Self) };
+        match std::str::from_utf8(bytes.as_bytes()) {
+            Ok(text) => Ok(Self(text.to_owned())),
+            Err(error) => Err(PyValueError::new_err(format!("bytes that are no UTF-8: {error}"))),
+        }
+    }
+}
+
+/// An argument that is a word.
+pub(crate) fn text(obj: &Bound<'_, PyAny>) -> PyResult<String> {
+    obj.extract().map(|Text(text)| text)
+}
+
+/// An argument that is a list of words.
+pub(crate) fn texts(obj: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+    let texts: Vec<Text> = obj.extract()?;
+    Ok(texts.into_iter().map(|Text(text)| text).collect())
+}
+
+/// An argument that is a list of lists of words.
+pub(crate) fn texts_of_each(obj: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<String>>> {
+    let each: Vec<Bound<'_, PyAny>> = obj.extract()?;
+    each.iter().map(texts).collect()
+}
+
+/// An argument that is yes or no. As in the existing package also `None`, and what has a truth of its own, as numbers have, but no words or lists.
+pub(crate) fn truth(obj: &Bound<'_, PyAny>) -> PyResult<bool> {
+    match obj.extract() {
+        Err(_) if obj.is_none() || obj.hasattr("__bool__")? => obj.is_truthy(),
+        plain => plain,
     }
 }
 

@@ -4,12 +4,12 @@ use mooncake_core::replica::{self, DataType, SoftPin};
 use mooncake_core::{Error, Result};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
-use crate::args::Uint;
+use crate::args::{Uint, text, texts, truth};
 
 /// How a put wants its object kept: copies, pins, placement, groups.
-#[pyclass(module = "mooncake.store", name = "ReplicateConfig")]
+#[pyclass(subclass, module = "mooncake.store", name = "ReplicateConfig")]
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReplicateConfig {
     inner: replica::ReplicateConfig,
@@ -29,9 +29,22 @@ fn number_of(value: &Bound<'_, PyAny>, name: &str) -> PyResult<u8> {
 
 #[pymethods]
 impl ReplicateConfig {
+    /// Without arguments, but for those of a class made from this one.
     #[new]
-    fn new() -> Self {
-        Self::default()
+    #[classmethod]
+    #[pyo3(signature = (*args, **kwargs))]
+    fn new(
+        class: &Bound<'_, PyType>,
+        args: &Bound<'_, PyTuple>,
+        kwargs: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Self> {
+        let given = args.len() + kwargs.map_or(0, |kwargs| kwargs.len());
+        if given > 0 && class.is(class.py().get_type::<Self>()) {
+            return Err(PyTypeError::new_err(
+                "incompatible constructor arguments: ReplicateConfig takes none",
+            ));
+        }
+        Ok(Self::default())
     }
 
     #[getter]
@@ -70,7 +83,7 @@ impl ReplicateConfig {
     }
 
     #[setter]
-    fn set_with_soft_pin(&mut self, value: bool) {
+    fn set_with_soft_pin(&mut self, #[pyo3(from_py_with = truth)] value: bool) {
         self.inner.soft_pin = if value { SoftPin::Enable } else { SoftPin::Preserve };
     }
 
@@ -103,7 +116,7 @@ impl ReplicateConfig {
     }
 
     #[setter]
-    fn set_with_hard_pin(&mut self, value: bool) {
+    fn set_with_hard_pin(&mut self, #[pyo3(from_py_with = truth)] value: bool) {
         self.inner.hard_pin = value;
     }
 
@@ -113,7 +126,7 @@ impl ReplicateConfig {
     }
 
     #[setter]
-    fn set_preferred_segment(&mut self, value: String) {
+    fn set_preferred_segment(&mut self, #[pyo3(from_py_with = text)] value: String) {
         self.inner.preferred_segment = value;
     }
 
@@ -123,7 +136,7 @@ impl ReplicateConfig {
     }
 
     #[setter]
-    fn set_preferred_segments(&mut self, value: Vec<String>) {
+    fn set_preferred_segments(&mut self, #[pyo3(from_py_with = texts)] value: Vec<String>) {
         self.inner.preferred_segments = value;
     }
 
@@ -133,7 +146,7 @@ impl ReplicateConfig {
     }
 
     #[setter]
-    fn set_preferred_nof_segments(&mut self, value: Vec<String>) {
+    fn set_preferred_nof_segments(&mut self, #[pyo3(from_py_with = texts)] value: Vec<String>) {
         self.inner.preferred_nof_segments = value;
     }
 

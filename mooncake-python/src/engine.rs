@@ -17,9 +17,9 @@ use mooncake_transport::{Opcode, Slice, SliceMut};
 use parking_lot::{Mutex, RwLock};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 
-use crate::args::{Keep, Uint, bytes_of, copying, new_bytes};
+use crate::args::{Keep, Uint, bytes_of, copying, new_bytes, text};
 use crate::error::{Errors, LastError, exception};
 use crate::memory::Wire;
 use crate::runtime::{not_forked, wait};
@@ -284,8 +284,10 @@ impl EngineCalls {
 
 #[pymethods]
 impl EngineCalls {
+    /// Takes what the `__init__` of a class made from this one takes.
     #[new]
-    fn new() -> Self {
+    #[pyo3(signature = (*_args, **_kwargs))]
+    fn new(_args: &Bound<'_, PyTuple>, _kwargs: Option<&Bound<'_, PyDict>>) -> Self {
         Self::default()
     }
 
@@ -393,7 +395,7 @@ impl EngineCalls {
     fn _transfer(
         &self,
         py: Python<'_>,
-        target: String,
+        #[pyo3(from_py_with = text)] target: String,
         buffers: Vec<Uint>,
         peers: Vec<Uint>,
         lengths: Vec<Uint>,
@@ -409,7 +411,7 @@ impl EngineCalls {
     fn _submit(
         &self,
         py: Python<'_>,
-        target: String,
+        #[pyo3(from_py_with = text)] target: String,
         buffers: Vec<Uint>,
         peers: Vec<Uint>,
         lengths: Vec<Uint>,
@@ -430,7 +432,7 @@ impl EngineCalls {
     fn _on_stream(
         &self,
         py: Python<'_>,
-        target: String,
+        #[pyo3(from_py_with = text)] target: String,
         buffers: Vec<Uint>,
         peers: Vec<Uint>,
         lengths: Vec<Uint>,

@@ -11,7 +11,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
 
-use crate::args::Uint;
+use crate::args::{Uint, truth};
 use crate::handle::fill;
 use crate::lease::Lease;
 use crate::store::{Session, Store};
@@ -142,7 +142,7 @@ impl BufferPool {
         min_size_class: Uint,
         max_size_class: Option<Uint>,
         alignment: Uint,
-        block_on_exhaustion: bool,
+        #[pyo3(from_py_with = truth)] block_on_exhaustion: bool,
         default_timeout: Option<f64>,
         max_regions: Option<Uint>,
         prewarm_size: Option<Uint>,

@@ -208,23 +208,32 @@ class Manifest:
         return Manifest(dtype, split_dim, shards, tuple(shape[:ndim]))
 
 
+def word(key: str | bytes) -> str:
+    """A key to make others of. The existing package takes bytes, too, wherever it takes words."""
+    if isinstance(key, bytes):
+        return key.decode()
+    if not isinstance(key, str):
+        raise TypeError(f"incompatible function arguments: a key must be a str, not {type(key).__name__}")
+    return key
+
+
 def parallelism_manifest_key(key: str) -> str:
-    return f"{key}__parallelism_manifest"
+    return f"{word(key)}__parallelism_manifest"
 
 
 def writer_manifest_key(key: str) -> str:
-    return f"{key}__writer_manifest"
+    return f"{word(key)}__writer_manifest"
 
 
 def writer_key(key: str, rank: int, size: int, split_dim: int) -> str:
-    return f"{key}__writer_{rank}of{size}_sd{split_dim}"
+    return f"{word(key)}__writer_{rank}of{size}_sd{split_dim}"
 
 
 def shard_key(key: str, axes: Sequence[Axis]) -> str:
     """Key of the shard with these axes."""
     if len(axes) == 1 and axes[0].kind == "tp":
-        return f"{key}_tp_{axes[0].rank}"
-    return key + "".join(axis.suffix() for axis in sorted(axes, key=lambda axis: axis.order))
+        return f"{word(key)}_tp_{axes[0].rank}"
+    return word(key) + "".join(axis.suffix() for axis in sorted(axes, key=lambda axis: axis.order))
 
 
 def axes_of(parallelism: Any) -> tuple[Axis, ...]:

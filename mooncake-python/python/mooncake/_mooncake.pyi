@@ -187,7 +187,7 @@ class DiskDescriptor:
 class Engine:
     """The engine, with the names that `mooncake.engine` gives its calls."""
 
-    def __new__(cls) -> Self: ...
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self: ...
     def _initialize(self, /, local_hostname: str, metadata_server: str, protocol: str, devices: str) -> int:
         """Starts the engine: 0 or -1."""
     def get_engine(self, /) -> InnerTransferEngine | None:
@@ -343,11 +343,11 @@ class ReplicaDescriptor:
     def status(self) -> ReplicaStatus:
         """Whether it can be read: a `ReplicaStatus`."""
 
-@final
+@disjoint_base
 class ReplicateConfig:
     """How a put wants its object kept: copies, pins, placement, groups."""
 
-    def __new__(cls) -> Self: ...
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self: ...
     def __repr__(self, /) -> str: ...
     def __str__(self, /) -> str: ...
     def __copy__(self, /) -> Self: ...
@@ -409,7 +409,7 @@ class ReplicateConfig:
 class Store:
     """A member of a cluster's store, the part of it that needs no Python packages."""
 
-    def __new__(cls) -> Self: ...
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self: ...
     def get_replica_desc(self, /, key: str) -> list[ReplicaDescriptor]:
         """The copies of an object; empty when it is not there."""
     def batch_replica_clear(self, /, keys: list[str], segment_name: str = "") -> list[str]:

@@ -23,6 +23,7 @@ from mooncake._layout import (
     parallelism_manifest_key,
     same_axes,
     shard_key,
+    word,
     shard_range,
     with_dim,
     writer_key,
@@ -488,7 +489,7 @@ class TensorCalls(_mooncake.Store):
 
     @staticmethod
     def _tp_keys(keys: list[str], tp_rank: int, tp_size: int) -> list[str]:
-        return keys if tp_size <= 1 else [f"{key}_tp_{tp_rank}" for key in keys]
+        return keys if tp_size <= 1 else [f"{word(key)}_tp_{tp_rank}" for key in keys]
 
     def get_tensor_with_tp(self, key: str, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0) -> Any:
         """The shard of a rank, as it was stored."""
@@ -631,7 +632,7 @@ class TensorCalls(_mooncake.Store):
 
     def _manifest_of_shards(self, key: str) -> Manifest | None:
         """What the first shard of plain tensor parallelism says of all of them."""
-        first = self._objects([f"{key}_tp_0"])[0]
+        first = self._objects([f"{word(key)}_tp_0"])[0]
         tp = first[1].axis("tp") if first is not None else None
         if first is None or tp is None or tp.split_dim is None or len(first[1].axes) != 1:
             return None
@@ -666,7 +667,7 @@ class TensorCalls(_mooncake.Store):
         if tensor is None:
             return self._note(-1100, f"no tensor under {key!r}")
         try:
-            save_file({key: tensor}, file_name or f"{key}.safetensors")
+            save_file({word(key): tensor}, file_name or f"{word(key)}.safetensors")
         except OSError as error:
             return self._note(-1103, str(error))
         return 0

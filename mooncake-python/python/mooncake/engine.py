@@ -66,6 +66,9 @@ class TransferEngine(_mooncake.Engine):
 
     TransferOpcode = TransferOpcode
 
+    def __init__(self) -> None:
+        """Takes nothing; classes made from this one may."""
+
     def initialize(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str) -> int:
         """Starts the engine: 0, or -1 (see `last_error`).
 

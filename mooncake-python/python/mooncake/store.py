@@ -52,6 +52,9 @@ _INVALID_PARAMS = -600
 class MooncakeDistributedStore(TensorCalls):
     """A member of a cluster's store. Every call may come from any thread; those that wait let others run."""
 
+    def __init__(self) -> None:
+        """Takes nothing; classes made from this one may."""
+
     def setup(
         self,
         local_hostname: str | dict[str, Any],

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
 use super::{NOT_SET_UP, Session, Store};
-use crate::args::{Keep, bytes_of, new_bytes, part_of};
+use crate::args::{Keep, bytes_of, new_bytes, part_of, text, texts};
 use crate::config::{self, Config};
 use crate::handle::BufferHandle;
 use crate::lease::Lease;
@@ -291,7 +291,7 @@ impl Store {
     fn put(
         &self,
         py: Python<'_>,
-        key: String,
+        #[pyo3(from_py_with = text)] key: String,
         value: &Bound<'_, PyAny>,
         config: Config<'_>,
     ) -> PyResult<i64> {
@@ -304,7 +304,7 @@ impl Store {
     fn put_batch(
         &self,
         py: Python<'_>,
-        keys: Vec<String>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
         values: Vec<Bound<'_, PyAny>>,
         config: Config<'_>,
     ) -> PyResult<i64> {
@@ -316,7 +316,7 @@ impl Store {
     fn put_parts(
         &self,
         py: Python<'_>,
-        key: String,
+        #[pyo3(from_py_with = text)] key: String,
         parts: &Bound<'_, PyTuple>,
         config: Config<'_>,
     ) -> PyResult<i64> {
@@ -328,7 +328,7 @@ impl Store {
     fn upsert(
         &self,
         py: Python<'_>,
-        key: String,
+        #[pyo3(from_py_with = text)] key: String,
         value: &Bound<'_, PyAny>,
         config: Config<'_>,
     ) -> PyResult<i64> {
@@ -341,7 +341,7 @@ impl Store {
     fn upsert_batch(
         &self,
         py: Python<'_>,
-        keys: Vec<String>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
         values: Vec<Bound<'_, PyAny>>,
         config: Config<'_>,
     ) -> PyResult<i64> {
@@ -353,7 +353,7 @@ impl Store {
     fn upsert_parts(
         &self,
         py: Python<'_>,
-        key: String,
+        #[pyo3(from_py_with = text)] key: String,
         parts: &Bound<'_, PyTuple>,
         config: Config<'_>,
     ) -> PyResult<i64> {
@@ -361,7 +361,11 @@ impl Store {
     }
 
     /// The value of a key; empty when it is not there or could not be read.
-    fn get<'py>(&self, py: Python<'py>, key: String) -> PyResult<Bound<'py, PyBytes>> {
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = text)] key: String,
+    ) -> PyResult<Bound<'py, PyBytes>> {
         let empty = || PyBytes::new(py, b"");
         let Some(session) = self.session()? else { return Ok(empty()) };
         let values = self.read(py, &session, Operation::GetBuffer, &[key])?;
@@ -369,7 +373,11 @@ impl Store {
     }
 
     /// The values of many keys, empty where one is not there; a single empty one when nothing could be asked.
-    fn get_batch<'py>(&self, py: Python<'py>, keys: Vec<String>) -> PyResult<Bound<'py, PyList>> {
+    fn get_batch<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
+    ) -> PyResult<Bound<'py, PyList>> {
         let empty = || PyBytes::new(py, b"");
         let values = match self.session()? {
             Some(session) if !keys.is_empty() => self.read(py, &session, Operation::BatchGetBuffer, &keys)?,
@@ -380,13 +388,21 @@ impl Store {
     }
 
     /// The value of a key in memory of the local buffer's, without a copy; `None` when it is not there.
-    fn get_buffer(&self, py: Python<'_>, key: String) -> PyResult<Option<BufferHandle>> {
+    fn get_buffer(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = text)] key: String,
+    ) -> PyResult<Option<BufferHandle>> {
         let Some(session) = self.session()? else { return Ok(None) };
         Ok(self.read_handles(py, &session, Operation::GetBuffer, &[key]).pop().flatten())
     }
 
     /// `get_buffer` of many keys.
-    fn batch_get_buffer(&self, py: Python<'_>, keys: Vec<String>) -> PyResult<Vec<Option<BufferHandle>>> {
+    fn batch_get_buffer(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
+    ) -> PyResult<Vec<Option<BufferHandle>>> {
         let Some(session) = self.session()? else { return Ok(keys.iter().map(|_| None).collect()) };
         Ok(self.read_handles(py, &session, Operation::BatchGetBuffer, &keys))
     }

@@ -10,7 +10,7 @@ use pyo3::types::{PyBytes, PyList};
 use super::bytes::one;
 use super::objects::removed;
 use super::{NOT_SET_UP, Store};
-use crate::args::{Keep, Uint, bytes_of};
+use crate::args::{Keep, Uint, bytes_of, text, texts, truth};
 use crate::awaitable::{awaitable, ready};
 use crate::config::{self, Config};
 use crate::error::Errors;
@@ -67,7 +67,7 @@ impl Store {
     fn _async_put<'py>(
         &self,
         py: Python<'py>,
-        key: String,
+        #[pyo3(from_py_with = text)] key: String,
         value: &Bound<'_, PyAny>,
         config: Config<'_>,
         upsert: bool,
@@ -87,7 +87,11 @@ impl Store {
         awaitable(py, work, move |py, outcome| number(py, &errors, nothing(outcome)))
     }
 
-    fn _async_get<'py>(&self, py: Python<'py>, key: String) -> PyResult<Bound<'py, PyAny>> {
+    fn _async_get<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = text)] key: String,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let Some(session) = self.session()? else { return ready(py, PyBytes::new(py, b"")) };
         let errors = self.errors.clone();
         let work = async move { session.read_leases(Operation::GetBuffer, &[key]).await };
@@ -100,7 +104,11 @@ impl Store {
         })
     }
 
-    fn _async_get_batch<'py>(&self, py: Python<'py>, keys: Vec<String>) -> PyResult<Bound<'py, PyAny>> {
+    fn _async_get_batch<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let nothing = || PyList::new(py, [PyBytes::new(py, b"")]);
         let Some(session) = self.session()? else { return ready(py, nothing()?) };
         if keys.is_empty() {
@@ -115,14 +123,22 @@ impl Store {
         })
     }
 
-    fn _async_is_exist<'py>(&self, py: Python<'py>, key: String) -> PyResult<Bound<'py, PyAny>> {
+    fn _async_is_exist<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = text)] key: String,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let Some(session) = self.session()? else { return ready(py, -1) };
         let errors = self.errors.clone();
         let work = async move { session.client.exist(key).await.map(u64::from) };
         awaitable(py, work, move |py, outcome| number(py, &errors, outcome))
     }
 
-    fn _async_batch_is_exist<'py>(&self, py: Python<'py>, keys: Vec<String>) -> PyResult<Bound<'py, PyAny>> {
+    fn _async_batch_is_exist<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let n = keys.len();
         let Some(session) = self.session()? else { return ready(py, vec![-1; n]) };
         let errors = self.errors.clone();
@@ -134,7 +150,12 @@ impl Store {
     }
 
     #[pyo3(signature = (key, force=false))]
-    fn _async_remove<'py>(&self, py: Python<'py>, key: String, force: bool) -> PyResult<Bound<'py, PyAny>> {
+    fn _async_remove<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = text)] key: String,
+        #[pyo3(from_py_with = truth)] force: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let Some(session) = self.session()? else { return ready(py, NOT_SET_UP) };
         let errors = self.errors.clone();
         let work = async move { removed(session.client.remove(key, force).await) };
@@ -144,7 +165,7 @@ impl Store {
     fn _async_batch_get_into<'py>(
         &self,
         py: Python<'py>,
-        keys: Vec<String>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
         buffer_ptrs: Vec<Uint>,
         sizes: Vec<Uint>,
     ) -> PyResult<Bound<'py, PyAny>> {
@@ -163,7 +184,7 @@ impl Store {
     fn _async_batch_put_from<'py>(
         &self,
         py: Python<'py>,
-        keys: Vec<String>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
         buffer_ptrs: Vec<Uint>,
         sizes: Vec<Uint>,
         config: Config<'_>,

@@ -24,6 +24,7 @@ use mooncake_transport::engine::EngineCode;
 use mooncake_transport::{Engine, Region, Slice};
 use parking_lot::{Mutex, RwLock};
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
 
 use crate::args::Uint;
 use crate::engine::InnerTransferEngine;
@@ -327,8 +328,10 @@ impl Setup {
 
 #[pymethods]
 impl Store {
+    /// Takes what the `__init__` of a class made from this one takes.
     #[new]
-    fn new() -> Self {
+    #[pyo3(signature = (*_args, **_kwargs))]
+    fn new(_args: &Bound<'_, PyTuple>, _kwargs: Option<&Bound<'_, PyDict>>) -> Self {
         Self::default()
     }
 

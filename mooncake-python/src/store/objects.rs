@@ -4,6 +4,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use pyo3::prelude::*;
 
 use super::{NOT_SET_UP, Store};
+use crate::args::{text, texts, truth};
 use crate::runtime::wait;
 
 /// Removing what is not there has a number of its own.
@@ -18,13 +19,17 @@ pub(super) fn removed(outcome: Result<bool>) -> Result<()> {
 #[pymethods]
 impl Store {
     /// 1 when the key can be read now (nothing takes it away for the time of a lease), 0 when not, or a negative code.
-    fn is_exist(&self, py: Python<'_>, key: String) -> PyResult<i64> {
+    fn is_exist(&self, py: Python<'_>, #[pyo3(from_py_with = text)] key: String) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(-1) };
         Ok(self.count(wait(py, session.client.exist(key)).map(u64::from)))
     }
 
     /// `is_exist` of many keys.
-    fn batch_is_exist(&self, py: Python<'_>, keys: Vec<String>) -> PyResult<Vec<i64>> {
+    fn batch_is_exist(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
+    ) -> PyResult<Vec<i64>> {
         let Some(session) = self.session()? else { return Ok(vec![-1; keys.len()]) };
         let found = wait(py, session.client.batch_exist(&keys));
         let found = found.map(|all| all.into_iter().map(|one| one.map(u64::from)).collect());
@@ -32,7 +37,7 @@ impl Store {
     }
 
     /// Length of a value in bytes, -704 when it is not there.
-    fn get_size(&self, py: Python<'_>, key: String) -> PyResult<i64> {
+    fn get_size(&self, py: Python<'_>, #[pyo3(from_py_with = text)] key: String) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
         let size = wait(py, session.client.size(key));
         Ok(self.count(size.and_then(|size| size.ok_or_else(|| ErrorCode::ObjectNotFound.into()))))
@@ -40,14 +45,24 @@ impl Store {
 
     /// Removes a key: 0, -704 when it is not there, -706 while somebody may be reading it (`force` overrides that).
     #[pyo3(signature = (key, force=false))]
-    fn remove(&self, py: Python<'_>, key: String, force: bool) -> PyResult<i64> {
+    fn remove(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = text)] key: String,
+        #[pyo3(from_py_with = truth)] force: bool,
+    ) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
         Ok(self.code(removed(wait(py, session.client.remove(key, force)))))
     }
 
     /// `remove` of many keys.
     #[pyo3(signature = (keys, force=false))]
-    fn batch_remove(&self, py: Python<'_>, keys: Vec<String>, force: bool) -> PyResult<Vec<i64>> {
+    fn batch_remove(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
+        #[pyo3(from_py_with = truth)] force: bool,
+    ) -> PyResult<Vec<i64>> {
         let Some(session) = self.session()? else { return Ok(vec![NOT_SET_UP; keys.len()]) };
         let outcomes = wait(py, session.client.batch_remove(&keys, force));
         let outcomes = outcomes.map(|all| all.into_iter().map(removed).collect());
@@ -56,14 +71,19 @@ impl Store {
 
     /// Removes the keys that a regular expression finds a match in; how many, or -600 for one that is none.
     #[pyo3(signature = (regex_pattern, force=false))]
-    fn remove_by_regex(&self, py: Python<'_>, regex_pattern: &str, force: bool) -> PyResult<i64> {
+    fn remove_by_regex(
+        &self,
+        py: Python<'_>,
+        regex_pattern: &str,
+        #[pyo3(from_py_with = truth)] force: bool,
+    ) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
         Ok(self.count(wait(py, session.client.remove_matching(regex_pattern, force))))
     }
 
     /// Removes every key; how many.
     #[pyo3(signature = (force=false))]
-    fn remove_all(&self, py: Python<'_>, force: bool) -> PyResult<i64> {
+    fn remove_all(&self, py: Python<'_>, #[pyo3(from_py_with = truth)] force: bool) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
         Ok(self.count(wait(py, session.client.remove_all(force))))
     }

@@ -7,7 +7,7 @@ use mooncake_store::client::Operation;
 use pyo3::prelude::*;
 
 use super::{NOT_SET_UP, Session, Store};
-use crate::args::Uint;
+use crate::args::{Uint, texts_of_each};
 use crate::member::{Located, RangeRead};
 use crate::runtime::wait;
 
@@ -137,7 +137,7 @@ impl Store {
         &self,
         py: Python<'_>,
         buffer_ptrs: Vec<Uint>,
-        all_keys: Vec<Vec<String>>,
+        #[pyo3(from_py_with = texts_of_each)] all_keys: Vec<Vec<String>>,
         all_dst_offsets: Nested,
         all_src_offsets: Nested,
         all_sizes: Nested,

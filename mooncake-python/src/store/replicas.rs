@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::{NOT_SET_UP, Store};
-use crate::args::Uint;
+use crate::args::{Uint, text, texts};
 use crate::runtime::wait;
 
 /// One copy of an object.
@@ -184,7 +184,11 @@ fn descriptors(replicas: Vec<Replica>) -> Vec<ReplicaDescriptor> {
 #[pymethods]
 impl Store {
     /// The copies of an object; empty when it is not there.
-    fn get_replica_desc(&self, py: Python<'_>, key: String) -> PyResult<Vec<ReplicaDescriptor>> {
+    fn get_replica_desc(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = text)] key: String,
+    ) -> PyResult<Vec<ReplicaDescriptor>> {
         let Some(session) = self.session()? else { return Ok(Vec::new()) };
         Ok(
             match wait(py, session.client.batch_replicas(&[key]))
@@ -203,7 +207,7 @@ impl Store {
     fn batch_get_replica_desc<'py>(
         &self,
         py: Python<'py>,
-        keys: Vec<String>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let answer = PyDict::new(py);
         let Some(session) = self.session()? else { return Ok(answer) };
@@ -225,7 +229,7 @@ impl Store {
     fn batch_replica_clear(
         &self,
         py: Python<'_>,
-        keys: Vec<String>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
         segment_name: &str,
     ) -> PyResult<Vec<String>> {
         let Some(session) = self.session()? else { return Ok(Vec::new()) };
@@ -244,8 +248,8 @@ impl Store {
     fn create_copy_task(
         &self,
         py: Python<'_>,
-        key: String,
-        targets: Vec<String>,
+        #[pyo3(from_py_with = text)] key: String,
+        #[pyo3(from_py_with = texts)] targets: Vec<String>,
     ) -> PyResult<((u64, u64), i64)> {
         let Some(session) = self.session()? else { return Ok(((0, 0), NOT_SET_UP)) };
         let targets: Vec<&str> = targets.iter().map(String::as_str).collect();
@@ -256,7 +260,7 @@ impl Store {
     fn create_move_task(
         &self,
         py: Python<'_>,
-        key: String,
+        #[pyo3(from_py_with = text)] key: String,
         source: &str,
         target: &str,
     ) -> PyResult<((u64, u64), i64)> {

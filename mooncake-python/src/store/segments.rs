@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::{Session, Store};
-use crate::args::Uint;
+use crate::args::{Uint, texts};
 use crate::runtime::wait;
 
 /// Allocated segments are as long as a multiple of this.
@@ -165,7 +165,7 @@ impl Store {
     fn unmount_segment(
         &self,
         py: Python<'_>,
-        segment_ids: Vec<String>,
+        #[pyo3(from_py_with = texts)] segment_ids: Vec<String>,
         grace_period_seconds: Uint,
     ) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(-1) };
@@ -177,7 +177,7 @@ impl Store {
     fn unmount_and_free_segment(
         &self,
         py: Python<'_>,
-        segment_ids: Vec<String>,
+        #[pyo3(from_py_with = texts)] segment_ids: Vec<String>,
         grace_period_seconds: Uint,
     ) -> PyResult<i64> {
         self.unmount_segment(py, segment_ids, grace_period_seconds)

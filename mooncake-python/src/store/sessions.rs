@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use tokio::sync::RwLock;
 
 use super::{NOT_SET_UP, Session, Store};
-use crate::args::Uint;
+use crate::args::{Uint, texts};
 use crate::config::{self, Config};
 use crate::member::RangeRead;
 use crate::runtime::wait;
@@ -197,7 +197,11 @@ impl Parts {
 #[pymethods]
 impl Store {
     /// Asks once where each key lies, for reads of parts: 0, -704, or -702 for what is not in memory.
-    fn batch_get_session_start(&self, py: Python<'_>, keys: Vec<String>) -> PyResult<Vec<i64>> {
+    fn batch_get_session_start(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
+    ) -> PyResult<Vec<i64>> {
         let Some(session) = self.session()? else { return Ok(Vec::new()) };
         let outcomes = wait(py, session.start_reads(&keys));
         Ok(self.codes(keys.len(), outcomes))
@@ -207,7 +211,7 @@ impl Store {
     fn batch_get_into_multi_buffer_ranges(
         &self,
         py: Python<'_>,
-        keys: Vec<String>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
         all_buffer_ptrs: Vec<Vec<Uint>>,
         all_sizes: Vec<Vec<Uint>>,
         all_src_offsets: Vec<Vec<Uint>>,
@@ -224,7 +228,7 @@ impl Store {
     }
 
     /// Ends read sessions.
-    fn batch_get_session_end(&self, keys: Vec<String>) -> PyResult<i64> {
+    fn batch_get_session_end(&self, #[pyo3(from_py_with = texts)] keys: Vec<String>) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(-1) };
         if let Err(error) = session.client.own() {
             return Ok(i64::from(self.errors.note(&error)));
@@ -241,7 +245,7 @@ impl Store {
     fn batch_put_session_start(
         &self,
         py: Python<'_>,
-        keys: Vec<String>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
         sizes: Vec<Uint>,
         config: Config<'_>,
     ) -> PyResult<Vec<i64>> {
@@ -259,7 +263,7 @@ impl Store {
     fn batch_put_from_multi_buffer_ranges(
         &self,
         py: Python<'_>,
-        keys: Vec<String>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
         all_buffer_ptrs: Vec<Vec<Uint>>,
         all_sizes: Vec<Vec<Uint>>,
         all_dst_offsets: Vec<Vec<Uint>>,
@@ -276,13 +280,21 @@ impl Store {
     }
 
     /// Makes values readable whose parts have been written.
-    fn batch_put_session_end(&self, py: Python<'_>, keys: Vec<String>) -> PyResult<Vec<i64>> {
+    fn batch_put_session_end(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
+    ) -> PyResult<Vec<i64>> {
         let Some(session) = self.session()? else { return Ok(Vec::new()) };
         Ok(self.codes(keys.len(), wait(py, session.end_writes(&keys))))
     }
 
     /// Gives the space of values up that are not to be written after all.
-    fn batch_put_session_revoke(&self, py: Python<'_>, keys: Vec<String>) -> PyResult<Vec<i64>> {
+    fn batch_put_session_revoke(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
+    ) -> PyResult<Vec<i64>> {
         let Some(session) = self.session()? else { return Ok(vec![NOT_SET_UP; keys.len()]) };
         Ok(self.codes(keys.len(), wait(py, session.revoke_writes(&keys))))
     }

@@ -12,7 +12,7 @@ use pyo3::types::PyBytes;
 use std::ptr::NonNull;
 
 use super::{NOT_SET_UP, Session, Store};
-use crate::args::{Keep, Uint, bytes_of, bytes_with};
+use crate::args::{Keep, Uint, bytes_of, bytes_with, text, texts};
 use crate::config::{self, Config};
 use crate::lease::Lease;
 use crate::member::{Located, RangeRead};
@@ -76,6 +76,7 @@ impl Strips {
 /// One value to write: a header, then strips of memory.
 #[derive(FromPyObject)]
 struct Write<'py> {
+    #[pyo3(from_py_with = text)]
     key: String,
     header: Bound<'py, PyBytes>,
     /// Memory that holds the strips, and how much of it there is.
@@ -305,7 +306,7 @@ impl Store {
     fn _heads<'py>(
         &self,
         py: Python<'py>,
-        keys: Vec<String>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
         upto: usize,
     ) -> PyResult<Vec<Option<Head<'py>>>> {
         let Some(session) = self.session()? else { return Ok(keys.iter().map(|_| None).collect()) };

@@ -7,7 +7,7 @@ use mooncake_transport::Slice;
 use pyo3::prelude::*;
 
 use super::{NOT_SET_UP, Session, Store};
-use crate::args::Uint;
+use crate::args::{Uint, text, texts, truth};
 use crate::config::{self, Config};
 use crate::member::RangeRead;
 use crate::memory::Wire;
@@ -223,7 +223,7 @@ impl Store {
     fn put_from(
         &self,
         py: Python<'_>,
-        key: String,
+        #[pyo3(from_py_with = text)] key: String,
         buffer_ptr: Uint,
         size: Uint,
         config: Config<'_>,
@@ -236,7 +236,7 @@ impl Store {
     fn upsert_from(
         &self,
         py: Python<'_>,
-        key: String,
+        #[pyo3(from_py_with = text)] key: String,
         buffer_ptr: Uint,
         size: Uint,
         config: Config<'_>,
@@ -250,7 +250,7 @@ impl Store {
     fn put_from_with_metadata(
         &self,
         py: Python<'_>,
-        key: String,
+        #[pyo3(from_py_with = text)] key: String,
         buffer_ptr: Uint,
         metadata_buffer_ptr: Uint,
         size: Uint,
@@ -266,7 +266,7 @@ impl Store {
     fn batch_put_from(
         &self,
         py: Python<'_>,
-        keys: Vec<String>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
         buffer_ptrs: Vec<Uint>,
         sizes: Vec<Uint>,
         config: Config<'_>,
@@ -286,7 +286,7 @@ impl Store {
     fn batch_upsert_from(
         &self,
         py: Python<'_>,
-        keys: Vec<String>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
         buffer_ptrs: Vec<Uint>,
         sizes: Vec<Uint>,
         config: Config<'_>,
@@ -306,7 +306,7 @@ impl Store {
     fn batch_put_from_multi_buffers(
         &self,
         py: Python<'_>,
-        keys: Vec<String>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
         all_buffer_ptrs: Vec<Vec<Uint>>,
         all_sizes: Vec<Vec<Uint>>,
         config: Config<'_>,
@@ -322,7 +322,13 @@ impl Store {
     }
 
     /// Reads a value into registered memory: its length, -704 when it is not there, -600 when it is longer than the memory.
-    fn get_into(&self, py: Python<'_>, key: String, buffer_ptr: Uint, size: Uint) -> PyResult<i64> {
+    fn get_into(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = text)] key: String,
+        buffer_ptr: Uint,
+        size: Uint,
+    ) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
         let outcome = wait(py, session.read_into(Operation::GetInto, vec![key], &[buffer_ptr], &[size]));
         Ok(self.counts(1, outcome).first().copied().unwrap_or(NOT_SET_UP))
@@ -332,7 +338,7 @@ impl Store {
     fn batch_get_into(
         &self,
         py: Python<'_>,
-        keys: Vec<String>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
         buffer_ptrs: Vec<Uint>,
         sizes: Vec<Uint>,
     ) -> PyResult<Vec<i64>> {
@@ -349,10 +355,10 @@ impl Store {
     fn batch_get_into_multi_buffers(
         &self,
         py: Python<'_>,
-        keys: Vec<String>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
         all_buffer_ptrs: Vec<Vec<Uint>>,
         all_sizes: Vec<Vec<Uint>>,
-        prefer_alloc_in_same_node: bool,
+        #[pyo3(from_py_with = truth)] prefer_alloc_in_same_node: bool,
     ) -> PyResult<Vec<i64>> {
         // The nearest replica is read from in any case.
         let _ = prefer_alloc_in_same_node;

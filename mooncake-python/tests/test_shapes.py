@@ -1,0 +1,84 @@
+"""Arguments that the existing package takes besides what its documents say, and classes made from its own."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+
+from mooncake.engine import TransferEngine
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+
+
+def test_keys_may_be_bytes(store: MooncakeDistributedStore, key: str) -> None:
+    raw: Any = key.encode()
+    other: Any = f"{key}/鍵".encode()
+    assert store.put(raw, b"value") == 0 and store.get(key) == b"value" and store.get(raw) == b"value"
+    assert store.put_batch([raw + b"-1", f"{key}-2"], [b"1", b"2"]) == 0
+    assert store.batch_is_exist((raw, f"{key}-1", raw + b"-2", b"no such key")) == [1, 1, 1, 0]
+    memory = (ctypes.c_ubyte * 64)(*range(64))
+    at = ctypes.addressof(memory)
+    assert store.register_buffer(at, 64) == 0
+    assert store.put_from(other, at, 64) == 0
+    assert store.get_into_ranges([at], [[other]], [[[0]]], [[[32]]], [[[16]]]) == [[[16]]]
+    assert bytes(memory[:16]) == bytes(range(32, 48))
+    assert store.unregister_buffer(at) == 0
+    with pytest.raises(ValueError, match="UTF-8"):
+        store.get(b"\xff")  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        store.batch_is_exist(key)  # type: ignore[arg-type]
+
+
+def test_keys_of_tensors_may_be_bytes(store: MooncakeDistributedStore, key: str) -> None:
+    torch = pytest.importorskip("torch")
+    raw: Any = key.encode()
+    tensor = torch.arange(8).reshape(4, 2)
+    assert store.put_tensor_with_tp(raw, tensor, 0, 2, 0) == 0
+    assert torch.equal(store.get_tensor_with_tp(raw, 1, 2), store.get_tensor(f"{key}_tp_1"))
+    with pytest.raises(TypeError, match="must be a str"):
+        store.get_tensor_with_tp(None, 1, 2)  # type: ignore[arg-type]
+
+
+def test_yes_and_no(store: MooncakeDistributedStore, key: str) -> None:
+    yes: Any = 1
+    no: Any = None
+    assert store.put(key, b"value") == 0
+    assert store.remove(key, yes) == 0 and store.remove(key, no) == -704
+    with pytest.raises(TypeError):
+        store.remove(key, "yes")  # type: ignore[arg-type]
+    config = ReplicateConfig()
+    config.with_hard_pin = yes
+    assert config.with_hard_pin is True
+    config.with_hard_pin = no
+    assert config.with_hard_pin is False
+
+
+def test_classes_made_from_ours(make_store: Any, key: str) -> None:
+    class Store(MooncakeDistributedStore):
+        def __init__(self, name: str, *, times: int = 1) -> None:
+            super().__init__()
+            self.name = name * times
+
+    class Engine(TransferEngine):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+    class Twice(ReplicateConfig):
+        def __init__(self, copies: int) -> None:
+            super().__init__()
+            self.replica_num = copies
+            self.mine = "kept"
+
+    assert Store("a", times=2).name == "aa" and Engine("b").name == "b"
+    config = Twice(2)
+    assert (config.replica_num, config.mine) == (2, "kept")
+    first, second = make_store(), make_store()
+    assert first.put(key, b"value", config) == 0 and second.get(key) == b"value"
+    assert len(first.get_replica_desc(key)) == 2
+    for made in (MooncakeDistributedStore, TransferEngine, ReplicateConfig):
+        with pytest.raises(TypeError):
+            made(1)  # type: ignore[call-arg]
+        with pytest.raises(TypeError):
+            made(name=1)  # type: ignore[call-arg]
