@@ -508,6 +508,26 @@ fn silent_clients_expire() {
     assert!(!rig.exists("first"), "what was dropped stays dropped");
 }
 
+#[test]
+fn time_in_which_nobody_could_be_heard_does_not_count() {
+    let rig = Rig::new();
+    rig.mount(1, MIB);
+    rig.put_with(1, "kept", 10, &ReplicateConfig::default()).unwrap();
+    let stopped = Duration::from_secs(25);
+    rig.clock.advance(Duration::from_secs(4) + stopped);
+    rig.master.was_stopped(stopped);
+    rig.master.tick();
+    assert!(rig.exists("kept"));
+    // Of the silence it is allowed, 4 s are used up.
+    rig.clock.advance(Duration::from_secs(5));
+    rig.master.tick();
+    assert!(rig.exists("kept"));
+    rig.clock.advance(Duration::from_secs(1));
+    rig.master.tick();
+    assert!(rig.master.ping(client(1)).need_remount);
+    assert!(!rig.exists("kept"));
+}
+
 /// A segment that comes back, under its own id or another, by its old client or another.
 #[test]
 fn promises_survive_the_mount_they_were_made_in() {

@@ -55,6 +55,15 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         PingReply { view: 0, need_remount }
     }
 
+    /// This process was stopped for so long, and could hear nobody: no client counts as silent for that.
+    pub fn was_stopped(&self, span: Duration) {
+        let now = self.clock.now();
+        for seen in self.clients.lock().seen.values_mut() {
+            *seen = seen.after(span).min(now);
+        }
+        self.disks.was_stopped(span, now);
+    }
+
     /// Somebody could not reach the member at `endpoint`: nothing is placed there until it is heard of, which takes a live
     /// one a ping interval. What lies there stays readable for those who can reach it.
     pub fn doubt(&self, by: ClientId, endpoint: &str) {

@@ -535,8 +535,13 @@ impl Disks {
 
     /// The client lives.
     pub(super) fn hear(&self, client: ClientId, now: Moment) {
-        if let Some(owner) = self.get(client) {
-            owner.state.lock().seen = now;
+        self.get(client).into_iter().for_each(|owner| owner.state.lock().seen = now);
+    }
+
+    /// See [`Master::was_stopped`].
+    pub(super) fn was_stopped(&self, span: Duration, now: Moment) {
+        for mut state in self.owners.lock().values().map(|owner| owner.state.lock()) {
+            state.seen = state.seen.after(span).min(now);
         }
     }
 }

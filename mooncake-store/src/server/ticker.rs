@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use mooncake_core::clock::{Clock, SystemClock};
 use mooncake_core::meta::MetaKeys;
 use mooncake_core::replica::Segment;
 use mooncake_core::{Error, Result};
@@ -13,6 +14,9 @@ use super::State;
 
 /// How often the master is asked to do what is due.
 const TICK: Duration = Duration::from_millis(10);
+
+/// Who sleeps so long for a tick was stopped (SIGSTOP, a machine that was suspended or moved), and so was all that listens to clients.
+const STOPPED: Duration = Duration::from_secs(1);
 
 /// How often a line of figures is logged, and what rates are counted from.
 const REPORT: Duration = Duration::from_secs(10);
@@ -59,14 +63,22 @@ impl Drop for Ticker {
 fn run(state: &Arc<State>, (stopped, wake): &(Mutex<bool>, Condvar), runtime: &Handle) {
     let mut reported = state.master.clock().now();
     let mut stopped = stopped.lock();
+    // The master's may be set by hand; this is about sleep, which is not.
+    let clock = SystemClock::new();
     while !*stopped {
+        let before = clock.now();
         wake.wait_for(&mut stopped, TICK);
+        let slept = clock.now().since(before);
         if *stopped {
             return;
         }
         if !state.standing.leads() {
             // Thawed, perhaps: that clients seem silent says nothing, and another master has them.
             continue;
+        }
+        if slept >= STOPPED {
+            tracing::warn!(?slept, "this process was stopped: clients get that much longer to be heard of");
+            state.master.was_stopped(slept);
         }
         let report = parking_lot::MutexGuard::unlocked(&mut stopped, || state.master.tick());
         if !report.expired.is_empty() {

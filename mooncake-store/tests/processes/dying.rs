@@ -6,7 +6,7 @@ use bytes::Bytes;
 use mooncake_core::clock::Rng;
 use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{ErrorCode, ErrorKind};
-use mooncake_store::client::{Client, PutOutcome, RangeRead};
+use mooncake_store::client::{Client, ClientConfig, PutOutcome, RangeRead};
 use mooncake_store::local::{LocalClient, LocalConfig, LocalRange, LocalServer, LocalServerConfig};
 use mooncake_store::protocol::wire::TaskStatus;
 use mooncake_store::transport_set::TransportSet;
@@ -14,7 +14,7 @@ use mooncake_transport::SliceMut;
 
 use crate::process::free_port;
 use crate::support::{
-    PATIENCE, SEGMENT, SLACK, builder, cluster, connect, eventually, in_member, master, timed,
+    PATIENCE, SEGMENT, SLACK, builder, builder_with, cluster, connect, eventually, in_member, master, timed,
 };
 
 const LEN: usize = 64 << 10;
@@ -252,6 +252,25 @@ async fn a_frozen_master_fails_calls_in_time() {
         put(&client, 50, &ReplicateConfig::default()).await || read(&client, 50).await
     })
     .await;
+}
+
+/// A master that was stopped for longer than clients may be silent has heard nobody, which is not their fault. Clients of ours would announce again what
+/// they have; those of the existing system, and one that is told not to, cannot.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_master_blames_nobody() {
+    let port = free_port();
+    let server = master(port, &["--client_ttl=2"]);
+    let config = ClientConfig { outlive_master: false, ..ClientConfig::default() };
+    let client = builder_with(config, &format!("127.0.0.1:{port}"), SEGMENT).connect().await.unwrap();
+    assert_eq!(puts(&client, 0..20, &ReplicateConfig::default()).await, 20);
+    server.freeze();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    server.thaw();
+    // The first call may be of a connection that was given up meanwhile.
+    eventually("it answers again", PATIENCE, async || client.exist("key 0").await.is_ok()).await;
+    // By now it has heard of the client again, or has not, and had many occasions to forget it.
+    tokio::time::sleep(SLACK).await;
+    assert_eq!(hits(&client, 0..20).await, 20);
 }
 
 /// Objects of the test below, unless `TEST_OBJECTS` says otherwise. Contract point 7 was measured with a million.
