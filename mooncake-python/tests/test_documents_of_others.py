@@ -155,12 +155,15 @@ class Reader:
         if ".setup" not in block:
             # What is only made there is one that is set up.
             block = block.replace("MooncakeDistributedStore()", "self")
+        # Not that of another block's memory, which may reach into what is somebody else's.
+        self.names["size"] = 16
         said = io.StringIO()
         try:
             with contextlib.redirect_stdout(said):
                 exec(compile(block, where, "exec"), self.names)
         except Exception as error:
-            self.failed.append(f"{where}: {type(error).__name__}: {error}\n{block}")
+            last = self.names["store"].last_error()
+            self.failed.append(f"{where}: {type(error).__name__}: {error} ({last})\n{block}")
             return
         self.ran += 1
         for line in said.getvalue().splitlines():
