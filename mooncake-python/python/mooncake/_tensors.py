@@ -23,9 +23,9 @@ from mooncake._layout import (
     parallelism_manifest_key,
     same_axes,
     shard_key,
-    word,
     shard_range,
     with_dim,
+    word,
     writer_key,
     writer_manifest_key,
 )

@@ -186,8 +186,12 @@ def measured(options, log):
         for group in (group for module in GROUPS for group in module.GROUPS):
             scenarios = [one for one in group.scenarios if one.__name__ in options.only or not options.only]
             runs += [pool.submit(see, group, scenarios, setup) for setup in seen if scenarios]
-        for run in runs:
-            run.result()
+        try:
+            for run in runs:
+                run.result()
+        finally:
+            # After a failure those that have not begun need not.
+            pool.shutdown(wait=False, cancel_futures=True)
     return seen
 
 

@@ -254,8 +254,8 @@ async fn a_frozen_master_fails_calls_in_time() {
     .await;
 }
 
-/// A master that was stopped for longer than clients may be silent has heard nobody, which is not their fault. Clients of ours would announce again what
-/// they have; those of the existing system, and one that is told not to, cannot.
+/// A master that was stopped for longer than clients may be silent has heard nobody, which is not their fault. The client is told
+/// not to announce again what it has: those of the existing system cannot.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_master_blames_nobody() {
     let port = free_port();
