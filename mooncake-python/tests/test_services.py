@@ -70,6 +70,9 @@ def test_rest(rest, store, key):
     assert ask("PUT", f"{rest}/api/put", b"no json")[0] == 400
     assert ask("PUT", f"{rest}/api/put", b"[1]")[0] == 400
     assert ask("PUT", f"{rest}/api/put", {"key": key + "e", "value": ""})[0] == 500
+    assert ask("PUT", f"{rest}/api/put", b"[" * 100_000)[0] == 400
+    for half in ({"key": "\ud800", "value": "x"}, {"key": key, "value": "\ud800"}):
+        assert ask("PUT", f"{rest}/api/put", half) == (400, b'{"error": "Invalid text"}')
     big = os.urandom(5 << 20)
     assert store.put(key + "/big", big) == 0
     assert ask("GET", f"{rest}/api/get/{key}/big") == (200, big)
@@ -89,7 +92,7 @@ def test_rest_segments(rest, tmp_path):
     assert ask("POST", f"{rest}/api/unmount", {"segment_ids": answer["segment_ids"]})[0] == 200
     status, body = ask("POST", f"{rest}/api/unmount", {"segment_ids": "1-2"})
     assert status == 500 and json.loads(body)["failed_segment_ids"] == ["1-2"]
-    for wrong in ({"size": 0}, {"size": "1"}, {"size": True}, {}):
+    for wrong in ({"size": 0}, {"size": "1"}, {"size": True}, {"size": 1 << 64}, {}):
         assert ask("POST", f"{rest}/api/mount", wrong)[0] == 400
     for name in ("../x", "a/b", "..", "", "/"):
         assert ask("POST", f"{rest}/api/mount_shm", {"name": name, "size": 4096})[0] == 400
@@ -115,6 +118,50 @@ def test_rest_segments(rest, tmp_path):
     assert ask("POST", f"{rest}/api/unmount_local_disk", {"grace_period_seconds": 4000})[0] == 400
     # There is no disk segment, and as with the existing package that is fine.
     assert ask("POST", f"{rest}/api/unmount_local_disk", {})[0] == 200
+
+
+def test_rest_readers_that_go_away(make_store, key, caplog):
+    from aiohttp import web
+
+    from mooncake.mooncake_store_service import MooncakeStoreService
+
+    store = make_store()
+    big = os.urandom(5 << 20)
+    assert store.put(key, big) == 0
+    service = MooncakeStoreService(None, store)
+    gone = threading.Event()
+
+    class Reader(asyncio.Protocol):
+        def __init__(self, method):
+            self.method, self.got, self.end = method, b"", asyncio.get_running_loop().create_future()
+
+        def connection_made(self, transport):
+            self.transport = transport
+            transport.write(f"{self.method} /api/get/{key} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+
+        def data_received(self, data):
+            self.got += data
+            if self.method == "GET":
+                self.transport.abort()
+                gone.set()
+
+        def connection_lost(self, error):
+            self.end.set_result(self.got)
+
+    async def work():
+        runner = web.AppRunner(service.app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        for method in ("HEAD", "GET"):
+            _, reader = await asyncio.get_running_loop().create_connection(lambda: Reader(method), *runner.addresses[0])
+            head, _, body = (await reader.end).partition(b"\r\n\r\n")
+            assert f"Content-Length: {len(big)}".encode() in head
+            assert method == "GET" or body == b""
+        # It ends when both have been answered.
+        await runner.cleanup()
+
+    asyncio.run(work())
+    assert gone.is_set() and not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_metadata_server(make_store, key):

@@ -95,6 +95,10 @@ def test_what_is_no_tensor_is_refused(store, key):
     for value in bad:
         assert store.put_tensor(key, value) == -600, value
     assert store.batch_put_tensor([key, key + "2"], [None, torch.ones(2)]) == [-600, 0]
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.strided)
+    for value in (torch.ones(2, device="meta"), nested):
+        assert store.put_tensor(key, value) == -600
+        assert store.batch_put_tensor([key, key + "3"], [value, torch.ones(2)]) == [-600, 0]
     assert store.batch_put_tensor([key], []) == [-600]
     with pytest.raises(TypeError):
         store.batch_put_tensor([key], (torch.ones(2),))

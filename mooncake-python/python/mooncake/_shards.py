@@ -87,7 +87,9 @@ def _tensor_in_memory(value: Any) -> _Tensor | None:
     if not _is_tensor(value):
         return None
     torch = _torch()
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return None
+    if value.is_quantized or value.is_nested or value.is_meta:
         return None
     dtype = DTYPE_CODES.get(str(value.dtype).removeprefix("torch."))
     if dtype is None or value.dim() > 8:

@@ -25,6 +25,14 @@ def parse_size(size: int | str) -> int:
     return int(number) * factor if number.isdigit() else int(float(number) * factor)
 
 
+def port(text: str) -> int:
+    """A port as command lines name it, 0 for any. `ValueError` for what is none."""
+    number = int(text)
+    if not 0 <= number < 1 << 16:
+        raise ValueError(f"a port is a number from 0 to 65535: {text}")
+    return number
+
+
 def parse_switch(value: Any) -> bool:
     """What a word means. `ValueError` for one that is neither true nor false."""
     text = str(value).strip().lower()

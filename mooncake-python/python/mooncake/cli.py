@@ -28,17 +28,29 @@ def bench() -> int:
     return _mooncake.run_bench([os.fspath(part) for part in sys.argv])
 
 
+def _without(script: str, error: ModuleNotFoundError) -> int:
+    """Says which part a script lacks, as its wheel does not ask for it; an exit status."""
+    if error.name != "aiohttp":
+        raise error
+    print(f"{script} needs aiohttp, which is not installed: pip install aiohttp", file=sys.stderr)
+    return 1
+
+
 def http_metadata_server() -> int:
     """`mooncake_http_metadata_server`."""
-    from mooncake.http_metadata_server import main
-
+    try:
+        from mooncake.http_metadata_server import main
+    except ModuleNotFoundError as error:
+        return _without("mooncake_http_metadata_server", error)
     return main()
 
 
 def rest_server() -> int:
     """`mc_store_rest_server`."""
-    from mooncake.mooncake_store_service import main
-
+    try:
+        from mooncake.mooncake_store_service import main
+    except ModuleNotFoundError as error:
+        return _without("mc_store_rest_server", error)
     return main()
 
 
@@ -50,9 +62,17 @@ def topology_dump() -> int:
 
     parser = argparse.ArgumentParser(prog="transfer_engine_topology_dump", description="Which devices are near which memory.")
     parser.add_argument("--device-name", default="", help="RDMA devices to look at, with commas between them")
+    parser.add_argument("--backend", choices=("auto", "te", "tent"), default="auto", help="tent is not built in")
+    parser.add_argument("--use-custom-topo", action="store_true", help="what MC_CUSTOM_TOPO_JSON says, not what is found")
     parser.add_argument("--custom-topo-json", default="", help="a file that says everything")
     arguments = parser.parse_args()
+    if arguments.backend == "tent":
+        parser.error("--backend tent is not built in; take te")
     if arguments.custom_topo_json:
         os.environ["MC_CUSTOM_TOPO_JSON"] = arguments.custom_topo_json
-    print(f"Local topology [te/discover]: {TransferEngine().get_local_topology(arguments.device_name)}")
+    elif not arguments.use_custom_topo:
+        os.environ.pop("MC_CUSTOM_TOPO_JSON", None)
+    custom = os.environ.get("MC_CUSTOM_TOPO_JSON")
+    origin = f"te/custom ({custom})" if custom else "te/discover"
+    print(f"Local topology [{origin}]: {TransferEngine().get_local_topology(arguments.device_name)}")
     return 0

@@ -8,12 +8,14 @@ import logging
 import threading
 from enum import IntEnum
 
-
 from aiohttp import web
+
+from mooncake._sizes import port
 
 _LOG = logging.getLogger(__name__)
 # Longest value, as long as a segment's descriptor may get.
 _MAX_VALUE = 64 << 20
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 class KVPoll(IntEnum):
@@ -114,11 +116,11 @@ class KVBootstrapServer:
 def main(arguments: list[str] | None = None) -> int:
     """`mooncake_http_metadata_server`: serves until it is interrupted."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--port", type=port, default=8080)
     parser.add_argument("--host", default="0.0.0.0")
-    parser.add_argument("--log-level", default="INFO")
+    parser.add_argument("--log-level", type=str.upper, choices=_LEVELS, default="INFO")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=options.log_level.upper())
+    logging.basicConfig(level=options.log_level)
     server = KVBootstrapServer(options.port, options.host)
     try:
         server.run()

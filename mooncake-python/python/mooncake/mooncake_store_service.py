@@ -16,6 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from mooncake import _openapi
+from mooncake._sizes import port
 from mooncake.mooncake_config import MooncakeConfig
 from mooncake.store import MooncakeDistributedStore
 
@@ -51,6 +52,9 @@ def _answered(handler: Callable[[Any, web.Request], Awaitable[web.StreamResponse
             return await handler(self, request)
         except BadRequest as error:
             return _error(str(error), 400)
+        except UnicodeEncodeError:
+            # JSON can name halves of surrogate pairs, which are no text.
+            return _error("Invalid text", 400)
         except (web.HTTPException, asyncio.CancelledError):
             raise
         except Exception as error:
@@ -63,16 +67,16 @@ def _answered(handler: Callable[[Any, web.Request], Awaitable[web.StreamResponse
 async def _body(request: web.Request) -> dict[str, Any]:
     try:
         body = json.loads(await request.read() or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BadRequest("Invalid JSON") from None
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
     return body
 
 
-def _whole(body: dict[str, Any], name: str, default: int | None = None, least: int = 0, most: int | None = None) -> int:
+def _whole(body: dict[str, Any], name: str, default: int | None = None, least: int = 0, most: int = (1 << 64) - 1) -> int:
     value = body.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise BadRequest(f"Invalid {name}")
     return value
 
@@ -167,9 +171,15 @@ class MooncakeStoreService:
         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
         response.content_length = len(view)
         await response.prepare(request)
-        for at in range(0, len(view), _PIECE):
-            await response.write(bytes(view[at : at + _PIECE]))
-        await response.write_eof()
+        if request.method == "HEAD":
+            return response
+        try:
+            for at in range(0, len(view), _PIECE):
+                await response.write(bytes(view[at : at + _PIECE]))
+            await response.write_eof()
+        except ConnectionError:
+            # Nobody is left to answer.
+            _LOG.debug("%s %s: the client went away", request.method, request.path)
         return response
 
     @_answered
@@ -337,8 +347,10 @@ def main(arguments: list[str] | None = None) -> int:
     """`mc_store_rest_server`: serves a store until it is told to stop."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", help="JSON file; by default the environment")
-    parser.add_argument("-D", dest="changes", action="append", default=[], metavar="key=value")
-    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument(
+        "-D", "--define", dest="changes", action="append", default=[], metavar="key=value", help="a setting, over the file's"
+    )
+    parser.add_argument("--port", type=port, default=8080)
     parser.add_argument("--max-wait-time", type=float, default=60, help="seconds to wait for the store")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO)

@@ -1,0 +1,79 @@
+"""Console scripts: what they say of wrong flags, and of what is missing."""
+
+from __future__ import annotations
+
+import builtins
+import subprocess
+import sys
+
+import pytest
+
+from conftest import command
+from mooncake import cli
+
+
+@pytest.fixture
+def topology(tmp_path, monkeypatch, capsys):
+    """Runs `transfer_engine_topology_dump` where the environment names a file; gives what it prints and that file."""
+    file = tmp_path / "topology.json"
+    file.write_text('{"cpu:0": [["of_the_file"], []]}')
+
+    def dump(*flags):
+        monkeypatch.setenv("MC_CUSTOM_TOPO_JSON", str(file))
+        monkeypatch.setattr(sys, "argv", ["transfer_engine_topology_dump", *flags])
+        assert cli.topology_dump() == 0
+        return capsys.readouterr().out
+
+    return dump, file
+
+
+def test_what_is_found_unless_a_file_is_asked_for(topology):
+    dump, file = topology
+    assert "of_the_file" not in dump() and "[te/discover]" in dump()
+    assert "of_the_file" not in dump("--backend", "te")
+    assert "of_the_file" in dump("--use-custom-topo") and f"[te/custom ({file})]" in dump("--use-custom-topo")
+    assert "of_the_file" in dump("--custom-topo-json", str(file))
+
+
+def test_backends_of_the_topology(topology, capsys):
+    dump, _ = topology
+    for backend in ("tent", "nonsense"):
+        with pytest.raises(SystemExit) as ended:
+            dump("--backend", backend)
+        assert ended.value.code == 2 and "--backend" in capsys.readouterr().err
+
+
+def test_wrong_flags_are_named():
+    pytest.importorskip("aiohttp", reason="the servers need aiohttp")
+    for script, *flags in [
+        ("mooncake_http_metadata_server", "--log-level", "nonsense"),
+        ("mooncake_http_metadata_server", "--port", "65536"),
+        ("mc_store_rest_server", "--port", "65536"),
+        ("mc_store_rest_server", "--port", "-1"),
+    ]:
+        ended = subprocess.run([command(script), *flags], capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 2 and flags[0] in ended.stderr and "Traceback" not in ended.stderr, ended.stderr
+
+
+def test_define_is_the_long_name(capsys):
+    pytest.importorskip("aiohttp", reason="the servers need aiohttp")
+    from mooncake.mooncake_store_service import main
+
+    assert main(["--define", "local_hostname=a", "-Dmetadata_server=b"]) == 2
+    assert "Missing required config field: master_server_address" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("script", ["http_metadata_server", "rest_server"])
+def test_a_missing_aiohttp_is_named(script, monkeypatch, capsys):
+    for name in ("mooncake.http_metadata_server", "mooncake.mooncake_store_service"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    importing = builtins.__import__
+
+    def without(name, *rest):
+        if name.partition(".")[0] == "aiohttp":
+            raise ModuleNotFoundError("No module named 'aiohttp'", name="aiohttp")
+        return importing(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert getattr(cli, script)() == 1
+    assert "pip install aiohttp" in capsys.readouterr().err
