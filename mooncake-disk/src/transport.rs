@@ -212,7 +212,7 @@ unsafe impl Transport for DiskTransport {
         if access == Access::Local {
             return Ok(Registration { _listed: None });
         }
-        let pages = shared_pages(span).ok_or_else(|| {
+        let pages = shared_pages(span).filter(|_| !span.read_only).ok_or_else(|| {
             Error::invalid(format!(
                 "{} bytes at {:#x} show no file; a disk can be opened to peers, memory cannot",
                 span.len,
@@ -295,7 +295,7 @@ impl DiskTransport {
                     continue;
                 }
             };
-            let local = MemorySpan { ptr, len, location: op.local().location };
+            let local = MemorySpan { ptr, len, ..op.local() };
             let (queue, opcode, used) = (self.queue.clone(), op.opcode(), used.clone());
             let job = Job { queue, key, opcode, used, start: from, local, claim: None };
             if let Some(job) = job.file().clone().admit(job) {

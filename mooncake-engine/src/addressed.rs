@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mooncake_core::memory::{MemorySource, MemorySpan, device_driver};
+use mooncake_core::memory::{Mapped, MemorySource, MemorySpan, device_driver, mapped};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::engine::EngineCode;
 use mooncake_transport::{Region, Slice, SliceMut};
@@ -78,13 +78,14 @@ impl Drop for Foreign {
     }
 }
 
-/// Memory at an address that the caller vouches for, a device's too, and the sign that nobody uses it any more.
+/// Memory at an address that the caller vouches for, a device's too, and the sign that nobody uses it any more. Memory that the kernel lets
+/// this process only read (a file mapped so) is for writing from; what would fill it is refused, peers too.
 ///
 /// # Errors
 /// `INVALID_PARAMS` for what is no memory of this process, as far as the kernel can be asked.
 ///
 /// # Safety
-/// Until the sign is set the bytes stay allocated, readable and writable, and the caller expects them to be read and written at any time by
+/// Until the sign is set the bytes stay allocated, and readable and writable if they were, and the caller expects them to be read and written at any time by
 /// whatever names them by their address.
 pub unsafe fn foreign(address: u64, len: usize) -> Result<(Arc<dyn MemorySource>, Arc<Gone>)> {
     let ptr = usize::try_from(address)
@@ -96,30 +97,19 @@ pub unsafe fn foreign(address: u64, len: usize) -> Result<(Arc<dyn MemorySource>
     }
     let span = MemorySpan::new(ptr, len).located();
     let all = |device: MemorySpan| device.contains(address, len as u64);
-    let is_there = match device_driver().filter(|_| span.location.is_device()) {
-        Some(driver) => driver.allocation(address).is_some_and(all),
-        None => is_mapped(address, len),
+    let rights = match device_driver().filter(|_| span.location.is_device()) {
+        Some(driver) if driver.allocation(address).is_some_and(all) => Mapped::Writable,
+        Some(_) => Mapped::Not,
+        None => mapped(address, len),
     };
-    if !is_there {
+    if rights == Mapped::Not {
         return Err(Error::invalid(format!(
-            "{len} bytes at {address:#x} are not all mapped in this process"
+            "{len} bytes at {address:#x} are not all mapped in this process, or may not be read"
         )));
     }
+    let span = MemorySpan { read_only: rights == Mapped::ReadOnly, ..span };
     let gone = Arc::new(Gone::default());
     Ok((Arc::new(Foreign { span, gone: gone.clone() }), gone))
-}
-
-/// Whether every page of a range is mapped, as far as the kernel can be asked; device memory mapped into the address space is.
-fn is_mapped(address: u64, len: usize) -> bool {
-    // SAFETY: a query without arguments that point anywhere.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    let Ok(page) = u64::try_from(page) else { return true };
-    let start = address & !(page - 1);
-    let Ok(len) = usize::try_from((address - start) + len as u64) else { return false };
-    let start = std::ptr::with_exposed_provenance_mut(start as usize);
-    // SAFETY: the kernel looks the range up; flags that ask for nothing change nothing.
-    let rc = unsafe { libc::msync(start, len, libc::MS_ASYNC) };
-    rc == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ENOMEM)
 }
 
 /// Registered memory that calls may name by address.
@@ -206,7 +196,7 @@ impl Regions {
     /// A range to read into.
     ///
     /// # Errors
-    /// As [`slice`](Self::slice).
+    /// As [`slice`](Self::slice), and `INVALID_PARAMS` for memory that can only be read.
     pub fn slice_mut(&self, address: u64, len: usize) -> Result<SliceMut<TransportSet>> {
         self.with(address, len, |region, range| {
             // SAFETY: the memory is the program's, which has it written by one call at a time, or gets a mixture of both.

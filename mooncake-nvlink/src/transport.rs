@@ -201,7 +201,7 @@ unsafe impl Transport for NvlinkTransport {
         }
         let span = span.located();
         let (seat, listed) = match (access, span.location) {
-            (Access::Remote, Location::Cuda(number)) => self.open(number, span)?,
+            (Access::Remote, Location::Cuda(number)) if !span.read_only => self.open(number, span)?,
             _ => (None, None),
         };
         Ok(Registration { location: span.location, _listed: listed, seat })

@@ -589,5 +589,5 @@ fn copy_out(from: &Slice<Wire>, to: MemorySpan) -> Result<()> {
 fn registered(address: u64, len: usize, location: Location) -> Result<MemorySpan> {
     let start = NonNull::new(std::ptr::with_exposed_provenance_mut(address as usize));
     let ptr = start.ok_or_else(|| Error::internal("the null pointer is registered"))?;
-    Ok(MemorySpan { ptr, len, location })
+    Ok(MemorySpan { location, ..MemorySpan::new(ptr, len) })
 }

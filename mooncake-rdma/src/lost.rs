@@ -20,7 +20,7 @@ use crate::node::Node;
 use crate::peer::About;
 use crate::registration::Registration;
 use crate::verbs::fake::{Fake, Registration as Asked};
-use crate::verbs::{Domain, held};
+use crate::verbs::{Domain, MemoryRegion, Rights, held};
 use crate::{RdmaConfig, RdmaPeer, RdmaTransport};
 
 const LEN: usize = 64 << 10;
@@ -434,15 +434,21 @@ fn devices_register_memory_at_the_same_time() {
 }
 
 #[test]
-fn devices_write_in_order_when_told_to() {
+fn devices_are_given_the_rights_that_were_asked_for() {
     let fake = Fake::new();
     let device = crate::verbs::Device::open("fake0").unwrap();
     let domain = Domain::new(&device).unwrap();
     let memory = HostMemory::new(4096).unwrap();
-    for (relaxed, access) in [(true, REMOTE | RELAXED), (false, REMOTE)] {
+    let rights = |remote, write, relaxed| Rights { remote, write, relaxed };
+    for (rights, access) in [
+        (rights(true, true, true), REMOTE | RELAXED),
+        (rights(true, true, false), REMOTE),
+        (rights(false, true, false), 1),
+        (rights(true, false, false), 4),
+        (rights(false, false, false), 0),
+    ] {
         // SAFETY: `memory` outlives the region.
-        let region =
-            unsafe { crate::verbs::MemoryRegion::register(&domain, memory.span().ptr, 4096, true, relaxed) };
+        let region = unsafe { MemoryRegion::register(&domain, memory.span().ptr, 4096, rights) };
         drop(region.unwrap());
         assert_eq!(fake.state().registered.last().unwrap().access, access);
     }

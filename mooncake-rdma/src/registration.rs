@@ -10,7 +10,7 @@ use mooncake_transport::{Access, BufferDesc};
 use serde_json::Value;
 
 use crate::topology;
-use crate::verbs::{Domain, MemoryRegion};
+use crate::verbs::{Domain, MemoryRegion, Rights};
 
 /// Parts begin on pages.
 const PAGE: u64 = 4096;
@@ -92,7 +92,7 @@ impl Registration {
         if span.len == 0 || span.addr().checked_add(span.len as u64).is_none() {
             return Err(Error::invalid(format!("cannot register {} bytes at {:#x}", span.len, span.addr())));
         }
-        let remote = access == Access::Remote;
+        let rights = Rights { remote: access == Access::Remote, write: !span.read_only, relaxed };
         let parts = Parts::new(span.addr(), span.len as u64, longest);
         let buffer = dma_buf(span);
         let one = |domain: &Arc<Domain>| -> Result<Vec<MemoryRegion>> {
@@ -104,8 +104,8 @@ impl Registration {
                 unsafe {
                     let part = MemorySpan { ptr: ptr.add(offset as usize), len: len as usize, ..span };
                     match &buffer {
-                        Some(buffer) => of_buffer(domain, part, (buffer, offset), remote, relaxed),
-                        None => MemoryRegion::register(domain, part.ptr, part.len, remote, relaxed),
+                        Some(buffer) => of_buffer(domain, part, (buffer, offset), rights),
+                        None => MemoryRegion::register(domain, part.ptr, part.len, rights),
                     }
                 }
             };
@@ -162,17 +162,16 @@ unsafe fn of_buffer(
     domain: &Arc<Domain>,
     part: MemorySpan,
     (buffer, offset): (&DmaBuf, u64),
-    remote: bool,
-    relaxed: bool,
+    rights: Rights,
 ) -> Result<MemoryRegion> {
     let (fd, offset) = (buffer.as_fd(), buffer.offset() + offset);
     // SAFETY: passed on; the descriptor is that of the buffer with these bytes.
     let by_buffer =
-        unsafe { MemoryRegion::register_dmabuf(domain, fd, offset, part.len, part.addr(), remote, relaxed) };
+        unsafe { MemoryRegion::register_dmabuf(domain, fd, offset, part.len, part.addr(), rights) };
     match by_buffer {
         Err(error) if error.code() == ErrorCode::NotSupported => {
             // SAFETY: passed on.
-            unsafe { MemoryRegion::register(domain, part.ptr, part.len, remote, relaxed) }
+            unsafe { MemoryRegion::register(domain, part.ptr, part.len, rights) }
                 .map_err(|plain| error.context(format!("{plain}; and")))
         }
         registered => registered,

@@ -176,7 +176,7 @@ unsafe impl Transport for ShmTransport {
         if span.len == 0 || span.addr().checked_add(span.len as u64).is_none() {
             return Err(Error::invalid(format!("cannot register {} bytes at {:#x}", span.len, span.addr())));
         }
-        let pages = if access == Access::Remote { shared_pages(span) } else { None };
+        let pages = if access == Access::Remote && !span.read_only { shared_pages(span) } else { None };
         Ok(Registration::new(pages.and_then(|pages| self.owner.open(span, Pages(pages)))))
     }
 

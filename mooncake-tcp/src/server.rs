@@ -246,7 +246,9 @@ impl Session {
     /// Serves every request whose header is here; when it returns, every answer is sent.
     async fn serve_waiting(&mut self) -> Result<(), End> {
         while let Some(request) = self.inbox.next_request() {
-            let Some(range) = self.view.find(request.addr, request.len) else {
+            let writes = request.direction == Direction::Write;
+            let found = self.view.find(request.addr, request.len);
+            let Some(range) = found.filter(|range| !(writes && range.is_read_only())) else {
                 self.flush().await?;
                 return Err(End::Refused(request));
             };

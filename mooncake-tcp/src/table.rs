@@ -99,6 +99,11 @@ impl Range {
         self.len
     }
 
+    /// Whether it is memory that nobody can write.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.region.span.read_only
+    }
+
     /// Whether it is memory that the processor cannot touch.
     pub(crate) fn is_device(&self) -> bool {
         self.region.span.location.is_device()

@@ -34,7 +34,7 @@ impl ExposedMemory {
     /// Opens a span to peers. `Invalid` when it is empty, or overlaps one that is there.
     ///
     /// # Safety
-    /// The bytes stay allocated, readable and writable until the result has been dropped.
+    /// The bytes stay allocated, readable and (unless the span says read-only) writable until the result has been dropped.
     pub unsafe fn expose(self: &Arc<Self>, span: MemorySpan) -> Result<Exposure> {
         let (addr, len) = (span.addr(), span.len as u64);
         let mut spans = self.spans.write();
@@ -55,7 +55,7 @@ impl ExposedMemory {
         unsafe { self.copy_out(addr, to) }
     }
 
-    /// Copies bytes in. Errors as of [`read`](Self::read).
+    /// Copies bytes in. Errors as of [`read`](Self::read), and `Invalid` for memory that can only be read.
     pub fn write(&self, addr: u64, from: &[u8]) -> Result<()> {
         let from = MemorySpan::new(NonNull::from(from).cast(), from.len());
         // SAFETY: it is only read.
@@ -76,8 +76,13 @@ impl ExposedMemory {
     /// # Safety
     /// During the call `from` stays allocated and is written by nobody, but for peers.
     pub unsafe fn copy_in(&self, addr: u64, from: MemorySpan) -> Result<()> {
-        // SAFETY: as above.
-        self.with(addr, from.len as u64, |to| unsafe { copy(from, to) })?
+        self.with(addr, from.len as u64, |to| {
+            if to.read_only {
+                return Err(Error::invalid(format!("{} bytes at {addr:#x} can only be read", from.len)));
+            }
+            // SAFETY: as above.
+            unsafe { copy(from, to) }
+        })?
     }
 
     /// Checks a range, then runs `f` on it while no registration can go away. Keep it short, and do not come

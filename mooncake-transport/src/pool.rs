@@ -230,7 +230,7 @@ impl<T: Transport> PoolBuf<T> {
         // Both fit, as the extent lies inside the span.
         let (offset, len) = (self.extent.offset as usize, self.extent.len as usize);
         // SAFETY: the allocator manages exactly the span, and live extents lie inside.
-        MemorySpan { ptr: unsafe { span.ptr.add(offset) }, len, location: span.location }
+        MemorySpan { ptr: unsafe { span.ptr.add(offset) }, len, ..span }
     }
 
     fn give_back(&mut self) -> bool {

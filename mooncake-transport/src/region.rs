@@ -98,25 +98,33 @@ impl<T: Transport> Region<T> {
         Ok(Slice { inner: self.inner.clone(), span })
     }
 
-    /// The whole region as the one exclusive range of it; the handle comes back when there are others, or slices.
+    /// The whole region as the one exclusive range of it; the handle comes back when there are others, or slices, and when the memory can
+    /// only be read.
     pub fn exclusive(mut self) -> std::result::Result<SliceMut<T>, Self> {
         match Arc::get_mut(&mut self.inner) {
-            Some(inner) => {
+            Some(inner) if !inner.span.read_only => {
                 let span = inner.span;
                 Ok(SliceMut { inner: self.inner, span })
             }
-            None => Err(self),
+            _ => Err(self),
         }
     }
 
     /// An exclusive range beside other users of the region, for callers who divide it up themselves (an allocator does).
-    /// `Invalid` when it is empty or not inside.
+    /// `Invalid` when it is empty or not inside, and for memory that can only be read.
     ///
     /// # Safety
     /// While the result lives, no other exclusive range and no slice that is used shares a byte with it.
     #[allow(unsafe_code)]
     pub unsafe fn slice_mut_unchecked(&self, range: Range<usize>) -> Result<SliceMut<T>> {
         let span = sub_span(self.inner.span, range)?;
+        if span.read_only {
+            return Err(Error::invalid(format!(
+                "{} bytes at {:#x} cannot be filled: their memory can only be read",
+                span.len,
+                span.addr()
+            )));
+        }
         Ok(SliceMut { inner: self.inner.clone(), span })
     }
 }
@@ -167,11 +175,12 @@ impl<T: Transport> Slice<T> {
         copy_out(self.span, offset, bytes)
     }
 
-    /// The exclusive form of the same range; the slice comes back when the region has other handles or slices.
+    /// The exclusive form of the same range; the slice comes back when the region has other handles or slices, and when its memory can only
+    /// be read.
     pub fn exclusive(mut self) -> std::result::Result<SliceMut<T>, Self> {
         match Arc::get_mut(&mut self.inner) {
-            Some(_) => Ok(SliceMut { inner: self.inner, span: self.span }),
-            None => Err(self),
+            Some(_) if !self.span.read_only => Ok(SliceMut { inner: self.inner, span: self.span }),
+            _ => Err(self),
         }
     }
 }
@@ -349,7 +358,7 @@ impl BorrowedMemory {
     /// Memory at `span`.
     ///
     /// # Safety
-    /// Until the value (and every region over it) is dropped, the bytes stay allocated, readable and writable, and the owner
+    /// Until the value (and every region over it) is dropped, the bytes stay allocated, readable and (unless the span says read-only) writable, and the owner
     /// touches them only as other holders of a region's ranges may: not while a read into them is under way, not
     /// writing while they are written from.
     #[allow(unsafe_code)]
@@ -381,7 +390,7 @@ fn sub_span(span: MemorySpan, range: Range<usize>) -> Result<MemorySpan> {
     }
     // SAFETY: `start < end <= len`, so the result is inside the same allocation.
     let ptr = unsafe { span.ptr.add(range.start) };
-    Ok(MemorySpan { ptr, len: range.end - range.start, location: span.location })
+    Ok(MemorySpan { ptr, len: range.end - range.start, ..span })
 }
 
 /// The part of a span that a copy of so many bytes is about; none when it is about no bytes.

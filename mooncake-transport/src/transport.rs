@@ -201,6 +201,7 @@ impl<R> Copy for Op<'_, R> {}
 /// - Completed means applied: a completed write can be read back by anybody at once.
 /// - A remote range must be non-empty and lie in one registration with [`Access::Remote`]; one that is empty, overflows,
 ///   lies outside or crosses two registrations fails with kind `Invalid`, and no byte changes on either side.
+/// - So does a write to memory that can only be read ([`MemorySpan::read_only`]).
 /// - Addresses are checked at each operation: once the registration is dropped, they are refused.
 /// - Dropping a registration returns when no operation of a peer touches its memory any more.
 /// - Once an operation's share of the completion is finished, its local bytes are never touched again.

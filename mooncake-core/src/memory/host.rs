@@ -69,7 +69,7 @@ unsafe impl Sync for HostMemory {}
 // SAFETY: the mapping stays where it is until `drop` unmaps it; no reference to its bytes is ever made here.
 unsafe impl MemorySource for HostMemory {
     fn span(&self) -> MemorySpan {
-        MemorySpan { ptr: self.ptr, len: self.len, location: self.location }
+        MemorySpan { location: self.location, ..MemorySpan::new(self.ptr, self.len) }
     }
 }
 
@@ -104,7 +104,7 @@ impl HostMemory {
             memory.bind(node)?;
         }
         if let Some(file) = file {
-            let whole = MemorySpan { ptr, len: mapped, location: memory.location };
+            let whole = MemorySpan { location: memory.location, ..MemorySpan::new(ptr, mapped) };
             // SAFETY: mapped just now from the start of that file; `drop` takes it off the list before the mapping goes.
             memory.shared = Some(unsafe { SharedMapping::new(whole, file, 0) }?);
         }
@@ -137,7 +137,7 @@ impl HostMemory {
     /// are multiples of the file's page size.
     pub fn map_listed(file: File, offset: u64, len: usize) -> Result<Self> {
         let mut memory = Self::map_file(&file, offset, len)?;
-        let whole = MemorySpan { ptr: memory.ptr, len: memory.mapped, location: memory.location };
+        let whole = MemorySpan { location: memory.location, ..MemorySpan::new(memory.ptr, memory.mapped) };
         // SAFETY: mapped just now from that place of the file; `drop` takes it off the list before the mapping goes.
         memory.shared = Some(unsafe { SharedMapping::new(whole, file.into(), offset) }?);
         Ok(memory)
@@ -221,7 +221,7 @@ impl HostMemory {
         let mut memory = self.moved_to(ptr);
         // SAFETY: the mapping just made; advice changes no contents. Failure costs only speed.
         unsafe { libc::madvise(ptr.as_ptr().cast(), memory.mapped, libc::MADV_HUGEPAGE) };
-        let whole = MemorySpan { ptr, len: memory.mapped, location: memory.location };
+        let whole = MemorySpan { location: memory.location, ..MemorySpan::new(ptr, memory.mapped) };
         // SAFETY: as in `with`.
         memory.shared = Some(unsafe { SharedMapping::new(whole, file, 0) }?);
         Ok(memory)

@@ -9,6 +9,7 @@ mod device;
 mod dma_buf;
 #[allow(unsafe_code)]
 mod host;
+mod mapped;
 #[allow(unsafe_code)]
 mod shared;
 
@@ -21,6 +22,7 @@ pub use device::{
 };
 pub use dma_buf::{DmaBuf, ListedDmaBuf, dma_buf};
 pub use host::{AddressHole, HostMemory, HostMemoryOptions, HugePages, lock_alone};
+pub use mapped::{Mapped, mapped};
 pub use shared::{SharedMapping, SharedPages, shared_pages};
 
 /// Which memory a span lies in; the text is the one of the segment descriptors (`cpu:0`, `cuda:1`, `*`).
@@ -46,7 +48,7 @@ impl fmt::Display for Location {
     }
 }
 
-/// Where bytes are. Says nothing about who may touch them.
+/// Where bytes are, and whether they can be written at all. Says nothing about who may touch them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemorySpan {
     /// First byte.
@@ -55,6 +57,8 @@ pub struct MemorySpan {
     pub len: usize,
     /// On which device.
     pub location: Location,
+    /// Writing to it would end the process ([`Mapped::ReadOnly`]): wires read it and refuse to write it, for peers too.
+    pub read_only: bool,
 }
 
 // SAFETY: a span is an address and a length; using it is what needs care, and that is `unsafe` everywhere.
@@ -65,9 +69,9 @@ unsafe impl Send for MemorySpan {}
 unsafe impl Sync for MemorySpan {}
 
 impl MemorySpan {
-    /// A span of host memory.
+    /// A span of host memory that can be written.
     pub fn new(ptr: NonNull<u8>, len: usize) -> Self {
-        Self { ptr, len, location: Location::Any }
+        Self { ptr, len, location: Location::Any, read_only: false }
     }
 
     /// The first byte's address as peers see it.
@@ -85,8 +89,8 @@ impl MemorySpan {
 /// Owner of memory that wires may touch.
 ///
 /// # Safety
-/// `span` returns the same span every time, and its bytes stay allocated, readable and writable at that address until
-/// the value is dropped, even when the value itself is moved (so hold a `NonNull`, not a `Box`). No Rust
+/// `span` returns the same span every time, and its bytes stay allocated, readable and (unless it says read-only) writable at that address
+/// until the value is dropped, even when the value itself is moved (so hold a `NonNull`, not a `Box`). No Rust
 /// reference to the bytes exists while a wire may write them.
 #[allow(unsafe_code)]
 pub unsafe trait MemorySource: Send + Sync + 'static {

@@ -109,7 +109,7 @@ impl TestDevice {
     /// No memory left.
     pub fn memory(&self, len: usize) -> Result<TestDeviceMemory> {
         let bytes = HostMemory::new(len)?;
-        let span = MemorySpan { ptr: closed(len)?, len, location: self.location() };
+        let span = MemorySpan { location: self.location(), ..MemorySpan::new(closed(len)?, len) };
         let allocation =
             Arc::new(Allocation { span, bytes, device: self.device.clone(), copies: AtomicU64::new(0) });
         self.driver.allocations.write().insert(span.addr(), allocation.clone());

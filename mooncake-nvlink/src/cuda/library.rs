@@ -262,7 +262,7 @@ impl Cuda {
             usize::try_from(about.start).ok()?,
         ))?;
         let location = Location::Cuda(u32::try_from(about.device).ok()?);
-        Some(MemorySpan { ptr, len: about.size, location })
+        Some(MemorySpan { location, ..MemorySpan::new(ptr, about.size) })
     }
 
     /// Whether the driver knows an address at all, as memory of a device's or as page-locked memory of the host's.

@@ -458,5 +458,5 @@ fn some(len: usize) -> Result<usize> {
 fn span(at: u64, len: usize, location: Location) -> Result<MemorySpan> {
     let ptr = usize::try_from(at).ok().and_then(|at| NonNull::new(with_exposed_provenance_mut(at)));
     let ptr = ptr.ok_or_else(|| Error::internal("a device's memory at no address"))?;
-    Ok(MemorySpan { ptr, len, location })
+    Ok(MemorySpan { location, ..MemorySpan::new(ptr, len) })
 }

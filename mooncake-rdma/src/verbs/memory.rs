@@ -63,9 +63,31 @@ unsafe impl Send for MemoryRegion {}
 // SAFETY: as above.
 unsafe impl Sync for MemoryRegion {}
 
+/// What a device may do with memory, for whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rights {
+    /// Peers may do it too.
+    pub remote: bool,
+    /// It may write. The kernel refuses that for memory that the process can only read.
+    pub write: bool,
+    /// It may write in any order, where the library knows how to ask for that.
+    pub relaxed: bool,
+}
+
+impl Rights {
+    fn flags(self) -> u32 {
+        let Self { remote, write, .. } = self;
+        let given = [
+            (write, ffi::ACCESS_LOCAL_WRITE),
+            (remote, ffi::ACCESS_REMOTE_READ),
+            (remote && write, ffi::ACCESS_REMOTE_WRITE),
+        ];
+        given.iter().filter(|(yes, _)| *yes).fold(0, |flags, (_, flag)| flags | flag)
+    }
+}
+
 impl MemoryRegion {
-    /// Registers `len` bytes for local use, and for peers too when `remote` says so. `relaxed` lets the device write in any
-    /// order where the library knows how to ask for that.
+    /// Registers `len` bytes.
     ///
     /// # Safety
     /// The bytes stay allocated until the region has been dropped, and nobody counts on what is in them while the device may write.
@@ -73,12 +95,11 @@ impl MemoryRegion {
         domain: &Arc<Domain>,
         start: NonNull<u8>,
         len: usize,
-        remote: bool,
-        relaxed: bool,
+        rights: Rights,
     ) -> Result<Self> {
         let calls = domain.device.calls;
-        let (at, flags) = (start.as_ptr().cast(), access(remote));
-        let raw = match calls.reg_mr_iova2.filter(|_| relaxed) {
+        let (at, flags) = (start.as_ptr().cast(), rights.flags());
+        let raw = match calls.reg_mr_iova2.filter(|_| rights.relaxed) {
             // SAFETY: the caller keeps the bytes; the device refuses what it cannot map.
             Some(register) => unsafe {
                 register(
@@ -106,8 +127,7 @@ impl MemoryRegion {
         offset: u64,
         len: usize,
         address: u64,
-        remote: bool,
-        relaxed: bool,
+        rights: Rights,
     ) -> Result<Self> {
         let cannot = |why: &str| Error::new(ErrorCode::NotSupported, format!("memory of a dma-buf: {why}"));
         let register = domain
@@ -115,8 +135,8 @@ impl MemoryRegion {
             .calls
             .reg_dmabuf_mr
             .ok_or_else(|| cannot("this libibverbs is older than version 34 of rdma-core"))?;
-        let relaxed = if relaxed { ffi::ACCESS_RELAXED_ORDERING } else { 0 };
-        let flags = (access(remote) | relaxed).cast_signed();
+        let relaxed = if rights.relaxed { ffi::ACCESS_RELAXED_ORDERING } else { 0 };
+        let flags = (rights.flags() | relaxed).cast_signed();
         // SAFETY: the caller keeps the memory; the descriptor is open during the call, and the kernel holds it thereafter.
         let raw = unsafe { register(domain.raw.as_ptr(), offset, len, address, fd.as_raw_fd(), flags) };
         if raw.is_null() && std::io::Error::last_os_error().raw_os_error() == Some(libc::EOPNOTSUPP) {
@@ -150,13 +170,6 @@ impl MemoryRegion {
     pub fn remote_key(&self) -> u32 {
         // SAFETY: as above.
         unsafe { (*self.raw.as_ptr()).rkey }
-    }
-}
-
-fn access(remote: bool) -> u32 {
-    match remote {
-        true => ffi::ACCESS_LOCAL_WRITE | ffi::ACCESS_REMOTE_WRITE | ffi::ACCESS_REMOTE_READ,
-        false => ffi::ACCESS_LOCAL_WRITE,
     }
 }
 

@@ -32,11 +32,11 @@
 //! ```
 //!
 //! ```compile_fail,E0133
-//! # use mooncake_rdma::verbs::{Domain, MemoryRegion};
+//! # use mooncake_rdma::verbs::{Domain, MemoryRegion, Rights};
 //! # use std::sync::Arc;
 //! fn register(domain: &Arc<Domain>, bytes: &mut [u8]) -> MemoryRegion {
 //!     let start = std::ptr::NonNull::from(&mut *bytes).cast();
-//!     MemoryRegion::register(domain, start, bytes.len(), true, false).unwrap()
+//!     MemoryRegion::register(domain, start, bytes.len(), Rights { remote: true, write: true, relaxed: false }).unwrap()
 //! }
 //! ```
 //!
@@ -61,7 +61,7 @@ mod pair;
 mod queue;
 
 pub use device::{Device, DeviceLimits, Event, Gid, GidKind, Port, device_names};
-pub use memory::{Domain, MemoryRegion};
+pub use memory::{Domain, MemoryRegion, Rights};
 pub(crate) use pair::MAX_RETRIES;
 pub use pair::{Path, Posting, QueuePair, QueueSizes, Request, Timing};
 pub use queue::{Batch, Completed, CompletionQueue, Status};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, HugePages, ListedDmaBuf, MemorySource};
 use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_rdma::RdmaConfig;
-use mooncake_rdma::verbs::{Device, Domain, MemoryRegion};
+use mooncake_rdma::verbs::{Device, Domain, MemoryRegion, Rights};
 use mooncake_transport::transfer::{self, Transfer};
 use mooncake_transport::{Access, Region, Transport};
 
@@ -148,9 +148,10 @@ fn a_driver_without_dma_bufs_says_so() {
     let memory = HostMemory::with(MIB, &options).unwrap();
     let span = memory.span();
     let file = memory.fd().unwrap().try_clone_to_owned().unwrap();
+    let rights = Rights { remote: true, write: true, relaxed: true };
     // SAFETY: nothing is registered.
     let refused =
-        unsafe { MemoryRegion::register_dmabuf(&domain, file.as_fd(), 0, MIB, span.addr(), true, true) };
+        unsafe { MemoryRegion::register_dmabuf(&domain, file.as_fd(), 0, MIB, span.addr(), rights) };
     let error = refused.unwrap_err();
     assert_eq!(error.code(), ErrorCode::NotSupported, "{error}");
     assert!(error.to_string().contains("driver cannot"), "{error}");

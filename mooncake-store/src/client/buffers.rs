@@ -49,7 +49,7 @@ unsafe impl<T: Transport> Source<T> for Outgoing<T> {
                 let whole = part.buffer.local();
                 // SAFETY: `start <= end <= len` of the buffer.
                 let ptr = unsafe { whole.span.ptr.add(part.range.start) };
-                let span = MemorySpan { ptr, len: part.range.len(), location: whole.span.location };
+                let span = MemorySpan { ptr, len: part.range.len(), ..whole.span };
                 Local { registration: whole.registration, span }
             }
         }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use mooncake_core::ErrorKind;
 
 use super::Fixture;
-use super::world::{World, bytes_of, describe, kind, pattern, patterned};
+use super::world::{Part, World, bytes_of, describe, kind, pattern, patterned};
 use crate::region::{Local, Region, Slice, SliceMut, Source};
 use crate::transfer::{self, Transfer};
 use crate::transport::{Access, Transport};
@@ -100,7 +100,7 @@ pub fn ranges_across_registrations_are_refused<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
     let memory = world.fixture.memory(8192);
     let part = |from| -> Region<F::T> {
-        let half = super::world::Part::new(memory.clone(), from, 4096);
+        let half = Part::new(memory.clone(), from, 4096);
         Region::register(&*world.owner, Arc::new(half), Access::Remote).expect("neighbours do not overlap")
     };
     let (left, right) = (part(0), part(4096));
@@ -129,6 +129,34 @@ pub fn local_memory_is_closed_to_peers<F: Fixture>(fixture: &mut F) {
     let (result, _) = world.write(&peer, closed.addr(), world.local(64, 2));
     assert_eq!(kind(result), ErrorKind::Invalid, "a write to memory that is not open to peers");
     assert_eq!(bytes_of(&closed), patterned(5, 4096));
+}
+
+/// "So does a write to memory that can only be read": of a peer's, and into a range of one's own. A wire may keep peers from reading it too.
+pub fn read_only_memory_is_not_written<F: Fixture>(fixture: &mut F) {
+    let world = World::new(fixture);
+    let (keeper, filled) = (world.open(64, 9), world.open(4096, 1));
+    let memory = Arc::new(Part::read_only(filled.memory().clone()));
+    drop(filled);
+    let Ok(closed) = Region::register(&*world.owner, memory.clone(), Access::Remote) else { return };
+    let closed = closed.exclusive().expect_err("nobody fills it");
+    #[allow(unsafe_code)]
+    // SAFETY: no other range of it is in use.
+    let range = unsafe { closed.slice_mut_unchecked(0..64) };
+    assert_eq!(kind(range.map(|_| ())), ErrorKind::Invalid, "nor a part of it");
+    let peer = world.connect(&[&keeper, &closed]);
+    let (result, _) = world.write(&peer, closed.addr() + 64, world.local(64, 2));
+    assert_eq!(kind(result), ErrorKind::Invalid, "a write to memory that can only be read");
+    assert_eq!(bytes_of(&closed), patterned(1, 4096));
+    let peer = world.connect(&[&keeper, &closed]);
+    let (result, into) = world.read(&peer, closed.addr() + 64, world.local(64, 2));
+    match result {
+        Ok(()) => assert!(shows(&into, |i| pattern(1, 64 + i)), "it can be read"),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Invalid, "{error}"),
+    }
+    let from = Region::register(&*world.user, memory, Access::Local).expect("to write from").slice(0..64);
+    let (result, _) = world.write(&peer, keeper.addr(), from.expect("in range"));
+    result.expect("it can be written from");
+    assert_eq!(bytes_of(&keeper), patterned(1, 64));
 }
 
 /// "Addresses are checked at each operation: once the registration is dropped, they are refused." A way that was used before

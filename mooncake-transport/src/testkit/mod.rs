@@ -74,6 +74,7 @@ macro_rules! transport_conformance {
             refused_ranges_change_nothing
             ranges_across_registrations_are_refused
             local_memory_is_closed_to_peers
+            read_only_memory_is_not_written
             dropped_registration_is_refused
             one_completion_for_many_operations
             operations_fail_one_by_one

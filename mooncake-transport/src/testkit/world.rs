@@ -202,12 +202,18 @@ pub(super) struct Part {
     memory: Arc<dyn MemorySource>,
     from: usize,
     len: usize,
+    read_only: bool,
 }
 
 impl Part {
     pub(super) fn new(memory: Arc<dyn MemorySource>, from: usize, len: usize) -> Self {
         assert!(len != 0 && from + len <= memory.span().len);
-        Self { memory, from, len }
+        Self { memory, from, len, read_only: false }
+    }
+
+    /// All of some memory, as what can only be read.
+    pub(super) fn read_only(memory: Arc<dyn MemorySource>) -> Self {
+        Self { from: 0, len: memory.span().len, memory, read_only: true }
     }
 }
 
@@ -217,6 +223,7 @@ unsafe impl MemorySource for Part {
     fn span(&self) -> MemorySpan {
         let whole = self.memory.span();
         // SAFETY: in range, as `new` checked.
-        MemorySpan { ptr: unsafe { whole.ptr.add(self.from) }, len: self.len, ..whole }
+        let ptr = unsafe { whole.ptr.add(self.from) };
+        MemorySpan { ptr, len: self.len, read_only: self.read_only, ..whole }
     }
 }
