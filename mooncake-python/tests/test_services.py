@@ -36,7 +36,7 @@ def ask(method, url, body=None):
 
 
 @pytest.fixture
-def rest(master):
+def rest(master, tmp_path):
     port = free_port()
     settings = [
         "local_hostname=127.0.0.1",
@@ -47,7 +47,8 @@ def rest(master):
     ]
     script = str(Path(sys.executable).parent / "mc_store_rest_server")
     flags = [part for setting in settings for part in ("-D", setting)]
-    process = subprocess.Popen([script, "--port", str(port), *flags])
+    more = ["--host", "127.0.0.1", "--folder", str(tmp_path / "opened")]
+    process = subprocess.Popen([script, "--port", str(port), *more, *flags])
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and process.poll() is None:
         try:
@@ -105,7 +106,7 @@ def test_rest_segments(rest, tmp_path):
         decode = {"mode": "decode", "path": str(shared), "size": 1 << 19}
         first = json.loads(ask("POST", f"{rest}/api/reconfigure", decode)[1])
         assert first["mode"] == "decode"
-        status, body = ask("POST", f"{rest}/api/reconfigure", {**decode, "path": "/nonexistent"})
+        status, body = ask("POST", f"{rest}/api/reconfigure", {**decode, "path": "/dev/shm/nonexistent"})
         assert status == 500 and json.loads(body)["mode"] == "decode"
         assert ask("POST", f"{rest}/api/reconfigure", {**decode, "offset": 1 << 19})[0] == 200
         assert json.loads(ask("POST", f"{rest}/api/reconfigure", {"mode": "prefill"})[1]) == {
@@ -118,6 +119,35 @@ def test_rest_segments(rest, tmp_path):
     assert ask("POST", f"{rest}/api/unmount_local_disk", {"grace_period_seconds": 4000})[0] == 400
     # There is no disk segment, and as with the existing package that is fine.
     assert ask("POST", f"{rest}/api/unmount_local_disk", {})[0] == 200
+
+
+def test_rest_offers_files_of_its_folders_only(rest, tmp_path):
+    opened, closed = tmp_path / "opened", tmp_path / "closed"
+    for folder in (opened, closed):
+        folder.mkdir()
+        (folder / "file").write_bytes(bytes(1 << 20))
+    shared = Path("/dev/shm") / f"mooncake-test-link-{os.getpid()}"
+    shared.symlink_to(closed / "file")
+    (opened / "inside").symlink_to(opened / "file")
+    (opened / "outside").symlink_to(closed / "file")
+    os.mkfifo(opened / "pipe")
+
+    def offer(path):
+        body = {"mode": "decode", "path": str(path), "size": 1 << 20}
+        return ask("POST", f"{rest}/api/reconfigure", body)[0]
+
+    try:
+        for path in ("/etc/hostname", closed / "file", opened / ".." / "closed" / "file", opened / "outside", shared, opened):
+            assert offer(path) == 403, path
+        for path in ("x\0y", "\ud800", "/nonexistent/file"):
+            assert offer(path) == 403
+        for path in (opened / "pipe", opened / "missing"):
+            assert offer(path) == 500
+        assert ask("POST", f"{rest}/api/mount_shm", {"name": shared.name, "size": 1 << 20})[0] == 403
+        assert offer(opened / "file") == 200 and offer(opened / "inside") == 200
+        assert ask("POST", f"{rest}/api/reconfigure", {"mode": "prefill"})[0] == 200
+    finally:
+        shared.unlink()
 
 
 def test_rest_readers_that_go_away(make_store, key, caplog):

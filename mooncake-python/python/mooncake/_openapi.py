@@ -79,6 +79,7 @@ DOCUMENT: dict[str, Any] = {
             "post": _does(
                 "Changes what is offered",
                 400,
+                403,
                 500,
                 requestBody=_body(["mode"], mode="string", path="string", size="integer", offset="integer"),
             )

@@ -10,12 +10,12 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from aiohttp import web
 
-from mooncake import _openapi
+from mooncake import _folders, _openapi
 from mooncake._sizes import port
 from mooncake.mooncake_config import MooncakeConfig
 from mooncake.store import MooncakeDistributedStore
@@ -52,6 +52,8 @@ def _answered(handler: Callable[[Any, web.Request], Awaitable[web.StreamResponse
             return await handler(self, request)
         except BadRequest as error:
             return _error(str(error), 400)
+        except _folders.NotAllowed as error:
+            return _error(f"{error}; see --folder", 403)
         except UnicodeEncodeError:
             # JSON can name halves of surrogate pairs, which are no text.
             return _error("Invalid text", 400)
@@ -100,14 +102,18 @@ def _shared_path(body: dict[str, Any]) -> str:
     name = _text(body, "name", "").removeprefix("/")
     if not name or "/" in name or name in (".", "..") or "\0" in name:
         raise BadRequest("Invalid shared memory name")
-    return f"/dev/shm/{name}"
+    return f"{_folders.SHARED_MEMORY}/{name}"
 
 
 class MooncakeStoreService:
     """Routes over one store. Calls of the store run beside the loop."""
 
-    def __init__(self, config: MooncakeConfig, store: MooncakeDistributedStore | None = None) -> None:
+    def __init__(
+        self, config: MooncakeConfig, store: MooncakeDistributedStore | None = None, folders: Sequence[str] = _folders.USUAL
+    ) -> None:
         self.config = config
+        # Of whose files `reconfigure` may offer one.
+        self._folders = folders
         self.store = store or MooncakeDistributedStore()
         # What `reconfigure` mounted, and who changes it now.
         self._mode_ids: list[str] = []
@@ -225,25 +231,29 @@ class MooncakeStoreService:
             }
         )
 
-    async def _mount_file(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        answer: dict[str, Any] = await self._call(
-            self.store.mount_segment,
-            path,
+    async def _mount_file(self, path: str, body: dict[str, Any], folders: Sequence[str]) -> tuple[list[str], str]:
+        """What was mounted, or why nothing was. `NotAllowed` for a file of other folders."""
+        where = (
             _whole(body, "size", least=1),
             _whole(body, "offset", 0),
             _text(body, "protocol", self.config.protocol),
             _text(body, "location", ""),
         )
-        return answer
+        try:
+            with _folders.opened(path, folders) as file:
+                answer = await self._call(self.store.mount_segment, file, *where)
+        except OSError as error:
+            return [], str(error)
+        return answer["segment_ids"], "" if answer["ret"] == 0 else str(self.store.last_error())
 
     @_answered
     async def mount_shm(self, request: web.Request) -> web.Response:
         """Offers shared memory to the cluster."""
         body = await _body(request)
-        answer = await self._mount_file(_shared_path(body), body)
-        if answer["ret"] != 0:
-            return _error("Mount operation failed", 500, cause=str(self.store.last_error()))
-        return _json({"status": "success", "segment_ids": answer["segment_ids"]})
+        ids, cause = await self._mount_file(_shared_path(body), body, [_folders.SHARED_MEMORY])
+        if cause:
+            return _error("Mount operation failed", 500, cause=cause)
+        return _json({"status": "success", "segment_ids": ids})
 
     async def _unmount_each(self, ids: list[str], grace: int) -> list[str]:
         """Those that could not be unmounted."""
@@ -285,12 +295,12 @@ class MooncakeStoreService:
             if not path:
                 raise BadRequest("Missing path")
             # The new memory first, so that there is always some.
-            answer = await self._mount_file(path, body)
-            if answer["ret"] != 0:
+            ids, cause = await self._mount_file(path, body, self._folders)
+            if cause:
                 now = "decode" if self._mode_ids else "prefill"
-                return _error("Mount operation failed", 500, mode=now, cause=str(self.store.last_error()))
-            self._mode_ids = answer["segment_ids"] + await self._unmount_each(self._mode_ids, 0)
-            return _json({"status": "success", "mode": "decode", "segment_ids": answer["segment_ids"]})
+                return _error("Mount operation failed", 500, mode=now, cause=cause)
+            self._mode_ids = ids + await self._unmount_each(self._mode_ids, 0)
+            return _json({"status": "success", "mode": "decode", "segment_ids": ids})
 
     @_answered
     async def health(self, request: web.Request) -> web.Response:
@@ -304,7 +314,7 @@ class MooncakeStoreService:
         del request
         return _json(_openapi.DOCUMENT)
 
-    async def run(self, port: int, patience: float) -> int:
+    async def run(self, port: int, patience: float, host: str = "0.0.0.0") -> int:
         """Serves until it is told to stop; an exit status."""
         if not await self.start_store(patience):
             return 1
@@ -315,8 +325,8 @@ class MooncakeStoreService:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         try:
-            await web.TCPSite(runner, "0.0.0.0", port).start()
-            _LOG.info("REST server on port %s", port)
+            await web.TCPSite(runner, host, port).start()
+            _LOG.info("REST server on %s port %s", host, port)
             await stop.wait()
         except OSError as error:
             _LOG.error("%s", error)
@@ -351,6 +361,15 @@ def main(arguments: list[str] | None = None) -> int:
         "-D", "--define", dest="changes", action="append", default=[], metavar="key=value", help="a setting, over the file's"
     )
     parser.add_argument("--port", type=port, default=8080)
+    parser.add_argument("--host", default="0.0.0.0", help="address to listen on; by default all")
+    parser.add_argument(
+        "--folder",
+        dest="folders",
+        action="append",
+        default=list(_folders.USUAL),
+        metavar="PATH",
+        help="a folder of whose files /api/reconfigure may offer one, besides /dev/shm and /dev/hugepages",
+    )
     parser.add_argument("--max-wait-time", type=float, default=60, help="seconds to wait for the store")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO)
@@ -359,11 +378,12 @@ def main(arguments: list[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"mc_store_rest_server: {error}", file=sys.stderr)
         return 2
-    return asyncio.run(_serve(config, options.port, options.max_wait_time))
+    return asyncio.run(_serve(config, options))
 
 
-async def _serve(config: MooncakeConfig, port: int, patience: float) -> int:
-    return await MooncakeStoreService(config).run(port, patience)
+async def _serve(config: MooncakeConfig, options: argparse.Namespace) -> int:
+    service = MooncakeStoreService(config, folders=options.folders)
+    return await service.run(options.port, options.max_wait_time, options.host)
 
 
 if __name__ == "__main__":

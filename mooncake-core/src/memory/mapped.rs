@@ -1,0 +1,129 @@
+//! What the kernel says of this process's own addresses.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+
+/// What this process may do with a range of its address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mapped {
+    /// Some of it is not mapped, or may not even be read.
+    Not,
+    /// All of it may be read, and some of it not written: touching that would end the process.
+    ReadOnly,
+    /// All of it may be read and written.
+    Writable,
+}
+
+/// What this process may do with `len` bytes at an address, by the kernel's list of its mappings. Where that is not to be had, memory that is
+/// mapped counts as writable. The answer is as old as the call.
+pub fn mapped(address: u64, len: usize) -> Mapped {
+    let Some(end) = address.checked_add(len as u64).filter(|_| len != 0) else { return Mapped::Not };
+    match File::open("/proc/self/maps") {
+        Ok(file) => by_list(BufReader::with_capacity(1 << 16, file), address..end),
+        Err(_) if by_pages(address, len) => Mapped::Writable,
+        Err(_) => Mapped::Not,
+    }
+}
+
+/// Walks the list, which is sorted, up to the end of the range.
+fn by_list(mut list: impl BufRead, range: std::ops::Range<u64>) -> Mapped {
+    let (mut covered, mut writable) = (range.start, true);
+    let mut line = Vec::new();
+    while covered < range.end {
+        line.clear();
+        // Paths in it may be any bytes.
+        if !matches!(list.read_until(b'\n', &mut line), Ok(1..)) {
+            return Mapped::Not;
+        }
+        let Some((start, end, rights)) = mapping(&line) else { return Mapped::Not };
+        if end <= covered {
+            continue;
+        }
+        if start > covered || rights.first() != Some(&b'r') {
+            return Mapped::Not;
+        }
+        writable &= rights.get(1) == Some(&b'w');
+        covered = end;
+    }
+    if writable { Mapped::Writable } else { Mapped::ReadOnly }
+}
+
+/// First address, the one behind the last, and the rights (`rw-p`) of a line like `7f12-7f34 rw-p 0 00:00 0 /path`.
+fn mapping(line: &[u8]) -> Option<(u64, u64, &[u8])> {
+    let mut words = line.split(|&byte| byte == b' ');
+    let (start, end) = std::str::from_utf8(words.next()?).ok()?.split_once('-')?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    Some((number(start)?, number(end)?, words.next()?))
+}
+
+/// Whether every page of a range is mapped.
+#[allow(unsafe_code)]
+fn by_pages(address: u64, len: usize) -> bool {
+    // SAFETY: a query without arguments that point anywhere.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    let Ok(page) = u64::try_from(page) else { return true };
+    let start = address & !(page - 1);
+    let Ok(len) = usize::try_from((address - start) + len as u64) else { return false };
+    let start = std::ptr::with_exposed_provenance_mut(start as usize);
+    // SAFETY: the kernel looks the range up; flags that ask for nothing change nothing.
+    let rc = unsafe { libc::msync(start, len, libc::MS_ASYNC) };
+    rc == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ENOMEM)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: &[u8] = b"1000-3000 r--p 00000000 08:01 42 /a path\xff\n3000-5000 rw-p 00000000 00:00 0 \n\
+        5000-6000 rw-s 00000000 00:00 0 [heap]\n7000-8000 rw-p 00000000 00:00 0\n8000-9000 ---p 00000000 00:00 0\n";
+
+    #[test]
+    fn ranges_are_found_in_the_list() {
+        use Mapped::*;
+        for (start, end, expected) in [
+            (0x3000, 0x6000, Writable),
+            (0x4fff, 0x5001, Writable),
+            (0x5fff, 0x6000, Writable),
+            (0x1000, 0x1001, ReadOnly),
+            (0x2fff, 0x3001, ReadOnly),
+            (0x1000, 0x6000, ReadOnly),
+            (0x0fff, 0x1001, Not),
+            (0x5fff, 0x6001, Not),
+            (0x5000, 0x8000, Not),
+            (0x7000, 0x8001, Not),
+            (0x8000, 0x8001, Not),
+            (0x9000, 0x9001, Not),
+        ] {
+            assert_eq!(by_list(LIST, start..end), expected, "{start:#x}..{end:#x}");
+        }
+        for broken in [&b"1000\n"[..], b"1000-x rw-p\n", b"\n", b"1000-2000\n"] {
+            assert_eq!(by_list(broken, 0x1000..0x1001), Not);
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "no list of mappings there")]
+    #[allow(unsafe_code)]
+    fn own_memory() {
+        use crate::memory::{HostMemory, MemorySource};
+        let memory = HostMemory::new(3 * 4096).unwrap();
+        let (start, len) = (memory.span().addr(), memory.len());
+        assert_eq!((mapped(start, len), by_pages(start, len)), (Mapped::Writable, true));
+        let middle = memory.span().ptr.as_ptr().wrapping_add(4096);
+        for (rights, expected) in [(libc::PROT_READ, Mapped::ReadOnly), (libc::PROT_NONE, Mapped::Not)] {
+            // SAFETY: a page of the memory, which nobody uses meanwhile.
+            assert_eq!(unsafe { libc::mprotect(middle.cast(), 4096, rights) }, 0);
+            assert_eq!((mapped(start, len), mapped(start + 4096, 1)), (expected, expected));
+            assert_eq!(
+                (mapped(start, 4096), mapped(start + 8192, 4096)),
+                (Mapped::Writable, Mapped::Writable)
+            );
+        }
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::mprotect(middle.cast(), 4096, libc::PROT_READ | libc::PROT_WRITE) }, 0);
+        assert_eq!(
+            (mapped(start, 0), mapped(u64::MAX, 2), mapped(16, 1)),
+            (Mapped::Not, Mapped::Not, Mapped::Not)
+        );
+    }
+}
