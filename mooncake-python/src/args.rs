@@ -2,7 +2,7 @@
 
 use mooncake_core::memory::MemorySpan;
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView};
 use std::ptr::NonNull;
@@ -100,12 +100,7 @@ impl Drop for Keep {
 
 /// The bytes of an object with the buffer protocol, in order. Those that do not lie in one piece are copied.
 pub(crate) fn bytes_of(object: &Bound<'_, PyAny>, keep: &mut Keep) -> PyResult<Option<MemorySpan>> {
-    let buffer = PyUntypedBuffer::get(object)?;
-    if holds_objects(buffer.format().to_bytes()) {
-        return Err(PyTypeError::new_err(
-            "an array of Python objects has no bytes to store, only their addresses",
-        ));
-    }
+    let buffer = buffer_of(object)?;
     let buffer = if buffer.is_c_contiguous() {
         buffer
     } else {
@@ -119,6 +114,26 @@ pub(crate) fn bytes_of(object: &Bound<'_, PyAny>, keep: &mut Keep) -> PyResult<O
     Ok(span)
 }
 
+/// An object's buffer. Arrays of ctypes say no strides, and numbers no shape; through a `memoryview` they do, and a number is copied.
+fn buffer_of(object: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
+    let of_objects =
+        || PyTypeError::new_err("an array of Python objects has no bytes to store, only their addresses");
+    let buffer = match PyUntypedBuffer::get(object) {
+        Err(error) if error.is_instance_of::<PyBufferError>(object.py()) => {
+            let view = PyMemoryView::from(object)?;
+            if holds_objects(view.getattr("format")?.extract::<String>()?.as_bytes()) {
+                return Err(of_objects());
+            }
+            PyUntypedBuffer::get(&view).or_else(|_| PyUntypedBuffer::get(&view.call_method0("tobytes")?))?
+        }
+        buffer => buffer?,
+    };
+    if holds_objects(buffer.format().to_bytes()) {
+        return Err(of_objects());
+    }
+    Ok(buffer)
+}
+
 /// Whether items of that format are, or have, Python objects. Names of fields are between colons.
 fn holds_objects(format: &[u8]) -> bool {
     format.split(|&c| c == b':').step_by(2).any(|types| types.contains(&b'O'))
@@ -126,7 +141,7 @@ fn holds_objects(format: &[u8]) -> bool {
 
 /// [`bytes_of`] one part of a value: one dimension of single bytes.
 pub(crate) fn part_of(object: &Bound<'_, PyAny>, keep: &mut Keep) -> PyResult<Option<MemorySpan>> {
-    let buffer = PyUntypedBuffer::get(object)?;
+    let buffer = buffer_of(object)?;
     if buffer.dimensions() != 1 || buffer.item_size() != 1 {
         return Err(pyo3::exceptions::PyRuntimeError::new_err("parts must be 1-D bytes-like"));
     }

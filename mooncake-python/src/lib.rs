@@ -24,6 +24,7 @@ mod memory;
 mod pool;
 mod programs;
 mod runtime;
+mod signals;
 mod store;
 mod topology;
 

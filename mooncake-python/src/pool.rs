@@ -14,6 +14,7 @@ use pyo3::types::PyMemoryView;
 use crate::args::{Uint, truth};
 use crate::handle::fill;
 use crate::lease::Lease;
+use crate::signals;
 use crate::store::{Session, Store};
 
 fn refuse<T>(text: &str) -> PyResult<T> {
@@ -42,27 +43,40 @@ impl Shared {
             && self.max_regions.is_none_or(|max| state.regions < max)
     }
 
-    /// Room for that many bytes, taken; waits for it for as long as is said.
-    fn take(&self, len: u64, patience: Option<Option<Duration>>) -> Result<(), &'static str> {
+    /// Room for that many bytes, taken; waits for it for as long as is said, or until a signal's handler raises.
+    fn take_or_hear(&self, py: Python<'_>, len: u64, patience: Option<Option<Duration>>) -> PyResult<()> {
+        let Some(mut left) = patience else {
+            return if self.take(len, Duration::ZERO)? { Ok(()) } else { refuse("buffer pool is exhausted") };
+        };
+        loop {
+            let part = left.unwrap_or(signals::EVERY).min(signals::EVERY);
+            if py.detach(|| self.take(len, part))? {
+                return Ok(());
+            }
+            left = left.map(|left| left.saturating_sub(part));
+            if left.is_some_and(|left| left.is_zero()) {
+                return refuse("timed out waiting for buffer");
+            }
+            py.check_signals()?;
+        }
+    }
+
+    /// Room for that many bytes, taken; whether there was any within the limit.
+    fn take(&self, len: u64, limit: Duration) -> PyResult<bool> {
         let mut state = self.state.lock();
         let over = |state: &mut State| !state.closed && !self.has_room(state, len);
         if over(&mut state) {
-            match patience {
-                None => return Err("buffer pool is exhausted"),
-                Some(None) => self.returned.wait_while(&mut state, over),
-                Some(Some(limit)) => {
-                    if self.returned.wait_while_for(&mut state, over, limit).timed_out() && over(&mut state) {
-                        return Err("timed out waiting for buffer");
-                    }
-                }
-            }
+            self.returned.wait_while_for(&mut state, over, limit);
         }
         if state.closed {
-            return Err("buffer pool is closed");
+            return refuse("buffer pool is closed");
         }
-        state.bytes += len;
-        state.regions += 1;
-        Ok(())
+        let room = self.has_room(&state, len);
+        if room {
+            state.bytes += len;
+            state.regions += 1;
+        }
+        Ok(room)
     }
 
     fn give_back(&self, len: u64) {
@@ -190,7 +204,7 @@ impl BufferPool {
             return refuse("requested buffer size exceeds pool capacity");
         }
         let patience = block.unwrap_or(self.block).then_some(patience);
-        py.detach(|| shared.take(len, patience)).or_else(refuse)?;
+        shared.take_or_hear(py, len, patience)?;
         let taken = py.detach(|| {
             let arena = shared.session.arena()?;
             arena.take(&shared.session.client, Uint(len).len())

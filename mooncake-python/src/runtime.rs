@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::error::ForkedError;
+use crate::signals;
 
 static RUNTIME: OnceLock<Runtime> = OnceLock::new();
 /// This process is the child of a fork: threads and connections stayed with the parent.
@@ -31,13 +32,28 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
     Ok(RUNTIME.get_or_init(|| made))
 }
 
-/// Waits for `work` without holding the interpreter. A panic inside becomes an error, like any other.
+/// Waits for `work` without holding the interpreter. A panic inside becomes an error, like any other. Work that the handler of a signal
+/// ends (Ctrl-C) is given up.
 pub(crate) fn wait<R: Send>(py: Python<'_>, work: impl Future<Output = Result<R>> + Send) -> Result<R> {
     // Work may be some thousand bytes of state; from here on only its address moves.
-    let work = pin!(work);
-    py.detach(|| match runtime()?.block_on(AssertUnwindSafe(work).catch_unwind()) {
-        Ok(outcome) => outcome,
-        Err(panic) => Err(panicked(&*panic)),
+    let mut work = pin!(Some(AssertUnwindSafe(work).catch_unwind()));
+    py.detach(|| {
+        let runtime = runtime()?;
+        let Some(pinned) = work.as_mut().as_pin_mut() else { return Err(Error::internal("no work")) };
+        let ended = if signals::run_here() {
+            let _inside = runtime.enter();
+            let ended = signals::drive(pinned);
+            // What is given up may leave something to the runtime.
+            work.set(None);
+            ended
+        } else {
+            Some(runtime.block_on(pinned))
+        };
+        match ended {
+            Some(Ok(outcome)) => outcome,
+            Some(Err(panic)) => Err(panicked(&*panic)),
+            None => Err(Error::internal("ended by a signal")),
+        }
     })
 }
 

@@ -82,3 +82,26 @@ def test_classes_made_from_ours(make_store: Any, key: str) -> None:
             made(1)  # type: ignore[call-arg]
         with pytest.raises(TypeError):
             made(name=1)  # type: ignore[call-arg]
+
+
+def test_every_kind_of_buffer(store: MooncakeDistributedStore, key: str) -> None:
+    numpy = pytest.importorskip("numpy")
+    words = (ctypes.c_uint32 * 3)(1, 2, 3)
+    for number, (value, content) in enumerate(
+        [
+            (ctypes.create_string_buffer(b"text", 6), b"text\0\0"),
+            (words, bytes(words)),
+            (((ctypes.c_uint8 * 2) * 2)((1, 2), (3, 4)), bytes([1, 2, 3, 4])),
+            (ctypes.c_uint16(0x0201), b"\1\2"),
+            (numpy.array(2.5), numpy.array(2.5).tobytes()),
+            (numpy.float32(1.5), numpy.float32(1.5).tobytes()),
+            (numpy.arange(6).reshape(2, 3)[:, ::2], numpy.arange(6).reshape(2, 3)[:, ::2].tobytes()),
+        ]
+    ):
+        name = f"{key}-{number}"
+        assert store.put(name, value) == 0 and store.get(name) == content
+        assert store.put_batch([name + "b"], [value]) == 0 and store.get(name + "b") == content
+    assert store.put_parts(key, ctypes.create_string_buffer(b"ab", 2), b"cd") == 0 and store.get(key) == b"abcd"
+    for objects in (numpy.array(None), (ctypes.py_object * 1)(store)):
+        with pytest.raises(TypeError, match="Python objects"):
+            store.put(key, objects)

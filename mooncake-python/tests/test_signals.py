@@ -1,0 +1,116 @@
+"""Signals during calls that wait: handlers run soon, and what they raise ends the call."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from conftest import MIB
+
+from mooncake.store import BufferPool, MooncakeDistributedStore
+
+# Far below what a call waits by itself.
+SOON = 5
+
+
+@contextlib.contextmanager
+def sent(number: int, after: float = 0.3) -> Iterator[None]:
+    """Sends this process a signal while the block runs."""
+    timer = threading.Timer(after, os.kill, (os.getpid(), number))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+
+
+@pytest.fixture
+def frozen(own_master: Callable[..., Any], make_store: Callable[..., MooncakeDistributedStore]) -> Any:
+    """A store whose master does not answer."""
+    master = own_master()
+    store = make_store(master)
+    assert store.put("before", b"x") == 0
+    master.freeze()
+    yield store
+    master.thaw()
+
+
+def test_ctrl_c_ends_a_call(frozen: MooncakeDistributedStore) -> None:
+    for call in (
+        lambda: frozen.put("key", b"value"),
+        lambda: frozen.is_exist("before"),
+        lambda: frozen.get_batch(["before"]),
+    ):
+        begun = time.monotonic()
+        with pytest.raises(KeyboardInterrupt), sent(signal.SIGINT):
+            call()
+        assert time.monotonic() - begun < SOON
+
+
+def test_handlers_run_while_a_call_waits(frozen: MooncakeDistributedStore) -> None:
+    ran = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: ran.append(time.monotonic()))
+    try:
+        with pytest.raises(KeyboardInterrupt), sent(signal.SIGUSR1, 0.2), sent(signal.SIGINT, 1.5):
+            frozen.put("key", b"value")
+        assert ran and time.monotonic() - ran[0] > 0.8, "long before the call ended"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_other_threads_go_on(frozen: MooncakeDistributedStore) -> None:
+    answers: list[int] = []
+    thread = threading.Thread(target=lambda: answers.append(frozen.is_exist("before")))
+    thread.start()
+    with pytest.raises(KeyboardInterrupt), sent(signal.SIGINT):
+        frozen.put("key", b"value")
+    assert not answers, "it still waits"
+
+
+def test_a_store_is_whole_after_ctrl_c(own_master: Any, make_store: Any) -> None:
+    master = own_master()
+    store = make_store(master)
+    master.freeze()
+    with pytest.raises(KeyboardInterrupt), sent(signal.SIGINT):
+        store.put("key", b"value")
+    master.thaw()
+    assert store.put("other", b"value") == 0 and store.get("other") == b"value"
+
+
+def test_ctrl_c_while_set_up(own_master: Any) -> None:
+    master = own_master()
+    master.freeze()
+    store = MooncakeDistributedStore()
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), sent(signal.SIGINT):
+        store.setup("127.0.0.1", "P2PHANDSHAKE", 16 * MIB, MIB, "tcp", "", master.address)
+    assert time.monotonic() - begun < SOON
+    master.thaw()
+    assert store.setup("127.0.0.1", "P2PHANDSHAKE", 16 * MIB, MIB, "tcp", "", master.address) == 0
+    store.close()
+
+
+def test_ctrl_c_while_waiting_for_a_pool(make_store: Any) -> None:
+    pool = BufferPool(make_store(), max_bytes=4 * MIB)
+    kept: list[Any] = []
+    with contextlib.suppress(RuntimeError):
+        while True:
+            kept.append(pool.acquire(MIB, block=False))
+    assert kept
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), sent(signal.SIGINT):
+        pool.acquire(MIB)
+    assert time.monotonic() - begun < SOON
+    with pytest.raises(RuntimeError, match="timed out"):
+        pool.acquire(MIB, timeout=0.25)
+    assert time.monotonic() - begun < SOON
+    for lease in kept:
+        lease.release()
+    pool.acquire(MIB).release()
+    pool.close()
