@@ -6,7 +6,7 @@
 //! by itself, long after the last byte can have been under way.
 
 use std::borrow::Cow;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -165,6 +165,10 @@ pub(crate) async fn write<T: Transport>(
     let deadline = client.deadline();
     client.forget(items.iter().map(|item| item.key));
     let mut outcomes: Outcomes = items.iter().map(|item| refusal(client, item).map(Err)).collect();
+    let repeated = repeated(items, &outcomes);
+    for &(item, _) in &repeated {
+        outcomes[item] = Some(Ok(PutOutcome::Existed));
+    }
     let mut room = Room::new(client, &deadline);
     // Attempts are counted by members that failed; waiting for room has its own end.
     let (mut attempt, mut asked) = (0, false);
@@ -200,6 +204,11 @@ pub(crate) async fn write<T: Transport>(
     }
     // What began to be fetched meanwhile may be the value before.
     client.forget(items.iter().map(|item| item.key));
+    for (item, first) in repeated {
+        if let Some(Err(error)) = &outcomes[first] {
+            outcomes[item] = Some(Err(again(error)));
+        }
+    }
     let lost = || Err(Error::internal("a put without an outcome"));
     let ended: Vec<_> =
         outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(lost).map_err(too_large)).collect();
@@ -216,6 +225,22 @@ async fn tell<T: Transport>(client: &Inner<T>, deadline: &Deadline) {
             tracing::debug!(%endpoint, "the master was not told that a member is unreachable: {error}");
         }
     }
+}
+
+/// Items whose key an item before them has, and that one: the first is what is stored. Space for both would be the same space, of one call.
+fn repeated<T: Transport>(items: &[Item<'_, T>], refused: &Outcomes) -> Vec<(usize, usize)> {
+    if items.len() < 2 {
+        return Vec::new();
+    }
+    let mut seen = HashMap::with_capacity(items.len());
+    let mut repeated = Vec::new();
+    for (item, _) in refused.iter().enumerate().filter(|(_, refused)| refused.is_none()) {
+        let first = *seen.entry(items[item].key).or_insert(item);
+        if first != item {
+            repeated.push((item, first));
+        }
+    }
+    repeated
 }
 
 /// What is wrong with an item before anybody is asked.

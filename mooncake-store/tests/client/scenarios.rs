@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_store::client::PutOutcome;
@@ -59,6 +61,7 @@ over_every_wire! {
     a_key_is_put_once,
     an_upsert_replaces,
     batches_answer_item_by_item,
+    of_one_key_in_a_batch_the_first_is_stored,
     registered_memory_is_used_as_it_is,
     odd_keys_and_values,
     a_value_larger_than_all_memory,
@@ -150,6 +153,32 @@ async fn batches_answer_item_by_item(kind: Kind) {
     assert!(a.batch_get::<&str>(&[]).await.unwrap().is_empty());
     assert!(a.batch_put::<&str, &str>(&[], &ReplicateConfig::default()).await.unwrap().is_empty());
     cluster.assert_empty();
+}
+
+async fn of_one_key_in_a_batch_the_first_is_stored(kind: Kind) {
+    let cluster = Cluster::start(kind, options()).await;
+    let (a, b) = cluster.pair().await;
+    let config = ReplicateConfig::default();
+    for round in 0..20 {
+        // Values of one length: space for both would be the same.
+        let (first, other) = (value(1, 100_000), value(2, 100_000));
+        let (k, l) = (format!("k{round}"), format!("l{round}"));
+        let items = [(&k, Bytes::new()), (&k, first.clone()), (&l, other.clone()), (&k, other.clone()), (&k, first.clone())];
+        let outcomes: Vec<_> = a.batch_put(&items, &config).await.unwrap();
+        assert_eq!(outcomes[0].as_ref().unwrap_err().code(), ErrorCode::InvalidParams);
+        let put: Vec<_> = outcomes[1..].iter().map(|outcome| *outcome.as_ref().unwrap()).collect();
+        assert_eq!(put, [PutOutcome::Stored, PutOutcome::Stored, PutOutcome::Existed, PutOutcome::Existed]);
+        assert_eq!(b.get(&k).await.unwrap().unwrap(), first);
+        for outcome in a.batch_upsert(&[(&k, &other), (&k, &first)], &config).await.unwrap() {
+            outcome.unwrap();
+        }
+        assert_eq!(b.get(&k).await.unwrap().unwrap(), other);
+    }
+    let huge = value(3, 1000);
+    let refused = ReplicateConfig { preferred_segment: "nowhere".into(), ..ReplicateConfig::replicas(9) };
+    let outcomes = a.batch_put(&[("m", &huge), ("m", &huge)], &refused).await.unwrap();
+    assert_eq!(outcomes.len(), 2);
+    assert_eq!(outcomes[0].is_ok(), outcomes[1].is_ok(), "{outcomes:?}");
 }
 
 async fn registered_memory_is_used_as_it_is(kind: Kind) {
