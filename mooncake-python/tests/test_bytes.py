@@ -284,6 +284,15 @@ def test_before_setup_and_after_close(make_store):
         assert empty.mount_segment("/dev/shm/x", 1 << 20) == {"ret": -1, "segment_ids": []}
 
 
+def test_setup_does_not_wait_for_an_address_that_is_none():
+    store = MooncakeDistributedStore()
+    begun = time.monotonic()
+    for address in ("", "nonsense", "127.0.0.1", ":50051", "127.0.0.1:0", "127.0.0.1:99999", "127.0.0.1:x", "[::1"):
+        assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", address) == -600
+        assert "give host:port" in store.last_error().message
+    assert time.monotonic() - begun < 5
+
+
 def test_setup_says_what_is_wrong(master):
     store = MooncakeDistributedStore()
     for size in ("16MB", -1, 1.5, None, 1 << 64):

@@ -80,6 +80,30 @@ impl HostPort {
         Self { host: host.into(), port }
     }
 
+    /// Reads `host:port`, `v6:port` or `[v6]:port`; there is no port that would be taken for one that is missing.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS`, which names what is wrong.
+    pub fn exact(text: &str) -> Result<Self> {
+        let wrong = |what: &str| Error::invalid(format!("{text:?} is no address: {what}; give host:port"));
+        let (host, port) = text.rsplit_once(':').ok_or_else(|| wrong("it has no port"))?;
+        let in_brackets = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let address = in_brackets.unwrap_or(host);
+        if address.is_empty() {
+            return Err(wrong("it has no host"));
+        }
+        let without_scope = address.split_once('%').map_or(address, |(address, _)| address);
+        let is_v6 = without_scope.parse::<Ipv6Addr>().is_ok();
+        let is_name = !address.contains(|c: char| c.is_whitespace() || c.is_control() || "[]:/".contains(c));
+        if !is_v6 && (in_brackets.is_some() || !is_name) {
+            return Err(wrong("its host is neither a name nor an address"));
+        }
+        match port.parse() {
+            Ok(port) if port != 0 => Ok(Self::new(address, port)),
+            _ => Err(wrong("its port is no number from 1 to 65535")),
+        }
+    }
+
     /// Reads `host:port`, `[v6]:port`, a bare IPv6 address or `v6%scope:port`; a missing or unusable port is `default`.
     pub fn parse(text: &str, default: u16) -> Self {
         let port = |text: &str| text.parse().ok().filter(|p| *p != 0).unwrap_or(default);
@@ -265,6 +289,39 @@ mod tests {
             ("[", "[", DEFAULT_PORT),
         ] {
             assert_eq!(HostPort::parse(text, DEFAULT_PORT), HostPort::new(host, port), "{text:?}");
+        }
+        for (text, host, port) in [
+            ("node:7", "node", 7),
+            ("a_b.c-d:65535", "a_b.c-d", 65535),
+            ("10.0.0.1:50051", "10.0.0.1", 50051),
+            ("[::1]:50051", "::1", 50051),
+            ("::1:50051", "::1", 50051),
+            ("[fe80::1%eth0]:9", "fe80::1%eth0", 9),
+        ] {
+            assert_eq!(HostPort::exact(text).unwrap(), HostPort::new(host, port), "{text:?}");
+        }
+        for (text, word) in [
+            ("", "no port"),
+            ("node", "no port"),
+            ("127.0.0.1", "no port"),
+            (":50051", "no host"),
+            ("[]:50051", "no host"),
+            ("node:", "no number"),
+            ("node:x", "no number"),
+            ("node:0", "no number"),
+            ("node:-1", "no number"),
+            ("node:65536", "no number"),
+            ("[::1]", "neither"),
+            ("::1", "neither"),
+            ("[::1:50051", "neither"),
+            ("[node]:50051", "neither"),
+            ("a b:1", "neither"),
+            ("a/b:1", "neither"),
+            ("a:1:2", "neither"),
+            ("a\0:2", "neither"),
+        ] {
+            let error = HostPort::exact(text).unwrap_err().to_string();
+            assert!(error.contains(word), "{text:?}: {error}");
         }
         assert_eq!(HostPort::new("::1", 5).to_string(), "[::1]:5");
         assert_eq!(HostPort::new("h", 5).to_string(), "h:5");

@@ -14,6 +14,7 @@ use mooncake_core::meta::MemoryMetadata;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::directory::DirectoryOptions;
 use mooncake_transport::engine::{Engine, EngineBuilder, HandshakePort, LocalCopies};
+use mooncake_transport::net::HostPort;
 use mooncake_transport::{Directory, LoopbackNet, Transport};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -571,7 +572,10 @@ impl MasterHandle {
 
 /// Where the master of an address is, or of the leader of a cluster.
 fn place(address: &str, cluster: &str) -> Result<Place> {
-    let Some((scheme, _)) = address.split_once("://") else { return Ok(Place::Fixed(address.into())) };
+    let Some((scheme, _)) = address.split_once("://") else {
+        HostPort::exact(address).map_err(|error| error.context("the master"))?;
+        return Ok(Place::Fixed(address.into()));
+    };
     #[cfg(feature = "metadata-etcd")]
     if scheme == "etcd" {
         let cluster = if cluster.is_empty() { DEFAULT_CLUSTER } else { cluster };

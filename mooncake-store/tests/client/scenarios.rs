@@ -163,7 +163,13 @@ async fn of_one_key_in_a_batch_the_first_is_stored(kind: Kind) {
         // Values of one length: space for both would be the same.
         let (first, other) = (value(1, 100_000), value(2, 100_000));
         let (k, l) = (format!("k{round}"), format!("l{round}"));
-        let items = [(&k, Bytes::new()), (&k, first.clone()), (&l, other.clone()), (&k, other.clone()), (&k, first.clone())];
+        let items = [
+            (&k, Bytes::new()),
+            (&k, first.clone()),
+            (&l, other.clone()),
+            (&k, other.clone()),
+            (&k, first.clone()),
+        ];
         let outcomes: Vec<_> = a.batch_put(&items, &config).await.unwrap();
         assert_eq!(outcomes[0].as_ref().unwrap_err().code(), ErrorCode::InvalidParams);
         let put: Vec<_> = outcomes[1..].iter().map(|outcome| *outcome.as_ref().unwrap()).collect();
