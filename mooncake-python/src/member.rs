@@ -191,16 +191,7 @@ impl Member {
         })
     }
 
-    /// What keeps bytes from coming has one number here, as in the existing package; its message says what it was.
     pub(crate) async fn read_ranges(&self, reads: Vec<RangeRead>) -> Vec<Ended<()>> {
-        let one_number = |error: Error| match error.kind() {
-            ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::NotFound
-                if error.code() != ErrorCode::ObjectNotFound =>
-            {
-                Error::new(ErrorCode::TransferFail, error.to_string()).with_source(error)
-            }
-            _ => error,
-        };
         let ended = self.read_as_they_end(reads).await.into_iter();
         ended.map(|(end, into)| (end.map_err(one_number), into)).collect()
     }
@@ -237,20 +228,23 @@ impl Member {
         }
     }
 
+    /// Lengths of values, read to the front of memory.
     pub(crate) async fn batch_get_into(
         &self,
         items: Vec<(String, SliceMut<Wire>)>,
-    ) -> Result<Vec<Result<Option<usize>>>> {
-        match self {
+    ) -> Result<Vec<Result<usize>>> {
+        let missing = || Error::from(ErrorCode::ObjectNotFound);
+        Ok(match self {
             Self::Own(client) => {
-                let (asked, outcomes) = client.batch_get_into(items).await;
+                let (asked, outcomes) = client.batch_read_into(items).await;
                 asked?;
-                Ok(outcomes.into_iter().map(|(end, _)| end).collect())
+                outcomes.into_iter().map(|(end, _)| end.map_err(one_number)).collect()
             }
             Self::Shared(client) => {
-                Ok(client.batch_get_into(items).await.into_iter().map(|(end, _)| end).collect())
+                let outcomes = client.batch_get_into(items).await.into_iter();
+                outcomes.map(|(end, _)| end?.ok_or_else(missing)).collect()
             }
-        }
+        })
     }
 
     /// Copies that this member wrote; a light client has written none itself.
@@ -267,5 +261,16 @@ impl Member {
             // It ends with its last handle.
             Self::Shared(_) => Ok(()),
         }
+    }
+}
+
+/// What keeps bytes from coming has one number here, as in the existing package; its message says what it was.
+fn one_number(error: Error) -> Error {
+    let is_it = matches!(error.code(), ErrorCode::ObjectNotFound | ErrorCode::TransferFail);
+    match error.kind() {
+        ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::NotFound if !is_it => {
+            Error::new(ErrorCode::TransferFail, error.to_string()).with_source(error)
+        }
+        _ => error,
     }
 }

@@ -121,10 +121,7 @@ impl Session {
         }
         let begun = self.client.begin(operation);
         let read = self.client.counted(begun, self.client.batch_get_into(items)).await?;
-        let mut read = read.into_iter().map(|outcome| match outcome? {
-            Some(len) => Ok(len as u64),
-            None => Err(Error::from(mooncake_core::ErrorCode::ObjectNotFound)),
-        });
+        let mut read = read.into_iter().map(|outcome| outcome.map(|len| len as u64));
         let lost = || Err(Error::internal("an answer without an item"));
         Ok(outcomes.into_iter().map(|known| known.or_else(|| read.next()).unwrap_or_else(lost)).collect())
     }

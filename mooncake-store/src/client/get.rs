@@ -41,6 +41,8 @@ pub(super) enum Want<T: Transport> {
 pub(super) struct Outcome<T: Transport> {
     /// Length of the value; `None` is a miss.
     pub(super) result: Result<Option<usize>>,
+    /// Why it is a miss, where somebody should have had it.
+    pub(super) lost: Option<Error>,
     /// The value, or the caller's slice. Absent only for a miss or failure without one.
     pub(super) place: Option<Incoming<T>>,
     /// The caller's slice, when nothing was read into it.
@@ -181,11 +183,13 @@ impl<'a, T: Transport> Read<'a, T> {
     }
 
     fn outcome(self) -> Outcome<T> {
+        let mut lost = None;
         let result = match self.state {
             State::Found(len) => Ok(Some(len)),
             State::Missing | State::Pending(None) => Ok(None),
             State::Pending(Some(error)) if is_lost(&error) => {
                 tracing::debug!(key = %shown(self.key), "no replica could be read: {error}");
+                lost = Some(error.context(shown(self.key)));
                 Ok(None)
             }
             State::Pending(Some(error)) | State::Failed(error) => Err(error.context(shown(self.key))),
@@ -194,7 +198,7 @@ impl<'a, T: Transport> Read<'a, T> {
             Some(Want::Into(slice)) => Some(slice),
             _ => None,
         };
-        Outcome { result, place: self.place, slice }
+        Outcome { result, lost, place: self.place, slice }
     }
 
     /// Takes in the master's answer.

@@ -238,6 +238,26 @@ impl<T: Transport> Client<T> {
         (asked, outcomes.into_iter().map(into_slice).collect())
     }
 
+    /// The same, but a miss is an error that says why: `OBJECT_NOT_FOUND` for a key that is not there, and for one whose value nobody
+    /// could give, because its members died, what the last of them failed with.
+    ///
+    /// # Errors
+    /// As [`batch_get_into`](Self::batch_get_into).
+    pub async fn batch_read_into<K: AsRef<[u8]>>(
+        &self,
+        items: Vec<(K, SliceMut<T>)>,
+    ) -> (Result<()>, Vec<(Result<usize>, SliceMut<T>)>) {
+        let (keys, wants): (Vec<K>, Vec<Want<T>>) =
+            items.into_iter().map(|(key, slice)| (key, Want::Into(slice))).unzip();
+        let (asked, outcomes) = get::read(&self.inner, Operation::BatchGetInto, &slices(&keys), wants).await;
+        let or_why = |mut outcome: Outcome<T>| {
+            let why = outcome.lost.take().unwrap_or_else(|| ErrorCode::ObjectNotFound.into());
+            let (result, slice) = into_slice(outcome);
+            (result.and_then(|len| len.ok_or(why)), slice)
+        };
+        (asked, outcomes.into_iter().map(or_why).collect())
+    }
+
     /// Whether a key can be read now. If so, nothing takes it away for the time of a lease.
     ///
     /// # Errors

@@ -53,7 +53,7 @@ impl Unreachable {
             self.will_tell(endpoint);
             return Err(Error::new(
                 ErrorCode::TransferFail,
-                format!("{endpoint} could not be reached a moment ago"),
+                format!("member {endpoint} could not be reached a moment ago"),
             ));
         }
         // This operation tries again; the others wait for what it finds.

@@ -51,8 +51,14 @@ impl<T: Transport> Client<T> {
     /// The outer one means that nothing is known of any. `INVALID_REPLICA` for an object that is neither in memory nor on a client's disk.
     pub async fn locate<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Result<Option<Located>>>> {
         let inner = &self.inner;
-        let asked = inner.config.clock.now();
-        let answers = self.batch_replicas(keys).await?;
+        let mut asked = inner.config.clock.now();
+        let mut answers = self.batch_replicas(keys).await?;
+        // Leases that were over before the master answered are of no use to anybody, and now it does answer.
+        let now = inner.config.clock.now();
+        if answers.iter().flatten().flatten().any(|list| asked.after(list.lease) <= now) {
+            asked = now;
+            answers = self.batch_replicas(keys).await?;
+        }
         inner.missed(answers.iter().filter(|answer| matches!(answer, Ok(None))).count());
         let located = |(key, answer): (&K, Result<Option<ReplicaList>>)| {
             answer?.map(|list| inner.located(key.as_ref(), list, asked)).transpose()

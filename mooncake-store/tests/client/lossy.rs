@@ -14,7 +14,7 @@ use mooncake_store::api::{
 };
 #[cfg(feature = "disk")]
 use mooncake_store::client::OffloadConfig;
-use mooncake_store::client::{Client, ClientConfig, MasterHandle, PutOutcome};
+use mooncake_store::client::{Client, ClientConfig, MasterHandle, PutOutcome, RangeRead};
 use mooncake_store::master::{Master, MasterOptions};
 use mooncake_store::protocol::wire::{DiskWork, OffloadItem, StoredAt};
 use parking_lot::Mutex;
@@ -28,6 +28,8 @@ struct Front {
     master: Mutex<Arc<Master>>,
     options: MasterOptions,
     lose: Mutex<Vec<&'static str>>,
+    /// How long the next answer of `locate` is under way.
+    late: Mutex<Duration>,
     /// As masters of the existing system: it knows nothing of numbers.
     existing: bool,
     /// What `remount` waits for, one permit a call.
@@ -45,8 +47,8 @@ impl Front {
         let clock = Arc::new(ManualClock::new());
         let master = Mutex::new(Self::fresh(&options, &clock));
         let gate = Semaphore::new(Semaphore::MAX_PERMITS);
-        let (lose, remounting) = (Mutex::default(), Mutex::default());
-        Arc::new(Self { master, options, lose, existing, gate, remounting, clock })
+        let (lose, late, remounting) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Arc::new(Self { master, options, lose, late, existing, gate, remounting, clock })
     }
 
     fn fresh(options: &MasterOptions, clock: &Arc<ManualClock>) -> Arc<Master> {
@@ -83,7 +85,11 @@ impl Front {
     }
 
     async fn member(self: &Arc<Self>, segment: u64) -> Client {
-        let config = ClientConfig { ping_interval: Duration::from_millis(20), ..ClientConfig::default() };
+        let config = ClientConfig {
+            ping_interval: Duration::from_millis(20),
+            timeout: Duration::from_secs(20),
+            ..ClientConfig::default()
+        };
         let builder = Client::builder()
             .config(config)
             .master(MasterHandle::custom(self.clone()))
@@ -105,7 +111,9 @@ impl ObjectService for Front {
     }
 
     async fn locate(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<ReplicaList>>> {
-        ObjectService::locate(&*self.master(), tenant, keys).await
+        let answer = ObjectService::locate(&*self.master(), tenant, keys).await;
+        self.clock.advance(std::mem::take(&mut *self.late.lock()));
+        answer
     }
 
     async fn put_start(
@@ -365,6 +373,24 @@ async fn a_master_without_numbers_is_asked_for_space_once() {
     assert_eq!(front.master().stats().writing, 1, "it cannot be told which write is meant");
     front.lose(&["end"]);
     assert_eq!(client.put("l", value(2, 1000)).await.unwrap(), PutOutcome::Stored);
+}
+
+#[tokio::test]
+async fn a_lease_that_is_over_when_it_comes_is_asked_for_anew() {
+    let front = Front::new(false);
+    let owner = front.member(1 << 20).await;
+    owner.put("k", value(1, 1000)).await.unwrap();
+    for late in [1, 12] {
+        *front.late.lock() = Duration::from_secs(late);
+        let object = owner.locate(&["k"]).await.unwrap().remove(0).unwrap().unwrap();
+        let into = owner.alloc_registered(1000).unwrap().exclusive().unwrap();
+        let read = owner.read_ranges(vec![RangeRead { object, offset: 0, into }]).await;
+        for (outcome, _) in read {
+            outcome.unwrap();
+        }
+        *front.late.lock() = Duration::from_secs(late);
+        assert_eq!(owner.get("k").await.unwrap().unwrap(), value(1, 1000));
+    }
 }
 
 #[tokio::test]
