@@ -186,8 +186,9 @@ impl ReplicateConfig {
     }
 
     #[setter]
-    fn set_group_ids(&mut self, value: Option<Vec<String>>) {
-        self.inner.group_ids = value;
+    fn set_group_ids(&mut self, value: Option<Bound<'_, PyAny>>) -> PyResult<()> {
+        self.inner.group_ids = value.as_ref().map(texts).transpose()?;
+        Ok(())
     }
 
     fn __copy__(&self) -> Self {

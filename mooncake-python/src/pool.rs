@@ -194,7 +194,7 @@ impl BufferPool {
         &self,
         py: Python<'_>,
         size: Uint,
-        block: Option<bool>,
+        block: Option<Bound<'_, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<BufferLease> {
         let patience = patience(timeout.or(self.timeout))?;
@@ -203,7 +203,8 @@ impl BufferPool {
         if len > shared.max_bytes {
             return refuse("requested buffer size exceeds pool capacity");
         }
-        let patience = block.unwrap_or(self.block).then_some(patience);
+        let block = block.as_ref().map_or(Ok(self.block), truth)?;
+        let patience = block.then_some(patience);
         shared.take_or_hear(py, len, patience)?;
         let taken = py.detach(|| {
             let arena = shared.session.arena()?;
@@ -227,7 +228,7 @@ impl BufferPool {
         &self,
         py: Python<'_>,
         size: Uint,
-        block: Option<bool>,
+        block: Option<Bound<'_, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<BufferLease> {
         self.acquire(py, size, block, timeout)

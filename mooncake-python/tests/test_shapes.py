@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mooncake.engine import TransferEngine
-from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+from mooncake.store import BufferPool, MooncakeDistributedStore, ReplicateConfig
 
 
 def test_keys_may_be_bytes(store: MooncakeDistributedStore, key: str) -> None:
@@ -82,6 +82,28 @@ def test_classes_made_from_ours(make_store: Any, key: str) -> None:
             made(1)  # type: ignore[call-arg]
         with pytest.raises(TypeError):
             made(name=1)  # type: ignore[call-arg]
+
+
+def test_words_of_other_calls(master: Any, key: str) -> None:
+    raw: Any = b"127.0.0.1"
+    none: Any = None
+    store = MooncakeDistributedStore()
+    with pytest.raises(TypeError, match="rdma_devices must be a str"):
+        store.setup("127.0.0.1", "P2PHANDSHAKE", 1 << 24, 1 << 20, "tcp", none, master.address)
+    with pytest.raises(TypeError, match="local_hostname must be a str or a dict"):
+        store.setup(none)
+    assert store.setup(raw, b"P2PHANDSHAKE", 1 << 24, 1 << 20, b"tcp", b"", master.address.encode()) == 0  # type: ignore[arg-type]
+    config = ReplicateConfig()
+    config.group_ids = [key.encode(), key]  # type: ignore[list-item]
+    assert config.group_ids == [key, key]
+    config.group_ids = None
+    assert store.put(key, b"value") == 0
+    assert store.remove_by_regex(f"^{key}$".encode(), True) == 1  # type: ignore[arg-type]
+    pool = BufferPool(store)
+    yes: Any = 1
+    pool.acquire(10, block=yes).release()
+    pool.close()
+    store.close()
 
 
 def test_every_kind_of_buffer(store: MooncakeDistributedStore, key: str) -> None:

@@ -77,11 +77,15 @@ class MooncakeDistributedStore(TensorCalls):
         """
         if isinstance(local_hostname, dict):
             return self._setup_dict(local_hostname)
-        if not isinstance(local_hostname, str):
-            raise TypeError(
-                "setup(): incompatible function arguments: local_hostname must be a str or a dict, not "
-                + type(local_hostname).__name__
-            )
+        local_hostname, metadata_server, protocol, rdma_devices, master_server_addr, ssd_offload_path, tenant_id = _words(
+            local_hostname=local_hostname,
+            metadata_server=metadata_server,
+            protocol=protocol,
+            rdma_devices=rdma_devices,
+            master_server_addr=master_server_addr,
+            ssd_offload_path=ssd_offload_path,
+            tenant_id=tenant_id,
+        )
         for name, size in (("global_segment_size", global_segment_size), ("local_buffer_size", local_buffer_size)):
             if not hasattr(size, "__index__") or not 0 <= operator.index(size) < 1 << 64:
                 text = f"{name} must be a number of bytes, from 0 to 2**64-1, not {size!r}"
@@ -176,6 +180,17 @@ class MooncakeDistributedStore(TensorCalls):
     def init_all(self, protocol: str, device_name: str, mount_segment_size: int = 16 * _MIB, /) -> int:
         """`setup` with the addresses of a test cluster on this machine."""
         return self.setup("localhost:12345", "127.0.0.1:2379", mount_segment_size, 1024 * _MIB, protocol, device_name)
+
+
+def _words(**arguments: str | bytes) -> list[str]:
+    """Arguments of `setup` that are text, of bytes too. `TypeError` for the first that is none."""
+    for name, value in arguments.items():
+        if not isinstance(value, (str, bytes)):
+            also = " or a dict" if name == "local_hostname" else ""
+            raise TypeError(
+                f"setup(): incompatible function arguments: {name} must be a str{also}, not {type(value).__name__}"
+            )
+    return [value.decode() if isinstance(value, bytes) else value for value in arguments.values()]
 
 
 def _get_pyclient_from_wrapper(store: Any) -> Any:

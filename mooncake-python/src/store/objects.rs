@@ -74,11 +74,11 @@ impl Store {
     fn remove_by_regex(
         &self,
         py: Python<'_>,
-        regex_pattern: &str,
+        #[pyo3(from_py_with = text)] regex_pattern: String,
         #[pyo3(from_py_with = truth)] force: bool,
     ) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
-        Ok(self.count(wait(py, session.client.remove_matching(regex_pattern, force))))
+        Ok(self.count(wait(py, session.client.remove_matching(&regex_pattern, force))))
     }
 
     /// Removes every key; how many.
