@@ -109,9 +109,8 @@ impl Session {
 
     /// Registered memory to write from.
     fn source(&self, address: u64, len: usize) -> Result<Slice<Wire>> {
-        let ours = self.regions.slice(address, len);
-        let slice = match (&self.engine, ours) {
-            (Some(engine), Err(_)) => engine.slice(address, len),
+        let slice = match (&self.engine, self.regions.slice(address, len)) {
+            (Some(engine), Err(error)) if is_unknown(&error) => engine.slice(address, len),
             (_, ours) => ours,
         }?;
         self.client.after_default_stream(slice.location())?;
@@ -120,9 +119,8 @@ impl Session {
 
     /// Registered memory to read into.
     fn sink(&self, address: u64, len: usize) -> Result<mooncake_transport::SliceMut<Wire>> {
-        let ours = self.regions.slice_mut(address, len);
-        let slice = match (&self.engine, ours) {
-            (Some(engine), Err(_)) => engine.slice_mut(address, len),
+        let slice = match (&self.engine, self.regions.slice_mut(address, len)) {
+            (Some(engine), Err(error)) if is_unknown(&error) => engine.slice_mut(address, len),
             (_, ours) => ours,
         }?;
         self.client.after_default_stream(slice.location())?;
@@ -229,6 +227,11 @@ impl Store {
         }
         Ok(())
     }
+}
+
+/// Whether the memory is none that this client has been told of; its engine may have been.
+fn is_unknown(error: &Error) -> bool {
+    EngineCode::of(error) == EngineCode::AddressNotRegistered
 }
 
 /// What [`Store::setup_native`] is told beside names.
