@@ -135,7 +135,12 @@ async fn answer(mut stream: UnixStream, memory: &ExposedMemory) -> std::io::Resu
     let (direction, addr, len) =
         (stream.read_u8().await?, stream.read_u64_le().await?, stream.read_u64_le().await?);
     // The whole range is checked before the first byte moves.
-    let allowed = direction <= WRITE && memory.check(addr, len).is_ok();
+    let checked = match direction {
+        READ => memory.check(addr, len),
+        WRITE => memory.check_write(addr, len),
+        _ => Err(Error::invalid("neither a read nor a write")),
+    };
+    let allowed = checked.is_ok();
     stream.write_u8(u8::from(allowed)).await?;
     if !allowed {
         return Ok(());

@@ -48,6 +48,11 @@ impl ExposedMemory {
         find(&self.spans.read(), addr, len).map(|_| ())
     }
 
+    /// The same of bytes that are to be written: no memory that can only be read.
+    pub fn check_write(&self, addr: u64, len: u64) -> Result<()> {
+        writable(find(&self.spans.read(), addr, len)?)
+    }
+
     /// Copies bytes out. `Invalid` for a range that is not open; what a device says of its memory.
     pub fn read(&self, addr: u64, into: &mut [u8]) -> Result<()> {
         let to = MemorySpan::new(NonNull::from(&mut *into).cast(), into.len());
@@ -77,9 +82,7 @@ impl ExposedMemory {
     /// During the call `from` stays allocated and is written by nobody, but for peers.
     pub unsafe fn copy_in(&self, addr: u64, from: MemorySpan) -> Result<()> {
         self.with(addr, from.len as u64, |to| {
-            if to.read_only {
-                return Err(Error::invalid(format!("{} bytes at {addr:#x} can only be read", from.len)));
-            }
+            writable(&to)?;
             // SAFETY: as above.
             unsafe { copy(from, to) }
         })?
@@ -142,6 +145,13 @@ fn check_free(spans: &BTreeMap<u64, MemorySpan>, addr: u64, len: u64) -> Result<
 fn find(spans: &BTreeMap<u64, MemorySpan>, addr: u64, len: u64) -> Result<&MemorySpan> {
     let span = spans.range(..=addr).next_back().map(|(_, span)| span);
     span.filter(|span| span.contains(addr, len)).ok_or_else(|| not_registered(addr, len))
+}
+
+fn writable(span: &MemorySpan) -> Result<()> {
+    if span.read_only {
+        return Err(Error::invalid(format!("the memory at {:#x} can only be read", span.addr())));
+    }
+    Ok(())
 }
 
 #[cold]
