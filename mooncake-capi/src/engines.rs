@@ -65,9 +65,11 @@ impl Engine {
     pub(crate) fn destroy(id: usize) -> Result<()> {
         let engine = ENGINES.write().as_mut().and_then(|engines| engines.remove(&id));
         let engine = engine.ok_or_else(|| Error::invalid(format!("{id:#x} is no engine")))?;
-        let closed = engine.block_on(engine.engine.close());
-        engine.engine.regions().clear();
-        closed
+        engine.block_on(async {
+            let closed = engine.engine.close().await;
+            engine.engine.regions().clear().await;
+            closed
+        })
     }
 
     pub(crate) fn block_on<R>(&self, work: impl Future<Output = Result<R>>) -> Result<R> {

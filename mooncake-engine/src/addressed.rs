@@ -42,7 +42,7 @@ impl Gone {
         let told = async {
             loop {
                 let told = self.notify.notified();
-                if *self.gone.lock() {
+                if self.is_set() {
                     return;
                 }
                 told.await;
@@ -51,11 +51,16 @@ impl Gone {
         tokio::time::timeout(limit, told).await.is_ok()
     }
 
+    /// Whether it is.
+    pub fn is_set(&self) -> bool {
+        *self.gone.lock()
+    }
+
     /// It is gone.
     pub fn set(&self) {
         *self.gone.lock() = true;
         self.changed.notify_all();
-        self.notify.notify_one();
+        self.notify.notify_waiters();
     }
 }
 
@@ -107,7 +112,7 @@ pub unsafe fn foreign(address: u64, len: usize) -> Result<(Arc<dyn MemorySource>
             "{len} bytes at {address:#x} are not all mapped in this process, or may not be read"
         )));
     }
-    let span = MemorySpan { read_only: rights == Mapped::ReadOnly, ..span };
+    let span = MemorySpan { read_only: rights == Mapped::ReadOnly, lent: true, ..span };
     let gone = Arc::new(Gone::default());
     Ok((Arc::new(Foreign { span, gone: gone.clone() }), gone))
 }
@@ -116,6 +121,8 @@ pub unsafe fn foreign(address: u64, len: usize) -> Result<(Arc<dyn MemorySource>
 #[derive(Debug, Default)]
 pub struct Regions {
     by_start: RwLock<BTreeMap<u64, Registered>>,
+    /// What was taken off the list, by its first address, while somebody may still use it.
+    leaving: Mutex<BTreeMap<u64, Arc<Gone>>>,
 }
 
 #[derive(Debug)]
@@ -147,41 +154,62 @@ impl Regions {
         drop(taken);
     }
 
-    /// Takes the regions that begin there off the list, all or none; what says when nobody uses their memory any more.
+    /// Takes the regions that begin there off the list, all or none; what says when nobody uses their memory any more. Who gave up waiting
+    /// for that may ask again.
     ///
     /// # Errors
     /// `INVALID_PARAMS` ([`EngineCode::AddressNotRegistered`]) when no region begins at one of them.
     pub fn take(&self, starts: &[u64]) -> Result<Vec<Arc<Gone>>> {
         let mut regions = self.by_start.write();
+        let mut leaving = self.leaving.lock();
+        leaving.retain(|_, gone| !gone.is_set());
         for (index, start) in starts.iter().enumerate() {
-            if regions.get(start).is_none_or(|registered| registered.ours) || starts[..index].contains(start)
-            {
+            let is_there = match regions.get(start) {
+                Some(registered) => !registered.ours,
+                None => leaving.contains_key(start),
+            };
+            if !is_there || starts[..index].contains(start) {
                 let text = format!("no buffer is registered at {start:#x}");
                 return Err(Error::invalid(text).with_source(EngineCode::AddressNotRegistered));
             }
         }
-        let taken: Vec<_> = starts.iter().filter_map(|start| regions.remove(start)).collect();
-        drop(regions);
-        Ok(taken.into_iter().map(|registered| registered.gone).collect())
+        let mut taken = Vec::new();
+        for start in starts {
+            if let Some(registered) = regions.remove(start) {
+                leaving.insert(*start, registered.gone.clone());
+                taken.push(registered.region);
+            }
+        }
+        let gone = starts.iter().filter_map(|start| leaving.get(start).cloned()).collect();
+        drop((regions, leaving));
+        // Whoever is told that the memory is gone may come back here.
+        drop(taken);
+        Ok(gone)
     }
 
     /// Takes the region that begins there off the list and waits until no transfer uses its memory any more.
     ///
     /// # Errors
     /// As [`take`](Self::take), and `OBJECT_REPLICA_BUSY` when a transfer does not end: then the memory must stay allocated.
-    pub fn remove(&self, start: u64) -> Result<()> {
-        let in_vain = self.take(&[start])?.into_iter().find(|gone| !gone.wait(UNUSED_WITHIN));
-        in_vain.map_or(Ok(()), |_| Err(still_in_use()))
+    pub async fn remove(&self, start: u64) -> Result<()> {
+        for gone in self.take(&[start])? {
+            if !gone.within(UNUSED_WITHIN).await {
+                return Err(still_in_use());
+            }
+        }
+        Ok(())
     }
 
     /// Everything off the list, and waits for transfers that use it, except for memory that leases still hold.
-    pub fn clear(&self) {
+    pub async fn clear(&self) {
         let all = std::mem::take(&mut *self.by_start.write());
+        let mut left: Vec<_> = std::mem::take(&mut *self.leaving.lock()).into_values().collect();
         for (_, Registered { region, gone, ours }) in all {
             drop(region);
-            if !ours {
-                gone.wait(UNUSED_WITHIN);
-            }
+            left.extend((!ours).then_some(gone));
+        }
+        for gone in left {
+            gone.within(UNUSED_WITHIN).await;
         }
     }
 

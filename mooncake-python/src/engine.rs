@@ -559,8 +559,11 @@ impl EngineCalls {
         not_forked()?;
         let Some(inner) = self.inner.write().take() else { return Ok(()) };
         let inner = inner.get();
-        let _ = wait(py, inner.engine.close());
-        py.detach(|| inner.engine.regions().clear());
+        let _ = wait(py, async {
+            let closed = inner.engine.close().await;
+            inner.engine.regions().clear().await;
+            closed
+        });
         Ok(())
     }
 }

@@ -41,8 +41,8 @@ pub(crate) fn wait<R: Send>(py: Python<'_>, work: impl Future<Output = Result<R>
         let runtime = runtime()?;
         let Some(pinned) = work.as_mut().as_pin_mut() else { return Err(Error::internal("no work")) };
         let ended = if signals::run_here() {
+            let ended = signals::drive(runtime, pinned);
             let _inside = runtime.enter();
-            let ended = signals::drive(pinned);
             // What is given up may leave something to the runtime.
             work.set(None);
             ended

@@ -2,17 +2,21 @@
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
-use std::pin::Pin;
+use std::io;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
+use futures::future::{Either, select};
 use mooncake_core::clock::{Clock, SystemClock};
 use parking_lot::Mutex;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use tokio::runtime::Runtime;
+use tokio::sync::Notify;
 
 /// How long a signal's handler may have to wait.
 pub(crate) const EVERY: Duration = Duration::from_millis(100);
@@ -55,33 +59,79 @@ pub(crate) fn run_here() -> bool {
     })
 }
 
-/// Polls on this thread until the work is done, or the handler of a signal raises: then `None`, the work is as it was, and the
-/// interpreter raises that when the call returns. Only while detached from it.
-pub(crate) fn drive<F: Future>(mut work: Pin<&mut F>) -> Option<F::Output> {
+/// Does the work, in turn with the handlers of signals: when one raises it is `None`, the work is as it was, and the interpreter raises that
+/// when the call returns. On the first thread, detached from the interpreter.
+pub(crate) fn drive<F>(runtime: &Runtime, mut work: Pin<&mut F>) -> Option<F::Output>
+where
+    F: Future<Output: Send> + Send,
+{
+    if let Some(ended) = poll_here(runtime, work.as_mut()) {
+        return Some(ended);
+    }
+    match beside(runtime, work.as_mut()) {
+        Ok(ended) => ended,
+        Err(error) => {
+            tracing::debug!("signals wait for the end of a call: {error}");
+            Some(runtime.block_on(work))
+        }
+    }
+}
+
+/// Polls on this thread, for as long as no handler would be missed.
+fn poll_here<F: Future>(runtime: &Runtime, mut work: Pin<&mut F>) -> Option<F::Output> {
+    let _inside = runtime.enter();
     let parked = PARKED.with(Arc::clone);
     let waker = Waker::from(parked.clone());
     let mut context = Context::from_waker(&waker);
+    if let Poll::Ready(output) = work.as_mut().poll(&mut context) {
+        return Some(output);
+    }
     let clock = SystemClock::new();
-    let mut looked = None;
+    let since = clock.now();
     loop {
-        if let Poll::Ready(output) = work.as_mut().poll(&mut context) {
+        let left = EVERY.saturating_sub(clock.now().since(since));
+        // What was raised ends all calls up to the interpreter's next instruction.
+        if left.is_zero() || RAISED.lock().is_some() {
+            return None;
+        }
+        if !parked.woken.swap(false, Ordering::Acquire) {
+            thread::park_timeout(left);
+        } else if let Poll::Ready(output) = work.as_mut().poll(&mut context) {
             return Some(output);
         }
-        let since = *looked.get_or_insert_with(|| clock.now());
-        while !parked.woken.swap(false, Ordering::Acquire) {
-            let left = EVERY.saturating_sub(clock.now().since(since));
-            if left.is_zero() {
+    }
+}
+
+/// Does the work on another thread while handlers run on this one: they may wait for what the work has in use.
+fn beside<F>(runtime: &Runtime, work: Pin<&mut F>) -> io::Result<Option<F::Output>>
+where
+    F: Future<Output: Send> + Send,
+{
+    let (done, given_up) = (&AtomicBool::new(false), &Notify::new());
+    thread::scope(|scope| {
+        let caller = thread::current();
+        let other =
+            thread::Builder::new().name("mooncake-wait".to_owned()).spawn_scoped(scope, move || {
+                let given_up = pin!(given_up.notified());
+                let ended = runtime.block_on(select(work, given_up));
+                done.store(true, Ordering::Release);
+                caller.unpark();
+                match ended {
+                    Either::Left((output, _)) => Some(output),
+                    Either::Right(_) => None,
+                }
+            })?;
+        while !done.load(Ordering::Acquire) {
+            let raised = RAISED.lock().is_some() || Python::try_attach(handled) == Some(false);
+            if raised {
+                given_up.notify_one();
                 break;
             }
-            thread::park_timeout(left);
+            thread::park_timeout(EVERY);
         }
-        if clock.now().since(since) >= EVERY {
-            looked = None;
-            if Python::try_attach(handled).is_some_and(|handled| !handled) {
-                return None;
-            }
-        }
-    }
+        // Panics of the work are caught inside.
+        Ok(other.join().ok().flatten())
+    })
 }
 
 /// Runs the handlers of signals that have arrived. When one raises it is false, and the interpreter raises that at the next chance.

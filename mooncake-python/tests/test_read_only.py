@@ -115,3 +115,38 @@ def test_of_another_engine(tmp_path, file, tcp):
     assert owner.returncode == 0
     file.seek(0)
     assert file.read() == content
+
+
+FREED = """
+import mmap, sys, ctypes
+from mooncake.engine import TransferEngine
+libc = ctypes.CDLL(None)
+pages = mmap.mmap(-1, 1 << 20)
+at = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+engine = TransferEngine()
+assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+assert engine.register_memory(at, 1 << 20) == 0
+gone = libc.munmap if sys.argv[1] == "gone" else lambda at, size: libc.mprotect(at, size, 1)
+assert gone(ctypes.c_void_p(at), ctypes.c_size_t(1 << 20)) == 0
+print(engine.get_rpc_port(), at, flush=True)
+sys.stdin.read()
+import os
+os._exit(3)
+"""
+
+
+@pytest.mark.parametrize("how", ["gone", "protected"])
+def test_memory_that_went_while_it_was_registered(how):
+    owner = subprocess.Popen(
+        [sys.executable, "-c", FREED, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    port, theirs = owner.stdout.readline().split()
+    engine = TransferEngine()
+    assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    mine = np.full(SIZE, 7, np.uint8)
+    assert engine.register_memory(mine.ctypes.data, SIZE) == 0
+    for length in (1, 64, 4096, 65536, SIZE):
+        assert engine.transfer_sync_write(f"127.0.0.1:{port}", mine.ctypes.data, int(theirs), length) < 0
+    engine._close()
+    owner.communicate("")
+    assert owner.returncode == 3

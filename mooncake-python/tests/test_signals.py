@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import threading
@@ -114,3 +115,55 @@ def test_ctrl_c_while_waiting_for_a_pool(make_store: Any) -> None:
         lease.release()
     pool.acquire(MIB).release()
     pool.close()
+
+
+def test_a_handler_may_wait_for_what_the_call_holds(own_master: Any, make_store: Any) -> None:
+    master = own_master()
+    store = make_store(master)
+    memory = (ctypes.c_ubyte * 4096)()
+    at = ctypes.addressof(memory)
+    assert store.register_buffer(at, 4096) == 0
+    codes: list[int] = []
+
+    def clean_up(*_: Any) -> None:
+        master.thaw()
+        codes.append(store.unregister_buffer(at))
+        raise SystemExit(7)
+
+    master.freeze()
+    before = signal.signal(signal.SIGUSR1, clean_up)
+    try:
+        begun = time.monotonic()
+        with pytest.raises(SystemExit), sent(signal.SIGUSR1):
+            store.put_from("key", at, 4096)
+        assert codes == [0] and time.monotonic() - begun < SOON
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_unregistering_can_be_given_up_and_taken_up_again(own_master: Any, make_store: Any) -> None:
+    master = own_master()
+    store = make_store(master)
+    memory = (ctypes.c_ubyte * 4096)()
+    at = ctypes.addressof(memory)
+    assert store.register_buffer(at, 4096) == 0
+    master.freeze()
+    put = threading.Thread(target=store.put_from, args=("key", at, 4096))
+    put.start()
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), sent(signal.SIGINT, 0.5):
+        store.unregister_buffer(at)
+    assert time.monotonic() - begun < SOON
+    assert store.put_from("other", at, 10) == -600, "it is on its way out"
+    threading.Timer(0.5, master.thaw).start()
+    assert store.unregister_buffer(at) == 0, "waits for the put"
+    put.join(1)
+    assert not put.is_alive()
+    assert store.unregister_buffer(at) == -600
+
+
+def test_one_interrupt_ends_calls_in_a_row(frozen: MooncakeDistributedStore) -> None:
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), sent(signal.SIGINT):
+        list(map(frozen.is_exist, ["a", "b", "c"]))
+    assert time.monotonic() - begun < SOON

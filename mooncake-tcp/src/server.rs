@@ -293,7 +293,12 @@ impl Session {
         let mut done = early.len();
         let open = range.enter().is_some_and(|inside| {
             // SAFETY: the place is inside the gate, and `early` is no longer than the range.
-            unsafe { socket::place(early, inside.at(0)) };
+            unsafe {
+                if range.is_lent() {
+                    return socket::place_if_there(early, inside.at(0));
+                }
+                socket::place(early, inside.at(0));
+            }
             true
         });
         if !open {

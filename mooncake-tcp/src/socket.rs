@@ -146,6 +146,28 @@ pub(crate) unsafe fn place(from: &[u8], to: *mut u8) {
     unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
 }
 
+/// The same to memory that may not be there any more: whether it was.
+///
+/// # Safety
+/// `to` is the start of `from.len()` bytes that nobody but their owner cares about.
+pub(crate) unsafe fn place_if_there(from: &[u8], to: *mut u8) -> bool {
+    if from.is_empty() {
+        return true;
+    }
+    let local = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
+    let remote = libc::iovec { iov_base: to.cast(), iov_len: from.len() };
+    // SAFETY: the kernel reads `from`, and checks each page of the rest as it comes to it.
+    let copied =
+        unsafe { libc::process_vm_writev(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
+    if copied < 0 && io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT) {
+        // Where the call is forbidden the memory is taken at its owner's word.
+        // SAFETY: the caller's promise, and its owner's.
+        unsafe { place(from, to) };
+        return true;
+    }
+    usize::try_from(copied) == Ok(from.len())
+}
+
 /// Sizes of the kernel's buffers, in bytes; zero leaves them to the kernel, which adapts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Buffers {

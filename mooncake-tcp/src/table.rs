@@ -104,6 +104,11 @@ impl Range {
         self.region.span.read_only
     }
 
+    /// Whether it may be gone, although it is registered.
+    pub(crate) fn is_lent(&self) -> bool {
+        self.region.span.lent
+    }
+
     /// Whether it is memory that the processor cannot touch.
     pub(crate) fn is_device(&self) -> bool {
         self.region.span.location.is_device()

@@ -59,6 +59,8 @@ pub struct MemorySpan {
     pub location: Location,
     /// Writing to it would end the process ([`Mapped::ReadOnly`]): wires read it and refuse to write it, for peers too.
     pub read_only: bool,
+    /// Its owner may take it away while it is registered, although it should not: wires that copy to it have the kernel do that, which refuses.
+    pub lent: bool,
 }
 
 // SAFETY: a span is an address and a length; using it is what needs care, and that is `unsafe` everywhere.
@@ -71,7 +73,7 @@ unsafe impl Sync for MemorySpan {}
 impl MemorySpan {
     /// A span of host memory that can be written.
     pub fn new(ptr: NonNull<u8>, len: usize) -> Self {
-        Self { ptr, len, location: Location::Any, read_only: false }
+        Self { ptr, len, location: Location::Any, read_only: false, lent: false }
     }
 
     /// The first byte's address as peers see it.

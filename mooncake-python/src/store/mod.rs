@@ -149,9 +149,7 @@ impl Session {
             pages.stop().await;
         }
         let outcome = self.client.close().await;
-        let regions = self.regions.clone();
-        let cleared = tokio::task::spawn_blocking(move || regions.clear()).await;
-        cleared.map_err(|error| Error::internal(format!("giving memory back failed: {error}")))?;
+        self.regions.clear().await;
         outcome
     }
 }

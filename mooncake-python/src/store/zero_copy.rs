@@ -212,7 +212,7 @@ impl Store {
     /// Gives registered memory back, after waiting for transfers that use it. 0, or -600 when it is not registered.
     fn unregister_buffer(&self, py: Python<'_>, buffer_ptr: Uint) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
-        Ok(self.code(py.detach(|| session.regions.remove(buffer_ptr.0))))
+        Ok(self.code(wait(py, session.regions.remove(buffer_ptr.0))))
     }
 
     /// `put` from registered memory, without a copy.

@@ -145,6 +145,7 @@ impl Elsewhere {
             "addr": span.addr(),
             "len": span.len,
             "remote": access == Access::Remote,
+            "read_only": span.read_only,
         });
         let mut process = self.process.lock();
         for _ in 0..STARTS {
@@ -310,14 +311,17 @@ fn the_other_process() {
             peers.push(runtime.block_on(node.connect(&desc)).unwrap());
             json!({"peer": peers.len() - 1})
         } else if let (Some(id), Some(peer)) = (n("move"), n("peer")) {
-            let slice = regions.remove(&id).unwrap().exclusive().unwrap();
-            assert_eq!(Some(slice.len() as u64), n("len"), "whole registrations only");
-            let (peer, transfer) = (&peers[peer as usize], [Transfer::new(n("at").unwrap(), slice)]);
-            let (result, [Transfer { buffer, .. }]) = match order["read"] == true {
-                true => transfer::read(&*node, peer, transfer, None).wait(),
-                false => transfer::write(&*node, peer, transfer, None).wait(),
+            let (region, at, peer) = (regions.remove(&id).unwrap(), n("at").unwrap(), &peers[peer as usize]);
+            assert_eq!(Some(region.len() as u64), n("len"), "whole registrations only");
+            let (result, region) = if order["read"] == true {
+                let transfer = [Transfer::new(at, region.exclusive().unwrap())];
+                let (result, [Transfer { buffer, .. }]) = transfer::read(&*node, peer, transfer, None).wait();
+                (result, buffer.into_region().unwrap())
+            } else {
+                let transfer = [Transfer::new(at, region.slice(0..region.len()).unwrap())];
+                (transfer::write(&*node, peer, transfer, None).wait().0, region)
             };
-            regions.insert(id, buffer.into_region().unwrap());
+            regions.insert(id, region);
             json!({"done": result.is_ok(), "why": result.err().map(|error| error.to_string())})
         } else {
             panic!("{order}")
@@ -374,7 +378,8 @@ impl Mapped {
         let start = NonNull::new(found.cast::<u8>()).filter(|_| found != libc::MAP_FAILED)?;
         // SAFETY: inside of the mapping.
         let first = unsafe { start.add(before) };
-        Some(Self { span: MemorySpan::new(first, n("len")), start, len })
+        let read_only = order["read_only"] == true;
+        Some(Self { span: MemorySpan { read_only, ..MemorySpan::new(first, n("len")) }, start, len })
     }
 }
 

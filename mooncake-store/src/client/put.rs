@@ -165,7 +165,7 @@ pub(crate) async fn write<T: Transport>(
     let deadline = client.deadline();
     client.forget(items.iter().map(|item| item.key));
     let mut outcomes: Outcomes = items.iter().map(|item| refusal(client, item).map(Err)).collect();
-    let repeated = repeated(items, &outcomes);
+    let repeated = repeated(mode, items, &outcomes);
     for &(item, _) in &repeated {
         outcomes[item] = Some(Ok(PutOutcome::Existed));
     }
@@ -204,8 +204,8 @@ pub(crate) async fn write<T: Transport>(
     }
     // What began to be fetched meanwhile may be the value before.
     client.forget(items.iter().map(|item| item.key));
-    for (item, first) in repeated {
-        if let Some(Err(error)) = &outcomes[first] {
+    for (item, stored) in repeated {
+        if let Some(Err(error)) = &outcomes[stored] {
             outcomes[item] = Some(Err(again(error)));
         }
     }
@@ -227,20 +227,22 @@ async fn tell<T: Transport>(client: &Inner<T>, deadline: &Deadline) {
     }
 }
 
-/// Items whose key an item before them has, and that one: the first is what is stored. Space for both would be the same space, of one call.
-fn repeated<T: Transport>(items: &[Item<'_, T>], refused: &Outcomes) -> Vec<(usize, usize)> {
+/// Items whose key another item has that is what comes to be stored, and that one: as if they came one after the other it is the first of those
+/// that are put, and the last of those that replace. Space for both would be the same space, of one call.
+fn repeated<T: Transport>(mode: WriteMode, items: &[Item<'_, T>], refused: &Outcomes) -> Vec<(usize, usize)> {
     if items.len() < 2 {
         return Vec::new();
     }
-    let mut seen = HashMap::with_capacity(items.len());
-    let mut repeated = Vec::new();
-    for (item, _) in refused.iter().enumerate().filter(|(_, refused)| refused.is_none()) {
-        let first = *seen.entry(items[item].key).or_insert(item);
-        if first != item {
-            repeated.push((item, first));
+    let asked: Vec<usize> = (0..items.len()).filter(|&item| refused[item].is_none()).collect();
+    let mut stored = HashMap::with_capacity(asked.len());
+    for &item in &asked {
+        let stored = stored.entry(items[item].key).or_insert(item);
+        if mode == WriteMode::Upsert {
+            *stored = item;
         }
     }
-    repeated
+    let stored = asked.iter().map(|&item| (item, stored.get(items[item].key).copied().unwrap_or(item)));
+    stored.filter(|(item, stored)| item != stored).collect()
 }
 
 /// What is wrong with an item before anybody is asked.

@@ -61,7 +61,7 @@ over_every_wire! {
     a_key_is_put_once,
     an_upsert_replaces,
     batches_answer_item_by_item,
-    of_one_key_in_a_batch_the_first_is_stored,
+    of_one_key_in_a_batch_one_is_stored,
     registered_memory_is_used_as_it_is,
     odd_keys_and_values,
     a_value_larger_than_all_memory,
@@ -155,7 +155,7 @@ async fn batches_answer_item_by_item(kind: Kind) {
     cluster.assert_empty();
 }
 
-async fn of_one_key_in_a_batch_the_first_is_stored(kind: Kind) {
+async fn of_one_key_in_a_batch_one_is_stored(kind: Kind) {
     let cluster = Cluster::start(kind, options()).await;
     let (a, b) = cluster.pair().await;
     let config = ReplicateConfig::default();
@@ -175,7 +175,7 @@ async fn of_one_key_in_a_batch_the_first_is_stored(kind: Kind) {
         let put: Vec<_> = outcomes[1..].iter().map(|outcome| *outcome.as_ref().unwrap()).collect();
         assert_eq!(put, [PutOutcome::Stored, PutOutcome::Stored, PutOutcome::Existed, PutOutcome::Existed]);
         assert_eq!(b.get(&k).await.unwrap().unwrap(), first);
-        for outcome in a.batch_upsert(&[(&k, &other), (&k, &first)], &config).await.unwrap() {
+        for outcome in a.batch_upsert(&[(&k, &first), (&k, &first), (&k, &other)], &config).await.unwrap() {
             outcome.unwrap();
         }
         assert_eq!(b.get(&k).await.unwrap().unwrap(), other);

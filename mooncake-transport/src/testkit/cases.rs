@@ -137,7 +137,7 @@ pub fn read_only_memory_is_not_written<F: Fixture>(fixture: &mut F) {
     let (keeper, filled) = (world.open(64, 9), world.open(4096, 1));
     let memory = Arc::new(Part::read_only(filled.memory().clone()));
     drop(filled);
-    let Ok(closed) = Region::register(&*world.owner, memory.clone(), Access::Remote) else { return };
+    let Ok(closed) = Region::register(&*world.owner, memory, Access::Remote) else { return };
     let closed = closed.exclusive().expect_err("nobody fills it");
     #[allow(unsafe_code)]
     // SAFETY: no other range of it is in use.
@@ -153,10 +153,13 @@ pub fn read_only_memory_is_not_written<F: Fixture>(fixture: &mut F) {
         Ok(()) => assert!(shows(&into, |i| pattern(1, 64 + i)), "it can be read"),
         Err(error) => assert_eq!(error.kind(), ErrorKind::Invalid, "{error}"),
     }
+    let filled = world.region(&world.user, 64, Access::Local, 3);
+    let memory = Arc::new(Part::read_only(filled.memory().clone()));
+    drop(filled);
     let from = Region::register(&*world.user, memory, Access::Local).expect("to write from").slice(0..64);
     let (result, _) = world.write(&peer, keeper.addr(), from.expect("in range"));
     result.expect("it can be written from");
-    assert_eq!(bytes_of(&keeper), patterned(1, 64));
+    assert_eq!(bytes_of(&keeper), patterned(3, 64));
 }
 
 /// "Addresses are checked at each operation: once the registration is dropped, they are refused." A way that was used before
