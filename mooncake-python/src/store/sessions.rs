@@ -144,7 +144,13 @@ impl Session {
     async fn end_writes(&self, keys: &[String]) -> Result<Vec<Result<()>>> {
         let taken = self.take_writes(keys).await;
         let objects: Vec<&Reservation> = taken.iter().flatten().map(|one| &one.space).collect();
-        let mut ended = self.client.own()?.commit(&objects).await?.into_iter();
+        let client = self.client.own()?;
+        let mut ended = client.commit(&objects).await?.into_iter();
+        // Nobody can write the rest of these any more.
+        let incomplete: Vec<_> = objects.into_iter().filter(|object| object.is_incomplete()).collect();
+        if !incomplete.is_empty() {
+            client.give_back(&incomplete).await;
+        }
         let lost = || Err(Error::internal("an answer without an item"));
         Ok(taken
             .iter()

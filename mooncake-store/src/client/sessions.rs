@@ -1,13 +1,15 @@
 //! Writing objects in parts: space first, then any ranges of it in any order, then all of it readable at once.
 
 use std::collections::HashSet;
+use std::ops::Range;
 
 use mooncake_core::clock::Moment;
 use mooncake_core::ids::ObjectKey;
 use mooncake_core::replica::{MemoryLocation, Replica, ReplicaType, ReplicateConfig};
-use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::engine::Request;
 use mooncake_transport::{Slice, Transport};
+use parking_lot::Mutex;
 
 use super::metrics::Operation;
 use super::put::{Attempt, OURS_FOR, of_some};
@@ -22,6 +24,8 @@ pub struct Reservation {
     size: u64,
     replicas: Vec<MemoryLocation>,
     attempt: Attempt,
+    /// Ranges that were to be written, and were not.
+    missing: Mutex<Vec<Range<u64>>>,
 }
 
 impl Reservation {
@@ -33,6 +37,20 @@ impl Reservation {
     /// Length of the object in bytes.
     pub fn size(&self) -> u64 {
         self.size
+    }
+
+    /// Whether a range that was to be written was not, nor later.
+    pub fn is_incomplete(&self) -> bool {
+        !self.missing.lock().is_empty()
+    }
+
+    fn written(&self, range: Range<u64>, outcome: &Result<()>) {
+        match outcome {
+            Ok(()) => self.missing.lock().retain(|lost| lost.start < range.start || lost.end > range.end),
+            // Nobody could have meant that.
+            Err(error) if error.kind() == ErrorKind::Invalid => {}
+            Err(_) => self.missing.lock().push(range),
+        }
     }
 }
 
@@ -73,7 +91,8 @@ impl<T: Transport> Client<T> {
                     Error::internal("the master granted no memory to write to").context(shown(put.key))
                 );
             }
-            Ok(Reservation { key: put.key.to_vec(), size: put.len, replicas, attempt })
+            let missing = Mutex::default();
+            Ok(Reservation { key: put.key.to_vec(), size: put.len, replicas, attempt, missing })
         };
         let mut room = Room::new(inner, &deadline);
         let mut named = HashSet::with_capacity(puts.len());
@@ -160,21 +179,35 @@ impl<T: Transport> Client<T> {
             }
         }
         counting.moved(since, bytes);
+        for (outcome, write) in outcomes.iter().zip(&writes) {
+            write.object.written(write.offset..write.offset.saturating_add(write.from.len() as u64), outcome);
+        }
         outcomes.iter().zip(&writes).for_each(|(outcome, write)| counting.part(outcome, write.from.len()));
         counting.end();
         outcomes
     }
 
-    /// Makes reserved objects readable. All of their bytes must have landed.
+    /// Makes reserved objects readable. All of their bytes must have landed; what was never to be written is whatever lay there.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any; it is also that of a reservation which the master may have taken back.
+    /// The outer one means that nothing is known of any. `UNAVAILABLE_IN_CURRENT_STATUS` for a reservation which the master may have taken back, and
+    /// for one of which a range could not be written; that may be written again, or given back.
     pub async fn commit(&self, objects: &[&Reservation]) -> Result<Vec<Result<()>>> {
         let inner = &self.inner;
         inner.usable()?;
         let deadline = inner.deadline();
         let mut outcomes: Vec<Option<Result<()>>> = objects.iter().map(|_| None).collect();
-        for (attempt, of) in by_attempt(objects) {
+        for (attempt, mut of) in by_attempt(objects) {
+            of.retain(|&i| {
+                let complete = !objects[i].is_incomplete();
+                if !complete {
+                    outcomes[i] = Some(Err(incomplete(&objects[i].key)));
+                }
+                complete
+            });
+            if of.is_empty() {
+                continue;
+            }
             if !attempt.is_ours(inner) {
                 of.iter().for_each(|&i| outcomes[i] = Some(Err(too_old(&objects[i].key))));
                 continue;
@@ -223,6 +256,10 @@ fn too_old(key: &[u8]) -> Error {
         "the space was reserved so long ago that the master may have taken it back",
     )
     .context(shown(key))
+}
+
+fn incomplete(key: &[u8]) -> Error {
+    Error::new(ErrorCode::UnavailableInCurrentStatus, "a part of it could not be written").context(shown(key))
 }
 
 impl<T: Transport> RangeWrite<'_, T> {

@@ -14,7 +14,7 @@ use mooncake_store::api::{
 };
 #[cfg(feature = "disk")]
 use mooncake_store::client::OffloadConfig;
-use mooncake_store::client::{Client, ClientConfig, MasterHandle, PutOutcome, RangeRead};
+use mooncake_store::client::{Client, ClientConfig, MasterHandle, PutOutcome, RangeRead, RangeWrite};
 use mooncake_store::master::{Master, MasterOptions};
 use mooncake_store::protocol::wire::{DiskWork, OffloadItem, StoredAt};
 use parking_lot::Mutex;
@@ -373,6 +373,31 @@ async fn a_master_without_numbers_is_asked_for_space_once() {
     assert_eq!(front.master().stats().writing, 1, "it cannot be told which write is meant");
     front.lose(&["end"]);
     assert_eq!(client.put("l", value(2, 1000)).await.unwrap(), PutOutcome::Stored);
+}
+
+#[tokio::test]
+async fn what_was_not_written_is_not_committed() {
+    let front = Front::new(false);
+    let owner = front.member(1 << 20).await;
+    let reserved = owner.reserve(&[("k", 1000), ("l", 1000)], &Default::default()).await.unwrap();
+    let [k, l] = reserved.try_into().map(|both: [Result<_>; 2]| both.map(Result::unwrap)).unwrap();
+    let write = |object, offset| {
+        let from = owner.alloc_registered(500).unwrap().slice(0..500).unwrap();
+        vec![RangeWrite { object, offset, from }]
+    };
+    for object in [&k, &l] {
+        owner.write_ranges(write(object, 0)).await.remove(0).unwrap();
+    }
+    // Later than the existing master would still know it for ours.
+    front.clock.advance(Duration::from_secs(26));
+    let code = |outcome: Result<()>| outcome.unwrap_err().code();
+    let late = owner.write_ranges(write(&k, 500)).await.remove(0);
+    assert_eq!(code(late), ErrorCode::UnavailableInCurrentStatus);
+    assert!(k.is_incomplete() && !l.is_incomplete());
+    let [ended, other] = owner.commit(&[&k, &l]).await.unwrap().try_into().unwrap();
+    assert_eq!(code(ended), ErrorCode::UnavailableInCurrentStatus);
+    other.unwrap();
+    assert_eq!(owner.get("k").await.unwrap(), None);
 }
 
 #[tokio::test]
