@@ -144,7 +144,8 @@ def test_rest_offers_files_of_its_folders_only(rest, tmp_path):
         for path in (opened / "pipe", opened / "missing"):
             assert offer(path) == 500
         assert ask("POST", f"{rest}/api/mount_shm", {"name": shared.name, "size": 1 << 20})[0] == 403
-        assert offer(opened / "file") == 200 and offer(opened / "inside") == 200
+        assert offer(opened / "file") == 200 and offer(opened / "file") == 200
+        assert offer(opened / "inside") == 500, "its bytes are offered already"
         assert ask("POST", f"{rest}/api/reconfigure", {"mode": "prefill"})[0] == 200
     finally:
         shared.unlink()

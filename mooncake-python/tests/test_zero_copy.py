@@ -442,3 +442,24 @@ def test_host_memory():
     free(memory)
     assert alloc(0) is None
     bind_to_numa_node(4711)
+
+
+def test_bytes_of_a_file_are_offered_once(make_store, key):
+    store = make_store(global_segment_size=0)
+    path = f"/dev/shm/mooncake-test-{os.getpid()}-once"
+    with open(path, "wb") as file:
+        file.truncate(4 << 20)
+    try:
+        first = store.mount_segment(path, 2 << 20)
+        assert first["ret"] == 0
+        assert store.mount_segment(path, 2 << 20)["ret"] < 0 and "offered already" in store.last_error().message
+        assert store.mount_segment(path, 2 << 20, 1 << 20)["ret"] < 0
+        second = store.mount_segment(path, 2 << 20, 2 << 20)
+        assert second["ret"] == 0
+        values = {f"{key}-{i}": bytes([i]) * (64 << 10) for i in range(40)}
+        assert [store.put(name, value) for name, value in values.items()] == [0] * 40
+        assert all(store.get(name) == value for name, value in values.items())
+        assert store.unmount_segment(first["segment_ids"], 0) == 0
+        assert store.mount_segment(path, 2 << 20)["ret"] == 0, "free again"
+    finally:
+        os.unlink(path)

@@ -117,6 +117,7 @@ class MooncakeStoreService:
         self.store = store or MooncakeDistributedStore()
         # What `reconfigure` mounted, and who changes it now.
         self._mode_ids: list[str] = []
+        self._mode_file: tuple[str, Any, Any] | None = None
         self._mode = asyncio.Lock()
         self.app = web.Application(client_max_size=_MAX_BODY)
         self.app.add_routes(
@@ -287,19 +288,22 @@ class MooncakeStoreService:
             raise BadRequest("Invalid mode. Use 'decode' or 'prefill'")
         async with self._mode:
             if mode == "prefill":
-                self._mode_ids = await self._unmount_each(self._mode_ids, 0)
+                self._mode_ids, self._mode_file = await self._unmount_each(self._mode_ids, 0), None
                 if self._mode_ids:
                     return _error("Unmount operation failed", 500, mode="decode")
                 return _json({"status": "success", "mode": "prefill"})
             path = _text(body, "path", "")
             if not path:
                 raise BadRequest("Missing path")
+            wanted = (path, body.get("size"), body.get("offset", 0))
+            if wanted == self._mode_file:
+                return _json({"status": "success", "mode": "decode", "segment_ids": self._mode_ids})
             # The new memory first, so that there is always some.
             ids, cause = await self._mount_file(path, body, self._folders)
             if cause:
                 now = "decode" if self._mode_ids else "prefill"
                 return _error("Mount operation failed", 500, mode=now, cause=cause)
-            self._mode_ids = ids + await self._unmount_each(self._mode_ids, 0)
+            self._mode_ids, self._mode_file = ids + await self._unmount_each(self._mode_ids, 0), wanted
             return _json({"status": "success", "mode": "decode", "segment_ids": ids})
 
     @_answered

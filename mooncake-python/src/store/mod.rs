@@ -3,6 +3,7 @@
 mod bytes;
 mod futures;
 mod objects;
+mod offered;
 mod ranges;
 mod replicas;
 mod segments;

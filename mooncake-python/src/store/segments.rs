@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::ids::{SegmentId, Uuid};
-use mooncake_core::memory::{HostMemory, MemorySource};
+use mooncake_core::memory::MemorySource;
 use mooncake_core::{Error, ErrorCode, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use super::offered::Offered;
 use super::{Session, Store};
 use crate::args::{Uint, texts};
 use crate::runtime::wait;
@@ -46,7 +47,7 @@ impl Session {
             let file = file.map_err(|error| {
                 Error::new(ErrorCode::FileOpenFail, format!("cannot open {path}: {error}")).with_source(error)
             })?;
-            HostMemory::map_file(&file, offset, len)
+            Offered::new(&file, offset, len)
         });
         let memory = opened.await.map_err(|error| Error::internal(format!("mapping failed: {error}")))??;
         self.client.own()?.mount_memory(Arc::new(memory)).await
