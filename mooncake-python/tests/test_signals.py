@@ -20,6 +20,14 @@ from mooncake.store import BufferPool, MooncakeDistributedStore
 SOON = 5
 
 
+@pytest.fixture(autouse=True)
+def _interrupts() -> Iterator[None]:
+    """What a shell starts behind its back ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @contextlib.contextmanager
 def sent(number: int, after: float = 0.3) -> Iterator[None]:
     """Sends this process a signal while the block runs."""
