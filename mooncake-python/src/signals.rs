@@ -142,7 +142,8 @@ fn handled(py: Python<'_>) -> bool {
     #[allow(unsafe_code)]
     let full = unsafe { ffi::Py_AddPendingCall(Some(raise), std::ptr::null_mut()) } != 0;
     if full {
-        // Nobody is left who would raise it.
+        // Nobody is left who would raise it, and what stays there would end every call.
+        RAISED.lock().take();
         tracing::warn!("what a signal's handler raised was lost");
         return true;
     }
