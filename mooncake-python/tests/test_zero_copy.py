@@ -461,5 +461,7 @@ def test_bytes_of_a_file_are_offered_once(make_store, key):
         assert all(store.get(name) == value for name, value in values.items())
         assert store.unmount_segment(first["segment_ids"], 0) == 0
         assert store.mount_segment(path, 2 << 20)["ret"] == 0, "free again"
+        offer = f"import fcntl, sys; file = open({path!r}, 'rb+')\nfcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        assert subprocess.run([sys.executable, "-c", offer], stderr=subprocess.DEVNULL).returncode == 1, "nor by others"
     finally:
         os.unlink(path)

@@ -1,56 +1,56 @@
-//! Parts of files that this process offers to the cluster: each byte once, as two objects would share it else.
+//! Parts of files that stores offer to the cluster: each byte once on this host, as two objects would share it else.
 
 use std::fs::File;
-use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
+use std::io;
+use std::os::fd::AsRawFd;
 
 use mooncake_core::memory::{HostMemory, MemorySource, MemorySpan};
 use mooncake_core::{Error, ErrorCode, Result};
-use parking_lot::Mutex;
 
-static OFFERED: Mutex<Vec<Part>> = Mutex::new(Vec::new());
-
-/// Which bytes of which file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Part {
-    device: u64,
-    number: u64,
-    bytes: Range<u64>,
-}
-
-/// A mapped part of a file that no other one of this process overlaps.
+/// A mapped part of a file, of which nobody else on this host offers a byte.
 pub(super) struct Offered {
     memory: HostMemory,
-    part: Part,
+    /// Holds the lock. Not inherited by programs, and gone with the process.
+    _locked: File,
 }
 
 impl Offered {
-    /// Maps so many bytes from `offset` on.
+    /// Maps so many bytes from `offset` on, of a file opened for this.
     ///
     /// # Errors
-    /// `SEGMENT_ALREADY_EXISTS` when some of them are offered, and what keeps a file from being mapped.
-    pub(super) fn new(file: &File, offset: u64, len: usize) -> Result<Self> {
-        let about = file.metadata()?;
-        let bytes = offset..offset.saturating_add(len as u64);
-        let part = Part { device: about.dev(), number: about.ino(), bytes };
-        let mut offered = OFFERED.lock();
-        let overlaps = |other: &Part| {
-            (other.device, other.number) == (part.device, part.number)
-                && other.bytes.start < part.bytes.end
-                && part.bytes.start < other.bytes.end
-        };
-        if let Some(other) = offered.iter().find(|other| overlaps(other)) {
-            return Err(Error::new(
-                ErrorCode::SegmentAlreadyExists,
-                format!(
-                    "bytes {} to {} of this file are offered already",
-                    other.bytes.start, other.bytes.end
-                ),
-            ));
+    /// `SEGMENT_ALREADY_EXISTS` when some of them are offered, by this process or another, and what keeps a file from being mapped.
+    pub(super) fn new(file: File, offset: u64, len: usize) -> Result<Self> {
+        let memory = HostMemory::map_file(&file, offset, len)?;
+        if let Err(error) = lock(&file, offset, len) {
+            if [io::ErrorKind::WouldBlock, io::ErrorKind::PermissionDenied].contains(&error.kind()) {
+                return Err(Error::new(
+                    ErrorCode::SegmentAlreadyExists,
+                    format!(
+                        "of bytes {offset} to {} of this file some are offered already",
+                        offset + len as u64
+                    ),
+                ));
+            }
+            tracing::warn!("nobody is kept from offering the same bytes of this file: {error}");
         }
-        let memory = HostMemory::map_file(file, offset, len)?;
-        offered.push(part.clone());
-        Ok(Self { memory, part })
+        Ok(Self { memory, _locked: file })
+    }
+}
+
+/// Locks these bytes for this opening of the file: it is in the way of all others, in this process too.
+#[allow(unsafe_code)]
+fn lock(file: &File, offset: u64, len: usize) -> io::Result<()> {
+    let beyond = |_| io::Error::from(io::ErrorKind::InvalidInput);
+    // SAFETY: plain numbers, of which zeroes are allowed.
+    let mut range: libc::flock = unsafe { std::mem::zeroed() };
+    range.l_type = libc::F_WRLCK as _;
+    range.l_whence = libc::SEEK_SET as _;
+    range.l_start = libc::off_t::try_from(offset).map_err(beyond)?;
+    range.l_len = libc::off_t::try_from(len).map_err(beyond)?;
+    // SAFETY: the file is open, and the call only reads the range.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -59,11 +59,5 @@ impl Offered {
 unsafe impl MemorySource for Offered {
     fn span(&self) -> MemorySpan {
         self.memory.span()
-    }
-}
-
-impl Drop for Offered {
-    fn drop(&mut self) {
-        OFFERED.lock().retain(|other| *other != self.part);
     }
 }

@@ -47,7 +47,7 @@ impl Session {
             let file = file.map_err(|error| {
                 Error::new(ErrorCode::FileOpenFail, format!("cannot open {path}: {error}")).with_source(error)
             })?;
-            Offered::new(&file, offset, len)
+            Offered::new(file, offset, len)
         });
         let memory = opened.await.map_err(|error| Error::internal(format!("mapping failed: {error}")))??;
         self.client.own()?.mount_memory(Arc::new(memory)).await

@@ -279,6 +279,17 @@ mod tests {
     }
 
     #[test]
+    fn grants_shorter_than_a_write_are_spoken_of() {
+        for (seconds, notes) in [("24", 1), ("25", 0)] {
+            let mut settings = Settings::default();
+            settings.command_line("put_start_discard_timeout_sec", "5").unwrap();
+            settings.command_line("put_start_release_timeout_sec", seconds).unwrap();
+            settings.config().unwrap();
+            assert_eq!(settings.notes().len(), notes, "{seconds}: {:?}", settings.notes());
+        }
+    }
+
+    #[test]
     fn wrong_values_are_refused_by_name() {
         for (name, value, says) in [
             ("eviction_ratio", "1.5", "between 0 and 1"),

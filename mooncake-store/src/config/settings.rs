@@ -11,6 +11,7 @@ use super::draft::Draft;
 use super::flag::{Flag, FlagState};
 use super::flags::{flag_named, flags};
 use super::values::nearest;
+use crate::client::MAX_TIMEOUT;
 
 /// Who set a flag. The later ones win.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,7 +149,21 @@ impl Settings {
                 setting.value, setting.origin
             )
         });
-        self.notes.iter().cloned().chain(idle).chain(older).collect()
+        // Clients hold on to a grant for as long as an operation may take, those of other makes too.
+        let short = self.settings.iter().filter(|setting| {
+            setting.flag.name == "put_start_release_timeout_sec"
+                && setting.value.parse().is_ok_and(|seconds: u64| seconds < MAX_TIMEOUT.as_secs())
+        });
+        let short = short.map(|setting| {
+            format!(
+                "put_start_release_timeout_sec={} ({}) is shorter than the {} s that a client may write for: late writes would \
+                 land in other objects",
+                setting.value,
+                setting.origin,
+                MAX_TIMEOUT.as_secs()
+            )
+        });
+        self.notes.iter().cloned().chain(idle).chain(older).chain(short).collect()
     }
 
     /// Puts all together.
