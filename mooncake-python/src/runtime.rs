@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::FutureExt;
 use mooncake_core::{Error, Result};
+use mooncake_transport::here;
 use pyo3::prelude::*;
 use tokio::runtime::{Builder, Runtime};
 
@@ -36,7 +37,7 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
 /// ends (Ctrl-C) is given up.
 pub(crate) fn wait<R: Send>(py: Python<'_>, work: impl Future<Output = Result<R>> + Send) -> Result<R> {
     // Work may be some thousand bytes of state; from here on only its address moves.
-    let mut work = pin!(Some(AssertUnwindSafe(work).catch_unwind()));
+    let mut work = pin!(Some(here(AssertUnwindSafe(work).catch_unwind())));
     py.detach(|| {
         let runtime = runtime()?;
         let Some(pinned) = work.as_mut().as_pin_mut() else { return Err(Error::internal("no work")) };

@@ -12,6 +12,7 @@ pub mod exposed;
 #[allow(unsafe_code)]
 pub mod fallback;
 pub mod handshake;
+pub mod here;
 #[cfg(feature = "http")]
 pub mod http;
 #[cfg(feature = "http-server")]
@@ -49,6 +50,7 @@ mod web;
 pub use directory::Directory;
 pub use engine::{Engine, Request, Target};
 pub use exposed::ExposedMemory;
+pub use here::here;
 pub use loopback::{Loopback, LoopbackNet};
 pub use pool::{BufferPool, PoolBuf, PoolConfig};
 pub use region::{BorrowedMemory, Region, Sink, Slice, SliceMut, Source};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_transport::same_host::socket::readable_soon;
+use mooncake_transport::here::readable_soon;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::OwnedSemaphorePermit;
@@ -15,7 +15,7 @@ use super::message::{self, HEAD_LEN, Item, Items, Status, Verb};
 use crate::client::Deadline;
 use crate::protocol::pack::Pack;
 
-/// Longest wait for an answer on the caller's own thread: waking a task costs two switches more.
+/// Longest wait of a task for an answer: waking it costs two switches more.
 const SOON: Duration = Duration::from_micros(100);
 
 impl Inner {

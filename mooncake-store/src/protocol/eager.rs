@@ -2,10 +2,12 @@
 //!
 //! A client that asks one thing after the other has its next request at the server sooner than a sleeping thread wakes up, and
 //! often the answer back. So a connection looks at its socket a few times more, as long as that pays; where it does not, it
-//! looks only now and then whether it would.
+//! looks only now and then whether it would. A thread that has nothing else to do ([`here`](mooncake_transport::here)) sleeps at the socket instead.
 
 use std::io::{self, Read};
+use std::time::Duration;
 
+use mooncake_transport::here::{is_here, readable_soon};
 use socket2::SockRef;
 use tokio::net::TcpStream;
 
@@ -40,12 +42,18 @@ impl Eager {
         }
         let socket = SockRef::from(stream);
         let mut chunk = [0; CHUNK];
-        for look in 0..LOOKS {
+        let alone = is_here();
+        let looks = if alone { u32::from(readable_soon(stream, Duration::ZERO)) } else { LOOKS };
+        for look in 0..looks {
             match (&*socket).read(&mut chunk) {
                 Ok(count) => {
                     inbox.extend_from_slice(&chunk[..count]);
-                    self.run += 1;
-                    if look > 0 {
+                    // Alone it takes nobody's turn, but what is long is better read in one piece.
+                    self.run = match alone {
+                        false => self.run + 1,
+                        true => RUN * u32::from(count == CHUNK),
+                    };
+                    if look > 0 || alone {
                         self.rested /= 2;
                     }
                     return Some(Ok(count));
@@ -63,6 +71,7 @@ impl Eager {
 
 #[cfg(test)]
 mod tests {
+    use mooncake_transport::here;
     use tokio::io::AsyncWriteExt;
     use tokio::net::TcpListener;
 
@@ -117,6 +126,34 @@ mod tests {
             }
         };
         assert_eq!(end, 0, "the end is an end");
+    }
+
+    #[tokio::test]
+    async fn alone_it_sleeps_at_the_socket() {
+        let (near, far) = pair().await;
+        let (mut eager, mut inbox) = (Eager::default(), Vec::new());
+        let later = std::thread::spawn(move || {
+            let sent = near.try_write(&[7; 10]).unwrap();
+            (near, sent)
+        });
+        // A busy machine may need more than a moment.
+        let read = here(async {
+            (0..10_000).find_map(|_| {
+                eager.rest = 0;
+                eager.read(&far, &mut inbox)
+            })
+        });
+        assert_eq!(read.await.unwrap().unwrap(), 10);
+        assert_eq!(inbox, [7; 10]);
+        let (mut near, _) = later.join().unwrap();
+        near.write_all(&[8; CHUNK + 1]).await.unwrap();
+        far.readable().await.unwrap();
+        let mut eager = Eager::default();
+        let mut read = || eager.read(&far, &mut inbox);
+        let reads = here(async { [read().is_some(), read().is_some(), read().is_some()] }).await;
+        assert_eq!(reads, [true, false, true], "the second is left to who reads all of it");
+        assert!(here(async { eager.read(&far, &mut inbox) }).await.is_none());
+        assert_eq!(eager.rest, REST.0, "as looks that find nothing");
     }
 
     #[tokio::test]

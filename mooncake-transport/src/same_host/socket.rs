@@ -8,7 +8,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use mooncake_core::{Error, ErrorCode, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -220,11 +219,3 @@ pub fn listen_at(path: &Path, mode: u32) -> Result<UnixListener> {
 
 /// Connections that may wait to be taken.
 const BACKLOG: i32 = 1024;
-
-/// Waits on this very thread until there is something to read, `limit` at most; whether there is. For answers that are due in a few
-/// microseconds, less than it costs to put a task away and to wake it.
-pub fn readable_soon(stream: &UnixStream, limit: Duration) -> bool {
-    let Ok(limit) = Timespec::try_from(limit) else { return false };
-    let mut ends = [PollFd::new(stream, PollFlags::IN)];
-    poll(&mut ends, Some(&limit)).is_ok_and(|ready| ready > 0)
-}
