@@ -6,6 +6,8 @@ import ctypes
 import gc
 import mmap
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -444,11 +446,24 @@ def test_host_memory():
     bind_to_numa_node(4711)
 
 
-def test_bytes_of_a_file_are_offered_once(make_store, key):
+# Another process offers bytes that are offered, and some that are not.
+OTHER_OFFER = """
+import sys
+from mooncake.store import MooncakeDistributedStore
+
+store = MooncakeDistributedStore()
+assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", sys.argv[1]) == 0
+print(store.mount_segment(sys.argv[2], 2 << 20)["ret"], store.last_error().code)
+print(store.mount_segment(sys.argv[2], 1 << 20, 4 << 20)["ret"])
+store.close()
+"""
+
+
+def test_bytes_of_a_file_are_offered_once(make_store, master, key):
     store = make_store(global_segment_size=0)
     path = f"/dev/shm/mooncake-test-{os.getpid()}-once"
     with open(path, "wb") as file:
-        file.truncate(4 << 20)
+        file.truncate(6 << 20)
     try:
         first = store.mount_segment(path, 2 << 20)
         assert first["ret"] == 0
@@ -461,7 +476,8 @@ def test_bytes_of_a_file_are_offered_once(make_store, key):
         assert all(store.get(name) == value for name, value in values.items())
         assert store.unmount_segment(first["segment_ids"], 0) == 0
         assert store.mount_segment(path, 2 << 20)["ret"] == 0, "free again"
-        offer = f"import fcntl, sys; file = open({path!r}, 'rb+')\nfcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)"
-        assert subprocess.run([sys.executable, "-c", offer], stderr=subprocess.DEVNULL).returncode == 1, "nor by others"
+        other = [sys.executable, "-c", OTHER_OFFER, master.address, path]
+        done = subprocess.run(other, capture_output=True, text=True, timeout=60)
+        assert done.stdout.split() == ["-1", "-102", "0"], done.stderr
     finally:
         os.unlink(path)
