@@ -195,8 +195,7 @@ pub unsafe extern "C" fn registerLocalMemory(
         // SAFETY: promised by the caller; unregistering waits for the sign.
         let (source, gone) = unsafe { foreign(address, length) }?;
         let region = engine.engine.register_local(source)?;
-        engine.engine.regions().add(region, gone);
-        Ok(())
+        engine.engine.regions().add(region, gone)
     })
 }
 

@@ -135,17 +135,25 @@ struct Registered {
 
 impl Regions {
     /// Lists a region whose memory says when it is gone.
-    pub fn add(&self, region: Region<TransportSet>, gone: Arc<Gone>) {
-        self.insert(region, gone, false);
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` ([`EngineCode::AddressOverlapped`]) when some of it is listed already: which of the two a call meant could not be told.
+    pub fn add(&self, region: Region<TransportSet>, gone: Arc<Gone>) -> Result<()> {
+        let (start, end) = (region.addr(), region.addr() + region.len() as u64);
+        let mut regions = self.by_start.write();
+        let before = regions.range(..end).next_back().map(|(at, before)| (*at, before.region.len() as u64));
+        if let Some((at, len)) = before.filter(|(at, len)| at + len > start) {
+            drop(regions);
+            let text = format!("{len} bytes at {at:#x}, some of which these are, are registered already");
+            return Err(Error::invalid(text).with_source(EngineCode::AddressOverlapped));
+        }
+        regions.insert(start, Registered { region, gone, ours: false });
+        Ok(())
     }
 
     /// Lists a region of memory that the library itself lends out; it cannot be unregistered by its address.
     pub fn add_ours(&self, region: Region<TransportSet>, gone: Arc<Gone>) {
-        self.insert(region, gone, true);
-    }
-
-    fn insert(&self, region: Region<TransportSet>, gone: Arc<Gone>, ours: bool) {
-        self.by_start.write().insert(region.addr(), Registered { region, gone, ours });
+        self.by_start.write().insert(region.addr(), Registered { region, gone, ours: true });
     }
 
     /// Takes the region that begins there off the list; its memory goes with its last user.

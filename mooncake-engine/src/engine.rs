@@ -121,8 +121,12 @@ impl TransferEngine {
             sources.push(source);
             signs.push(gone);
         }
-        for (region, gone) in self.engine.register_many(sources).await?.into_iter().zip(signs) {
-            self.parts.regions.add(region, gone);
+        let regions = self.engine.register_many(sources).await?;
+        for (at, (region, gone)) in regions.into_iter().zip(signs).enumerate() {
+            if let Err(error) = self.parts.regions.add(region, gone) {
+                pieces[..at].iter().for_each(|(start, _)| self.parts.regions.forget(*start));
+                return Err(error);
+            }
         }
         Ok(())
     }

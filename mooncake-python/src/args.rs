@@ -4,7 +4,7 @@ use mooncake_core::memory::MemorySpan;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyMemoryView};
+use pyo3::types::{PyByteArray, PyBytes, PyMemoryView};
 use std::ptr::NonNull;
 
 /// An address, a length or a count: what does not fit is a `TypeError`, as for every other wrong argument.
@@ -39,9 +39,13 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Text {
     type Error = PyErr;
 
     fn extract(obj: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-        let Ok(bytes) = obj.cast::<PyBytes>() else { return obj.extract().map(Self) };
-        match std::str::from_utf8(bytes.as_bytes()) {
-            Ok(text) => Ok(Self(text.to_owned())),
+        let bytes = match (obj.cast::<PyBytes>(), obj.cast::<PyByteArray>()) {
+            (Ok(bytes), _) => bytes.as_bytes().to_vec(),
+            (_, Ok(bytes)) => bytes.to_vec(),
+            _ => return obj.extract().map(Self),
+        };
+        match String::from_utf8(bytes) {
+            Ok(text) => Ok(Self(text)),
             Err(error) => Err(PyValueError::new_err(format!("bytes that are no UTF-8: {error}"))),
         }
     }

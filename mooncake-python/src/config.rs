@@ -164,7 +164,7 @@ impl ReplicateConfig {
                 "false" | "0" | "no" | "off" | "" => false,
                 other => return Err(PyValueError::new_err(format!("{other:?} is neither true nor false"))),
             },
-            Err(_) => value.extract::<i64>().map(|n| n != 0)?,
+            Err(_) => truth(value)?,
         };
         Ok(())
     }

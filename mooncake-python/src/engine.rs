@@ -541,7 +541,11 @@ impl EngineCalls {
     }
 
     /// Whether a peer's engine answers: 0, or -102.
-    fn send_probe(&self, py: Python<'_>, peer_server_name: String) -> PyResult<i64> {
+    fn send_probe(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = text)] peer_server_name: String,
+    ) -> PyResult<i64> {
         let Some(inner) = self.inner(py)? else { return Ok(-1) };
         let answered = wait(py, inner.get().engine.probe(&peer_server_name, PROBE));
         Ok(match answered {

@@ -1,6 +1,6 @@
 //! Errors: the integer codes that the calls return, and what lies behind the last of them.
 
-use mooncake_core::{Error, ErrorKind};
+use mooncake_core::{Error, ErrorCode, ErrorKind};
 use parking_lot::Mutex;
 use pyo3::create_exception;
 use pyo3::exceptions::PyRuntimeError;
@@ -50,6 +50,16 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     exception_of(py, error, error.to_string())
 }
 
+/// What every call raises in the child of a fork.
+pub(crate) fn forked(py: Python<'_>) -> PyErr {
+    let raised = ForkedError::new_err(
+        "this process was forked after mooncake was used in it, and its connections belong to the parent. Start workers with the \
+         `spawn` method, or use mooncake only after the fork",
+    );
+    let _ = raised.value(py).setattr("code", ErrorCode::NotSupported.number());
+    raised
+}
+
 fn exception_of(py: Python<'_>, error: &Error, text: String) -> PyErr {
     let raised = match error.kind() {
         ErrorKind::NotFound => NotFoundError::new_err(text),
@@ -97,7 +107,7 @@ impl LastError {
 impl LastError {
     pub(crate) fn exception(&self, py: Python<'_>) -> PyErr {
         // The message has the code's name already.
-        let error = Error::new(mooncake_core::ErrorCode::from_number(self.code), String::new());
+        let error = Error::new(ErrorCode::from_number(self.code), String::new());
         exception_of(py, &error, self.message.clone())
     }
 }

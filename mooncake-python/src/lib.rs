@@ -28,10 +28,12 @@ mod signals;
 mod store;
 mod topology;
 
+use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 
 #[pymodule]
 fn _mooncake(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    in_main_interpreter()?;
     error::add_to(module)?;
     module.add_class::<store::Store>()?;
     module.add_class::<store::ReplicaDescriptor>()?;
@@ -66,4 +68,16 @@ fn _mooncake(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(store::_close_all, module)?)?;
     module.add_function(wrap_pyfunction!(topology::local_topology, module)?)?;
     Ok(())
+}
+
+/// Stores, log and handlers of signals are one for the process: another interpreter's end would close them under the first. From 3.12 on the
+/// interpreter refuses by itself.
+fn in_main_interpreter() -> PyResult<()> {
+    // SAFETY: the caller is attached to an interpreter, whose number is asked for.
+    #[allow(unsafe_code)]
+    let number = unsafe { pyo3::ffi::PyInterpreterState_GetID(pyo3::ffi::PyInterpreterState_Get()) };
+    match number {
+        0 => Ok(()),
+        _ => Err(PyImportError::new_err("mooncake works in the main interpreter of a process only")),
+    }
 }

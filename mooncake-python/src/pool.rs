@@ -14,6 +14,7 @@ use pyo3::types::PyMemoryView;
 use crate::args::{Uint, truth};
 use crate::handle::fill;
 use crate::lease::Lease;
+use crate::runtime::not_forked;
 use crate::signals;
 use crate::store::{Session, Store};
 
@@ -197,6 +198,7 @@ impl BufferPool {
         block: Option<Bound<'_, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<BufferLease> {
+        not_forked()?;
         let patience = patience(timeout.or(self.timeout))?;
         let shared = &self.shared;
         let len = size.0.max(1);

@@ -12,7 +12,7 @@ use mooncake_transport::here;
 use pyo3::prelude::*;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::error::ForkedError;
+use crate::error::forked;
 use crate::signals;
 
 static RUNTIME: OnceLock<Runtime> = OnceLock::new();
@@ -68,10 +68,7 @@ pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Error {
 /// Refuses to go on in the child of a fork, where every lock and connection is a copy of the parent's.
 pub(crate) fn not_forked() -> PyResult<()> {
     if FORKED.load(Ordering::Relaxed) {
-        return Err(ForkedError::new_err(
-            "this process was forked after mooncake was used in it, and its connections belong to the parent. Start workers with the \
-             `spawn` method, or use mooncake only after the fork",
-        ));
+        return Err(Python::attach(forked));
     }
     Ok(())
 }

@@ -32,7 +32,11 @@ def start() -> None:
     if _LOGGER.level == logging.NOTSET and level.upper() in logging.getLevelNamesMapping():
         _LOGGER.setLevel(level.upper())
     relay = threading.Thread(target=_relay, name="mooncake-log", daemon=True)
-    relay.start()
+    try:
+        relay.start()
+    except RuntimeError:  # the interpreter is on its way out
+        _mooncake._stop_log()
+        return
 
     def stop() -> None:
         # It must not be caught half-way when the interpreter goes.

@@ -57,7 +57,7 @@ class MooncakeDistributedStore(TensorCalls):
 
     def setup(
         self,
-        local_hostname: str | dict[str, Any],
+        local_hostname: str | dict[str, Any] | None = None,
         metadata_server: str = "P2PHANDSHAKE",
         global_segment_size: int = 16 * _MIB,
         local_buffer_size: int = 1024 * _MIB,
@@ -70,13 +70,14 @@ class MooncakeDistributedStore(TensorCalls):
         tenant_id: str = "default",
         enable_client_http_server: bool = False,
         client_http_port: int = 9300,
+        config: dict[str, Any] | None = None,
     ) -> int:
         """Joins a cluster: 0, -600 for what cannot work, -1 when it could not be joined (see `last_error`).
 
-        A dictionary in place of the first argument holds all of them by name, numbers as text if need be.
+        A dictionary in place of the first argument, or as `config`, holds all of them by name, numbers as text if need be.
         """
-        if isinstance(local_hostname, dict):
-            return self._setup_dict(local_hostname)
+        if config is not None or isinstance(local_hostname, dict):
+            return self._setup_dict(_alone(locals()))
         local_hostname, metadata_server, protocol, rdma_devices, master_server_addr, ssd_offload_path, tenant_id = _words(
             local_hostname=local_hostname,
             metadata_server=metadata_server,
@@ -92,6 +93,12 @@ class MooncakeDistributedStore(TensorCalls):
                 if isinstance(size, str):
                     text += "; a dictionary's sizes may be text"
                 raise TypeError(f"setup(): incompatible function arguments: {text}")
+        for name, switch in (
+            ("enable_ssd_offload", enable_ssd_offload),
+            ("enable_client_http_server", enable_client_http_server),
+        ):
+            if isinstance(switch, (str, bytes)):
+                raise TypeError(f"setup(): incompatible function arguments: {name} must be a bool, not {switch!r}")
         _log.start()
         if enable_client_http_server and not 1 <= client_http_port <= 65535:
             return self._note(_INVALID_PARAMS, f"setup: client_http_port {client_http_port} is no port")
@@ -182,7 +189,17 @@ class MooncakeDistributedStore(TensorCalls):
         return self.setup("localhost:12345", "127.0.0.1:2379", mount_segment_size, 1024 * _MIB, protocol, device_name)
 
 
-def _words(**arguments: str | bytes) -> list[str]:
+def _alone(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The dictionary among the arguments of `setup`, and nothing else: a second argument would go unheard."""
+    names = MooncakeDistributedStore.setup.__annotations__
+    defaults = dict(zip(names, MooncakeDistributedStore.setup.__defaults__ or (), strict=False))
+    given = {name: arguments[name] for name, default in defaults.items() if arguments[name] != default}
+    if len(given) != 1 or not isinstance(config := next(iter(given.values())), dict):
+        raise TypeError(f"setup(): incompatible function arguments: a dict goes alone, not with {', '.join(given)}")
+    return config
+
+
+def _words(**arguments: Any) -> list[str]:
     """Arguments of `setup` that are text, of bytes too. `TypeError` for the first that is none."""
     for name, value in arguments.items():
         if not isinstance(value, (str, bytes)):

@@ -193,6 +193,17 @@ impl Store {
         }
     }
 
+    /// Ends the session, if there is one. A master that is not told finds out.
+    fn end(&self, py: Python<'_>) {
+        let session = self.session.write().take();
+        if let Some(session) = session
+            && let Err(error) = wait(py, async move { session.close().await })
+        {
+            tracing::warn!("a store was closed without its master: {error}");
+            self.errors.note(&error);
+        }
+    }
+
     /// Zero, or the number of the error.
     fn code<T>(&self, outcome: Result<T>) -> i64 {
         i64::from(self.errors.code(outcome))
@@ -351,6 +362,10 @@ impl Store {
         let shared = engine.filter(|engine| engine.metadata() == config.metadata_server);
         let shared = shared.map(|engine| engine.engine().engine().clone());
         let http_port = config.http_port;
+        if config.offload_path.is_some() {
+            // A disk has one owner at a time, and it may be the one there was.
+            self.end(py);
+        }
         let session = wait(py, async move {
             let is_shared = shared.is_some();
             let client = Member::Own(config.connect(shared).await?);
@@ -399,14 +414,11 @@ impl Store {
         })
     }
 
-    /// Leaves the cluster; objects in this client's memory are gone. 0; may be repeated.
+    /// Leaves the cluster; objects in this client's memory are gone. 0, also when the master cannot be told; may be repeated.
     fn close(&self, py: Python<'_>) -> PyResult<i64> {
         not_forked()?;
-        let session = self.session.write().take();
-        Ok(match session {
-            Some(session) => self.code(wait(py, async move { session.close().await })),
-            None => 0,
-        })
+        self.end(py);
+        Ok(0)
     }
 
     /// 0 when the master answers, 1 before setup and after close, 2 when it does not answer.

@@ -225,15 +225,15 @@ impl Store {
     }
 
     /// Drops copies of objects that this store wrote and nobody reads: those in a segment, or all. The keys of which some were.
-    #[pyo3(signature = (keys, segment_name=""))]
+    #[pyo3(signature = (keys, segment_name=String::new()))]
     fn batch_replica_clear(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = texts)] keys: Vec<String>,
-        segment_name: &str,
+        #[pyo3(from_py_with = text)] segment_name: String,
     ) -> PyResult<Vec<String>> {
         let Some(session) = self.session()? else { return Ok(Vec::new()) };
-        Ok(match wait(py, session.client.clear_replicas(&keys, segment_name)) {
+        Ok(match wait(py, session.client.clear_replicas(&keys, &segment_name)) {
             Ok(cleared) => {
                 cleared.iter().map(|key| String::from_utf8_lossy(key.as_bytes()).into_owned()).collect()
             }
@@ -261,11 +261,11 @@ impl Store {
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = text)] key: String,
-        source: &str,
-        target: &str,
+        #[pyo3(from_py_with = text)] source: String,
+        #[pyo3(from_py_with = text)] target: String,
     ) -> PyResult<((u64, u64), i64)> {
         let Some(session) = self.session()? else { return Ok(((0, 0), NOT_SET_UP)) };
-        Ok(self.created(wait(py, session.client.move_task(key, source, target))))
+        Ok(self.created(wait(py, session.client.move_task(key, &source, &target))))
     }
 
     /// Where a task stands and 0, or `None` and a negative code.

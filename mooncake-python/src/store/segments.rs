@@ -11,7 +11,7 @@ use pyo3::types::PyDict;
 
 use super::offered::Offered;
 use super::{Session, Store};
-use crate::args::{Uint, texts};
+use crate::args::{Uint, text, texts};
 use crate::runtime::wait;
 
 /// Allocated segments are as long as a multiple of this.
@@ -87,21 +87,24 @@ impl Session {
     }
 }
 
+fn mounted_at<'py>(py: Python<'py>, ids: &[SegmentId]) -> PyResult<Bound<'py, PyDict>> {
+    let answer = PyDict::new(py);
+    answer.set_item("ret", 0)?;
+    answer.set_item("segment_ids", ids.iter().map(|id| id.0.to_string()).collect::<Vec<_>>())?;
+    Ok(answer)
+}
+
 impl Store {
     fn mounted<'py>(&self, py: Python<'py>, mounted: Result<SegmentId>) -> PyResult<Bound<'py, PyDict>> {
-        let answer = PyDict::new(py);
         match mounted {
-            Ok(id) => {
-                answer.set_item("ret", 0)?;
-                answer.set_item("segment_ids", vec![id.0.to_string()])?;
-            }
+            Ok(id) => mounted_at(py, &[id]),
             Err(error) => {
                 self.errors.note(&error);
+                let answer = mounted_at(py, &[])?;
                 answer.set_item("ret", -1)?;
-                answer.set_item("segment_ids", Vec::<String>::new())?;
+                Ok(answer)
             }
         }
-        Ok(answer)
     }
 
     fn unmounted(&self, outcome: Result<()>) -> i64 {
@@ -122,7 +125,7 @@ impl Store {
     fn mount_segment<'py>(
         &self,
         py: Python<'py>,
-        path: String,
+        #[pyo3(from_py_with = text)] path: String,
         size: Uint,
         offset: Uint,
         protocol: &str,
@@ -130,6 +133,7 @@ impl Store {
     ) -> PyResult<Bound<'py, PyDict>> {
         let _ = location;
         let mounted = match self.session()? {
+            Some(_) if size.0 == 0 => return mounted_at(py, &[]),
             Some(session) => wait(py, session.mount_file(path, size.0, offset.0, protocol)),
             None => Err(Error::invalid("the store is not set up")),
         };

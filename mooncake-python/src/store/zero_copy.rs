@@ -198,8 +198,7 @@ impl Store {
             #[allow(unsafe_code)]
             // SAFETY: whoever registers memory by its address vouches for it until it is unregistered, which waits for the sign.
             let (memory, gone) = unsafe { foreign(buffer_ptr.0, size.len()) }?;
-            session.regions.add(session.register(memory)?, gone);
-            Ok(())
+            session.regions.add(session.register(memory)?, gone)
         });
         if session.client.shared().is_some() {
             // One number for every refusal, as the existing store has it here.

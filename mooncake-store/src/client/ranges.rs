@@ -71,7 +71,7 @@ impl<T: Transport> Client<T> {
     ///
     /// Each range fails on its own: `INVALID_PARAMS` when it does not lie in its object, `LEASE_EXPIRED` when the object was located too long
     /// ago or the bytes came too late to be trusted, `OBJECT_NOT_FOUND` when it is gone, else as what failed. A range that is the whole object
-    /// is compared with its checksum, when this client compares ([`ClientConfig::checksum`](super::ClientConfig::checksum)).
+    /// is compared with its checksum, as are ranges of one object that are the whole of it together, when this client compares ([`ClientConfig::checksum`](super::ClientConfig::checksum)).
     pub async fn read_ranges(&self, reads: Vec<RangeRead<T>>) -> Vec<RangeOutcome<T>> {
         let inner = &self.inner;
         let mut counting = inner.counting(Operation::GetIntoRanges);
@@ -86,7 +86,12 @@ impl<T: Transport> Client<T> {
                 break;
             }
             inner.copy_kept(&mut ranges).await;
-            while inner.fetch(&mut ranges, &deadline, &mut counting).await {}
+            loop {
+                while inner.fetch(&mut ranges, &deadline, &mut counting).await {}
+                if !(inner.config.checksum && compare_parts(&mut ranges)) {
+                    break;
+                }
+            }
         }
         inner.came_in_parts(&ranges);
         let ended: Vec<_> = ranges.into_iter().filter_map(Range::finish).collect();
@@ -156,12 +161,16 @@ impl<T: Transport> Range<T> {
 
     /// Whether these bytes are the object, as far as that can be told: of a part it cannot.
     fn compare(&self, bytes: &SliceMut<T>) -> Result<()> {
-        let Some(expected) = self.answer.checksum().filter(|_| bytes.len() as u64 == self.object.size())
-        else {
-            return Ok(());
-        };
+        if bytes.len() as u64 == self.object.size() { self.compare_all([bytes]) } else { Ok(()) }
+    }
+
+    /// Whether these pieces, one behind the other, are the object.
+    fn compare_all<'a>(&self, pieces: impl IntoIterator<Item = &'a SliceMut<T>>) -> Result<()> {
+        let Some(expected) = self.answer.checksum() else { return Ok(()) };
         let mut sum = Sum::new();
-        sum.front(bytes, bytes.len())?;
+        for piece in pieces {
+            sum.front(piece, piece.len())?;
+        }
         if sum.value() == expected {
             return Ok(());
         }
@@ -188,6 +197,39 @@ impl<T: Transport> Range<T> {
             Err(error) => self.failure = Some(error),
         }
     }
+}
+
+/// Compares objects that were read whole, in several parts, with their checksums. Parts of one that differs are open again; whether there were any.
+fn compare_parts<T: Transport>(ranges: &mut [Range<T>]) -> bool {
+    let mut parts: HashMap<usize, Vec<usize>> = HashMap::new();
+    for (i, range) in ranges.iter().enumerate() {
+        let is_part = range.into.as_ref().is_some_and(|into| (into.len() as u64) < range.object.size());
+        if is_part && matches!(range.outcome, Some(Ok(()))) && range.answer.checksum().is_some() {
+            parts.entry(name(&range.object.place)).or_default().push(i);
+        }
+    }
+    let mut differ = false;
+    for mut parts in parts.into_values() {
+        parts.sort_by_key(|&i| ranges[i].offset);
+        let mut end = 0;
+        let whole = parts.iter().all(|&i| {
+            let follows = ranges[i].offset == end;
+            end += ranges[i].into.as_ref().map_or(0, |into| into.len() as u64);
+            follows
+        });
+        let first = &ranges[parts[0]];
+        if !whole || end != first.object.size() {
+            continue;
+        }
+        let Err(error) = first.compare_all(parts.iter().filter_map(|&i| ranges[i].into.as_ref())) else {
+            continue;
+        };
+        differ = true;
+        for i in parts {
+            (ranges[i].outcome, ranges[i].failure) = (None, Some(again(&error)));
+        }
+    }
+    differ
 }
 
 impl<T: Transport> Inner<T> {

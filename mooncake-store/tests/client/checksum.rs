@@ -58,6 +58,17 @@ async fn other_bytes_are_noticed() {
             let (result, _) = careful.read_ranges(vec![read]).await.remove(0);
             assert_eq!(result.err().map(|error| error.code()), code, "a part cannot be compared");
         }
+        // Parts that are all of it together can, in whatever order.
+        for (cuts, code) in [([0, 100, LEN], Some(ErrorCode::ChecksumMismatch)), ([1, 100, LEN], None)] {
+            let part = |range: &[usize]| {
+                let into = careful.alloc_registered(range[1] - range[0]).unwrap().exclusive().unwrap();
+                RangeRead { object: located.clone(), offset: range[0] as u64, into }
+            };
+            let parts = cuts.windows(2).rev().map(part).collect();
+            for (result, _) in careful.read_ranges(parts).await {
+                assert_eq!(result.err().map(|error| error.code()), code, "{cuts:?}");
+            }
+        }
         let batch = careful.batch_get(&["slice", "whole"]).await.unwrap();
         assert_eq!(batch[0].as_ref().unwrap().as_ref().unwrap(), &bytes);
         assert_eq!(batch[1].as_ref().unwrap_err().code(), ErrorCode::ChecksumMismatch);
@@ -77,5 +88,16 @@ async fn another_replica_stands_in_for_a_spoilt_one() {
     spoil(&cluster, &a, "k", 0).await;
     for _ in 0..4 {
         assert_eq!(careful.get("k").await.unwrap().unwrap(), bytes);
+        let located = careful.locate(&["k"]).await.unwrap().remove(0).unwrap().unwrap();
+        let part = |offset: usize| {
+            let into = careful.alloc_registered(LEN / 2).unwrap().exclusive().unwrap();
+            RangeRead { object: located.clone(), offset: offset as u64, into }
+        };
+        for (half, (result, read)) in careful.read_ranges(vec![part(0), part(LEN / 2)]).await.iter().enumerate() {
+            result.as_ref().unwrap();
+            let mut got = vec![0; LEN / 2];
+            read.copy_to(0, &mut got).unwrap();
+            assert_eq!(got, bytes[half * LEN / 2..][..LEN / 2]);
+        }
     }
 }

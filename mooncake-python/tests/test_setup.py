@@ -1,0 +1,166 @@
+"""How stores are set up, and how they end: what is given, what is given twice, and what a wrong word comes to."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mooncake import ForkedError
+from mooncake.buffer_pool import BufferPool
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+
+MIB = 1 << 20
+
+
+def settings(address: str, **changes: object) -> dict[str, object]:
+    whole = {
+        "local_hostname": "127.0.0.1",
+        "metadata_server": "P2PHANDSHAKE",
+        "global_segment_size": 16 * MIB,
+        "local_buffer_size": 0,
+        "protocol": "tcp",
+        "rdma_devices": "",
+        "master_server_addr": address,
+    }
+    return whole | changes
+
+
+def test_a_dictionary_has_two_places_and_goes_alone(master, key):
+    store = MooncakeDistributedStore()
+    assert store.setup(config=settings(master.address)) == 0
+    assert store.put(key, b"value") == 0
+    assert store.setup(settings(master.address)) == 0
+    for wrong in ({"tenant_id": "other"}, {"enable_ssd_offload": True}, {"config": settings(master.address)}):
+        with pytest.raises(TypeError, match="a dict goes alone"):
+            store.setup(settings(master.address), **wrong)
+    with pytest.raises(TypeError, match="local_hostname"):
+        store.setup()
+    assert store.put(key + "-2", b"value") == 0, "what there was goes on"
+    store.close()
+
+
+def test_switches_are_no_words(master, tmp_path):
+    for switch in ("enable_ssd_offload", "enable_client_http_server"):
+        with pytest.raises(TypeError, match=switch):
+            MooncakeDistributedStore().setup(**settings(master.address), ssd_offload_path=str(tmp_path), **{switch: "false"})
+    assert not list(tmp_path.iterdir())
+    config = ReplicateConfig()
+    for value, expected in ((np.bool_(True), True), (None, False), (1.0, True), ("no", False)):
+        config.prefer_alloc_in_same_node = value
+        assert config.prefer_alloc_in_same_node is expected
+    with pytest.raises(TypeError):
+        config.prefer_alloc_in_same_node = []
+
+
+def test_a_store_is_set_up_anew_on_its_own_disk(own_master, tmp_path):
+    store = MooncakeDistributedStore()
+    for _ in range(2):
+        whole = settings(own_master("--enable_offload=true").address)
+        assert store.setup(**whole, enable_ssd_offload=True, ssd_offload_path=str(tmp_path)) == 0, store.last_error()
+    assert store.close() == 0
+
+
+def test_close_is_0_without_a_master(own_master):
+    master = own_master()
+    store = MooncakeDistributedStore()
+    assert store.setup(**settings(master.address)) == 0
+    master.kill()
+    assert store.close() == 0 and store.close() == 0
+
+
+def test_bytes_name_files_and_segments(make_store):
+    store = make_store()
+    path = Path("/dev/shm") / f"mooncake-test-{os.getpid()}-bytes"
+    path.write_bytes(bytes(MIB))
+    try:
+        assert store.mount_segment(os.fsencode(path), 0) == {"ret": 0, "segment_ids": []}
+        assert store.mount_segment(os.fsencode(path), MIB)["ret"] == 0
+    finally:
+        path.unlink()
+    assert store.put(bytearray(b"key-of-a-bytearray"), b"value") in (0, -705)
+    assert store.get("key-of-a-bytearray") == b"value"
+    assert store.batch_replica_clear([b"key-of-a-bytearray"], b"no such segment") == []
+    assert store.create_move_task("no such key", b"a", b"b")[1] < 0
+
+
+def test_values_in_many_buffers_are_compared_with_their_checksums(monkeypatch, make_store, key):
+    monkeypatch.setenv("MOONCAKE_STORE_CHECKSUM", "1")
+    owner, reader = make_store(), make_store(global_segment_size=0)
+    size, here = 200_000, ReplicateConfig()
+    here.preferred_segment = owner.get_hostname()
+    assert owner.put(key, os.urandom(size), here) == 0
+    memory = (ctypes.c_ubyte * size)()
+    at = ctypes.addressof(memory)
+    for store in (owner, reader):
+        assert store.register_buffer(at, size) == 0
+        assert store.batch_get_into_multi_buffers([key], [[at, at + 1000]], [[1000, size - 1000]]) == [size]
+    place = owner.get_replica_desc(key)[0].get_memory_descriptor().buffer_descriptor
+    place = place.buffer_address
+    ctypes.memset(place + 5000, 0xAA, 50)
+    for store in (owner, reader):
+        for cut in (0, 1000, 6000):
+            pointers, sizes = [at, at + cut], [cut, size - cut]
+            assert store.batch_get_into_multi_buffers([key], [pointers], [sizes]) == [-801], cut
+
+
+def test_memory_of_a_light_store_is_registered_once(light, key):
+    assert light.put(key, b"value") == 0
+    memory = light.alloc_from_mem_pool(MIB)
+    assert light.register_buffer(memory, MIB) == 0
+    for start, size in ((0, MIB), (4096, 100), (MIB - 4096, 4096)):
+        assert light.register_buffer(memory + start, size) == -1
+        assert "registered already" in light.last_error().message
+    assert light.get_into(key, memory + 8192, 1000) == 5
+    assert light.unregister_buffer(memory) == 0
+    assert light.register_buffer(memory + 4096, 4096) == 0
+    assert light.get_into(key, memory, 1000) == -600
+
+
+SUB_INTERPRETER = """
+import sys
+from mooncake.store import MooncakeDistributedStore
+import {module} as interpreters
+
+store = MooncakeDistributedStore()
+assert store.setup("127.0.0.1", "P2PHANDSHAKE", 1 << 24, 0, "tcp", "", sys.argv[1]) == 0
+assert store.put(sys.argv[2], b"value") == 0
+other = interpreters.create()
+try:
+    interpreters.run_string(other, "import mooncake.store")
+except interpreters.RunFailedError as error:
+    print(error)
+interpreters.destroy(other)
+assert store.get(sys.argv[2]) == b"value"
+"""
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="the interpreter refuses by itself, elsewhere")
+def test_another_interpreter_of_the_process_is_refused(master, key):
+    code = SUB_INTERPRETER.format(module="_xxsubinterpreters")
+    done = subprocess.run([sys.executable, "-c", code, master.address, key], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "ImportError" in done.stdout
+
+
+def test_what_a_fork_raises_has_a_number(store):
+    pool = BufferPool(store)
+    child = os.fork()
+    if child == 0:
+        try:
+            for call in (lambda: store.put("k", b"v"), lambda: pool.acquire(10)):
+                try:
+                    call()
+                    os._exit(1)
+                except ForkedError as error:
+                    assert error.code < 0
+            os._exit(0)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    pool.close()
