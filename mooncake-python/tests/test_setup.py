@@ -35,7 +35,8 @@ def test_a_dictionary_has_two_places_and_goes_alone(master, key):
     store = MooncakeDistributedStore()
     assert store.setup(config=settings(master.address)) == 0
     assert store.put(key, b"value") == 0
-    assert store.setup(settings(master.address)) == 0
+    nothing = dict.fromkeys(("protocol", "rdma_devices", "tenant_id", "local_buffer_size"))
+    assert store.setup(settings(master.address, **nothing)) == 0, "None is as if it was not there"
     for wrong in ({"tenant_id": "other"}, {"enable_ssd_offload": True}, {"config": settings(master.address)}):
         with pytest.raises(TypeError, match="a dict goes alone"):
             store.setup(settings(master.address), **wrong)

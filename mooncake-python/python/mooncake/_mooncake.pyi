@@ -412,7 +412,7 @@ class Store:
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self: ...
     def get_replica_desc(self, /, key: str) -> list[ReplicaDescriptor]:
         """The copies of an object; empty when it is not there."""
-    def batch_replica_clear(self, /, keys: list[str], segment_name: str = "") -> list[str]:
+    def batch_replica_clear(self, /, keys: list[str], segment_name: str = ...) -> list[str]:
         """Drops copies of objects that this store wrote and nobody reads: those in a segment, or all. The keys of which some were."""
     def create_copy_task(self, /, key: str, targets: list[str]) -> tuple[tuple[int, int], int]:
         """Asks for another copy of an object in each of these segments: the task's id and 0, or a negative code."""
@@ -425,7 +425,7 @@ class Store:
     def _setup(self, /, config: dict[str, Any], engine: InnerTransferEngine | None = None) -> int:
         """Joins a cluster. 0, -600 for what cannot work, -1 when there is no such cluster."""
     def close(self, /) -> int:
-        """Leaves the cluster; objects in this client's memory are gone. 0; may be repeated."""
+        """Leaves the cluster; objects in this client's memory are gone. 0, also when the master cannot be told; may be repeated."""
     def health_check(self, /) -> int:
         """0 when the master answers, 1 before setup and after close, 2 when it does not answer."""
     def get_hostname(self, /) -> str:

@@ -138,7 +138,7 @@ class MooncakeDistributedStore(TensorCalls):
         )
 
     def _setup_dict(self, config: dict[str, Any]) -> int:
-        texts = {str(name): str(value) for name, value in config.items()}
+        texts = {str(name): str(value) for name, value in config.items() if value is not None}
         for name in ("local_hostname", "metadata_server"):
             if not texts.get(name):
                 return self._note(_INVALID_PARAMS, f"setup: {name} is missing")

@@ -93,7 +93,9 @@ async fn another_replica_stands_in_for_a_spoilt_one() {
             let into = careful.alloc_registered(LEN / 2).unwrap().exclusive().unwrap();
             RangeRead { object: located.clone(), offset: offset as u64, into }
         };
-        for (half, (result, read)) in careful.read_ranges(vec![part(0), part(LEN / 2)]).await.iter().enumerate() {
+        for (half, (result, read)) in
+            careful.read_ranges(vec![part(0), part(LEN / 2)]).await.iter().enumerate()
+        {
             result.as_ref().unwrap();
             let mut got = vec![0; LEN / 2];
             read.copy_to(0, &mut got).unwrap();
