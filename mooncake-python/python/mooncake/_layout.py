@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mooncake._types import number_of
+
 HEADER_SIZE = 304
 _MAGIC = 0x4D4F4F4E
 _VERSION = 1
@@ -60,6 +62,9 @@ class Axis:
     size: int
     split_dim: int | None
     aux: int
+    # Of keys only: headers have the one that belongs to the kind, as `aux`.
+    expert: int | None = None
+    stage: int | None = None
 
     @property
     def order(self) -> int:
@@ -75,10 +80,10 @@ class Axis:
         text = f"__{self.kind}_{self.rank}of{self.size}"
         if self.split_dim is not None:
             text += f"_sd{self.split_dim}"
-        if self.kind == "ep":
-            text += f"_eid{self.aux}"
-        if self.kind == "pp":
-            text += f"_sid{self.aux}"
+        if self.expert is not None:
+            text += f"_eid{self.expert}"
+        if self.stage is not None:
+            text += f"_sid{self.stage}"
         return text
 
 
@@ -161,11 +166,18 @@ class Header:
                 return None
             axes.append(Axis(KINDS[kind], index, rank, parts, None if split_dim < 0 else split_dim, aux))
         header = Header(dtype, local_shape, global_shape, layout, tuple(axes), offset)
+        if not (_is_possible(local_shape, dtype) and _is_possible(global_shape, dtype)):
+            return None
         if not HEADER_SIZE <= offset <= total:
             return None
         if data_bytes != total - offset or data_bytes != header.data_bytes:
             return None
         return header
+
+
+def _is_possible(shape: Sequence[int], dtype: int) -> bool:
+    """Whether there can be such a tensor: strides are counted as if an empty dimension had one index."""
+    return math.prod(max(dim, 1) for dim in shape) * DTYPES[dtype][1] < 1 << 63
 
 
 @dataclass(frozen=True)
@@ -203,7 +215,7 @@ class Manifest:
             return None
         if not (0 <= dtype < len(DTYPES) and 0 < ndim <= _MAX_DIMS and 0 <= split_dim < ndim and shards > 0):
             return None
-        if any(dim < 0 for dim in shape[:ndim]):
+        if any(dim < 0 for dim in shape[:ndim]) or not _is_possible(shape[:ndim], dtype):
             return None
         return Manifest(dtype, split_dim, shards, tuple(shape[:ndim]))
 
@@ -243,8 +255,11 @@ def axes_of(parallelism: Any) -> tuple[Axis, ...]:
         raise LayoutError(f"{len(given)} axes: 1 to {_MAX_AXES} are possible")
     axes = []
     for index, one in enumerate(given):
-        kind, rank, size = str(one.kind).lower(), one.rank, one.size
-        split_dim, expert, stage = one.split_dim, one.expert_id, one.stage_id
+        kind, rank, size = str(one.kind).lower(), number_of("rank", one.rank), number_of("size", one.size)
+        split_dim, expert, stage = (
+            None if (number := getattr(one, name)) is None else number_of(name, number)
+            for name in ("split_dim", "expert_id", "stage_id")
+        )
         if kind not in KINDS:
             raise LayoutError(f"unknown kind of axis: {one.kind!r}")
         if not 0 <= rank < size:
@@ -254,7 +269,7 @@ def axes_of(parallelism: Any) -> tuple[Axis, ...]:
         if (kind == "ep" and expert is None) or (kind == "pp" and stage is None):
             raise LayoutError(f"a {kind} axis needs its id")
         aux = {"ep": expert, "pp": stage}.get(kind)
-        axes.append(Axis(kind, index, rank, size, split_dim, aux or 0))
+        axes.append(Axis(kind, index, rank, size, split_dim, aux or 0, expert, stage))
     if len({axis.kind for axis in axes}) != len(axes):
         raise LayoutError("two axes of one kind")
     return tuple(axes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mooncake import _mooncake
@@ -25,6 +25,7 @@ from mooncake._layout import (
     writer_key,
     writer_manifest_key,
 )
+from mooncake._types import number_of
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ def _torch() -> Any:
 
 
 def _is_tensor(value: Any) -> bool:
-    # A subclass by another name (a parameter of a module, say) is not one, as in the existing package.
-    return "Tensor" in type(value).__name__
+    # By name, so that what is none needs no torch; a parameter of a module is one, too.
+    return any("Tensor" in base.__name__ for base in type(value).__mro__)
 
 
 def _tensor_in_memory(value: Any) -> _Tensor | None:
@@ -107,6 +108,9 @@ def _tensor_in_memory(value: Any) -> _Tensor | None:
             # Copies of ours are in no stream of the program's.
             torch.cuda.current_stream(held.device).synchronize()
     shape = tuple(held.shape)
+    if held.numel() and not held.data_ptr():
+        # What only plays a tensor has no bytes.
+        return None
     return _Tensor(Header(dtype, shape, shape), held.data_ptr(), held)
 
 
@@ -142,7 +146,7 @@ def _all_shards(key: str, tensor: _Tensor, axes: tuple[Axis, ...], tp: Axis) -> 
     """The parts of every rank of the `tp` axis."""
     writes = []
     for rank in range(tp.size):
-        of_rank = Axis("tp", tp.index, rank, tp.size, tp.split_dim, 0)
+        of_rank = replace(tp, rank=rank, aux=0)
         others = tuple(of_rank if axis is tp else axis for axis in axes)
         writes.append(_shard(shard_key(key, others), tensor, others, of_rank))
     return writes
@@ -150,6 +154,7 @@ def _all_shards(key: str, tensor: _Tensor, axes: tuple[Axis, ...], tp: Axis) -> 
 
 def _legacy(key: str, tensor: _Tensor, tp_size: int, split_dim: int) -> list[_Write]:
     """What `*_with_tp` stores of a whole tensor."""
+    tp_size, split_dim = number_of("tp_size", tp_size), number_of("split_dim", split_dim)
     if tp_size <= 1:
         return [_whole(key, tensor)]
     tp = Axis("tp", 0, 0, tp_size, split_dim, 0)
@@ -158,7 +163,7 @@ def _legacy(key: str, tensor: _Tensor, tp_size: int, split_dim: int) -> list[_Wr
 
 def _partition(key: str, tensor: _Tensor, writer: Any) -> list[_Write]:
     """What a write with a writer's partition stores."""
-    rank, size, dim = writer.rank, writer.size, writer.split_dim
+    rank, size, dim = (number_of(name, getattr(writer, name)) for name in ("rank", "size", "split_dim"))
     if not 0 <= rank < size:
         raise LayoutError(f"rank {rank} of {size}")
     tp = Axis("tp", 0, rank, size, dim, 0)
@@ -204,7 +209,7 @@ def _views(address: int, header: Header) -> Any:
     torch = _torch()
     dtype = getattr(torch, DTYPES[header.dtype][0])
     if header.data_bytes == 0:
-        return torch.empty(header.local_shape, dtype=dtype)
+        return torch.empty(header.local_shape, dtype=dtype, device="cpu")
     device = _mooncake.device_of(address)
     if device is not None:
         flat = torch.as_tensor(_OnGpu(address, header.data_bytes), device=f"cuda:{device}")
@@ -222,7 +227,7 @@ class _OnGpu:
 
 def _empty(header: Header) -> Any:
     torch = _torch()
-    return torch.empty(header.local_shape, dtype=getattr(torch, DTYPES[header.dtype][0]))
+    return torch.empty(header.local_shape, dtype=getattr(torch, DTYPES[header.dtype][0]), device="cpu")
 
 
 def _of_bytes(header: Header, data: bytes | memoryview) -> Any:

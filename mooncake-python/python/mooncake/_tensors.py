@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from mooncake import _mooncake
+from mooncake import _mooncake, _safetensors
 from mooncake._layout import (
     DTYPE_CODES,
     HEADER_SIZE,
@@ -46,11 +47,13 @@ from mooncake._shards import (
     _whole,
     _Write,
 )
-from mooncake._types import also_named
+from mooncake._types import also_named, number_of
 
 _INVALID_PARAMS = -600
 # Objects up to this length are read in one go with their headers.
 _SMALL = 256 << 10
+# Shards that are looked for at a time.
+_ASKED = 64
 
 
 class TensorCalls(_mooncake.Store):
@@ -106,6 +109,7 @@ class TensorCalls(_mooncake.Store):
         config: ReplicateConfig | None,
         make: Callable[[int, str, _Tensor], list[_Write]],
     ) -> list[int]:
+        _listed(keys)
         if len(keys) != len(tensors):
             return [self._invalid(f"{len(keys)} keys and {len(tensors)} tensors")] * len(keys)
         entries: list[list[_Write] | int] = []
@@ -139,6 +143,7 @@ class TensorCalls(_mooncake.Store):
         config: ReplicateConfig | None,
         make: Callable[[int, str, _Tensor], list[_Write]],
     ) -> list[int]:
+        _listed(keys)
         if not len(keys) == len(buffer_ptrs) == len(sizes):
             return [self._invalid("keys, buffers and sizes are not as many")] * len(keys)
         entries: list[list[_Write] | int] = []
@@ -152,6 +157,10 @@ class TensorCalls(_mooncake.Store):
 
     def _published(self, config: ReplicateConfig | None) -> bool:
         """Whether a configuration with segments names one for each copy."""
+        if not isinstance(config, ReplicateConfig | None):
+            raise TypeError(
+                f"incompatible function arguments: config must be a ReplicateConfig, not {type(config).__name__}"
+            )
         if config is None or not config.preferred_segments:
             return True
         return len(config.preferred_segments) == config.replica_num
@@ -207,13 +216,21 @@ class TensorCalls(_mooncake.Store):
         """`upsert_pub_tensor` of many."""
         return self._tensors(True, keys, tensors_list, config)
 
-    def _whole_from(self, upsert: bool, keys: list[str], buffer_ptrs: list[int], sizes: list[int]) -> list[int]:
+    def _whole_from(
+        self,
+        upsert: bool,
+        keys: list[str],
+        buffer_ptrs: list[int],
+        sizes: list[int],
+        config: ReplicateConfig | None = None,
+    ) -> list[int]:
+        _listed(keys)
         if not len(keys) == len(buffer_ptrs) == len(sizes):
             return [self._invalid("keys, buffers and sizes are not as many")] * len(keys)
         if any(self._in_buffer(pointer, size) is None for pointer, size in zip(buffer_ptrs, sizes)):
             return [self._invalid("no serialized tensor in registered memory")] * len(keys)
         call = self.batch_upsert_from if upsert else self.batch_put_from
-        return call(keys, buffer_ptrs, sizes)
+        return call(keys, buffer_ptrs, sizes, config)
 
     def put_tensor_from(self, key: str, buffer_ptr: int, size: int) -> int:
         """Stores a serialized tensor from registered memory."""
@@ -331,8 +348,11 @@ class TensorCalls(_mooncake.Store):
         writer_partitions: Any,
     ) -> list[int]:
         axes, writers = _list_of(parallelisms, len(keys)), _list_of(writer_partitions, len(keys))
-        if axes is None or writers is None or not self._published(config):
-            return [self._invalid("not one layout, partition or segment for each")] * len(keys)
+        if axes is None or writers is None:
+            return [self._invalid("not one layout or partition for each")] * len(keys)
+        if not any(of is not None for of in (*axes, *writers)):
+            # A shard stays one.
+            return self._whole_from(upsert, keys, buffer_ptrs, sizes, config)
         return self._from_buffers(
             upsert,
             keys,
@@ -489,7 +509,9 @@ class TensorCalls(_mooncake.Store):
 
     @staticmethod
     def _tp_keys(keys: list[str], tp_rank: int, tp_size: int) -> list[str]:
-        return keys if tp_size <= 1 else [f"{word(key)}_tp_{tp_rank}" for key in keys]
+        _listed(keys)
+        rank = number_of("tp_rank", tp_rank)
+        return keys if tp_size <= 1 else [f"{word(key)}_tp_{rank}" for key in keys]
 
     def get_tensor_with_tp(self, key: str, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0) -> Any:
         """The shard of a rank, as it was stored."""
@@ -549,6 +571,7 @@ class TensorCalls(_mooncake.Store):
         return answer
 
     def _plans(self, keys: list[str], targets: Any) -> list[Plan | None]:
+        _listed(keys)
         wanted = _list_of(targets, len(keys))
         if wanted is None:
             return [None] * len(keys)
@@ -558,8 +581,8 @@ class TensorCalls(_mooncake.Store):
         """How what a target names comes together from what is stored."""
         if target is None:
             return self._stored(key)
-        mode, parallelism = str(target.mode).lower(), target.parallelism
         try:
+            mode, parallelism = str(target.mode).lower(), target.parallelism
             axes = () if parallelism is None else axes_of(parallelism)
             if mode == "as_stored":
                 return self._stored(key) if parallelism is None else None
@@ -567,7 +590,7 @@ class TensorCalls(_mooncake.Store):
                 return self._shard_plan(key, axes) if axes else None
             if mode == "full":
                 return self._full_plan(key, axes)
-        except LayoutError as error:
+        except (LayoutError, AttributeError, TypeError) as error:
             self._invalid(str(error))
         return None
 
@@ -592,20 +615,26 @@ class TensorCalls(_mooncake.Store):
             return None
         if len(axes) == 1:
             written = self._objects([writer_key(key, tp.rank, tp.size, tp.split_dim)])[0]
-            if written is not None:
+            if written is not None and same_axes(written[1].axes, axes):
                 return _as_it_is(*written)
         return self._rebuilt(key, axes, tp, False)
 
     def _full_plan(self, key: str, axes: tuple[Axis, ...]) -> Plan | None:
         if not axes:
             manifest = self._manifest(writer_manifest_key(key))
-            if manifest is None:
-                return self._stored(key)
-            dim = manifest.split_dim
-            keys = [writer_key(key, rank, manifest.shards, dim) for rank in range(manifest.shards)]
-            return self._assembled(keys, manifest, (), 0, manifest.global_shape[dim])
+            written = None if manifest is None else self._written(key, manifest)
+            return self._stored(key) if written is None else written
         tp = next((axis for axis in axes if axis.kind == "tp"), None)
         return None if tp is None else self._rebuilt(key, axes, tp, True)
+
+    def _written(self, key: str, manifest: Manifest) -> Plan | None:
+        """All of what several writers have stored; `None` when a part is missing."""
+        dim, shards = manifest.split_dim, manifest.shards
+
+        def of_rank(rank: int) -> tuple[str, list[Axis]]:
+            return writer_key(key, rank, shards, dim), [Axis("tp", 0, rank, shards, dim, 0)]
+
+        return self._assembled(of_rank, manifest, (), 0, manifest.global_shape[dim])
 
     def _manifest(self, key: str) -> Manifest | None:
         found = self._heads([key], 1 << 10)[0]
@@ -624,11 +653,12 @@ class TensorCalls(_mooncake.Store):
         begin, end = shard_range(length, tp.rank, tp.size)
         if full:
             begin, end = 0, length
-        keys = []
-        for rank in range(manifest.shards):
-            stored = Axis("tp", tp.index, rank, manifest.shards, dim, 0)
-            keys.append(shard_key(key, [stored if axis is tp else axis for axis in axes]))
-        return self._assembled(keys, manifest, () if full else axes, begin, end)
+
+        def of_rank(rank: int) -> tuple[str, list[Axis]]:
+            stored = [replace(axis, rank=rank, size=manifest.shards, aux=0) if axis is tp else axis for axis in axes]
+            return shard_key(key, stored), stored
+
+        return self._assembled(of_rank, manifest, () if full else axes, begin, end)
 
     def _manifest_of_shards(self, key: str) -> Manifest | None:
         """What the first shard of plain tensor parallelism says of all of them."""
@@ -639,18 +669,32 @@ class TensorCalls(_mooncake.Store):
         return Manifest(first[1].dtype, tp.split_dim, tp.size, first[1].global_shape)
 
     def _assembled(
-        self, keys: list[str], manifest: Manifest, axes: tuple[Axis, ...], begin: int, end: int
+        self,
+        of_rank: Callable[[int], tuple[str, list[Axis]]],
+        manifest: Manifest,
+        axes: tuple[Axis, ...],
+        begin: int,
+        end: int,
     ) -> Plan | None:
-        dim, shape = manifest.split_dim, manifest.global_shape
+        """Indices `begin` to `end`, of shards whose keys and axes `of_rank` gives. `None` where one is missing, or is not what belongs there."""
+        dim, shape, shards = manifest.split_dim, manifest.global_shape, manifest.shards
+        _, each = shard_range(shape[dim], 0, shards)
+        # Of a dimension without indices all shards are wanted, else those that have some.
+        ranks = range(begin // each, -(-end // each)) if each else range(shards)
         sources = []
-        for rank, found in enumerate(self._objects(keys)):
-            first, last = shard_range(shape[dim], rank, manifest.shards)
-            if found is None or last <= begin or end <= first:
-                continue
-            located, header = found
-            if header.dtype != manifest.dtype or header.local_shape != with_dim(shape, dim, last - first):
-                return None
-            sources.append(Source(located, header, first, last))
+        # A few at a time: how many there are is somebody's word.
+        for some in (ranks[at : at + _ASKED] for at in range(0, len(ranks), _ASKED)):
+            stored = [of_rank(rank) for rank in some]
+            for rank, (_, of), found in zip(some, stored, self._objects([key for key, _ in stored])):
+                if found is None:
+                    return None
+                located, header = found
+                first, last = rank * each, (rank + 1) * each
+                is_it = (header.dtype, header.local_shape) == (manifest.dtype, with_dim(shape, dim, last - first))
+                # Shards of another layout may lie under the same keys.
+                if not is_it or header.global_shape != shape or not same_axes(header.axes, of):
+                    return None
+                sources.append(Source(located, header, first, last))
         local = with_dim(shape, dim, end - begin)
         header = Header(manifest.dtype, local, shape, SHARD if axes else 0, axes)
         return assemble(header, dim, begin, end, sources)
@@ -658,37 +702,13 @@ class TensorCalls(_mooncake.Store):
     # Tensors in files, and on GPUs.
 
     def save_tensor_to_safetensor(self, key: str, file_name: str | None = None) -> int:
-        """Writes a stored tensor to a safetensors file, by default `<key>.safetensors`: 0, -1100 when it is not there."""
-        try:
-            from safetensors.torch import save_file
-        except ImportError:
-            return self._invalid("the package safetensors is not installed")
-        tensor = self.get_tensor(key)
-        if tensor is None:
-            return self._note(-1100, f"no tensor under {key!r}")
-        try:
-            save_file({word(key): tensor}, file_name or f"{word(key)}.safetensors")
-        except OSError as error:
-            return self._note(-1103, str(error))
-        return 0
+        """Writes a stored tensor to a safetensors file, by default one named as the key: 0, -1100 when it is not there, -600."""
+        return _safetensors.save(self, key, file_name)
 
     def load_tensor_from_safetensor(self, key: str | None = None, file_name: str = "") -> Any:
-        """The tensor of that name in a safetensors file (the first one by default), stored under its key; `None` when there is none."""
-        try:
-            from safetensors.torch import load_file
-        except ImportError:
-            self._invalid("the package safetensors is not installed")
-            return None
-        try:
-            tensors = load_file(file_name)
-        except (OSError, ValueError) as error:
-            self._note(-1102, str(error))
-            return None
-        name = next(iter(tensors), None) if key is None else key
-        tensor = None if name is None else tensors.get(name)
-        if tensor is None or name is None or self.put_tensor(name, tensor) != 0:
-            return None
-        return tensor
+        """The tensor of that name in a safetensors file, else its first one, which is then stored under the key (without one: under the
+        file's name); `None` when there is none."""
+        return _safetensors.load(self, key, file_name)
 
     def get_tensor_into_cuda(self, key: str, tensor: Any) -> int:
         """Reads a tensor into one of the same type and as many elements on a GPU: 0 or a code, -600 where no GPU is reached."""
@@ -721,6 +741,12 @@ class TensorCalls(_mooncake.Store):
         for i, code in zip(of, self._read_strips(jobs, [tensors_list[i] for i in of]) if jobs else []):
             codes[i] = code
         return codes
+
+
+def _listed(keys: Sequence[str]) -> None:
+    """Refuses a word in place of a list of them: its letters are no keys."""
+    if isinstance(keys, str | bytes | bytearray):
+        raise TypeError("incompatible function arguments: a list of keys is needed, not one")
 
 
 def _as_it_is(located: Any, header: Header) -> Plan:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import operator
 from collections.abc import Callable
 from enum import Enum, unique
 from typing import ParamSpec, TypeVar
@@ -94,6 +96,14 @@ class SoftPinAction(_Number):
     DISABLE = 2
 
 
+def number_of(name: str, value: object) -> int:
+    """A number as layouts have it, of 32 bits."""
+    number = int(operator.index(value))  # type: ignore[arg-type]
+    if not -(1 << 31) <= number < 1 << 31:
+        raise TypeError(f"incompatible function arguments: {name} {number} has more than 32 bits")
+    return number
+
+
 class ParallelAxis:
     """One axis along which a tensor is divided among workers."""
 
@@ -106,6 +116,15 @@ class ParallelAxis:
         self.split_dim: int | None = None
         self.expert_id: int | None = None
         self.stage_id: int | None = None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "kind":
+            value = value.decode() if isinstance(value, bytes) else value
+            if not isinstance(value, str):
+                raise TypeError(f"incompatible function arguments: kind must be a str, not {type(value).__name__}")
+        elif value is not None or name in ("rank", "size"):
+            value = number_of(name, value)
+        object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
@@ -127,7 +146,8 @@ class TensorParallelism:
 
     @axes.setter
     def axes(self, axes: list[ParallelAxis]) -> None:
-        self._axes = list(axes)
+        # What is assigned may be used for the next shard.
+        self._axes = [copy.copy(axis) for axis in axes]
 
     def __repr__(self) -> str:
         return f"TensorParallelism(axes={self._axes!r})"
@@ -136,13 +156,22 @@ class TensorParallelism:
 class ReadTarget:
     """What a tensor read returns: `as_stored`, `shard` or `full`."""
 
-    __slots__ = ("_mode", "parallelism")
+    __slots__ = ("_mode", "_parallelism")
 
     _MODES = ("as_stored", "shard", "full")
 
     def __init__(self) -> None:
         self._mode = "as_stored"
-        self.parallelism: TensorParallelism | None = None
+        self._parallelism: TensorParallelism | None = None
+
+    @property
+    def parallelism(self) -> TensorParallelism | None:
+        """Of the shard, or of those that are put together; a copy of what was given."""
+        return self._parallelism
+
+    @parallelism.setter
+    def parallelism(self, parallelism: TensorParallelism | None) -> None:
+        self._parallelism = copy.deepcopy(parallelism)
 
     @property
     def mode(self) -> str:

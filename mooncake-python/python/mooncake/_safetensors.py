@@ -1,0 +1,48 @@
+"""Tensors of the store in safetensors files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mooncake._layout import word
+
+if TYPE_CHECKING:
+    from mooncake._tensors import TensorCalls
+
+_NOT_THERE = -1100
+_CANNOT_READ = -1102
+
+
+def save(store: TensorCalls, key: str, file_name: str | None) -> int:
+    """Writes a stored tensor to a file of the key's name by default."""
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+    except ImportError:
+        return store._invalid("the package safetensors is not installed")
+    tensor = store.get_tensor(key)
+    if tensor is None:
+        return store._note(_NOT_THERE, f"no tensor under {key!r}")
+    try:
+        save_file({word(key): tensor}, file_name or word(key))
+    except (OSError, ValueError, SafetensorError) as error:
+        return store._invalid(str(error))
+    return 0
+
+
+def load(store: TensorCalls, key: str | None, file_name: str) -> Any:
+    """Stores the tensor of that name in a file, or its first one, under the key; without one under the file's name."""
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError:
+        store._invalid("the package safetensors is not installed")
+        return None
+    try:
+        tensors = load_file(file_name)
+    except (OSError, ValueError, SafetensorError) as error:
+        store._note(_CANNOT_READ, str(error))
+        return None
+    name = file_name if key is None else word(key)
+    tensor = tensors.get(name, next(iter(tensors.values()), None))
+    return tensor if tensor is not None and store.put_tensor(name, tensor) == 0 else None
