@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 import subprocess
 import sys
 
@@ -55,12 +56,18 @@ def test_wrong_flags_are_named():
         assert ended.returncode == 2 and flags[0] in ended.stderr and "Traceback" not in ended.stderr, ended.stderr
 
 
-def test_define_is_the_long_name(capsys):
+def test_define_is_the_long_name(capsys, monkeypatch):
     pytest.importorskip("aiohttp", reason="the servers need aiohttp")
-    from mooncake.mooncake_store_service import main
+    from mooncake.mooncake_store_service import _settings, main
 
+    for name in [name for name in os.environ if name.startswith("MOONCAKE_")]:
+        monkeypatch.delenv(name)
     assert main(["--define", "local_hostname=a", "-Dmetadata_server=b"]) == 2
     assert "Missing required config field: master_server_address" in capsys.readouterr().err
+    monkeypatch.setenv("MOONCAKE_MASTER", "h:1")
+    assert _settings(None, []).protocol == "tcp"
+    changed = _settings(None, ["protocol=rdma", "local_hostname=x"])
+    assert (changed.master_server_address, changed.local_hostname, changed.protocol) == ("h:1", "x", "rdma")
 
 
 @pytest.mark.parametrize("script", ["http_metadata_server", "rest_server"])

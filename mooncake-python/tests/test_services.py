@@ -145,8 +145,35 @@ def test_rest_offers_files_of_its_folders_only(rest, tmp_path):
             assert offer(path) == 500
         assert ask("POST", f"{rest}/api/mount_shm", {"name": shared.name, "size": 1 << 20})[0] == 403
         assert offer(opened / "file") == 200 and offer(opened / "file") == 200
-        assert offer(opened / "inside") == 500, "its bytes are offered already"
+        assert offer(opened / "inside") == 200, "the same file by another name takes the place of the first"
         assert ask("POST", f"{rest}/api/reconfigure", {"mode": "prefill"})[0] == 200
+    finally:
+        shared.unlink()
+
+
+def test_rest_changes_its_mode_whatever_was_unmounted(rest):
+    shared = Path("/dev/shm") / f"mooncake-test-{os.getpid()}-mode"
+    shared.write_bytes(bytes(2 << 20))
+
+    def mode(**body):
+        status, answer = ask("POST", f"{rest}/api/reconfigure", body)
+        return status, json.loads(answer)
+
+    decode = {"mode": "DECODE", "path": str(shared), "size": 1 << 20}
+    try:
+        status, first = mode(**decode)
+        assert status == 200 and mode(**decode) == (200, first)
+        for route in ("unmount_shm", "unmount"):
+            assert ask("POST", f"{rest}/api/{route}", {"segment_ids": first["segment_ids"]})[0] == 200
+            status, again = mode(**decode)
+            assert status == 200 and again["segment_ids"] != first["segment_ids"], "mounted anew"
+            first = again
+        status, larger = mode(**{**decode, "size": 2 << 20})
+        assert status == 200 and larger["segment_ids"] != first["segment_ids"]
+        status, refused = mode(**{**decode, "size": 4 << 20})
+        assert status == 500 and refused["mode"] == "decode", "longer than the file; what there was stays"
+        assert mode(**{**decode, "size": 2 << 20}) == (200, larger)
+        assert mode(mode="prefill") == (200, {"status": "success", "mode": "prefill"})
     finally:
         shared.unlink()
 
@@ -209,6 +236,8 @@ def test_metadata_server(make_store, key):
         assert ask("PUT", f"{url}?key=x/rpc_meta/y", b"1")[0] == 200
         assert ask("PUT", f"{url}?key=x/rpc_meta/y", b"1")[0] == 400
         assert ask("DELETE", f"{url}?key=a")[0] == 200 and ask("DELETE", f"{url}?key=a")[0] == 404
+        assert ask("PUT", f"{url}?key=%20b", b"3")[0] == 200 and ask("GET", f"{url}?key=b%20") == (200, b"3")
+        assert ask("GET", f"{url}?key=%20")[0] == 400
         assert ask("GET", url)[0] == 400 and ask("POST", f"{url}?key=a")[0] == 405
         a, b = make_store(metadata_server=url), make_store(metadata_server=url)
         assert a.put(key, b"by directory") == 0 and b.get(key) == b"by directory"
@@ -318,3 +347,25 @@ def test_settings(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("MOONCAKE_CONFIG_PATH", str(file))
     assert MooncakeConfig.load_from_env().local_buffer_size == 65536
+    whole = {"local_hostname": "a", "metadata_server": "b", "master_server_address": "c"}
+
+    def read(**fields):
+        file.write_text(json.dumps({**whole, **fields}))
+        return MooncakeConfig.from_file(str(file))
+
+    optional = ("tenant_id", "ssd_offload_path", "device_name", "enable_ssd_offload", "protocol", "client_http_port")
+    assert read(**dict.fromkeys(optional)) == read(), "null is as if it was not there"
+    assert read(enable_ssd_offload=2).enable_ssd_offload and not read(enable_ssd_offload=0.0).enable_ssd_offload
+    for size, expected in ((1e9, 10**9), (1.5, 1), ("1e3", 1000), ("1_000", 1000), ("1.5e3", 1500)):
+        assert read(local_buffer_size=size).local_buffer_size == expected, size
+    for name in whole:
+        for wrong in (None, "", " ", 7):
+            with pytest.raises(ValueError, match=name):
+                read(**{name: wrong})
+    for wrong in ({"local_buffer_size": float("inf")}, {"local_buffer_size": "1__0"}, {"local_buffer_size": -1}, {"protocol": 7}):
+        with pytest.raises(ValueError):
+            read(**wrong)
+    config = MooncakeConfig("a", "b", 1, 1, " RDMA ", None, "c")
+    assert config.protocol == "rdma" and config.as_setup()["rdma_devices"] == ""
+    with pytest.raises(ValueError, match="local_buffer_size"):
+        MooncakeConfig("a", "b", 1, -1, "tcp", "", "c")

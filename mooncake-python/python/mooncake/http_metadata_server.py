@@ -49,7 +49,7 @@ class KVBootstrapServer:
         return web.Response(text="OK")
 
     async def _handle(self, request: web.Request) -> web.Response:
-        key = request.query.get("key", "")
+        key = request.query.get("key", "").strip()
         if request.method not in ("GET", "PUT", "DELETE"):
             raise web.HTTPMethodNotAllowed(request.method, ["GET", "PUT", "DELETE"])
         if not key:

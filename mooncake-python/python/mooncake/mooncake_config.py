@@ -20,15 +20,21 @@ _REQUIRED = ("local_hostname", "metadata_server", "master_server_address")
 
 
 def _size(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError(f"not a size: {value!r}")
-    return parse_size(value)
+    try:
+        return parse_size(int(value) if isinstance(value, float) else value)
+    except OverflowError:
+        raise ValueError(f"not a size: {value!r}") from None
+
+
+def _switch(value: Any) -> bool:
+    return value != 0 if isinstance(value, (int, float)) else parse_switch(value)
 
 
 def _protocol(value: Any) -> str:
-    protocol = str(value).strip().lower()
-    if not protocol:
-        raise ValueError("the protocol is empty")
+    if not isinstance(value, str) or not (protocol := value.strip().lower()):
+        raise ValueError(f"not a protocol: {value!r}")
     if protocol not in _PROTOCOLS:
         _LOG.warning("unknown protocol %r; known are %s", protocol, ", ".join(_PROTOCOLS))
     return protocol
@@ -43,7 +49,7 @@ class MooncakeConfig:
     global_segment_size: int
     local_buffer_size: int
     protocol: str
-    device_name: str
+    device_name: str | None
     master_server_address: str
     enable_ssd_offload: bool = False
     ssd_offload_path: str = ""
@@ -51,20 +57,36 @@ class MooncakeConfig:
     enable_client_http_server: bool = False
     client_http_port: int = 9300
 
+    def __post_init__(self) -> None:
+        """Refuses what cannot work, however the settings came about: `ValueError`."""
+        self.protocol = _protocol(self.protocol)
+        for name in _REQUIRED:
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value.strip():
+                raise ValueError(f"{name} must be a text that is not empty, not {value!r}")
+        for name in ("global_segment_size", "local_buffer_size"):
+            if (size := getattr(self, name)) < 0:
+                raise ValueError(f"{name} must not be negative: {size}")
+
     @staticmethod
-    def _of(fields: Mapping[str, Any]) -> MooncakeConfig:
+    def _of(given: Mapping[str, Any]) -> MooncakeConfig:
+        # `null` is as if it was not there.
+        fields = {name: value for name, value in given.items() if value is not None}
+        for name in _REQUIRED:
+            if name not in fields:
+                raise ValueError(f"Missing required config field: {name}")
         return MooncakeConfig(
-            local_hostname=str(fields["local_hostname"]),
-            metadata_server=str(fields["metadata_server"]),
+            local_hostname=fields["local_hostname"],
+            metadata_server=fields["metadata_server"],
             global_segment_size=_size(fields.get("global_segment_size", DEFAULT_GLOBAL_SEGMENT_SIZE)),
             local_buffer_size=_size(fields.get("local_buffer_size", DEFAULT_LOCAL_BUFFER_SIZE)),
-            protocol=_protocol(fields.get("protocol", "tcp")),
+            protocol=fields.get("protocol", "tcp"),
             device_name=str(fields.get("device_name", "")),
-            master_server_address=str(fields["master_server_address"]),
-            enable_ssd_offload=parse_switch(fields.get("enable_ssd_offload", False)),
+            master_server_address=fields["master_server_address"],
+            enable_ssd_offload=_switch(fields.get("enable_ssd_offload", False)),
             ssd_offload_path=str(fields.get("ssd_offload_path", "")),
             tenant_id=str(fields.get("tenant_id", "default")),
-            enable_client_http_server=parse_switch(fields.get("enable_client_http_server", False)),
+            enable_client_http_server=_switch(fields.get("enable_client_http_server", False)),
             client_http_port=int(fields.get("client_http_port", 9300)),
         )
 
@@ -75,9 +97,6 @@ class MooncakeConfig:
             fields = json.load(file)
         if not isinstance(fields, dict):
             raise ValueError(f"{file_path} does not hold an object")
-        for name in _REQUIRED:
-            if name not in fields:
-                raise ValueError(f"Missing required config field: {name}")
         return MooncakeConfig._of(fields)
 
     @staticmethod
@@ -114,7 +133,7 @@ class MooncakeConfig:
             "global_segment_size": self.global_segment_size,
             "local_buffer_size": self.local_buffer_size,
             "protocol": self.protocol,
-            "rdma_devices": self.device_name,
+            "rdma_devices": self.device_name or "",
             "master_server_addr": self.master_server_address,
             "enable_ssd_offload": self.enable_ssd_offload,
             "ssd_offload_path": self.ssd_offload_path,

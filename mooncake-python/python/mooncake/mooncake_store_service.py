@@ -7,6 +7,7 @@ import asyncio
 import functools
 import json
 import logging
+import os
 import signal
 import sys
 import time
@@ -23,6 +24,8 @@ from mooncake.store import MooncakeDistributedStore
 _LOG = logging.getLogger(__name__)
 _MAX_BODY = 100 << 20
 _MAX_GRACE_S = 3600
+# Of `last_error` when bytes of a file are offered already.
+_EXISTS = -102
 # Values longer than this are sent in pieces of it.
 _PIECE = 1 << 20
 _NOT_FOUND = -704
@@ -115,9 +118,9 @@ class MooncakeStoreService:
         # Of whose files `reconfigure` may offer one.
         self._folders = folders
         self.store = store or MooncakeDistributedStore()
-        # What `reconfigure` mounted, and who changes it now.
+        # What `reconfigure` mounted, as it was asked for, and who changes it now.
         self._mode_ids: list[str] = []
-        self._mode_file: tuple[str, Any, Any] | None = None
+        self._mode_body: dict[str, Any] = {}
         self._mode = asyncio.Lock()
         self.app = web.Application(client_max_size=_MAX_BODY)
         self.app.add_routes(
@@ -265,7 +268,11 @@ class MooncakeStoreService:
         """Takes memory back."""
         body = await _body(request)
         grace = _whole(body, "grace_period_seconds", 0, most=_MAX_GRACE_S)
-        failed = await self._unmount_each(_ids(body), grace)
+        ids = _ids(body)
+        async with self._mode:
+            failed = await self._unmount_each(ids, grace)
+            gone = set(ids) - set(failed)
+            self._mode_ids = [one for one in self._mode_ids if one not in gone]
         if failed:
             return _error("Unmount operation failed", 500, failed_segment_ids=failed)
         return _json({"status": "success"})
@@ -283,28 +290,39 @@ class MooncakeStoreService:
     async def reconfigure(self, request: web.Request) -> web.Response:
         """Offers a file's memory (`decode`) in place of what was offered before, or none (`prefill`)."""
         body = await _body(request)
-        mode = body.get("mode")
+        mode = _text(body, "mode", "").lower()
         if mode not in ("decode", "prefill"):
             raise BadRequest("Invalid mode. Use 'decode' or 'prefill'")
         async with self._mode:
             if mode == "prefill":
-                self._mode_ids, self._mode_file = await self._unmount_each(self._mode_ids, 0), None
+                self._mode_ids = await self._unmount_each(self._mode_ids, 0)
                 if self._mode_ids:
                     return _error("Unmount operation failed", 500, mode="decode")
                 return _json({"status": "success", "mode": "prefill"})
-            path = _text(body, "path", "")
-            if not path:
+            if not _text(body, "path", ""):
                 raise BadRequest("Missing path")
-            wanted = (path, body.get("size"), body.get("offset", 0))
-            if wanted == self._mode_file:
+            if self._mode_ids and _place(body) == _place(self._mode_body):
                 return _json({"status": "success", "mode": "decode", "segment_ids": self._mode_ids})
-            # The new memory first, so that there is always some.
-            ids, cause = await self._mount_file(path, body, self._folders)
+            ids, cause = await self._replace(body)
             if cause:
                 now = "decode" if self._mode_ids else "prefill"
                 return _error("Mount operation failed", 500, mode=now, cause=cause)
-            self._mode_ids, self._mode_file = ids + await self._unmount_each(self._mode_ids, 0), wanted
             return _json({"status": "success", "mode": "decode", "segment_ids": ids})
+
+    async def _replace(self, body: dict[str, Any]) -> tuple[list[str], str]:
+        """Offers a file's memory in place of what was offered before: what was mounted, or why it stays as it was."""
+        # The new memory first, so that there is always some.
+        ids, cause = await self._mount_file(body["path"], body, self._folders)
+        error = self.store.last_error()
+        if cause and self._mode_ids and error is not None and error.code == _EXISTS:
+            # It may be what is in the way of its own other size.
+            self._mode_ids = await self._unmount_each(self._mode_ids, 0)
+            ids, cause = await self._mount_file(body["path"], body, self._folders)
+            if cause and not self._mode_ids:
+                self._mode_ids, _ = await self._mount_file(self._mode_body["path"], self._mode_body, self._folders)
+        if not cause:
+            self._mode_ids, self._mode_body = ids + await self._unmount_each(self._mode_ids, 0), body
+        return ids, cause
 
     @_answered
     async def health(self, request: web.Request) -> web.Response:
@@ -341,9 +359,15 @@ class MooncakeStoreService:
         return 0
 
 
+def _place(body: dict[str, Any]) -> tuple[Any, Any, Any]:
+    return body.get("path"), body.get("size"), body.get("offset", 0)
+
+
 def _settings(path: str | None, changes: list[str]) -> MooncakeConfig:
-    config = MooncakeConfig.from_file(path) if path else None
-    fields: dict[str, Any] = dict(vars(config)) if config else {}
+    in_environment = any(os.environ.get(name) for name in ("MOONCAKE_CONFIG_PATH", "MOONCAKE_MASTER"))
+    fields: dict[str, Any] = {}
+    if path or in_environment:
+        fields = dict(vars(MooncakeConfig.from_file(path) if path else MooncakeConfig.load_from_env()))
     for change in changes:
         name, equals, value = change.partition("=")
         if not equals:
@@ -351,9 +375,6 @@ def _settings(path: str | None, changes: list[str]) -> MooncakeConfig:
         fields[name.strip()] = value.strip()
     if not fields:
         return MooncakeConfig.load_from_env()
-    for name in ("local_hostname", "metadata_server", "master_server_address"):
-        if name not in fields:
-            raise ValueError(f"Missing required config field: {name}")
     return MooncakeConfig._of(fields)
 
 
@@ -362,7 +383,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", help="JSON file; by default the environment")
     parser.add_argument(
-        "-D", "--define", dest="changes", action="append", default=[], metavar="key=value", help="a setting, over the file's"
+        "-D", "--define", dest="changes", action="append", default=[], metavar="key=value", help="a setting, over those of the file or the environment"
     )
     parser.add_argument("--port", type=port, default=8080)
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on; by default all")
