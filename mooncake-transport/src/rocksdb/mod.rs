@@ -32,7 +32,8 @@ const ENTRY: u8 = b'/';
 ///
 /// What was acknowledged is on the disk, whatever happens to the process or the machine. One process at a time has it open; in that
 /// process, all who open it have the same one. A write that failed may have been made all the same (then watchers are told once that is known), and
-/// what was wrong then, a full disk for example, need not be wrong at the next call.
+/// what was wrong then, a full disk for example, need not be wrong at the next call. RocksDB puts its files together now and then: as much room again as
+/// they take should be free, or it may have none left for a write meanwhile.
 #[derive(Clone, Debug)]
 pub struct RocksMetadata {
     shared: Arc<Shared>,
