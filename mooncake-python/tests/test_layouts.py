@@ -151,6 +151,26 @@ def test_keys_name_every_id_that_is_set(store, key):
         assert store.get_tensor_with_parallelism(key, target("shard", layout(*axes))) is not None
 
 
+def test_shards_of_several_axes_are_found_without_a_manifest(store, key):
+    both = layout(axis("tp", 1, 2, split_dim=1), axis("dp", 0, 2))
+    head, address, size, owner = _serialize_tensor(WHOLE)
+    memory = torch.empty(304 + size, dtype=torch.uint8)
+    memory[:304] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    memory[304:] = WHOLE.flatten().view(torch.uint8)
+    del address, owner
+    assert store.register_buffer(memory.data_ptr(), memory.nbytes) == 0
+    assert store.put_tensor_with_parallelism_from(key, memory.data_ptr(), memory.nbytes, both) == 0
+    assert torch.equal(store.get_tensor_with_parallelism(key, target("full", both)), WHOLE)
+    assert torch.equal(store.get_tensor_with_parallelism(key, target("shard", both)), WHOLE[:, 2:])
+    assert store.unregister_buffer(memory.data_ptr()) == 0
+
+
+def test_axes_of_a_reserved_kind_are_read(store, key):
+    kept = Header(0, (8, 4), (8, 4), SHARD, (Axis("reserved", 0, 0, 1, None, 0),))
+    assert store.put(key, kept.pack() + WHOLE.numpy().tobytes()) == 0
+    assert torch.equal(store.get_tensor(key), WHOLE)
+
+
 def test_a_shard_that_is_stored_again_stays_one(store, key):
     put_shards(store, key, WHOLE, 2)
     size = 304 + WHOLE.nbytes // 2

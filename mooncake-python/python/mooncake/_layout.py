@@ -46,6 +46,8 @@ DTYPE_CODES = {name: code for code, (name, _) in enumerate(DTYPES)}
 
 # Kinds of axes in the order of keys.
 KINDS = ("dp", "tp", "ep", "pp")
+# Headers may have another one, which means nothing yet.
+_KINDS_OF_HEADERS = (*KINDS, "reserved")
 
 
 class LayoutError(ValueError):
@@ -68,7 +70,7 @@ class Axis:
 
     @property
     def order(self) -> int:
-        return KINDS.index(self.kind)
+        return _KINDS_OF_HEADERS.index(self.kind)
 
     @property
     def identity(self) -> tuple[str, int, int, int | None, int]:
@@ -162,9 +164,9 @@ class Header:
         axes = []
         for i in range(count):
             kind, index, rank, parts, split_dim, aux, _ = _AXIS.unpack_from(head, _FIXED.size + i * _AXIS.size)
-            if not (0 <= kind < len(KINDS) and 0 <= rank < parts and -1 <= split_dim < ndim):
+            if not (0 <= kind < len(_KINDS_OF_HEADERS) and 0 <= rank < parts and -1 <= split_dim < ndim):
                 return None
-            axes.append(Axis(KINDS[kind], index, rank, parts, None if split_dim < 0 else split_dim, aux))
+            axes.append(Axis(_KINDS_OF_HEADERS[kind], index, rank, parts, None if split_dim < 0 else split_dim, aux))
         header = Header(dtype, local_shape, global_shape, layout, tuple(axes), offset)
         if not (_is_possible(local_shape, dtype) and _is_possible(global_shape, dtype)):
             return None

@@ -643,8 +643,8 @@ class TensorCalls(_mooncake.Store):
     def _rebuilt(self, key: str, axes: tuple[Axis, ...], tp: Axis, full: bool) -> Plan | None:
         """A shard of another size than the stored ones, or all of them together."""
         manifest = self._manifest(parallelism_manifest_key(key))
-        if manifest is None and len(axes) == 1:
-            manifest = self._manifest_of_shards(key)
+        if manifest is None:
+            manifest = self._manifest_of_shards(key, axes, tp)
         if manifest is None or manifest.split_dim != tp.split_dim:
             return None
         dim = manifest.split_dim
@@ -660,13 +660,13 @@ class TensorCalls(_mooncake.Store):
 
         return self._assembled(of_rank, manifest, () if full else axes, begin, end)
 
-    def _manifest_of_shards(self, key: str) -> Manifest | None:
-        """What the first shard of plain tensor parallelism says of all of them."""
-        first = self._objects([f"{word(key)}_tp_0"])[0]
-        tp = first[1].axis("tp") if first is not None else None
-        if first is None or tp is None or tp.split_dim is None or len(first[1].axes) != 1:
+    def _manifest_of_shards(self, key: str, axes: tuple[Axis, ...], tp: Axis) -> Manifest | None:
+        """What the first shard says of all of them."""
+        first = self._objects([shard_key(key, [replace(axis, rank=0) if axis is tp else axis for axis in axes])])[0]
+        of = first[1].axis("tp") if first is not None else None
+        if first is None or of is None or of.split_dim is None or len(first[1].axes) != len(axes):
             return None
-        return Manifest(first[1].dtype, tp.split_dim, tp.size, first[1].global_shape)
+        return Manifest(first[1].dtype, of.split_dim, of.size, first[1].global_shape)
 
     def _assembled(
         self,

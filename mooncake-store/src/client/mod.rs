@@ -86,7 +86,7 @@ use crate::transport_set::TransportSet;
 ///
 /// All futures may be dropped at any point. A put that is dropped half-way is taken back in the background.
 ///
-/// A thread that blocks on one operation after the other is woken sooner when it does so [`here`](mooncake_transport::here):
+/// A thread that blocks on one operation after the other is woken sooner when it does so [`here`](mooncake_transport::here()):
 /// `runtime.block_on(here(client.get(key)))`.
 pub struct Client<T: Transport = TransportSet> {
     inner: Arc<Inner<T>>,
