@@ -82,7 +82,7 @@ async fn eight_clients_on_one_key() {
         workers.push(worker.await.unwrap());
     }
     let eighth = stage.work(8, 1);
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    tokio::time::sleep(Duration::from_secs(8)).await;
     stage.over.store(true, SeqCst);
     let mut counts = eighth.await.unwrap().unwrap();
     for worker in workers {
