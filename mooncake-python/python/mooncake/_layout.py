@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mooncake._types import number_of
+from mooncake._types import number_of, word_of
 
 HEADER_SIZE = 304
 _MAGIC = 0x4D4F4F4E
@@ -224,11 +224,7 @@ class Manifest:
 
 def word(key: str | bytes) -> str:
     """A key to make others of. The existing package takes bytes, too, wherever it takes words."""
-    if isinstance(key, bytes):
-        return key.decode()
-    if not isinstance(key, str):
-        raise TypeError(f"incompatible function arguments: a key must be a str, not {type(key).__name__}")
-    return key
+    return word_of("a key", key)
 
 
 def parallelism_manifest_key(key: str) -> str:
@@ -257,7 +253,7 @@ def axes_of(parallelism: Any) -> tuple[Axis, ...]:
         raise LayoutError(f"{len(given)} axes: 1 to {_MAX_AXES} are possible")
     axes = []
     for index, one in enumerate(given):
-        kind, rank, size = str(one.kind).lower(), number_of("rank", one.rank), number_of("size", one.size)
+        kind, rank, size = word_of("kind", one.kind).lower(), number_of("rank", one.rank), number_of("size", one.size)
         split_dim, expert, stage = (
             None if (number := getattr(one, name)) is None else number_of(name, number)
             for name in ("split_dim", "expert_id", "stage_id")

@@ -24,7 +24,7 @@ def save(store: TensorCalls, key: str, file_name: str | None) -> int:
     if tensor is None:
         return store._note(_NOT_THERE, f"no tensor under {key!r}")
     try:
-        save_file({word(key): tensor}, file_name or word(key))
+        save_file({word(key): tensor}, word(key) if file_name is None else file_name)
     except (OSError, ValueError, SafetensorError) as error:
         return store._invalid(str(error))
     return 0

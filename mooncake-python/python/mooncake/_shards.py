@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from mooncake import _mooncake
 from mooncake._layout import (
@@ -26,6 +29,11 @@ from mooncake._layout import (
     writer_manifest_key,
 )
 from mooncake._types import number_of
+
+_UNPUBLISHED = "preferred_segments does not name one segment for each copy"
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 @dataclass(frozen=True)
@@ -78,11 +86,41 @@ def _torch() -> Any:
     return torch
 
 
+def _of_real_bytes(make: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Makes tensors outside the modes of torch (`FakeTensorMode`, say), in which they would have no bytes."""
+
+    @functools.wraps(make)
+    def made(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        # Without torch there is no mode, nor in releases of it that cannot be asked.
+        modes = getattr(getattr(sys.modules.get("torch"), "_C", None), "_len_torch_dispatch_stack", None)
+        if modes is None or not modes():
+            return make(*args, **kwargs)
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        with _disable_current_modes():
+            return make(*args, **kwargs)
+
+    return made
+
+
+def _address(tensor: Any) -> int | None:
+    """Where a tensor's bytes are; `None` for one that only plays a tensor and has none."""
+    try:
+        # Before its address is asked for, which some of these warn of.
+        if tensor.untyped_storage().device.type == "meta":
+            return None
+        address = int(tensor.data_ptr())
+    except RuntimeError:
+        return None
+    return address if address or not tensor.numel() else None
+
+
 def _is_tensor(value: Any) -> bool:
     # By name, so that what is none needs no torch; a parameter of a module is one, too.
     return any("Tensor" in base.__name__ for base in type(value).__mro__)
 
 
+@_of_real_bytes
 def _tensor_in_memory(value: Any) -> _Tensor | None:
     """A tensor's bytes in C order, on a GPU if the store reaches it there; `None` for what is no tensor the store keeps."""
     if not _is_tensor(value):
@@ -107,11 +145,8 @@ def _tensor_in_memory(value: Any) -> _Tensor | None:
         else:
             # Copies of ours are in no stream of the program's.
             torch.cuda.current_stream(held.device).synchronize()
-    shape = tuple(held.shape)
-    if held.numel() and not held.data_ptr():
-        # What only plays a tensor has no bytes.
-        return None
-    return _Tensor(Header(dtype, shape, shape), held.data_ptr(), held)
+    shape, address = tuple(held.shape), _address(held)
+    return None if address is None else _Tensor(Header(dtype, shape, shape), address, held)
 
 
 def _whole(key: str, tensor: _Tensor) -> _Write:
@@ -173,13 +208,18 @@ def _partition(key: str, tensor: _Tensor, writer: Any) -> list[_Write]:
     return [shard, _bare(writer_manifest_key(key), manifest.pack())]
 
 
-def _parallel(key: str, tensor: _Tensor, parallelism: Any, writer: Any, from_buffer: bool) -> list[_Write]:
+def _parallel(
+    key: str, tensor: _Tensor, parallelism: Any, writer: Any, from_buffer: bool, published: bool
+) -> list[_Write]:
     """What `*_with_parallelism` stores."""
     if parallelism is not None and writer is not None:
         raise LayoutError("parallelism and writer_partition exclude each other")
     if writer is not None:
         return _partition(key, tensor, writer)
     if parallelism is None:
+        # As in the existing package, only whole tensors need a segment for each copy.
+        if not published:
+            raise LayoutError(_UNPUBLISHED)
         return [_whole(key, tensor)]
     axes = axes_of(parallelism)
     header = tensor.header
@@ -204,6 +244,7 @@ def _parallel(key: str, tensor: _Tensor, parallelism: Any, writer: Any, from_buf
     return [write, _bare(parallelism_manifest_key(key), manifest.pack())]
 
 
+@_of_real_bytes
 def _views(address: int, header: Header) -> Any:
     """A tensor over memory of the caller's, at the data behind a header."""
     torch = _torch()
@@ -225,11 +266,13 @@ class _OnGpu:
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
+@_of_real_bytes
 def _empty(header: Header) -> Any:
     torch = _torch()
     return torch.empty(header.local_shape, dtype=getattr(torch, DTYPES[header.dtype][0]), device="cpu")
 
 
+@_of_real_bytes
 def _of_bytes(header: Header, data: bytes | memoryview) -> Any:
     torch = _torch()
     if not data:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from mooncake._layout import (
     SHARD,
     Axis,
     Header,
-    LayoutError,
     Manifest,
     Plan,
     Source,
@@ -43,6 +42,7 @@ from mooncake._shards import (
     _Tensor,
     _tensor_in_memory,
     _torch,
+    _UNPUBLISHED,
     _views,
     _whole,
     _Write,
@@ -98,7 +98,7 @@ class TensorCalls(_mooncake.Store):
         """What `make` gives, or the code of why it gives nothing."""
         try:
             return make()
-        except (LayoutError, AttributeError, TypeError) as error:
+        except (ValueError, AttributeError, TypeError) as error:
             return self._invalid(str(error))
 
     def _from_tensors(
@@ -109,7 +109,7 @@ class TensorCalls(_mooncake.Store):
         config: ReplicateConfig | None,
         make: Callable[[int, str, _Tensor], list[_Write]],
     ) -> list[int]:
-        _listed(keys)
+        keys = _words(keys)
         if len(keys) != len(tensors):
             return [self._invalid(f"{len(keys)} keys and {len(tensors)} tensors")] * len(keys)
         entries: list[list[_Write] | int] = []
@@ -143,7 +143,7 @@ class TensorCalls(_mooncake.Store):
         config: ReplicateConfig | None,
         make: Callable[[int, str, _Tensor], list[_Write]],
     ) -> list[int]:
-        _listed(keys)
+        keys = _words(keys)
         if not len(keys) == len(buffer_ptrs) == len(sizes):
             return [self._invalid("keys, buffers and sizes are not as many")] * len(keys)
         entries: list[list[_Write] | int] = []
@@ -172,8 +172,9 @@ class TensorCalls(_mooncake.Store):
             raise TypeError(
                 f"incompatible function arguments: tensors_list must be a list, not {type(tensors).__name__}"
             )
+        keys = _words(keys)
         if not self._published(config):
-            return [self._invalid("preferred_segments does not name one segment for each copy")] * len(keys)
+            return [self._invalid(_UNPUBLISHED)] * len(keys)
         return self._from_tensors(upsert, keys, tensors, config, lambda _, key, tensor: [_whole(key, tensor)])
 
     def put_tensor(self, key: str, tensor: Any, config: ReplicateConfig | None = None) -> int:
@@ -224,7 +225,7 @@ class TensorCalls(_mooncake.Store):
         sizes: list[int],
         config: ReplicateConfig | None = None,
     ) -> list[int]:
-        _listed(keys)
+        keys = _words(keys)
         if not len(keys) == len(buffer_ptrs) == len(sizes):
             return [self._invalid("keys, buffers and sizes are not as many")] * len(keys)
         if any(self._in_buffer(pointer, size) is None for pointer, size in zip(buffer_ptrs, sizes)):
@@ -280,11 +281,12 @@ class TensorCalls(_mooncake.Store):
         split_dim: int = 0,
     ) -> list[int]:
         """`pub_tensor_with_tp` of many."""
-        del tp_rank
+        _numbers(tp_rank=tp_rank, tp_size=tp_size, split_dim=split_dim)
         if not isinstance(tensors_list, list):
             raise TypeError("incompatible function arguments: tensors_list must be a list")
+        base_keys = _words(base_keys)
         if not self._published(config):
-            return [self._invalid("preferred_segments does not name one segment for each copy")] * len(base_keys)
+            return [self._invalid(_UNPUBLISHED)] * len(base_keys)
         return self._from_tensors(
             False, base_keys, tensors_list, config, lambda _, key, tensor: _legacy(key, tensor, tp_size, split_dim)
         )
@@ -305,7 +307,7 @@ class TensorCalls(_mooncake.Store):
         split_dim: int = 0,
     ) -> list[int]:
         """`put_tensor_with_tp_from` of many, each for itself."""
-        del tp_rank
+        _numbers(tp_rank=tp_rank, tp_size=tp_size, split_dim=split_dim)
         return self._from_buffers(
             False,
             base_keys,
@@ -326,15 +328,16 @@ class TensorCalls(_mooncake.Store):
     ) -> list[int]:
         if not isinstance(tensors, list):
             raise TypeError("incompatible function arguments: tensors_list must be a list")
+        keys, published = _words(keys), self._published(config)
         axes, writers = _list_of(parallelisms, len(keys)), _list_of(writer_partitions, len(keys))
-        if axes is None or writers is None or not self._published(config):
-            return [self._invalid("not one layout, partition or segment for each")] * len(keys)
+        if axes is None or writers is None:
+            return [self._invalid("not one layout or partition for each")] * len(keys)
         return self._from_tensors(
             upsert,
             keys,
             tensors,
             config,
-            lambda i, key, tensor: _parallel(key, tensor, axes[i], writers[i], False),
+            lambda i, key, tensor: _parallel(key, tensor, axes[i], writers[i], False, published),
         )
 
     def _parallel_buffers(
@@ -347,10 +350,13 @@ class TensorCalls(_mooncake.Store):
         config: ReplicateConfig | None,
         writer_partitions: Any,
     ) -> list[int]:
+        keys, published = _words(keys), self._published(config)
         axes, writers = _list_of(parallelisms, len(keys)), _list_of(writer_partitions, len(keys))
         if axes is None or writers is None:
             return [self._invalid("not one layout or partition for each")] * len(keys)
         if not any(of is not None for of in (*axes, *writers)):
+            if not published:
+                return [self._invalid(_UNPUBLISHED)] * len(keys)
             # A shard stays one.
             return self._whole_from(upsert, keys, buffer_ptrs, sizes, config)
         return self._from_buffers(
@@ -359,7 +365,7 @@ class TensorCalls(_mooncake.Store):
             buffer_ptrs,
             sizes,
             config,
-            lambda i, key, tensor: _parallel(key, tensor, axes[i], writers[i], True),
+            lambda i, key, tensor: _parallel(key, tensor, axes[i], writers[i], True, published),
         )
 
     def put_tensor_with_parallelism(
@@ -498,6 +504,7 @@ class TensorCalls(_mooncake.Store):
     @also_named(base_keys="keys")
     def batch_get_tensor_into(self, keys: list[str], buffer_ptrs: list[int], sizes: list[int]) -> list[Any]:
         """`get_tensor_into` of many; -600 for each when the lists are not as long."""
+        keys = _words(keys)
         if not len(keys) == len(buffer_ptrs) == len(sizes):
             return [self._invalid("keys, buffers and sizes are not as many")] * len(keys)
         tensors = []
@@ -509,13 +516,13 @@ class TensorCalls(_mooncake.Store):
 
     @staticmethod
     def _tp_keys(keys: list[str], tp_rank: int, tp_size: int) -> list[str]:
-        _listed(keys)
+        keys = _words(keys)
         rank = number_of("tp_rank", tp_rank)
-        return keys if tp_size <= 1 else [f"{word(key)}_tp_{rank}" for key in keys]
+        return keys if number_of("tp_size", tp_size) <= 1 else [f"{key}_tp_{rank}" for key in keys]
 
     def get_tensor_with_tp(self, key: str, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0) -> Any:
         """The shard of a rank, as it was stored."""
-        del split_dim
+        _numbers(split_dim=split_dim)
         return self.batch_get_tensor(self._tp_keys([key], tp_rank, tp_size))[0]
 
     def batch_get_tensor_with_tp(self, base_keys: list[str], tp_rank: int = 0, tp_size: int = 1) -> list[Any]:
@@ -526,7 +533,7 @@ class TensorCalls(_mooncake.Store):
         self, key: str, buffer_ptr: int, size: int, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
     ) -> Any:
         """`get_tensor_with_tp` into registered memory."""
-        del split_dim
+        _numbers(split_dim=split_dim)
         return self.batch_get_tensor_into(self._tp_keys([key], tp_rank, tp_size), [buffer_ptr], [size])[0]
 
     def batch_get_tensor_with_tp_into(
@@ -555,6 +562,7 @@ class TensorCalls(_mooncake.Store):
         self, keys: list[str], buffer_ptrs: list[int], sizes: list[int], targets: Any = None
     ) -> list[Any]:
         """`get_tensor_with_parallelism_into` of many."""
+        keys = _words(keys)
         if not len(keys) == len(buffer_ptrs) == len(sizes):
             return [None] * len(keys)
         plans = self._plans(keys, targets)
@@ -571,7 +579,7 @@ class TensorCalls(_mooncake.Store):
         return answer
 
     def _plans(self, keys: list[str], targets: Any) -> list[Plan | None]:
-        _listed(keys)
+        keys = _words(keys)
         wanted = _list_of(targets, len(keys))
         if wanted is None:
             return [None] * len(keys)
@@ -582,7 +590,7 @@ class TensorCalls(_mooncake.Store):
         if target is None:
             return self._stored(key)
         try:
-            mode, parallelism = str(target.mode).lower(), target.parallelism
+            mode, parallelism = word(target.mode).lower(), target.parallelism
             axes = () if parallelism is None else axes_of(parallelism)
             if mode == "as_stored":
                 return self._stored(key) if parallelism is None else None
@@ -590,7 +598,7 @@ class TensorCalls(_mooncake.Store):
                 return self._shard_plan(key, axes) if axes else None
             if mode == "full":
                 return self._full_plan(key, axes)
-        except (LayoutError, AttributeError, TypeError) as error:
+        except (ValueError, AttributeError, TypeError) as error:
             self._invalid(str(error))
         return None
 
@@ -716,6 +724,7 @@ class TensorCalls(_mooncake.Store):
 
     def batch_get_tensor_into_cuda(self, keys: list[str], tensors_list: list[Any]) -> list[int]:
         """`get_tensor_into_cuda` of many."""
+        keys = _words(keys)
         if len(keys) != len(tensors_list):
             return [self._invalid(f"{len(keys)} keys and {len(tensors_list)} tensors")] * len(keys)
         codes = [0] * len(keys)
@@ -743,10 +752,17 @@ class TensorCalls(_mooncake.Store):
         return codes
 
 
-def _listed(keys: Sequence[str]) -> None:
-    """Refuses a word in place of a list of them: its letters are no keys."""
-    if isinstance(keys, str | bytes | bytearray):
-        raise TypeError("incompatible function arguments: a list of keys is needed, not one")
+def _words(keys: Sequence[str]) -> list[str]:
+    """The keys of a list. Not those of a word, whose letters are no keys, and not of what has no order."""
+    if isinstance(keys, str | bytes | bytearray | Mapping) or not hasattr(keys, "__getitem__"):
+        raise TypeError(f"incompatible function arguments: keys must be a list of str, not {type(keys).__name__}")
+    return [word(key) for key in keys]
+
+
+def _numbers(**of: int) -> None:
+    """Refuses what is no number of 32 bits, also where it would not matter."""
+    for name, value in of.items():
+        number_of(name, value)
 
 
 def _as_it_is(located: Any, header: Header) -> Plan:

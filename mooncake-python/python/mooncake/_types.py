@@ -98,10 +98,25 @@ class SoftPinAction(_Number):
 
 def number_of(name: str, value: object) -> int:
     """A number as layouts have it, of 32 bits."""
-    number = int(operator.index(value))  # type: ignore[arg-type]
+    try:
+        number = int(operator.index(value))  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"incompatible function arguments: {name} must be an int, not {type(value).__name__}") from None
     if not -(1 << 31) <= number < 1 << 31:
         raise TypeError(f"incompatible function arguments: {name} {number} has more than 32 bits")
     return number
+
+
+def word_of(name: str, value: object) -> str:
+    """A word. The existing package takes bytes, too, wherever it takes words."""
+    if isinstance(value, bytes | bytearray):
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"bytes that are no UTF-8: {error}") from None
+    if not isinstance(value, str):
+        raise TypeError(f"incompatible function arguments: {name} must be a str, not {type(value).__name__}")
+    return value
 
 
 class ParallelAxis:
@@ -119,9 +134,7 @@ class ParallelAxis:
 
     def __setattr__(self, name: str, value: object) -> None:
         if name == "kind":
-            value = value.decode() if isinstance(value, bytes) else value
-            if not isinstance(value, str):
-                raise TypeError(f"incompatible function arguments: kind must be a str, not {type(value).__name__}")
+            value = word_of("kind", value)
         elif value is not None or name in ("rank", "size"):
             value = number_of(name, value)
         object.__setattr__(self, name, value)
@@ -146,8 +159,11 @@ class TensorParallelism:
 
     @axes.setter
     def axes(self, axes: list[ParallelAxis]) -> None:
+        given = list(axes)
+        if not all(hasattr(axis, "kind") for axis in given):
+            raise TypeError("incompatible function arguments: axes must be a list of ParallelAxis")
         # What is assigned may be used for the next shard.
-        self._axes = [copy.copy(axis) for axis in axes]
+        self._axes = [copy.copy(axis) for axis in given]
 
     def __repr__(self) -> str:
         return f"TensorParallelism(axes={self._axes!r})"
@@ -171,6 +187,9 @@ class ReadTarget:
 
     @parallelism.setter
     def parallelism(self, parallelism: TensorParallelism | None) -> None:
+        if parallelism is not None and not hasattr(parallelism, "axes"):
+            kind = type(parallelism).__name__
+            raise TypeError(f"incompatible function arguments: parallelism must be a TensorParallelism, not {kind}")
         self._parallelism = copy.deepcopy(parallelism)
 
     @property
@@ -180,7 +199,7 @@ class ReadTarget:
 
     @mode.setter
     def mode(self, mode: str) -> None:
-        lower = mode.lower()
+        lower = word_of("mode", mode).lower()
         if lower not in self._MODES:
             raise RuntimeError(f"Unsupported ReadTarget mode: {mode}")
         self._mode = lower
