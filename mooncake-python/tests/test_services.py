@@ -178,6 +178,43 @@ def test_rest_changes_its_mode_whatever_was_unmounted(rest):
         shared.unlink()
 
 
+def test_rest_keeps_what_it_offers_when_the_new_memory_fails(rest, tmp_path):
+    shared = [Path("/dev/shm") / f"mooncake-test-{os.getpid()}-{i}" for i in range(2)]
+    for file in shared:
+        file.write_bytes(bytes(2 << 20))
+    link = tmp_path / "opened" / "link"
+    link.parent.mkdir()
+
+    def mode(path, size):
+        status, answer = ask("POST", f"{rest}/api/reconfigure", {"mode": "decode", "path": str(path), "size": size})
+        return status, json.loads(answer)
+
+    def mount(**body):
+        return ask("POST", f"{rest}/api/mount_shm", {"name": shared[0].name, **body})[0]
+
+    try:
+        link.symlink_to(shared[0])
+        status, first = mode(link, 1 << 20)
+        assert status == 200
+        assert mount(size=4096) == 500, "these bytes are offered already"
+        status, refused = mode("/dev/shm/nonexistent", 1 << 20)
+        assert status == 500 and mode(link, 1 << 20) == (200, first), "that another call failed is no reason to stop"
+        assert refused["segment_ids"] == first["segment_ids"]
+        assert mount(size=4096, offset=1 << 20) == 200
+        status, refused = mode(link, 2 << 20)
+        assert status == 500 and refused["mode"] == "decode" and refused["segment_ids"] != first["segment_ids"]
+        assert mode(link, 1 << 20) == (200, {**first, "segment_ids": refused["segment_ids"]}), "offered again"
+        link.unlink()
+        link.symlink_to("/etc/hostname")
+        status, refused = mode(shared[0], 2 << 20)
+        assert (status, refused["mode"], refused["segment_ids"]) == (500, "prefill", [])
+        assert "-102" in refused["cause"] and f"is lost: '{link}'" in refused["cause"]
+        assert mode(shared[1], 1 << 20)[0] == 200
+    finally:
+        for file in shared:
+            file.unlink()
+
+
 def test_rest_readers_that_go_away(make_store, key, caplog):
     from aiohttp import web
 
@@ -353,7 +390,7 @@ def test_settings(tmp_path, monkeypatch):
         file.write_text(json.dumps({**whole, **fields}))
         return MooncakeConfig.from_file(str(file))
 
-    optional = ("tenant_id", "ssd_offload_path", "device_name", "enable_ssd_offload", "protocol", "client_http_port")
+    optional = ("tenant_id", "ssd_offload_path", "device_name", "enable_ssd_offload", "client_http_port")
     assert read(**dict.fromkeys(optional)) == read(), "null is as if it was not there"
     assert read(enable_ssd_offload=2).enable_ssd_offload and not read(enable_ssd_offload=0.0).enable_ssd_offload
     for size, expected in ((1e9, 10**9), (1.5, 1), ("1e3", 1000), ("1_000", 1000), ("1.5e3", 1500)):
@@ -362,7 +399,7 @@ def test_settings(tmp_path, monkeypatch):
         for wrong in (None, "", " ", 7):
             with pytest.raises(ValueError, match=name):
                 read(**{name: wrong})
-    for wrong in ({"local_buffer_size": float("inf")}, {"local_buffer_size": "1__0"}, {"local_buffer_size": -1}, {"protocol": 7}):
+    for wrong in ({"local_buffer_size": float("inf")}, {"local_buffer_size": "1__0"}, {"local_buffer_size": -1}, {"protocol": 7}, {"protocol": None}):
         with pytest.raises(ValueError):
             read(**wrong)
     config = MooncakeConfig("a", "b", 1, 1, " RDMA ", None, "c")

@@ -112,7 +112,9 @@ class Header:
         return next((axis for axis in self.axes if axis.kind == kind), None)
 
     def pack(self) -> bytes:
-        """The header as it lies in the store."""
+        """The header as it lies in the store. `LayoutError` for what no reader would take."""
+        if not (_is_possible(self.local_shape, self.dtype) and _is_possible(self.global_shape, self.dtype)):
+            raise LayoutError(f"no tensor can have the shape {self.global_shape}")
 
         def padded(shape: tuple[int, ...]) -> list[int]:
             return [*shape, *([-1] * (_MAX_DIMS - len(shape)))]
@@ -178,8 +180,9 @@ class Header:
 
 
 def _is_possible(shape: Sequence[int], dtype: int) -> bool:
-    """Whether there can be such a tensor: strides are counted as if an empty dimension had one index."""
-    return math.prod(max(dim, 1) for dim in shape) * DTYPES[dtype][1] < 1 << 63
+    """Whether there can be such a tensor. One without elements has strides all the same, counted as if an empty dimension had one index."""
+    width = DTYPES[dtype][1] if 0 not in shape else 1
+    return math.prod(max(dim, 1) for dim in shape) * width < 1 << 63
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,9 @@ class Manifest:
     global_shape: tuple[int, ...]
 
     def pack(self) -> bytes:
-        """The manifest as it lies in the store."""
+        """The manifest as it lies in the store. `LayoutError` for what no reader would take."""
+        if not _is_possible(self.global_shape, self.dtype):
+            raise LayoutError(f"no tensor can have the shape {self.global_shape}")
         shape = [*self.global_shape, *([-1] * (_MAX_DIMS - len(self.global_shape)))]
         return _MANIFEST.pack(
             _MANIFEST_MAGIC,
@@ -273,9 +278,15 @@ def axes_of(parallelism: Any) -> tuple[Axis, ...]:
     return tuple(axes)
 
 
-def same_axes(one: Sequence[Axis], other: Sequence[Axis]) -> bool:
-    """Whether two shards are the same, in whatever order their axes are listed."""
-    return {axis.identity for axis in one} == {axis.identity for axis in other}
+def is_shard(header: Header, axes: Sequence[Axis]) -> bool:
+    """Whether an object is the shard with these axes, in whatever order they are listed. Under its key there may be anything."""
+    tp, whole = header.axis("tp"), header.local_shape
+    if tp is not None and tp.split_dim is not None:
+        whole = with_dim(whole, tp.split_dim, whole[tp.split_dim] * tp.size)
+    # What contradicts itself is no shard, either.
+    if header.layout != SHARD or header.global_shape != whole:
+        return False
+    return {axis.identity for axis in header.axes} == {axis.identity for axis in axes}
 
 
 def shard_range(dim: int, rank: int, parts: int) -> tuple[int, int]:
@@ -341,6 +352,8 @@ def assemble(header: Header, dim: int, begin: int, end: int, sources: list[Sourc
         stored = Strips.part(source.header.local_shape, element, dim, first - source.begin, last - source.begin)
         stored = Strips(stored.start + source.header.data_offset, stored.stride, stored.rows, stored.width)
         target = Strips.part(header.local_shape, element, dim, first - begin, last - begin)
-        plan.reads.append((source.located, stored, target))
+        # Where there are no bytes, the places may be too large to count.
+        if source.header.data_bytes:
+            plan.reads.append((source.located, stored, target))
         at = last
     return plan if at == end else None

@@ -31,6 +31,8 @@ from mooncake._layout import (
 from mooncake._types import number_of
 
 _UNPUBLISHED = "preferred_segments does not name one segment for each copy"
+# Shards that one call writes. A dimension without indices divides into any number of them.
+_MOST_SHARDS = 1 << 16
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -43,6 +45,8 @@ class _Tensor:
     header: Header
     address: int
     owner: Any
+    # Address and length of the object that it already is in memory, its header included.
+    serialized: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,9 @@ def _tensor_in_memory(value: Any) -> _Tensor | None:
 
 
 def _whole(key: str, tensor: _Tensor) -> _Write:
+    if tensor.serialized is not None:
+        # As it is: a shard stays one.
+        return _Write(key, b"", tensor.serialized, 0, tensor.serialized[1], 1, tensor.serialized[1])
     size = tensor.header.data_bytes
     return _Write(key, tensor.header.pack(), (tensor.address, size), 0, size, 1 if size else 0, size)
 
@@ -157,6 +164,8 @@ def _whole(key: str, tensor: _Tensor) -> _Write:
 def _part(key: str, tensor: _Tensor, header: Header, dim: int, begin: int, end: int) -> _Write:
     """Indices `begin` to `end` of one dimension, under a header of their own."""
     whole = tensor.header
+    if header.data_bytes == 0:
+        return _bare(key, header.pack())
     strips = Strips.part(whole.local_shape, whole.element_size, dim, begin, end)
     rows = strips.rows if strips.width else 0
     memory = (tensor.address, whole.data_bytes)
@@ -179,6 +188,8 @@ def _shard(key: str, tensor: _Tensor, axes: tuple[Axis, ...], tp: Axis) -> _Writ
 
 def _all_shards(key: str, tensor: _Tensor, axes: tuple[Axis, ...], tp: Axis) -> list[_Write]:
     """The parts of every rank of the `tp` axis."""
+    if tp.size > _MOST_SHARDS:
+        raise LayoutError(f"{tp.size} shards: at most {_MOST_SHARDS} at once")
     writes = []
     for rank in range(tp.size):
         of_rank = replace(tp, rank=rank, aux=0)

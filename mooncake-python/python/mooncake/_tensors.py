@@ -20,8 +20,8 @@ from mooncake._layout import (
     Strips,
     assemble,
     axes_of,
+    is_shard,
     parallelism_manifest_key,
-    same_axes,
     shard_key,
     shard_range,
     with_dim,
@@ -132,7 +132,7 @@ class TensorCalls(_mooncake.Store):
         if header is None:
             return None
         whole = Header(header.dtype, header.local_shape, header.local_shape)
-        return _Tensor(whole, buffer_ptr + header.data_offset, None)
+        return _Tensor(whole, buffer_ptr + header.data_offset, None, (buffer_ptr, size))
 
     def _from_buffers(
         self,
@@ -354,10 +354,10 @@ class TensorCalls(_mooncake.Store):
         axes, writers = _list_of(parallelisms, len(keys)), _list_of(writer_partitions, len(keys))
         if axes is None or writers is None:
             return [self._invalid("not one layout or partition for each")] * len(keys)
-        if not any(of is not None for of in (*axes, *writers)):
+        # As in the existing package: without any lists one that is no tensor fails all.
+        if parallelisms is None and writer_partitions is None:
             if not published:
                 return [self._invalid(_UNPUBLISHED)] * len(keys)
-            # A shard stays one.
             return self._whole_from(upsert, keys, buffer_ptrs, sizes, config)
         return self._from_buffers(
             upsert,
@@ -616,14 +616,14 @@ class TensorCalls(_mooncake.Store):
 
     def _shard_plan(self, key: str, axes: tuple[Axis, ...]) -> Plan | None:
         exact = self._objects([shard_key(key, axes)])[0]
-        if exact is not None and same_axes(exact[1].axes, axes):
+        if exact is not None and is_shard(exact[1], axes):
             return _as_it_is(*exact)
         tp = next((axis for axis in axes if axis.kind == "tp"), None)
         if tp is None or tp.split_dim is None:
             return None
         if len(axes) == 1:
             written = self._objects([writer_key(key, tp.rank, tp.size, tp.split_dim)])[0]
-            if written is not None and same_axes(written[1].axes, axes):
+            if written is not None and is_shard(written[1], axes):
                 return _as_it_is(*written)
         return self._rebuilt(key, axes, tp, False)
 
@@ -686,7 +686,9 @@ class TensorCalls(_mooncake.Store):
     ) -> Plan | None:
         """Indices `begin` to `end`, of shards whose keys and axes `of_rank` gives. `None` where one is missing, or is not what belongs there."""
         dim, shape, shards = manifest.split_dim, manifest.global_shape, manifest.shards
-        _, each = shard_range(shape[dim], 0, shards)
+        each, rest = divmod(shape[dim], shards)
+        if rest:
+            return None
         # Of a dimension without indices all shards are wanted, else those that have some.
         ranks = range(begin // each, -(-end // each)) if each else range(shards)
         sources = []
@@ -697,12 +699,10 @@ class TensorCalls(_mooncake.Store):
                 if found is None:
                     return None
                 located, header = found
-                first, last = rank * each, (rank + 1) * each
-                is_it = (header.dtype, header.local_shape) == (manifest.dtype, with_dim(shape, dim, last - first))
                 # Shards of another layout may lie under the same keys.
-                if not is_it or header.global_shape != shape or not same_axes(header.axes, of):
+                if (header.dtype, header.global_shape) != (manifest.dtype, shape) or not is_shard(header, of):
                     return None
-                sources.append(Source(located, header, first, last))
+                sources.append(Source(located, header, rank * each, (rank + 1) * each))
         local = with_dim(shape, dim, end - begin)
         header = Header(manifest.dtype, local, shape, SHARD if axes else 0, axes)
         return assemble(header, dim, begin, end, sources)

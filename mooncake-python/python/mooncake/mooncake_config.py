@@ -70,7 +70,7 @@ class MooncakeConfig:
 
     @staticmethod
     def _of(given: Mapping[str, Any]) -> MooncakeConfig:
-        # `null` is as if it was not there.
+        # `null` is as if it was not there, except that a protocol is refused that is named and is none.
         fields = {name: value for name, value in given.items() if value is not None}
         for name in _REQUIRED:
             if name not in fields:
@@ -80,7 +80,7 @@ class MooncakeConfig:
             metadata_server=fields["metadata_server"],
             global_segment_size=_size(fields.get("global_segment_size", DEFAULT_GLOBAL_SEGMENT_SIZE)),
             local_buffer_size=_size(fields.get("local_buffer_size", DEFAULT_LOCAL_BUFFER_SIZE)),
-            protocol=fields.get("protocol", "tcp"),
+            protocol=given.get("protocol", "tcp"),
             device_name=str(fields.get("device_name", "")),
             master_server_address=fields["master_server_address"],
             enable_ssd_offload=_switch(fields.get("enable_ssd_offload", False)),

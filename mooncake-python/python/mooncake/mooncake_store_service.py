@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
@@ -106,6 +106,14 @@ def _shared_path(body: dict[str, Any]) -> str:
     if not name or "/" in name or name in (".", "..") or "\0" in name:
         raise BadRequest("Invalid shared memory name")
     return f"{_folders.SHARED_MEMORY}/{name}"
+
+
+class _Mounted(NamedTuple):
+    """What was mounted, or why nothing was; `taken` when bytes of the file are offered already."""
+
+    ids: list[str]
+    cause: str = ""
+    taken: bool = False
 
 
 class MooncakeStoreService:
@@ -235,29 +243,38 @@ class MooncakeStoreService:
             }
         )
 
-    async def _mount_file(self, path: str, body: dict[str, Any], folders: Sequence[str]) -> tuple[list[str], str]:
-        """What was mounted, or why nothing was. `NotAllowed` for a file of other folders."""
+    async def _mount_file(self, path: str, body: dict[str, Any], folders: Sequence[str]) -> _Mounted:
+        """`NotAllowed` for a file of other folders."""
         where = (
             _whole(body, "size", least=1),
             _whole(body, "offset", 0),
             _text(body, "protocol", self.config.protocol),
             _text(body, "location", ""),
         )
+
+        def mount(file: str) -> _Mounted:
+            answer = self.store.mount_segment(file, *where)
+            if answer["ret"] == 0:
+                return _Mounted(answer["segment_ids"])
+            # At once, before the next failure of this store takes its place.
+            error = self.store.last_error()
+            return _Mounted([], str(error), error is not None and error.code == _EXISTS)
+
         try:
             with _folders.opened(path, folders) as file:
-                answer = await self._call(self.store.mount_segment, file, *where)
+                mounted: _Mounted = await self._call(mount, file)
         except OSError as error:
-            return [], str(error)
-        return answer["segment_ids"], "" if answer["ret"] == 0 else str(self.store.last_error())
+            return _Mounted([], str(error))
+        return mounted
 
     @_answered
     async def mount_shm(self, request: web.Request) -> web.Response:
         """Offers shared memory to the cluster."""
         body = await _body(request)
-        ids, cause = await self._mount_file(_shared_path(body), body, [_folders.SHARED_MEMORY])
-        if cause:
-            return _error("Mount operation failed", 500, cause=cause)
-        return _json({"status": "success", "segment_ids": ids})
+        mounted = await self._mount_file(_shared_path(body), body, [_folders.SHARED_MEMORY])
+        if mounted.cause:
+            return _error("Mount operation failed", 500, cause=mounted.cause)
+        return _json({"status": "success", "segment_ids": mounted.ids})
 
     async def _unmount_each(self, ids: list[str], grace: int) -> list[str]:
         """Those that could not be unmounted."""
@@ -303,26 +320,35 @@ class MooncakeStoreService:
                 raise BadRequest("Missing path")
             if self._mode_ids and _place(body) == _place(self._mode_body):
                 return _json({"status": "success", "mode": "decode", "segment_ids": self._mode_ids})
-            ids, cause = await self._replace(body)
-            if cause:
+            mounted = await self._replace(body)
+            if mounted.cause:
                 now = "decode" if self._mode_ids else "prefill"
-                return _error("Mount operation failed", 500, mode=now, cause=cause)
-            return _json({"status": "success", "mode": "decode", "segment_ids": ids})
+                return _error("Mount operation failed", 500, mode=now, cause=mounted.cause, segment_ids=self._mode_ids)
+            return _json({"status": "success", "mode": "decode", "segment_ids": mounted.ids})
 
-    async def _replace(self, body: dict[str, Any]) -> tuple[list[str], str]:
-        """Offers a file's memory in place of what was offered before: what was mounted, or why it stays as it was."""
+    async def _replace(self, body: dict[str, Any]) -> _Mounted:
+        """Offers a file's memory in place of what was offered before, which stays when that fails."""
         # The new memory first, so that there is always some.
-        ids, cause = await self._mount_file(body["path"], body, self._folders)
-        error = self.store.last_error()
-        if cause and self._mode_ids and error is not None and error.code == _EXISTS:
+        mounted = await self._mount_file(body["path"], body, self._folders)
+        if mounted.taken and self._mode_ids:
             # It may be what is in the way of its own other size.
             self._mode_ids = await self._unmount_each(self._mode_ids, 0)
-            ids, cause = await self._mount_file(body["path"], body, self._folders)
-            if cause and not self._mode_ids:
-                self._mode_ids, _ = await self._mount_file(self._mode_body["path"], self._mode_body, self._folders)
-        if not cause:
-            self._mode_ids, self._mode_body = ids + await self._unmount_each(self._mode_ids, 0), body
-        return ids, cause
+            mounted = await self._mount_again(body)
+            if mounted.cause:
+                before = await self._mount_again(self._mode_body)
+                self._mode_ids = before.ids + self._mode_ids
+                if not self._mode_ids:
+                    return _Mounted([], f"{mounted.cause}; what was offered before is lost: {before.cause}")
+        if not mounted.cause:
+            self._mode_ids, self._mode_body = mounted.ids + await self._unmount_each(self._mode_ids, 0), body
+        return mounted
+
+    async def _mount_again(self, body: dict[str, Any]) -> _Mounted:
+        """As `_mount_file`, but a file that was moved elsewhere since it was allowed is a cause like others."""
+        try:
+            return await self._mount_file(body["path"], body, self._folders)
+        except _folders.NotAllowed as error:
+            return _Mounted([], str(error))
 
     @_answered
     async def health(self, request: web.Request) -> web.Response:

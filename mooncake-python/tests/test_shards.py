@@ -1,0 +1,207 @@
+"""What lies under the keys of shards: replaced halves, headers that contradict themselves, whole tensors in their place."""
+
+from __future__ import annotations
+
+import struct
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the tensor calls need torch")
+
+from mooncake._layout import Header, LayoutError, Manifest  # noqa: E402
+from mooncake.store import ParallelAxis, ReadTarget, TensorParallelism, _serialize_tensor  # noqa: E402
+
+MOST = 2**31 - 1
+WHOLE = torch.arange(16, dtype=torch.float32).reshape(4, 4)
+# Where the header of a shard has it.
+LAYOUT, GLOBAL, LOCAL, AXES, RANK, SIZE, SPLIT_DIM = 16, 40, 104, 168, 184, 188, 192
+
+
+def tp(rank: int, size: int, split_dim: int = 0) -> TensorParallelism:
+    axis, made = ParallelAxis(), TensorParallelism()
+    axis.kind, axis.rank, axis.size, axis.split_dim = "tp", rank, size, split_dim
+    made.axes = [axis]
+    return made
+
+
+def read(store, key, mode, parallelism=None):
+    wanted = ReadTarget()
+    wanted.mode, wanted.parallelism = mode, parallelism
+    return store.get_tensor_with_parallelism(key, wanted)
+
+
+def put_shards(store, key, whole, size):
+    for rank, part in enumerate(whole.chunk(size)):
+        assert store.put_tensor_with_parallelism(key, part, tp(rank, size)) == 0
+
+
+def put_written(store, key, whole, size):
+    for rank in range(size):
+        writer = SimpleNamespace(rank=rank, size=size, split_dim=0)
+        assert store.put_tensor_with_parallelism(key, whole, writer_partition=writer) == 0
+
+
+def change(store, key, at, *numbers, width="i"):
+    data = bytearray(store.get(key))
+    struct.pack_into(f"<{len(numbers)}{width}", data, at, *numbers)
+    assert store.upsert(key, bytes(data)) == 0
+
+
+LIES = {
+    "full": (LAYOUT, (0,), "i"),
+    "without axes": (AXES, (0,), "i"),
+    "rank": (RANK, (1,), "i"),
+    "size": (SIZE, (4,), "i"),
+    "split_dim": (SPLIT_DIM, (1,), "i"),
+    "global shape": (GLOBAL, (8, 4), "q"),
+    "local shape": (LOCAL, (4, 2), "q"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_header_that_contradicts_its_place_is_no_shard(store, key, lie):
+    at, numbers, width = LIES[lie]
+    put_shards(store, key, WHOLE, 2)
+    assert torch.equal(read(store, key, "full", tp(0, 2)), WHOLE)
+    change(store, f"{key}_tp_0", at, *numbers, width=width)
+    assert read(store, key, "full", tp(0, 2)) is None
+    for size in (1, 2, 4):
+        assert read(store, key, "shard", tp(0, size)) is None, size
+    assert torch.equal(read(store, key, "shard", tp(1, 2)), WHOLE[2:]), "the other is as it was"
+    # Without a manifest the first shard says what there is.
+    assert store.remove(f"{key}__parallelism_manifest", True) == 0
+    assert read(store, key, "full", tp(0, 2)) is None
+    put_written(store, key, WHOLE, 2)
+    change(store, f"{key}__writer_0of2_sd0", at, *numbers, width=width)
+    assert read(store, key, "full") is None
+    assert read(store, key, "shard", tp(0, 2)) is None
+
+
+def test_shards_that_were_replaced_by_larger_ones(store, key):
+    put_shards(store, key, torch.arange(32, dtype=torch.float32).reshape(8, 4), 4)
+    for rank in range(2):
+        assert store.remove(f"{key}_tp_{rank}", True) == 0
+    assert store.put_tensor_with_tp(key, WHOLE, 0, 2, 0) == 0
+    assert read(store, key, "full", tp(0, 2)) is None and read(store, key, "full", tp(0, 4)) is None
+    for rank, size in ((0, 1), (0, 4), (1, 4), (0, 8)):
+        assert read(store, key, "shard", tp(rank, size)) is None
+    assert torch.equal(read(store, key, "shard", tp(1, 2)), WHOLE[2:]), "all of one layout"
+
+
+def test_what_several_have_written_in_part_is_the_whole_tensor(store, key):
+    plain = torch.arange(3)
+    spoilt = {"missing": None, "shards": (20, 3), "uneven": (32, 5), "kind": (0, 1)}
+    for name, of in spoilt.items():
+        put_written(store, key + name, WHOLE, 2)
+        assert torch.equal(read(store, key + name, "full"), WHOLE)
+        if of is None:
+            assert store.remove(f"{key}{name}__writer_1of2_sd0", True) == 0
+        else:
+            change(store, f"{key}{name}__writer_manifest", *of)
+        assert read(store, key + name, "full") is None, name
+        assert store.put_tensor(key + name, plain) == 0
+        assert torch.equal(read(store, key + name, "full"), plain), name
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (2, 0, 3)], ids=str)
+def test_a_tensor_without_elements_has_all_its_shards(store, key, shape):
+    whole = torch.empty(shape[0] * 4, *shape[1:])
+    for rank in range(4):
+        assert read(store, key, "full", tp(0, 4)) is None
+        assert read(store, key, "shard", tp(0, 1)) is None
+        assert store.put_tensor_with_parallelism(key, torch.empty(shape), tp(rank, 4)) == 0
+    assert read(store, key, "full", tp(0, 4)).shape == whole.shape
+    assert read(store, key, "shard", tp(1, 2)).shape == whole.chunk(2)[1].shape
+
+
+@pytest.fixture
+def objects(store, key):
+    """A shard and a whole tensor as they are stored, in registered memory."""
+    assert store.put_tensor_with_tp(f"{key}-of", WHOLE, 0, 2, 0) == 0
+    header, address, size, owner = _serialize_tensor(WHOLE)
+    shard = store.get(f"{key}-of_tp_1")
+    memory = torch.frombuffer(bytearray(shard + header + WHOLE.numpy().tobytes()), dtype=torch.uint8)
+    at = memory.data_ptr()
+    assert store.register_buffer(at, memory.nbytes) == 0
+    yield shard, (at, len(shard)), (at + len(shard), 304 + WHOLE.nbytes), memory
+    assert store.unregister_buffer(at) == 0
+
+
+def test_what_has_no_layout_is_stored_as_it_is_beside_what_has_one(store, key, objects):
+    shard, of_shard, of_whole, _memory = objects
+    pointers, sizes = zip(of_shard, of_whole)
+    for upsert in (False, True):
+        call = store.batch_upsert_tensor_with_parallelism_from if upsert else store.batch_put_tensor_with_parallelism_from
+        name = f"{key}-{upsert}"
+        assert call([name, name + "-tp"], list(pointers), list(sizes), [None, tp(0, 2)]) == [0, 0]
+        assert store.get(name) == shard
+        assert store.get(name + "-tp_tp_1") == shard
+        writers = [None, SimpleNamespace(rank=1, size=2, split_dim=0)]
+        assert call([name + "-2", name + "-w"], list(pointers), list(sizes), None, None, writers) == [0, 0]
+        assert store.get(name + "-2") == shard and store.get(name + "-w__writer_1of2_sd0") == shard
+    # One rank is no layout.
+    assert store.put_tensor_with_tp_from(key, *of_shard) == 0 and store.get(key) == shard
+
+
+def test_what_is_no_tensor_fails_all_only_without_lists(store, key, objects):
+    _shard, _of_shard, of_whole, _memory = objects
+    call = store.batch_put_tensor_with_parallelism_from
+    pointers, sizes = [of_whole[0]] * 2, [10, of_whole[1]]
+    assert call([key, key + "-2"], pointers, sizes) == [-600, -600] and store.is_exist(key + "-2") == 0
+    assert call([key, key + "-2"], pointers, sizes, [None, None]) == [-600, 0]
+    assert torch.equal(store.get_tensor(key + "-2"), WHOLE)
+
+
+def test_more_shards_than_there_can_be_are_not_written(store, key, objects):
+    _shard, _of_shard, _of_whole, memory = objects
+    empty = torch.empty(0, 4)
+    assert store.put_tensor_with_tp(key, empty, 0, MOST, 0) == -600
+    assert store.batch_put_tensor_with_tp([key], [torch.empty(MOST, 0)], 0, MOST, 0) == [-600]
+    header = _serialize_tensor(empty)[0]
+    memory[:304] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+    assert store.put_tensor_with_tp_from(key, memory.data_ptr(), 304, 0, MOST, 0) == -600
+    assert store.put_tensor_with_parallelism_from(key, memory.data_ptr(), 304, tp(0, MOST)) == -600
+    assert store.is_exist(f"{key}_tp_0") == 0
+    assert store.put_tensor_with_tp(key, empty, 0, 64, 0) == 0 and store.is_exist(f"{key}_tp_63") == 1
+
+
+def test_large_shapes_without_elements(store, buffer_of, key):
+    large = torch.empty(0, 1 << 62)
+    assert store.put_tensor(key, large) == 0
+    assert store.get_tensor(key).shape == large.shape
+    assert store.get_tensor_with_parallelism(key).shape == large.shape
+    put_shards(store, key + "-of", large, 1)
+    assert read(store, key + "-of", "full", tp(0, 1)).shape == large.shape
+    wide = tp(0, 2, 1)
+    assert store.put_tensor_with_tp(key + "-wide", large, 0, 2, 1) == 0
+    assert read(store, key + "-wide", "full", wide).shape == large.shape
+    wanted = ReadTarget()
+    wanted.mode, wanted.parallelism = "full", wide
+    assert store.get_tensor_with_parallelism_into(key + "-wide", *buffer_of, wanted).shape == large.shape
+    # A whole tensor that cannot be: it fails alone.
+    long = torch.empty(1 << 40, 0)
+    assert store.put_tensor_with_parallelism(key + "-no", long, tp(0, MOST)) == -600
+    codes = store.batch_put_tensor_with_parallelism([key + "-no", key + "-yes"], [long, WHOLE], [tp(0, MOST), None])
+    assert codes == [-600, 0]
+
+
+@pytest.fixture
+def buffer_of(store):
+    memory = torch.zeros(4096, dtype=torch.uint8)
+    assert store.register_buffer(memory.data_ptr(), memory.nbytes) == 0
+    yield memory.data_ptr(), memory.nbytes
+    assert store.unregister_buffer(memory.data_ptr()) == 0
+
+
+def test_no_object_is_made_that_no_reader_would_take():
+    for shape in ((1 << 62, 1 << 62), (0, 1 << 62, 1 << 62), (1 << 62, 2)):
+        with pytest.raises(LayoutError):
+            Header(0, shape, shape).pack()
+        with pytest.raises(LayoutError):
+            Manifest(0, 0, 1, shape).pack()
+    for shape in ((0, 1 << 62), (1 << 60,), (2, 3)):
+        head = Header(0, shape, shape).pack()
+        assert Manifest.parse(Manifest(0, 0, 1, shape).pack()) == Manifest(0, 0, 1, shape)
+        total = 304 + Header(0, shape, shape).data_bytes
+        assert Header.parse(head, total) == Header(0, shape, shape)
