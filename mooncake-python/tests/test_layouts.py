@@ -8,40 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from layouts import axis, layout, target, tp  # noqa: E402
 from mooncake._layout import Axis, Header, Manifest, SHARD  # noqa: E402
-from mooncake.store import (  # noqa: E402
-    ParallelAxis,
-    ReadTarget,
-    TensorParallelism,
-    _deserialize_tensor,
-    _serialize_tensor,
-)
+from mooncake.store import ParallelAxis, TensorParallelism, _deserialize_tensor, _serialize_tensor  # noqa: E402
 
 MOST = 2**31 - 1
-
-
-def axis(kind: str, rank: int, size: int, **more: int) -> ParallelAxis:
-    made = ParallelAxis()
-    made.kind, made.rank, made.size = kind, rank, size
-    for name, value in more.items():
-        setattr(made, name, value)
-    return made
-
-
-def layout(*axes: ParallelAxis) -> TensorParallelism:
-    made = TensorParallelism()
-    made.axes = list(axes)
-    return made
-
-
-def tp(rank: int, size: int, split_dim: int = 0) -> TensorParallelism:
-    return layout(axis("tp", rank, size, split_dim=split_dim))
-
-
-def target(mode: str, parallelism: TensorParallelism | None = None) -> ReadTarget:
-    made = ReadTarget()
-    made.mode, made.parallelism = mode, parallelism
-    return made
 
 
 def full(store, key, split_dim=0):

@@ -9,8 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the tensor calls need torch")
 
+from layouts import target, tp  # noqa: E402
 from mooncake._layout import Header, LayoutError, Manifest  # noqa: E402
-from mooncake.store import ParallelAxis, ReadTarget, TensorParallelism, _serialize_tensor  # noqa: E402
+from mooncake.store import _serialize_tensor  # noqa: E402
 
 MOST = 2**31 - 1
 WHOLE = torch.arange(16, dtype=torch.float32).reshape(4, 4)
@@ -18,17 +19,8 @@ WHOLE = torch.arange(16, dtype=torch.float32).reshape(4, 4)
 LAYOUT, GLOBAL, LOCAL, AXES, RANK, SIZE, SPLIT_DIM = 16, 40, 104, 168, 184, 188, 192
 
 
-def tp(rank: int, size: int, split_dim: int = 0) -> TensorParallelism:
-    axis, made = ParallelAxis(), TensorParallelism()
-    axis.kind, axis.rank, axis.size, axis.split_dim = "tp", rank, size, split_dim
-    made.axes = [axis]
-    return made
-
-
 def read(store, key, mode, parallelism=None):
-    wanted = ReadTarget()
-    wanted.mode, wanted.parallelism = mode, parallelism
-    return store.get_tensor_with_parallelism(key, wanted)
+    return store.get_tensor_with_parallelism(key, target(mode, parallelism))
 
 
 def put_shards(store, key, whole, size):
@@ -176,9 +168,7 @@ def test_large_shapes_without_elements(store, buffer_of, key):
     wide = tp(0, 2, 1)
     assert store.put_tensor_with_tp(key + "-wide", large, 0, 2, 1) == 0
     assert read(store, key + "-wide", "full", wide).shape == large.shape
-    wanted = ReadTarget()
-    wanted.mode, wanted.parallelism = "full", wide
-    assert store.get_tensor_with_parallelism_into(key + "-wide", *buffer_of, wanted).shape == large.shape
+    assert store.get_tensor_with_parallelism_into(key + "-wide", *buffer_of, target("full", wide)).shape == large.shape
     # A whole tensor that cannot be: it fails alone.
     long = torch.empty(1 << 40, 0)
     assert store.put_tensor_with_parallelism(key + "-no", long, tp(0, MOST)) == -600

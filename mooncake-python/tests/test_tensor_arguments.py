@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from layouts import axis, layout, target, tp  # noqa: E402
 from mooncake.store import (  # noqa: E402
     ParallelAxis,
     ReadTarget,
@@ -25,30 +26,6 @@ TURNED = WHOLE.t()
 # Longer than what is read together with its header.
 LARGE = torch.arange(100_000, dtype=torch.float32).reshape(1000, 100)
 NO_UTF8 = b"\xff"
-
-
-def axis(kind: str, rank: int = 0, size: int = 2, **more: int) -> ParallelAxis:
-    made = ParallelAxis()
-    made.kind, made.rank, made.size = kind, rank, size
-    for name, value in more.items():
-        setattr(made, name, value)
-    return made
-
-
-def layout(*axes: ParallelAxis) -> TensorParallelism:
-    made = TensorParallelism()
-    made.axes = list(axes)
-    return made
-
-
-def tp(rank: int = 0) -> TensorParallelism:
-    return layout(axis("tp", rank, split_dim=0))
-
-
-def full() -> ReadTarget:
-    made = ReadTarget()
-    made.mode, made.parallelism = "full", layout(axis("tp", 0, 1, split_dim=0))
-    return made
 
 
 def writer(rank: int = 0) -> SimpleNamespace:
@@ -77,7 +54,7 @@ def test_shards_of_parameters(store, key):
     for i in range(1, 5):
         got = store.get_tensor_with_tp(f"{key}-{i}", 0, 2)
         assert torch.equal(got, half) and not got.requires_grad
-    both = layout(axis("tp", split_dim=0), axis("ep", expert_id=1))
+    both = layout(axis("tp", 0, 2, split_dim=0), axis("ep", 0, 2, expert_id=1))
     assert store.put_tensor_with_parallelism(key, weight, both) == 0
     assert torch.equal(store.get_tensor(f"{key}__tp_0of2_sd0__ep_0of2_eid1"), half)
     assert store.put_tensor_with_parallelism(key, weight, None, config, writer()) == 0
@@ -115,7 +92,7 @@ def test_tensors_have_bytes_whatever_new_ones_have(store, key, written, elsewher
         for name in ("", "-large", "-empty")
     }
     into = store.get_tensor_into(f"{key}-large", *written)
-    whole = store.get_tensor_with_parallelism(f"{key}-tp", full())
+    whole = store.get_tensor_with_parallelism(f"{key}-tp", target("full", tp(0, 1)))
     put = store.put_tensor(f"{key}-new", TURNED), store.put_tensor_with_tp(f"{key}-new", TURNED, 0, 2, 0)
     with torch.utils._python_dispatch._disable_current_modes():
         for name, tensors in got.items():
@@ -164,13 +141,13 @@ def list_calls(store, pointer, size):
     yield "batch_pub_tensor_with_tp", (two, config, 0, 2, 0), (two, unlike, 0, 2, 0)
     yield "batch_put_tensor_with_tp_from", (pointers, sizes, 0, 2, 0), (pointers[:1], sizes, 0, 2, 0)
     for name in ("put", "upsert"):
-        yield f"batch_{name}_tensor_with_parallelism", (two,), (two, [tp()] * 2), (two, [None]), (two, None, unlike)
+        yield f"batch_{name}_tensor_with_parallelism", (two,), (two, [tp(0, 2)] * 2), (two, [None]), (two, None, unlike)
         yield f"batch_{name}_tensor_from", (pointers, sizes), (pointers[:1], sizes)
         call = f"batch_{name}_tensor_with_parallelism_from"
-        yield call, (pointers, sizes), (pointers, sizes, [tp()] * 2), (pointers, sizes, [None])
+        yield call, (pointers, sizes), (pointers, sizes, [tp(0, 2)] * 2), (pointers, sizes, [None])
     yield "batch_get_tensor", ()
     yield "batch_get_tensor_with_tp", (), (0, 2)
-    yield "batch_get_tensor_with_parallelism", (), ([full()] * 2,), ([None],)
+    yield "batch_get_tensor_with_parallelism", (), ([target("full", tp(0, 1))] * 2,), ([None],)
     for name in ("batch_get_tensor_into", "batch_get_tensor_with_tp_into", "batch_get_tensor_with_parallelism_into"):
         yield name, (pointers, sizes), (pointers[:1], sizes)
     yield "batch_get_tensor_into_cuda", (two,), ([],)
@@ -204,13 +181,13 @@ def one_key_calls(store, key, pointer, size):
     yield lambda: store.put_tensor_with_tp(key, WHOLE, 0, 1, 0)
     yield lambda: store.put_tensor_with_tp_from(key, pointer, size, 0, 2, 0)
     yield lambda: store.get_tensor_with_tp(key, 0, 2)
-    yield lambda: store.put_tensor_with_parallelism(key, WHOLE, tp())
+    yield lambda: store.put_tensor_with_parallelism(key, WHOLE, tp(0, 2))
     yield lambda: store.put_tensor_with_parallelism(key, WHOLE, None, None, writer())
-    yield lambda: store.put_tensor_with_parallelism_from(key, pointer, size, tp())
+    yield lambda: store.put_tensor_with_parallelism_from(key, pointer, size, tp(0, 2))
     yield lambda: store.put_tensor_from(key, pointer, size)
     yield lambda: store.get_tensor_into(key, pointer, size)
-    yield lambda: store.get_tensor_with_parallelism(key, full())
-    yield lambda: store.get_tensor_with_parallelism_into(key, pointer, size, full())
+    yield lambda: store.get_tensor_with_parallelism(key, target("full", tp(0, 1)))
+    yield lambda: store.get_tensor_with_parallelism_into(key, pointer, size, target("full", tp(0, 1)))
 
 
 @pytest.mark.parametrize("wrong", [5, None, 1.5, memoryview(b"k"), ["k"]])
@@ -231,7 +208,7 @@ def test_keys_of_bytes_are_words(store, key, serialized):
         name = f"{key}-{made.__name__}"
         given = made(name.encode())
         assert store.put_tensor(given, WHOLE) == 0 and store.put_tensor_with_tp(given, WHOLE, 0, 2, 0) == 0
-        assert store.put_tensor_with_parallelism(given, WHOLE, layout(axis("dp"))) == 0
+        assert store.put_tensor_with_parallelism(given, WHOLE, layout(axis("dp", 0, 2))) == 0
         assert store.batch_is_exist([name, f"{name}_tp_0", f"{name}__dp_0of2"]) == [1] * 3
         assert torch.equal(store.get_tensor_with_tp(given, 1, 2), WHOLE[4:])
 
@@ -262,7 +239,7 @@ def test_what_counts_as_a_number_is_one(store, key):
     assert store.put_tensor_with_tp(key, WHOLE, np.int64(0), np.int32(2), torch.tensor(0)) == 0
     # Not under `_tp_True`.
     assert torch.equal(store.get_tensor_with_tp(key, True, 2), WHOLE[4:])
-    one = axis("tp", True, split_dim=False)
+    one = axis("tp", True, 2, split_dim=False)
     assert (one.rank, one.split_dim) == (1, 0) and type(one.rank) is type(one.split_dim) is int
     assert store.put_tensor_with_parallelism(f"{key}-2", WHOLE, layout(one)) == 0
     assert store.put_tensor_with_parallelism(f"{key}-2", WHOLE, None, None, SimpleNamespace(rank=True, size=2, split_dim=0)) == 0
@@ -305,7 +282,7 @@ def test_layouts_of_others_are_not_half_used(store, key):
         given = SimpleNamespace(**(vars(writer()) | wrong))
         assert store.put_tensor_with_parallelism(key, WHOLE, None, None, given) == -600
     assert store.put_tensor(key, WHOLE) == 0
-    for target in (tp(), 5, "full", {}, SimpleNamespace(mode=None, parallelism=None), SimpleNamespace(mode="full", parallelism=5)):
+    for target in (tp(0, 2), 5, "full", {}, SimpleNamespace(mode=None, parallelism=None), SimpleNamespace(mode="full", parallelism=5)):
         assert store.get_tensor_with_parallelism(key, target) is None
     assert store.put_tensor_with_parallelism(key, WHOLE, SimpleNamespace(axes=[SimpleNamespace(**good | {"kind": b"TP"})])) == 0
     assert store.is_exist(f"{key}_tp_0") == 1
@@ -324,7 +301,7 @@ def test_a_configuration_is_one(store, key, serialized, wrong):
         *(
             lambda name=name, of=of: getattr(store, f"{name}_tensor_with_parallelism{of[0]}")(key, *of[1], *of[2], wrong)
             for name in ("put", "upsert")
-            for of in (("", [WHOLE], [None]), ("", [WHOLE], [tp()]), ("_from", serialized, [None]), ("_from", serialized, [tp()]))
+            for of in (("", [WHOLE], [None]), ("", [WHOLE], [tp(0, 2)]), ("_from", serialized, [None]), ("_from", serialized, [tp(0, 2)]))
         ),
     ):
         with pytest.raises(TypeError, match=match):
@@ -341,11 +318,11 @@ def test_only_whole_tensors_need_a_segment_for_each_copy(store, key, serialized)
             here = f"{key}-{i}{of}"
             assert call(f"{here}-whole", *given, None, config) == -600
             assert store.is_exist(f"{here}-whole") == 0
-            for parallelism in (tp(), layout(axis("dp"))):
+            for parallelism in (tp(0, 2), layout(axis("dp", 0, 2))):
                 assert call(here, *given, parallelism, config) == 0
             assert call(here, *given, None, config, writer()) == 0
             assert store.batch_is_exist([f"{here}_tp_0", f"{here}__dp_0of2", f"{here}__writer_0of2_sd0"]) == [1, 1, 1]
-    both = store.batch_put_tensor_with_parallelism([f"{key}-a", f"{key}-b"], [WHOLE, WHOLE], [tp(), None], config)
+    both = store.batch_put_tensor_with_parallelism([f"{key}-a", f"{key}-b"], [WHOLE, WHOLE], [tp(0, 2), None], config)
     assert both == [0, -600]
     assert store.pub_tensor_with_tp(key, WHOLE, config, 0, 2, 0) == -600
 

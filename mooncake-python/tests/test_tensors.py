@@ -9,11 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the tensor calls need torch")
 
+import layouts  # noqa: E402
+from layouts import axis, layout  # noqa: E402
 from mooncake.store import (  # noqa: E402
-    ParallelAxis,
     ReadTarget,
     ReplicateConfig,
-    TensorParallelism,
     _deserialize_tensor,
     _serialize_tensor,
     _tensor_metadata_size,
@@ -54,24 +54,8 @@ def same(one, other):
     return torch.equal(one.contiguous().view(-1).view(torch.uint8), other.contiguous().view(-1).view(torch.uint8))
 
 
-def axis(kind, rank=0, size=1, split_dim=None, expert_id=None, stage_id=None):
-    made = ParallelAxis()
-    made.kind, made.rank, made.size, made.split_dim = kind, rank, size, split_dim
-    made.expert_id, made.stage_id = expert_id, stage_id
-    return made
-
-
-def parallel(*axes):
-    made = TensorParallelism()
-    made.axes = list(axes)
-    return made
-
-
 def target(mode, *axes):
-    made = ReadTarget()
-    made.mode = mode
-    made.parallelism = parallel(*axes) if axes else None
-    return made
+    return layouts.target(mode, layout(*axes) if axes else None)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -231,7 +215,7 @@ def test_a_full_tensor(store, key):
 def test_shards_of_another_size(store, buffer, key, dim):
     tensor = tensor_of(torch.bfloat16, 24, 36)
     for rank, part in enumerate(torch.chunk(tensor, 4, dim)):
-        assert store.put_tensor_with_parallelism(key, part.contiguous(), parallel(axis("TP", rank, 4, dim))) == 0
+        assert store.put_tensor_with_parallelism(key, part.contiguous(), layout(axis("TP", rank, 4, dim))) == 0
     assert store.get_size(f"{key}__parallelism_manifest") == 96
     into = buffer.data_ptr()
     for size in (1, 2, 3, 4, 6, 12):
@@ -264,7 +248,7 @@ def test_several_axes(store, buffer, key):
     tensor = tensor_of(torch.int16, 12, 10)
     for rank in range(2):
         axes = (axis("dp", 1, 2), axis("tp", rank, 2, 0))
-        assert store.put_tensor_with_parallelism(f"{key}M", tensor, parallel(*axes)) == 0
+        assert store.put_tensor_with_parallelism(f"{key}M", tensor, layout(*axes)) == 0
         assert store.is_exist(f"{key}M__dp_1of2__tp_{rank}of2_sd0") == 1
         turned = target("shard", *reversed(axes))
         assert same(store.get_tensor_with_parallelism(f"{key}M", turned), tensor[6 * rank : 6 * rank + 6])
@@ -275,7 +259,7 @@ def test_several_axes(store, buffer, key):
     assert same(
         store.get_tensor_with_parallelism(f"{key}M", target("full", axis("dp", 1, 2), axis("tp", 0, 2, 0))), tensor
     )
-    only = parallel(axis("dp", 0, 4))
+    only = layout(axis("dp", 0, 4))
     assert store.put_tensor_with_parallelism(f"{key}D", tensor, only) == 0
     assert store.is_exist(f"{key}D__dp_0of4") == 1
     assert same(store.get_tensor_with_parallelism(f"{key}D", target("shard", axis("dp", 0, 4))), tensor)
@@ -286,10 +270,10 @@ def test_several_axes(store, buffer, key):
         axis("ep", 1, 2, expert_id=7),
         axis("pp", 0, 2, stage_id=0),
     )
-    assert store.put_tensor_with_parallelism(f"{key}Q", tensor, parallel(*four)) == 0
+    assert store.put_tensor_with_parallelism(f"{key}Q", tensor, layout(*four)) == 0
     assert store.is_exist(f"{key}Q__dp_0of2__tp_0of2_sd0__ep_1of2_eid7__pp_0of2_sid0") == 1
     at, size = place(buffer, tensor)
-    assert store.put_tensor_with_parallelism_from(f"{key}F", at, size, parallel(axis("tp", 0, 2, 1))) == 0
+    assert store.put_tensor_with_parallelism_from(f"{key}F", at, size, layout(axis("tp", 0, 2, 1))) == 0
     assert same(store.get_tensor(f"{key}F_tp_1"), tensor[:, 5:].contiguous())
     assert store.is_exist(f"{key}F__parallelism_manifest") == 0
     assert store.upsert_tensor_with_parallelism_from(f"{key}F", at, size, None) == 0
@@ -307,7 +291,7 @@ def test_writer_partitions(store, key):
     assert same(store.get_tensor_with_parallelism(key, target("shard", axis("tp", 1, 3, 0))), tensor[3:6])
     assert store.get_tensor_with_parallelism(key, target("shard", axis("tp", 0, 9, 0))) is None
     both = store.put_tensor_with_parallelism(
-        key, tensor, parallel(axis("tp", 0, 3, 0)), None, SimpleNamespace(rank=0, size=3, split_dim=0)
+        key, tensor, layout(axis("tp", 0, 3, 0)), None, SimpleNamespace(rank=0, size=3, split_dim=0)
     )
     assert both == -600
     assert store.put_tensor_with_parallelism(key, tensor, writer_partition=(0, 3, 0)) == -600
@@ -330,7 +314,7 @@ def test_layouts_that_make_no_sense(store, key):
         [axis("tp", 0, 2, -1)],
     ]
     for axes in bad:
-        made = parallel(*axes)
+        made = layout(*axes)
         assert store.put_tensor_with_parallelism(key, tensor, made) == -600, axes
         wanted = ReadTarget()
         wanted.mode, wanted.parallelism = "shard", made
@@ -341,7 +325,7 @@ def test_layouts_that_make_no_sense(store, key):
     assert store.batch_put_tensor_with_parallelism([key, key + "2"], [tensor, tensor], [None]) == [-600, -600]
     assert store.batch_get_tensor_with_parallelism([key], []) == [None]
     got = store.batch_put_tensor_with_parallelism(
-        [key, key + "2"], [tensor, tensor], [None, parallel(axis("tp", 0, 2, 0))]
+        [key, key + "2"], [tensor, tensor], [None, layout(axis("tp", 0, 2, 0))]
     )
     assert got == [0, 0]
     read = store.batch_get_tensor_with_parallelism([key, key + "2"], [None, target("shard", axis("tp", 0, 2, 0))])
