@@ -19,7 +19,8 @@ use crate::member::{Located, RangeRead};
 use crate::memory::{Wire, lent, lent_mut};
 use crate::runtime::wait;
 
-/// Strips shorter than this go through one buffer when there are many: one request costs more than copying them.
+/// Strips shorter than this go through one buffer when there are many: one request costs more than copying them, or than reading as much as
+/// this between them.
 const SHORT: usize = 16 << 10;
 /// How many are many.
 const MANY: usize = 8;
@@ -60,9 +61,14 @@ impl Strips {
         (0..self.rows).map(move |row| self.start + row * self.stride)
     }
 
+    /// Whether nothing lies between them.
+    fn is_one(&self) -> bool {
+        self.stride == self.width
+    }
+
     /// As few strips as there can be.
     fn joined(self) -> Self {
-        if self.stride == self.width {
+        if self.is_one() {
             return Self { rows: 1, width: self.width * self.rows, stride: self.width * self.rows, ..self };
         }
         self
@@ -70,6 +76,11 @@ impl Strips {
 
     fn is_fine(&self) -> bool {
         self.rows > MANY as u64 && self.width < SHORT as u64
+    }
+
+    /// Whether reading what lies between them is cheaper than asking for each.
+    fn are_near(&self) -> bool {
+        self.is_fine() && self.stride.saturating_sub(self.width) < SHORT as u64
     }
 }
 
@@ -209,8 +220,8 @@ impl Session {
                     return Err(Error::invalid("a part of a tensor does not lie inside it"));
                 }
                 let by_way_of_ours = matches!(owner, Owner::Kept(_)) && self.client.needs_registration();
-                if by_way_of_ours || (from.is_fine() && from.stride != from.width) {
-                    // All of it, and then the strips out of that.
+                if by_way_of_ours || (from.are_near() && !(from.is_one() && to.is_one())) {
+                    // All of it at once, and then the strips out of that.
                     let lease = self.arena()?.take(&self.client, Uint(from_end - from.start).len())?;
                     reads.push(RangeRead {
                         object: object.clone(),
@@ -221,11 +232,8 @@ impl Session {
                     after.push((job, Some((Strips { start: 0, ..*from }, *to))));
                     return Ok(());
                 }
-                let (from, to) = if from.stride == from.width && to.stride == to.width {
-                    (from.joined(), to.joined())
-                } else {
-                    (*from, *to)
-                };
+                let (from, to) =
+                    if from.is_one() && to.is_one() { (from.joined(), to.joined()) } else { (*from, *to) };
                 for (at, start) in from.starts().zip(to.starts()) {
                     let address = plan.address.saturating_add(start);
                     let into = self.target(owner, address, from.width)?;
