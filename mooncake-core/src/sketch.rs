@@ -47,6 +47,7 @@ mod tests {
     use crate::clock::Rng;
 
     #[test]
+    #[cfg_attr(miri, ignore = "numbers only, and slow")]
     fn counts_are_seldom_too_high_and_fade() {
         let fades_after = if cfg!(miri) { 1 << 10 } else { 1 << 19 };
         let (mut sketch, mut rng) = (Sketch::new(1 << 16, fades_after), Rng::seeded(1));

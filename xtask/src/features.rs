@@ -1,6 +1,6 @@
 //! Each crate with each of its features alone: a feature must not lean on another by accident.
 
-use crate::run::{Result, cargo, command, root, step};
+use crate::run::{Result, Run, command, root, step, target_dir};
 
 const CRATES: &[&str] = &[
     "mooncake-core",
@@ -24,6 +24,12 @@ pub(crate) fn each_alone() -> Result {
     }
     said_by_name()?;
     elsewhere()
+}
+
+/// Builds where nobody else builds, so that neither waits for the other.
+fn cargo(args: &[&str]) -> Run {
+    let target = target_dir().join("features");
+    crate::run::cargo(args).env("CARGO_TARGET_DIR", &target.to_string_lossy())
 }
 
 /// What a build says that lacks a feature. The other tests run with all of them.

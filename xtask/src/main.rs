@@ -167,7 +167,7 @@ fn miri() -> Result {
 }
 
 fn ci() -> Result {
-    // Both leave a processor idle, and so do most of the others while they wait.
+    // What runs aside takes the processors that the other steps leave idle while they wait.
     let miri = aside::Aside::start(&["miri"])?;
     lint()?;
     header::check()?;
@@ -177,16 +177,16 @@ fn ci() -> Result {
     debian::install_library("librocksdb.so", "librocksdb7.8", "the test of metadata directories in folders")?;
     test(&[], true)?;
     python::memcheck()?;
-    step("features");
-    features::each_alone()?;
+    miri.finish()?;
+    let features = aside::Aside::start(&["features"])?;
     examples()?;
     gpu::on_double()?;
-    miri.finish()?;
     let fuzz = aside::Aside::start(&["fuzz", "10"])?;
     step("rdma");
     rdma::test(&[], true)?;
     network::test()?;
     step("interop");
     peer::interop()?;
+    features.finish()?;
     fuzz.finish()
 }

@@ -77,6 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "numbers only, and slow")]
     fn remembers_about_the_limit() {
         let mut ghost = Ghost::new();
         (0..10_000).for_each(|n| ghost.remember(fingerprint(n.into()), n, 100));
