@@ -7,6 +7,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyMemoryView};
 use std::ptr::NonNull;
 
+use crate::delivery::{deliver, is_worker};
+
 /// An address, a length or a count: what does not fit is a `TypeError`, as for every other wrong argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Uint(pub(crate) u64);
@@ -95,7 +97,12 @@ impl Drop for Keep {
         if buffers.is_empty() && objects.is_empty() {
             return;
         }
-        // Usually the caller's thread, attached. Without an interpreter there is nobody to give them back to.
+        if is_worker() {
+            // Without an interpreter there is nobody to give them back to.
+            let _ = deliver(Box::new(move |_| drop((buffers, objects))));
+            return;
+        }
+        // The caller's thread, attached or about to be.
         let mut held = Some((buffers, objects));
         Python::try_attach(|_| drop(held.take()));
         std::mem::forget(held);

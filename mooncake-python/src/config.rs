@@ -9,7 +9,7 @@ use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 use crate::args::{Uint, text, texts, truth};
 
 /// How a put wants its object kept: copies, pins, placement, groups.
-#[pyclass(subclass, module = "mooncake.store", name = "ReplicateConfig")]
+#[pyclass(subclass, weakref, module = "mooncake.store", name = "ReplicateConfig")]
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReplicateConfig {
     inner: replica::ReplicateConfig,
@@ -191,13 +191,14 @@ impl ReplicateConfig {
         Ok(())
     }
 
-    fn __copy__(&self) -> Self {
-        self.clone()
+    fn __copy__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        copy_of(slf, |attributes| attributes.call_method0("copy"))
     }
 
-    fn __deepcopy__(&self, memo: &Bound<'_, PyAny>) -> Self {
-        let _ = memo;
-        self.clone()
+    fn __deepcopy__<'py>(slf: &Bound<'py, Self>, memo: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        copy_of(slf, |attributes| {
+            attributes.py().import("copy")?.call_method1("deepcopy", (attributes, memo))
+        })
     }
 
     fn __str__(&self, py: Python<'_>) -> PyResult<String> {
@@ -225,6 +226,20 @@ impl ReplicateConfig {
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         self.__str__(py)
     }
+}
+
+/// One of the same class, which may have been made from ours, with a copy of what its users have added to it.
+fn copy_of<'py>(
+    config: &Bound<'py, ReplicateConfig>,
+    attributes: impl FnOnce(Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    // Not by calling the class, which may want arguments.
+    let made = config.py().get_type::<ReplicateConfig>().call_method1("__new__", (config.get_type(),))?;
+    made.cast::<ReplicateConfig>()?.borrow_mut().inner = config.borrow().inner.clone();
+    if let Some(own) = config.getattr_opt("__dict__")? {
+        made.getattr("__dict__")?.call_method1("update", (attributes(own)?,))?;
+    }
+    Ok(made)
 }
 
 /// The configuration of a call: the default one when none is given, or `None`.

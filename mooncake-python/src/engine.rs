@@ -34,7 +34,7 @@ const KEPT: usize = 4096;
 const GRACE: Duration = Duration::from_secs(1);
 
 /// An engine that a store may share.
-#[pyclass(frozen, module = "mooncake.engine", name = "InnerTransferEngine")]
+#[pyclass(frozen, weakref, module = "mooncake.engine", name = "InnerTransferEngine")]
 pub(crate) struct InnerTransferEngine {
     engine: TransferEngine,
     /// Where it is found.

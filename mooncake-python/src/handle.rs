@@ -11,7 +11,7 @@ use crate::args::bytes_with;
 use crate::lease::Lease;
 
 /// A value in the store's memory, given back when the last view of it is gone.
-#[pyclass(frozen, module = "mooncake.store", name = "BufferHandle")]
+#[pyclass(frozen, weakref, module = "mooncake.store", name = "BufferHandle")]
 pub(crate) struct BufferHandle {
     lease: Lease,
 }

@@ -50,7 +50,7 @@ fn free(address: u64) -> bool {
 }
 
 /// Host memory shared with other processes on request, of huge pages with `MC_STORE_USE_HUGEPAGE=1`.
-#[pyclass(frozen, module = "mooncake.store", name = "MooncakeHostMemAllocator")]
+#[pyclass(frozen, weakref, module = "mooncake.store", name = "MooncakeHostMemAllocator")]
 pub(crate) struct HostMemAllocator;
 
 #[pymethods]

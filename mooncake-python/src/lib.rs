@@ -11,6 +11,7 @@ pub mod allocator;
 mod args;
 mod awaitable;
 mod config;
+mod delivery;
 mod device;
 mod engine;
 mod error;

@@ -106,7 +106,7 @@ impl Drop for Lent {
 }
 
 /// Lends registered memory: the store's local buffer first, memory of its own when that is full.
-#[pyclass(frozen, module = "mooncake.store", name = "BufferPool")]
+#[pyclass(frozen, weakref, module = "mooncake.store", name = "BufferPool")]
 pub(crate) struct BufferPool {
     shared: Arc<Shared>,
     block: bool,
@@ -270,7 +270,7 @@ impl BufferPool {
 }
 
 /// Memory lent by a pool.
-#[pyclass(frozen, module = "mooncake.store", name = "BufferLease")]
+#[pyclass(frozen, weakref, module = "mooncake.store", name = "BufferLease")]
 pub(crate) struct BufferLease {
     size: usize,
     lent: Mutex<Option<Arc<Lent>>>,
@@ -339,7 +339,7 @@ impl BufferLease {
 }
 
 /// What a view of a lease keeps.
-#[pyclass(frozen, module = "mooncake.store", name = "BufferLeaseView")]
+#[pyclass(frozen, weakref, module = "mooncake.store", name = "BufferLeaseView")]
 pub(crate) struct BufferLeaseView {
     lent: Arc<Lent>,
     size: usize,

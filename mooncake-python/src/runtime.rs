@@ -12,6 +12,7 @@ use mooncake_transport::here;
 use pyo3::prelude::*;
 use tokio::runtime::{Builder, Runtime};
 
+use crate::delivery;
 use crate::error::forked;
 use crate::signals;
 
@@ -28,6 +29,7 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
     let made = Builder::new_multi_thread()
         .worker_threads(cores.clamp(2, 8))
         .thread_name("mooncake")
+        .on_thread_start(delivery::mark_worker)
         .enable_all()
         .build()?;
     Ok(RUNTIME.get_or_init(|| made))

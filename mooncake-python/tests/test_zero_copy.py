@@ -52,6 +52,8 @@ def test_put_from_and_get_into(store, registered, key):
     assert store.get(key) == source[5:15].tobytes()
     assert store.put_from_with_metadata(key + "m", src + 100, src, 1000, 28) == 0
     assert store.get(key + "m") == source[:28].tobytes() + source[100:1100].tobytes()
+    assert store.put_from_with_metadata(key + "n", src + 100, src, 0, 0) == 0 and store.is_exist(key + "n") == 0
+    assert store.put_from_with_metadata(key + "n", src + 100, src, 0, 3) == 0 and store.get_size(key + "n") == 3
 
 
 def test_batches(store, registered, key):

@@ -122,7 +122,7 @@ def word_of(name: str, value: object) -> str:
 class ParallelAxis:
     """One axis along which a tensor is divided among workers."""
 
-    __slots__ = ("kind", "rank", "size", "split_dim", "expert_id", "stage_id")
+    __slots__ = ("kind", "rank", "size", "split_dim", "expert_id", "stage_id", "__weakref__")
 
     def __init__(self) -> None:
         self.kind: str = ""
@@ -140,14 +140,14 @@ class ParallelAxis:
         object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__[:-1])
         return f"ParallelAxis({fields})"
 
 
 class TensorParallelism:
     """The axes that identify a shard, in the caller's order."""
 
-    __slots__ = ("_axes",)
+    __slots__ = ("_axes", "__weakref__")
 
     def __init__(self) -> None:
         self._axes: list[ParallelAxis] = []
@@ -172,7 +172,7 @@ class TensorParallelism:
 class ReadTarget:
     """What a tensor read returns: `as_stored`, `shard` or `full`."""
 
-    __slots__ = ("_mode", "_parallelism")
+    __slots__ = ("_mode", "_parallelism", "__weakref__")
 
     _MODES = ("as_stored", "shard", "full")
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from mooncake._mooncake import ReplicateConfig
 from mooncake.store import MooncakeDistributedStore
 
 _PREFIX = "async_"
+
+_Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
@@ -23,87 +25,122 @@ def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None
         future.set_exception(error)
 
 
+async def _awaited(begin: Callable[..., None], *args: Any) -> Any:
+    """The outcome of a call that settles the future it is given."""
+    future = asyncio.get_running_loop().create_future()
+    begin(future, *args)
+    return await future
+
+
+async def _on_executor(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(None, functools.partial(call, *args, **kwargs))
+
+
+def _of_call(native: _Call) -> _Call:
+    """The coroutine of a call; of one that a subclass or a test has put in its place, it is that one, on the executor."""
+    name = native.__name__.removeprefix(_PREFIX)
+    ours = getattr(MooncakeDistributedStore, name)
+
+    @functools.wraps(native)
+    async def coroutine(self: MooncakeDistributedStore, *args: Any, **kwargs: Any) -> Any:
+        if name in self.__dict__ or getattr(type(self), name) is not ours:
+            return await _on_executor(getattr(self, name), *args, **kwargs)
+        return await native(self, *args, **kwargs)
+
+    return cast(_Call, coroutine)
+
+
 class MooncakeDistributedStoreAsync(MooncakeDistributedStore):
     """A store whose calls can be awaited. The loop goes on while they wait.
 
     Those about values wait on no thread, and can be cancelled at any point: a put that is cancelled is taken back. The others
-    run on the loop's executor.
+    run on the loop's executor, and so does what a subclass has put in the place of a call.
     """
 
+    @_of_call
     async def async_put(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
         """`put`."""
-        return int(await self._async_put(key, value, config))
+        return int(await _awaited(self._async_put, key, value, config))
 
+    @_of_call
     async def async_upsert(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
         """`upsert`."""
-        return int(await self._async_put(key, value, config, True))
+        return int(await _awaited(self._async_put, key, value, config, True))
 
+    @_of_call
     async def async_get(self, key: str) -> bytes:
         """`get`."""
-        value: bytes = await self._async_get(key)
+        value: bytes = await _awaited(self._async_get, key)
         return value
 
+    @_of_call
     async def async_get_batch(self, keys: list[str]) -> list[bytes]:
         """`get_batch`."""
-        values: list[bytes] = await self._async_get_batch(keys)
+        values: list[bytes] = await _awaited(self._async_get_batch, keys)
         return values
 
+    @_of_call
     async def async_is_exist(self, key: str) -> int:
         """`is_exist`."""
-        return int(await self._async_is_exist(key))
+        return int(await _awaited(self._async_is_exist, key))
 
+    @_of_call
     async def async_batch_is_exist(self, keys: list[str]) -> list[int]:
         """`batch_is_exist`."""
-        found: list[int] = await self._async_batch_is_exist(keys)
+        found: list[int] = await _awaited(self._async_batch_is_exist, keys)
         return found
 
+    @_of_call
     async def async_remove(self, key: str, force: bool = False) -> int:
         """`remove`."""
-        return int(await self._async_remove(key, force))
+        return int(await _awaited(self._async_remove, key, force))
 
+    @_of_call
     async def async_get_into(self, key: str, buffer_ptr: int, size: int) -> int:
         """`get_into`."""
-        (code,) = await self._async_batch_get_into([key], [buffer_ptr], [size])
+        (code,) = await _awaited(self._async_batch_get_into, [key], [buffer_ptr], [size])
         return int(code)
 
+    @_of_call
     async def async_batch_get_into(self, keys: list[str], buffer_ptrs: list[int], sizes: list[int]) -> list[int]:
         """`batch_get_into`."""
-        codes: list[int] = await self._async_batch_get_into(keys, buffer_ptrs, sizes)
+        codes: list[int] = await _awaited(self._async_batch_get_into, keys, buffer_ptrs, sizes)
         return codes
 
+    @_of_call
     async def async_put_from(self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None) -> int:
         """`put_from`."""
         if size == 0:
             return self.put_from(key, buffer_ptr, size, config)
-        (code,) = await self._async_batch_put_from([key], [buffer_ptr], [size], config)
+        (code,) = await _awaited(self._async_batch_put_from, [key], [buffer_ptr], [size], config)
         return int(code)
 
+    @_of_call
     async def async_batch_put_from(
         self, keys: list[str], buffer_ptrs: list[int], sizes: list[int], config: ReplicateConfig | None = None
     ) -> list[int]:
         """`batch_put_from`."""
-        codes: list[int] = await self._async_batch_put_from(keys, buffer_ptrs, sizes, config)
+        codes: list[int] = await _awaited(self._async_batch_put_from, keys, buffer_ptrs, sizes, config)
         return codes
 
+    @_of_call
     async def async_batch_upsert_from(
         self, keys: list[str], buffer_ptrs: list[int], sizes: list[int], config: ReplicateConfig | None = None
     ) -> list[int]:
         """`batch_upsert_from`."""
-        codes: list[int] = await self._async_batch_put_from(keys, buffer_ptrs, sizes, config, True)
+        codes: list[int] = await _awaited(self._async_batch_put_from, keys, buffer_ptrs, sizes, config, True)
         return codes
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         # Asked only for what is not there yet.
-        call = None
-        if name.startswith(_PREFIX) and not name.startswith(_PREFIX + "_"):
-            call = getattr(type(self), name[len(_PREFIX) :], None)
-        if call is None or not callable(call):
+        of = name[len(_PREFIX) :] if name.startswith(_PREFIX) and not name.startswith(_PREFIX + "_") else None
+        call = None if of is None else getattr(type(self), of, None)
+        if of is None or not callable(call):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        bound = functools.partial(call, self)
 
         @functools.wraps(call)
         async def coroutine(*args: Any, **kwargs: Any) -> Any:
-            return await asyncio.get_running_loop().run_in_executor(None, functools.partial(bound, *args, **kwargs))
+            return await _on_executor(getattr(self, of), *args, **kwargs)
 
         setattr(self, name, coroutine)
         return coroutine

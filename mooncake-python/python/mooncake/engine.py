@@ -38,7 +38,7 @@ Write = TransferOpcode.Write
 class TransferNotify:
     """A message to a peer, sent when a transfer is complete."""
 
-    __slots__ = ("name", "msg")
+    __slots__ = ("name", "msg", "__weakref__")
 
     def __init__(self, name: str = "", msg: str = "") -> None:
         self.name = name

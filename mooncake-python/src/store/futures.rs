@@ -1,4 +1,4 @@
-//! The calls that asyncio awaits. Each is the one of its name without waiting; dropping it half-way is safe.
+//! The calls that asyncio awaits. Each is the one of its name without waiting, and settles the future it is given; dropping it half-way is safe.
 
 use std::sync::Arc;
 
@@ -63,39 +63,41 @@ fn value<'py>(
 
 #[pymethods]
 impl Store {
-    #[pyo3(signature = (key, value, config=None, upsert=false))]
-    fn _async_put<'py>(
+    #[pyo3(signature = (future, key, value, config=None, upsert=false))]
+    fn _async_put(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
+        future: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = text)] key: String,
         value: &Bound<'_, PyAny>,
         config: Config<'_>,
         upsert: bool,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let Some(session) = self.session()? else { return ready(py, NOT_SET_UP) };
+    ) -> PyResult<()> {
+        let Some(session) = self.session()? else { return ready(future, NOT_SET_UP) };
         let mut keep = Keep::default();
         let spans = bytes_of(value, &mut keep)?.into_iter().collect();
         let keep = Arc::new(keep);
         let config = match config::of_call(&config, 1, false) {
             Ok(config) => config,
-            Err(error) => return ready(py, self.errors.note(&error)),
+            Err(error) => return ready(future, self.errors.note(&error)),
         };
         let operation = if upsert { Operation::Upsert } else { Operation::Put };
         let errors = self.errors.clone();
         let work =
             async move { one(session.write_lent(operation, vec![(key, spans)], &keep, &config).await?) };
-        awaitable(py, work, move |py, outcome| number(py, &errors, nothing(outcome)))
+        awaitable(py, future, work, move |py, outcome| number(py, &errors, nothing(outcome)))
     }
 
-    fn _async_get<'py>(
+    fn _async_get(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
+        future: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = text)] key: String,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let Some(session) = self.session()? else { return ready(py, PyBytes::new(py, b"")) };
+    ) -> PyResult<()> {
+        let Some(session) = self.session()? else { return ready(future, PyBytes::new(py, b"")) };
         let errors = self.errors.clone();
         let work = async move { session.read_leases(Operation::GetBuffer, &[key]).await };
-        awaitable(py, work, move |py, outcome| {
+        awaitable(py, future, work, move |py, outcome| {
             let lease = match outcome {
                 Ok(mut leases) => leases.pop().flatten(),
                 Err(error) => Some(Err(error)),
@@ -104,98 +106,104 @@ impl Store {
         })
     }
 
-    fn _async_get_batch<'py>(
+    fn _async_get_batch(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
+        future: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = texts)] keys: Vec<String>,
-    ) -> PyResult<Bound<'py, PyAny>> {
+    ) -> PyResult<()> {
         let nothing = || PyList::new(py, [PyBytes::new(py, b"")]);
-        let Some(session) = self.session()? else { return ready(py, nothing()?) };
+        let Some(session) = self.session()? else { return ready(future, nothing()?) };
         if keys.is_empty() {
-            return ready(py, nothing()?);
+            return ready(future, nothing()?);
         }
         let errors = self.errors.clone();
         let work = async move { session.read_leases(Operation::BatchGetBuffer, &keys).await };
-        awaitable(py, work, move |py, outcome| {
+        awaitable(py, future, work, move |py, outcome| {
             let leases = outcome.unwrap_or_else(|error| vec![Some(Err(error))]);
             let values = leases.into_iter().map(|lease| value(py, &errors, lease));
             Ok(PyList::new(py, values.collect::<PyResult<Vec<_>>>()?)?.into_any())
         })
     }
 
-    fn _async_is_exist<'py>(
+    fn _async_is_exist(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
+        future: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = text)] key: String,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let Some(session) = self.session()? else { return ready(py, -1) };
+    ) -> PyResult<()> {
+        let Some(session) = self.session()? else { return ready(future, -1) };
         let errors = self.errors.clone();
         let work = async move { session.client.exist(key).await.map(u64::from) };
-        awaitable(py, work, move |py, outcome| number(py, &errors, outcome))
+        awaitable(py, future, work, move |py, outcome| number(py, &errors, outcome))
     }
 
-    fn _async_batch_is_exist<'py>(
+    fn _async_batch_is_exist(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
+        future: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = texts)] keys: Vec<String>,
-    ) -> PyResult<Bound<'py, PyAny>> {
+    ) -> PyResult<()> {
         let n = keys.len();
-        let Some(session) = self.session()? else { return ready(py, vec![-1; n]) };
+        let Some(session) = self.session()? else { return ready(future, vec![-1; n]) };
         let errors = self.errors.clone();
         let work = async move {
             let found = session.client.batch_exist(&keys).await?;
             Ok(found.into_iter().map(|one| one.map(u64::from)).collect())
         };
-        awaitable(py, work, move |py, outcome| numbers(py, &errors, n, outcome))
+        awaitable(py, future, work, move |py, outcome| numbers(py, &errors, n, outcome))
     }
 
-    #[pyo3(signature = (key, force=false))]
-    fn _async_remove<'py>(
+    #[pyo3(signature = (future, key, force=false))]
+    fn _async_remove(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
+        future: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = text)] key: String,
         #[pyo3(from_py_with = truth)] force: bool,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let Some(session) = self.session()? else { return ready(py, NOT_SET_UP) };
+    ) -> PyResult<()> {
+        let Some(session) = self.session()? else { return ready(future, NOT_SET_UP) };
         let errors = self.errors.clone();
         let work = async move { removed(session.client.remove(key, force).await) };
-        awaitable(py, work, move |py, outcome| number(py, &errors, nothing(outcome)))
+        awaitable(py, future, work, move |py, outcome| number(py, &errors, nothing(outcome)))
     }
 
-    fn _async_batch_get_into<'py>(
+    fn _async_batch_get_into(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
+        future: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = texts)] keys: Vec<String>,
         buffer_ptrs: Vec<Uint>,
         sizes: Vec<Uint>,
-    ) -> PyResult<Bound<'py, PyAny>> {
+    ) -> PyResult<()> {
         let n = keys.len();
-        let Some(session) = self.session()? else { return ready(py, vec![NOT_SET_UP; n]) };
+        let Some(session) = self.session()? else { return ready(future, vec![NOT_SET_UP; n]) };
         if let Err(error) = self.same_length(&[n, buffer_ptrs.len(), sizes.len()]) {
-            return ready(py, vec![self.errors.note(&error); n]);
+            return ready(future, vec![self.errors.note(&error); n]);
         }
         let errors = self.errors.clone();
         let work =
             async move { session.read_into(Operation::BatchGetInto, keys, &buffer_ptrs, &sizes).await };
-        awaitable(py, work, move |py, outcome| numbers(py, &errors, n, outcome))
+        awaitable(py, future, work, move |py, outcome| numbers(py, &errors, n, outcome))
     }
 
-    #[pyo3(signature = (keys, buffer_ptrs, sizes, config=None, upsert=false))]
-    fn _async_batch_put_from<'py>(
+    #[pyo3(signature = (future, keys, buffer_ptrs, sizes, config=None, upsert=false))]
+    fn _async_batch_put_from(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
+        future: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = texts)] keys: Vec<String>,
         buffer_ptrs: Vec<Uint>,
         sizes: Vec<Uint>,
         config: Config<'_>,
         upsert: bool,
-    ) -> PyResult<Bound<'py, PyAny>> {
+    ) -> PyResult<()> {
         let n = keys.len();
-        let Some(session) = self.session()? else { return ready(py, vec![NOT_SET_UP; n]) };
+        let Some(session) = self.session()? else { return ready(future, vec![NOT_SET_UP; n]) };
         let checked = self.same_length(&[n, buffer_ptrs.len(), sizes.len()]);
         let config = match checked.and_then(|()| config::of_call(&config, n, false)) {
             Ok(config) => config,
-            Err(error) => return ready(py, vec![self.errors.note(&error); n]),
+            Err(error) => return ready(future, vec![self.errors.note(&error); n]),
         };
         let pieces = |(pointer, size)| session.pieces(&[pointer], &[size]);
         let values = py.detach(|| buffer_ptrs.into_iter().zip(sizes).map(pieces).collect());
@@ -205,6 +213,6 @@ impl Store {
             let outcomes = session.write_pieces(operation, keys, values, &config).await?;
             Ok(outcomes.into_iter().map(nothing).collect())
         };
-        awaitable(py, work, move |py, outcome| numbers(py, &errors, n, outcome))
+        awaitable(py, future, work, move |py, outcome| numbers(py, &errors, n, outcome))
     }
 }

@@ -461,6 +461,7 @@ pub(crate) fn _close_all(py: Python<'_>) {
     if not_forked().is_err() {
         return;
     }
+    crate::delivery::stop(py);
     let open = std::mem::take(&mut *OPEN.lock());
     let open: Vec<Arc<Session>> = open.iter().filter_map(Weak::upgrade).collect();
     if open.is_empty() || runtime().is_err() {

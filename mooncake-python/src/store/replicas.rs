@@ -13,7 +13,7 @@ use crate::args::{Uint, text, texts};
 use crate::runtime::wait;
 
 /// One copy of an object.
-#[pyclass(frozen, module = "mooncake.store", name = "ReplicaDescriptor")]
+#[pyclass(frozen, weakref, module = "mooncake.store", name = "ReplicaDescriptor")]
 pub(crate) struct ReplicaDescriptor {
     replica: Replica,
 }
@@ -70,7 +70,7 @@ impl ReplicaDescriptor {
 }
 
 /// A copy in memory.
-#[pyclass(frozen, module = "mooncake.store", name = "MemoryDescriptor")]
+#[pyclass(frozen, weakref, module = "mooncake.store", name = "MemoryDescriptor")]
 pub(crate) struct MemoryDescriptor {
     buffer: Descriptor,
 }
@@ -85,7 +85,7 @@ impl MemoryDescriptor {
 }
 
 /// A range of a member's memory.
-#[pyclass(frozen, get_all, module = "mooncake.store", name = "Descriptor")]
+#[pyclass(frozen, get_all, weakref, module = "mooncake.store", name = "Descriptor")]
 #[derive(Clone)]
 pub(crate) struct Descriptor {
     /// Length in bytes.
@@ -107,7 +107,7 @@ impl Descriptor {
 }
 
 /// A copy in a file.
-#[pyclass(frozen, get_all, module = "mooncake.store", name = "DiskDescriptor")]
+#[pyclass(frozen, get_all, weakref, module = "mooncake.store", name = "DiskDescriptor")]
 pub(crate) struct DiskDescriptor {
     /// Path of the file.
     file_path: String,
@@ -116,7 +116,7 @@ pub(crate) struct DiskDescriptor {
 }
 
 /// Where a copy or move that was asked for stands.
-#[pyclass(frozen, module = "mooncake.store", name = "QueryTaskResponse")]
+#[pyclass(frozen, weakref, module = "mooncake.store", name = "QueryTaskResponse")]
 pub(crate) struct QueryTaskResponse {
     task: TaskInfo,
 }

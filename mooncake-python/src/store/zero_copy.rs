@@ -240,7 +240,7 @@ impl Store {
         self.write_buffer(py, Operation::UpsertFrom, key, (buffer_ptr, size), &config)
     }
 
-    /// Stores metadata and data, both in registered memory, as one value: metadata first.
+    /// Stores metadata and data, both in registered memory, as one value: metadata first. Of no bytes at all it stores nothing, as `put_from`.
     #[pyo3(signature = (key, buffer_ptr, metadata_buffer_ptr, size, metadata_size, config=None))]
     #[allow(clippy::too_many_arguments, reason = "the existing interface")]
     fn put_from_with_metadata(
@@ -253,6 +253,9 @@ impl Store {
         metadata_size: Uint,
         config: Config<'_>,
     ) -> PyResult<i64> {
+        if (size.0, metadata_size.0) == (0, 0) && self.session()?.is_some() {
+            return Ok(0);
+        }
         let pieces = ([metadata_buffer_ptr, buffer_ptr], [metadata_size, size]);
         self.write_one_from(py, Operation::PutFrom, key, (&pieces.0, &pieces.1), &config)
     }

@@ -1,0 +1,100 @@
+"""Calls that are awaited, at the edges: the end of the interpreter, subclasses, weak references."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import subprocess
+import sys
+import weakref
+
+import pytest
+from mooncake.async_store import MooncakeDistributedStoreAsync
+from mooncake.buffer_pool import RegisteredBufferPool
+from mooncake.store import MooncakeHostMemAllocator, ParallelAxis, ReadTarget, ReplicateConfig, TensorParallelism
+
+# An event loop on a thread that nobody joins, in the middle of awaited calls when the interpreter ends.
+ENDS = """
+import asyncio, sys, threading, time
+from mooncake.async_store import MooncakeDistributedStoreAsync
+
+store = MooncakeDistributedStoreAsync()
+assert store.setup("127.0.0.1", "P2PHANDSHAKE", 32 << 20, 16 << 20, "tcp", "", sys.argv[1]) == 0
+
+async def work():
+    i = 0
+    while True:
+        i += 1
+        await asyncio.gather(*(store.async_put(f"{sys.argv[2]}-{i}-{n}", b"x" * 100) for n in range(50)))
+        await asyncio.gather(*(store.async_get(f"{sys.argv[2]}-{i}-{n}") for n in range(50)))
+
+for _ in range(2):
+    threading.Thread(target=lambda: asyncio.run(work()), daemon=True).start()
+time.sleep(float(sys.argv[3]))
+if sys.argv[4] == "close":
+    store.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["close", "end"])
+def test_a_program_ends_while_a_loop_awaits(master, key, how):
+    for i in range(10):
+        words = [sys.executable, "-c", ENDS, master.address, f"{key}-{i}", str(0.2 + i / 100), how]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+class Prefixed(MooncakeDistributedStoreAsync):
+    def get(self, key):
+        return b"mine of " + super().get(key)
+
+    def put(self, key, value, config=None):
+        return super().put("prefix/" + key, value)
+
+
+def test_calls_of_a_subclass_are_the_ones_that_are_awaited(master, key, monkeypatch):
+    async def work():
+        store = Prefixed()
+        assert await store.async_setup("127.0.0.1", "P2PHANDSHAKE", 64 << 20, 16 << 20, "tcp", "", master.address) == 0
+        assert await store.async_put(key, b"a") == 0 and store.is_exist("prefix/" + key) == 1
+        assert await store.async_get("prefix/" + key) == b"mine of a"
+        assert await store.async_upsert(key, b"b") == 0 and await store.async_get(key) == b"mine of b"
+        assert await store.async_get_size(key) == 1
+        monkeypatch.setattr(store, "get_size", lambda key: 77)
+        monkeypatch.setattr(store, "is_exist", lambda key: 78)
+        assert await store.async_get_size(key) == 77 and await store.async_is_exist(key) == 78
+        store.close()
+
+    asyncio.run(work())
+
+
+class Counted(ReplicateConfig):
+    def __init__(self, counts):
+        super().__init__()
+        self.counts = counts
+
+
+def test_configurations_of_a_class_made_from_ours_are_copied_whole():
+    config = Counted([1])
+    config.replica_num = 3
+    shallow, deep = copy.copy(config), copy.deepcopy(config)
+    assert type(shallow) is type(deep) is Counted and shallow.replica_num == deep.replica_num == 3
+    assert shallow.counts is config.counts and deep.counts == [1] and deep.counts is not config.counts
+    shallow.replica_num = 1
+    assert config.replica_num == 3 and type(copy.copy(ReplicateConfig())) is ReplicateConfig
+
+
+def test_objects_can_be_referred_to_weakly(store, key):
+    assert store.put(key, b"0123") == 0
+    pool = RegisteredBufferPool(store)
+    objects = [
+        *(ReplicateConfig(), ParallelAxis(), ReadTarget(), TensorParallelism(), MooncakeHostMemAllocator()),
+        *(store.get_buffer(key), store.get_replica_desc(key)[0], pool, pool.acquire(100)),
+    ]
+    del pool
+    while objects:
+        reference = weakref.ref(objects[-1])
+        assert reference() is objects[-1]
+        gone = []
+        weakref.finalize(objects.pop(), gone.append, 1)
+        assert reference() is None and gone == [1]
