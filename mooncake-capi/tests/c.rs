@@ -40,15 +40,21 @@ fn compile(folder: &Path) -> Option<PathBuf> {
     }
 }
 
+/// The program with the library it was linked with: cargo names folders for libraries, too, and one of them may have an older one.
+fn run(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env_remove("LD_LIBRARY_PATH");
+    command
+}
+
 #[test]
 fn a_c_program_moves_bytes_and_is_answered_with_codes() {
     let folder = tempfile::tempdir().unwrap();
     let Some(program) = compile(folder.path()) else { return };
-    let mut server =
-        Command::new(&program).arg("serve").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut server = run(&program).arg("serve").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut name = String::new();
     BufReader::new(server.stdout.take().unwrap()).read_line(&mut name).unwrap();
-    let user = Command::new(&program).args(["use", name.trim()]).output().unwrap();
+    let user = run(&program).args(["use", name.trim()]).output().unwrap();
     let said = String::from_utf8_lossy(&user.stderr);
     if !user.status.success() {
         let _ = server.kill();
@@ -80,4 +86,12 @@ fn the_header_is_one_for_cpp_too() {
         return;
     };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_child_reaches_its_parent() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile(folder.path()) else { return };
+    let done = run(&program).arg("fork").output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -203,9 +204,40 @@ static int use(const char *name) {
     return 0;
 }
 
+/* The child of a fork has the parent's memory at the same addresses, but it is its own: what it writes to the parent must get there. */
+static int forked(void) {
+    transfer_engine_t parent = createTransferEngine("P2PHANDSHAKE", "127.0.0.1", "", 0, 1);
+    unsigned char *memory = calloc(1, SIZE);
+    char name[64];
+    CHECK(parent != NULL && memory != NULL && registerLocalMemory(parent, memory, SIZE, "*", 1) == 0);
+    CHECK(getLocalIpAndPort(parent, name, sizeof name) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(30);
+        transfer_engine_t engine = createTransferEngine("P2PHANDSHAKE", "127.0.0.1", "", 0, 1);
+        unsigned char *source = malloc(SIZE);
+        CHECK(engine != NULL && source != NULL);
+        memset(source, 'A', SIZE);
+        CHECK(registerLocalMemory(engine, source, SIZE, "*", 1) == 0);
+        segment_id_t segment = openSegment(engine, name);
+        CHECK(segment >= 0);
+        batch_id_t batch = allocateBatchID(engine, 1);
+        struct transfer_request write = {OPCODE_WRITE, source, segment, (uint64_t)memory, SIZE};
+        CHECK(submitTransfer(engine, batch, &write, 1) == 0 && outcome(engine, batch, 0) == STATUS_COMPLETED);
+        _exit(0);
+    }
+    int status = 1;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    for (size_t at = 0; at < SIZE; at++) CHECK(memory[at] == 'A');
+    destroyTransferEngine(parent);
+    free(memory);
+    return 0;
+}
+
 int main(int count, char **words) {
+    if (count == 2 && strcmp(words[1], "fork") == 0) return forked();
     if (count == 2 && strcmp(words[1], "serve") == 0) return serve();
     if (count == 3 && strcmp(words[1], "use") == 0) return use(words[2]);
-    fprintf(stderr, "usage: %s serve | use NAME\n", words[0]);
+    fprintf(stderr, "usage: %s serve | use NAME | fork\n", words[0]);
     return 2;
 }

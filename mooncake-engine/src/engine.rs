@@ -24,10 +24,13 @@ use crate::managed::Managed;
 use crate::summary::log_every;
 use crate::transport_set::{TransportOptions, TransportSet};
 
+/// Shortest interval of what is done again and again.
+const SHORTEST: Duration = Duration::from_millis(1);
 /// What stands for the devices there are.
 const AUTO: &str = "auto-discovery";
 
-/// A transfer engine. A handle: clones are the same engine; the last one withdraws its segment.
+/// A transfer engine. A handle: clones are the same engine; the last one withdraws its segment in the background, if the runtime lives that
+/// long; `close` waits until the directory has forgotten it.
 ///
 /// What it can do is what [`Engine`] can, over all built-in wires.
 #[derive(Clone, Debug)]
@@ -250,6 +253,8 @@ pub struct TransferEngineBuilder {
     pub(crate) refresh: Option<Duration>,
     // Said by the environment only.
     pub(crate) port_of_name: bool,
+    /// The address others are told, where the environment says it.
+    pub(crate) told: Option<String>,
     pub(crate) ipv6: bool,
     pub(crate) ports: (Option<u16>, Option<u16>),
     pub(crate) force_tcp: bool,
@@ -297,6 +302,7 @@ impl Default for TransferEngineBuilder {
             caches: true,
             refresh: None,
             port_of_name: false,
+            told: None,
             ipv6: false,
             ports: (None, None),
             force_tcp: false,
@@ -414,15 +420,15 @@ impl TransferEngineBuilder {
         self
     }
 
-    /// Looks all opened segments up at this interval.
+    /// Looks all opened segments up at this interval, a millisecond at least.
     pub fn refresh_every(mut self, interval: Duration) -> Self {
-        self.refresh = Some(interval);
+        self.refresh = Some(interval.max(SHORTEST));
         self
     }
 
-    /// Logs what was moved, a line at this interval if there was anything; by default it does not.
+    /// Logs what was moved, a line at this interval (a millisecond at least) if there was anything; by default it does not.
     pub fn summary_every(mut self, interval: Duration) -> Self {
-        (self.summary, self.summary_interval) = (true, interval);
+        (self.summary, self.summary_interval) = (true, interval.max(SHORTEST));
         self
     }
 
@@ -440,7 +446,7 @@ impl TransferEngineBuilder {
             Some(directory) => directory,
             None => Directory::connect_with(&self.metadata, &self.options)?,
         };
-        self.settle_port(&directory)?;
+        self.settle_port(&directory);
         let (transport, instead) = self.open_wires(&runtime)?;
         let transport = Arc::new(transport);
         let mut engine = Engine::builder(transport)
@@ -560,24 +566,28 @@ impl TransferEngineBuilder {
     }
 
     /// Host and ports of the handshake port, where the environment has a say in them.
-    fn settle_port(&mut self, directory: &Directory) -> Result<()> {
-        let own = if self.port_of_name { Some(own_port(&self.name)?) } else { None };
-        if let Some((host, _)) = &own {
-            self.handshake.host = Some(host.clone());
-        }
+    fn settle_port(&mut self, directory: &Directory) {
         self.settle_addresses(directory.is_p2p() && !self.name.is_empty());
-        if let Some((_, port)) = own {
-            self.handshake.ports = port..=port;
+        if !self.port_of_name {
+            return;
         }
-        Ok(())
+        match own_port(&self.name) {
+            Ok((host, port)) => {
+                self.handshake.host = Some(host);
+                self.handshake.ports = port..=port;
+            }
+            Err(error) => tracing::warn!(%error, "one is drawn"),
+        }
     }
 
     fn settle_addresses(&mut self, named: bool) {
         if let Some(ports) = self.drawn_ports() {
             self.handshake.ports = ports;
         }
-        if self.ipv6 && self.handshake.host.is_none() && !named {
-            self.handshake.host = Some(default_host_v6().to_string());
+        // Who is found by a name that is an address is told to others as that.
+        if !named {
+            let first = || self.ipv6.then(|| default_host_v6().to_string());
+            self.handshake.host = self.told.take().or(self.handshake.host.take()).or_else(first);
         }
         if self.ipv6 && self.handshake.bind.is_none() {
             // Both families.

@@ -70,7 +70,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_LEGACY_RPC_PORT_BINDING"],
         "",
-        "The handshake port is the one in the engine's own name, and its host is what others are told",
+        "The handshake port is the one in the engine's own name (without one there it is drawn), and its host is what others are told",
         |engine, _| {
             engine.port_of_name = true;
             Ok(())
@@ -79,10 +79,10 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_TCP_BIND_ADDRESS"],
         "first address of an interface that is up",
-        "Address that others are told; the ports listen on all",
+        "Address that others are told, but for P2PHANDSHAKE, where it is the one in the engine's name; the ports listen on all",
         |engine, text| {
             let address: std::net::IpAddr = parse(text)?;
-            engine.handshake.host = Some(address.to_string());
+            engine.told = Some(address.to_string());
             Ok(())
         },
     ),
@@ -129,7 +129,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_HANDSHAKE_MAX_LENGTH"],
         "1048576",
-        "Bytes (1 to 128 MiB) of the longest message of a handshake",
+        "Bytes (1048576 to 134217728) of the longest message of a handshake",
         |engine, text| {
             let bytes: u64 = within(text, 1 << 20, 128 << 20)?;
             engine.handshake.limits.max_len = usize::try_from(bytes).map_err(|e| e.to_string())?;
@@ -303,9 +303,9 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"],
         "65536",
-        "Transfers (1 to 65535) that may wait on one connection; more are refused",
+        "Transfers (1 to 65536) that may wait on one connection; more are refused",
         |engine, text| {
-            tcp(engine).max_queued = within(text, 1, 65535)?;
+            tcp(engine).max_queued = within(text, 1, 65536)?;
             Ok(())
         },
     ),

@@ -79,8 +79,12 @@ async fn ports_and_names() {
     let user = with(&[("MC_HANDSHAKE_PORT", &port.to_string())]).name("127.0.0.1").start().await.unwrap();
     assert_eq!(user.open("127.0.0.1").await.unwrap().name(), name);
     assert!(user.probe("127.0.0.1", Duration::from_secs(5)).await.unwrap());
-    let error = with(&[("MC_LEGACY_RPC_PORT_BINDING", "1")]).name("127.0.0.1").start().await.unwrap_err();
-    assert!(error.message().contains("MC_LEGACY_RPC_PORT_BINDING"), "{error}");
+    let drawn = with(&[("MC_LEGACY_RPC_PORT_BINDING", "1")]).name("127.0.0.1").start().await.unwrap();
+    assert_eq!(drawn.name(), drawn.handshake_addr().unwrap().to_string(), "a name without a port");
+    // Peers find an engine by the address in its name, and its bytes, too.
+    let named = with(&[("MC_TCP_BIND_ADDRESS", "192.0.2.1")]).name("127.0.0.1").start().await.unwrap();
+    assert!(named.name().starts_with("127.0.0.1:"), "{}", named.name());
+    assert_eq!(named.descriptor().tcp_data_host, "127.0.0.1");
 }
 
 /// Puts a descriptor with another data port into the directory, as of an engine that has moved.

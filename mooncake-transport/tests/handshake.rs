@@ -1,9 +1,11 @@
 //! The handshake port over real sockets: what it answers, what it refuses, and whom a bad client harms.
 #![cfg(not(miri))]
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
 use mooncake_core::ErrorKind;
 use mooncake_core::clock::{Clock, SystemClock};
 use mooncake_core::memory::HostMemory;
@@ -73,6 +75,26 @@ async fn notifications_arrive_in_order_and_are_bounded() {
     assert_eq!(receiver.take_notifications(), [note(0), note(1)]);
     sender.notify(receiver.name(), &note(3)).await.unwrap();
     assert_eq!(receiver.take_notifications(), [note(3)]);
+}
+
+#[tokio::test]
+async fn notifications_that_nobody_takes_are_bounded_in_bytes() {
+    let net = LoopbackNet::new();
+    let limits = HandshakeConfig { max_notification_bytes: 100, ..HandshakeConfig::default() };
+    let receiver = engine(&net, HandshakePort { limits, ..port() }).await;
+    let sender = engine(&net, port()).await;
+    let note = |len: usize| Notification { name: "n".into(), message: "m".repeat(len) };
+    let error = sender.notify(receiver.name(), &note(2 << 20)).await.unwrap_err().to_string();
+    assert!(error.contains("where frames have 1048576 at most"), "{error}");
+    for _ in 0..2 {
+        sender.notify(receiver.name(), &note(500)).await.unwrap();
+        assert_eq!(sender.notify(receiver.name(), &note(1)).await.unwrap_err().kind(), ErrorKind::NoSpace);
+        assert_eq!(pin!(receiver.notifications()).next().await, Some(note(500)), "a long one waits alone");
+        sender.notify(receiver.name(), &note(49)).await.unwrap();
+        sender.notify(receiver.name(), &note(49)).await.unwrap();
+        assert_eq!(sender.notify(receiver.name(), &note(1)).await.unwrap_err().kind(), ErrorKind::NoSpace);
+        assert_eq!(receiver.take_notifications(), [note(49), note(49)]);
+    }
 }
 
 #[tokio::test]

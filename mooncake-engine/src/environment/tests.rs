@@ -55,7 +55,7 @@ const CASES: &[Case] = &[
     ("MC_TRANSFER_TIMEOUT", "60", |e| format!("{:?}", e.timeout), "60s", "30s"),
     ("MC_SLICE_TIMEOUT", "7", |e| format!("{:?}", e.longest), "Some(7s)", "None"),
     ("MC_LEGACY_RPC_PORT_BINDING", "1", |e| e.port_of_name.to_string(), "true", "false"),
-    ("MC_TCP_BIND_ADDRESS", "10.1.2.3", |e| format!("{:?}", e.handshake.host), "Some(\"10.1.2.3\")", "None"),
+    ("MC_TCP_BIND_ADDRESS", "10.1.2.3", |e| format!("{:?}", e.told), "Some(\"10.1.2.3\")", "None"),
     ("MC_USE_IPV6", "1", |e| e.ipv6.to_string(), "true", "false"),
     ("MC_HANDSHAKE_PORT", "12345", |e| e.handshake.limits.default_port.to_string(), "12345", "12001"),
     ("MC_MIN_RPC_PORT", "16000", |e| format!("{:?}", e.drawn_ports()), "Some(16000..=17000)", "None"),

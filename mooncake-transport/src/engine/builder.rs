@@ -136,10 +136,10 @@ impl<T: Transport> EngineBuilder<T> {
         self
     }
 
-    /// Looks all opened segments up at this interval. Needs a tokio runtime; by default there is none of it.
+    /// Looks all opened segments up at this interval, a millisecond at least. Needs a tokio runtime; by default there is none of it.
     #[must_use]
     pub fn refresh_every(mut self, interval: Duration) -> Self {
-        self.refresh = Some(interval);
+        self.refresh = Some(interval.max(Duration::from_millis(1)));
         self
     }
 
@@ -261,6 +261,6 @@ impl<T: Transport> HandshakeService for Service<T> {
 
     async fn notified(&self, notification: Notification) -> bool {
         let Some(engine) = self.0.upgrade() else { return false };
-        engine.inbox.push(notification, engine.limits.max_notifications)
+        engine.inbox.push(notification, &engine.limits)
     }
 }

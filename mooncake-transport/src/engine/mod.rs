@@ -4,6 +4,7 @@
 mod batch;
 mod builder;
 mod code;
+mod inbox;
 mod metrics;
 #[allow(unsafe_code)]
 mod mixed;
@@ -12,7 +13,7 @@ mod regions;
 mod target;
 
 use std::borrow::Cow;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -39,10 +40,12 @@ pub use metrics::{Counts, PeerMetrics};
 pub use mixed::{Batch, BatchView, Buffer, Finished, Keep, Progress, Running, Status};
 pub use target::Target;
 
+use inbox::Inbox;
 use metrics::Meters;
 use regions::{Entry, Regions};
 
-/// One node's end of all transfers. A handle: clones are the same engine; the last one withdraws its segment.
+/// One node's end of all transfers. A handle: clones are the same engine; the last one withdraws its segment in the background, if the runtime
+/// lives that long. [`close`](Self::close) waits until the directory has forgotten it.
 pub struct Engine<T: Transport> {
     inner: Arc<Inner<T>>,
 }
@@ -204,7 +207,7 @@ impl<T: Transport> Engine<T> {
 
     /// Notifications that arrived since the last call, in order.
     pub fn take_notifications(&self) -> Vec<Notification> {
-        self.inner.inbox.queue.lock().drain(..).collect()
+        self.inner.inbox.take()
     }
 
     /// Notifications as they arrive, until the engine is closed. Each goes to one taker only, whoever asks first.
@@ -249,54 +252,6 @@ impl<T: Transport> Clone for Engine<T> {
 impl<T: Transport> fmt::Debug for Engine<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine").field("name", &self.inner.name).field("at", &self.inner.at).finish()
-    }
-}
-
-/// What other engines have said and nobody has taken yet.
-#[derive(Default)]
-struct Inbox {
-    queue: Mutex<VecDeque<Notification>>,
-    arrived: tokio::sync::Notify,
-    closed: AtomicBool,
-}
-
-impl Inbox {
-    /// Takes a message, unless `most` wait already.
-    fn push(&self, notification: Notification, most: usize) -> bool {
-        let mut queue = self.queue.lock();
-        let room = queue.len() < most;
-        if room {
-            queue.push_back(notification);
-            self.arrived.notify_one();
-        }
-        room
-    }
-
-    async fn next(&self) -> Option<Notification> {
-        loop {
-            let arrived = self.arrived.notified();
-            {
-                let mut queue = self.queue.lock();
-                if let Some(next) = queue.pop_front() {
-                    if !queue.is_empty() {
-                        // One call may stand for many messages: another taker has its turn.
-                        self.arrived.notify_one();
-                    }
-                    return Some(next);
-                }
-            }
-            if self.closed.load(Ordering::SeqCst) {
-                // For the other takers.
-                self.arrived.notify_one();
-                return None;
-            }
-            arrived.await;
-        }
-    }
-
-    fn close(&self) {
-        self.closed.store(true, Ordering::SeqCst);
-        self.arrived.notify_one();
     }
 }
 

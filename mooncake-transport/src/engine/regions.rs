@@ -13,7 +13,14 @@ use crate::exposed::{ExposedMemory, Exposure};
 use crate::segment::BufferDesc;
 
 /// Engines of this process by the instance their descriptors carry.
-static PROCESS: LazyLock<Mutex<HashMap<String, Weak<ExposedMemory>>>> = LazyLock::new(Mutex::default);
+static PROCESS: LazyLock<Mutex<HashMap<String, Member>>> = LazyLock::new(Mutex::default);
+
+/// What an engine has opened, and the process that made it: the child of a fork has the engines of its parent here, and memory of its own at
+/// their addresses.
+struct Member {
+    made_by: u32,
+    memory: Weak<ExposedMemory>,
+}
 
 /// The registered ranges of one engine.
 pub(super) struct Regions {
@@ -46,8 +53,9 @@ impl Regions {
         let instance = format!("{:016x}{:016x}", rng.next_u64(), rng.next_u64());
         let exposed = ExposedMemory::new();
         let mut process = PROCESS.lock();
-        process.retain(|_, memory| memory.strong_count() != 0);
-        process.insert(instance.clone(), Arc::downgrade(&exposed));
+        process.retain(|_, member| member.memory.strong_count() != 0);
+        let member = Member { made_by: std::process::id(), memory: Arc::downgrade(&exposed) };
+        process.insert(instance.clone(), member);
         Arc::new(Self { instance, taken: Mutex::default(), exposed })
     }
 
@@ -105,7 +113,9 @@ impl Regions {
 
     /// Memory of the engine whose descriptor carries this instance, if it lives in this process.
     pub(super) fn in_process(instance: &str) -> Option<Arc<ExposedMemory>> {
-        PROCESS.lock().get(instance).and_then(Weak::upgrade)
+        let process = PROCESS.lock();
+        let member = process.get(instance)?;
+        member.memory.upgrade().filter(|_| member.made_by == std::process::id())
     }
 }
 

@@ -107,7 +107,11 @@ pub async fn fetch_descriptor(peer: &HostPort, own: &[u8], config: &HandshakeCon
 /// Delivers a notification; `NoSpace` when the other side rejects it.
 pub async fn notify(peer: &HostPort, notification: &Notification, config: &HandshakeConfig) -> Result<()> {
     let body = json!({"name": notification.name, "notify_msg": notification.message}).to_string();
-    let reply = exchange(peer, Kind::Notify, body.as_bytes(), config).await?;
+    let too_long = |error: Error| match body.len() > config.max_len {
+        true => error.context(format!("{} bytes, where frames have {} at most", body.len(), config.max_len)),
+        false => error,
+    };
+    let reply = exchange(peer, Kind::Notify, body.as_bytes(), config).await.map_err(too_long)?;
     let reply: Value = serde_json::from_slice(&reply)
         .map_err(|e| Error::invalid(format!("handshake port {peer}: the reply is not JSON: {e}")))?;
     match reply["notify_msg"].as_str() {

@@ -34,6 +34,8 @@ pub struct HandshakeConfig {
     pub max_connections: usize,
     /// Notifications kept until somebody takes them; further ones are rejected.
     pub max_notifications: usize,
+    /// Bytes of theirs that are kept, in names and messages; one alone may have more.
+    pub max_notification_bytes: usize,
 }
 
 impl Default for HandshakeConfig {
@@ -46,6 +48,7 @@ impl Default for HandshakeConfig {
             reply_timeout: Duration::from_secs(10),
             max_connections: 1024,
             max_notifications: 1024,
+            max_notification_bytes: 16 << 20,
         }
     }
 }
@@ -57,6 +60,13 @@ pub struct Notification {
     pub name: String,
     /// The message. Not empty: an empty one is how a rejection looks.
     pub message: String,
+}
+
+impl Notification {
+    /// Bytes of both.
+    pub(crate) fn len(&self) -> usize {
+        self.name.len() + self.message.len()
+    }
 }
 
 /// What a [`HandshakeServer`] answers.
