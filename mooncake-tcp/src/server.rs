@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use mooncake_core::clock::Rng;
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::silent::{Busy, Silent, within_descriptors};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::task::{AbortHandle, JoinSet};
@@ -52,7 +53,7 @@ impl Server {
         let settings = Settings {
             progress: config.progress_timeout,
             buffers: Buffers { send: config.send_buffer, receive: config.receive_buffer },
-            most: config.max_served,
+            most: within_descriptors(config.max_served, 2),
         };
         let accepting = runtime.spawn(accept(listener, table, settings)).abort_handle();
         Ok(Self { local, accepting })
@@ -106,22 +107,27 @@ fn bind(config: &TcpConfig) -> Result<std::net::TcpListener> {
 
 async fn accept(listener: TcpListener, table: Arc<MemoryTable>, settings: Settings) {
     let stages = Arc::new(device::stages());
-    let mut connections = JoinSet::new();
+    let (mut connections, mut silent, mut full) = (JoinSet::new(), Silent::default(), false);
     loop {
         let accepted = poll_fn(|cx| {
             while let Poll::Ready(Some(_)) = connections.poll_join_next(cx) {}
             listener.poll_accept(cx)
         });
         match accepted.await {
-            Ok((_, peer)) if connections.len() >= settings.most => {
-                tracing::warn!(%peer, most = settings.most, "data connection closed: too many are open");
+            Ok((_, peer)) if connections.len() >= settings.most && !silent.end_oldest() => {
+                if !std::mem::replace(&mut full, true) {
+                    tracing::warn!(%peer, most = settings.most, "data connections are closed: too many are open");
+                }
             }
             Ok((stream, peer)) => {
+                full = false;
                 let session = Session::new(stream, View::new(table.clone()), stages.clone(), settings);
-                connections.spawn(async move {
+                let busy = session.busy.clone();
+                let task = connections.spawn(async move {
                     let end = session.run().await;
                     tracing::debug!(%peer, ?end, "data connection closed");
                 });
+                silent.add(task, busy);
             }
             Err(error) => {
                 // Mostly too many open files. The listener stays readable, so without a pause this would spin.
@@ -181,6 +187,8 @@ pub(crate) struct Session {
     sent: usize,
     /// Of the last request for device memory.
     acknowledges: bool,
+    /// Set by the first request.
+    busy: Busy,
 }
 
 impl Session {
@@ -194,6 +202,7 @@ impl Session {
             replies: Vec::new(),
             sent: 0,
             acknowledges: false,
+            busy: Busy::default(),
         }
     }
 
@@ -246,6 +255,7 @@ impl Session {
     /// Serves every request whose header is here; when it returns, every answer is sent.
     async fn serve_waiting(&mut self) -> Result<(), End> {
         while let Some(request) = self.inbox.next_request() {
+            self.busy.set(true);
             let writes = request.direction == Direction::Write;
             let found = self.view.find(request.addr, request.len);
             let Some(range) = found.filter(|range| !(writes && range.is_read_only())) else {

@@ -317,6 +317,32 @@ fn connections_are_bounded() {
 }
 
 #[test]
+fn who_asks_nothing_makes_room() {
+    let node = Node::start(TcpConfig { max_served: 2, ..TcpConfig::default() });
+    let region = node.open(64);
+    let asks = |stream: &mut std::net::TcpStream| {
+        say(stream, &[&header(READ, region.addr(), 1)]);
+        read_exactly(stream, 9);
+    };
+    let mut user = node.dial();
+    asks(&mut user);
+    let mut silent = node.dial();
+    for _ in 0..20 {
+        let next = node.dial();
+        assert_eq!(read_to_the_end(&mut silent), b"", "the one before made room");
+        asks(&mut user);
+        silent = next;
+    }
+    // Half a request is none.
+    silent.write_all(&header(READ, region.addr(), 1)[..5]).unwrap();
+    let mut second = node.dial();
+    asks(&mut second);
+    assert_eq!(read_to_the_end(&mut node.dial()), b"", "both have asked");
+    asks(&mut user);
+    asks(&mut second);
+}
+
+#[test]
 fn a_port_in_use_is_named() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();

@@ -31,6 +31,7 @@ pub mod rocksdb;
 #[cfg(target_os = "linux")]
 pub mod same_host;
 pub mod segment;
+pub mod silent;
 #[allow(unsafe_code)]
 pub mod staged;
 #[allow(unsafe_code)]

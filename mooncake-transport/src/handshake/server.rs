@@ -1,21 +1,20 @@
 //! The answering side: every connection on its own, so that a silent client costs nobody else anything.
 
-use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use mooncake_core::{Error, Result};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::task::{AbortHandle, JoinHandle, JoinSet};
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
 use super::frame::{Frame, HEADER, Kind, encode, parse_payload, payload_len};
 use super::{HandshakeConfig, HandshakeService, Notification};
+use crate::silent::{Busy, Silent, within_descriptors};
 
 /// Bytes a client may send after its request before it is cut off.
 const MAX_DRAIN: u64 = 64 << 10;
@@ -69,20 +68,20 @@ async fn accept(
     // Ends with this task, and its connections with it.
     let mut connections = JoinSet::new();
     let mut silent = Silent::default();
+    let most = within_descriptors(config.max_connections, 4);
     loop {
         let accepted = listener.accept().await;
         while connections.try_join_next().is_some() {}
         match accepted {
             Ok((stream, peer)) => {
-                if connections.len() >= config.max_connections && !silent.end_oldest() {
-                    warn!(%peer, max = config.max_connections, "too many handshake connections: one is turned away");
+                if connections.len() >= most && !silent.end_oldest() {
+                    warn!(%peer, max = most, "too many handshake connections: one is turned away");
                     continue;
                 }
-                let (service, config, asked) =
-                    (service.clone(), config.clone(), Arc::new(AtomicBool::new(false)));
-                let about = asked.clone();
+                let (service, config, busy) = (service.clone(), config.clone(), Busy::default());
+                let about = busy.clone();
                 let task = connections.spawn(async move {
-                    if let Err(error) = serve(stream, &*service, &config, &asked).await {
+                    if let Err(error) = serve(stream, &*service, &config, &busy).await {
                         debug!(%peer, %error, "handshake connection closed without a reply");
                     }
                 });
@@ -97,58 +96,25 @@ async fn accept(
     }
 }
 
-/// Connections in the order they came, as far as they may have asked nothing yet. Where there is no place left, the one that has been
-/// silent for longest makes room: whoever opens connections and says nothing keeps nobody else out.
-#[derive(Default)]
-struct Silent {
-    queue: VecDeque<(AbortHandle, Arc<AtomicBool>)>,
-}
-
-impl Silent {
-    fn add(&mut self, task: AbortHandle, asked: Arc<AtomicBool>) {
-        self.forget_the_others();
-        self.queue.push_back((task, asked));
-    }
-
-    /// Whether there was one to end.
-    fn end_oldest(&mut self) -> bool {
-        self.forget_the_others();
-        let found = self.queue.iter().position(|(task, asked)| is_silent(task, asked));
-        let oldest = found.and_then(|at| self.queue.remove(at));
-        if let Some((task, _)) = &oldest {
-            task.abort();
-        }
-        oldest.is_some()
-    }
-
-    fn forget_the_others(&mut self) {
-        while self.queue.front().is_some_and(|(task, asked)| !is_silent(task, asked)) {
-            self.queue.pop_front();
-        }
-    }
-}
-
-fn is_silent(task: &AbortHandle, asked: &AtomicBool) -> bool {
-    !task.is_finished() && !asked.load(Ordering::Relaxed)
-}
-
 async fn serve(
     mut stream: TcpStream,
     service: &dyn HandshakeService,
     config: &HandshakeConfig,
-    asked: &AtomicBool,
+    busy: &Busy,
 ) -> Result<()> {
     stream.set_nodelay(true)?;
     let silent = |_| Error::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
     let request =
         timeout(config.receive_timeout, receive(&mut stream, config.max_len)).await.map_err(silent)??;
-    asked.store(true, Ordering::Relaxed);
+    busy.set(true);
     let frame = parse_payload(&request)?;
     let reply = answer(&frame, service).await?;
     let reply = encode(frame.kind, frame.legacy, &reply);
     let rest = async {
         stream.write_all(&reply).await?;
         stream.shutdown().await?;
+        // It may make room now.
+        busy.set(false);
         // Closing first would turn a reply not yet read into a reset.
         tokio::io::copy(&mut (&mut stream).take(MAX_DRAIN), &mut tokio::io::sink()).await
     };
