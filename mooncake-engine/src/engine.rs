@@ -152,7 +152,10 @@ impl TransferEngine {
     /// Registers memory of the caller's for as long as `work` runs. Returns when it is closed again and the last slice of it is
     /// gone; a slice that is kept for ever keeps the caller here for ever.
     ///
-    /// Blocks the thread: on a runtime it must be one with several threads.
+    /// Blocks the thread: on a runtime it must be one with several threads. `work` may begin transfers and wait for their tickets.
+    ///
+    /// # Panics
+    /// In a task of a `LocalSet`, which cannot be blocked.
     ///
     /// # Errors
     /// As [`register_raw`](Self::register_raw), and `INVALID_PARAMS` on a runtime of one thread. `work` has not run then.

@@ -225,7 +225,8 @@ impl<T: Transport> Engine<T> {
         Ok(handshake::probe(&at, patience, &self.inner.limits).await)
     }
 
-    /// Withdraws the segment and stops answering. Memory stays registered until its regions are dropped.
+    /// Withdraws the segment and stops answering at the handshake port. Memory stays registered, and open to peers that have found it, until its
+    /// regions are dropped.
     pub async fn close(&self) -> Result<()> {
         if self.inner.closed.swap(true, Ordering::SeqCst) {
             return Ok(());

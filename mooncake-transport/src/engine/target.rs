@@ -119,15 +119,13 @@ impl<T: Transport> Inner<T> {
 
     async fn connect(&self, name: &str, desc: SegmentDesc) -> Result<Route<T>> {
         if !self.transport.reaches(&desc) {
-            let wires: Vec<_> = desc.protocols.iter().map(|p| p.as_str()).collect();
-            return Err(Error::new(
-                ErrorCode::NotSupported,
-                format!(
-                    "segment {name:?} is reached by {}, not by {}",
-                    wires.join(", "),
-                    self.transport.protocol()
-                ),
-            ));
+            let (wires, ours): (Vec<_>, _) =
+                (desc.protocols.iter().map(|p| p.as_str()).collect(), self.transport.protocol());
+            let text = match wires.contains(&ours.as_str()) {
+                true => format!("segment {name:?} does not say where it is reached by {ours}"),
+                false => format!("segment {name:?} is reached by {}, not by {ours}", wires.join(", ")),
+            };
+            return Err(Error::new(ErrorCode::NotSupported, text));
         }
         let mut peer =
             self.transport.connect(&desc).await.map_err(|e| e.context(format!("segment {name:?}")))?;
