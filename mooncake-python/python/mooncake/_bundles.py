@@ -8,10 +8,10 @@ manifest then lists payloads of theirs, and what of them is to be removed with i
 from __future__ import annotations
 
 import copy
-import ctypes
 import json
+import math
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -19,14 +19,31 @@ import numpy as np
 
 from mooncake import _mooncake
 from mooncake._layout import HEADER_SIZE, Header
+from mooncake._members import (
+    RawDestination,
+    TensorObjectBuffer,
+    _at,
+    _Body,
+    _body,
+    _bytes_view,
+    _check_destination,
+    _cut,
+    _loaded,
+    _nested_of,
+    _nested_rows,
+)
 from mooncake._mooncake import ReplicateConfig
-from mooncake._shards import _empty, _is_tensor, _Job, _Read
-from mooncake._tensors import _deserialize_tensor, _serialize_tensor
+from mooncake._payloads import Numbers, Reader, _mapping, array_kind, check_manifest, dictionary_of, payloads
+from mooncake._shards import _empty
 
 _FIELDS = "__mooncake_structured_fields__"
 _WRAPPED = "__mooncake_wrapped_object__"
 _OBJECT_NOT_FOUND = -704
+_NO_AVAILABLE_HANDLE = -200
 _DEFAULT_CHUNK = 64 << 20
+# Objects from this size on are looked at again when they are written. Smaller ones hardly drive out parts of themselves, and to look
+# is not free: it takes a reader's lease, for whose time (seconds) the memory is nobody else's.
+_CHECKED = 4 << 20
 
 
 class BundleStore(Protocol):
@@ -70,6 +87,9 @@ class StructuredObjectPayload:
     def __init__(self, metadata: Mapping[str, Any] | None = None, buffers: Mapping[str, Any] | None = None) -> None:
         if buffers is None:
             raise TypeError("StructuredObjectPayload requires buffers")
+        for value, what in ((metadata, "metadata"), (buffers, "buffers")):
+            if value is not None and not isinstance(value, Mapping):
+                raise TypeError(f"structured {what} must be a mapping, got {type(value).__name__}")
         self.metadata = dict(metadata or {})
         self.buffers = dict(buffers)
 
@@ -113,41 +133,6 @@ class StructuredObjectReadSpec:
 
 
 @dataclass(frozen=True)
-class TensorObjectBuffer:
-    """A tensor as it is stored, header and all, in registered memory: a member to write, or where one is read to."""
-
-    ptr: int
-    size: int
-    owner: Any = None
-    batch_size: int | None = None
-
-    def __len__(self) -> int:
-        if self.batch_size is None:
-            raise TypeError("tensor object buffer requires batch_size for DataProto use")
-        return self.batch_size
-
-
-@dataclass(frozen=True)
-class RawDestination:
-    """Memory by address that a member is read into. It must hold it, and stay."""
-
-    ptr: int
-    size: int
-    owner: Any = None
-    pre_registered: bool = False
-
-
-def tensor_object_buffer(ptr: int, size: int, owner: Any = None, batch_size: int | None = None) -> TensorObjectBuffer:
-    """A stored form of a tensor in memory that the store has registered."""
-    return TensorObjectBuffer(int(ptr), int(size), owner, batch_size)
-
-
-def raw_destination(ptr: int, size: int, owner: Any = None, *, pre_registered: bool = False) -> RawDestination:
-    """`size` bytes of memory to read into."""
-    return RawDestination(int(ptr), int(size), owner, pre_registered)
-
-
-@dataclass(frozen=True)
 class Opened:
     """A bundle whose manifest and metadata were read."""
 
@@ -155,12 +140,16 @@ class Opened:
     metadata: dict[str, Any]
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Mapping[str, Any]:
         """What is said of each member."""
-        fields = self.metadata.get(_FIELDS, {})
-        if not isinstance(fields, dict):
-            raise ValueError("what is said of the members must be a dictionary")
-        return fields
+        return _mapping(self.metadata.get(_FIELDS, {}), "what is said of the members")
+
+    def member(self, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """A member's payload, and what is said of it."""
+        payload = self.manifest["buffers"].get(name)
+        if payload is None:
+            raise ValueError(f"{name}: the bundle has no such member")
+        return payload, _mapping(self.fields.get(name, {"encoding": "bytes"}), f"{name}: what is said of the member")
 
 
 @dataclass
@@ -171,149 +160,28 @@ class StructuredObjectResult:
     objects: dict[str, Any]
 
 
-def _bytes_view(value: Any, name: str) -> memoryview:
-    try:
-        view = memoryview(value)
-    except TypeError:
-        raise TypeError(f"{name} must be bytes-like, got {type(value).__name__}") from None
-    if not view.c_contiguous:
-        view = memoryview(view.tobytes())
-    return view.cast("B") if view.nbytes else memoryview(b"")
-
-
 def _segment(name: str, what: str) -> str:
     """A name that can be one part of a key."""
-    if not isinstance(name, str) or not name or "/" in name or any(ord(char) < 32 for char in name):
-        raise ValueError(f"{what} must be one non-empty path segment: {name!r}")
+    if not isinstance(name, str) or not name or "/" in name or not _can_be_key(name):
+        raise ValueError(f"{what} must be one non-empty path segment of UTF-8: {name!r}")
     return name
 
 
-@dataclass(frozen=True)
-class _Body:
-    """Bytes of one member in order, and what the manifest says of them."""
-
-    parts: list[memoryview]
-    size: int
-    extra: dict[str, Any]
-    owner: Any = None
+def _can_be_key(text: str) -> bool:
+    """Whether keys can have it: text with a lone surrogate is no UTF-8."""
+    return not any(ord(char) < 32 or 0xD800 <= ord(char) < 0xE000 for char in text)
 
 
-def _body(value: Any, name: str) -> tuple[_Body, dict[str, Any] | None]:
-    """A member's bytes, and what describes it among the fields."""
-    if isinstance(value, TensorObjectBuffer):
-        view = memoryview(_at(value.ptr, value.size)) if value.size else memoryview(b"")
-        return _Body([view], value.size, {"metadata_bytes": HEADER_SIZE}, value), {"encoding": "torch_tensor"}
-    if _is_tensor(value) and getattr(value, "is_nested", False):
-        return _nested_body(value, name)
-    if _is_tensor(value):
-        header, address, size, owner = _serialize_tensor(value)
-        data = memoryview(_at(address, size)) if size else memoryview(b"")
-        torch = {
-            "encoding": "torch_tensor",
-            "dtype": str(owner.dtype),
-            "shape": list(owner.shape),
-            "element_size": owner.element_size(),
-        }
-        return _Body([memoryview(header), data], len(header) + size, {"metadata_bytes": len(header)}, owner), torch
-    if isinstance(value, np.ndarray):
-        if value.dtype.hasobject:
-            raise TypeError(f"{name}: arrays of objects have no bytes to store")
-        array = np.ascontiguousarray(value)
-        view = memoryview(array.reshape(-1).view(np.uint8).data) if array.nbytes else memoryview(b"")
-        shape = {"encoding": "ndarray", "dtype": array.dtype.str, "shape": list(array.shape)}
-        return _Body([view], array.nbytes, {}, array), shape
-    view = _bytes_view(value, name)
-    return _Body([view], view.nbytes, {}), {"encoding": "bytes"}
-
-
-def _nested_body(value: Any, name: str) -> tuple[_Body, dict[str, Any]]:
-    """A tensor of rows of different lengths: its values, where rows begin, and how long they are, each as a tensor of its own."""
-    import torch
-
-    if value.layout != torch.jagged:
-        raise ValueError(f"{name}: nested tensors must have the jagged layout")
-    tensors = [value.values(), value.offsets()]
-    if value.lengths() is not None:
-        tensors.append(value.lengths())
-    views: list[memoryview] = []
-    owners, sizes = [], []
-    for tensor in tensors:
-        header, address, size, owner = _serialize_tensor(tensor)
-        views += [memoryview(header), *([memoryview(_at(address, size))] if size else [])]
-        owners.append(owner)
-        sizes.append(len(header) + size)
-    described = {
-        "encoding": "torch_tensor",
-        "dtype": str(value.dtype),
-        "nested": True,
-        "format": "tensor_parts",
-        "part_bytes": sizes,
-        "has_lengths": len(tensors) == 3,
-        "ragged_idx": int(getattr(value, "_ragged_idx", 1)),
-    }
-    return _Body(views, sum(sizes), {}, owners), described
-
-
-def _nested_of(data: bytes, described: Mapping[str, Any]) -> Any:
-    import torch
-
-    if described.get("format") == "torch_save":
-        stored = _loaded(data)
-        parts = [stored.values(), stored.offsets(), stored.lengths()]
-        ragged = int(getattr(stored, "_ragged_idx", 1))
-    else:
-        sizes = [int(size) for size in described.get("part_bytes", [])]
-        if len(sizes) != (3 if described.get("has_lengths") else 2) or sum(sizes) != len(data) or min(sizes) <= 0:
-            raise ValueError("the parts of a nested tensor do not make up its bytes")
-        starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        parts = [_deserialize_tensor(data[start : start + size]) for start, size in zip(starts, sizes)]
-        parts += [None] * (3 - len(parts))
-        ragged = int(described.get("ragged_idx", 1))
-    values, offsets, lengths = parts
-    counts = lengths if lengths is not None else offsets.diff()
-    least, most = (int(counts.min()), int(counts.max())) if counts.numel() else (0, 0)
-    return torch.nested.nested_tensor_from_jagged(
-        values, offsets=offsets, lengths=lengths, jagged_dim=ragged, min_seqlen=least, max_seqlen=most
-    )
-
-
-def _nested_rows(value: Any, rows: Sequence[int]) -> Any:
-    """Some rows of a nested tensor."""
-    import torch
-
-    every = value.unbind()
-    if not rows:
-        offsets = torch.zeros(1, dtype=value.offsets().dtype)
-        return torch.nested.nested_tensor_from_jagged(value.values()[:0], offsets=offsets)
-    return torch.nested.as_nested_tensor([every[row] for row in rows], layout=value.layout)
-
-
-def _loaded(data: bytes) -> Any:
-    """What torch saved; only tensors, no code."""
-    import io
-
-    import torch
-
-    return torch.load(io.BytesIO(data), weights_only=True)
-
-
-def _at(address: int, size: int) -> Any:
-    return (ctypes.c_ubyte * size).from_address(address)
+def _json(metadata: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(metadata, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"structured metadata must be JSON-serializable: {error}") from error
 
 
 def _key(payload: Mapping[str, Any]) -> str:
     return str(payload["key"])
-
-
-def _cut(body: _Body, start: int, end: int) -> list[memoryview]:
-    """Bytes `start` to `end` of a body."""
-    parts, at = [], 0
-    for part in body.parts:
-        first, last = max(start - at, 0), min(end - at, part.nbytes)
-        if first < last:
-            parts.append(part[first:last])
-        at += part.nbytes
-    return parts
 
 
 def _grouped(config: Any, group: str | None = None) -> Any:
@@ -343,7 +211,7 @@ class Bundles:
         buffer_pool: Any = None,
     ) -> None:
         prefix = key_prefix.strip("/")
-        if not prefix or any(ord(char) < 32 for char in prefix):
+        if not prefix or not _can_be_key(prefix):
             raise ValueError(f"key_prefix {key_prefix!r}")
         if default_chunk_bytes < 1:
             raise ValueError("default_chunk_bytes must be positive")
@@ -352,6 +220,21 @@ class Bundles:
         self._chunk_bytes = default_chunk_bytes
         # Reads go straight into the arrays they are for.
         del buffer_pool
+
+    @property
+    def store(self) -> Any:
+        """The store that bundles are in."""
+        return self._store
+
+    @property
+    def key_prefix(self) -> str:
+        """What all keys begin with, without slashes at its ends."""
+        return self._prefix
+
+    @property
+    def default_chunk_bytes(self) -> int:
+        """Bytes of a chunk, where a call does not say otherwise."""
+        return self._chunk_bytes
 
     # Writing.
 
@@ -375,8 +258,7 @@ class Bundles:
         for name, value in payload.buffers.items():
             bodies[_segment(name, "a member's name")], fields[name] = _body(value, name)
         metadata[_FIELDS] = fields
-        described = json.dumps(metadata, separators=(",", ":")).encode()
-        return self._put(described, bodies, partition, chunk_bytes, policy, max_inflight_put, config)
+        return self._put(_json(metadata), bodies, partition, chunk_bytes, policy, max_inflight_put, config)
 
     def put_bundle(
         self,
@@ -389,8 +271,9 @@ class Bundles:
         config: Any = None,
     ) -> RemoteBundleRef:
         """Writes named values and raw bytes that describe them."""
+        described = bytes(_bytes_view(meta, "meta"))
         bodies = {_segment(name, "a member's name"): _body(value, name)[0] for name, value in buffers.items()}
-        return self._put(bytes(meta), bodies, partition, chunk_bytes, policy, max_inflight_put, config)
+        return self._put(described, bodies, partition, chunk_bytes, policy, max_inflight_put, config)
 
     def put_object(
         self,
@@ -418,7 +301,8 @@ class Bundles:
     ) -> RemoteBundleRef:
         registered = all(isinstance(body.owner, TensorObjectBuffer) for body in bodies.values())
         if policy is not None and policy.copy_mode == "zero_copy" and not registered:
-            raise ValueError("copy_mode zero_copy needs members in registered memory (tensor_object_buffer)")
+            # The existing package's class and words.
+            raise RuntimeError("zero-copy put requires tensor-object buffers")
         if max_inflight_put is not None and max_inflight_put < 1:
             raise ValueError("max_inflight_put must be positive")
         config = _grouped(config)
@@ -442,6 +326,8 @@ class Bundles:
                 # A tensor's header and data stay together.
                 whole = body.size if "metadata_bytes" in body.extra else chunk
                 manifest["buffers"][name] = self._put_body(key, body, max(whole, 1), config, written)
+            if sum(body.size for body in bodies.values()) >= _CHECKED:
+                self._check_written(written)
             listed = json.dumps(manifest, separators=(",", ":")).encode()
             self._put_value(f"{base}/manifest", [memoryview(listed)], config, written)
         except BaseException:
@@ -505,6 +391,17 @@ class Bundles:
         if code != 0:
             raise RuntimeError(f"put failed for {key}: {code}")
 
+    def _check_written(self, keys: list[str]) -> None:
+        """Refuses an object of which something is gone already: one larger than the free space drives out its own first chunks.
+
+        What is there gets a reader's lease, so that it stays until the manifest names it.
+        """
+        if not hasattr(self._store, "batch_is_exist"):
+            return
+        for key, there in zip(keys, self._store.batch_is_exist(keys)):
+            if there != 1:
+                raise RuntimeError(f"put failed for {key}: {there if there < 0 else _NO_AVAILABLE_HANDLE}")
+
     # Removing.
 
     def remove_bundle(self, ref: RemoteBundleRef | Mapping[str, Any]) -> None:
@@ -516,7 +413,7 @@ class Bundles:
             if self._store.get(key):
                 raise
             return
-        keys = [chunk["key"] for one in self._payloads(manifest) for chunk in one["chunks"]]
+        keys = [chunk["key"] for one in payloads(manifest) for chunk in one["chunks"]]
         left = self._remove([*dict.fromkeys([*keys, *manifest.get("cleanup_keys", [])])]) or self._remove([key])
         if left:
             raise RuntimeError(f"remove failed for {', '.join(f'{key}: {code}' for key, code in left.items())}")
@@ -537,7 +434,11 @@ class Bundles:
     # Manifests.
 
     def _manifest_key(self, ref: RemoteBundleRef | Mapping[str, Any]) -> str:
-        key = ref.manifest_key if isinstance(ref, RemoteBundleRef) else ref["manifest_key"]
+        if not isinstance(ref, RemoteBundleRef | Mapping):
+            raise TypeError(f"a bundle ref must be a RemoteBundleRef or a mapping, got {type(ref).__name__}")
+        key = ref.manifest_key if isinstance(ref, RemoteBundleRef) else ref.get("manifest_key")
+        if key is None:
+            raise ValueError("bundle ref must include manifest_key")
         if not isinstance(key, str) or not key.startswith(f"{self._prefix}/") or not key.endswith("/manifest"):
             raise ValueError(f"{key!r} is no manifest under {self._prefix!r}")
         return key
@@ -545,31 +446,10 @@ class Bundles:
     def _manifest(self, ref: RemoteBundleRef | Mapping[str, Any]) -> dict[str, Any]:
         key = self._manifest_key(ref)
         given = ref.manifest if isinstance(ref, RemoteBundleRef) else ref.get("manifest")
-        manifest: Any = dict(given) if given else json.loads(bytes(self._store.get(key)))
-        base = key.removesuffix("/manifest")
-        if not isinstance(manifest, dict) or manifest.get("layout") != "bundle":
-            raise ValueError(f"there is no manifest of a bundle at {key!r}")
-        if f"{self._prefix}/{manifest.get('object_id')}" != base:
-            raise ValueError(f"the manifest at {key!r} is that of another object")
-        others = manifest.get("buffer_object_ids", [])
-        places = (f"{base}/", *(f"{self._prefix}/{other}/" for other in others))
-        for one in self._payloads(manifest):
-            sizes = 0
-            for chunk in one["chunks"]:
-                if not str(chunk["key"]).startswith(places):
-                    raise ValueError(f"bundle payload {chunk['key']!r} is outside the bundle namespace")
-                sizes += int(chunk["bytes"])
-            if sizes != one["bytes"]:
-                raise ValueError(f"the chunks of {one['key']!r} have {sizes} bytes in all, not {one['bytes']}")
-        outside = [key for key in manifest.get("cleanup_keys", []) if not str(key).startswith(places)]
-        if outside:
-            raise ValueError(f"bundle manifest cleanup_keys {outside} are outside the bundle namespace")
+        what = f"the manifest at {key!r}"
+        manifest = dict(_mapping(given, what)) if given else dictionary_of(bytes(self._store.get(key)), what)
+        check_manifest(manifest, key, self._prefix)
         return manifest
-
-    @staticmethod
-    def _payloads(manifest: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-        yield manifest["meta"]
-        yield from manifest["buffers"].values()
 
     # Reading.
 
@@ -594,10 +474,8 @@ class Bundles:
 
     def _open(self, ref: RemoteBundleRef | Mapping[str, Any]) -> Opened:
         manifest = self._manifest(ref)
-        metadata = json.loads(self._read_bytes(manifest["meta"]))
-        if not isinstance(metadata, dict):
-            raise ValueError("the metadata of a structured object must be a dictionary")
-        return Opened(manifest, metadata)
+        data = Reader(self._store, manifest["meta"]).whole()
+        return Opened(manifest, dictionary_of(data, "the metadata of a structured object"))
 
     def _read(self, spec: StructuredObjectReadSpec, destinations: dict[str, Any]) -> StructuredObjectResult:
         opened = self._open(spec.ref)
@@ -615,17 +493,19 @@ class Bundles:
         self, opened: Opened, name: str, rows: StructuredMemberSlice | Sequence[int] | None, destination: Any
     ) -> Any:
         """A member, or those of its rows: a slice of them, or their numbers."""
-        payload, described = opened.manifest["buffers"][name], opened.fields.get(name, {"encoding": "bytes"})
+        payload, described = opened.member(name)
         encoding = described.get("encoding")
         if encoding == "ndarray":
             return self._read_array(name, payload, described, rows, destination)
         if encoding == "torch_tensor":
             return self._read_tensor(name, payload, described, rows, destination)
+        if encoding != "bytes":
+            raise ValueError(f"{name}: unsupported structured field encoding: {encoding!r}")
         if destination is not None:
             raise ValueError(f"{name}: only arrays and tensors are read into memory of the caller's")
         if rows is not None:
             raise ValueError(f"{name}: a member of bytes is read as a whole")
-        return self._read_bytes(payload)
+        return Reader(self._store, payload).whole()
 
     def _read_array(
         self,
@@ -635,24 +515,25 @@ class Bundles:
         rows: StructuredMemberSlice | Sequence[int] | None,
         destination: Any,
     ) -> Any:
-        dtype, shape = np.dtype(described["dtype"]), tuple(described["shape"])
-        selected = _selected(rows, shape, "structured ndarray slicing currently supports axis=0 only")
-        wanted = (len(selected), *shape[1:])
-        into = destination
+        dtype, shape = array_kind(name, described, payload["bytes"])
+        if rows is not None and not shape:
+            raise ValueError(f"{name}: an array without rows")
+        # One without dimensions has one element.
+        selected = _selected(rows, shape or (1,), "structured ndarray slicing currently supports axis=0 only")
+        wanted = (len(selected), *shape[1:]) if shape else ()
+        size = math.prod(wanted) * dtype.itemsize
+        reader, into = Reader(self._store, payload), destination
         if isinstance(destination, RawDestination | TensorObjectBuffer):
-            size = int(np.prod(wanted, dtype=np.int64)) * dtype.itemsize
             if destination.size < size:
                 raise ValueError(f"{name}: the destination has {destination.size} bytes, {size} are read")
-            into = np.ctypeslib.as_array(_at(destination.ptr, size)).view(dtype).reshape(wanted)
+            # What is lent by address is the caller's to look at, as an array.
+            into = np.ndarray(wanted, dtype, _at(destination.ptr, size))
         elif destination is not None:
             _check_destination(name, destination, dtype, wanted)
         else:
+            reader.expect(size)
             into = np.empty(wanted, dtype)
-        width = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
-        if payload["bytes"] != shape[0] * width:
-            raise ValueError(f"{name}: {payload['bytes']} bytes are not an array of {shape}")
-        self._read_spans(payload, _spans(selected, 0, width), into)
-        # What is lent by address is the caller's to look at, as an array.
+        reader.rows(0, math.prod(shape[1:]) * dtype.itemsize, selected, into)
         return into
 
     def _read_tensor(
@@ -665,98 +546,47 @@ class Bundles:
     ) -> Any:
         if destination is not None and not isinstance(destination, RawDestination | TensorObjectBuffer):
             raise ValueError(f"{name}: a tensor is read into tensor_object_buffer or raw_destination")
-        axis = "structured tensor slicing currently supports axis=0 only"
+        axis, reader = "structured tensor slicing currently supports axis=0 only", Reader(self._store, payload)
         if described.get("nested") or payload.get("format") == "torch_save":
             if destination is not None:
                 raise ValueError(f"{name}: such a tensor is not read into memory of the caller's")
-            data = self._read_bytes(payload)
+            data = reader.whole()
             if described.get("nested"):
                 whole = _nested_of(data, described)
-                return whole if rows is None else _nested_rows(whole, list(_selected(rows, (len(whole),), axis)))
+                return whole if rows is None else _nested_rows(whole, [*map(int, _selected(rows, (len(whole),), axis))])
             whole = _loaded(data)
-            return whole if rows is None else whole[list(_selected(rows, tuple(whole.shape), axis))]
+            return whole if rows is None else whole[[*map(int, _selected(rows, tuple(whole.shape), axis))]]
         head = np.empty(min(HEADER_SIZE, payload["bytes"]), np.uint8)
-        self._read_spans(payload, [(0, 0, head.nbytes)], head)
+        reader.rows(0, 1, range(head.nbytes), head)
         header = Header.parse(head.tobytes(), payload["bytes"])
         if header is None or (rows is not None and not header.local_shape):
             raise ValueError(f"{name}: not a tensor" if header is None else f"{name}: a tensor without rows")
-        if rows is None:
-            shape, spans = header.local_shape, [(header.data_offset, 0, header.data_bytes)]
-        else:
+        shape, width = header.local_shape, header.data_bytes
+        selected: range | Numbers = range(1)
+        if rows is not None:
             if isinstance(rows, StructuredMemberSlice) and rows.step != 1:
                 raise ValueError("structured tensor slicing currently requires step=1")
-            selected = _selected(rows, header.local_shape, axis)
-            shape = (len(selected), *header.local_shape[1:])
-            width = header.data_bytes // header.local_shape[0] if header.local_shape[0] else 0
-            spans = _spans(selected, header.data_offset, width)
+            selected = _selected(rows, shape, axis)
+            width = header.data_bytes // shape[0] if shape[0] else 0
+            shape = (len(selected), *shape[1:])
         part = Header(header.dtype, shape, shape)
         if destination is None:
+            reader.expect(part.data_bytes)
             made = _empty(part)
-            self._read_spans(payload, spans, np.ctypeslib.as_array(_at(made.data_ptr(), part.data_bytes)))
+            memory = np.ctypeslib.as_array(_at(made.data_ptr(), part.data_bytes))
+            reader.rows(header.data_offset, width, selected, memory)
             return made
         if destination.size < HEADER_SIZE + part.data_bytes:
             raise ValueError(f"{name}: the destination has {destination.size} bytes, {HEADER_SIZE + part.data_bytes} are read")
         into = np.ctypeslib.as_array(_at(destination.ptr, HEADER_SIZE + part.data_bytes))
         into[:HEADER_SIZE] = np.frombuffer(part.pack(), np.uint8)
-        self._read_spans(payload, spans, into[HEADER_SIZE:])
+        reader.rows(header.data_offset, width, selected, into[HEADER_SIZE:])
         return destination
-
-    def _read_bytes(self, payload: Mapping[str, Any]) -> bytes:
-        chunks = payload["chunks"]
-        if len(chunks) == 1:
-            data = bytes(self._store.get(chunks[0]["key"]))
-        elif hasattr(self._store, "get_batch") and chunks:
-            data = b"".join(bytes(one) for one in self._store.get_batch([chunk["key"] for chunk in chunks]))
-        else:
-            data = b"".join(bytes(self._store.get(chunk["key"])) for chunk in chunks)
-        if len(data) != payload["bytes"]:
-            raise RuntimeError(f"get failed for {payload['key']}: {len(data)} of {payload['bytes']} bytes")
-        return data
-
-    def _read_spans(self, payload: Mapping[str, Any], spans: list[tuple[int, int, int]], into: Any) -> None:
-        """Reads runs of a payload's bytes (from, to, how many) into memory, across chunks, and only those chunks."""
-        spans = [span for span in spans if span[2]]
-        if not spans:
-            return
-        if max(start + length for start, _, length in spans) > payload["bytes"]:
-            raise ValueError(f"{payload['key']}: a part does not lie inside it")
-        pieces: list[tuple[str, int, int, int]] = []
-        ends, total = [], 0
-        for chunk in payload["chunks"]:
-            ends.append((chunk["key"], total, total + chunk["bytes"]))
-            total += chunk["bytes"]
-        for start, to, length in spans:
-            for key, first, last in ends:
-                begin, end = max(start, first), min(start + length, last)
-                if begin < end:
-                    pieces.append((key, begin - first, to + begin - start, end - begin))
-        keys = sorted({piece[0] for piece in pieces})
-        if not isinstance(self._store, _mooncake.Store):
-            # Whole values are all that it gives.
-            values = {key: np.frombuffer(bytes(self._store.get(key)), np.uint8) for key in keys}
-            view = into.reshape(-1).view(np.uint8)
-            for key, start, to, length in pieces:
-                part = values[key][start : start + length]
-                if part.nbytes != length:
-                    raise RuntimeError(f"get failed for {key}")
-                view[to : to + length] = part
-            return
-        found = dict(zip(keys, self._store._heads(keys, 1)))
-        missing = [key for key in keys if found[key] is None]
-        if missing:
-            raise RuntimeError(f"get failed for {missing[0]}")
-        reads = [
-            _Read(found[key][0], start, length, to, length, 1, length)  # type: ignore[index]
-            for key, start, to, length in pieces
-        ]
-        code = self._store._read_strips([_Job((into.ctypes.data, into.nbytes), reads)], [into])[0]
-        if code != 0:
-            raise RuntimeError(f"get failed for {payload['key']}: {code}")
 
 
 def _selected(
     rows: StructuredMemberSlice | Sequence[int] | None, shape: tuple[int, ...], wrong_axis: str
-) -> Sequence[int]:
+) -> range | Numbers:
     """Numbers of the rows that are meant, of a member of that shape."""
     if rows is None:
         return range(shape[0])
@@ -764,32 +594,12 @@ def _selected(
         if rows.axis != 0:
             raise ValueError(wrong_axis)
         return range(shape[0])[rows.start : rows.end : rows.step]
-    if any(not 0 <= row < shape[0] for row in rows):
+    if isinstance(rows, range) and rows.step > 0:
+        within = not rows or (rows[0] >= 0 and rows[-1] < shape[0])
+        picked: range | Numbers = rows
+    else:
+        picked = np.array(rows, np.int64)
+        within = not len(picked) or bool(picked.min() >= 0 and picked.max() < shape[0])
+    if not within:
         raise IndexError(f"a row beyond the {shape[0]} there are")
-    return rows
-
-
-def _spans(rows: Sequence[int], start: int, width: int) -> list[tuple[int, int, int]]:
-    """Where rows of `width` bytes lie and where they go, those that follow each other in one run."""
-    if not width or not rows:
-        return []
-    if isinstance(rows, range) and rows.step == 1:
-        return [(start + rows.start * width, 0, len(rows) * width)]
-    runs: list[tuple[int, int, int]] = []
-    for at, row in enumerate(rows):
-        if runs and runs[-1][0] + runs[-1][2] == start + row * width:
-            first, to, length = runs[-1]
-            runs[-1] = (first, to, length + width)
-        else:
-            runs.append((start + row * width, at * width, width))
-    return runs
-
-
-def _check_destination(name: str, destination: Any, dtype: Any, shape: tuple[int, ...]) -> None:
-    if not isinstance(destination, np.ndarray):
-        raise TypeError(f"{name}: the destination must be an ndarray, not {type(destination).__name__}")
-    if destination.dtype != dtype or destination.shape != shape:
-        raise ValueError(f"{name}: {dtype} {shape} does not fit into {destination.dtype} {destination.shape}")
-    if not destination.flags.c_contiguous or not destination.flags.writeable:
-        raise ValueError(f"{name}: the destination must be C-contiguous and writable")
-
+    return picked

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from mooncake._payloads import numbers_of
+
 MAX_KEYS, MAX_LIST, MAX_DEPTH = 64, 8, 32
 
 
@@ -80,8 +82,16 @@ def _offsets(lengths: Sequence[int]) -> Any:
 def _picked(offsets: Any, rows: Sequence[int]) -> tuple[list[tuple[int, int]], Any]:
     """Where those rows lie, and where they begin when they follow each other."""
     picked = np.asarray(rows, np.int64)
+    if not isinstance(offsets, np.ndarray) or offsets.ndim != 1 or offsets.dtype.kind not in "iu":
+        raise ValueError("where rows begin must be an array of numbers")
+    if len(picked) and picked.max() + 1 >= len(offsets):
+        raise ValueError(f"{len(offsets)} numbers do not say where {picked.max() + 1} rows begin")
     begins, ends = offsets[picked], offsets[picked + 1]
-    return list(zip(begins.tolist(), ends.tolist())), _offsets(ends - begins)
+    lengths: Any = ends - begins
+    # Rows that overlap could be more bytes than there are.
+    if (offsets[:-1] > offsets[1:]).any():
+        raise ValueError("a row ends before it begins")
+    return list(zip(begins.tolist(), ends.tolist())), _offsets(lengths)
 
 
 def _bytes_like(value: Any) -> bool:
@@ -183,7 +193,7 @@ class Ragged(Codec):
 
     def decode(self, payload: Mapping[str, Any], rows: int, metadata: Mapping[str, Any]) -> list[Any]:
         data = payload["data"]
-        dtype = np.dtype(metadata.get("dtype", "int64"))
+        dtype = numbers_of("a column", metadata.get("dtype", "int64"))
         if not isinstance(data, np.ndarray) or data.dtype != dtype:
             data = np.frombuffer(data, dtype)
         style, as_arrays = metadata.get("row_format"), metadata.get("ndarray_rows") or []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -11,24 +10,25 @@ from typing import Any, Literal
 import numpy as np
 
 from mooncake._bundles import (
+    _DEFAULT_CHUNK,
     _FIELDS,
+    _OBJECT_NOT_FOUND,
     Bundles,
     BundleStore,
     BundleTransferPolicy,
     Opened,
-    RawDestination,
     RemoteBundleRef,
     StructuredMemberSlice,
     StructuredObjectPayload,
     StructuredObjectReadSpec,
     StructuredObjectResult,
-    TensorObjectBuffer,
     _grouped,
-    raw_destination,
-    tensor_object_buffer,
+    _json,
 )
 from mooncake._columns import MISSING, Column, FieldSchema
 from mooncake._dataproto import (
+    _VERSION,
+    HANDLE,
     DataProtoRefLike,
     Envelope,
     MooncakeDataProtoRef,
@@ -47,9 +47,21 @@ from mooncake._dataproto import (
     rows_of,
     section_of,
 )
+from mooncake._members import RawDestination, TensorObjectBuffer, raw_destination, tensor_object_buffer
 from mooncake._mooncake import Store
+from mooncake._payloads import Reader, array_kind, payloads
 from mooncake._shards import _is_tensor
 from mooncake._trees import codec_of, encode, infer_structure
+
+# The existing package's constants, for programs that name them.
+AUTO_PARALLEL_MIN_BYTES = _DEFAULT_CHUNK
+AUTO_PARALLEL_MIN_CHUNKS = 8
+DATAPROTO_REF_HANDLE_TYPE = HANDLE
+DATAPROTO_REF_HANDLE_VERSION = _VERSION
+DEFAULT_BUNDLE_CHUNK_BYTES = _DEFAULT_CHUNK
+MISSING_OBJECT_ERROR = _OBJECT_NOT_FOUND
+STORAGE_GROUP_ID = "storage_group_id"
+STRUCTURED_FIELD_SPECS_KEY = _FIELDS
 
 export_ref = export_dataproto_ref
 import_ref = import_dataproto_ref
@@ -64,29 +76,31 @@ class _Payloads:
         self._bundles, self._opened, self._members = bundles, opened, members
 
     def whole(self, name: str) -> Any:
-        return self._bundles._read_member(self._opened, self._members[name], None, None)
+        return self._bundles._read_member(self._opened, self._member(name), None, None)
 
     def runs(self, name: str, runs: Sequence[tuple[int, int]]) -> Any:
-        payload = self._opened.manifest["buffers"][self._members[name]]
-        described = self._opened.fields.get(self._members[name], {"encoding": "bytes"})
-        array = described.get("encoding") == "ndarray"
-        dtype = np.dtype(described["dtype"]) if array else np.dtype(np.uint8)
-        into = np.empty(sum(end - begin for begin, end in runs), dtype)
-        spans: list[tuple[int, int, int]] = []
-        at = 0
-        for begin, end in runs:
-            start, length = begin * dtype.itemsize, (end - begin) * dtype.itemsize
-            if spans and spans[-1][0] + spans[-1][2] == start:
-                first, to, before = spans[-1]
-                spans[-1] = (first, to, before + length)
-            elif length:
-                spans.append((start, at, length))
-            at += length
-        self._bundles._read_spans(payload, spans, into)
+        payload, described = self._opened.member(self._member(name))
+        dtype = np.dtype(np.uint8)
+        if described.get("encoding") == "ndarray":
+            dtype, _ = array_kind(name, described, payload["bytes"])
+        wanted = np.asarray(runs, np.int64).reshape(-1, 2)
+        begins, lengths = wanted[:, 0], wanted[:, 1] - wanted[:, 0]
+        width = dtype.itemsize
+        if not width or (len(wanted) and (lengths.min() < 0 or begins.min() < 0 or wanted.max() > payload["bytes"] // width)):
+            raise ValueError(f"{name}: a row does not lie in what is stored")
+        reader, size = Reader(self._bundles.store, payload), int(lengths.sum())
+        reader.expect(size * width)
+        into = np.empty(size, dtype)
+        reader.runs(begins * width, lengths * width, into)
         return into
 
+    def _member(self, name: str) -> str:
+        if name not in self._members:
+            raise ValueError(f"the column has no payload {name!r}")
+        return self._members[name]
+
     def under(self, names: Mapping[str, str]) -> _Payloads:
-        return _Payloads(self._bundles, self._opened, {name: self._members[of] for name, of in names.items()})
+        return _Payloads(self._bundles, self._opened, {name: self._member(of) for name, of in names.items()})
 
 
 class MooncakeBundleTransfer(Bundles):
@@ -269,7 +283,7 @@ class MooncakeBundleTransfer(Bundles):
                 *obsolete,
             ]
             merged = self._put_merged(
-                json.dumps(metadata, separators=(",", ":")).encode(),
+                _json(metadata),
                 {**old.manifest["buffers"], **new.manifest["buffers"]},
                 cleanup,
                 partition,
@@ -346,20 +360,27 @@ class MooncakeBundleTransfer(Bundles):
     def _read_column(
         self, opened: Opened, encoded: Mapping[str, Any], picked: Sequence[int] | None, total: int, as_list: bool
     ) -> Any:
-        codec, source = codec_of(str(encoded["codec"])), _Payloads(self, opened, encoded["payload_members"])
-        metadata = encoded.get("metadata") or {}
-        if picked is None:
-            payload = {name: source.whole(name) for name in encoded["payload_members"]}
-            values = codec.decode(payload, total, metadata)
-        else:
-            payload, metadata = codec.part(source, picked, metadata)
-            values = codec.decode(payload, len(picked), metadata)
+        try:
+            values = self._decoded(opened, encoded, picked, total)
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise ValueError(f"the column is not what a codec wrote: {type(error).__name__}: {error}") from error
         if as_list:
             return values
         array = np.empty(len(values), object)
         for row, value in enumerate(values):
             array[row] = value
         return array
+
+    def _decoded(
+        self, opened: Opened, encoded: Mapping[str, Any], picked: Sequence[int] | None, total: int
+    ) -> list[Any]:
+        codec, source = codec_of(str(encoded["codec"])), _Payloads(self, opened, encoded["payload_members"])
+        metadata = encoded.get("metadata") or {}
+        if picked is None:
+            payload = {name: source.whole(name) for name in encoded["payload_members"]}
+            return codec.decode(payload, total, metadata)
+        payload, metadata = codec.part(source, picked, metadata)
+        return codec.decode(payload, len(picked), metadata)
 
     def dataproto_manifest_view(self, ref: DataProtoRefLike) -> dict[str, Any]:
         """What is stored of a batch, field by field, without reading it."""
@@ -409,9 +430,9 @@ class MooncakeBundleTransfer(Bundles):
                 continue
             if added.manifest_key == before.manifest_key or not self._store.get(added.manifest_key):
                 continue
-            old = {chunk["key"] for one in self._payloads(self._manifest(before)) for chunk in one["chunks"]}
+            old = {chunk["key"] for one in payloads(self._manifest(before)) for chunk in one["chunks"]}
             manifest = self._manifest(added)
-            keys = [chunk["key"] for one in self._payloads(manifest) for chunk in one["chunks"]]
+            keys = [chunk["key"] for one in payloads(manifest) for chunk in one["chunks"]]
             left = self._remove([key for key in keys if key not in old]) or self._remove([added.manifest_key])
             if left:
                 raise RuntimeError(f"remove failed for {', '.join(left)}")
@@ -428,7 +449,15 @@ def _encoded(member: str, values: Any, schema: FieldSchema | None) -> Column:
 
 
 __all__ = [
+    "AUTO_PARALLEL_MIN_BYTES",
+    "AUTO_PARALLEL_MIN_CHUNKS",
+    "DATAPROTO_REF_HANDLE_TYPE",
+    "DATAPROTO_REF_HANDLE_VERSION",
+    "DEFAULT_BUNDLE_CHUNK_BYTES",
     "MISSING",
+    "MISSING_OBJECT_ERROR",
+    "STORAGE_GROUP_ID",
+    "STRUCTURED_FIELD_SPECS_KEY",
     "BundleStore",
     "BundleTransferPolicy",
     "DataProtoRefLike",

@@ -1,0 +1,322 @@
+"""Payloads of a bundle: what its manifest says of them, and reads of their bytes.
+
+What is stored is somebody else's word. A manifest is looked through once, when it is read; what describes a member, before memory is
+taken for it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mooncake import _mooncake
+from mooncake._shards import _Job, _Read
+
+# Runs of bytes with at most so much between them are read as one: that costs less than one read more.
+_NEAR = 16 << 10
+# A run of that length is read right to where it goes, without a copy.
+_LONG = 64 << 10
+# What is read besides its place is read in pieces of about this length,
+_PIECE = 8 << 20
+# of so many rows or runs at a time.
+_ROWS, _RUNS = 1 << 20, 1 << 16
+# For so much memory it is asked first whether there is as much in the store.
+_LARGE = 64 << 20
+_MOST = (1 << 63) - 1
+
+Bytes = NDArray[np.uint8]
+Numbers = NDArray[np.int64]
+
+
+def _mapping(value: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{what} must be a dictionary, not {type(value).__name__}")
+    return value
+
+
+def _words(value: Any, what: str) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise ValueError(f"{what} must be a list of strings")
+    return value
+
+
+def _is_count(value: Any) -> bool:
+    """Whether it counts something. `True` and `1.0` do not."""
+    return type(value) is int and 0 <= value <= _MOST
+
+
+def dictionary_of(data: bytes, what: str) -> dict[str, Any]:
+    """The dictionary in JSON. `ValueError` for what is none."""
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise ValueError(f"{what} is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} must be a dictionary")
+    return value
+
+
+def check_manifest(manifest: Mapping[str, Any], key: str, prefix: str) -> None:
+    """Refuses with `ValueError` what is no manifest of the bundle that has it at `key`."""
+    base = key.removesuffix("/manifest")
+    if manifest.get("layout") != "bundle":
+        raise ValueError(f"there is no manifest of a bundle at {key!r}")
+    if f"{prefix}/{manifest.get('object_id')}" != base:
+        raise ValueError(f"the manifest at {key!r} is that of another object")
+    _mapping(manifest.get("buffers"), f"the buffers of the manifest at {key!r}")
+    others = _words(manifest.get("buffer_object_ids", []), "buffer_object_ids")
+    places = (f"{base}/", *(f"{prefix}/{other}/" for other in others))
+    for one in payloads(manifest):
+        _check_payload(one, places)
+    outside = [one for one in _words(manifest.get("cleanup_keys", []), "cleanup_keys") if not one.startswith(places)]
+    if outside:
+        raise ValueError(f"bundle manifest cleanup_keys {outside} are outside the bundle namespace")
+
+
+def _check_payload(payload: Any, places: tuple[str, ...]) -> None:
+    payload = _mapping(payload, "a payload of a bundle manifest")
+    key, size, chunks = (payload.get(name) for name in ("key", "bytes", "chunks"))
+    if not isinstance(key, str) or not _is_count(size) or not isinstance(chunks, list):
+        raise ValueError(f"the payload {key!r} of a bundle manifest needs a key, bytes, and a list of chunks")
+    sizes = 0
+    for given in chunks:
+        chunk = _mapping(given, f"a chunk of {key!r}")
+        if not isinstance(chunk.get("key"), str) or not _is_count(chunk.get("bytes")):
+            raise ValueError(f"a chunk of {key!r} needs a key and bytes")
+        if not chunk["key"].startswith(places):
+            raise ValueError(f"bundle payload {chunk['key']!r} is outside the bundle namespace")
+        sizes += chunk["bytes"]
+    if sizes != size:
+        raise ValueError(f"the chunks of {key!r} have {sizes} bytes in all, not {size}")
+
+
+def payloads(manifest: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    """All payloads that a manifest lists."""
+    yield manifest.get("meta") or {}
+    yield from manifest["buffers"].values()
+
+
+def array_kind(name: str, described: Mapping[str, Any], size: int) -> tuple[Any, tuple[int, ...]]:
+    """Type and shape of a stored array of `size` bytes. `ValueError` for what no array of those bytes can have."""
+    dtype = numbers_of(name, described.get("dtype"))
+    shape = described.get("shape")
+    if not isinstance(shape, list) or not all(_is_count(dim) for dim in shape):
+        raise ValueError(f"{name}: the shape {shape!r} of an array must be a list of numbers from 0 on")
+    if math.prod(shape) * dtype.itemsize != size:
+        raise ValueError(f"{name}: {size} bytes are not an array of {dtype} {tuple(shape)}")
+    return dtype, tuple(shape)
+
+
+def numbers_of(name: str, said: Any) -> Any:
+    """The type of an array's elements by its name. Never one with objects: stored bytes would become addresses."""
+    try:
+        dtype = np.dtype(said) if isinstance(said, str) else None
+    except (TypeError, ValueError, SyntaxError, OverflowError, MemoryError, RecursionError):
+        dtype = None
+    # Of "|S0" numpy makes arrays of "|S1".
+    if dtype is None or dtype.hasobject or dtype.subdtype is not None or (dtype.kind in "SU" and not dtype.itemsize):
+        raise ValueError(f"{name}: the dtype {said!r} is none that is stored")
+    return dtype
+
+
+class Reader:
+    """Reads bytes of one payload, across its chunks, and only of those."""
+
+    def __init__(self, store: Any, payload: Mapping[str, Any]) -> None:
+        self._store = store
+        self._key, self._size, self._chunks = payload["key"], payload["bytes"], payload["chunks"]
+        # Where each chunk ends.
+        self._ends = list(accumulate(chunk["bytes"] for chunk in self._chunks))
+        self._sizes = {chunk["key"]: chunk["bytes"] for chunk in self._chunks}
+        # A store that only gives whole values is not asked twice for what comes in pieces.
+        self._last: tuple[str, Any] = ("", None)
+
+    def whole(self) -> bytes:
+        """All of it."""
+        keys = [chunk["key"] for chunk in self._chunks]
+        if len(keys) > 1 and hasattr(self._store, "get_batch"):
+            data = b"".join(bytes(one) for one in self._store.get_batch(keys))
+        else:
+            data = b"".join(bytes(self._store.get(key)) for key in keys)
+        if len(data) != self._size:
+            raise RuntimeError(f"get failed for {self._key}: {len(data)} of {self._size} bytes")
+        return data
+
+    def expect(self, size: int) -> None:
+        """Before so many bytes of memory are taken: refuses a payload with chunks shorter than the manifest says."""
+        if size >= _LARGE and isinstance(self._store, _mooncake.Store):
+            # Those that are gone may not be among what is read.
+            self._located([chunk["key"] for chunk in self._chunks], gone_is_fine=True)
+
+    def rows(self, start: int, width: int, rows: range | Numbers, into: Any) -> None:
+        """Reads rows of `width` bytes, which begin at `start`, into memory: one after the other in that order."""
+        if not width or not len(rows):
+            return
+        view = _bytes_of(into)
+        if isinstance(rows, range):
+            if start + rows[0] * width < 0 or start + (rows[-1] + 1) * width > self._size:
+                raise ValueError(f"{self._key}: a part does not lie inside it")
+            if rows.step == 1:
+                self._fetch([(start + rows[0] * width, 0, len(rows) * width)], view)
+                return
+            if self._is_dense(rows, width):
+                self._read_dense(start, width, rows, view)
+                return
+        for at in range(0, len(rows), _ROWS):
+            some = rows[at : at + _ROWS]
+            numbers = np.arange(some.start, some.stop, some.step) if isinstance(some, range) else some
+            lengths = np.full(len(some), width, np.int64)
+            self.runs(start + numbers * width, lengths, view[at * width : (at + len(some)) * width])
+
+    def _is_dense(self, rows: range, width: int) -> bool:
+        """Whether rows lie so near each other that everything between them is read: it is little, and no whole chunk."""
+        gap = (rows.step - 1) * width
+        least = min((chunk["bytes"] for chunk in self._chunks[:-1]), default=_MOST)
+        return rows.step > 1 and width < _LONG and gap <= _NEAR and gap < least
+
+    def _read_dense(self, start: int, width: int, rows: range, into: Bytes) -> None:
+        """Reads rows at even distances out of all that lies there."""
+        stride = rows.step * width
+        many = max(_PIECE // stride, 1)
+        for at in range(0, len(rows), many):
+            some = rows[at : at + many]
+            staged = np.empty((len(some) - 1) * stride + width, np.uint8)
+            self._fetch([(start + some.start * width, 0, staged.nbytes)], staged)
+            # numpy copies an element of a `V` type in one go.
+            picked = np.ndarray((len(some),), f"V{width}", staged, strides=(stride,))
+            np.ndarray((len(some),), f"V{width}", into[at * width :])[:] = picked
+
+    def runs(self, starts: Numbers, lengths: Numbers, into: Any) -> None:
+        """Reads runs of bytes into memory: one after the other in that order."""
+        view = _bytes_of(into)
+        to = np.cumsum(lengths) - lengths
+        some = lengths > 0
+        starts, lengths, to = starts[some], lengths[some], to[some]
+        if not len(starts):
+            return
+        if starts.min() < 0 or (starts + lengths).max() > self._size:
+            raise ValueError(f"{self._key}: a part does not lie inside it")
+        # Those that follow each other where they lie are one.
+        heads = np.concatenate(([0], np.flatnonzero(starts[1:] != (starts + lengths)[:-1]) + 1))
+        starts, to, lengths = starts[heads], to[heads], np.add.reduceat(lengths, heads)
+        order = np.argsort(starts, kind="stable")
+        starts, to, lengths = starts[order], to[order], lengths[order]
+        together = self._together(starts, lengths)
+        alone = together < 0
+        direct = zip(starts[alone].tolist(), to[alone].tolist(), lengths[alone].tolist())
+        self._fetch(direct, view)
+        near = ~alone
+        self._read_covers(starts[near], to[near], lengths[near], together[near], view)
+
+    def _together(self, starts: Numbers, lengths: Numbers) -> Numbers:
+        """For each run, in the order of their places, the number of the cover that it is read with; -1 for one that is read alone."""
+        numbers = np.full(len(starts), -1, np.int64)
+        (short,) = np.nonzero(lengths < _LONG)
+        if len(short) < 2:
+            return numbers
+        begins = starts[short]
+        ends = np.maximum.accumulate(begins + lengths[short])
+        # A chunk of which nothing is wanted is not read.
+        skips = np.searchsorted(self._ends, begins[1:], "right") - np.searchsorted(self._ends, ends[:-1] - 1, "right") > 1
+        breaks = np.concatenate(([True], (begins[1:] - ends[:-1] > _NEAR) | skips))
+        # Covers that are too long are several.
+        windows = (begins - begins[breaks][np.cumsum(breaks) - 1]) // _PIECE
+        breaks[1:] |= windows[1:] != windows[:-1]
+        cover = np.cumsum(breaks) - 1
+        several = np.bincount(cover)[cover] > 1
+        numbers[short[several]] = cover[several]
+        return numbers
+
+    def _read_covers(self, starts: Numbers, to: Numbers, lengths: Numbers, cover: Numbers, into: Bytes) -> None:
+        """Reads what covers runs that lie near each other, and copies the runs out of it."""
+        if not len(starts):
+            return
+        heads = np.concatenate(([0], np.flatnonzero(np.diff(cover)) + 1))
+        begins, sizes = starts[heads], np.maximum.reduceat(starts + lengths, heads) - starts[heads]
+        at = np.cumsum(sizes) - sizes
+        cover = np.repeat(np.arange(len(heads)), np.diff(heads, append=len(starts)))
+        pieces = np.concatenate(([0], np.flatnonzero(np.diff(at // _PIECE)) + 1, [len(heads)]))
+        for first, last in zip(pieces[:-1].tolist(), pieces[1:].tolist()):
+            places = at[first:last] - at[first]
+            staged = np.empty(int(places[-1] + sizes[last - 1]), np.uint8)
+            self._fetch(zip(begins[first:last].tolist(), places.tolist(), sizes[first:last].tolist()), staged)
+            begin, end = np.searchsorted(cover, [first, last])
+            runs = slice(begin, end)
+            of = cover[runs]
+            _copy(staged, starts[runs] - begins[of] + at[of] - at[first], into, to[runs], lengths[runs])
+
+    def _fetch(self, parts: Iterable[tuple[int, int, int]], into: Bytes) -> None:
+        """Reads parts (from, to, how many bytes) into memory."""
+        pieces: list[tuple[int, int, int, int]] = []
+        for piece in self._pieces(parts):
+            pieces.append(piece)
+            if len(pieces) == _RUNS:
+                self._copy_in(pieces, into)
+                pieces = []
+        if pieces:
+            self._copy_in(pieces, into)
+
+    def _pieces(self, parts: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int, int, int]]:
+        """Parts as pieces of chunks: number of the chunk, from, to, how many bytes."""
+        for start, to, length in parts:
+            end, index = start + length, bisect_right(self._ends, start)
+            while start < end:
+                last = min(end, self._ends[index])
+                if last > start:
+                    begins = self._ends[index] - self._chunks[index]["bytes"]
+                    yield index, start - begins, to, last - start
+                to, start, index = to + last - start, last, index + 1
+
+    def _copy_in(self, pieces: list[tuple[int, int, int, int]], into: Bytes) -> None:
+        keys = [self._chunks[index]["key"] for index, *_ in pieces]
+        if not isinstance(self._store, _mooncake.Store):
+            for key, (_, start, to, length) in zip(keys, pieces):
+                if key != self._last[0]:
+                    self._last = (key, np.frombuffer(bytes(self._store.get(key)), np.uint8))
+                part = self._last[1][start : start + length]
+                if part.nbytes != length:
+                    raise RuntimeError(f"get failed for {key}")
+                into[to : to + length] = part
+            return
+        found = self._located([*dict.fromkeys(keys)])
+        reads = [
+            _Read(found[key], start, length, to, length, 1, length) for key, (_, start, to, length) in zip(keys, pieces)
+        ]
+        code = self._store._read_strips([_Job((into.ctypes.data, into.nbytes), reads)], [into])[0]
+        if code != 0:
+            raise RuntimeError(f"get failed for {self._key}: {code}")
+
+    def _located(self, keys: Sequence[str], gone_is_fine: bool = False) -> dict[str, Any]:
+        """Where chunks lie, which must not be shorter than the manifest says."""
+        located = {}
+        for key, found in zip(keys, self._store._heads(list(keys), 1)):
+            if found is None and not gone_is_fine:
+                raise RuntimeError(f"get failed for {key}")
+            if found is not None and found[0].size < self._sizes[key]:
+                raise RuntimeError(f"get failed for {key}: {found[0].size} of {self._sizes[key]} bytes")
+            located[key] = found[0] if found is not None else None
+        return located
+
+
+def _bytes_of(into: Any) -> Bytes:
+    """Memory of an array that is contiguous, as bytes."""
+    view: Bytes = np.asarray(into).reshape(-1).view(np.uint8)
+    return view
+
+
+def _copy(source: Bytes, begins: Numbers, target: Bytes, to: Numbers, lengths: Numbers) -> None:
+    """Copies runs of bytes, those of one length at once: as elements of that many bytes that begin anywhere."""
+    order = np.argsort(lengths, kind="stable")
+    for some in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
+        width = int(lengths[some[0]])
+        of, into = (
+            np.ndarray((memory.nbytes - width + 1,), f"V{width}", memory, strides=(1,)) for memory in (source, target)
+        )
+        into[to[some]] = of[begins[some]]
