@@ -32,13 +32,12 @@ impl Canceller {
 /// Nothing here calls what is written in Python, which could let another thread have the interpreter: a thread that finds it ending then is
 /// ended where it stands, and Rust cannot be unwound so.
 pub(crate) fn awaitable<R: Send + 'static>(
-    py: Python<'_>,
     future: &Bound<'_, PyAny>,
     work: impl Future<Output = Result<R>> + Send + 'static,
     finish: impl for<'p> FnOnce(Python<'p>, Result<R>) -> PyResult<Bound<'p, PyAny>> + Send + 'static,
 ) -> PyResult<()> {
     let (of, at) = (future.clone().unbind(), future.call_method0("get_loop")?.unbind());
-    let runtime = runtime().map_err(|error| exception(py, &error))?;
+    let runtime = runtime().map_err(|error| exception(future.py(), &error))?;
     let running = runtime.spawn(async move {
         let outcome = match AssertUnwindSafe(work).catch_unwind().await {
             Ok(outcome) => outcome,

@@ -66,7 +66,6 @@ impl Store {
     #[pyo3(signature = (future, key, value, config=None, upsert=false))]
     fn _async_put(
         &self,
-        py: Python<'_>,
         future: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = text)] key: String,
         value: &Bound<'_, PyAny>,
@@ -85,19 +84,18 @@ impl Store {
         let errors = self.errors.clone();
         let work =
             async move { one(session.write_lent(operation, vec![(key, spans)], &keep, &config).await?) };
-        awaitable(py, future, work, move |py, outcome| number(py, &errors, nothing(outcome)))
+        awaitable(future, work, move |py, outcome| number(py, &errors, nothing(outcome)))
     }
 
     fn _async_get(
         &self,
-        py: Python<'_>,
         future: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = text)] key: String,
     ) -> PyResult<()> {
-        let Some(session) = self.session()? else { return ready(future, PyBytes::new(py, b"")) };
+        let Some(session) = self.session()? else { return ready(future, PyBytes::new(future.py(), b"")) };
         let errors = self.errors.clone();
         let work = async move { session.read_leases(Operation::GetBuffer, &[key]).await };
-        awaitable(py, future, work, move |py, outcome| {
+        awaitable(future, work, move |py, outcome| {
             let lease = match outcome {
                 Ok(mut leases) => leases.pop().flatten(),
                 Err(error) => Some(Err(error)),
@@ -108,18 +106,17 @@ impl Store {
 
     fn _async_get_batch(
         &self,
-        py: Python<'_>,
         future: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = texts)] keys: Vec<String>,
     ) -> PyResult<()> {
-        let nothing = || PyList::new(py, [PyBytes::new(py, b"")]);
+        let nothing = || PyList::new(future.py(), [PyBytes::new(future.py(), b"")]);
         let Some(session) = self.session()? else { return ready(future, nothing()?) };
         if keys.is_empty() {
             return ready(future, nothing()?);
         }
         let errors = self.errors.clone();
         let work = async move { session.read_leases(Operation::BatchGetBuffer, &keys).await };
-        awaitable(py, future, work, move |py, outcome| {
+        awaitable(future, work, move |py, outcome| {
             let leases = outcome.unwrap_or_else(|error| vec![Some(Err(error))]);
             let values = leases.into_iter().map(|lease| value(py, &errors, lease));
             Ok(PyList::new(py, values.collect::<PyResult<Vec<_>>>()?)?.into_any())
@@ -128,19 +125,17 @@ impl Store {
 
     fn _async_is_exist(
         &self,
-        py: Python<'_>,
         future: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = text)] key: String,
     ) -> PyResult<()> {
         let Some(session) = self.session()? else { return ready(future, -1) };
         let errors = self.errors.clone();
         let work = async move { session.client.exist(key).await.map(u64::from) };
-        awaitable(py, future, work, move |py, outcome| number(py, &errors, outcome))
+        awaitable(future, work, move |py, outcome| number(py, &errors, outcome))
     }
 
     fn _async_batch_is_exist(
         &self,
-        py: Python<'_>,
         future: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = texts)] keys: Vec<String>,
     ) -> PyResult<()> {
@@ -151,13 +146,12 @@ impl Store {
             let found = session.client.batch_exist(&keys).await?;
             Ok(found.into_iter().map(|one| one.map(u64::from)).collect())
         };
-        awaitable(py, future, work, move |py, outcome| numbers(py, &errors, n, outcome))
+        awaitable(future, work, move |py, outcome| numbers(py, &errors, n, outcome))
     }
 
     #[pyo3(signature = (future, key, force=false))]
     fn _async_remove(
         &self,
-        py: Python<'_>,
         future: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = text)] key: String,
         #[pyo3(from_py_with = truth)] force: bool,
@@ -165,12 +159,11 @@ impl Store {
         let Some(session) = self.session()? else { return ready(future, NOT_SET_UP) };
         let errors = self.errors.clone();
         let work = async move { removed(session.client.remove(key, force).await) };
-        awaitable(py, future, work, move |py, outcome| number(py, &errors, nothing(outcome)))
+        awaitable(future, work, move |py, outcome| number(py, &errors, nothing(outcome)))
     }
 
     fn _async_batch_get_into(
         &self,
-        py: Python<'_>,
         future: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = texts)] keys: Vec<String>,
         buffer_ptrs: Vec<Uint>,
@@ -184,13 +177,12 @@ impl Store {
         let errors = self.errors.clone();
         let work =
             async move { session.read_into(Operation::BatchGetInto, keys, &buffer_ptrs, &sizes).await };
-        awaitable(py, future, work, move |py, outcome| numbers(py, &errors, n, outcome))
+        awaitable(future, work, move |py, outcome| numbers(py, &errors, n, outcome))
     }
 
     #[pyo3(signature = (future, keys, buffer_ptrs, sizes, config=None, upsert=false))]
     fn _async_batch_put_from(
         &self,
-        py: Python<'_>,
         future: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = texts)] keys: Vec<String>,
         buffer_ptrs: Vec<Uint>,
@@ -206,13 +198,13 @@ impl Store {
             Err(error) => return ready(future, vec![self.errors.note(&error); n]),
         };
         let pieces = |(pointer, size)| session.pieces(&[pointer], &[size]);
-        let values = py.detach(|| buffer_ptrs.into_iter().zip(sizes).map(pieces).collect());
+        let values = future.py().detach(|| buffer_ptrs.into_iter().zip(sizes).map(pieces).collect());
         let operation = if upsert { Operation::BatchUpsertFrom } else { Operation::BatchPutFrom };
         let errors = self.errors.clone();
         let work = async move {
             let outcomes = session.write_pieces(operation, keys, values, &config).await?;
             Ok(outcomes.into_iter().map(nothing).collect())
         };
-        awaitable(py, future, work, move |py, outcome| numbers(py, &errors, n, outcome))
+        awaitable(future, work, move |py, outcome| numbers(py, &errors, n, outcome))
     }
 }
