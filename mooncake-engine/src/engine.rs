@@ -24,8 +24,6 @@ use crate::managed::Managed;
 use crate::summary::log_every;
 use crate::transport_set::{TransportOptions, TransportSet};
 
-/// Shortest interval of what is done again and again.
-const SHORTEST: Duration = Duration::from_millis(1);
 /// What stands for the devices there are.
 const AUTO: &str = "auto-discovery";
 
@@ -197,20 +195,6 @@ impl TransferEngine {
     pub fn free_managed(&self, address: u64, len: u64) -> Result<()> {
         self.parts.managed.free(&self.parts.regions, address, len)
     }
-}
-
-/// Takes all the file descriptors that the process may have: every peer is one or more.
-fn raise_descriptor_limit() {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel fills the struct in.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0
-        || limit.rlim_cur >= limit.rlim_max
-    {
-        return;
-    }
-    limit.rlim_cur = limit.rlim_max;
-    // SAFETY: the kernel reads the struct. Where it refuses, the limit stays as it was.
-    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
 }
 
 /// Holds on to borrowed memory until nothing uses it.
@@ -425,13 +409,13 @@ impl TransferEngineBuilder {
 
     /// Looks all opened segments up at this interval, a millisecond at least.
     pub fn refresh_every(mut self, interval: Duration) -> Self {
-        self.refresh = Some(interval.max(SHORTEST));
+        self.refresh = Some(interval);
         self
     }
 
     /// Logs what was moved, a line at this interval (a millisecond at least) if there was anything; by default it does not.
     pub fn summary_every(mut self, interval: Duration) -> Self {
-        (self.summary, self.summary_interval) = (true, interval.max(SHORTEST));
+        (self.summary, self.summary_interval) = (true, interval.max(Duration::from_millis(1)));
         self
     }
 
@@ -444,7 +428,6 @@ impl TransferEngineBuilder {
         let runtime = Handle::try_current().map_err(|_| {
             Error::invalid("a transfer engine is started on a tokio runtime, and there is none here")
         })?;
-        raise_descriptor_limit();
         let directory = match self.directory.take() {
             Some(directory) => directory,
             None => Directory::connect_with(&self.metadata, &self.options)?,

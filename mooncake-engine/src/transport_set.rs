@@ -20,6 +20,7 @@ use mooncake_transport::fallback::Behind;
 #[cfg(all(any(feature = "transport-rdma", feature = "transport-shm"), feature = "transport-tcp"))]
 use mooncake_transport::fallback::{self, with_fallback};
 use mooncake_transport::loopback::{LoopbackPeer, LoopbackRegistration};
+use mooncake_transport::silent::raise_descriptor_limit;
 use mooncake_transport::{
     Access, Capabilities, Completion, Loopback, LoopbackNet, Op, Protocol, SegmentDesc, ThroughHost,
     Transport,
@@ -143,6 +144,7 @@ impl TransportOptions {
     /// A port that is in use, no wire at all, or whatever else keeps one from opening, by name.
     pub fn open(&self, runtime: &Handle, clock: &SharedClock) -> Result<TransportSet> {
         let _ = (runtime, clock);
+        raise_descriptor_limit();
         // Whatever wires there are: from now on memory of devices is known as such. Nothing is loaded for that.
         #[cfg(feature = "transport-nvlink")]
         if let Err(error) = CudaDriver::serve(self.nvlink.as_ref().and_then(|config| config.libcuda.clone()))

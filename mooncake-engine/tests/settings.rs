@@ -4,12 +4,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::memory::HostMemory;
 use mooncake_core::meta::MemoryMetadata;
+use mooncake_engine::transport_set::TransportOptions;
 use mooncake_engine::{TransferEngine, TransferEngineBuilder};
 use mooncake_transport::engine::{HandshakePort, LocalCopies};
 use mooncake_transport::handshake::HandshakeConfig;
 use mooncake_transport::{Directory, Protocol, SegmentDesc, Transport};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::runtime::Handle;
 
 fn with(variables: &[(&str, &str)]) -> TransferEngineBuilder {
     let builder = TransferEngine::builder().local_copies(LocalCopies::Never);
@@ -29,6 +33,18 @@ async fn moves_bytes(owner: &TransferEngine, user: &TransferEngine) {
     let (result, read) = user.read(&target, region.addr() + 99, vec![9; 2], None).await;
     result.unwrap();
     assert_eq!(read, [5, 0]);
+}
+
+/// Stores open their wires so, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wires_take_all_descriptors_that_there_are() {
+    let all = getrlimit(Resource::Nofile).maximum;
+    let fewer = all.map_or(1 << 20, |all| all - 1);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(fewer), maximum: all }).unwrap();
+    let clock: SharedClock = Arc::new(SystemClock::new());
+    let wires = TransportOptions::named("tcp").unwrap().open(&Handle::current(), &clock).unwrap();
+    assert_eq!(getrlimit(Resource::Nofile).current, all);
+    drop(wires);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

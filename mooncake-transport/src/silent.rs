@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::task::AbortHandle;
 
 /// Queues shorter than this are not worth a look at who has gone.
@@ -48,6 +48,15 @@ impl Silent {
             task.abort();
         }
         oldest.is_some()
+    }
+}
+
+/// Takes all the files that the process may open: every peer is one or more.
+pub fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        // Where the kernel refuses, it stays as it was.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     }
 }
 
