@@ -7,6 +7,7 @@ pub mod clock;
 mod code;
 pub mod error;
 pub mod evict;
+pub mod fault_injection;
 pub mod ids;
 pub mod memory;
 pub mod meta;

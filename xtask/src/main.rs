@@ -3,6 +3,7 @@
 
 mod aside;
 mod debian;
+mod edges;
 mod engines;
 mod features;
 mod fuzz;
@@ -28,6 +29,7 @@ cargo xtask <task>
   wheel         the wheel to hand out, for Linux with glibc 2.28 or newer, built with zig (installs it with pip), and tests of it
   memcheck      a few arguments for every call of the Python package, under valgrind (Debian: installs it)
   lint          rustfmt and clippy, warnings are errors; rustdoc, warnings are errors
+  edges         tests of rare interleavings, each also with the bug it must detect (words choose subjects or tests)
   features      each crate with each of its features alone
   examples      builds and runs every example, the trace replay with kill -9 included
   docs          writes docs/environment.md and docs/flags.md from the code (a test compares them)
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
         ["wheel"] => python::wheel(),
         ["memcheck"] => python::memcheck(),
         ["lint"] => lint(),
+        ["edges", rest @ ..] => edges::run(rest),
         ["features"] => features::each_alone(),
         ["examples"] => examples(),
         ["docs"] => docs(),

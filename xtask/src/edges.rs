@@ -1,0 +1,149 @@
+//! `cargo xtask edges`: the tests of rare interleavings, each run as built and again with the bug that it must detect.
+
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crate::run::{Result, cargo, listed, step, test_program};
+
+/// One test, and the bugs that make it fail. Names of bugs are those of `mooncake_core::fault_injection::is_planted`.
+struct Edge {
+    /// Integration test (`tests/<program>`), or `lib <crate_name>` for the unit tests of a crate.
+    program: &'static str,
+    test: &'static str,
+    bugs: &'static [&'static str],
+}
+
+/// Tests by subject. A new fix of this kind adds its test and the bug that reverts the fix.
+const EDGES: &[(&str, &[Edge])] = &[];
+
+/// Longest time that one run of one test may take.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Tests that run at the same time: most of them wait.
+const AT_A_TIME: usize = 3;
+
+/// Runs every test of the table, then every test with each of its bugs. A bug that no test detects is an error.
+pub(crate) fn run(words: &[&str]) -> Result {
+    step("edges");
+    let built = cargo(&["test", "--workspace", "--all-features", "--no-run"]).shown_output()?;
+    let mut runs = Vec::new();
+    for (subject, edges) in EDGES {
+        for edge in *edges {
+            if !words.is_empty() && !words.iter().any(|word| subject == word || edge.test.contains(word)) {
+                continue;
+            }
+            let program = edge.executable(&built)?;
+            if !listed(&program, &["--exact", edge.test])?.iter().any(|name| name == edge.test) {
+                return Err(format!("{} has no test {}", edge.program, edge.test));
+            }
+            runs.push((*subject, edge, program.clone(), None));
+            runs.extend(edge.bugs.iter().map(|bug| (*subject, edge, program.clone(), Some(*bug))));
+        }
+    }
+    let wanted = runs.len();
+    let (waiting, faults) = (Mutex::new(runs.into_iter()), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..AT_A_TIME {
+            scope.spawn(|| {
+                loop {
+                    let next = waiting.lock().ok().and_then(|mut runs| runs.next());
+                    let Some((subject, edge, program, bug)) = next else { return };
+                    let outcome = edge.judge(&program, bug);
+                    let with = bug.map(|bug| format!(" with the bug {bug}")).unwrap_or_default();
+                    match outcome {
+                        Ok(took) => {
+                            println!("ok {subject}: {}{with} ({:.1} s)", edge.test, took.as_secs_f32())
+                        }
+                        Err(why) => {
+                            println!("FAILED {subject}: {}{with}: {why}", edge.test);
+                            if let Ok(mut faults) = faults.lock() {
+                                faults.push(format!("{}{with}", edge.test));
+                            }
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let faults = faults.into_inner().unwrap_or_default();
+    if faults.is_empty() {
+        println!("{wanted} runs, each as expected");
+        Ok(())
+    } else {
+        Err(format!("{} of {wanted} runs ended otherwise than expected: {}", faults.len(), faults.join(", ")))
+    }
+}
+
+impl Edge {
+    fn executable(&self, built: &str) -> Result<String> {
+        let Some(crate_name) = self.program.strip_prefix("lib ") else {
+            return test_program(built, self.program);
+        };
+        let mark = format!("/deps/{crate_name}-");
+        built
+            .lines()
+            .filter(|line| line.contains("unittests src/lib.rs"))
+            .find_map(|line| line.rsplit_once('(')?.1.strip_suffix(')').filter(|path| path.contains(&mark)))
+            .map(|path| crate::run::root().join(path).display().to_string())
+            .ok_or_else(|| format!("cargo did not say where it put the unit tests of {crate_name}"))
+    }
+
+    /// Runs the test once. Without a bug it must pass, with one it must fail by itself.
+    fn judge(&self, program: &str, bug: Option<&str>) -> Result<Duration> {
+        let mut command = Command::new(program);
+        command.args(["--exact", self.test, "--include-ignored"]).current_dir(self.folder());
+        // The output of a run that passes is of no interest; files cannot fill up as pipes do.
+        let output = std::env::temp_dir().join(format!(
+            "mooncake-edge-{}-{}-{}",
+            std::process::id(),
+            self.test.replace("::", "-"),
+            bug.unwrap_or("none")
+        ));
+        let file = std::fs::File::create(&output).map_err(|e| format!("{}: {e}", output.display()))?;
+        let errors = file.try_clone().map_err(|e| e.to_string())?;
+        command.stdin(Stdio::null()).stdout(file).stderr(errors);
+        if let Some(bug) = bug {
+            command.env("MOONCAKE_PLANTED_BUG", bug);
+        }
+        let begun = Instant::now();
+        let mut child = command.spawn().map_err(|e| format!("cannot start {program}: {e}"))?;
+        let status = loop {
+            match child.try_wait().map_err(|e| e.to_string())? {
+                Some(status) => break Some(status),
+                None if begun.elapsed() > LIMIT => {
+                    let _ = child.kill();
+                    let _ = child.wait();
+                    break None;
+                }
+                None => std::thread::sleep(Duration::from_millis(20)),
+            }
+        };
+        let said = std::fs::read(&output).unwrap_or_default();
+        let said = String::from_utf8_lossy(&said);
+        let _ = std::fs::remove_file(&output);
+        match (status, bug) {
+            (None, _) => Err(format!("did not end within {} s", LIMIT.as_secs())),
+            (Some(status), None) if status.success() && said.contains("1 passed") => Ok(begun.elapsed()),
+            (Some(status), None) => Err(format!("{status}\n{said}")),
+            // 101 is the exit status of a test program of which a test failed.
+            (Some(status), Some(_)) if status.code() == Some(101) && said.contains("1 failed") => {
+                Ok(begun.elapsed())
+            }
+            (Some(status), Some(_)) => Err(format!("the test did not detect it ({status})")),
+        }
+    }
+
+    /// The folder in which cargo runs the test: that of its crate.
+    fn folder(&self) -> std::path::PathBuf {
+        let root = crate::run::root();
+        let holds = |name: &str| {
+            let tests = root.join(name).join("tests");
+            tests.join(format!("{}.rs", self.program)).exists() || tests.join(self.program).is_dir()
+        };
+        let of_crate = self.program.strip_prefix("lib ").map(|name| name.replace('_', "-"));
+        let crates = std::fs::read_dir(&root).into_iter().flatten().flatten();
+        let mut names = crates.filter_map(|entry| entry.file_name().into_string().ok());
+        let name = of_crate.or_else(|| names.find(|name| name.starts_with("mooncake-") && holds(name)));
+        name.map_or(root.clone(), |name| root.join(name))
+    }
+}
