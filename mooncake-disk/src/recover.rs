@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use mooncake_core::clock::Rng;
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::transfer::{self, Transfer};
 use rustix::fs::{FlockOperation, flock};
@@ -30,6 +31,9 @@ pub struct Recovery {
     pub skipped_bytes: u64,
     /// The index was there and could not be read at all; the store begins empty.
     pub index_lost: bool,
+    /// Layout version of an index that another version of this program wrote. The index is set aside as
+    /// `index.version-<N>` and the store begins empty.
+    pub other_version: Option<u32>,
 }
 
 /// An object that survived.
@@ -131,14 +135,14 @@ impl Files {
             return Ok(fresh());
         };
         if header.version != VERSION {
-            return Err(Error::new(
-                ErrorCode::InvalidVersion,
-                format!(
-                    "{} is of layout version {}, this program knows version {VERSION}; remove the directory or use another one",
-                    path.display(),
-                    header.version
-                ),
-            ));
+            if is_planted("refuse-other-disk-version") {
+                return Err(Error::new(ErrorCode::InvalidVersion, "the version of the index is unknown"));
+            }
+            // The records count only with their index, so the new store cannot meet them.
+            let aside = self.dir.join(format!("index.version-{}", header.version));
+            std::fs::rename(&path, &aside).map_err(|e| cannot_open(&aside, e))?;
+            found.other_version = Some(header.version);
+            return Ok(fresh());
         }
         reader.consume(INDEX_HEADER);
         let mut newest: HashMap<Vec<u8>, OwnedNote> = HashMap::new();

@@ -708,6 +708,9 @@ fn report(files: &Files, found: &Recovery) {
     if found.index_lost {
         warn!(%dir, "the index of the disk cache is damaged; it begins empty");
     }
+    if let Some(version) = found.other_version {
+        warn!(%dir, version, known = VERSION, "the disk cache has another layout version; it begins empty");
+    }
     info!(%dir, objects = found.objects, bytes = found.bytes, dropped = found.dropped, "disk cache open");
 }
 

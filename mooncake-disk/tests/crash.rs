@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::{dir, engines, get, open, pattern, put};
+use mooncake_core::ErrorKind;
 use mooncake_core::clock::Rng;
-use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_disk::{DiskConfig, EngineKind, FileStore, StoreConfig};
 use tempfile::TempDir;
 
@@ -133,17 +133,23 @@ fn every_flipped_byte() {
 }
 
 #[test]
-fn another_version_is_refused_by_name() {
+fn an_index_of_another_version_is_set_aside_and_the_store_begins_empty() {
     use mooncake_disk::layout::{IndexHeader, VERSION};
-    let (dir, ..) = image();
+    let (dir, live, dead) = image();
     let mut index = std::fs::read(dir.path().join("index")).unwrap();
     let header = IndexHeader::decode(&index).unwrap();
     index[..64].copy_from_slice(&IndexHeader { version: VERSION + 1, ..header }.encode());
     std::fs::write(dir.path().join("index"), &index).unwrap();
-    let error = FileStore::open(threads(), StoreConfig::new(dir.path(), CAPACITY)).unwrap_err();
-    assert_eq!(error.code(), ErrorCode::InvalidVersion);
-    let (ours, theirs) = (format!("version {VERSION}"), format!("version {}", VERSION + 1));
-    assert!(error.message().contains(&ours) && error.message().contains(&theirs), "{error}");
+    assert_eq!(check(dir.path(), &live, &dead, "objects of another version"), 0);
+    let aside = dir.path().join(format!("index.version-{}", VERSION + 1));
+    assert_eq!(std::fs::read(aside).unwrap(), index);
+    // The new store works, and is found again.
+    let config = || StoreConfig::new(dir.path(), CAPACITY);
+    let (store, _) = FileStore::open(threads(), config()).unwrap();
+    put(&store, b"key", b"value").unwrap();
+    drop(store);
+    let (_store, found) = FileStore::open(threads(), config()).unwrap();
+    assert_eq!((found.objects, found.other_version), (1, None));
 }
 
 /// Objects of one store are not taken for another's, even where they lie in the same place.

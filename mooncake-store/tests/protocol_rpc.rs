@@ -294,6 +294,17 @@ async fn a_peer_of_another_version_is_told_apart() {
 }
 
 #[tokio::test]
+async fn an_extension_in_another_shape_counts_as_absent() {
+    let server = Server::bind("127.0.0.1:0", ServerOptions::default()).await.unwrap();
+    let running = server.start(Arc::new(Older(Status::InvalidArguments)));
+    let client = RpcClient::new(&running.local_addr().to_string(), RpcOptions::default());
+    let error = client.call(&ReleaseKept { client: Default::default(), segment: Default::default() }).await;
+    let error = error.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::NotSupported);
+    assert!(error.to_string().contains("of another time"), "{error}");
+}
+
+#[tokio::test]
 async fn pipelined_requests_are_answered_in_order() {
     let (running, _) = master().await;
     let mut stream = TcpStream::connect(running.local_addr()).await.unwrap();

@@ -15,7 +15,7 @@ use std::time::Duration;
 use mooncake_core::alloc::Extent;
 use mooncake_core::clock::{Moment, SharedClock};
 use mooncake_core::ids::{ReplicaId, SegmentId};
-use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::{Slice, Transport};
 use tokio::task::JoinSet;
 
@@ -198,6 +198,16 @@ impl Inventory {
     }
 }
 
+/// Whether a master lacks a call of the inventory, or has the call of another version.
+fn is_refusal(error: &Error) -> bool {
+    error.code() == ErrorCode::NotSupported || error.kind() == ErrorKind::VersionMismatch
+}
+
+/// Logs why objects do not outlive this master.
+fn log_refusal(error: &Error) {
+    tracing::warn!("objects do not outlive a restart of this master: {error}");
+}
+
 impl<T: Transport> Client<T> {
     /// How many objects in this client's memory would outlive the master now. See [`ClientConfig::outlive_master`](super::ClientConfig::outlive_master).
     pub async fn lasting_objects(&self) -> usize {
@@ -220,7 +230,10 @@ impl<T: Transport> Inner<T> {
                 inventory.turn_over(page.epoch);
                 inventory.apply(page, self.config.clock.now());
             }
-            Err(error) if error.code() == ErrorCode::NotSupported => inventory.reset(),
+            Err(error) if is_refusal(&error) => {
+                log_refusal(&error);
+                inventory.reset();
+            }
             Err(error) => return Err(error),
         }
         Ok(())
@@ -302,7 +315,14 @@ impl<T: Transport> Inner<T> {
         segment: &mooncake_core::replica::Segment,
         deadline: &Deadline,
     ) -> Result<()> {
-        deadline.bound("mounting", self.master.mount_kept(self.id, segment)).await?;
+        match deadline.bound("mounting", self.master.mount_kept(self.id, segment)).await {
+            Err(error) if is_refusal(&error) => {
+                log_refusal(&error);
+                self.inventory.lock().await.kept.retain(|(kept, _), _| *kept != segment.id);
+                return deadline.bound("mounting", self.master.mount(self.id, segment)).await;
+            }
+            outcome => outcome?,
+        }
         let mut extents: Vec<_> = {
             let inventory = self.inventory.lock().await;
             inventory.kept_in(segment.id).filter_map(extent).collect()

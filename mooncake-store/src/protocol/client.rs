@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::error::{Error, ErrorCode, Result};
+use mooncake_core::fault_injection::is_planted;
 use mooncake_transport::net;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -82,6 +83,7 @@ impl RpcClient {
     /// The server's own refusals are inside the reply. The error outside it means there is none: `RPC_FAIL` when the
     /// server cannot be reached or breaks the protocol, `RPC_TIMEOUT` when it does not answer, `NOT_SUPPORTED` when it
     /// does not know the call (so that the caller can do without), `INVALID_VERSION` when it knows it in another shape.
+    /// A call that Mooncake C++ lacks can always be done without: for such a call another shape is `NOT_SUPPORTED`, too.
     pub async fn call<R: Request + Sync>(&self, request: &R) -> Result<R::Reply> {
         self.call_as(R::FUNCTION, request).await
     }
@@ -106,7 +108,7 @@ impl RpcClient {
             Ok(outcome) => outcome.map_err(|error| error.context(R::NAME))?,
             Err(_) => return Err(self.timed_out(R::NAME)),
         };
-        let decoded = lent.reply(R::NAME).and_then(|body| {
+        let decoded = lent.reply::<R>().and_then(|body| {
             pack::decode::<R::Reply>(body).map_err(|error| self.misread(R::NAME, error.into()))
         });
         lent.give_back();
@@ -225,11 +227,16 @@ impl RpcClient {
     }
 
     /// What a reply that is no answer means to the caller.
-    fn refused(&self, name: &'static str, status: Status, body: &[u8]) -> Error {
+    fn refused<R: Request>(&self, status: Status, body: &[u8]) -> Error {
         let said = pack::decode::<&[u8]>(body).unwrap_or_default();
         let said = String::from_utf8_lossy(&said[..said.len().min(512)]).into_owned();
         let code = match status {
             Status::NotRegistered => ErrorCode::NotSupported,
+            Status::InvalidArguments | Status::UnknownVersion
+                if R::IS_EXTENSION && !is_planted("require-extension-version") =>
+            {
+                ErrorCode::NotSupported
+            }
             Status::InvalidArguments | Status::UnknownVersion => ErrorCode::InvalidVersion,
             Status::Timeout => ErrorCode::RpcTimeout,
             _ => ErrorCode::RpcFail,
@@ -239,7 +246,7 @@ impl RpcClient {
             _ => String::new(),
         };
         let status = format!("{} ({})", status.text(), status.number());
-        Error::new(code, format!("{} refused the call: {status}: {said}{ours}", self.place)).context(name)
+        Error::new(code, format!("{} refused the call: {status}: {said}{ours}", self.place)).context(R::NAME)
     }
 }
 
@@ -258,10 +265,10 @@ struct Lent<'p> {
 
 impl Lent<'_> {
     /// Body of the answer, or why there is none.
-    fn reply(&self, name: &'static str) -> Result<&[u8]> {
+    fn reply<R: Request>(&self) -> Result<&[u8]> {
         match frame::parse_reply(&self.connection.inbox, self.pool.options.max_body) {
             Ok(Parsed::Whole(reply, _)) if reply.status == Status::Ok => Ok(reply.body),
-            Ok(Parsed::Whole(reply, _)) => Err(self.pool.refused(name, reply.status, reply.body)),
+            Ok(Parsed::Whole(reply, _)) => Err(self.pool.refused::<R>(reply.status, reply.body)),
             _ => Err(Error::internal("a reply that was whole is not any more")),
         }
     }

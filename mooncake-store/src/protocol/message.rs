@@ -30,6 +30,8 @@ pub trait Request: Pack {
     const FUNCTION: u32;
     /// Whether it has arguments; a call without any has an empty body.
     const HAS_ARGUMENTS: bool;
+    /// Whether Mooncake C++ lacks the call, so that every caller of it can do without.
+    const IS_EXTENSION: bool;
     /// What it answers.
     type Reply: Pack + for<'a> Unpack<'a>;
 }
@@ -213,6 +215,19 @@ macro_rules! meaning {
     };
 }
 
+/// Whether a class of calls is one that Mooncake C++ lacks.
+const fn is_extension(class: &str) -> bool {
+    let (class, prefix) = (class.as_bytes(), b"mooncake_rs::");
+    let mut at = 0;
+    while at < prefix.len() {
+        if at >= class.len() || class[at] != prefix[at] {
+            return false;
+        }
+        at += 1;
+    }
+    true
+}
+
 /// What a call is called in the existing system.
 macro_rules! spelled {
     ($name:ident) => {
@@ -247,6 +262,7 @@ macro_rules! calls {
                 const FUNCTION: u32 = function_id(concat!($class, "::", spelled!($name $($spelled)?)));
                 const HAS_ARGUMENTS: bool =
                     !<Self as super::pack::Wire>::LITERAL.as_bytes().is_empty();
+                const IS_EXTENSION: bool = is_extension($class);
                 type Reply = $reply;
             }
         )*

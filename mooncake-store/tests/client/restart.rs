@@ -9,10 +9,12 @@ use mooncake_core::memory::HostMemory;
 use mooncake_core::testkit::free_port;
 use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_store::client::{Client, PutOutcome};
-use mooncake_store::master::{MasterOptions, SegmentStats};
+use mooncake_store::master::{Master, MasterOptions, SegmentStats};
 use mooncake_store::protocol::frame::Status;
+use mooncake_store::protocol::message::ADDED;
 use mooncake_store::protocol::pack;
 use mooncake_store::protocol::server::{Server, ServerOptions, Service};
+use mooncake_store::protocol::service::MasterService;
 use mooncake_store::server::MasterServer;
 
 use crate::support::{eventually, master_config, value};
@@ -50,6 +52,49 @@ async fn a_master_of_another_version_is_refused_with_both_named() {
     let error = Client::builder().master(address).connect().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::VersionMismatch);
     assert!(error.to_string().contains("1.9.3") && error.to_string().contains("2.0.0"), "{error}");
+    running.stop().await;
+}
+
+/// A master of this version that knows every call Mooncake C++ lacks in a shape of its own.
+struct OtherShapes(MasterService<Master>);
+
+impl Service for OtherShapes {
+    fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), (Status, String)> {
+        if ADDED.iter().any(|shape| shape.function == function) {
+            return Err((Status::InvalidArguments, "the arguments have another shape".into()));
+        }
+        self.0.call(function, body, out)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_whose_extensions_have_another_shape_is_used_without_them() {
+    let first = MasterServer::start(master_config(0, options())).await.unwrap();
+    let address = first.addresses().rpc;
+    let client = Client::builder()
+        .master(address.to_string())
+        .copy_in_process(false)
+        .segment(4 << 20)
+        .timeout(Duration::from_secs(2))
+        .connect()
+        .await
+        .unwrap();
+    client.put("before", "v").await.unwrap();
+    eventually("the object is known", async || client.lasting_objects().await == 1).await;
+    first.stop().await;
+
+    // The next master is of another version: the segment comes back, empty.
+    let server = Server::bind(&address.to_string(), ServerOptions::default()).await.unwrap();
+    let next = Arc::new(Master::new(options()).unwrap());
+    let running = server.start(Arc::new(OtherShapes(MasterService(next.clone()))));
+    eventually("the segment is mounted again", async || next.stats().segments.len() == 1).await;
+    assert_eq!(client.get("before").await.unwrap(), None);
+    eventually("objects are stored again", async || {
+        matches!(client.put("after", value(1, 1000)).await, Ok(PutOutcome::Stored))
+    })
+    .await;
+    assert_eq!(client.get("after").await.unwrap().unwrap(), value(1, 1000));
+    client.close().await.unwrap();
     running.stop().await;
 }
 

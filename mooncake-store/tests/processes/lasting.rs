@@ -222,6 +222,29 @@ async fn a_file_that_is_not_to_be_had_is_refused_by_name() {
     assert_eq!(hits(&reader, 0..OBJECTS).await, 0);
 }
 
+/// Changes one byte of a file.
+fn set_byte(file: &Path, at: usize, byte: u8) {
+    let mut all = std::fs::read(file).unwrap();
+    all[at] = byte;
+    std::fs::write(file, all).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_index_of_another_version_is_an_empty_segment() {
+    let (port, _master, reader, folder) = stage(&[]).await;
+    let file = folder.path().join("segment");
+    let index = SegmentFile::new(&file).index;
+    // The version is the eighth byte; a header whose checksum is wrong stands for a shape that is unknown.
+    for (first, at) in [(0, 7), (1000, 20)] {
+        let owner = Owner::ready(port, &file, Some((first, OBJECTS)));
+        owner.0.kill();
+        set_byte(&index, at, b'9');
+        let owner = Owner::ready(port, &file, None);
+        assert_eq!(hits(&reader, first..first + OBJECTS).await, 0);
+        owner.close();
+    }
+}
+
 /// Huge pages for one segment of these tests, and none for another.
 const RESERVED: &str = r#"
 pages=/proc/sys/vm/nr_hugepages; before=$(cat $pages) || exit 77

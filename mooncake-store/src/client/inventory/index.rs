@@ -10,8 +10,10 @@ pub(super) use crate::protocol::record::append;
 use crate::protocol::record::next;
 use crate::protocol::wire::StoredReplica;
 
-/// What a file begins with, and the version of what follows.
-const MAGIC: &[u8; 8] = b"mkckept1";
+/// First bytes of an index in every version.
+const NAME: &[u8; 7] = b"mkckept";
+/// Version of the records that follow, as one digit after the name.
+const VERSION: u8 = b'1';
 /// Objects in one record.
 pub(super) const ITEMS: usize = 16 << 10;
 
@@ -71,14 +73,39 @@ pub(super) struct Found {
 
 /// The beginning of a file.
 pub(super) fn begin(header: &Header) -> Vec<u8> {
-    let mut out = MAGIC.to_vec();
+    let mut out = NAME.to_vec();
+    out.push(VERSION);
     append(header, &mut out);
     out
 }
 
-/// What a file says; `None` when it is none of these.
-pub(super) fn read(bytes: &[u8]) -> Option<Found> {
-    let mut rest = bytes.strip_prefix(MAGIC)?;
+/// Contents of an index file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Contents {
+    /// An index of this version.
+    Known(Found),
+    /// An index that this version cannot read: another version wrote it, or it is damaged. The text says which.
+    Unreadable(String),
+    /// No index.
+    Foreign,
+}
+
+/// Parses an index file.
+pub(super) fn read(bytes: &[u8]) -> Contents {
+    let Some((version, rest)) = bytes.strip_prefix(NAME).and_then(<[u8]>::split_first) else {
+        return Contents::Foreign;
+    };
+    if *version != VERSION {
+        let (theirs, ours) = (version.escape_ascii(), VERSION.escape_ascii());
+        return Contents::Unreadable(format!(
+            "the index has version {theirs}, this program reads version {ours}"
+        ));
+    }
+    let damaged = || Contents::Unreadable("the header of the index is damaged".into());
+    read_records(rest).map_or_else(damaged, Contents::Known)
+}
+
+fn read_records(mut rest: &[u8]) -> Option<Found> {
     let header: Header = next(&mut rest)?;
     let mut found = Found { header, epoch: 0, heard: 0, objects: BTreeMap::new() };
     while let Some(change) = next::<Change>(&mut rest) {
@@ -149,12 +176,30 @@ mod tests {
         (bytes, ends)
     }
 
+    fn known(bytes: &[u8]) -> Option<Found> {
+        match read(bytes) {
+            Contents::Known(found) => Some(found),
+            Contents::Unreadable(_) | Contents::Foreign => None,
+        }
+    }
+
     #[test]
     fn what_is_written_is_read() {
-        let found = read(&file().0).unwrap();
+        let found = known(&file().0).unwrap();
         assert_eq!((found.header, found.epoch, found.heard), (header(), 9, 6));
         let objects: Vec<_> = found.objects.into_values().collect();
         assert_eq!(objects, [came(4, 128), Came { offered: true, ..came(3, 256) }]);
+    }
+
+    #[test]
+    fn an_index_of_another_version_is_told_from_a_foreign_file() {
+        let (mut bytes, ends) = file();
+        bytes[ends[0] - 1] ^= 1;
+        assert!(matches!(read(&bytes), Contents::Unreadable(why) if why.contains("damaged")));
+        bytes[NAME.len()] = b'2';
+        assert!(matches!(read(&bytes), Contents::Unreadable(why) if why.contains("version 2")));
+        assert_eq!(read(b"dear all"), Contents::Foreign);
+        assert_eq!(read(NAME), Contents::Foreign);
     }
 
     #[test]
@@ -162,7 +207,7 @@ mod tests {
         let (bytes, ends) = file();
         for cut in 0..bytes.len() {
             let whole = ends.iter().filter(|end| **end <= cut).count();
-            let found = read(&bytes[..cut]);
+            let found = known(&bytes[..cut]);
             assert_eq!(found.is_some(), whole > 0, "{cut}");
             assert_eq!(found.map_or(0, |found| found.heard), [0, 0, 2, 4][whole], "{cut}");
         }
@@ -175,7 +220,7 @@ mod tests {
             let mut bytes = bytes.clone();
             bytes[at] ^= 1 << (at % 8);
             let whole = ends.iter().filter(|end| **end <= at).count();
-            assert_eq!(read(&bytes).map_or(0, |found| found.heard), [0, 0, 2, 4][whole], "{at}");
+            assert_eq!(known(&bytes).map_or(0, |found| found.heard), [0, 0, 2, 4][whole], "{at}");
         }
     }
 
@@ -185,7 +230,7 @@ mod tests {
             let _ = read(&tail);
             let mut bytes = begin(&header());
             bytes.extend(&tail);
-            prop_assert!(read(&bytes).is_some_and(|found| found.objects.is_empty()));
+            prop_assert!(known(&bytes).is_some_and(|found| found.objects.is_empty()));
         }
     }
 }

@@ -10,12 +10,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::ids::{ClientId, ReplicaId, SegmentId};
 use mooncake_core::memory::{AddressHole, HostMemory, MemorySource, lock_alone};
-use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_core::{Error, Result};
 use mooncake_transport::Transport;
 
-use super::index::{self, Came, Change, Found, Header, ITEMS};
+use super::index::{self, Came, Change, Contents, Found, Header, ITEMS};
 use super::{Entry, Inventory};
 use crate::client::deadline::Deadline;
 use crate::client::mount::Mounted;
@@ -93,14 +94,24 @@ impl Opened {
             segment: SegmentId::default(),
             places: Vec::new(),
         };
-        let of_this_file =
-            |found: &Found| (found.header.device, found.header.inode) == (fresh.device, fresh.inode);
-        let mut found = match std::fs::read(&wanted.index) {
-            Ok(bytes) => index::read(&bytes).filter(of_this_file),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        let contents = match std::fs::read(&wanted.index) {
+            Ok(bytes) => index::read(&bytes),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Contents::Foreign,
             Err(error) => return Err(Error::from(error).context(wanted.index.display().to_string())),
         };
-        if found.is_none() && about.len() > 0 {
+        let mut owned = about.len() == 0;
+        let mut found = match contents {
+            Contents::Known(found) => Some(found)
+                .filter(|found| (found.header.device, found.header.inode) == (fresh.device, fresh.inode)),
+            Contents::Unreadable(why) if !is_planted("refuse-unreadable-index") => {
+                // The file was a segment of this client, and a cache that cannot be read is an empty one.
+                tracing::warn!(index = %wanted.index.display(), "segment file starts empty: {why}");
+                owned = true;
+                None
+            }
+            Contents::Unreadable(_) | Contents::Foreign => None,
+        };
+        if found.is_none() && !owned {
             return Err(Error::invalid(format!(
                 "it has {} bytes, and its index {} says nothing of it: remove it, or give another",
                 about.len(),
@@ -387,7 +398,8 @@ impl<T: Transport> Inner<T> {
             let asked = self.master.inventory(self.id, inventory.heard);
             let page = match deadline.bound("asking for the inventory", asked).await {
                 Ok(page) => page,
-                Err(error) if error.code() == ErrorCode::NotSupported => {
+                Err(error) if super::is_refusal(&error) => {
+                    super::log_refusal(&error);
                     inventory.reset();
                     return Ok(());
                 }
