@@ -1,4 +1,5 @@
 //! `cargo xtask edges`: the tests of rare interleavings, each run as built and again with the bug that it must detect.
+#![allow(clippy::disallowed_methods, reason = "the limit is of real time")]
 
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
