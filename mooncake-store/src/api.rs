@@ -305,6 +305,26 @@ pub trait InventoryService: Debug + Send + Sync + 'static {
     async fn release_kept(&self, _client: ClientId, _segment: SegmentId) -> Result<()> {
         Err(no_inventory())
     }
+
+    /// Tells the master the longest time for which leases or grants of earlier masters may still hold. Returns the longest
+    /// time for which leases or grants of this master may hold.
+    async fn exchange_promise(&self, _client: ClientId, _promise: Duration) -> Result<Duration> {
+        Err(no_inventory())
+    }
+
+    /// Replicas that a segment held when its client expired, and that nobody has removed or replaced since; from page `after` on.
+    async fn expired(&self, _client: ClientId, _segment: SegmentId, _after: u64) -> Result<InventoryPage> {
+        Err(no_inventory())
+    }
+
+    /// Announces replicas that [`InventoryService::expired`] listed. Their space was kept.
+    async fn announce_expired(
+        &self,
+        _client: ClientId,
+        _stored: &[StoredReplica],
+    ) -> Result<Vec<Result<()>>> {
+        Err(no_inventory())
+    }
 }
 
 fn no_inventory() -> Error {

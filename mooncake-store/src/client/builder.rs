@@ -473,6 +473,7 @@ impl<W: Wires> ClientBuilder<W> {
                 segments: Mutex::default(),
                 moving: Mutex::default(),
                 inventory: tokio::sync::Mutex::default(),
+                promises: Default::default(),
                 announcing: Mutex::default(),
                 announcing_turn: AtomicU64::new(0),
                 mounting: tokio::sync::Mutex::default(),

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use mooncake_core::alloc::Extent;
 use mooncake_core::clock::{Moment, SharedClock};
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::ids::{ReplicaId, SegmentId};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::{Slice, Transport};
@@ -58,6 +59,8 @@ pub(super) struct Inventory {
     summed: Vec<ReplicaId>,
     /// Told by masters before: announced to the present one, or about to be.
     kept: HashMap<Place, Entry>,
+    /// Sums of objects that the present master may list as expired: which value, and its CRC-64.
+    sums: HashMap<Place, ((u64, u64), u64)>,
     /// Taken by the present master since the last ping.
     fresh: usize,
     /// And before that, since it was last asked what came and went.
@@ -81,12 +84,15 @@ struct Entry {
     announced: bool,
     /// The present master was told of it, and may have taken it.
     offered: bool,
+    /// The present master listed it among the replicas that this client held when it expired.
+    expired: bool,
 }
 
 impl Inventory {
     fn apply(&mut self, page: InventoryPage, now: Moment) {
         if page.lost {
-            self.entries.clear();
+            let lost: Vec<_> = self.entries.drain().map(|(_, entry)| entry).collect();
+            self.remember_sums(lost.into_iter());
             self.unseen.clear();
             self.summed.clear();
             self.kept.retain(|_, entry| !entry.announced);
@@ -114,7 +120,7 @@ impl Inventory {
             if let (true, Some(journal)) = (sealed, &mut self.journal) {
                 journal.came(change.replica);
             }
-            let entry = Entry { stored, pinned, sum, sealed, announced: false, offered: false };
+            let entry = Entry { stored, pinned, sum, sealed, announced: false, offered: false, expired: false };
             self.entries.insert(change.replica, entry);
         }
     }
@@ -148,18 +154,23 @@ impl Inventory {
         *self = Self::default();
     }
 
-    /// Another master asks for the segments: what is known for sure is to be announced to it.
-    fn turn_over(&mut self, epoch: u64) {
+    /// A master asks for the segments. To another master than before, what is known for sure is announced. The same master took this
+    /// client for dead: what is announced to it is [what it lists itself](Inner::fetch_expired), and only the sums count. Returns
+    /// whether it is the same.
+    fn turn_over(&mut self, epoch: u64) -> bool {
         let same = self.epoch == Some(epoch);
         let entries = std::mem::take(&mut self.entries);
         if same {
-            // It took us for dead, and dropped what was here.
-            self.kept.clear();
+            self.remember_sums(entries.into_values());
+            let told = self.kept.extract_if(|_, entry| entry.announced || entry.offered || entry.expired);
+            let told: Vec<_> = told.map(|(_, entry)| entry).collect();
+            self.remember_sums(told.into_iter());
         } else {
+            self.sums.clear();
             let sealed = entries.into_values().filter(|entry| entry.sealed);
             self.kept.extend(sealed.map(|entry| ((entry.stored.segment, entry.stored.offset), entry)));
             for entry in self.kept.values_mut() {
-                (entry.announced, entry.offered) = (false, false);
+                (entry.announced, entry.offered, entry.expired) = (false, false, false);
             }
         }
         self.journal.iter_mut().for_each(Journal::write_anew);
@@ -167,6 +178,29 @@ impl Inventory {
         self.summed.clear();
         (self.fresh, self.unheard) = (0, 0);
         self.epoch = Some(epoch);
+        same
+    }
+
+    /// Keeps the sums of objects that the master may list once more.
+    fn remember_sums(&mut self, entries: impl Iterator<Item = Entry>) {
+        for entry in entries.filter(|entry| entry.sealed) {
+            let value = (entry.stored.epoch, entry.stored.number);
+            if let Some(sum) = entry.sum {
+                self.sums.insert((entry.stored.segment, entry.stored.offset), (value, sum));
+            }
+        }
+    }
+
+    /// The master lists a replica that this client held when it expired.
+    fn list_expired(&mut self, stored: StoredReplica, now: Moment) {
+        let place = (stored.segment, stored.offset);
+        let value = (stored.epoch, stored.number);
+        let known = self.sums.get(&place).filter(|(of, _)| *of == value).map(|(_, sum)| *sum);
+        // An object that was not summed up in time is what it was, too: the master has handed out nothing of a dead segment.
+        let sum = known.or(stored.checksum);
+        let pinned = now.after(Duration::from_millis(stored.soft_pin_ms));
+        let (announced, offered, expired) = (false, false, true);
+        self.kept.insert(place, Entry { stored, pinned, sum, sealed: sum.is_some(), announced, offered, expired });
     }
 
     /// The master is about to be told of these. What becomes of them then is known when it says so.
@@ -220,6 +254,7 @@ impl<T: Transport> Client<T> {
 impl<T: Transport> Inner<T> {
     /// Asks the master for changes for the first time, so that what is mounted from now on is recorded. Without it, nothing is.
     pub(super) async fn begin_inventory(&self, deadline: &Deadline) -> Result<()> {
+        self.exchange_promise(deadline).await?;
         if !self.config.outlive_master {
             return Ok(());
         }
@@ -227,8 +262,11 @@ impl<T: Transport> Inner<T> {
         let page = deadline.bound("asking for the inventory", self.master.inventory(self.id, 0)).await;
         match page {
             Ok(page) => {
-                inventory.turn_over(page.epoch);
+                let same = inventory.turn_over(page.epoch);
                 inventory.apply(page, self.config.clock.now());
+                if same && !is_planted("expired-not-fetched") {
+                    self.fetch_expired(&mut inventory, deadline).await?;
+                }
             }
             Err(error) if is_refusal(&error) => {
                 log_refusal(&error);
@@ -236,6 +274,40 @@ impl<T: Transport> Inner<T> {
             }
             Err(error) => return Err(error),
         }
+        Ok(())
+    }
+
+    /// Asks the master for the replicas that it listed when it took this client for dead.
+    async fn fetch_expired(&self, inventory: &mut Inventory, deadline: &Deadline) -> Result<()> {
+        let own: Vec<SegmentId> = {
+            let segments = self.segments.lock();
+            segments.iter().filter(|mounted| mounted.own.is_some() && !mounted.leaving).map(|m| m.id()).collect()
+        };
+        let moving: Vec<SegmentId> = self.moving.lock().iter().map(|moving| moving.segment.id).collect();
+        for segment in own.into_iter().chain(moving) {
+            let mut after = 0;
+            loop {
+                let asked = self.master.expired(self.id, segment, after);
+                let page = match deadline.bound("asking for expired replicas", asked).await {
+                    Ok(page) => page,
+                    Err(error) if error.kind() == mooncake_core::ErrorKind::VersionMismatch
+                        || error.code() == ErrorCode::NotSupported => return Ok(()),
+                    Err(error) => return Err(error),
+                };
+                if Some(page.epoch) != inventory.epoch {
+                    // Another master: the next ping finds out.
+                    return Ok(());
+                }
+                let now = self.config.clock.now();
+                let stored = page.changes.into_iter().filter_map(|change| change.stored);
+                stored.filter(|stored| stored.segment == segment).for_each(|stored| inventory.list_expired(stored, now));
+                if page.whole || page.next <= after {
+                    break;
+                }
+                after = page.next;
+            }
+        }
+        inventory.sums.clear();
         Ok(())
     }
 
@@ -438,6 +510,17 @@ impl<T: Transport> Inner<T> {
 
     /// How many the master took.
     async fn announce_batch(&self, batch: Vec<Entry>) -> Result<usize> {
+        let (expired, kept): (Vec<_>, Vec<_>) = batch.into_iter().partition(|entry| entry.expired);
+        let mut taken = 0;
+        for (batch, expired) in [(expired, true), (kept, false)] {
+            if !batch.is_empty() {
+                taken += self.announce_as(batch, expired).await?;
+            }
+        }
+        Ok(taken)
+    }
+
+    async fn announce_as(&self, batch: Vec<Entry>, expired: bool) -> Result<usize> {
         let now = self.config.clock.now();
         let tell = |entry: Entry| {
             let left = u64::try_from(entry.pinned.since(now).as_millis()).unwrap_or(u64::MAX);
@@ -447,7 +530,13 @@ impl<T: Transport> Inner<T> {
         // Held, so that what the master says of them is heard afterwards.
         let mut inventory = self.inventory.lock().await;
         inventory.offer(&batch);
-        let announced = self.deadline().bound("announcing", self.master.announce(self.id, &batch)).await?;
+        let asked = async {
+            match expired {
+                true => self.master.announce_expired(self.id, &batch).await,
+                false => self.master.announce(self.id, &batch).await,
+            }
+        };
+        let announced = self.deadline().bound("announcing", asked).await?;
         let mut taken = 0;
         for (stored, outcome) in batch.iter().zip(announced) {
             let place = (stored.segment, stored.offset);
@@ -504,7 +593,12 @@ fn sums_until<T: Transport>(
 fn check<T: Transport>(batch: Vec<(Entry, Option<Slice<T>>)>) -> (Vec<Entry>, Vec<Place>) {
     let (mut same, mut other) = (Vec::with_capacity(batch.len()), Vec::new());
     for (entry, slice) in batch {
-        if entry.sum.is_some() && slice.and_then(|slice| sum_of(&slice)) == entry.sum {
+        let is_same = match (slice, entry.sum) {
+            (Some(slice), Some(sum)) => sum_of(&slice) == Some(sum),
+            (Some(_), None) => entry.expired,
+            (None, _) => false,
+        };
+        if is_same {
             same.push(entry);
         } else {
             other.push((entry.stored.segment, entry.stored.offset));

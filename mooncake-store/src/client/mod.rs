@@ -19,6 +19,7 @@ mod objects;
 #[cfg(feature = "http")]
 mod pages;
 mod peers;
+mod promise;
 mod put;
 mod ranges;
 mod remount;
@@ -106,6 +107,7 @@ pub(crate) struct Inner<T: Transport> {
     /// Segments whose memory has gone elsewhere and is not registered there yet.
     moving: Mutex<Vec<Moving>>,
     inventory: tokio::sync::Mutex<Inventory>,
+    promises: parking_lot::Mutex<promise::Promises>,
     /// Looks at objects of before, while the turn is its own.
     announcing: Mutex<Option<tokio::task::JoinHandle<()>>>,
     announcing_turn: AtomicU64,

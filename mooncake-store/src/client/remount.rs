@@ -3,7 +3,7 @@
 //! Whoever was granted space by the master before may still write to it, and whoever was told of an object may still read it; the new master knows
 //! nothing of either. So a segment that this client allocated itself comes back at other addresses: what goes to the
 //! old ones is refused by the wire, and the new master may place objects at once. If another master asks, what lies in the segment moves along
-//! and is announced (`inventory`); the same master has dropped all that, so other memory will do. Memory of the caller's stays where it
+//! and is announced (`inventory`); to the same master, what it lists of it. Memory of the caller's stays where it
 //! is; the master lets it rest.
 
 use std::sync::Arc;
@@ -20,7 +20,8 @@ use super::Inner;
 use super::deadline::Deadline;
 use super::mount::{Mounted, Moving};
 
-/// For how long nothing else may come to lie at addresses that were given up. No grant to a client is used for longer.
+/// For how long nothing else may come to lie at addresses that were given up, at least. No grant to a client is used for longer;
+/// a lease may be.
 const HOLE: Duration = Duration::from_secs(60);
 
 impl<T: Transport> Inner<T> {
@@ -106,8 +107,9 @@ impl<T: Transport> Inner<T> {
 
     /// Nothing else may come to lie there for a while.
     pub(super) fn keep_hole(&self, hole: AddressHole) {
+        let span = HOLE.max(self.promises.lock().longest(self.config.clock.now()));
         self.runtime.spawn(async move {
-            tokio::time::sleep(HOLE).await;
+            tokio::time::sleep(span).await;
             drop(hole);
         });
     }

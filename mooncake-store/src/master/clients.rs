@@ -192,7 +192,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         for seen in clients.seen.values() {
             self.timers.at(seen.after(self.options.client_ttl));
         }
-        self.ledgers.lock().prune(|client| clients.seen.contains_key(&client), self.options.client_ttl, now);
+        let mut ledgers = self.ledgers.lock();
+        gone.iter().for_each(|client| ledgers.forget(*client));
+        ledgers.prune(|client| clients.seen.contains_key(&client), self.options.client_ttl, now);
+        drop(ledgers);
         drop(clients);
         let due: Vec<_> = {
             let registry = self.segments.read();
@@ -203,6 +206,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         };
         for mounted in &due {
             if mounted.leaves().is_none() {
+                mounted.expire();
                 tracing::warn!(client = %mounted.client, segment = mounted.info.name, "client was silent too long");
             }
             self.bury(graves, mounted);
@@ -231,7 +235,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let known = graves.knows(segment.id);
         let resting = graves.inherit(segment);
         let opens = match mount {
-            Mount::Again if !known => self.started.after(self.options.rest_after_start()),
+            Mount::Again if !known => self.started.after(self.rest_after_start()),
             _ => now,
         };
         let mut mounted = Mounted::new(segment.clone(), client, opens, &self.allocator, &resting);

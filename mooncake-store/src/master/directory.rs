@@ -20,6 +20,7 @@ use smallvec::SmallVec;
 
 use self::order::{Pool, Seat};
 use super::disks::{FileGrant, OnDisk, Tier};
+use super::expired::ExpiredReplicas;
 use super::groups::{Group, Groups};
 use super::hot::Heats;
 use super::inventory::Stamp;
@@ -258,6 +259,8 @@ pub(super) struct Shard<A, E: EvictionPolicy> {
     journal: Option<Arc<dyn Journal>>,
     pub(super) reads: Reads,
     pub(super) heats: Heats,
+    /// Replicas that expired clients may announce again.
+    pub(super) expired: ExpiredReplicas,
 }
 
 /// Counted under the shard's lock, so that readers share no counter.
@@ -289,6 +292,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
             journal: None,
             reads: Reads::default(),
             heats: Heats::default(),
+            expired: ExpiredReplicas::default(),
         }
     }
 
@@ -325,6 +329,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     /// Sets what can be read and returns what could be before. The hard pin must be as it shall be.
     pub(super) fn put_value(&mut self, slot: SlotId, value: Value<A>, use_number: u64) -> Option<Value<A>> {
         let before = self.take_value(slot);
+        self.expired.keep_only(&self.objects[slot].key, value.stamp);
         self.charged(slot, |shard| {
             let object = &mut shard.objects[slot];
             object.used = use_number;
@@ -339,13 +344,20 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
 
     pub(super) fn take_value(&mut self, slot: SlotId) -> Option<Value<A>> {
         self.charged(slot, |shard| {
-            let value = shard.objects[slot].value.take()?;
+            let object = &mut shard.objects[slot];
+            let value = object.value.take()?;
+            shard.expired.forget(object.key.as_bytes());
             for held in &value.replicas {
                 held.segment.ledger.iter().for_each(|ledger| ledger.gone(held.id));
             }
             shard.forget(slot);
             Some(value)
         })
+    }
+
+    /// Forgets the replicas of an object that expired clients hold.
+    pub(super) fn forget_expired(&mut self, slot: SlotId) {
+        self.expired.forget(self.objects[slot].key.as_bytes());
     }
 
     /// Makes a change and charges its tenant for it. Nothing else changes what an object takes; not to be nested.
@@ -393,6 +405,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         self.objects[slot].retain_disk(|_| true);
         let object = &mut self.objects[slot];
         let lease = object.lease;
+        self.expired.note(object, now);
         if let Some(value) = &mut object.value {
             drop_dead(&mut value.replicas, lease, now);
             if value.replicas.is_empty() {

@@ -175,6 +175,11 @@ impl Ledgers {
         self.0.get(&client).cloned()
     }
 
+    /// Forgets the ledger of a client that expired: changes in its dead segments are of no use.
+    pub(super) fn forget(&mut self, client: ClientId) {
+        self.0.remove(&client);
+    }
+
     /// Keeps those of clients that live, or have asked lately.
     pub(super) fn prune(&mut self, lives: impl Fn(ClientId) -> bool, ttl: Duration, now: Moment) {
         self.0.retain(|client, ledger| lives(*client) || ledger.0.lock().asked.after(ttl) > now);
@@ -253,6 +258,18 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// `OBJECT_ALREADY_EXISTS` (there is a newer value, or one of which it is not known; that one goes, too; or a snapshot says that it was removed or replaced);
     /// `TENANT_NOT_REGISTERED`; `TENANT_QUOTA_EXCEEDED`.
     pub fn announce(&self, client: ClientId, replica: &StoredReplica) -> Result<()> {
+        self.announce_as(client, replica, false)
+    }
+
+    /// As [`Master::announce`], of a replica that [`Master::expired`] listed. One that was removed or replaced since is refused.
+    ///
+    /// # Errors
+    /// As [`Master::announce`].
+    pub fn announce_expired(&self, client: ClientId, replica: &StoredReplica) -> Result<()> {
+        self.announce_as(client, replica, true)
+    }
+
+    fn announce_as(&self, client: ClientId, replica: &StoredReplica, expired: bool) -> Result<()> {
         let key = ObjectKey::new(replica.key.as_slice())?;
         let now = self.clock.now();
         let hash = self.directory.hash(key.as_bytes());
@@ -263,7 +280,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             None if found.is_some_and(|slot| is_there(&shard[slot], replica)) => return Ok(()),
             None => return Err(Error::invalid(format!("no space was kept at {}", replica.offset))),
         };
-        let used = match self.past.get().map(|past| past.judge(hash, replica)) {
+        let judged = if expired {
+            Some(shard.expired.take(replica))
+        } else {
+            self.past.get().map(|past| past.judge(hash, replica))
+        };
+        let used = match judged {
             Some(Err(error)) => {
                 held.retire(now, now);
                 return Err(error);

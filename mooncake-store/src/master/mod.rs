@@ -14,6 +14,7 @@ mod directory;
 mod disks;
 mod drain;
 mod evict;
+mod expired;
 mod graves;
 mod groups;
 mod hot;
@@ -23,6 +24,7 @@ mod lookup;
 mod options;
 mod pattern;
 mod placement;
+mod promise;
 mod promote;
 mod put;
 mod remove;
@@ -102,6 +104,7 @@ pub struct Master<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = Bu
     doubts: AtomicU64,
     clients: Mutex<Clients>,
     ledgers: Mutex<Ledgers>,
+    promised: promise::Promised,
     membership: Mutex<Graves<A>>,
     eviction: EvictionState,
     timers: tick::Timers,
@@ -160,6 +163,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             doubts: AtomicU64::new(0),
             clients: Mutex::default(),
             ledgers: Mutex::default(),
+            promised: promise::Promised::default(),
             membership: Mutex::default(),
             eviction: EvictionState::default(),
             timers: tick::Timers::default(),

@@ -156,7 +156,8 @@ pub struct MasterOptions {
     /// be on their way. Never longer than the grant was valid (10 s).
     pub revoke_rest: Duration,
     /// How long after its own start a master places nothing in segments that are mounted *again* and that it has never seen:
-    /// readers and writers may hold promises of the master before it. `None` is the longer of `lease_ttl` and `put_discard`.
+    /// readers and writers may hold promises of the master before it. `None` is the longest of `lease_ttl`, `put_discard`, the
+    /// time for which clients use a grant, and what clients or a snapshot say of earlier masters.
     pub remount_rest: Option<Duration>,
     /// How segments are chosen.
     pub placement: Placement,
@@ -263,10 +264,9 @@ impl MasterOptions {
         Ok(())
     }
 
-    /// [`MasterOptions::remount_rest`] with its default filled in.
-    pub(super) fn rest_after_start(&self) -> Duration {
-        // Writers of the master before may hold grants as well as readers leases.
-        self.remount_rest.unwrap_or(self.lease_ttl.max(self.put_discard))
+    /// Longest time for which a reader or a writer may rely on what a master with these options told it.
+    pub(super) fn longest_promise(&self) -> Duration {
+        self.lease_ttl.max(self.put_discard)
     }
 }
 

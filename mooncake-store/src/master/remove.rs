@@ -23,10 +23,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let now = self.clock.now();
         let hash = self.directory.hash(key);
         let mut shard = self.directory.lock(hash);
-        let slot = shard.find(hash, key).ok_or_else(absent)?;
+        let Some(slot) = shard.find(hash, key) else {
+            shard.expired.forget(key);
+            return Err(absent());
+        };
         shard.prune(slot, now, self.options.put_release);
         let object = &shard[slot];
         if object.value().is_none() && object.write().is_none() && object.disk().is_none() {
+            shard.expired.forget(key);
             shard.settle(slot);
             return Err(absent());
         }
@@ -45,7 +49,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// `INVALID_PARAMS` for a pattern that is no pattern, or too large.
     pub fn remove_matching(&self, pattern: &str, force: bool) -> Result<u64> {
         let pattern = compile(pattern)?;
-        Ok(self.remove_where(force, |object| pattern.is_match(object.key.as_bytes())))
+        Ok(self.remove_where(force, |key| pattern.is_match(key)))
     }
 
     /// Drops every object except those [`Master::remove`] would refuse; how many.
@@ -64,7 +68,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         for key in keys {
             let hash = self.directory.hash(key);
             let mut shard = self.directory.lock(hash);
-            let Some(slot) = shard.find(hash, key) else { continue };
+            let Some(slot) = shard.find(hash, key) else {
+                shard.expired.forget(key);
+                continue;
+            };
             let object = &shard[slot];
             let own = object.value().is_some_and(|value| value.writer.client == client);
             if !own || self.blocked(object, false, now).is_some() {
@@ -82,16 +89,18 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         cleared
     }
 
-    pub(super) fn remove_where(&self, force: bool, wanted: impl Fn(&Object<A>) -> bool) -> u64 {
+    pub(super) fn remove_where(&self, force: bool, wanted: impl Fn(&[u8]) -> bool) -> u64 {
         let now = self.clock.now();
         let mut removed = 0;
         self.directory.visit(|shard, slot| {
             let object = &shard[slot];
-            if wanted(object) && self.blocked(object, force, now).is_none() {
+            if wanted(object.key.as_bytes()) && self.blocked(object, force, now).is_none() {
                 removed += u64::from(object.value().is_some() || object.disk().is_some());
                 self.drop_object(shard, slot, now);
             }
         });
+        // Replicas that pruning added meanwhile are among these.
+        self.directory.each().for_each(|mut shard| shard.expired.forget_where(&wanted));
         self.eviction.something_changed();
         removed
     }
@@ -114,6 +123,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     fn drop_object(&self, shard: &mut Shard<A, E>, slot: SlotId, now: Moment) {
         let lease = self.in_use_until(&shard[slot]);
         shard[slot].leave_disks();
+        shard.forget_expired(slot);
         if let Some(value) = shard.take_value(slot) {
             value.retire(self.rest_until(lease), now);
         }

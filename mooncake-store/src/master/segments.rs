@@ -29,6 +29,8 @@ pub(super) struct Mounted<A> {
     /// Nothing is placed here before.
     opens: Moment,
     alive: AtomicBool,
+    /// Whether it is dead because its client was silent for too long.
+    expired: AtomicBool,
     /// End of the grace period of a graceful unmount, 0 for none.
     leaves: AtomicU64,
     /// Number of the state that a drain has brought it to: OK, DRAINING, DRAINED.
@@ -79,6 +81,7 @@ impl<A: SegmentAllocator> Mounted<A> {
             client,
             opens,
             alive: AtomicBool::new(true),
+            expired: AtomicBool::new(false),
             leaves: AtomicU64::new(0),
             drain: AtomicU8::new(SegmentStatus::Ok as u8),
             doubted: AtomicBool::new(false),
@@ -271,6 +274,16 @@ impl<A: SegmentAllocator> Mounted<A> {
     /// Whether its objects can be read.
     pub(super) fn is_alive(&self) -> bool {
         self.alive.load(SeqCst)
+    }
+
+    /// Marks the mount as one whose client expired. Call before [`bury`](Self::bury).
+    pub(super) fn expire(&self) {
+        self.expired.store(true, SeqCst);
+    }
+
+    /// Whether the mount is dead because its client expired.
+    pub(super) fn has_expired(&self) -> bool {
+        !self.is_alive() && self.expired.load(SeqCst)
     }
 
     pub(super) fn bury(&self) {

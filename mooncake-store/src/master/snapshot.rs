@@ -19,7 +19,8 @@ use mooncake_core::evict::EvictionPolicy;
 use super::Master;
 use super::directory::Object;
 
-use self::file::{Head, Horizon, Noted, Part, Place, begin};
+use self::file::{Head, begin};
+pub(super) use self::file::{Horizon, Noted, Part, Place};
 
 pub use self::file::Snapshot;
 pub(super) use self::file::{NotedDrains, NotedJob, NotedMove, NotedTask};
@@ -46,7 +47,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let now = self.clock.now();
         let mut horizons = vec![since];
         horizons.extend(self.past.get().into_iter().flat_map(Past::horizons).take(FOREBEARS));
-        write(&begin(&Head { uses: since.number, horizons }))?;
+        let promise_ms = self.promise_ms(now);
+        write(&begin(&Head { uses: since.number, horizons, promise_ms }))?;
         let (mut objects, mut number) = (0u64, 0u64);
         let batch = RefCell::new(Vec::new());
         let mut put = |part: Part| {
@@ -66,6 +68,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 put(Part { objects: unclaimed, ..Part::default() })?;
             }
         }
+        objects += self.note_expired(&mut put)?;
         let mut failed = Ok(());
         self.directory.visit_while(
             |shard, slot| batch.borrow_mut().extend(note(&shard[slot], now)),
@@ -80,6 +83,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             },
         );
         failed?;
+        // Objects whose client expires during the walk are in one of the two lists at least.
+        objects += self.note_expired(&mut put)?;
         let left = batch.into_inner();
         objects += left.len() as u64;
         put(Part { objects: left, ..Part::default() })?;
@@ -105,6 +110,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let Snapshot { head, objects, tasks, drains } = snapshot;
         let used = objects.iter().map(|object| object.used).max().unwrap_or(0);
         self.directory.count_from(head.uses.max(used));
+        self.note_promise(head.promise_ms, &"snapshot");
         self.tasks.lock().recall(tasks, now, &self.options.tasks);
         self.recall_drains(drains, now);
         let _ = self.past.set(Past::new(head.horizons, objects, now, |key| self.directory.hash(key)));

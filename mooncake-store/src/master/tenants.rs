@@ -410,8 +410,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     pub fn remove_matching_of(&self, tenant: &str, pattern: &str, force: bool) -> Result<u64> {
         let pattern = compile(pattern)?;
         let Some(prefix) = self.tenants.prefix(tenant) else { return Ok(0) };
-        Ok(self.remove_where(force, |object| {
-            object.key.as_bytes().strip_prefix(&*prefix).is_some_and(|key| pattern.is_match(key))
+        Ok(self.remove_where(force, |key| {
+            key.strip_prefix(&*prefix).is_some_and(|key| pattern.is_match(key))
         }))
     }
 
@@ -421,7 +421,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if !self.tenants.are_on() {
             return self.remove_all(force);
         }
-        self.remove_where(force, |object| object.key.as_bytes().starts_with(&prefix))
+        self.remove_where(force, |key| key.starts_with(&prefix))
     }
 
     /// As [`Master::locate_matching`], of one tenant; pattern and answer have its keys as it wrote them. One that is not registered

@@ -82,6 +82,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// Takes back writes that nobody ended in time.
     fn reap(&self, now: Moment) {
         for mut shard in self.directory.each() {
+            shard.expired.forget_until(now);
             let due = |slot: &SlotId| {
                 shard[*slot].write().is_some_and(|write| write.started.after(self.options.put_release) <= now)
             };

@@ -307,4 +307,16 @@ impl<A: SegmentAllocator, E: EvictionPolicy> InventoryCalls for Master<A, E> {
     fn release_kept(&self, client: ClientId, segment: SegmentId) -> Result<()> {
         self.release_kept(client, segment)
     }
+
+    fn exchange_promise(&self, client: ClientId, promise_ms: u64) -> Result<u64> {
+        Ok(self.exchange_promise(client, promise_ms))
+    }
+
+    fn expired(&self, client: ClientId, segment: SegmentId, after: u64) -> Result<InventoryPage> {
+        Ok(self.expired(client, segment, after))
+    }
+
+    fn announce_expired(&self, client: ClientId, stored: &StoredReplica) -> Result<()> {
+        self.announce_expired(client, stored)
+    }
 }

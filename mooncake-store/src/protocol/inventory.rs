@@ -35,6 +35,21 @@ pub trait InventoryCalls: Send + Sync + 'static {
     fn release_kept(&self, _client: ClientId, _segment: SegmentId) -> Result<()> {
         Err(no_inventory())
     }
+
+    /// Takes note of the longest promise of earlier masters. Returns the longest promise of this one, in milliseconds.
+    fn exchange_promise(&self, _client: ClientId, _promise_ms: u64) -> Result<u64> {
+        Err(no_inventory())
+    }
+
+    /// Replicas of a segment whose client expired.
+    fn expired(&self, _client: ClientId, _segment: SegmentId, _after: u64) -> Result<InventoryPage> {
+        Err(no_inventory())
+    }
+
+    /// Serves a replica of an expired client again.
+    fn announce_expired(&self, _client: ClientId, _stored: &StoredReplica) -> Result<()> {
+        Err(no_inventory())
+    }
 }
 
 fn no_inventory() -> Error {
@@ -67,6 +82,15 @@ pub(super) fn inventory_calls<M: MasterCalls>(
             r.stored.iter().map(|stored| master.announce(r.client, stored)).collect::<Vec<_>>()
         }),
         ReleaseKept::FUNCTION => call.answer(|r: ReleaseKept| master.release_kept(r.client, r.segment)),
+        ExchangePromise::FUNCTION => {
+            call.answer(|r: ExchangePromise| master.exchange_promise(r.client, r.promise_ms))
+        }
+        FetchExpired::FUNCTION => {
+            call.answer(|r: FetchExpired| master.expired(r.client, r.segment, r.after))
+        }
+        AnnounceExpired::FUNCTION => call.answer(|r: AnnounceExpired<'_>| {
+            r.stored.iter().map(|stored| master.announce_expired(r.client, stored)).collect::<Vec<_>>()
+        }),
         _ => return None,
     })
 }

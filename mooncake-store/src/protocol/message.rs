@@ -177,6 +177,9 @@ macro_rules! meaning {
     (open) => {
         "Whether that was all."
     };
+    (promise_ms) => {
+        "Longest time, in milliseconds, for which leases or grants of earlier masters may still hold."
+    };
     (stored) => {
         "The objects that are still what they were."
     };
@@ -524,6 +527,12 @@ calls! {
     AnnounceReplicas<'a>(client: ClientId, stored: List<'a, StoredReplica>) -> Vec<Answer<()>>;
     /// Gives back what space is still kept.
     ReleaseKept(client: ClientId, segment: SegmentId) -> Answer<()>;
+    /// Tells the longest promise of earlier masters. The response is the longest promise of this master, in milliseconds.
+    ExchangePromise(client: ClientId, promise_ms: u64) -> Answer<u64>;
+    /// Replicas that a segment held when its client expired, and that nobody has removed or replaced since.
+    FetchExpired(client: ClientId, segment: SegmentId, after: u64) -> Answer<InventoryPage>;
+    /// [`AnnounceReplicas`] of replicas that [`FetchExpired`] listed.
+    AnnounceExpired<'a>(client: ClientId, stored: List<'a, StoredReplica>) -> Vec<Answer<()>>;
     /// [`PollRemoveAll`] and [`OffloadObjectHeartbeat`] in one, numbered and repeated until it is done; and what does not count any more.
     FetchDiskWork(client: ClientId, begin: bool, done: u64) -> Answer<DiskWork>;
 }

@@ -444,6 +444,19 @@ impl InventoryService for RemoteMaster {
     async fn release_kept(&self, client: ClientId, segment: SegmentId) -> Result<()> {
         self.plain(ReleaseKept { client, segment }).await
     }
+
+    async fn exchange_promise(&self, client: ClientId, promise: Duration) -> Result<Duration> {
+        let promise_ms = u64::try_from(promise.as_millis()).unwrap_or(u64::MAX);
+        self.plain(ExchangePromise { client, promise_ms }).await.map(Duration::from_millis)
+    }
+
+    async fn expired(&self, client: ClientId, segment: SegmentId, after: u64) -> Result<InventoryPage> {
+        self.plain(FetchExpired { client, segment, after }).await
+    }
+
+    async fn announce_expired(&self, client: ClientId, stored: &[StoredReplica]) -> Result<Vec<Result<()>>> {
+        self.batch(AnnounceExpired { client, stored: stored.into() }, stored.len()).await
+    }
 }
 
 #[async_trait]

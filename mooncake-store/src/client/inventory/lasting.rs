@@ -258,7 +258,9 @@ impl Inventory {
     /// Objects in a segment that are known for sure.
     fn known(&self, segment: SegmentId) -> Vec<Came> {
         let told = self.entries.keys().filter_map(|id| self.came(*id, segment));
-        let kept = self.kept_in(segment).filter_map(|entry| came(ReplicaId(0), entry));
+        // A later process could not say to which list of which master the others belong.
+        let kept = self.kept_in(segment).filter(|entry| !entry.expired);
+        let kept = kept.filter_map(|entry| came(ReplicaId(0), entry));
         told.chain(kept).collect()
     }
 
@@ -291,7 +293,7 @@ impl Inventory {
         for Came { replica, stored, sum, offered } in found.objects.values().cloned() {
             let pinned = now.after(std::time::Duration::from_millis(stored.soft_pin_ms));
             let place = (stored.segment, stored.offset);
-            let entry = Entry { stored, pinned, sum: Some(sum), sealed: true, announced: false, offered };
+            let entry = Entry { stored, pinned, sum: Some(sum), sealed: true, announced: false, offered, expired: false };
             if replica == ReplicaId(0) {
                 self.kept.insert(place, entry);
             } else {
@@ -343,6 +345,7 @@ impl<T: Transport> Client<T> {
 impl<T: Transport> Inner<T> {
     async fn mount_lasting(self: &Arc<Self>, opened: Opened, deadline: &Deadline) -> Result<SegmentId> {
         let Opened { memory, found, holes, mut header, index } = opened;
+        self.exchange_promise(deadline).await?;
         let memory = Arc::new(memory);
         let region = deadline.bound("registering", self.engine.register(memory.clone())).await?;
         let _changing = self.changing(deadline).await?;

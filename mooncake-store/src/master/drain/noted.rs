@@ -32,7 +32,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let mut jobs = self.drains.jobs.lock();
         let mut registry = self.segments.write();
         registry.brought.extend(noted.drained.into_iter().map(|id| (id, SegmentStatus::Drained)));
-        let from = now.after(self.options.rest_after_start());
+        let from = now.after(self.rest_after_start());
         for noted in noted.jobs {
             if jobs.find(noted.id).is_ok() {
                 continue;

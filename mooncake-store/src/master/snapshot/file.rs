@@ -9,8 +9,10 @@ use crate::protocol::record::{append, next};
 use crate::protocol::wire::{TaskKind, TaskStatus};
 
 /// What a snapshot begins with, and the version of what follows.
-const MAGIC: &[u8; 8] = b"mksnap02";
-/// The version before: nothing of drains.
+const MAGIC: &[u8; 8] = b"mksnap03";
+/// The version before: no promise in its head.
+const SECOND: &[u8; 8] = b"mksnap02";
+/// The version before that: nothing of drains either.
 const FIRST: &[u8; 8] = b"mksnap01";
 
 /// What one master knew when it wrote a snapshot. [`Master::recall`](super::super::Master::recall) gives it to the next one.
@@ -26,14 +28,27 @@ impl Snapshot {
     /// Reads what [`Master::snapshot`](super::super::Master::snapshot) wrote. Any bytes may come in.
     ///
     /// # Errors
-    /// `PERSISTENT_FAIL`, when they are not one whole snapshot of this version or the one before; the text says what is wrong.
+    /// `PERSISTENT_FAIL`, when they are not one whole snapshot of this version or the two before; the text says what is wrong.
     pub fn read(bytes: &[u8]) -> Result<Self> {
         let refuse = |why: &str| Err(Error::new(ErrorCode::PersistentFail, format!("no snapshot: {why}")));
         let first = bytes.starts_with(FIRST);
-        let Some(mut rest) = bytes.strip_prefix(if first { FIRST } else { MAGIC }) else {
-            return refuse("it does not begin like one of this version, or the one before");
+        let without_promise = first || bytes.starts_with(SECOND);
+        let magic = if first {
+            FIRST
+        } else if without_promise {
+            SECOND
+        } else {
+            MAGIC
         };
-        let Some(head) = next::<Head>(&mut rest) else { return refuse("its head is damaged") };
+        let Some(mut rest) = bytes.strip_prefix(magic) else {
+            return refuse("it does not begin like one of this version, or the two before");
+        };
+        let head = if without_promise {
+            next::<SecondHead>(&mut rest).map(Head::from)
+        } else {
+            next::<Head>(&mut rest)
+        };
+        let Some(head) = head else { return refuse("its head is damaged") };
         let mut snapshot =
             Self { head, objects: Vec::new(), tasks: Vec::new(), drains: NotedDrains::default() };
         for number in 0u64.. {
@@ -98,28 +113,44 @@ pub(super) struct Head {
     /// The uses of objects that were counted when it was done.
     pub(super) uses: u64,
     pub(super) horizons: Vec<Horizon>,
+    /// Longest time, in milliseconds, for which leases and grants of that master and those before it may hold.
+    pub(super) promise_ms: u64,
 }
 
-wire_fields!(structure Head { uses: u64, horizons: Vec<Horizon> });
+wire_fields!(structure Head { uses: u64, horizons: Vec<Horizon>, promise_ms: u64 });
+
+/// The head of a snapshot of the version before.
+struct SecondHead {
+    uses: u64,
+    horizons: Vec<Horizon>,
+}
+
+wire_fields!(structure SecondHead { uses: u64, horizons: Vec<Horizon> });
+
+impl From<SecondHead> for Head {
+    fn from(SecondHead { uses, horizons }: SecondHead) -> Self {
+        Self { uses, horizons, promise_ms: 0 }
+    }
+}
 
 /// Of what was written under that master before its use of that number, all that was still there is in the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Horizon {
-    pub(super) epoch: u64,
-    pub(super) number: u64,
+pub(in crate::master) struct Horizon {
+    pub(in crate::master) epoch: u64,
+    pub(in crate::master) number: u64,
 }
 
 wire_fields!(structure Horizon { epoch: u64, number: u64 });
 
 /// A part of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Part {
+pub(in crate::master) struct Part {
     /// Counted from 0.
-    pub(super) number: u64,
-    pub(super) objects: Vec<Noted>,
-    pub(super) tasks: Vec<NotedTask>,
-    pub(super) drains: NotedDrains,
-    pub(super) last: bool,
+    pub(in crate::master) number: u64,
+    pub(in crate::master) objects: Vec<Noted>,
+    pub(in crate::master) tasks: Vec<NotedTask>,
+    pub(in crate::master) drains: NotedDrains,
+    pub(in crate::master) last: bool,
 }
 
 wire_fields!(structure Part {
@@ -149,22 +180,22 @@ impl From<FirstPart> for Part {
 
 /// An object that could be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Noted {
+pub(in crate::master) struct Noted {
     /// As the directory has it.
-    pub(super) key: Vec<u8>,
-    pub(super) len: u64,
-    pub(super) checksum: Option<u64>,
+    pub(in crate::master) key: Vec<u8>,
+    pub(in crate::master) len: u64,
+    pub(in crate::master) checksum: Option<u64>,
     /// The stamp of its value, if it was in memory.
-    pub(super) written: Option<Horizon>,
+    pub(in crate::master) written: Option<Horizon>,
     /// The number of its last use.
-    pub(super) used: u64,
-    pub(super) group: String,
-    pub(super) hard_pin: bool,
-    pub(super) soft_pin_ms: u64,
+    pub(in crate::master) used: u64,
+    pub(in crate::master) group: String,
+    pub(in crate::master) hard_pin: bool,
+    pub(in crate::master) soft_pin_ms: u64,
     /// Where it lay in memory.
-    pub(super) places: Vec<Place>,
+    pub(in crate::master) places: Vec<Place>,
     /// On whose disks it lay.
-    pub(super) disks: Vec<ClientId>,
+    pub(in crate::master) disks: Vec<ClientId>,
 }
 
 wire_fields!(structure Noted {
@@ -182,9 +213,9 @@ wire_fields!(structure Noted {
 
 /// Where a replica lay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) segment: SegmentId,
-    pub(super) offset: u64,
+pub(in crate::master) struct Place {
+    pub(in crate::master) segment: SegmentId,
+    pub(in crate::master) offset: u64,
 }
 
 wire_fields!(structure Place { segment: SegmentId, offset: u64 });
