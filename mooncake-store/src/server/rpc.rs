@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::State;
 use crate::master::Master;
 use crate::protocol::message::{
-    GetReplicaListByRegex, PollRemoveAll, RemoveAll, RemoveByRegex, Request, UnmountLocalDiskSegment,
+    FetchExpired, GetReplicaListByRegex, PollRemoveAll, RemoveAll, RemoveByRegex, Request, UnmountLocalDiskSegment,
 };
 use crate::protocol::server::{Refusal, Service};
 use crate::protocol::service::MasterService;
@@ -46,6 +46,7 @@ fn sees_all(function: u32) -> bool {
         RemoveAll::FUNCTION,
         PollRemoveAll::FUNCTION,
         UnmountLocalDiskSegment::FUNCTION,
+        FetchExpired::FUNCTION,
     ]
     .contains(&function)
 }

@@ -18,6 +18,7 @@ mod lasting;
 mod leading;
 mod leases;
 mod load;
+mod partition;
 #[cfg(feature = "transport-rdma")]
 mod rdma;
 mod replaced;
