@@ -132,7 +132,7 @@ pub fn snapshot(data: &[u8]) {
         rest = after;
     }
     let sealed_as = |version: &[u8; 8]| [version, &sealed[..]].concat();
-    for bytes in [data, &sealed_as(b"mksnap01"), &sealed_as(b"mksnap02")] {
+    for bytes in [data, &sealed_as(b"mksnap01"), &sealed_as(b"mksnap02"), &sealed_as(b"mksnap03")] {
         let Ok(snapshot) = Snapshot::read(bytes) else { continue };
         let again = Snapshot::read(&snapshot.write());
         assert!(again.is_ok_and(|again| again == snapshot), "a snapshot does not come back");

@@ -33,8 +33,7 @@ fn returns(rig: &Rig, who: u64, segment: &Segment, stored: &[StoredReplica]) -> 
         .map(|stored| Extent { offset: stored.offset, len: stored.len.next_multiple_of(64) })
         .collect();
     rig.master.keep(client(who), segment.id, &extents, true).unwrap();
-    let announce =
-        |stored| rig.master.announce_expired(client(who), stored).map_err(|error| error.code());
+    let announce = |stored| rig.master.announce_expired(client(who), stored).map_err(|error| error.code());
     let outcomes = stored.iter().map(announce).collect();
     rig.master.release_kept(client(who), segment.id).unwrap();
     outcomes
@@ -66,7 +65,10 @@ fn what_nobody_touched_is_served_again() {
     assert_eq!(keys(&stored), ["kept"].into());
     assert_eq!(returns(&rig, 1, &segment, &stored), [Ok(())]);
     assert!(rig.has("kept"));
-    assert_eq!(rig.locate("kept").unwrap().replicas[0].location.memory().unwrap().address >> 36, (2 << 4) + 1);
+    assert_eq!(
+        rig.locate("kept").unwrap().replicas[0].location.memory().unwrap().address >> 36,
+        (2 << 4) + 1
+    );
     assert!(!rig.has("removed") && !rig.has("rewritten") && !rig.has("cleared"));
     assert_eq!(rig.locate("replaced").unwrap().replicas[0].location.memory().unwrap().size, 100);
     assert!(listed(&rig, 1, &segment).is_empty());

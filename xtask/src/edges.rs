@@ -16,7 +16,43 @@ struct Edge {
 }
 
 /// Tests by subject. A new fix of this kind adds its test and the bug that reverts the fix.
-const EDGES: &[(&str, &[Edge])] = &[];
+const EDGES: &[(&str, &[Edge])] = &[
+    (
+        "H",
+        &[
+            Edge {
+                program: "master_promises",
+                test: "a_client_tells_of_longer_leases",
+                bugs: &["promise-forgotten"],
+            },
+            Edge {
+                program: "master_promises",
+                test: "a_snapshot_tells_of_longer_leases",
+                bugs: &["promise-forgotten"],
+            },
+        ],
+    ),
+    (
+        "I",
+        &[
+            Edge {
+                program: "master_expired",
+                test: "what_is_removed_after_it_was_listed_stays_away",
+                bugs: &["expired-removals-forgotten"],
+            },
+            Edge {
+                program: "processes",
+                test: "partition::an_owner_that_was_stopped_serves_its_objects_again",
+                bugs: &["expired-not-fetched", "expired-removals-forgotten"],
+            },
+            Edge {
+                program: "processes",
+                test: "partition::three_clients_behind_a_relay_that_was_stopped_serve_their_objects_again",
+                bugs: &["expired-not-fetched"],
+            },
+        ],
+    ),
+];
 
 /// Longest time that one run of one test may take.
 const LIMIT: Duration = Duration::from_secs(120);

@@ -120,7 +120,8 @@ impl Inventory {
             if let (true, Some(journal)) = (sealed, &mut self.journal) {
                 journal.came(change.replica);
             }
-            let entry = Entry { stored, pinned, sum, sealed, announced: false, offered: false, expired: false };
+            let entry =
+                Entry { stored, pinned, sum, sealed, announced: false, offered: false, expired: false };
             self.entries.insert(change.replica, entry);
         }
     }
@@ -200,7 +201,8 @@ impl Inventory {
         let sum = known.or(stored.checksum);
         let pinned = now.after(Duration::from_millis(stored.soft_pin_ms));
         let (announced, offered, expired) = (false, false, true);
-        self.kept.insert(place, Entry { stored, pinned, sum, sealed: sum.is_some(), announced, offered, expired });
+        self.kept
+            .insert(place, Entry { stored, pinned, sum, sealed: sum.is_some(), announced, offered, expired });
     }
 
     /// The master is about to be told of these. What becomes of them then is known when it says so.
@@ -281,7 +283,11 @@ impl<T: Transport> Inner<T> {
     async fn fetch_expired(&self, inventory: &mut Inventory, deadline: &Deadline) -> Result<()> {
         let own: Vec<SegmentId> = {
             let segments = self.segments.lock();
-            segments.iter().filter(|mounted| mounted.own.is_some() && !mounted.leaving).map(|m| m.id()).collect()
+            segments
+                .iter()
+                .filter(|mounted| mounted.own.is_some() && !mounted.leaving)
+                .map(|m| m.id())
+                .collect()
         };
         let moving: Vec<SegmentId> = self.moving.lock().iter().map(|moving| moving.segment.id).collect();
         for segment in own.into_iter().chain(moving) {
@@ -290,8 +296,7 @@ impl<T: Transport> Inner<T> {
                 let asked = self.master.expired(self.id, segment, after);
                 let page = match deadline.bound("asking for expired replicas", asked).await {
                     Ok(page) => page,
-                    Err(error) if error.kind() == mooncake_core::ErrorKind::VersionMismatch
-                        || error.code() == ErrorCode::NotSupported => return Ok(()),
+                    Err(error) if is_refusal(&error) => return Ok(()),
                     Err(error) => return Err(error),
                 };
                 if Some(page.epoch) != inventory.epoch {
@@ -300,7 +305,9 @@ impl<T: Transport> Inner<T> {
                 }
                 let now = self.config.clock.now();
                 let stored = page.changes.into_iter().filter_map(|change| change.stored);
-                stored.filter(|stored| stored.segment == segment).for_each(|stored| inventory.list_expired(stored, now));
+                stored
+                    .filter(|stored| stored.segment == segment)
+                    .for_each(|stored| inventory.list_expired(stored, now));
                 if page.whole || page.next <= after {
                     break;
                 }

@@ -69,7 +69,11 @@ mod tests {
         let seconds = Duration::from_secs;
         let mut promises = Promises::default();
         promises.learn(seconds(300), at(0));
-        assert_eq!(promises.longest(at(1_000_000)), seconds(300), "the present master gives leases all the time");
+        assert_eq!(
+            promises.longest(at(1_000_000)),
+            seconds(300),
+            "the present master gives leases all the time"
+        );
         promises.learn(seconds(30), at(1000));
         promises.learn(seconds(40), at(1100));
         assert_eq!(promises.longest(at(1200)), seconds(300));

@@ -220,7 +220,7 @@ const LIFETIMES: &[Flag] = &[
     flag(
         "remount_rest",
         "auto",
-        "How long after its start a master places nothing in segments of the one before it; auto: as long as a lease or a write in progress may last",
+        "How long after its start a master places nothing in segments of the one before it; auto: as long as a lease or a write of this master or an earlier one may last, as clients and snapshots tell",
         |draft, text| {
             draft.config.options.remount_rest = if text == "auto" { None } else { Some(millis(text)?) };
             Ok(())

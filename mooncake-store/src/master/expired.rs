@@ -190,7 +190,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         while index < shards && changes.len() < PAGE {
             let shard = self.directory.lock_at(index);
             let there = shard.expired.in_segment(segment, now);
-            changes.extend(there.map(|stored| InventoryChange { replica: ReplicaId(0), stored: Some(stored) }));
+            changes
+                .extend(there.map(|stored| InventoryChange { replica: ReplicaId(0), stored: Some(stored) }));
             index += 1;
         }
         InventoryPage { epoch: self.epoch, next: index as u64, lost: false, whole: index == shards, changes }

@@ -410,9 +410,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     pub fn remove_matching_of(&self, tenant: &str, pattern: &str, force: bool) -> Result<u64> {
         let pattern = compile(pattern)?;
         let Some(prefix) = self.tenants.prefix(tenant) else { return Ok(0) };
-        Ok(self.remove_where(force, |key| {
-            key.strip_prefix(&*prefix).is_some_and(|key| pattern.is_match(key))
-        }))
+        Ok(self
+            .remove_where(force, |key| key.strip_prefix(&*prefix).is_some_and(|key| pattern.is_match(key))))
     }
 
     /// As [`Master::remove_all`], of one tenant. One that is not registered has nothing.

@@ -85,9 +85,7 @@ pub(super) fn inventory_calls<M: MasterCalls>(
         ExchangePromise::FUNCTION => {
             call.answer(|r: ExchangePromise| master.exchange_promise(r.client, r.promise_ms))
         }
-        FetchExpired::FUNCTION => {
-            call.answer(|r: FetchExpired| master.expired(r.client, r.segment, r.after))
-        }
+        FetchExpired::FUNCTION => call.answer(|r: FetchExpired| master.expired(r.client, r.segment, r.after)),
         AnnounceExpired::FUNCTION => call.answer(|r: AnnounceExpired<'_>| {
             r.stored.iter().map(|stored| master.announce_expired(r.client, stored)).collect::<Vec<_>>()
         }),

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::State;
 use crate::master::Master;
 use crate::protocol::message::{
-    FetchExpired, GetReplicaListByRegex, PollRemoveAll, RemoveAll, RemoveByRegex, Request, UnmountLocalDiskSegment,
+    FetchExpired, GetReplicaListByRegex, PollRemoveAll, RemoveAll, RemoveByRegex, Request,
+    UnmountLocalDiskSegment,
 };
 use crate::protocol::server::{Refusal, Service};
 use crate::protocol::service::MasterService;

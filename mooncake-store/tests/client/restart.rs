@@ -5,11 +5,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use mooncake_core::clock::ManualClock;
+use mooncake_core::ids::ClientId;
 use mooncake_core::memory::HostMemory;
+use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::testkit::free_port;
 use mooncake_core::{ErrorCode, ErrorKind};
+use mooncake_store::api::WriteMode;
 use mooncake_store::client::{Client, PutOutcome};
-use mooncake_store::master::{Master, MasterOptions, SegmentStats};
+use mooncake_store::master::{Master, MasterOptions, Put, SegmentStats};
 use mooncake_store::protocol::frame::Status;
 use mooncake_store::protocol::message::ADDED;
 use mooncake_store::protocol::pack;
@@ -107,6 +111,37 @@ async fn a_client_that_comes_first_waits_for_the_master() {
     let server = MasterServer::start(master_config(free, options())).await.unwrap();
     let client = connect.await.unwrap().unwrap();
     assert_eq!(client.put("k", "v").await.unwrap(), PutOutcome::Stored);
+    client.close().await.unwrap();
+    server.stop().await;
+}
+
+/// Memory of the caller's keeps its addresses. The earlier master gave leases of 300 s, and has written down nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_of_the_caller_rests_as_long_as_leases_of_the_earlier_master_hold() {
+    let clock = Arc::new(ManualClock::new());
+    let start = async |port, lease| {
+        let lease_ttl = Duration::from_secs(lease);
+        // The clock goes on in leaps.
+        let options = MasterOptions { lease_ttl, client_ttl: Duration::from_secs(3600), ..options() };
+        MasterServer::start_with_clock(master_config(port, options), clock.clone()).await.unwrap()
+    };
+    let server = start(0, 300).await;
+    let address = server.addresses().rpc;
+    let client = Client::builder().master(address.to_string()).segment(0).connect().await.unwrap();
+    client.mount_memory(Arc::new(HostMemory::new(8 << 20).unwrap())).await.unwrap();
+    server.stop().await;
+    let server = start(address.port(), 1).await;
+    eventually("the segment is mounted again", async || server.master().stats().segments.len() == 1).await;
+    let config = ReplicateConfig::default();
+    let put = |key: &'static [u8]| {
+        let (writer, mode) = (ClientId::default().into(), WriteMode::Put);
+        let put = Put { writer, mode, key, len: 1 << 20, config: &config, group: "" };
+        server.master().put_start(&put).map(drop).map_err(|error| error.code())
+    };
+    clock.advance(Duration::from_secs(31));
+    assert_eq!(put(b"k"), Err(ErrorCode::NoAvailableHandle), "a reader may hold a lease of 300 s");
+    clock.advance(Duration::from_secs(270));
+    assert_eq!(put(b"k"), Ok(()));
     client.close().await.unwrap();
     server.stop().await;
 }

@@ -293,7 +293,15 @@ impl Inventory {
         for Came { replica, stored, sum, offered } in found.objects.values().cloned() {
             let pinned = now.after(std::time::Duration::from_millis(stored.soft_pin_ms));
             let place = (stored.segment, stored.offset);
-            let entry = Entry { stored, pinned, sum: Some(sum), sealed: true, announced: false, offered, expired: false };
+            let entry = Entry {
+                stored,
+                pinned,
+                sum: Some(sum),
+                sealed: true,
+                announced: false,
+                offered,
+                expired: false,
+            };
             if replica == ReplicaId(0) {
                 self.kept.insert(place, entry);
             } else {
