@@ -297,7 +297,7 @@ async fn a_peer_of_another_version_is_told_apart() {
 async fn an_extension_in_another_shape_counts_as_absent() {
     let server = Server::bind("127.0.0.1:0", ServerOptions::default()).await.unwrap();
     let running = server.start(Arc::new(Older(Status::InvalidArguments)));
-    let client = RpcClient::new(&running.local_addr().to_string(), RpcOptions::default());
+    let client = RpcClient::new(running.local_addr().to_string(), RpcOptions::default());
     let error = client.call(&ReleaseKept { client: Default::default(), segment: Default::default() }).await;
     let error = error.unwrap_err();
     assert_eq!(error.code(), ErrorCode::NotSupported);
