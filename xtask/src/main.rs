@@ -9,6 +9,7 @@ mod features;
 mod fuzz;
 mod gpu;
 mod header;
+mod mixed;
 mod network;
 mod peer;
 mod python;
@@ -30,6 +31,7 @@ cargo xtask <task>
   memcheck      a few arguments for every call of the Python package, under valgrind (Debian: installs it)
   lint          rustfmt and clippy, warnings are errors; rustdoc, warnings are errors
   edges         tests of rare interleavings, each also with the bug it must detect (words choose subjects or tests)
+  mixed         clusters of this version and the last release (xtask/last-release), which it builds
   features      each crate with each of its features alone
   examples      builds and runs every example, the trace replay with kill -9 included
   docs          writes docs/environment.md and docs/flags.md from the code (a test compares them)
@@ -65,6 +67,7 @@ fn main() -> ExitCode {
         ["memcheck"] => python::memcheck(),
         ["lint"] => lint(),
         ["edges", rest @ ..] => edges::run(rest),
+        ["mixed"] => mixed::test(),
         ["features"] => features::each_alone(),
         ["examples"] => examples(),
         ["docs"] => docs(),
@@ -179,6 +182,7 @@ fn ci() -> Result {
     debian::install_programs(SERVERS, "the test of metadata directories")?;
     debian::install_library("librocksdb.so", "librocksdb7.8", "the test of metadata directories in folders")?;
     test(&[], true)?;
+    edges::run(&[])?;
     python::memcheck()?;
     miri.finish()?;
     let features = aside::Aside::start(&["features"])?;
@@ -190,6 +194,7 @@ fn ci() -> Result {
     network::test()?;
     step("interop");
     peer::interop()?;
+    mixed::test()?;
     features.finish()?;
     fuzz.finish()
 }

@@ -17,7 +17,7 @@ use crate::support::{
 
 const OBJECTS: u64 = 200;
 
-fn value(i: u64) -> Bytes {
+pub(crate) fn value(i: u64) -> Bytes {
     let mut bytes = vec![0; 1 + i as usize * 97 % 20_000];
     Rng::seeded(i).fill(&mut bytes);
     bytes.into()
@@ -46,7 +46,7 @@ async fn owner() {
     if let Some(first) = order::<u64>("TEST_FIRST") {
         let here = in_member(client.hostname());
         let lasting: usize = order("TEST_LASTING").unwrap();
-        for i in first..first + OBJECTS {
+        for i in first..first + order("TEST_OBJECTS").unwrap_or(OBJECTS) {
             put(&client, i, &here).await;
         }
         eventually("all would outlive it", PATIENCE, async || client.lasting_objects().await == lasting)
@@ -57,7 +57,7 @@ async fn owner() {
     client.close().await.unwrap();
 }
 
-struct Owner(Process, Box<dyn Iterator<Item = String>>);
+pub(crate) struct Owner(pub(crate) Process, Box<dyn Iterator<Item = String>>);
 
 impl Owner {
     fn start(port: u16, file: &Path, orders: &[(&str, String)]) -> Self {
@@ -76,7 +76,12 @@ impl Owner {
         Self::ready_with(port, file, first, &[])
     }
 
-    fn ready_with(port: u16, file: &Path, first: Option<(u64, u64)>, orders: &[(&str, String)]) -> Self {
+    pub(crate) fn ready_with(
+        port: u16,
+        file: &Path,
+        first: Option<(u64, u64)>,
+        orders: &[(&str, String)],
+    ) -> Self {
         let first_orders = first.map(|(first, lasting)| {
             [("TEST_FIRST", first.to_string()), ("TEST_LASTING", lasting.to_string())]
         });
@@ -97,7 +102,7 @@ impl Owner {
     }
 }
 
-fn folder() -> TempDir {
+pub(crate) fn folder() -> TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
@@ -109,7 +114,7 @@ async fn stage(flags: &[&str]) -> (u16, Process, Client, TempDir) {
 }
 
 /// How many of these there are; their bytes are right.
-async fn hits(client: &Client, keys: std::ops::Range<u64>) -> u64 {
+pub(crate) async fn hits(client: &Client, keys: std::ops::Range<u64>) -> u64 {
     let mut hits = 0;
     for i in keys {
         if let Ok(Some(bytes)) = client.get(format!("key {i}")).await {

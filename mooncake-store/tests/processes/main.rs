@@ -11,6 +11,7 @@ mod process;
 #[path = "../../../mooncake-transport/tests/servers/mod.rs"]
 mod servers;
 
+mod corpus;
 mod disk;
 mod dying;
 mod files;
@@ -18,6 +19,7 @@ mod lasting;
 mod leading;
 mod leases;
 mod load;
+mod mixed;
 mod partition;
 #[cfg(feature = "transport-rdma")]
 mod rdma;

@@ -1,0 +1,48 @@
+//! `cargo xtask mixed`: clusters of this version and the last release.
+
+use crate::run::{Result, cargo, command, counted, root, step, target_dir, test_program};
+
+/// Name and commit of the last release.
+const LAST_RELEASE: &str = include_str!("../last-release");
+const TEST: &[&str] = &["test", "--workspace", "--all-features", "--test", "processes", "--no-run"];
+
+/// Builds the last release beside this version, and runs the tests that mix both.
+pub(crate) fn test() -> Result {
+    let (name, commit) =
+        LAST_RELEASE.trim().split_once(' ').ok_or("xtask/last-release is not `<name> <commit>`")?;
+    step(&format!("mixed cluster: {name}"));
+    if command("git", &["rev-parse", "--is-shallow-repository"]).output()?.trim() == "true" {
+        println!("left out: a shallow clone does not contain {name}");
+        return Ok(());
+    }
+    let programs = build(commit)?;
+    let said = cargo(TEST).shown_output()?;
+    let program = test_program(&said, "processes")?;
+    let script = counted(&program, &["--ignored", "--nocapture", "--test-threads=1", "mixed::"])?;
+    command("sh", &["-ec", &format!("export RUST_BACKTRACE=1\n{script}")])
+        .env("MOONCAKE_LAST_RELEASE", &programs)
+        .run()
+        .map_err(|_| "a test of a mixed cluster failed".to_owned())
+}
+
+/// Builds the programs of that commit, unless they are there; their folder.
+fn build(commit: &str) -> Result<String> {
+    let folder = target_dir().join("last-release");
+    let (source, programs) = (folder.join("source"), folder.join("target"));
+    let (source_text, target) = (source.to_string_lossy(), programs.to_string_lossy());
+    let there = command("git", &["-C", &source_text, "rev-parse", "HEAD"]).output();
+    if !there.is_ok_and(|head| source.exists() && head.trim() == commit) {
+        let _ = std::fs::remove_dir_all(&source);
+        let root = root();
+        // A clone beside the working tree: a work tree of git's would be left in its list.
+        command("git", &["clone", "--quiet", "--no-checkout", &root.to_string_lossy(), &source_text])
+            .run()?;
+        command("git", &["-C", &source_text, "checkout", "--quiet", "--detach", commit]).run()?;
+    }
+    let manifest = source.join("Cargo.toml");
+    cargo(&["build", "--quiet", "--locked", "-p", "mooncake-store", "--features", "cli", "--bins"])
+        .args(&["--manifest-path", &manifest.to_string_lossy()])
+        .env("CARGO_TARGET_DIR", &target)
+        .run()?;
+    Ok(programs.join("debug").to_string_lossy().into_owned())
+}
