@@ -74,10 +74,40 @@ class Master:
     def start(self) -> None:
         self.starts += 1
         log = self.folder / f"master-{self.port}-{self.starts}.log"
-        flags = [f"--rpc_port={self.port}", f"--metrics_port={free_port()}", *self.flags]
-        with log.open("wb") as out:
-            self.process = subprocess.Popen([mooncake_master(), *flags], stdout=out, stderr=out)
+        for _ in range(5):
+            flags = [f"--rpc_port={self.port}", "--metrics_port=0", *self.flags]
+            with log.open("wb") as out:
+                self.process = subprocess.Popen([mooncake_master(), *flags], stdout=out, stderr=out)
+            if self.starts > 1 or not self.lost_its_port(log):
+                break
+            # Tests of other workers draw ports, too; nobody has been given the address before the first start.
+            self.port = free_port()
         wait_for_port(self.port, self.process, log)
+
+    def lost_its_port(self, log: Path) -> bool:
+        """Whether the master ended because another process took the port first; returns once either is certain."""
+        assert self.process is not None
+        deadline = time.monotonic() + 30
+        while self.process.poll() is None and time.monotonic() < deadline:
+            if self.listens():
+                return False
+            time.sleep(0.02)
+        return "in use" in log.read_text()
+
+    def listens(self) -> bool:
+        """Whether the process of this master listens on its port."""
+        assert self.process is not None
+        inodes = set()
+        with contextlib.suppress(OSError):
+            for link in Path(f"/proc/{self.process.pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    inodes.add(os.readlink(link))
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == self.port:
+                    return f"socket:[{fields[9]}]" in inodes
+        return False
 
     def kill(self) -> None:
         assert self.process is not None

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mooncake.engine import TransferEngine, TransferNotify, TransferOpcode
+from mooncake.store import ReplicateConfig
 
 
 @pytest.fixture
@@ -154,7 +155,10 @@ def test_a_store_shares_the_engines_memory_and_ports(pair, make_store, key):
     before = listening()
     store = make_store(engine=engine.get_engine())
     assert len(listening() - before) <= 1, "no ports beside the one that keeps its name"
-    assert store.put_from(key, mine.ctypes.data, 4096) == 0
+    here = ReplicateConfig()
+    # The cluster has other members, such as the shared `mooncake_client`.
+    here.preferred_segment = store.get_hostname()
+    assert store.put_from(key, mine.ctypes.data, 4096, here) == 0
     assert name_of(engine) in str(store.get_replica_desc(key)), "others reach the store by the engine"
     mine[:] = 0
     assert store.get_into(key, mine.ctypes.data, 4096) == 4096 and (mine == 5).all()
