@@ -6,16 +6,17 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::memory::{Mapped, MemorySource, MemorySpan, device_driver, mapped};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::engine::EngineCode;
-use mooncake_transport::{Region, Slice, SliceMut};
+use mooncake_transport::{Region, RegionPool, Slice, SliceMut};
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::TransportSet;
 
 /// How long giving up memory waits for transfers that use it. A wire ends its transfers long before.
-pub(crate) const UNUSED_WITHIN: Duration = Duration::from_secs(60);
+pub const UNUSED_WITHIN: Duration = Duration::from_secs(60);
 /// Past the end of what a process can map on the machines we know.
 const MAX_ADDRESS: u64 = 1 << 57;
 
@@ -61,6 +62,27 @@ impl Gone {
         *self.gone.lock() = true;
         self.changed.notify_all();
         self.notify.notify_waiters();
+    }
+}
+
+/// Memory that transfers of one call may write to. The sign is set when the last of them is over.
+#[derive(Debug, Default)]
+pub struct Landing {
+    gone: Arc<Gone>,
+}
+
+impl Landing {
+    /// Memory of a call, and the sign that nothing is written to that memory any more.
+    pub fn new() -> (Arc<Self>, Arc<Gone>) {
+        let landing = Self::default();
+        let gone = landing.gone.clone();
+        (Arc::new(landing), gone)
+    }
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        self.gone.set();
     }
 }
 
@@ -129,8 +151,18 @@ pub struct Regions {
 struct Registered {
     region: Region<TransportSet>,
     gone: Arc<Gone>,
-    /// Lent out by us, not registered by the program.
-    ours: bool,
+    kind: Kind,
+}
+
+/// Origin of registered memory.
+#[derive(Debug)]
+enum Kind {
+    /// Registered by the program.
+    Program,
+    /// Lent by the library as a whole.
+    Lent,
+    /// Lent by the library in parts. Only memory of a part that is lent may be named.
+    Pool(RegionPool<TransportSet>),
 }
 
 impl Regions {
@@ -147,13 +179,20 @@ impl Regions {
             let text = format!("{len} bytes at {at:#x}, some of which these are, are registered already");
             return Err(Error::invalid(text).with_source(EngineCode::AddressOverlapped));
         }
-        regions.insert(start, Registered { region, gone, ours: false });
+        regions.insert(start, Registered { region, gone, kind: Kind::Program });
         Ok(())
     }
 
     /// Lists a region of memory that the library itself lends out; it cannot be unregistered by its address.
     pub fn add_ours(&self, region: Region<TransportSet>, gone: Arc<Gone>) {
-        self.by_start.write().insert(region.addr(), Registered { region, gone, ours: true });
+        self.by_start.write().insert(region.addr(), Registered { region, gone, kind: Kind::Lent });
+    }
+
+    /// Lists a region that the library lends in parts. A slice of such memory keeps the part that it lies in, so that the space of a part
+    /// is not lent again while a transfer uses it.
+    pub fn add_pool(&self, pool: RegionPool<TransportSet>, gone: Arc<Gone>) {
+        let region = pool.region().clone();
+        self.by_start.write().insert(region.addr(), Registered { region, gone, kind: Kind::Pool(pool) });
     }
 
     /// Takes the region that begins there off the list; its memory goes with its last user.
@@ -173,7 +212,7 @@ impl Regions {
         leaving.retain(|_, gone| !gone.is_set());
         for (index, start) in starts.iter().enumerate() {
             let is_there = match regions.get(start) {
-                Some(registered) => !registered.ours,
+                Some(registered) => matches!(registered.kind, Kind::Program),
                 None => leaving.contains_key(start),
             };
             if !is_there || starts[..index].contains(start) {
@@ -212,9 +251,9 @@ impl Regions {
     pub async fn clear(&self) {
         let all = std::mem::take(&mut *self.by_start.write());
         let mut left: Vec<_> = std::mem::take(&mut *self.leaving.lock()).into_values().collect();
-        for (_, Registered { region, gone, ours }) in all {
+        for (_, Registered { region, gone, kind }) in all {
             drop(region);
-            left.extend((!ours).then_some(gone));
+            left.extend(matches!(kind, Kind::Program).then_some(gone));
         }
         for gone in left {
             gone.within(UNUSED_WITHIN).await;
@@ -237,6 +276,24 @@ impl Regions {
         self.with(address, len, |region, range| {
             // SAFETY: the memory is the program's, which has it written by one call at a time, or gets a mixture of both.
             unsafe { region.slice_mut_unchecked(range) }
+        })
+    }
+
+    /// [`slice_mut`](Self::slice_mut), and drops a clone of `landing` when no transfer can write to that range any more.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn slice_mut_until(
+        &self,
+        address: u64,
+        len: usize,
+        landing: &Arc<Landing>,
+    ) -> Result<SliceMut<TransportSet>> {
+        self.with(address, len, |region, range| {
+            // SAFETY: as in `slice_mut`.
+            let part = unsafe { region.lend(range, Box::new(landing.clone())) }?;
+            // SAFETY: as above.
+            unsafe { part.slice_mut_unchecked(0..len) }
         })
     }
 
@@ -266,6 +323,13 @@ impl Regions {
         if len == 0 || !region.span().contains(address, len as u64) {
             return Err(unknown());
         }
+        let part = match &registered.kind {
+            Kind::Pool(pool) if !is_planted("an-address-finds-the-arena-and-not-the-extent") => {
+                Some(pool.find(address, len).ok_or_else(unknown)?)
+            }
+            _ => None,
+        };
+        let (region, start) = part.as_ref().map_or((region, *start), |part| (part, part.addr()));
         let from = usize::try_from(address - start).map_err(|_| unknown())?;
         then(region, from..from + len)
     }

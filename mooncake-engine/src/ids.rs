@@ -314,15 +314,10 @@ impl TransferEngine {
                 numbers.push(None);
                 continue;
             }
-            let (slice, keep) = match self.parts.managed.find(*local, *len) {
-                Some(found) => found.map(|(slice, keep)| (slice, Some(keep)))?,
-                None => (self.parts.regions.slice_mut(*local, *len)?, None),
-            };
-            numbers.push(Some(match (opcode, keep) {
-                (Opcode::Read, None) => batch.read(target, *remote, slice),
-                (Opcode::Read, Some(keep)) => batch.read_kept(target, *remote, slice, keep),
-                (Opcode::Write, None) => batch.write(target, *remote, slice),
-                (Opcode::Write, Some(keep)) => batch.write_kept(target, *remote, slice, keep),
+            let slice = self.parts.regions.slice_mut(*local, *len)?;
+            numbers.push(Some(match opcode {
+                Opcode::Read => batch.read(target, *remote, slice),
+                Opcode::Write => batch.write(target, *remote, slice),
             }));
         }
         if let Some(notification) = notify {

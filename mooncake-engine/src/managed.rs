@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use mooncake_core::alloc::{BuiltinAllocator, BuiltinAllocatorConfig, Extent, SegmentAllocator};
 use mooncake_core::memory::{HostMemory, HostMemoryOptions};
 use mooncake_core::{Error, Result};
-use mooncake_transport::engine::{EngineCode, Keep};
-use mooncake_transport::{Engine, Region, SliceMut, Transport};
+use mooncake_transport::engine::EngineCode;
+use mooncake_transport::{Engine, Region, RegionPool, Transport};
 use parking_lot::Mutex;
 
 use crate::TransportSet;
@@ -29,51 +28,22 @@ pub(crate) struct Managed {
 
 #[derive(Debug)]
 struct Arena {
-    region: Region<TransportSet>,
-    state: Mutex<State>,
-}
-
-#[derive(Debug)]
-struct State {
-    allocator: BuiltinAllocator,
-    live: BTreeMap<u64, Arc<Held>>,
-}
-
-/// A buffer's place. It is free when neither the program nor a transfer holds it.
-struct Held {
-    arena: std::sync::Weak<Arena>,
-    extent: Extent,
-}
-
-impl std::fmt::Debug for Held {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?}", self.extent)
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        if let Some(arena) = self.arena.upgrade() {
-            arena.state.lock().allocator.release(self.extent);
-        }
-    }
+    pool: RegionPool<TransportSet>,
+    /// Buffers that the program has, by address. A transfer keeps the space of its buffer beyond that.
+    live: Mutex<BTreeMap<u64, Region<TransportSet>>>,
 }
 
 impl Arena {
-    fn take(self: &Arc<Self>, len: u64) -> Option<u64> {
-        let mut state = self.state.lock();
-        let extent = state.allocator.allocate(len, if len >= PAGE { PAGE } else { LINE }).ok()?;
-        let held = Held { arena: Arc::downgrade(self), extent };
-        state.live.insert(extent.offset, Arc::new(held));
-        Some(self.region.addr() + extent.offset)
-    }
-
-    fn holds(&self, address: u64) -> bool {
-        self.region.span().contains(address, 1)
+    fn take(&self, len: u64) -> Option<u64> {
+        let align = if len >= PAGE { PAGE } else { LINE };
+        let buffer = self.pool.lend(usize::try_from(len).ok()?, align).ok()?;
+        let address = buffer.addr();
+        self.live.lock().insert(address, buffer);
+        Some(address)
     }
 
     fn is_unused(&self) -> bool {
-        self.state.lock().allocator.used() == 0
+        self.pool.used() == 0
     }
 }
 
@@ -102,10 +72,10 @@ impl Managed {
         let memory = HostMemory::with(size, &HostMemoryOptions { shared, ..HostMemoryOptions::default() });
         let memory = memory.map_err(|e| e.context("managed buffers"))?;
         let region = engine.register(Arc::new(memory)).await?;
-        regions.add_ours(region.clone(), Arc::new(Gone::default()));
-        let allocator = BuiltinAllocator::new(size as u64, &BuiltinAllocatorConfig::default());
-        let state = Mutex::new(State { allocator, live: BTreeMap::new() });
-        let arena = Arc::new(Arena { region, state });
+        // SAFETY: new memory, whose slices all come from the pool.
+        let pool = unsafe { RegionPool::new(region) };
+        regions.add_pool(pool.clone(), Arc::new(Gone::default()));
+        let arena = Arc::new(Arena { pool, live: Mutex::default() });
         let address = arena.take(len).ok_or_else(|| Error::internal("a new arena has no room"))?;
         self.arenas.lock().push(arena);
         Ok(address)
@@ -122,41 +92,25 @@ impl Managed {
             Error::invalid(text).with_source(EngineCode::AddressNotRegistered)
         };
         let arena = self.arena_of(address).ok_or_else(unknown)?;
-        let held = {
-            let mut state = arena.state.lock();
-            let offset = address - arena.region.addr();
-            if state.live.get(&offset).is_none_or(|held| held.extent.len != len) {
+        let buffer = {
+            let mut live = arena.live.lock();
+            if live.get(&address).is_none_or(|buffer| buffer.len() as u64 != len) {
                 return Err(unknown());
             }
-            state.live.remove(&offset)
+            live.remove(&address)
         };
-        drop(held);
+        drop(buffer);
         // All but the last one goes back to the system.
         let mut arenas = self.arenas.lock();
         if arenas.len() > 1 && arena.is_unused() {
             arenas.retain(|other| !Arc::ptr_eq(other, &arena));
-            regions.forget(arena.region.addr());
+            regions.forget(arena.pool.region().addr());
         }
         Ok(())
     }
 
-    /// A range of a buffer that is handed out, and what keeps it so; `None` when the address is none of ours.
-    pub(crate) fn find(&self, address: u64, len: usize) -> Option<Result<(SliceMut<TransportSet>, Keep)>> {
-        let arena = self.arena_of(address)?;
-        let offset = address - arena.region.addr();
-        let before = arena.state.lock().live.range(..=offset).next_back().map(|(_, held)| held.clone());
-        let held = before.filter(|held| offset + len as u64 <= held.extent.offset + held.extent.len);
-        let Some(held) = held else {
-            let text = format!("{len} bytes at {address:#x} do not lie in a managed buffer");
-            return Some(Err(Error::invalid(text).with_source(EngineCode::AddressNotRegistered)));
-        };
-        let start = offset as usize;
-        // SAFETY: the buffer is the program's, which has it written by one call at a time, or gets a mixture of both.
-        let slice = unsafe { arena.region.slice_mut_unchecked(start..start + len) };
-        Some(slice.map(|slice| (slice, Keep(held))))
-    }
-
     fn arena_of(&self, address: u64) -> Option<Arc<Arena>> {
-        self.arenas.lock().iter().find(|arena| arena.holds(address)).cloned()
+        let holds = |arena: &&Arc<Arena>| arena.pool.region().span().contains(address, 1);
+        self.arenas.lock().iter().find(holds).cloned()
     }
 }

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use mooncake_core::memory::{HostMemory, MemorySource};
 use mooncake_core::{ErrorKind, Result};
-use mooncake_engine::{AddressRequest, INVALID_BATCH, TransferEngine, TransportOptions};
+use mooncake_engine::addressed::{Landing, Regions};
+use mooncake_engine::{AddressRequest, INVALID_BATCH, TransferEngine, TransportOptions, TransportSet};
 use mooncake_tcp::TcpConfig;
-use mooncake_transport::Opcode;
 use mooncake_transport::engine::{EngineCode, LocalCopies, Status};
+use mooncake_transport::{Opcode, Region, RegionPool};
 
 async fn engine() -> TransferEngine {
     let wires = TransportOptions::named("tcp").unwrap().without_shared_memory();
@@ -193,6 +194,41 @@ async fn lending_on_the_only_thread_is_refused() {
     let engine = engine().await;
     let error = engine.lend(&mut [0; 10], |_| ()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
+}
+
+#[test]
+fn an_address_names_the_part_that_is_lent() {
+    let memory = Arc::new(HostMemory::new(4096).unwrap());
+    let region = Region::<TransportSet>::unregistered(memory).unwrap();
+    // SAFETY: new memory, whose slices all come from the pool.
+    let pool = unsafe { RegionPool::new(region) };
+    let regions = Regions::default();
+    regions.add_pool(pool.clone(), Arc::default());
+    let part = pool.lend(100, 64).unwrap();
+    let at = part.addr();
+    assert_eq!(regions.room(at + 40).unwrap(), 60);
+    for (address, len) in [(at, 101), (at + 100, 1), (at + 4095, 1)] {
+        assert_eq!(number(regions.slice(address, len)), -3, "not lent");
+    }
+    for read in [true, false] {
+        let part = pool.lend(4096 - 128, 64).unwrap();
+        let (into, from) = (regions.slice_mut(part.addr(), 10), regions.slice(part.addr(), 10));
+        let (into, from) = (into.ok().filter(|_| read), from.ok().filter(|_| !read));
+        drop(part);
+        assert_eq!(pool.used(), 4096 - 28, "a slice keeps the part that it lies in");
+        drop((into, from));
+        assert_eq!(pool.used(), 100);
+    }
+    let (landing, landed) = Landing::new();
+    let into = regions.slice_mut_until(at + 1, 10, &landing).unwrap();
+    assert_eq!((into.addr(), into.len()), (at + 1, 10));
+    drop(landing);
+    assert!(!landed.is_set(), "a slice is left");
+    drop(into);
+    assert!(landed.is_set());
+    assert!(regions.take(&[at]).is_err(), "the program did not register it");
+    drop(part);
+    assert_eq!((number(regions.slice(at, 1)), pool.used()), (-3, 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

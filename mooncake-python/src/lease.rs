@@ -1,14 +1,12 @@
 //! Registered memory that is lent out in pieces: the store's local buffer first, memory of its own when that is full.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-use mooncake_core::alloc::{Extent, SegmentAllocator, Tlsf, TlsfConfig};
 use mooncake_core::memory::{HostMemory, MemorySource, MemorySpan};
 use mooncake_core::{Error, Result};
 use mooncake_engine::addressed::{Gone, Regions};
 use mooncake_store::local::LocalBuf;
-use mooncake_transport::{Region, SliceMut};
-use parking_lot::Mutex;
+use mooncake_transport::{Region, RegionPool, SliceMut};
 
 use crate::member::Member;
 use crate::memory::Wire;
@@ -19,12 +17,7 @@ const ALIGN: u64 = 64;
 /// Where leases come from.
 pub(crate) struct Arena {
     regions: Arc<Regions>,
-    local: Option<Local>,
-}
-
-struct Local {
-    region: Region<Wire>,
-    free: Mutex<Tlsf>,
+    local: Option<RegionPool<Wire>>,
 }
 
 /// Host memory that says when it is gone.
@@ -53,8 +46,12 @@ impl Arena {
         let capacity = client.local_buffer();
         let local = match usize::try_from(capacity) {
             Ok(len) if len > 0 => {
-                let region = new_region(client, &regions, len)?;
-                Some(Local { region, free: Mutex::new(Tlsf::new(capacity, &TlsfConfig::default())) })
+                let (region, gone) = new_region(client, len)?;
+                // SAFETY: new memory, whose slices all come from the pool.
+                #[allow(unsafe_code)]
+                let pool = unsafe { RegionPool::new(region) };
+                regions.add_pool(pool.clone(), gone);
+                Some(pool)
             }
             _ => None,
         };
@@ -63,53 +60,45 @@ impl Arena {
 
     /// Bytes of the local buffer.
     pub(crate) fn capacity(&self) -> u64 {
-        self.local.as_ref().map_or(0, |local| local.free.lock().capacity())
+        self.local.as_ref().map_or(0, RegionPool::capacity)
     }
 
     /// Memory out of the local buffer, if there is room.
-    pub(crate) fn try_local(self: &Arc<Self>, len: usize) -> Option<Lease> {
-        let local = self.local.as_ref()?;
-        let extent = local.free.lock().allocate(len as u64, ALIGN).ok()?;
-        let start = usize::try_from(extent.offset).ok()?;
-        Some(Lease {
-            region: Some(local.region.clone()),
-            start,
-            len,
-            home: Home::Local(Arc::downgrade(self), extent),
-        })
+    fn try_local(&self, len: usize) -> Option<Lease> {
+        let part = self.local.as_ref()?.lend(len, ALIGN).ok()?;
+        Some(Lease { home: Home::Local(part) })
     }
 
     /// New registered memory.
-    pub(crate) fn overflow(&self, client: &Member, len: usize) -> Result<Lease> {
-        let region = new_region(client, &self.regions, len)?;
-        Ok(Lease { region: Some(region), start: 0, len, home: Home::Overflow(self.regions.clone()) })
+    fn overflow(&self, client: &Member, len: usize) -> Result<Lease> {
+        let (region, gone) = new_region(client, len)?;
+        self.regions.add_ours(region.clone(), gone);
+        Ok(Lease { home: Home::Overflow(region, self.regions.clone()) })
     }
 
     /// Memory from wherever there is some.
-    pub(crate) fn take(self: &Arc<Self>, client: &Member, len: usize) -> Result<Lease> {
+    pub(crate) fn take(&self, client: &Member, len: usize) -> Result<Lease> {
         self.try_local(len).map_or_else(|| self.overflow(client, len), Ok)
     }
 }
 
-fn new_region(client: &Member, regions: &Regions, len: usize) -> Result<Region<Wire>> {
+fn new_region(client: &Member, len: usize) -> Result<(Region<Wire>, Arc<Gone>)> {
     let gone = Arc::new(Gone::default());
     let memory = client.memory(len)?;
     let region = client.register(Arc::new(Watched { memory, gone: gone.clone() }))?;
-    regions.add_ours(region.clone(), gone);
-    Ok(region)
+    Ok((region, gone))
 }
 
-/// Lent memory, given back when it is dropped.
+/// Lent memory, given back when it is dropped and no transfer uses it any more.
 pub(crate) struct Lease {
-    region: Option<Region<Wire>>,
-    start: usize,
-    len: usize,
     home: Home,
 }
 
 enum Home {
-    Local(Weak<Arena>, Extent),
-    Overflow(Arc<Regions>),
+    /// Part of the local buffer. A slice of it keeps its space, too.
+    Local(Region<Wire>),
+    /// Memory of its own, listed there.
+    Overflow(Region<Wire>, Arc<Regions>),
     /// Memory of a light client, which a value was read into.
     Shared(LocalBuf),
 }
@@ -117,28 +106,38 @@ enum Home {
 impl Lease {
     /// A value that a light client read, where it lies.
     pub(crate) fn shared(value: LocalBuf) -> Self {
-        Self { region: None, start: 0, len: value.len(), home: Home::Shared(value) }
+        Self { home: Home::Shared(value) }
+    }
+
+    fn region(&self) -> Option<&Region<Wire>> {
+        match &self.home {
+            Home::Local(region) | Home::Overflow(region, _) => Some(region),
+            Home::Shared(_) => None,
+        }
     }
 
     /// First address.
     pub(crate) fn address(&self) -> u64 {
-        if let Home::Shared(value) = &self.home {
-            return value.address();
+        match &self.home {
+            Home::Local(region) | Home::Overflow(region, _) => region.addr(),
+            Home::Shared(value) => value.address(),
         }
-        self.region.as_ref().map_or(0, |region| region.addr() + self.start as u64)
     }
 
     /// Length in bytes.
     pub(crate) fn len(&self) -> usize {
-        self.len
+        match &self.home {
+            Home::Local(region) | Home::Overflow(region, _) => region.len(),
+            Home::Shared(value) => value.len(),
+        }
     }
 
     /// All of it, to read into.
     #[allow(unsafe_code)]
     pub(crate) fn slice_mut(&self) -> Result<SliceMut<Wire>> {
-        let region = self.region.as_ref().ok_or_else(|| Error::internal("the memory was given back"))?;
-        // SAFETY: extents do not overlap, and who reads into a new lease is the only one to know it.
-        unsafe { region.slice_mut_unchecked(self.start..self.start + self.len) }
+        let region = self.region().ok_or_else(|| Error::internal("memory of a light client is filled by its owner"))?;
+        // SAFETY: parts do not overlap, and who reads into a new lease is the only one to know it.
+        unsafe { region.slice_mut_unchecked(0..region.len()) }
     }
 }
 
@@ -159,21 +158,9 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let region = self.region.take();
-        match &self.home {
-            Home::Local(arena, extent) => {
-                if let Some(local) = arena.upgrade().as_ref().and_then(|arena| arena.local.as_ref()) {
-                    local.free.lock().release(*extent);
-                }
-            }
-            Home::Overflow(regions) => {
-                // The store may be closed by now, and then it is off the list.
-                if let Some(region) = region {
-                    regions.forget(region.addr());
-                }
-            }
-            // Gives itself back.
-            Home::Shared(_) => {}
+        if let Home::Overflow(region, regions) = &self.home {
+            // The store may be closed by now, and then it is off the list.
+            regions.forget(region.addr());
         }
     }
 }

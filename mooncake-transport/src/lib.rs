@@ -26,6 +26,8 @@ pub mod pool;
 pub mod redis;
 #[allow(unsafe_code)]
 pub mod region;
+#[allow(unsafe_code)]
+pub mod region_pool;
 #[cfg(feature = "metadata-rocksdb")]
 pub mod rocksdb;
 #[cfg(target_os = "linux")]
@@ -55,6 +57,7 @@ pub use here::here;
 pub use loopback::{Loopback, LoopbackNet};
 pub use pool::{BufferPool, PoolBuf, PoolConfig};
 pub use region::{BorrowedMemory, Region, Sink, Slice, SliceMut, Source};
+pub use region_pool::RegionPool;
 pub use segment::{BufferDesc, SegmentDesc};
 pub use staged::{CopyTransport, Staged};
 pub use through_host::ThroughHost;

@@ -6,9 +6,10 @@
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::memory::{Location, MemorySource, MemorySpan, copy_memory};
 use mooncake_core::{Error, Result};
 
@@ -28,6 +29,15 @@ struct Inner<T: Transport> {
     span: MemorySpan,
     access: Access,
     memory: Arc<dyn MemorySource>,
+    /// Region that this one was lent from. Its registration covers this one.
+    parent: Option<Arc<Inner<T>>>,
+}
+
+impl<T: Transport> Inner<T> {
+    fn registration(&self) -> Option<&T::Registration> {
+        let own = self.registration.as_ref();
+        own.or_else(|| self.parent.as_ref().and_then(|parent| parent.registration()))
+    }
 }
 
 impl<T: Transport> Region<T> {
@@ -51,7 +61,45 @@ impl<T: Transport> Region<T> {
         span: MemorySpan,
         access: Access,
     ) -> Self {
-        Self { inner: Arc::new(Inner { _published: None, registration, _claim: None, span, access, memory }) }
+        let inner =
+            Inner { _published: None, registration, _claim: None, span, access, memory, parent: None };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// A range as a region of its own. `loan` is dropped when the last handle, slice and transfer of the result is gone. `Invalid` when the
+    /// range is empty or not inside.
+    ///
+    /// # Safety
+    /// While the result or a slice of it is used, no other exclusive range and no other slice that is used shares a byte with the range.
+    #[allow(unsafe_code)]
+    pub unsafe fn lend(&self, range: Range<usize>, loan: Box<dyn Send + Sync>) -> Result<Self> {
+        let span = self.range(range)?;
+        // SAFETY: the caller's promise.
+        Ok(unsafe { self.part(span, loan) })
+    }
+
+    /// The bytes of a range. `Invalid` when the range is empty or not inside.
+    pub(crate) fn range(&self, range: Range<usize>) -> Result<MemorySpan> {
+        sub_span(self.inner.span, range)
+    }
+
+    /// A part as a region of its own. `loan` is dropped when the last handle, slice and transfer of the part is gone.
+    ///
+    /// # Safety
+    /// The span is a [`range`](Self::range) of this region. Until `loan` is dropped, no other exclusive range and no other slice that is used
+    /// shares a byte with the part.
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn part(&self, span: MemorySpan, loan: Box<dyn Send + Sync>) -> Self {
+        let parent = Some(self.inner.clone());
+        let (access, memory) = (self.inner.access, self.inner.memory.clone());
+        let inner =
+            Inner { _published: None, registration: None, _claim: Some(loan), span, access, memory, parent };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// A handle that keeps nothing.
+    pub(crate) fn downgrade(&self) -> WeakRegion<T> {
+        WeakRegion { inner: Arc::downgrade(&self.inner) }
     }
 
     /// Ties things to the region: one that is dropped before it is deregistered, one after. Only while this is the one handle.
@@ -84,7 +132,7 @@ impl<T: Transport> Region<T> {
 
     /// The wire's registration, `None` for [`Region::unregistered`].
     pub fn registration(&self) -> Option<&T::Registration> {
-        self.inner.registration.as_ref()
+        self.inner.registration()
     }
 
     /// The memory under it.
@@ -125,7 +173,23 @@ impl<T: Transport> Region<T> {
                 span.addr()
             )));
         }
-        Ok(SliceMut { inner: self.inner.clone(), span })
+        let inner = match &self.inner.parent {
+            Some(parent) if is_planted("a-slice-keeps-the-arena-and-not-the-extent") => parent,
+            _ => &self.inner,
+        };
+        Ok(SliceMut { inner: inner.clone(), span })
+    }
+}
+
+/// A handle of a region that does not keep it.
+pub(crate) struct WeakRegion<T: Transport> {
+    inner: Weak<Inner<T>>,
+}
+
+impl<T: Transport> WeakRegion<T> {
+    /// The region, if a handle, a slice or a transfer of it is left.
+    pub(crate) fn upgrade(&self) -> Option<Region<T>> {
+        self.inner.upgrade().map(|inner| Region { inner })
     }
 }
 
@@ -311,14 +375,14 @@ pub unsafe trait Sink<T: Transport>: Source<T> {}
 // (`exclusive` needs the only handle) or vouched for it (`slice_mut_unchecked`).
 unsafe impl<T: Transport> Source<T> for Slice<T> {
     fn local(&self) -> Local<'_, T::Registration> {
-        Local { registration: self.inner.registration.as_ref(), span: self.span }
+        Local { registration: self.inner.registration(), span: self.span }
     }
 }
 
 // SAFETY: as above, and the range is the only one over its bytes.
 unsafe impl<T: Transport> Source<T> for SliceMut<T> {
     fn local(&self) -> Local<'_, T::Registration> {
-        Local { registration: self.inner.registration.as_ref(), span: self.span }
+        Local { registration: self.inner.registration(), span: self.span }
     }
 }
 

@@ -607,8 +607,9 @@ class Store:
     def _async_batch_is_exist(self, /, future: Future[Any], keys: list[str]) -> None: ...
     def _async_remove(self, /, future: Future[Any], key: str, force: bool = False) -> None: ...
     def _async_batch_get_into(
-        self, /, future: Future[Any], keys: list[str], buffer_ptrs: list[int], sizes: list[int]
-    ) -> None: ...
+        self, /, future: Future[Any], keys: list[str], buffer_ptrs: list[int], sizes: list[int], landed: bool = False
+    ) -> None:
+        """With `landed` the future is settled when nothing is written to the memory any more."""
     def _async_batch_put_from(
         self,
         /,

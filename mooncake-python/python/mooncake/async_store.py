@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
@@ -32,6 +33,21 @@ async def _awaited(begin: Callable[..., None], *args: Any) -> Any:
     return await future
 
 
+async def _to_the_end(future: asyncio.Future[Any]) -> Any:
+    """The outcome of a call. A cancellation is raised only when the call has ended."""
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        while not future.done():
+            # Another cancellation means the same.
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([future])
+        if not future.cancelled():
+            # The outcome counts as seen.
+            future.exception()
+        raise
+
+
 async def _on_executor(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return await asyncio.get_running_loop().run_in_executor(None, functools.partial(call, *args, **kwargs))
 
@@ -44,7 +60,9 @@ def _of_call(native: _Call) -> _Call:
     @functools.wraps(native)
     async def coroutine(self: MooncakeDistributedStore, *args: Any, **kwargs: Any) -> Any:
         if name in self.__dict__ or getattr(type(self), name) is not ours:
-            return await _on_executor(getattr(self, name), *args, **kwargs)
+            to_the_end = kwargs.pop("wait_on_cancel", False)
+            call = _on_executor(getattr(self, name), *args, **kwargs)
+            return await (_to_the_end(asyncio.ensure_future(call)) if to_the_end else call)
         return await native(self, *args, **kwargs)
 
     return cast(_Call, coroutine)
@@ -96,15 +114,26 @@ class MooncakeDistributedStoreAsync(MooncakeDistributedStore):
         return int(await _awaited(self._async_remove, key, force))
 
     @_of_call
-    async def async_get_into(self, key: str, buffer_ptr: int, size: int) -> int:
-        """`get_into`."""
-        (code,) = await _awaited(self._async_batch_get_into, [key], [buffer_ptr], [size])
+    async def async_get_into(self, key: str, buffer_ptr: int, size: int, *, wait_on_cancel: bool = False) -> int:
+        """`get_into`.
+
+        A cancelled call may write to the buffer until its transfer has ended, or `unregister_buffer` has returned 0. With `wait_on_cancel`
+        a cancellation is raised only when nothing is written to the buffer any more, after the time limit of a call at the latest.
+        """
+        (code,) = await self._get_into([key], [buffer_ptr], [size], wait_on_cancel)
         return int(code)
 
     @_of_call
-    async def async_batch_get_into(self, keys: list[str], buffer_ptrs: list[int], sizes: list[int]) -> list[int]:
-        """`batch_get_into`."""
-        codes: list[int] = await _awaited(self._async_batch_get_into, keys, buffer_ptrs, sizes)
+    async def async_batch_get_into(
+        self, keys: list[str], buffer_ptrs: list[int], sizes: list[int], *, wait_on_cancel: bool = False
+    ) -> list[int]:
+        """`batch_get_into`. Of a cancelled call, and of `wait_on_cancel`, holds what `async_get_into` says."""
+        return await self._get_into(keys, buffer_ptrs, sizes, wait_on_cancel)
+
+    async def _get_into(self, keys: list[str], buffer_ptrs: list[int], sizes: list[int], landed: bool) -> list[int]:
+        future = asyncio.get_running_loop().create_future()
+        self._async_batch_get_into(future, keys, buffer_ptrs, sizes, landed)
+        codes: list[int] = await (_to_the_end(future) if landed else future)
         return codes
 
     @_of_call

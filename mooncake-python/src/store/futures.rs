@@ -162,12 +162,15 @@ impl Store {
         awaitable(future, work, move |py, outcome| number(py, &errors, nothing(outcome)))
     }
 
+    /// With `landed` the future is settled when nothing is written to the memory any more.
+    #[pyo3(signature = (future, keys, buffer_ptrs, sizes, landed=false))]
     fn _async_batch_get_into(
         &self,
         future: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = texts)] keys: Vec<String>,
         buffer_ptrs: Vec<Uint>,
         sizes: Vec<Uint>,
+        landed: bool,
     ) -> PyResult<()> {
         let n = keys.len();
         let Some(session) = self.session()? else { return ready(future, vec![NOT_SET_UP; n]) };
@@ -175,8 +178,13 @@ impl Store {
             return ready(future, vec![self.errors.note(&error); n]);
         }
         let errors = self.errors.clone();
-        let work =
-            async move { session.read_into(Operation::BatchGetInto, keys, &buffer_ptrs, &sizes).await };
+        let work = async move {
+            let operation = Operation::BatchGetInto;
+            if landed {
+                return session.read_landed(operation, keys, (&buffer_ptrs, &sizes)).await;
+            }
+            session.read_into(operation, keys, &buffer_ptrs, &sizes).await
+        };
         awaitable(future, work, move |py, outcome| numbers(py, &errors, n, outcome))
     }
 

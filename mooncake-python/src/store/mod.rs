@@ -17,12 +17,12 @@ use std::time::Duration;
 
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
-use mooncake_engine::addressed::Regions;
+use mooncake_engine::addressed::{Landing, Regions};
 use mooncake_store::client::{Client, ClientConfig, ClientPages, HotCacheConfig, MAX_TIMEOUT};
 use mooncake_store::config::ClientEnvironment;
 use mooncake_store::local::{LocalClient, LocalConfig};
 use mooncake_transport::engine::EngineCode;
-use mooncake_transport::{Engine, Region, Slice};
+use mooncake_transport::{Engine, Region, Slice, SliceMut};
 use parking_lot::{Mutex, RwLock};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -119,9 +119,23 @@ impl Session {
     }
 
     /// Registered memory to read into.
-    fn sink(&self, address: u64, len: usize) -> Result<mooncake_transport::SliceMut<Wire>> {
-        let slice = match (&self.engine, self.regions.slice_mut(address, len)) {
-            (Some(engine), Err(error)) if is_unknown(&error) => engine.slice_mut(address, len),
+    fn sink(&self, address: u64, len: usize) -> Result<SliceMut<Wire>> {
+        self.sink_until(address, len, None)
+    }
+
+    /// [`sink`](Self::sink). A clone of `landing` is kept until nothing is written there any more.
+    fn sink_until(
+        &self,
+        address: u64,
+        len: usize,
+        landing: Option<&Arc<Landing>>,
+    ) -> Result<SliceMut<Wire>> {
+        let of = |regions: &Regions| match landing {
+            Some(landing) => regions.slice_mut_until(address, len, landing),
+            None => regions.slice_mut(address, len),
+        };
+        let slice = match (&self.engine, of(&self.regions)) {
+            (Some(engine), Err(error)) if is_unknown(&error) => of(engine),
             (_, ours) => ours,
         }?;
         self.client.after_default_stream(slice.location())?;

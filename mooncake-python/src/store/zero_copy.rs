@@ -1,7 +1,9 @@
 //! Values in memory that the program registered, named by address.
 
+use std::sync::Arc;
+
 use mooncake_core::{Error, Result};
-use mooncake_engine::addressed::foreign;
+use mooncake_engine::addressed::{Landing, UNUSED_WITHIN, foreign};
 use mooncake_store::client::Operation;
 use mooncake_transport::Slice;
 use pyo3::prelude::*;
@@ -108,10 +110,35 @@ impl Session {
         pointers: &[Uint],
         sizes: &[Uint],
     ) -> Result<Vec<Result<u64>>> {
+        self.read_until(operation, keys, (pointers, sizes), None).await
+    }
+
+    /// `read_into` that ends when nothing is written to the memory any more, also where the answer came sooner.
+    pub(super) async fn read_landed(
+        &self,
+        operation: Operation,
+        keys: Vec<String>,
+        memory: (&[Uint], &[Uint]),
+    ) -> Result<Vec<Result<u64>>> {
+        let (landing, landed) = Landing::new();
+        let outcomes = self.read_until(operation, keys, memory, Some(landing)).await;
+        if !landed.within(UNUSED_WITHIN).await {
+            tracing::warn!("a transfer does not end, and may still write to memory of a call that is over");
+        }
+        outcomes
+    }
+
+    async fn read_until(
+        &self,
+        operation: Operation,
+        keys: Vec<String>,
+        (pointers, sizes): (&[Uint], &[Uint]),
+        landing: Option<Arc<Landing>>,
+    ) -> Result<Vec<Result<u64>>> {
         let mut outcomes: Vec<Option<Result<u64>>> = Vec::with_capacity(keys.len());
         let mut items = Vec::with_capacity(keys.len());
         for ((key, pointer), size) in keys.into_iter().zip(pointers).zip(sizes) {
-            match self.sink(pointer.0, size.len()) {
+            match self.sink_until(pointer.0, size.len(), landing.as_ref()) {
                 Ok(slice) => {
                     items.push((key, slice));
                     outcomes.push(None);
@@ -119,6 +146,7 @@ impl Session {
                 Err(error) => outcomes.push(Some(Err(error))),
             }
         }
+        drop(landing);
         let begun = self.client.begin(operation);
         let read = self.client.counted(begun, self.client.batch_get_into(items)).await?;
         let mut read = read.into_iter().map(|outcome| outcome.map(|len| len as u64));

@@ -14,16 +14,16 @@ use mooncake_transport::{Loopback, LoopbackNet};
 
 use crate::support::{eventually, value};
 
-type Wire = Faulty<Loopback>;
+pub(crate) type Wire = Faulty<Loopback>;
 
-struct World {
+pub(crate) struct World {
     clock: Arc<ManualClock>,
     net: LoopbackNet,
     master: Arc<Master>,
 }
 
 impl World {
-    fn new(options: MasterOptions) -> Self {
+    pub(crate) fn new(options: MasterOptions) -> Self {
         let clock = Arc::new(ManualClock::new());
         let shared: SharedClock = clock.clone();
         let master =
@@ -31,7 +31,7 @@ impl World {
         Self { clock, net: LoopbackNet::with_clock(shared), master: Arc::new(master) }
     }
 
-    async fn member(&self, segment: u64) -> (Client<Wire>, Arc<Wire>) {
+    pub(crate) async fn member(&self, segment: u64) -> (Client<Wire>, Arc<Wire>) {
         let wire = Arc::new(Faulty::new(Arc::new(self.net.node()), 1, Faults::none()));
         let client = Client::builder()
             .master(MasterHandle::embedded(self.master.clone()))
@@ -44,7 +44,7 @@ impl World {
         (client, wire)
     }
 
-    async fn held(&self, wire: &Wire, n: usize) {
+    pub(crate) async fn held(&self, wire: &Wire, n: usize) {
         eventually("the transfer is under way", async || wire.held() == n).await;
     }
 }
@@ -68,7 +68,7 @@ async fn parts(
     read.map(|(outcome, into)| outcome.map(|()| bytes(into)).map_err(|error| error.code())).collect()
 }
 
-async fn locate<const N: usize>(client: &Client<Wire>, keys: [&str; N]) -> [Located; N] {
+pub(crate) async fn locate<const N: usize>(client: &Client<Wire>, keys: [&str; N]) -> [Located; N] {
     let mut located = client.locate(&keys).await.unwrap().into_iter();
     keys.map(|_| located.next().unwrap().unwrap().unwrap())
 }
@@ -77,7 +77,7 @@ fn at(member: &Client<Wire>) -> ReplicateConfig {
     ReplicateConfig { preferred_segment: member.hostname().into(), ..ReplicateConfig::default() }
 }
 
-fn always(fault: Fault) -> Faults {
+pub(crate) fn always(fault: Fault) -> Faults {
     Faults::none().with(fault, 1000)
 }
 

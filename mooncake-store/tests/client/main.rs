@@ -16,6 +16,7 @@ mod files;
 mod hot;
 #[path = "../http_support/mod.rs"]
 mod http;
+mod lent;
 mod lossy;
 mod meeting;
 mod outlive;

@@ -1,5 +1,6 @@
 //! Light clients and their owner, with real sockets and real memory, in one process. Deaths are in `local_processes.rs`.
 
+mod lent;
 mod limits;
 mod pool;
 mod strangers;

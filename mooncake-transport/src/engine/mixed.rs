@@ -28,24 +28,12 @@ pub enum Buffer<T: Transport> {
     Slice(Slice<T>),
     /// An exclusive range.
     SliceMut(SliceMut<T>),
-    /// An exclusive range of memory that somebody else allocates from, with what keeps it allocated.
-    Kept(SliceMut<T>, Keep),
     /// Ordinary bytes, to write from.
     Bytes(Bytes),
     /// Ordinary memory.
     Vec(Vec<u8>),
     /// A buffer of a pool.
     Pool(PoolBuf<T>),
-}
-
-/// Something that stays alive for as long as a buffer does.
-#[derive(Clone)]
-pub struct Keep(pub Arc<dyn Send + Sync>);
-
-impl fmt::Debug for Keep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Keep")
-    }
 }
 
 macro_rules! buffer_from {
@@ -71,12 +59,12 @@ macro_rules! buffer_from {
 
 buffer_from!(Slice: Slice<T>, SliceMut: SliceMut<T>, Bytes: Bytes, Vec: Vec<u8>, Pool: PoolBuf<T>);
 
-// SAFETY: each kind keeps the promise; what `Kept` has beside it only lives longer.
+// SAFETY: each kind keeps the promise.
 unsafe impl<T: Transport> Source<T> for Buffer<T> {
     fn local(&self) -> Local<'_, T::Registration> {
         match self {
             Buffer::Slice(buffer) => buffer.local(),
-            Buffer::SliceMut(buffer) | Buffer::Kept(buffer, _) => buffer.local(),
+            Buffer::SliceMut(buffer) => buffer.local(),
             Buffer::Bytes(buffer) => Source::<T>::local(buffer),
             Buffer::Vec(buffer) => Source::<T>::local(buffer),
             Buffer::Pool(buffer) => buffer.local(),
@@ -110,16 +98,6 @@ impl<T: Transport> Batch<T> {
         from: B,
     ) -> usize {
         self.push(Opcode::Write, target, remote, from.into())
-    }
-
-    /// [`read`](Self::read) into a part of memory that somebody else allocates from.
-    pub fn read_kept(&mut self, target: &Target<T>, remote: u64, into: SliceMut<T>, keep: Keep) -> usize {
-        self.push(Opcode::Read, target, remote, Buffer::Kept(into, keep))
-    }
-
-    /// [`write`](Self::write) from a part of memory that somebody else allocates from.
-    pub fn write_kept(&mut self, target: &Target<T>, remote: u64, from: SliceMut<T>, keep: Keep) -> usize {
-        self.push(Opcode::Write, target, remote, Buffer::Kept(from, keep))
     }
 
     /// What `target` is sent when all requests have succeeded, at once if there are none.

@@ -37,7 +37,7 @@ pub use batch::{Outcome, Request, Requests};
 pub use builder::{EngineBuilder, HandshakePort, LocalCopies};
 pub use code::EngineCode;
 pub use metrics::{Counts, PeerMetrics};
-pub use mixed::{Batch, BatchView, Buffer, Finished, Keep, Progress, Running, Status};
+pub use mixed::{Batch, BatchView, Buffer, Finished, Progress, Running, Status};
 pub use target::Target;
 
 use inbox::Inbox;
