@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mooncake_core::memory::{HostMemory, MemorySource};
 use mooncake_core::{ErrorKind, Result};
-use mooncake_engine::addressed::{Landing, Regions};
+use mooncake_engine::addressed::{Landing, Regions, foreign};
 use mooncake_engine::{AddressRequest, INVALID_BATCH, TransferEngine, TransportOptions, TransportSet};
 use mooncake_tcp::TcpConfig;
 use mooncake_transport::engine::{EngineCode, LocalCopies, Status};
@@ -229,6 +229,26 @@ fn an_address_names_the_part_that_is_lent() {
     assert!(regions.take(&[at]).is_err(), "the program did not register it");
     drop(part);
     assert_eq!((number(regions.slice(at, 1)), pool.used()), (-3, 0));
+}
+
+#[tokio::test]
+async fn closing_waits_for_transfers_however_often_it_is_given_up() {
+    let memory = Memory::new(4096, 1);
+    // SAFETY: the memory outlives the region, and expects everything.
+    let (source, gone) = unsafe { foreign(memory.at(), 4096) }.unwrap();
+    let regions = Regions::default();
+    regions.add(Region::unregistered(source).unwrap(), gone).unwrap();
+    let into = regions.slice_mut(memory.at(), 10).unwrap();
+    for _ in 0..2 {
+        tokio::select! {
+            biased;
+            () = regions.clear() => panic!("a transfer uses the memory"),
+            () = std::future::ready(()) => {}
+        }
+    }
+    assert_eq!(number(regions.slice(memory.at(), 10)), -3);
+    drop(into);
+    regions.clear().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,0 +1,55 @@
+"""Reads that are given up while their bytes travel: `cancelled.py` in small, and programs that end in the middle of one."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mooncake.async_store import MooncakeDistributedStoreAsync
+
+TRIAL = Path(__file__).with_name("cancelled.py")
+
+
+@pytest.mark.parametrize("way", ["asyncio", "signal", "shared"])
+def test_no_read_gets_bytes_of_one_that_was_given_up(way: str) -> None:
+    words = [sys.executable, str(TRIAL), "--reads", "240", "--ways", way]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+    print(done.stdout)
+    assert done.returncode == 0
+
+
+def test_a_program_ends_while_bytes_travel() -> None:
+    """The bytes of its reads travel for longer than the interpreter waits for a master."""
+    words = [sys.executable, str(TRIAL), "--ways", "end", "--delay", "4"]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+    print(done.stdout)
+    assert done.returncode == 0
+
+
+class Slow(MooncakeDistributedStoreAsync):
+    """A store whose `get_into` is the program's own, and ends when it is told to."""
+
+    def get_into(self, key: str, buffer_ptr: int, size: int) -> int:
+        asyncio.run_coroutine_threadsafe(self.begun.wait(), self.loop).result()
+        return 7
+
+
+def test_waiting_for_the_end_of_a_call_of_a_subclass() -> None:
+    async def work() -> None:
+        store = Slow()
+        store.loop, store.begun = asyncio.get_running_loop(), asyncio.Event()
+        task = asyncio.create_task(store.async_get_into("key", 0, 0, wait_on_cancel=True))
+        await asyncio.sleep(0)
+        for _ in range(3):
+            task.cancel()
+            await asyncio.wait([task], timeout=0.05)
+            assert not task.done(), "the call has not ended"
+        store.begun.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await store.async_get_into("key", 0, 0, wait_on_cancel=True) == 7
+
+    asyncio.run(work())
