@@ -135,7 +135,9 @@ impl Lease {
     /// All of it, to read into.
     #[allow(unsafe_code)]
     pub(crate) fn slice_mut(&self) -> Result<SliceMut<Wire>> {
-        let region = self.region().ok_or_else(|| Error::internal("memory of a light client is filled by its owner"))?;
+        let region = self
+            .region()
+            .ok_or_else(|| Error::internal("memory of a light client is filled by its owner"))?;
         // SAFETY: parts do not overlap, and who reads into a new lease is the only one to know it.
         unsafe { region.slice_mut_unchecked(0..region.len()) }
     }

@@ -82,7 +82,7 @@ class Directory(KVBootstrapServer):
 
     def data_port(self, name: str) -> int:
         descriptors = (json.loads(value) for key, value in self.store.items() if key.endswith(name))
-        return next(d["tcp_data_port"] for d in descriptors if d.get("tcp_data_port"))
+        return next(int(d["tcp_data_port"]) for d in descriptors if d.get("tcp_data_port"))
 
 
 # What runs in processes of its own.
@@ -290,14 +290,14 @@ def signal_reader(store: MooncakeDistributedStoreAsync, options: argparse.Namesp
     signal.signal(signal.SIGALRM, interrupt)
 
     def handle(key: str) -> None:
-        tally.compare(key, memoryview(store.get_buffer(key)))
+        tally.compare(key, store.get_buffer(key))
 
     def plain(key: str) -> None:
         tally.compare(key, store.get(key))
 
     def batch(key: str) -> None:
         for got in store.batch_get_buffer([key, key]):
-            tally.compare(key, memoryview(got))
+            tally.compare(key, got)
 
     def into_lease(key: str) -> None:
         lease = pool.acquire(SLOT)
@@ -387,16 +387,15 @@ def program(*words: str, says: bool = True) -> Iterator[tuple[subprocess.Popen[s
         process.wait(60)
 
 
-def listening(port_or_path: int | str, process: subprocess.Popen[str]) -> None:
+def listening(family: socket.AddressFamily, address: Any, process: subprocess.Popen[str]) -> None:
     """Returns when the process listens there."""
     until = time.monotonic() + 60
     while time.monotonic() < until and process.poll() is None:
-        inet = isinstance(port_or_path, int)
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET if inet else socket.AF_UNIX) as probe:
-            probe.connect(("127.0.0.1", port_or_path) if inet else port_or_path)
+        with contextlib.suppress(OSError), socket.socket(family) as probe:
+            probe.connect(address)
             return
         time.sleep(0.02)
-    raise SystemExit(f"nobody listens at {port_or_path}")
+    raise SystemExit(f"nobody listens at {address}")
 
 
 def mooncake(name: str) -> list[str]:
@@ -433,7 +432,7 @@ def trial(options: argparse.Namespace) -> bool:
         port = free_port()
         flags = [f"--rpc_port={port}", f"--metrics_port={free_port()}", f"--default_kv_lease_ttl={2000 + int(5000 * options.delay)}"]
         server, _ = stack.enter_context(program(*mooncake("master"), *flags, says=False))
-        listening(port, server)
+        listening(socket.AF_INET, ("127.0.0.1", port), server)
         cluster = [metadata, f"127.0.0.1:{port}"]
         _, slow = stack.enter_context(program(here, "member", *cluster, "slow"))
         stack.enter_context(program(here, "member", *cluster, "fast"))
@@ -446,7 +445,7 @@ def trial(options: argparse.Namespace) -> bool:
             flags = [f"--metadata_server={metadata}", f"--master_server_address={cluster[1]}", "--host=127.0.0.1"]
             flags += ["--global_segment_size=16MB", f"--ipc_socket_path={path}"]
             owner, _ = stack.enter_context(program(*mooncake("client"), *flags, says=False))
-            listening(path, owner)
+            listening(socket.AF_UNIX, path, owner)
             watch = [str(owner.pid)]
         good = True
         ways = options.ways.split(",")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -32,22 +33,23 @@ def test_a_program_ends_while_bytes_travel() -> None:
 class Slow(MooncakeDistributedStoreAsync):
     """A store whose `get_into` is the program's own, and ends when it is told to."""
 
+    may_end = threading.Event()
+
     def get_into(self, key: str, buffer_ptr: int, size: int) -> int:
-        asyncio.run_coroutine_threadsafe(self.begun.wait(), self.loop).result()
+        assert self.may_end.wait(60)
         return 7
 
 
 def test_waiting_for_the_end_of_a_call_of_a_subclass() -> None:
     async def work() -> None:
         store = Slow()
-        store.loop, store.begun = asyncio.get_running_loop(), asyncio.Event()
         task = asyncio.create_task(store.async_get_into("key", 0, 0, wait_on_cancel=True))
         await asyncio.sleep(0)
         for _ in range(3):
             task.cancel()
             await asyncio.wait([task], timeout=0.05)
             assert not task.done(), "the call has not ended"
-        store.begun.set()
+        store.may_end.set()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert await store.async_get_into("key", 0, 0, wait_on_cancel=True) == 7

@@ -157,7 +157,8 @@ mod tests {
         assert_eq!(pool.lend(4097, 64).unwrap_err().kind(), ErrorKind::Invalid);
         assert_eq!(pool.lend(0, 64).unwrap_err().kind(), ErrorKind::Invalid);
         assert_eq!(pool.find(first.addr() + 1, 99).unwrap().addr(), first.addr());
-        for (address, len) in [(first.addr(), 101), (first.addr() + 100, 1), (first.addr(), usize::MAX), (0, 1)]
+        for (address, len) in
+            [(first.addr(), 101), (first.addr() + 100, 1), (first.addr(), usize::MAX), (0, 1)]
         {
             assert!(pool.find(address, len).is_none(), "{address:#x}+{len}");
         }

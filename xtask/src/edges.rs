@@ -18,6 +18,31 @@ struct Edge {
 /// Tests by subject. A new fix of this kind adds its test and the bug that reverts the fix.
 const EDGES: &[(&str, &[Edge])] = &[
     (
+        "A",
+        &[
+            Edge {
+                program: "client",
+                test: "lent::a_dropped_read_keeps_the_memory_lent_to_it",
+                bugs: &["a-slice-keeps-the-arena-and-not-the-extent"],
+            },
+            Edge {
+                program: "local",
+                test: "lent::memory_stays_taken_while_the_owner_may_write_to_it",
+                bugs: &["a-slice-keeps-the-arena-and-not-the-extent"],
+            },
+            Edge {
+                program: "calls",
+                test: "an_address_names_the_part_that_is_lent",
+                bugs: &["an-address-finds-the-arena-and-not-the-extent", "a-call-ends-before-its-bytes-land"],
+            },
+            Edge {
+                program: "calls",
+                test: "closing_waits_for_transfers_however_often_it_is_given_up",
+                bugs: &["closing-again-does-not-wait-for-transfers"],
+            },
+        ],
+    ),
+    (
         "H",
         &[
             Edge {

@@ -124,12 +124,7 @@ impl Session {
     }
 
     /// [`sink`](Self::sink). A clone of `landing` is kept until nothing is written there any more.
-    fn sink_until(
-        &self,
-        address: u64,
-        len: usize,
-        landing: Option<&Arc<Landing>>,
-    ) -> Result<SliceMut<Wire>> {
+    fn sink_until(&self, address: u64, len: usize, landing: Option<&Arc<Landing>>) -> Result<SliceMut<Wire>> {
         let of = |regions: &Regions| match landing {
             Some(landing) => regions.slice_mut_until(address, len, landing),
             None => regions.slice_mut(address, len),
