@@ -16,7 +16,7 @@ TRIAL = Path(__file__).with_name("cancelled.py")
 
 @pytest.mark.parametrize("way", ["asyncio", "signal", "shared"])
 def test_no_read_gets_bytes_of_one_that_was_given_up(way: str) -> None:
-    words = [sys.executable, str(TRIAL), "--reads", "240", "--ways", way]
+    words = [sys.executable, str(TRIAL), "--reads", "120", "--ways", way]
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
     print(done.stdout)
     assert done.returncode == 0
@@ -24,7 +24,7 @@ def test_no_read_gets_bytes_of_one_that_was_given_up(way: str) -> None:
 
 def test_a_program_ends_while_bytes_travel() -> None:
     """The bytes of its reads travel for longer than the interpreter waits for a master."""
-    words = [sys.executable, str(TRIAL), "--ways", "end", "--delay", "4"]
+    words = [sys.executable, str(TRIAL), "--ways", "end", "--delay", "3"]
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
     print(done.stdout)
     assert done.returncode == 0
