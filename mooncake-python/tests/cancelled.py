@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from conftest import Master
 
 from mooncake import _mooncake
 from mooncake.async_store import MooncakeDistributedStoreAsync
@@ -47,15 +48,6 @@ TASKS, PROGRAMS = 32, 8
 SLOT = 256 << 10
 # Growth that is not counted: memory of allocators, and connections that come and go.
 SLACK, DESCRIPTORS = 24 * MIB, 40
-
-
-def free_port() -> int:
-    """A port nobody listens on now, and not one of those that the system gives to outgoing connections."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def value(key: str) -> bytes:
@@ -88,7 +80,7 @@ class Directory(KVBootstrapServer):
 # What runs in processes of its own.
 
 
-async def relay(port: int, to: int, delay: float) -> None:
+async def relay(to: int, delay: float) -> None:
     """Passes connections on; what comes back is held for so many seconds."""
 
     async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, held: float) -> None:
@@ -116,8 +108,8 @@ async def relay(port: int, to: int, delay: float) -> None:
         back, forth = await asyncio.open_connection("127.0.0.1", to)
         await asyncio.gather(pump(reader, forth, 0), pump(back, writer, delay), return_exceptions=True)
 
-    server = await asyncio.start_server(connection, "127.0.0.1", port)
-    print("ready", flush=True)
+    server = await asyncio.start_server(connection, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     server.close()
     os._exit(0)
@@ -387,15 +379,15 @@ def program(*words: str, says: bool = True) -> Iterator[tuple[subprocess.Popen[s
         process.wait(60)
 
 
-def listening(family: socket.AddressFamily, address: Any, process: subprocess.Popen[str]) -> None:
-    """Returns when the process listens there."""
+def listening(path: str, process: subprocess.Popen[str]) -> None:
+    """Returns when the process listens at the path."""
     until = time.monotonic() + 60
     while time.monotonic() < until and process.poll() is None:
-        with contextlib.suppress(OSError), socket.socket(family) as probe:
-            probe.connect(address)
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(path)
             return
         time.sleep(0.02)
-    raise SystemExit(f"nobody listens at {address}")
+    raise SystemExit(f"nobody listens at {path}")
 
 
 def mooncake(name: str) -> list[str]:
@@ -429,23 +421,21 @@ def trial(options: argparse.Namespace) -> bool:
         directory.run()
         stack.callback(directory.close)
         metadata = f"http://127.0.0.1:{directory.port}/metadata"
-        port = free_port()
-        flags = [f"--rpc_port={port}", f"--metrics_port={free_port()}", f"--default_kv_lease_ttl={2000 + int(5000 * options.delay)}"]
-        server, _ = stack.enter_context(program(*mooncake("master"), *flags, says=False))
-        listening(socket.AF_INET, ("127.0.0.1", port), server)
-        cluster = [metadata, f"127.0.0.1:{port}"]
+        master = Master(Path(folder), [f"--default_kv_lease_ttl={2000 + int(5000 * options.delay)}"])
+        stack.callback(master.stop)
+        master.start()
+        cluster = [metadata, master.address]
         _, slow = stack.enter_context(program(here, "member", *cluster, "slow"))
         stack.enter_context(program(here, "member", *cluster, "fast"))
-        between = free_port()
-        stack.enter_context(program(here, "relay", str(between), str(directory.data_port(slow)), str(options.delay)))
-        directory.relayed = (slow, between)
+        _, port = stack.enter_context(program(here, "relay", str(directory.data_port(slow)), str(options.delay)))
+        directory.relayed = (slow, int(port))
         path = f"{folder}/owner.sock"
         watch: list[str] = []
         if "shared" in options.ways:
             flags = [f"--metadata_server={metadata}", f"--master_server_address={cluster[1]}", "--host=127.0.0.1"]
             flags += ["--global_segment_size=16MB", f"--ipc_socket_path={path}"]
             owner, _ = stack.enter_context(program(*mooncake("client"), *flags, says=False))
-            listening(socket.AF_UNIX, path, owner)
+            listening(path, owner)
             watch = [str(owner.pid)]
         good = True
         ways = options.ways.split(",")
@@ -503,7 +493,7 @@ def read(words: list[str]) -> None:
 
 def main() -> int:
     roles: dict[str, Callable[..., Any]] = {
-        "relay": lambda port, to, delay: asyncio.run(relay(int(port), int(to), float(delay))),
+        "relay": lambda to, delay: asyncio.run(relay(int(to), float(delay))),
         "member": member,
         "reader": lambda *words: read(list(words)),
     }

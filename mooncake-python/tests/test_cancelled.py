@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mooncake.async_store import MooncakeDistributedStoreAsync
@@ -31,7 +32,7 @@ def test_a_program_ends_while_bytes_travel() -> None:
 
 
 class Slow(MooncakeDistributedStoreAsync):
-    """A store whose `get_into` is the program's own, and ends when it is told to."""
+    """A store whose calls are the program's own, and end when they are told to."""
 
     may_end = threading.Event()
 
@@ -39,11 +40,17 @@ class Slow(MooncakeDistributedStoreAsync):
         assert self.may_end.wait(60)
         return 7
 
+    def get_into_ranges(self, *_: Any) -> Any:
+        return self.get_into("", 0, 0)
 
-def test_waiting_for_the_end_of_a_call_of_a_subclass() -> None:
+
+@pytest.mark.parametrize("name", ["async_get_into", "async_get_into_ranges"])
+def test_waiting_for_the_end_of_a_call_on_a_thread(name: str) -> None:
     async def work() -> None:
         store = Slow()
-        task = asyncio.create_task(store.async_get_into("key", 0, 0, wait_on_cancel=True))
+        store.may_end.clear()
+        call = getattr(store, name)
+        task = asyncio.create_task(call("key", 0, 0, wait_on_cancel=True))
         await asyncio.sleep(0)
         for _ in range(3):
             task.cancel()
@@ -52,6 +59,6 @@ def test_waiting_for_the_end_of_a_call_of_a_subclass() -> None:
         store.may_end.set()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await store.async_get_into("key", 0, 0, wait_on_cancel=True) == 7
+        assert await call("key", 0, 0, wait_on_cancel=True) == 7
 
     asyncio.run(work())

@@ -48,8 +48,10 @@ async def _to_the_end(future: asyncio.Future[Any]) -> Any:
         raise
 
 
-async def _on_executor(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return await asyncio.get_running_loop().run_in_executor(None, functools.partial(call, *args, **kwargs))
+async def _on_executor(call: Callable[..., Any], *args: Any, wait_on_cancel: bool = False, **kwargs: Any) -> Any:
+    """The outcome of a call on a thread, which goes on when the wait for the outcome is cancelled."""
+    future = asyncio.get_running_loop().run_in_executor(None, functools.partial(call, *args, **kwargs))
+    return await (_to_the_end(future) if wait_on_cancel else future)
 
 
 def _of_call(native: _Call) -> _Call:
@@ -60,9 +62,7 @@ def _of_call(native: _Call) -> _Call:
     @functools.wraps(native)
     async def coroutine(self: MooncakeDistributedStore, *args: Any, **kwargs: Any) -> Any:
         if name in self.__dict__ or getattr(type(self), name) is not ours:
-            to_the_end = kwargs.pop("wait_on_cancel", False)
-            call = _on_executor(getattr(self, name), *args, **kwargs)
-            return await (_to_the_end(asyncio.ensure_future(call)) if to_the_end else call)
+            return await _on_executor(getattr(self, name), *args, **kwargs)
         return await native(self, *args, **kwargs)
 
     return cast(_Call, coroutine)
@@ -72,7 +72,8 @@ class MooncakeDistributedStoreAsync(MooncakeDistributedStore):
     """A store whose calls can be awaited. The loop goes on while they wait.
 
     Those about values wait on no thread, and can be cancelled at any point: a put that is cancelled is taken back. The others
-    run on the loop's executor, and so does what a subclass has put in the place of a call.
+    run on the loop's executor, and so does what a subclass has put in the place of a call. A call on the executor goes on when it is
+    cancelled; with `wait_on_cancel=True` the cancellation is raised only when the call has ended.
     """
 
     @_of_call
