@@ -20,7 +20,8 @@ use mooncake_store::master::{Master, MasterOptions, Snapshot};
 use mooncake_store::protocol::frame::{Parsed, parse_reply, parse_request, write_request};
 use mooncake_store::protocol::message::{ADDED, DISK_ADDED, DISK_TABLE, Shape, TABLE};
 use mooncake_store::protocol::pack::PackError;
-use mooncake_tcp::frame::{HEADER_LEN, Inbox, Request, STATUS_LEN, Status};
+use mooncake_tcp::frame::{Direction, HEADER_LEN, Inbox, Request, STATUS_LEN, Status};
+use mooncake_tcp::hello::{ANSWER_LEN, Answer, HELLO_LEN, Hello, Instance};
 use mooncake_transport::etcd::answer::{self, Said};
 use mooncake_transport::handshake::{self, HandshakeConfig};
 use mooncake_transport::http_server::parameter;
@@ -33,6 +34,7 @@ pub use dispatch::rpc_dispatch;
 /// All of them, by the name of their corpus.
 pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("tcp_frame", tcp_frame),
+    ("tcp_hello", tcp_hello),
     ("rpc_frame", rpc_frame),
     ("struct_pack", struct_pack),
     ("descriptor", descriptor),
@@ -83,6 +85,40 @@ pub fn tcp_frame(data: &[u8]) {
                 None => break,
             }
         }
+    }
+}
+
+/// The data port: the first frame of a connection in pieces, the answer to a hello, and the instance in a descriptor.
+pub fn tcp_hello(data: &[u8]) {
+    if let Some(frame) = data.first_chunk::<HELLO_LEN>()
+        && let Some(hello) = Hello::decode(frame)
+    {
+        assert_eq!(hello.encode(), *frame);
+        // Nodes without hellos refuse it: no request of theirs is mistaken for one.
+        let request = Request::decode(frame);
+        assert_eq!((request.direction, request.len), (Direction::Read, 0));
+    }
+    if let Some(frame) = data.first_chunk::<ANSWER_LEN>()
+        && let Some(answer) = Answer::decode(frame)
+    {
+        assert_eq!(answer.encode(), *frame);
+    }
+    if let Some(instance) = std::str::from_utf8(data).ok().and_then(Instance::parse) {
+        assert_eq!(Instance::parse(&instance.to_string()), Some(instance));
+    }
+    let (mut inbox, mut rest, mut first) = (Inbox::new(), data, None);
+    while !rest.is_empty() && first.is_none() {
+        let space = inbox.space();
+        let take = space.len().min(rest.len()).min(1 + usize::from(rest[0] % 32));
+        space[..take].copy_from_slice(&rest[..take]);
+        inbox.received(take);
+        rest = &rest[take..];
+        first = inbox.hello();
+    }
+    let whole = data.first_chunk::<HELLO_LEN>();
+    assert_eq!(first, whole.map(Hello::decode));
+    if let (Some(None), Some(frame)) = (first, whole) {
+        assert_eq!(inbox.next_request(), Some(Request::decode(frame)), "a request stays");
     }
 }
 

@@ -15,6 +15,7 @@ use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
 use crate::frame::{ADDRESS_REFUSED, Direction, STATUS_LEN, Status};
+use crate::hello;
 use crate::lane::{Fault, Flushed, Lane, NEVER, State};
 use crate::piece::Piece;
 use crate::pool::Pool;
@@ -549,7 +550,31 @@ impl Drop for Driver {
     }
 }
 
+/// Makes a connection to the process that the pool is for. Requests may be sent as soon as it returns.
 async fn connect(pool: Arc<Pool>) -> io::Result<TcpStream> {
+    let stream = open(&pool).await?;
+    let Some(instance) = pool.instance() else { return Ok(stream) };
+    let introduced = async {
+        match hello::introduce(&stream, instance).await {
+            Ok(()) => Ok(stream),
+            // A node whose places are taken closes connections that have not asked yet.
+            Err(error) if is_closed(&error) => {
+                let stream = open(&pool).await?;
+                hello::introduce(&stream, instance).await.map(|()| stream)
+            }
+            Err(error) => Err(error),
+        }
+    };
+    // A process that is stopped or busy has accepted the connection in its kernel only. It has as long as for any other answer.
+    tokio::time::timeout(pool.config.answer_timeout, introduced).await?
+}
+
+fn is_closed(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe)
+}
+
+async fn open(pool: &Pool) -> io::Result<TcpStream> {
     let config = &pool.config;
     let stream =
         tokio::time::timeout(config.connect_timeout, net::connect(pool.host(), pool.port())).await??;

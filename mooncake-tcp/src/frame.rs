@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+use crate::hello::Hello;
+
 /// Length of a request header in bytes.
 pub const HEADER_LEN: usize = 24;
 /// Length of a status frame in bytes.
@@ -161,6 +163,15 @@ impl Inbox {
     /// Takes note of `len` bytes received into [`Inbox::space`].
     pub fn received(&mut self, len: usize) {
         self.end = (self.end + len).min(Self::CAPACITY);
+    }
+
+    /// Takes the hello that the first header may be. `None` until all of that header is here; a request stays.
+    pub fn hello(&mut self) -> Option<Option<Hello>> {
+        let hello = Hello::decode(self.bytes[self.start..self.end].first_chunk::<HEADER_LEN>()?);
+        if hello.is_some() {
+            self.start += HEADER_LEN;
+        }
+        Some(hello)
     }
 
     /// Takes the next header if all of it is here.

@@ -7,6 +7,7 @@ mod device;
 #[allow(unsafe_code)]
 mod driver;
 pub mod frame;
+pub mod hello;
 #[allow(unsafe_code)]
 mod lane;
 #[allow(unsafe_code)]
@@ -24,5 +25,6 @@ mod transport;
 
 pub use config::TcpConfig;
 pub use frame::Framing;
+pub use hello::Instance;
 pub use table::Registration;
 pub use transport::{TcpPeer, TcpTransport};

@@ -16,6 +16,7 @@ use tokio::runtime::Handle;
 use crate::config::TcpConfig;
 use crate::driver::Driver;
 use crate::frame::{Direction, Framing};
+use crate::hello::{Instance, OtherInstance};
 use crate::lane::{Lane, NEVER};
 use crate::piece::Piece;
 use crate::table::Registration;
@@ -34,14 +35,23 @@ const REFUSED: Pace = Pace { first: Duration::from_millis(20), most: Duration::f
 pub(crate) struct Pool {
     host: String,
     port: u16,
+    /// The process that every connection is introduced to; none for a node that does not know hellos.
+    instance: Option<Instance>,
     lanes: Box<[Lane]>,
-    /// Attempts to connect that came to nothing,
-    backoff: Mutex<Backoff>,
-    /// and until when there is none because of them.
+    /// Attempts to connect that came to nothing.
+    failures: Mutex<Failures>,
+    /// Until when no attempt is made because of them.
     down_until: AtomicU64,
     pub(crate) config: Arc<TcpConfig>,
     pub(crate) clock: SharedClock,
     runtime: Handle,
+}
+
+/// Attempts to connect that came to nothing.
+struct Failures {
+    backoff: Backoff,
+    /// The last one's finding, if another process answered.
+    other: Option<OtherInstance>,
 }
 
 /// One transfer as submitted, with its part of the completion.
@@ -57,16 +67,15 @@ pub(crate) struct Transfer<'a, 'b> {
 
 impl Pool {
     pub(crate) fn new(
-        host: String,
-        port: u16,
+        (host, port, instance): (String, u16, Option<Instance>),
         config: Arc<TcpConfig>,
         clock: SharedClock,
         runtime: Handle,
         rng: Rng,
     ) -> Self {
         let lanes = (0..config.connections).map(|_| Lane::new()).collect();
-        let backoff = Mutex::new(Backoff::new(rng));
-        Self { host, port, lanes, backoff, down_until: AtomicU64::new(0), config, clock, runtime }
+        let failures = Mutex::new(Failures { backoff: Backoff::new(rng), other: None });
+        Self { host, port, instance, lanes, failures, down_until: AtomicU64::new(0), config, clock, runtime }
     }
 
     pub(crate) fn host(&self) -> &str {
@@ -75,6 +84,10 @@ impl Pool {
 
     pub(crate) fn port(&self) -> u16 {
         self.port
+    }
+
+    pub(crate) fn instance(&self) -> Option<Instance> {
+        self.instance
     }
 
     pub(crate) fn lane(&self, index: usize) -> &Lane {
@@ -127,7 +140,9 @@ impl Pool {
     pub(crate) fn reachable(&self) {
         // The usual case takes no lock.
         if self.down_until.swap(0, Ordering::Relaxed) != 0 {
-            self.backoff.lock().worked();
+            let mut failures = self.failures.lock();
+            failures.backoff.worked();
+            failures.other = None;
         }
     }
 
@@ -135,7 +150,10 @@ impl Pool {
     pub(crate) fn not_reached(&self, index: usize, began: Moment, error: &io::Error) {
         if !self.another_is_open(index) {
             let pace = if error.kind() == io::ErrorKind::TimedOut { &SILENT } else { &REFUSED };
-            let until = self.backoff.lock().failed(began, self.clock.now(), pace);
+            let mut failures = self.failures.lock();
+            failures.other = OtherInstance::of(error);
+            let until = failures.backoff.failed(began, self.clock.now(), pace);
+            drop(failures);
             self.down_until.store(until.0, Ordering::Relaxed);
         }
     }
@@ -144,7 +162,8 @@ impl Pool {
     pub(crate) fn unreachable(self: &Arc<Self>, index: usize, pieces: Vec<Piece>, error: &io::Error) {
         let now = self.clock.now();
         let mut touched = 0;
-        let elsewhere = self.another_is_open(index);
+        // Other connections lead to the process that has gone, or have not noticed yet.
+        let elsewhere = self.another_is_open(index) && OtherInstance::of(error).is_none();
         for piece in pieces {
             if elsewhere {
                 self.push(self.choose(now), piece, now, &mut touched);
@@ -193,7 +212,10 @@ impl Pool {
             return Some(self.late());
         }
         if self.down_until.load(Ordering::Relaxed) > now.0 && !self.lanes.iter().any(Lane::is_open) {
-            let text = format!("{self} could not be reached a moment ago, and is left alone for a while");
+            let text = match self.failures.lock().other {
+                Some(other) => format!("cannot connect to {self}: {other}"),
+                None => format!("{self} could not be reached a moment ago, and is left alone for a while"),
+            };
             return Some(Error::new(ErrorCode::TransferFail, text));
         }
         None
@@ -261,7 +283,7 @@ mod tests {
     fn pool(clock: &Arc<ManualClock>) -> Pool {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let config = Arc::new(TcpConfig::default());
-        Pool::new("h".into(), 1, config, clock.clone(), runtime.handle().clone(), Rng::seeded(1))
+        Pool::new(("h".into(), 1, None), config, clock.clone(), runtime.handle().clone(), Rng::seeded(1))
     }
 
     /// Until when the pool leaves its peer alone, from now on.

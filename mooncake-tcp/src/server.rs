@@ -12,6 +12,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use mooncake_core::clock::Rng;
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::silent::{Busy, Silent, within_descriptors};
 use tokio::net::{TcpListener, TcpStream};
@@ -22,6 +23,7 @@ use tokio::time::timeout;
 use crate::config::TcpConfig;
 use crate::device::{self, Stages};
 use crate::frame::{ADDRESS_REFUSED, DEVICE_FAILED, Direction, Framing, Inbox, Request, STATUS_LEN, Status};
+use crate::hello::{self, Answer, Instance};
 use crate::socket::{self, Buffers, IoList};
 use crate::table::{MemoryTable, Range, View};
 
@@ -45,12 +47,18 @@ pub(crate) struct Server {
 
 impl Server {
     /// Binds a data port and serves it on `runtime`.
-    pub(crate) fn start(config: &TcpConfig, table: Arc<MemoryTable>, runtime: &Handle) -> Result<Self> {
+    pub(crate) fn start(
+        config: &TcpConfig,
+        instance: Instance,
+        table: Arc<MemoryTable>,
+        runtime: &Handle,
+    ) -> Result<Self> {
         let listener = bind(config)?;
         let local = listener.local_addr().map_err(Error::from)?;
         let _inside = runtime.enter();
         let listener = TcpListener::from_std(listener).map_err(Error::from)?;
         let settings = Settings {
+            instance,
             progress: config.progress_timeout,
             buffers: Buffers { send: config.send_buffer, receive: config.receive_buffer },
             most: within_descriptors(config.max_served, 2),
@@ -72,6 +80,7 @@ impl Drop for Server {
 
 #[derive(Clone, Copy)]
 struct Settings {
+    instance: Instance,
     progress: Duration,
     buffers: Buffers,
     most: usize,
@@ -146,6 +155,8 @@ pub(crate) enum End {
     Peer(io::Error),
     /// The peer stopped half-way.
     Stalled,
+    /// The peer means another process than this one.
+    OtherInstance(Instance),
     /// A range that is not registered, or not any more.
     Refused(Request),
     /// A device could not copy, before anything was answered.
@@ -227,6 +238,9 @@ impl Session {
         if let Err(error) = socket::tune(&self.stream, self.settings.buffers) {
             return End::Peer(error);
         }
+        if let Err(end) = self.take_hello().await {
+            return end;
+        }
         loop {
             if let Err(end) = self.serve_waiting().await {
                 // What was asked for before is answered before.
@@ -240,7 +254,7 @@ impl Session {
                 };
                 if let Some(code) = code {
                     // Nothing is lost when it does not arrive: the peer then sees a closed connection.
-                    let _ = timeout(FAREWELL, self.say_refused(code)).await;
+                    let _ = timeout(FAREWELL, self.say_last(&Status::Refused(code).encode())).await;
                 }
                 return end;
             }
@@ -250,6 +264,27 @@ impl Session {
             // A peer that always has more must not keep the thread to itself.
             tokio::task::coop::consume_budget().await;
         }
+    }
+
+    /// Answers the hello, if the connection begins with one. Connections of Mooncake C++ begin with a request.
+    async fn take_hello(&mut self) -> Result<(), End> {
+        let hello = loop {
+            match self.inbox.hello() {
+                Some(None) => return Ok(()),
+                Some(Some(hello)) => break hello,
+                None => self.fill().await?,
+            }
+        };
+        let instance = self.settings.instance;
+        let accepted = hello.instance == instance || is_planted("tcp-hello-for-any-instance");
+        let answer = Answer { accepted, instance }.encode();
+        if accepted {
+            let sent = timeout(self.settings.progress, hello::send(&self.stream, &answer)).await;
+            return Ok(sent.map_err(io::Error::from)??);
+        }
+        // No request of the connection is read, whether one has come already or not.
+        let _ = timeout(FAREWELL, self.say_last(&answer)).await;
+        Err(End::OtherInstance(hello.instance))
     }
 
     /// Serves every request whose header is here; when it returns, every answer is sent.
@@ -448,18 +483,9 @@ impl Session {
         }
     }
 
-    /// Says no, then reads what the peer is still sending: closing over unread bytes would destroy the answer.
-    async fn say_refused(&mut self, code: u32) -> io::Result<()> {
-        let frame = Status::Refused(code).encode();
-        let mut left = &frame[..];
-        while !left.is_empty() {
-            self.stream.writable().await?;
-            match self.stream.try_write(left) {
-                Ok(n) => left = &left[n..],
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
-            }
-        }
+    /// Sends a refusal, then reads what the peer is still sending: closing over unread bytes would destroy the answer.
+    async fn say_last(&mut self, frame: &[u8]) -> io::Result<()> {
+        hello::send(&self.stream, frame).await?;
         socket2::SockRef::from(&self.stream).shutdown(std::net::Shutdown::Write)?;
         let mut waste = [0; 4096];
         loop {

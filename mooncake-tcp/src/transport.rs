@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use mooncake_core::clock::{Moment, Rng, SystemClock};
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, Result, SharedClock};
 use mooncake_transport::device::not_host_memory;
@@ -15,6 +16,7 @@ use tokio::runtime::Handle;
 
 use crate::config::TcpConfig;
 use crate::frame::Framing;
+use crate::hello::{INSTANCE_KEY, Instance};
 use crate::pool::{self, Pool, Transfer};
 use crate::server::Server;
 use crate::table::{MemoryTable, Registration};
@@ -29,8 +31,13 @@ pub struct TcpTransport {
     runtime: Handle,
     table: Arc<MemoryTable>,
     server: Server,
-    pools: Mutex<HashMap<(String, u16), Arc<Pool>>>,
+    /// The identity that peers of this project expect at the data port.
+    instance: Instance,
+    pools: Mutex<HashMap<Address, Arc<Pool>>>,
 }
+
+/// Host and port of a data port, and the process that is expected there; none for a node that publishes no instance.
+type Address = (String, u16, Option<Instance>);
 
 /// A way to one peer. Clones share its connections.
 #[derive(Clone, Debug)]
@@ -53,13 +60,15 @@ impl TcpTransport {
     pub fn start_with_clock(config: TcpConfig, runtime: &Handle, clock: SharedClock) -> Result<Self> {
         config.check()?;
         let table = Arc::new(MemoryTable::default());
-        let server = Server::start(&config, table.clone(), runtime)?;
+        let instance = Instance::draw();
+        let server = Server::start(&config, instance, table.clone(), runtime)?;
         Ok(Self {
             config: Arc::new(config),
             clock,
             runtime: runtime.clone(),
             table,
             server,
+            instance,
             pools: Mutex::default(),
         })
     }
@@ -114,22 +123,22 @@ impl TcpTransport {
         peer.pool.flush(touched);
     }
 
-    fn pool(&self, host: &str, port: u16) -> Arc<Pool> {
+    fn pool(&self, host: &str, port: u16, instance: Option<Instance>) -> Arc<Pool> {
         let mut pools = self.pools.lock();
-        if let Some(pool) = pools.get(&(host.to_owned(), port)) {
+        let address = (host.to_owned(), port, instance);
+        if let Some(pool) = pools.get(&address) {
             return pool.clone();
         }
         // Nobody holds a peer for the others, and no connection stands: they were for nodes that are gone.
         pools.retain(|_, pool| Arc::strong_count(pool) > 1);
         let pool = Arc::new(Pool::new(
-            host.to_owned(),
-            port,
+            address.clone(),
             self.config.clone(),
             self.clock.clone(),
             self.runtime.clone(),
             Rng::from_os(),
         ));
-        pools.insert((host.to_owned(), port), pool.clone());
+        pools.insert(address, pool.clone());
         pool
     }
 }
@@ -162,6 +171,7 @@ unsafe impl Transport for TcpTransport {
         desc.tcp_data_host.clone_from(&self.config.data_host);
         desc.tcp_data_port = self.server.local().port();
         desc.tcp_proto_version = 2;
+        desc.extra.insert(INSTANCE_KEY.into(), self.instance.to_string().into());
     }
 
     fn reaches(&self, desc: &SegmentDesc) -> bool {
@@ -181,7 +191,7 @@ unsafe impl Transport for TcpTransport {
             desc.buffers.iter().filter_map(|b| Some((b.addr, b.addr.checked_add(b.length)?))).collect();
         regions.sort_unstable();
         Ok(TcpPeer {
-            pool: self.pool(host, desc.tcp_data_port),
+            pool: self.pool(host, desc.tcp_data_port, instance(desc)?),
             framing: spoken.min(self.config.framing),
             regions: regions.into(),
         })
@@ -205,6 +215,24 @@ impl TcpPeer {
         let Some(&(_, end)) = after.checked_sub(1).and_then(|i| self.regions.get(i)) else { return false };
         addr.checked_add(len as u64).is_some_and(|last| last <= end)
     }
+}
+
+/// Returns the instance that a descriptor names; none for a node without hellos, such as one of Mooncake C++.
+///
+/// # Errors
+/// `Invalid` if the descriptor names something that is no instance.
+fn instance(desc: &SegmentDesc) -> Result<Option<Instance>> {
+    let Some(value) = desc.extra.get(INSTANCE_KEY).filter(|_| !is_planted("tcp-no-hello")) else {
+        return Ok(None);
+    };
+    let instance = value.as_str().and_then(Instance::parse);
+    instance.map(Some).ok_or_else(|| {
+        let expected = "expected 16 hexadecimal digits; publish the segment again";
+        Error::invalid(format!(
+            "cannot connect to segment {:?}: invalid {INSTANCE_KEY}. value={value} {expected}",
+            desc.name
+        ))
+    })
 }
 
 /// The data host, else the host part of the segment's name, which is an address where nothing else publishes one.

@@ -77,6 +77,31 @@ const EDGES: &[(&str, &[Edge])] = &[
             },
         ],
     ),
+    (
+        "D",
+        &[
+            Edge {
+                program: "instance",
+                test: "a_process_that_took_over_port_and_address_is_not_used",
+                bugs: &["tcp-no-hello"],
+            },
+            Edge {
+                program: "instance",
+                test: "requests_under_way_are_not_sent_again_to_another_process",
+                bugs: &["tcp-no-hello"],
+            },
+            Edge {
+                program: "instance",
+                test: "a_killed_process_is_not_confused_with_the_next_one_on_its_port",
+                bugs: &["tcp-no-hello"],
+            },
+            Edge {
+                program: "instance",
+                test: "requests_behind_a_hello_for_another_process_are_not_read",
+                bugs: &["tcp-hello-for-any-instance"],
+            },
+        ],
+    ),
 ];
 
 /// Longest time that one run of one test may take.

@@ -1,0 +1,233 @@
+//! The first exchange on a connection between nodes of this project: the initiator names the process that it means.
+//!
+//! An address means something in one process only, and another process may listen on the same host and port later. So each
+//! [`TcpTransport`](crate::TcpTransport) draws an [`Instance`], publishes it in its descriptor and expects it in the hello. The initiator
+//! sends its first request after the answer, so no byte of a request reaches a process that did not accept the hello: neither another
+//! node, nor Mooncake C++, nor an unrelated program. Nodes without an instance in their descriptor get no hello.
+//!
+//! A hello is a request header as far as Mooncake C++ can tell: a read of no bytes with status frame, which every node refuses.
+
+use std::fmt;
+use std::io;
+
+use mooncake_core::clock::Rng;
+use tokio::net::TcpStream;
+
+use crate::frame::{HEADER_LEN, STATUS_LEN, Status};
+
+/// Key of this project in descriptors: the instance that the data port expects. Mooncake C++ ignores it.
+pub const INSTANCE_KEY: &str = "tcp_instance";
+/// Length of a hello in bytes: that of a request header.
+pub const HELLO_LEN: usize = HEADER_LEN;
+/// Length of the answer to a hello in bytes.
+pub const ANSWER_LEN: usize = STATUS_LEN + 8;
+/// Code of the answer's status frame when the hello names another instance.
+pub const OTHER_INSTANCE: u32 = 3;
+
+/// Opcode of a hello. Initiators of requests use 0 and 1, with or without the high bit.
+const OPCODE: u8 = 0xc8;
+/// Padding of a hello; that of a request has no meaning.
+const MARK: [u8; 7] = *b"MCHELLO";
+
+/// Identity of one [`TcpTransport`](crate::TcpTransport): a random number, printed as 16 hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Instance(pub u64);
+
+impl Instance {
+    /// Draws a new one.
+    pub(crate) fn draw() -> Self {
+        Self(Rng::from_os().next_u64())
+    }
+
+    /// Parses 16 hexadecimal digits.
+    pub fn parse(text: &str) -> Option<Self> {
+        let is_hex = text.len() == 16 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+        is_hex.then(|| u64::from_str_radix(text, 16).ok().map(Self))?
+    }
+}
+
+impl fmt::Display for Instance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// First frame of a connection: the instance that the initiator means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// The process that is to serve the requests of the connection.
+    pub instance: Instance,
+}
+
+impl Hello {
+    /// Returns the frame: `u64` zero, `u64` instance, the opcode and the mark, little-endian.
+    pub fn encode(self) -> [u8; HELLO_LEN] {
+        let mut frame = [0; HELLO_LEN];
+        frame[8..16].copy_from_slice(&self.instance.0.to_le_bytes());
+        frame[16] = OPCODE;
+        frame[17..].copy_from_slice(&MARK);
+        frame
+    }
+
+    /// Parses a frame; `None` if it is a request.
+    pub fn decode(frame: &[u8; HELLO_LEN]) -> Option<Self> {
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| frame[at + i]));
+        let is_hello = word(0) == 0 && frame[16] == OPCODE && frame[17..] == MARK;
+        is_hello.then(|| Self { instance: Instance(word(8)) })
+    }
+}
+
+/// Answer to a hello: a status frame and the instance of the process that answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Whether the process serves the requests that follow. It closes the connection otherwise.
+    pub accepted: bool,
+    /// The process that answers.
+    pub instance: Instance,
+}
+
+impl Answer {
+    /// Returns the frame.
+    pub fn encode(self) -> [u8; ANSWER_LEN] {
+        let status = if self.accepted { Status::Ok } else { Status::Refused(OTHER_INSTANCE) };
+        let mut frame = [0; ANSWER_LEN];
+        frame[..STATUS_LEN].copy_from_slice(&status.encode());
+        frame[STATUS_LEN..].copy_from_slice(&self.instance.0.to_le_bytes());
+        frame
+    }
+
+    /// Parses a frame; `None` if it is no answer to a hello.
+    pub fn decode(frame: &[u8; ANSWER_LEN]) -> Option<Self> {
+        let (status, instance) = frame.split_first_chunk::<STATUS_LEN>()?;
+        let accepted = match Status::decode(*status) {
+            Ok(Status::Ok) => true,
+            Ok(Status::Refused(OTHER_INSTANCE)) => false,
+            _ => return None,
+        };
+        let instance = Instance(u64::from_le_bytes(*instance.first_chunk()?));
+        Some(Self { accepted, instance })
+    }
+}
+
+/// The process at an address is not the one that was meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OtherInstance {
+    wanted: Instance,
+    /// Unknown where the process does not know hellos.
+    found: Option<Instance>,
+}
+
+impl OtherInstance {
+    /// Returns what an error of [`introduce`] says about instances.
+    pub(crate) fn of(error: &io::Error) -> Option<Self> {
+        error.get_ref()?.downcast_ref().copied()
+    }
+}
+
+impl fmt::Display for OtherInstance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "another process has the port now. wanted_instance={} found_instance=", self.wanted)?;
+        match self.found {
+            Some(found) => write!(f, "{found}; look the segment up again"),
+            None => write!(f, "unknown; look the segment up again"),
+        }
+    }
+}
+
+impl std::error::Error for OtherInstance {}
+
+impl From<OtherInstance> for io::Error {
+    fn from(other: OtherInstance) -> Self {
+        io::Error::new(io::ErrorKind::ConnectionRefused, other)
+    }
+}
+
+/// Sends the hello and waits for the answer.
+///
+/// # Errors
+/// [`OtherInstance`] if anything but the wanted instance answers, `UnexpectedEof` if the connection is closed without an answer,
+/// or the socket's error.
+pub(crate) async fn introduce(stream: &TcpStream, wanted: Instance) -> io::Result<()> {
+    send(stream, &Hello { instance: wanted }.encode()).await?;
+    let (mut answer, mut len) = ([0; ANSWER_LEN], 0);
+    while len < ANSWER_LEN {
+        stream.readable().await?;
+        match stream.try_read(&mut answer[len..]) {
+            Ok(0) if len == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            // A node without hellos: a status frame at most, then the end.
+            Ok(0) => return Err(OtherInstance { wanted, found: None }.into()),
+            Ok(n) => len += n,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    match Answer::decode(&answer) {
+        Some(Answer { accepted: true, instance }) if instance == wanted => Ok(()),
+        other => Err(OtherInstance { wanted, found: other.map(|answer| answer.instance) }.into()),
+    }
+}
+
+/// Sends all bytes.
+pub(crate) async fn send(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        stream.writable().await?;
+        match stream.try_write(bytes) {
+            Ok(n) => bytes = &bytes[n..],
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::{Direction, Framing, Request};
+
+    #[test]
+    fn frames_have_these_bytes() {
+        let hello = Hello { instance: Instance(0x0102_0304_0506_0708) };
+        assert_eq!(&hello.encode(), b"\0\0\0\0\0\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01\xc8MCHELLO");
+        assert_eq!(Hello::decode(&hello.encode()), Some(hello));
+        let answer = Answer { accepted: false, instance: Instance(1) };
+        assert_eq!(&answer.encode(), b"\x03\0\0\0VTCM\x01\0\0\0\0\0\0\0");
+        for accepted in [true, false] {
+            let answer = Answer { accepted, ..answer };
+            assert_eq!(Answer::decode(&answer.encode()), Some(answer));
+        }
+    }
+
+    #[test]
+    fn a_node_without_hellos_sees_a_read_of_no_bytes() {
+        let hello = Hello { instance: Instance(u64::MAX) };
+        let request = Request::decode(&hello.encode());
+        assert_eq!((request.direction, request.framing), (Direction::Read, Framing::Acknowledged));
+        assert_eq!(request.len, 0);
+    }
+
+    #[test]
+    fn every_bit_of_the_frame_counts() {
+        let frame = Hello { instance: Instance(7) }.encode();
+        for bit in 0..HELLO_LEN * 8 {
+            let mut other = frame;
+            other[bit / 8] ^= 1 << (bit % 8);
+            let decoded = Hello::decode(&other);
+            // The instance is the only part that may have any value.
+            assert_eq!(decoded.is_some(), (64..128).contains(&bit), "bit {bit}");
+            assert_ne!(decoded, Hello::decode(&frame), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn instances_are_sixteen_digits() {
+        let instance = Instance(0xabc);
+        assert_eq!(Instance::parse(&instance.to_string()), Some(instance));
+        for text in
+            ["", "abc", "+000000000000abc", "0000000000000abcd", "000000000000xabc", "00000000000000é"]
+        {
+            assert_eq!(Instance::parse(text), None, "{text:?}");
+        }
+        assert_ne!(Instance::draw(), Instance::draw());
+    }
+}
