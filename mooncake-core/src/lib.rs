@@ -8,6 +8,8 @@ mod code;
 pub mod error;
 pub mod evict;
 pub mod fault_injection;
+#[allow(unsafe_code)]
+pub mod fork;
 pub mod ids;
 pub mod memory;
 pub mod meta;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use mooncake_core::clock::Rng;
 use mooncake_core::fault_injection::is_planted;
+use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::transfer::{self, Transfer};
 use rustix::fs::{FlockOperation, flock};
@@ -47,12 +48,12 @@ pub(crate) struct Survivor {
 
 /// Holds a directory for this process.
 #[derive(Debug)]
-pub(crate) struct Lock(File);
+pub(crate) struct Lock(ParentOnly<File>);
 
 impl Drop for Lock {
     fn drop(&mut self) {
         // By name, because a child that has been forked and not yet become another program has the file open too.
-        let _ = flock(&self.0, FlockOperation::Unlock);
+        let _ = flock(&*self.0, FlockOperation::Unlock);
     }
 }
 
@@ -112,7 +113,7 @@ impl Files {
         }
         // Only for the message above; whether it can be written is found out by others.
         let _ = file.set_len(0).and_then(|()| file.write_all(std::process::id().to_string().as_bytes()));
-        Ok(Lock(file))
+        Ok(Lock(ParentOnly::new(file)))
     }
 
     /// Reads the index: its header, if there is one, and the newest note of each key.

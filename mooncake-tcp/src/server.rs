@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use mooncake_core::clock::Rng;
 use mooncake_core::fault_injection::is_planted;
+use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::silent::{Busy, Silent, within_descriptors};
 use tokio::net::{TcpListener, TcpStream};
@@ -63,7 +64,7 @@ impl Server {
             buffers: Buffers { send: config.send_buffer, receive: config.receive_buffer },
             most: within_descriptors(config.max_served, 2),
         };
-        let accepting = runtime.spawn(accept(listener, table, settings)).abort_handle();
+        let accepting = runtime.spawn(accept(ParentOnly::new(listener), table, settings)).abort_handle();
         Ok(Self { local, accepting })
     }
 
@@ -114,7 +115,7 @@ fn bind(config: &TcpConfig) -> Result<std::net::TcpListener> {
     Err(Error::new(ErrorCode::InvalidParams, message).with_source(failure))
 }
 
-async fn accept(listener: TcpListener, table: Arc<MemoryTable>, settings: Settings) {
+async fn accept(listener: ParentOnly<TcpListener>, table: Arc<MemoryTable>, settings: Settings) {
     let stages = Arc::new(device::stages());
     let (mut connections, mut silent, mut full) = (JoinSet::new(), Silent::default(), false);
     loop {
@@ -188,7 +189,8 @@ impl Reply {
 }
 
 pub(crate) struct Session {
-    stream: TcpStream,
+    /// A child that kept it would keep the peer waiting after our end.
+    stream: ParentOnly<TcpStream>,
     settings: Settings,
     stages: Arc<Stages>,
     view: View,
@@ -205,7 +207,7 @@ pub(crate) struct Session {
 impl Session {
     fn new(stream: TcpStream, view: View, stages: Arc<Stages>, settings: Settings) -> Self {
         Self {
-            stream,
+            stream: ParentOnly::new(stream),
             settings,
             stages,
             view,
@@ -486,7 +488,7 @@ impl Session {
     /// Sends a refusal, then reads what the peer is still sending: closing over unread bytes would destroy the answer.
     async fn say_last(&mut self, frame: &[u8]) -> io::Result<()> {
         hello::send(&self.stream, frame).await?;
-        socket2::SockRef::from(&self.stream).shutdown(std::net::Shutdown::Write)?;
+        socket2::SockRef::from(&*self.stream).shutdown(std::net::Shutdown::Write)?;
         let mut waste = [0; 4096];
         loop {
             self.stream.readable().await?;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use common::*;
 use mooncake_core::memory::{HostMemory, MemorySource, MemorySpan};
+use mooncake_core::testkit::{ForkedChild, fork_child};
 use mooncake_core::{Error, ErrorKind, Result};
 use mooncake_tcp::hello::{Answer, Hello, Instance};
 use mooncake_tcp::{Framing, TcpConfig, TcpPeer, TcpTransport};
@@ -319,7 +320,11 @@ fn owner_process() {
     let desc = descriptor(&node, &region);
     let mut out = std::io::stdout();
     writeln!(out, "> {}", String::from_utf8(desc.encode()).unwrap()).unwrap();
-    while let Some(Ok(_)) = orders.next() {
+    while let Some(Ok(order)) = orders.next() {
+        if order == "fork" {
+            writeln!(out, "> {}", fork_child().unwrap()).unwrap();
+            continue;
+        }
         let same = contents(&region).iter().all(|found| *found == byte);
         writeln!(out, "> {same}").unwrap();
     }
@@ -355,9 +360,13 @@ impl Process {
         }
     }
 
+    fn ask(&mut self, what: &str) -> String {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{what}").unwrap();
+        self.hear()
+    }
+
     fn is_untouched(&mut self) -> bool {
-        writeln!(self.child.stdin.as_mut().unwrap(), "look").unwrap();
-        self.hear() == "true"
+        self.ask("look") == "true"
     }
 
     #[allow(unsafe_code)]
@@ -406,4 +415,22 @@ fn a_killed_process_is_not_confused_with_the_next_one_on_its_port() {
     assert!(second.is_untouched());
     let client = Client::to(&second.desc, TcpConfig::default());
     assert_eq!(client.read(at, 64).unwrap(), [2; 64]);
+}
+
+#[test]
+fn the_port_of_a_killed_process_is_free_while_its_child_lives_on() {
+    let mut first = Process::start(0, 1);
+    let port = first.desc.tcp_data_port;
+    let child = ForkedChild(first.ask("fork").parse().unwrap());
+    let client = Client::to(&first.desc, TcpConfig::default());
+    assert_eq!(client.read(FIXED as u64, 64).unwrap(), [1; 64], "the parent still serves");
+    drop(first);
+    // Otherwise the next caller would wait in a queue that nobody serves.
+    let refused = TcpStream::connect(("127.0.0.1", port)).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+    // The connection of before has ended, too.
+    assert_eq!(client.read(FIXED as u64, 64).unwrap_err().kind(), ErrorKind::Unavailable);
+    let second = Process::start(port, 2);
+    assert_eq!(second.desc.tcp_data_port, port);
+    drop(child);
 }

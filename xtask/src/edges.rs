@@ -102,6 +102,51 @@ const EDGES: &[(&str, &[Edge])] = &[
             },
         ],
     ),
+    (
+        "G",
+        &[
+            Edge {
+                program: "server",
+                test: "the_connection_that_waits_longest_makes_room",
+                bugs: &["busy-for-ever"],
+            },
+            Edge {
+                program: "server",
+                test: "no_operation_fails_while_connections_make_room",
+                bugs: &["busy-for-ever"],
+            },
+        ],
+    ),
+    (
+        "J",
+        &[
+            Edge {
+                program: "lib mooncake_core",
+                test: "fork::tests::a_port_is_free_while_a_child_lives_on",
+                bugs: &["fork-inherits"],
+            },
+            Edge {
+                program: "lib mooncake_core",
+                test: "fork::tests::a_lock_is_free_while_a_child_lives_on",
+                bugs: &["fork-inherits"],
+            },
+            Edge {
+                program: "instance",
+                test: "the_port_of_a_killed_process_is_free_while_its_child_lives_on",
+                bugs: &["fork-inherits"],
+            },
+            Edge {
+                program: "processes",
+                test: "forked::the_segment_file_of_a_killed_process_is_free_while_its_child_lives_on",
+                bugs: &["fork-inherits"],
+            },
+            Edge {
+                program: "processes",
+                test: "forked::the_disk_of_a_killed_process_is_free_while_its_child_lives_on",
+                bugs: &["fork-inherits"],
+            },
+        ],
+    ),
 ];
 
 /// Longest time that one run of one test may take.

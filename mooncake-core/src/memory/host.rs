@@ -10,6 +10,8 @@ use std::ptr::NonNull;
 use super::shared::{SharedMapping, page_of};
 use super::{Location, MemorySource, MemorySpan};
 use crate::error::{Error, ErrorCode, Result};
+use crate::fault_injection::is_planted;
+use crate::fork::ParentOnly;
 
 /// Size of the pages to ask the kernel for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -58,7 +60,7 @@ pub struct HostMemory {
     location: Location,
     shared: Option<SharedMapping>,
     /// The file of which nobody else knows.
-    alone: Option<File>,
+    alone: Option<ParentOnly<File>>,
 }
 
 // SAFETY: the mapping belongs to this value alone and has no thread affinity.
@@ -164,7 +166,12 @@ impl HostMemory {
     fn map_whole(file: File, len: usize, mapped: usize, location: Location, page: usize) -> Result<Self> {
         let ptr =
             map(mapped, libc::MAP_SHARED, Some(file.as_fd()), 0).map_err(|e| cannot_map(mapped, page, e))?;
-        Ok(Self { ptr, len, mapped, location, shared: None, alone: Some(file) })
+        // A mapping keeps the lock as a descriptor does. So a child of a fork gets neither.
+        if !is_planted("fork-inherits") {
+            // SAFETY: the mapping made just now; advice changes no contents.
+            unsafe { libc::madvise(ptr.as_ptr().cast(), mapped, libc::MADV_DONTFORK) };
+        }
+        Ok(Self { ptr, len, mapped, location, shared: None, alone: Some(ParentOnly::new(file)) })
     }
 
     /// Whether it is [of a file](Self::map_alone) that outlives the process.
@@ -287,6 +294,7 @@ impl HostMemory {
 }
 
 /// Keeps other processes from [mapping](HostMemory::map_alone) the file, for as long as it is open or mapped. `FILE_LOCK_FAIL` when one has it.
+/// Children of a fork have what is open here, unless it is a [`ParentOnly`].
 pub fn lock_alone(file: &File) -> Result<()> {
     // SAFETY: the call takes numbers only.
     if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {

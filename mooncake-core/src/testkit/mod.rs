@@ -4,8 +4,11 @@ pub mod alloc;
 #[allow(unsafe_code)]
 pub mod device;
 pub mod evict;
+#[allow(unsafe_code)]
+mod forked;
 pub mod lease;
 pub mod meta;
 mod ports;
 
+pub use forked::{ForkedChild, fork_child};
 pub use ports::free_port;

@@ -15,6 +15,7 @@ mod corpus;
 mod disk;
 mod dying;
 mod files;
+mod forked;
 mod lasting;
 mod leading;
 mod leases;

@@ -4,6 +4,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
+use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, Result};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -37,7 +38,7 @@ impl HandshakeServer {
             Error::invalid("a handshake port is served on a tokio runtime, and there is none here")
         })?;
         let addr = listener.local_addr()?;
-        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let listener = ParentOnly::new(tokio::net::TcpListener::from_std(listener)?);
         Ok(Self { addr, task: runtime.spawn(accept(listener, service, Arc::new(config))) })
     }
 
@@ -61,7 +62,7 @@ impl Drop for HandshakeServer {
 }
 
 async fn accept(
-    listener: tokio::net::TcpListener,
+    listener: ParentOnly<tokio::net::TcpListener>,
     service: Arc<dyn HandshakeService>,
     config: Arc<HandshakeConfig>,
 ) {

@@ -8,6 +8,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
+use mooncake_core::fork::ParentOnly;
 use mooncake_core::meta::fingerprint;
 use mooncake_core::{Error, ErrorCode, Result};
 use rustix::fs::{FlockOperation, flock};
@@ -23,7 +24,7 @@ const SIZE: usize = MAGIC.len() + 2 * SLOT;
 /// The file, which is of one process at a time.
 #[derive(Debug)]
 pub(super) struct Mark {
-    file: File,
+    file: ParentOnly<File>,
     number: u64,
 }
 
@@ -63,7 +64,7 @@ impl Mark {
             }
             None => return Err(Error::new(ErrorCode::ChecksumMismatch, format!("{NAME} is damaged"))),
         };
-        Ok(Self { file, number })
+        Ok(Self { file: ParentOnly::new(file), number })
     }
 
     /// The last change that was acknowledged.
@@ -86,7 +87,7 @@ impl Mark {
     /// Another may take the folder.
     pub(super) fn release(&self) {
         // By name, because a child that has been forked and not yet become another program has the file open too.
-        let _ = flock(&self.file, FlockOperation::Unlock);
+        let _ = flock(&*self.file, FlockOperation::Unlock);
     }
 }
 
@@ -127,7 +128,7 @@ fn read(bytes: &[u8]) -> Option<u64> {
 impl Mark {
     /// Nothing can be noted from now on.
     pub(super) fn forbid(&mut self, folder: &Path) {
-        self.file = File::open(folder.join(NAME)).unwrap();
+        self.file = ParentOnly::new(File::open(folder.join(NAME)).unwrap());
     }
 }
 

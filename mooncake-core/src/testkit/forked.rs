@@ -1,0 +1,49 @@
+//! Children of a fork.
+
+use std::io;
+
+/// Longest life of a child in seconds, should nobody end it.
+const LIFE: u32 = 180;
+
+/// Forks a child that does nothing and lives on when its parent dies. Returns its number.
+///
+/// # Errors
+/// The system's error.
+pub fn fork_child() -> io::Result<u32> {
+    // SAFETY: the child calls what is allowed there only.
+    match unsafe { libc::fork() } {
+        // SAFETY: both calls are allowed in a child.
+        0 => unsafe {
+            libc::alarm(LIFE);
+            loop {
+                libc::pause();
+            }
+        },
+        child => u32::try_from(child).map_err(|_| io::Error::last_os_error()),
+    }
+}
+
+/// Child of a fork, ended when dropped. It need not be a child of this process.
+#[derive(Debug)]
+pub struct ForkedChild(pub u32);
+
+impl ForkedChild {
+    /// Forks a child of this process.
+    ///
+    /// # Errors
+    /// As [`fork_child`].
+    pub fn fork() -> io::Result<Self> {
+        fork_child().map(Self)
+    }
+}
+
+impl Drop for ForkedChild {
+    fn drop(&mut self) {
+        let Ok(number) = libc::pid_t::try_from(self.0) else { return };
+        // SAFETY: a signal, and no memory. A child of another process is not waited for.
+        unsafe {
+            libc::kill(number, libc::SIGKILL);
+            libc::waitpid(number, std::ptr::null_mut(), 0);
+        }
+    }
+}
