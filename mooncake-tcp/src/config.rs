@@ -39,8 +39,8 @@ pub struct TcpConfig {
     /// Pieces it is cut into, at least 1 and as far as there are connections. Pays even for a runtime on one thread: what
     /// waits in each socket stays small enough for the processor's caches.
     pub stripes: usize,
-    /// Connections served at a time, and no more than half of the files that the process may open. One more takes the place of the oldest that
-    /// has asked nothing yet; it is closed where all have.
+    /// Connections served at a time, and no more than half of the descriptors that the process may open. One more takes the place of the connection that has
+    /// waited longest for a request; it is closed where every connection is in the middle of one.
     pub max_served: usize,
     /// Kernel buffer for sending per connection in bytes; 0 lets the kernel adapt it.
     pub send_buffer: usize,

@@ -156,6 +156,8 @@ pub(crate) enum End {
     Peer(io::Error),
     /// The peer stopped half-way.
     Stalled,
+    /// Another connection has its place.
+    MadeRoom,
     /// The peer means another process than this one.
     OtherInstance(Instance),
     /// A range that is not registered, or not any more.
@@ -200,7 +202,7 @@ pub(crate) struct Session {
     sent: usize,
     /// Of the last request for device memory.
     acknowledges: bool,
-    /// Set by the first request.
+    /// Whether it serves a request or waits for one.
     busy: Busy,
 }
 
@@ -292,7 +294,9 @@ impl Session {
     /// Serves every request whose header is here; when it returns, every answer is sent.
     async fn serve_waiting(&mut self) -> Result<(), End> {
         while let Some(request) = self.inbox.next_request() {
-            self.busy.set(true);
+            if !self.busy.begin() {
+                return Err(End::MadeRoom);
+            }
             let writes = request.direction == Direction::Write;
             let found = self.view.find(request.addr, request.len);
             let Some(range) = found.filter(|range| !(writes && range.is_read_only())) else {
@@ -478,6 +482,9 @@ impl Session {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     // Between requests a peer may be silent for ever, inside one it may not.
                     let limit = (!self.inbox.is_empty()).then_some(self.settings.progress);
+                    if limit.is_none() {
+                        self.busy.wait();
+                    }
                     readable(&self.stream, limit).await?;
                 }
                 Err(error) => return Err(error),

@@ -10,7 +10,8 @@ use common::*;
 use mooncake_core::clock::{Clock, Rng, SystemClock};
 use mooncake_core::memory::{HostMemory, MemorySource, MemorySpan};
 use mooncake_tcp::{TcpConfig, TcpTransport};
-use mooncake_transport::{Access, Region};
+use mooncake_transport::transfer::{self, Transfer};
+use mooncake_transport::{Access, Region, SegmentDesc, Transport};
 
 fn node() -> Node {
     Node::start(TcpConfig::default())
@@ -299,7 +300,8 @@ fn connections_are_bounded() {
     let region = node.open(64);
     let mut kept = [node.dial(), node.dial()];
     for stream in &mut kept {
-        say(stream, &[&header(READ, region.addr(), 1)]);
+        // In the middle of a request from now on.
+        say(stream, &[&header(READ, region.addr(), 1), &header(WRITE, region.addr(), 8), b"half"]);
         read_exactly(stream, 9);
     }
     assert_eq!(read_to_the_end(&mut node.dial()), b"");
@@ -312,34 +314,70 @@ fn connections_are_bounded() {
             break;
         }
     }
-    say(&mut second, &[&header(READ, region.addr(), 1)]);
-    read_exactly(&mut second, 9);
+    say(&mut second, &[b"half"]);
+    assert_eq!(read_exactly(&mut second, 8), OK);
+}
+
+fn ask(stream: &mut std::net::TcpStream, region: &Region<TcpTransport>) {
+    say(stream, &[&header(READ, region.addr(), 1)]);
+    read_exactly(stream, 9);
 }
 
 #[test]
-fn who_asks_nothing_makes_room() {
-    let node = Node::start(TcpConfig { max_served: 2, ..TcpConfig::default() });
+fn the_connection_that_waits_longest_makes_room() {
+    let node = Node::start(TcpConfig { max_served: 4, ..TcpConfig::default() });
     let region = node.open(64);
-    let asks = |stream: &mut std::net::TcpStream| {
-        say(stream, &[&header(READ, region.addr(), 1)]);
-        read_exactly(stream, 9);
-    };
-    let mut user = node.dial();
-    asks(&mut user);
-    let mut silent = node.dial();
-    for _ in 0..20 {
-        let next = node.dial();
-        assert_eq!(read_to_the_end(&mut silent), b"", "the one before made room");
-        asks(&mut user);
-        silent = next;
+    let mut kept: Vec<_> = (0..4).map(|_| node.dial()).collect();
+    kept.iter_mut().for_each(|stream| ask(stream, &region));
+    // The first one asks once more, so the second one has waited longest.
+    ask(&mut kept[0], &region);
+    let mut fifth = node.dial();
+    ask(&mut fifth, &region);
+    assert_eq!(read_to_the_end(&mut kept[1]), b"");
+    for at in [0, 2, 3] {
+        ask(&mut kept[at], &region);
     }
-    // Half a request is none.
-    silent.write_all(&header(READ, region.addr(), 1)[..5]).unwrap();
-    let mut second = node.dial();
-    asks(&mut second);
-    assert_eq!(read_to_the_end(&mut node.dial()), b"", "both have asked");
-    asks(&mut user);
-    asks(&mut second);
+    ask(&mut fifth, &region);
+    // Connections that never ask, and half a request, make room in their turn.
+    let mut silent: Vec<_> = (0..3).map(|_| node.dial()).collect();
+    for at in [0, 2, 3] {
+        assert_eq!(read_to_the_end(&mut kept[at]), b"");
+    }
+    silent[0].write_all(&header(READ, region.addr(), 1)[..5]).unwrap();
+    let mut last = node.dial();
+    ask(&mut last, &region);
+    assert_eq!(read_to_the_end(&mut fifth), b"");
+    let mut last = node.dial();
+    ask(&mut last, &region);
+    assert_eq!(read_to_the_end(&mut silent[0]), b"", "half a request is none");
+}
+
+/// Clients that take turns, with fewer places at the node than connections.
+#[test]
+fn no_operation_fails_while_connections_make_room() {
+    let node = Node::start(TcpConfig { max_served: 4, ..TcpConfig::default() });
+    let region = node.open(4096);
+    let mut desc = SegmentDesc::new("node");
+    node.transport.describe(&mut desc);
+    desc.tcp_data_host = "127.0.0.1".into();
+    let clients: Vec<_> = (0..12)
+        .map(|_| {
+            let client = Node::start(TcpConfig { connections: 1, ..TcpConfig::default() });
+            let peer = client.runtime.block_on(client.transport.connect(&desc)).unwrap();
+            (client, peer)
+        })
+        .collect();
+    for round in 0..20u8 {
+        for (client, peer) in &clients {
+            let deadline = Some(client.transport.clock().now().after(PATIENCE));
+            let write = [Transfer::new(region.addr() + 64, vec![round; 64])];
+            transfer::write(&client.transport, peer, write, deadline).wait().0.unwrap();
+            let read = [Transfer::new(region.addr() + 64, vec![0; 64])];
+            let (result, [read]) = transfer::read(&client.transport, peer, read, deadline).wait();
+            result.unwrap();
+            assert_eq!(read.buffer, [round; 64]);
+        }
+    }
 }
 
 #[test]

@@ -1,27 +1,81 @@
-//! Room for one more connection where all places are taken: whoever opens connections and says nothing keeps nobody else out.
+//! A place for a new connection where all places are taken: the connection that has waited longest for a request is closed.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 
+use mooncake_core::clock::{Clock, SystemClock};
+use mooncake_core::fault_injection::is_planted;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::task::AbortHandle;
 
 /// Queues shorter than this are not worth a look at who has gone.
 const FEW: usize = 64;
+/// Searches for a waiting connection, each of which may begin to serve in that instant.
+const ATTEMPTS: usize = 16;
 
-/// Whether a connection is in use; at first it is not.
-#[derive(Clone, Debug, Default)]
-pub struct Busy(Arc<AtomicBool>);
+/// State of a connection that serves a request.
+const SERVING: u64 = u64::MAX;
+/// State of a connection that was closed to make room.
+const ENDED: u64 = u64::MAX - 1;
 
-impl Busy {
-    /// Says so, or takes it back.
-    pub fn set(&self, busy: bool) {
-        self.0.store(busy, Ordering::Relaxed);
+/// Whether a connection serves a request or waits for one. A new connection waits.
+/// The number is the moment since which the connection waits, or one of the states above.
+#[derive(Clone, Debug)]
+pub struct Busy(Arc<AtomicU64>);
+
+/// The present moment, on one clock for all connections.
+fn now() -> u64 {
+    static CLOCK: LazyLock<SystemClock> = LazyLock::new(SystemClock::new);
+    CLOCK.now().0.min(ENDED - 1)
+}
+
+impl Default for Busy {
+    fn default() -> Self {
+        Self(Arc::new(AtomicU64::new(now())))
     }
 }
 
-/// The connections of a server in the order they came. Where there is no place left, the oldest that is not in use makes room.
+impl Busy {
+    /// Marks the connection as serving (`true`) or waiting.
+    pub fn set(&self, busy: bool) {
+        if busy {
+            let _ = self.begin();
+        } else {
+            self.wait();
+        }
+    }
+
+    /// Marks the connection as serving a request. Returns whether it may: a connection that was closed to make room ends without
+    /// serving what has come.
+    #[must_use]
+    pub fn begin(&self) -> bool {
+        let seen = self.0.load(Ordering::Relaxed);
+        // A waiting state changes to `ENDED` only, so one attempt decides.
+        seen == SERVING
+            || (seen != ENDED
+                && self.0.compare_exchange(seen, SERVING, Ordering::SeqCst, Ordering::Relaxed).is_ok())
+    }
+
+    /// Marks the connection as waiting for a request, from now on if it served one.
+    pub fn wait(&self) {
+        if self.0.load(Ordering::Relaxed) == SERVING && !is_planted("busy-for-ever") {
+            self.0.store(now(), Ordering::SeqCst);
+        }
+    }
+
+    /// The moment since which the connection waits.
+    fn waits_since(&self) -> Option<u64> {
+        Some(self.0.load(Ordering::Relaxed)).filter(|state| *state < ENDED)
+    }
+
+    /// Takes the right to serve from a connection that still waits since that moment. Returns whether it does.
+    fn end(&self, since: u64) -> bool {
+        self.0.compare_exchange(since, ENDED, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+    }
+}
+
+/// The connections of a server in the order they came. Where there is no place left, the one that has waited longest makes room.
 #[derive(Debug, Default)]
 pub struct Silent {
     queue: VecDeque<(AbortHandle, Busy)>,
@@ -39,15 +93,20 @@ impl Silent {
         self.queue.push_back((task, busy));
     }
 
-    /// Ends the oldest that is not in use; whether there was one.
+    /// Ends the connection that has waited longest. Returns whether one waited.
     pub fn end_oldest(&mut self) -> bool {
-        let is_silent =
-            |(task, busy): &(AbortHandle, Busy)| !task.is_finished() && !busy.0.load(Ordering::Relaxed);
-        let oldest = self.queue.iter().position(is_silent).and_then(|at| self.queue.remove(at));
-        if let Some((task, _)) = &oldest {
-            task.abort();
+        for _ in 0..ATTEMPTS {
+            let waiting = self.queue.iter().enumerate().filter(|(_, (task, _))| !task.is_finished());
+            let waiting = waiting.filter_map(|(at, (_, busy))| Some((busy.waits_since()?, at)));
+            let Some((since, at)) = waiting.min() else { return false };
+            if self.queue.get(at).is_some_and(|(_, busy)| busy.end(since)) {
+                if let Some((task, _)) = self.queue.remove(at) {
+                    task.abort();
+                }
+                return true;
+            }
         }
-        oldest.is_some()
+        false
     }
 }
 
@@ -74,7 +133,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_oldest_that_is_not_in_use_makes_room() {
+    async fn the_connection_that_waits_longest_makes_room() {
         let (mut silent, mut tasks, mut signs) = (Silent::default(), Vec::new(), Vec::new());
         for _ in 0..4 {
             let (task, busy) = (tokio::spawn(pending::<()>()), Busy::default());
@@ -90,6 +149,7 @@ mod tests {
             assert!(ended.unwrap_err().is_cancelled());
         }
         assert!(!silent.end_oldest(), "the others are in use");
+        assert!(!signs[1].begin(), "its place is gone");
         signs[0].set(false);
         assert!(silent.end_oldest());
         assert!((&mut tasks[0]).await.unwrap_err().is_cancelled());
