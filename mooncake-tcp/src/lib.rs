@@ -7,6 +7,7 @@ mod device;
 #[allow(unsafe_code)]
 mod driver;
 pub mod frame;
+mod gate;
 pub mod hello;
 #[allow(unsafe_code)]
 mod lane;
@@ -18,6 +19,7 @@ mod pool;
 mod server;
 #[allow(unsafe_code)]
 mod socket;
+mod sync;
 #[allow(unsafe_code)]
 mod table;
 #[allow(unsafe_code)]

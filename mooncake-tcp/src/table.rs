@@ -9,12 +9,14 @@
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, Result};
 use mooncake_transport::device::{CopyHandle, DeviceCopy};
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock};
+
+use crate::gate::{self, Gate};
 
 /// Memory that one [`TcpTransport`](crate::TcpTransport) may use; peers too if it was registered so. Dropping it
 /// takes the right away at once and returns when no peer's request touches the memory any more.
@@ -57,16 +59,14 @@ impl fmt::Debug for Registration {
 #[derive(Debug)]
 pub(crate) struct Region {
     span: MemorySpan,
-    shut: AtomicBool,
-    gate: RwLock<()>,
+    gate: Gate,
     /// Those of device memory that may be under way. They are begun inside the gate.
     copies: Mutex<Vec<CopyHandle>>,
 }
 
 impl Region {
     fn shut(&self) {
-        self.shut.store(true, Ordering::Release);
-        drop(self.gate.write());
+        self.gate.shut();
         // The tasks that wait for them may be on this very thread.
         let copies = std::mem::take(&mut *self.copies.lock());
         copies.iter().for_each(CopyHandle::settle);
@@ -138,17 +138,14 @@ impl Range {
 
     /// The right to touch the memory, to be held for one call that does not block; `None` once deregistered.
     pub(crate) fn enter(&self) -> Option<Inside<'_>> {
-        // Recursive: one gathered send may enter a region several times. That such readers overtake a waiting writer
-        // starves nobody, for the writer has set `shut` first.
-        let gate = self.region.gate.read_recursive();
-        (!self.region.shut.load(Ordering::Acquire)).then_some(Inside { range: self, _gate: gate })
+        Some(Inside { range: self, _gate: self.region.gate.enter()? })
     }
 }
 
 /// Inside a region's gate.
 pub(crate) struct Inside<'a> {
     range: &'a Range,
-    _gate: RwLockReadGuard<'a, ()>,
+    _gate: gate::Inside<'a>,
 }
 
 impl Inside<'_> {
@@ -176,12 +173,7 @@ pub(crate) struct MemoryTable {
 impl MemoryTable {
     /// Lets peers at `span`. It must not overlap what they have already, for that is what the existing system refuses.
     pub(crate) fn insert(self: &Arc<Self>, span: MemorySpan) -> Result<Registration> {
-        let region = Arc::new(Region {
-            span,
-            shut: AtomicBool::new(false),
-            gate: RwLock::new(()),
-            copies: Mutex::default(),
-        });
+        let region = Arc::new(Region { span, gate: Gate::new(), copies: Mutex::default() });
         let mut regions = self.regions.write();
         let at = regions.partition_point(|r| r.span.addr() < span.addr());
         let overlaps = |other: &Arc<Region>| other.span.addr() < region.end() && span.addr() < other.end();

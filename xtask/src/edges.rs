@@ -147,6 +147,14 @@ const EDGES: &[(&str, &[Edge])] = &[
             },
         ],
     ),
+    (
+        "gate",
+        &[Edge {
+            program: "gate",
+            test: "nobody_is_inside_after_the_gate_is_shut",
+            bugs: &["tcp-gate-looks-first", "tcp-gate-does-not-wait"],
+        }],
+    ),
 ];
 
 /// Longest time that one run of one test may take.

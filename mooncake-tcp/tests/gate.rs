@@ -1,0 +1,83 @@
+//! The gate of a region in every order in which peers' requests and the owner may come to it (loom).
+//!
+//! The file under test is included with loom's primitives in place of the usual ones.
+
+#[path = "../src/gate.rs"]
+mod gate;
+
+mod sync {
+    pub(crate) use loom::sync::RwLockReadGuard;
+    pub(crate) use loom::sync::atomic::{AtomicBool, Ordering};
+
+    /// Lock of loom with the interface of the one in the crate.
+    #[derive(Debug)]
+    pub(crate) struct RwLock(loom::sync::RwLock<()>);
+
+    impl RwLock {
+        pub(crate) fn new() -> Self {
+            Self(loom::sync::RwLock::new(()))
+        }
+
+        pub(crate) fn read(&self) -> RwLockReadGuard<'_, ()> {
+            self.0.read().unwrap()
+        }
+
+        pub(crate) fn wait_for_readers(&self) {
+            drop(self.0.write().unwrap());
+        }
+    }
+}
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+
+use gate::Gate;
+
+/// Memory behind a gate. Loom reports an access of the owner that is concurrent with one of a peer.
+struct Region {
+    gate: Gate,
+    memory: UnsafeCell<u32>,
+}
+
+// SAFETY: loom checks each access.
+#[allow(unsafe_code)]
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// A request of a peer that reads. Several peers may do so at a time.
+    fn serve(&self) -> Option<u32> {
+        let _inside = self.gate.enter()?;
+        // SAFETY: loom checks the access.
+        #[allow(unsafe_code)]
+        Some(self.memory.with(|bytes| unsafe { *bytes }))
+    }
+
+    /// The owner takes the memory back and uses it for something else.
+    fn reuse(&self) {
+        self.gate.shut();
+        // SAFETY: as above.
+        #[allow(unsafe_code)]
+        self.memory.with_mut(|bytes| unsafe { *bytes = 2 });
+    }
+}
+
+#[test]
+fn nobody_is_inside_after_the_gate_is_shut() {
+    loom::model(|| {
+        let region = Arc::new(Region { gate: Gate::new(), memory: UnsafeCell::new(1) });
+        let peers: Vec<_> = (0..2)
+            .map(|_| {
+                let region = region.clone();
+                thread::spawn(move || {
+                    assert!(region.serve().is_none_or(|bytes| bytes == 1), "bytes of the next owner");
+                })
+            })
+            .collect();
+        region.reuse();
+        assert!(region.gate.enter().is_none(), "the gate stays shut");
+        for peer in peers {
+            peer.join().unwrap();
+        }
+    });
+}
