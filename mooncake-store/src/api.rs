@@ -16,7 +16,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 
 use crate::protocol::wire::{
     CopyPlan, DiskWork, InventoryPage, MovePlan, OffloadItem, StorageConfig, StoredAt, StoredReplica, Task,
-    TaskInfo, TaskKind, TaskReport,
+    TaskInfo, TaskKind, TaskReport, Welcome,
 };
 
 /// Tenant of every call when the cluster has none.
@@ -307,8 +307,8 @@ pub trait InventoryService: Debug + Send + Sync + 'static {
     }
 
     /// Tells the master the longest time for which leases or grants of earlier masters may still hold. Returns the longest
-    /// time for which leases or grants of this master may hold.
-    async fn exchange_promise(&self, _client: ClientId, _promise: Duration) -> Result<Duration> {
+    /// time for which leases or grants of this master may hold, and when the client is to announce objects.
+    async fn exchange_promise(&self, _client: ClientId, _promise: Duration) -> Result<Welcome> {
         Err(no_inventory())
     }
 

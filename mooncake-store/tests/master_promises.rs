@@ -37,7 +37,7 @@ fn snapshot(rig: &Rig) -> Snapshot {
 fn extent_rests(tell: impl Fn(&Rig, &Rig, u64)) {
     let before = Rig::with(with_lease(300));
     let segment = before.mount(1, 64 * KIB);
-    let promise = before.master.exchange_promise(client(1), 0);
+    let promise = before.master.exchange_promise(client(1), 0).promise_ms;
     before.put(1, "read", 64 * KIB).unwrap();
     assert_eq!(before.locate("read").unwrap().lease, Duration::from_secs(300));
 
@@ -103,7 +103,7 @@ fn writers_of_the_earlier_master_are_waited_for_whatever_the_options_say() {
 #[test]
 fn a_promise_without_end_is_cut() {
     let rig = Rig::with(with_lease(1));
-    assert_eq!(rig.master.exchange_promise(client(1), u64::MAX), 30_000);
+    assert_eq!(rig.master.exchange_promise(client(1), u64::MAX).promise_ms, 30_000);
     rig.master.remount(client(1), &[master_support::segment(1, MIB)]).unwrap();
     rig.clock.advance(Duration::from_secs(24 * 60 * 60));
     rig.master.ping(client(1));

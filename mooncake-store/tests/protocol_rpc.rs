@@ -12,7 +12,7 @@ use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::{ReplicaType, ReplicateConfig, Segment};
 use mooncake_store::api::{Caller, EndItem, ObjectService, PingReply, PutItem, SegmentService, WriteMode};
 use mooncake_store::protocol::client::{RpcClient, RpcOptions};
-use mooncake_store::protocol::frame::{self, Parsed, Status};
+use mooncake_store::protocol::frame::{self, FIRST_SEQ, Parsed, Status};
 use mooncake_store::protocol::message::*;
 use mooncake_store::protocol::pack::{self, Answer};
 use mooncake_store::protocol::remote::RemoteMaster;
@@ -414,7 +414,7 @@ async fn scripted(scripts: Vec<Vec<u8>>) -> String {
 fn version_reply(seq: u32) -> Vec<u8> {
     let mut out = Vec::new();
     let answer: pack::Answer<String> = Ok("2.0.0".to_owned());
-    frame::write_reply(&mut out, seq, |out| {
+    frame::write_reply(&mut out, FIRST_SEQ + seq, |out| {
         pack::encode_spelled(&answer, out);
         Ok(())
     });
@@ -426,7 +426,7 @@ async fn answers_that_are_none_are_refused_by_name() {
     let mut claims = version_reply(1);
     claims[8..12].fill(0xff);
     let mut wrong_type = Vec::new();
-    frame::write_reply(&mut wrong_type, 1, |out| {
+    frame::write_reply(&mut wrong_type, FIRST_SEQ + 1, |out| {
         pack::encode_spelled(&true, out);
         Ok(())
     });

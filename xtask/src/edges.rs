@@ -75,6 +75,21 @@ const EDGES: &[(&str, &[Edge])] = &[
                 test: "partition::three_clients_behind_a_relay_that_was_stopped_serve_their_objects_again",
                 bugs: &["expired-not-fetched"],
             },
+            Edge {
+                program: "overload",
+                test: "nobody_is_taken_for_dead_under_ten_times_the_load",
+                bugs: &["heartbeats-in-line"],
+            },
+            Edge {
+                program: "overload",
+                test: "a_request_whose_caller_has_given_up_is_not_served",
+                bugs: &["serve-abandoned-requests"],
+            },
+            Edge {
+                program: "overload",
+                test: "clients_of_a_restarted_master_announce_one_after_another",
+                bugs: &["announce-at-once"],
+            },
         ],
     ),
     (

@@ -476,6 +476,7 @@ impl<W: Wires> ClientBuilder<W> {
                 promises: Default::default(),
                 announcing: Mutex::default(),
                 announcing_turn: AtomicU64::new(0),
+                announcing_stopped: Default::default(),
                 mounting: tokio::sync::Mutex::default(),
                 working: tokio::sync::Semaphore::new(super::tasks::AT_ONCE),
                 #[cfg(feature = "disk")]

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use mooncake_core::clock::Rng;
 use mooncake_core::{ErrorKind, Result};
 use mooncake_transport::Transport;
 use tokio::sync::watch;
@@ -24,7 +25,7 @@ pub(crate) async fn run<T: Transport>(client: Weak<Inner<T>>, mut closed: watch:
     let mut beat = Beat::default();
     loop {
         let Some(strong) = client.upgrade() else { return };
-        let pause = beat.pause(strong.config.ping_interval);
+        let pause = jittered(beat.pause(strong.config.ping_interval), &mut strong.rng.lock());
         let master = strong.master.clone();
         // While the task sleeps, the client can go.
         drop(strong);
@@ -110,8 +111,18 @@ impl Beat {
         if let Err(error) = client.take_inventory(&deadline).await {
             tracing::debug!(client = %client.id, "no inventory: {error}");
         }
-        client.take_tasks(&deadline).await
+        // The master has heard of this client: that it has no time for the rest is no sign that it is away.
+        if let Err(error) = client.take_tasks(&deadline).await {
+            tracing::debug!(client = %client.id, "no tasks: {error}");
+        }
+        Ok(())
     }
+}
+
+/// A part of the pause, from three quarters on: clients of one master that was restarted do not come all at once.
+fn jittered(pause: Duration, rng: &mut Rng) -> Duration {
+    let micros = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX);
+    Duration::from_micros(micros - rng.below(micros / 4 + 1))
 }
 
 #[cfg(test)]

@@ -432,7 +432,19 @@ impl<T: Transport> Inner<T> {
     pub(super) fn announce_kept(self: &Arc<Self>, segments: Vec<SegmentId>) {
         let turn = self.announcing_turn.load(Relaxed);
         let client = Arc::downgrade(self);
+        let (after, stopped) = (self.promises.lock().announce_after, self.announcing_stopped.clone());
         let task = self.runtime.spawn(async move {
+            // The clients of a master that was restarted announce one after another.
+            let stop = stopped.notified();
+            tokio::pin!(stop);
+            stop.as_mut().enable();
+            if client.upgrade().is_none_or(|client| client.announcing_turn.load(Relaxed) != turn) {
+                return;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(after) => {}
+                () = stop => return,
+            }
             for segment in segments {
                 loop {
                     let Some(client) = client.upgrade() else { return };
@@ -457,6 +469,7 @@ impl<T: Transport> Inner<T> {
     /// Waits until nobody looks at objects of before any more.
     pub(super) async fn stop_announcing(&self) {
         self.announcing_turn.fetch_add(1, Relaxed);
+        self.announcing_stopped.notify_waiters();
         let task = self.announcing.lock().take();
         if let Some(task) = task {
             let _ = task.await;

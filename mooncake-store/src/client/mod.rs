@@ -111,6 +111,8 @@ pub(crate) struct Inner<T: Transport> {
     /// Looks at objects of before, while the turn is its own.
     announcing: Mutex<Option<tokio::task::JoinHandle<()>>>,
     announcing_turn: AtomicU64,
+    /// Told when announcing is to stop.
+    announcing_stopped: Arc<tokio::sync::Notify>,
     /// Held while segments come and go, so that the master's list and ours change in the same order.
     mounting: tokio::sync::Mutex<()>,
     #[cfg(feature = "disk")]

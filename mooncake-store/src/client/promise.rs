@@ -11,6 +11,10 @@ use mooncake_transport::Transport;
 
 use super::Inner;
 use super::deadline::Deadline;
+use crate::protocol::wire::Welcome;
+
+/// Longest time that a client waits before it announces objects, whatever the master says.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// What masters promised.
 #[derive(Debug, Default)]
@@ -20,6 +24,8 @@ pub(super) struct Promises {
     /// Longest promise of earlier masters, which counts until `until`.
     earlier: Duration,
     until: Moment,
+    /// How long to wait before objects are announced.
+    pub(super) announce_after: Duration,
 }
 
 impl Promises {
@@ -47,7 +53,11 @@ impl<T: Transport> Inner<T> {
         let longest = self.promises.lock().longest(self.config.clock.now());
         let asked = self.master.exchange_promise(self.id, longest);
         match deadline.bound("telling of earlier leases", asked).await {
-            Ok(present) => self.promises.lock().learn(present, self.config.clock.now()),
+            Ok(Welcome { promise_ms, announce_after_ms }) => {
+                let mut promises = self.promises.lock();
+                promises.learn(Duration::from_millis(promise_ms), self.config.clock.now());
+                promises.announce_after = Duration::from_millis(announce_after_ms).min(LONGEST_WAIT);
+            }
             Err(error)
                 if error.code() == ErrorCode::NotSupported || error.kind() == ErrorKind::VersionMismatch => {}
             Err(error) => return Err(error),

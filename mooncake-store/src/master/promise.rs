@@ -11,8 +11,10 @@ use mooncake_core::clock::Moment;
 use mooncake_core::evict::EvictionPolicy;
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::ids::ClientId;
+use parking_lot::Mutex;
 
 use super::Master;
+use crate::protocol::wire::Welcome;
 
 /// For how long clients use a grant at most, plus a margin. The time does not depend on any option of a master.
 const GRANT_USE: Duration = Duration::from_secs(30);
@@ -20,16 +22,45 @@ const GRANT_USE: Duration = Duration::from_secs(30);
 /// Longest promise of earlier masters that is believed. A longer one is cut to this.
 const MOST: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// Time between two clients that begin to announce objects: summing up and announcing takes time on both sides.
+const SPACING: Duration = Duration::from_millis(10);
+/// Longest time that a client waits for its turn.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+
+/// When the next client begins to announce objects.
+#[derive(Debug, Default)]
+pub(super) struct AnnouncePace(Mutex<Moment>);
+
+impl AnnouncePace {
+    /// Gives the next turn away. Returns the time until then.
+    fn next(&self, now: Moment) -> Duration {
+        if is_planted("announce-at-once") {
+            return Duration::ZERO;
+        }
+        let mut next = self.0.lock();
+        let turn = (*next).max(now);
+        let wait = turn.since(now);
+        if wait >= LONGEST_WAIT {
+            return LONGEST_WAIT;
+        }
+        *next = turn.after(SPACING);
+        wait
+    }
+}
+
 /// Longest promise of earlier masters, in milliseconds.
 #[derive(Debug, Default)]
 pub(super) struct Promised(AtomicU64);
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// Takes note of the longest time for which leases or grants of earlier masters may hold, in milliseconds. Returns the
-    /// longest time for which what this master tells may hold: memory that this master is the first to know of owes nothing else.
-    pub fn exchange_promise(&self, client: ClientId, promise_ms: u64) -> u64 {
+    /// longest time for which what this master tells may hold (memory that this master is the first to know of owes nothing else), and
+    /// how long the client waits before it announces objects.
+    pub fn exchange_promise(&self, client: ClientId, promise_ms: u64) -> Welcome {
         self.note_promise(promise_ms, &client);
-        millis(self.options.longest_promise())
+        // A client that knows of no promise is new, and has nothing to announce.
+        let wait = if promise_ms > 0 { self.announcing.next(self.clock.now()) } else { Duration::ZERO };
+        Welcome { promise_ms: millis(self.options.longest_promise()), announce_after_ms: millis(wait) }
     }
 
     /// Takes note of a promise of earlier masters, which `source` knows of.

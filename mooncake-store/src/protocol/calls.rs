@@ -16,7 +16,7 @@ use super::service::{ObjectCalls, OwnerCalls, SegmentCalls, TaskCalls};
 use super::tiers::TierCalls;
 use super::wire::{
     CopyPlan, DiskWork, InventoryPage, MovePlan, OffloadItem, PromotionPlan, StorageConfig, StoredAt,
-    StoredReplica, Task, TaskInfo, TaskKind, TaskReport,
+    StoredReplica, Task, TaskInfo, TaskKind, TaskReport, Welcome,
 };
 use crate::api::{Caller, CopyToken, EndItem, PingReply, PutItem, WriteMode};
 use crate::master::{Master, Put, Writer};
@@ -308,7 +308,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> InventoryCalls for Master<A, E> {
         self.release_kept(client, segment)
     }
 
-    fn exchange_promise(&self, client: ClientId, promise_ms: u64) -> Result<u64> {
+    fn exchange_promise(&self, client: ClientId, promise_ms: u64) -> Result<Welcome> {
         Ok(self.exchange_promise(client, promise_ms))
     }
 

@@ -18,11 +18,12 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
 use super::eager::Eager;
-use super::frame::{self, DEFAULT_MAX_BODY, FrameError, Parsed, Status};
-use super::message::{MASTER_VERSION, Request, TABLE_VERSION};
+use super::frame::{self, DEFAULT_MAX_BODY, FIRST_SEQ, FrameError, Parsed, Status};
+use super::message::{MASTER_VERSION, Ping, Request, TABLE_VERSION};
 use super::meter::CallMeter;
 use super::pack;
 use super::place::Place;
+use super::retry::RetryBudget;
 
 /// How an [`RpcClient`] behaves.
 #[derive(Clone, Debug)]
@@ -56,8 +57,23 @@ impl Default for RpcOptions {
 pub struct RpcClient {
     place: Place,
     options: RpcOptions,
+    calls: Lane,
+    /// Heartbeats do not wait for connections that other calls keep busy, and the server can tell them apart.
+    heartbeats: Lane,
+    retries: RetryBudget,
+}
+
+/// Connections for calls of one kind.
+#[derive(Debug)]
+struct Lane {
     idle: Mutex<Vec<Connection>>,
     slots: Semaphore,
+}
+
+impl Lane {
+    fn new(connections: usize) -> Self {
+        Self { idle: Mutex::new(Vec::new()), slots: Semaphore::new(connections.max(1)) }
+    }
 }
 
 impl RpcClient {
@@ -68,8 +84,8 @@ impl RpcClient {
 
     /// A client of the server at that place.
     pub fn at(place: Place, options: RpcOptions) -> Self {
-        let slots = Semaphore::new(options.max_connections.max(1));
-        Self { place, options, idle: Mutex::new(Vec::new()), slots }
+        let (calls, heartbeats) = (Lane::new(options.max_connections), Lane::new(1));
+        Self { place, options, calls, heartbeats, retries: RetryBudget::default() }
     }
 
     /// Where the server is.
@@ -103,9 +119,22 @@ impl RpcClient {
                 pack::encode(request, out);
             }
         };
-        let round = self.round_trip(R::FUNCTION, &body);
+        let round = async {
+            let mut tries = 0;
+            loop {
+                let lent = self.round_trip(R::FUNCTION, &body).await?;
+                if !lent.is_refused_for_now() {
+                    self.retries.earn();
+                    return Ok(lent);
+                }
+                let Some(pause) = self.retries.spend(tries) else { return Ok(lent) };
+                tries += 1;
+                lent.give_back();
+                tokio::time::sleep(pause).await;
+            }
+        };
         let lent = match timeout(self.options.call_timeout, round).await {
-            Ok(outcome) => outcome.map_err(|error| error.context(R::NAME))?,
+            Ok(outcome) => outcome.map_err(|error: Error| error.context(R::NAME))?,
             Err(_) => return Err(self.timed_out(R::NAME)),
         };
         let decoded = lent.reply::<R>().and_then(|body| {
@@ -117,10 +146,14 @@ impl RpcClient {
 
     /// Sends one request and reads its reply, which stays in the connection's buffer.
     async fn round_trip(&self, function: u32, body: &(dyn Fn(&mut Vec<u8>) + Sync)) -> Result<Lent<'_>> {
+        let lane = match function {
+            Ping::FUNCTION if !is_planted("heartbeats-in-line") => &self.heartbeats,
+            _ => &self.calls,
+        };
         let slot =
-            self.slots.acquire().await.map_err(|_| Error::internal("the connection pool is closed"))?;
+            lane.slots.acquire().await.map_err(|_| Error::internal("the connection pool is closed"))?;
         let mut slot = Some(slot);
-        let mut idle = self.take_idle();
+        let mut idle = self.take_idle(lane);
         loop {
             let (mut connection, reused) = match idle.take() {
                 Some(connection) => (connection, true),
@@ -139,10 +172,10 @@ impl RpcClient {
                 answered => answered,
             };
             match answered {
-                Ok(()) => return Ok(Lent { pool: self, connection, _slot: slot.take() }),
+                Ok(()) => return Ok(Lent { pool: self, lane, connection, _slot: slot.take() }),
                 Err(broken) if reused && broken.closed_while_idle() => {
                     // Its neighbours most likely met the same end.
-                    self.idle.lock().clear();
+                    lane.idle.lock().clear();
                     tracing::debug!(server = %self.place, "an idle connection was closed; trying a new one");
                 }
                 Err(broken) => return Err(self.broken(broken)),
@@ -151,9 +184,9 @@ impl RpcClient {
     }
 
     /// The connection used last: the others get the chance to grow old.
-    fn take_idle(&self) -> Option<Connection> {
+    fn take_idle(&self, lane: &Lane) -> Option<Connection> {
         loop {
-            let connection = self.idle.lock().pop()?;
+            let connection = lane.idle.lock().pop()?;
             if connection.is_quiet() && self.place.is(&connection.to) {
                 return Some(connection);
             }
@@ -189,7 +222,7 @@ impl RpcClient {
             to,
             outbox: Vec::new(),
             inbox: Vec::new(),
-            seq: 0,
+            seq: FIRST_SEQ,
             asking: false,
             eager: Eager::default(),
         })
@@ -212,6 +245,7 @@ impl RpcClient {
             Cause::Io(error) => Error::new(ErrorCode::RpcFail, text(&error)).with_source(error),
             Cause::Frame(error) => Error::new(ErrorCode::RpcFail, text(&error)).with_source(error),
             Cause::Seq { sent, got } => {
+                let (sent, got) = (sent & !FIRST_SEQ, got & !FIRST_SEQ);
                 Error::new(ErrorCode::RpcFail, text(&format!("asked {sent}, answered {got}")))
             }
         }
@@ -259,11 +293,18 @@ const READ_CHUNK: usize = 16 << 10;
 #[derive(Debug)]
 struct Lent<'p> {
     pool: &'p RpcClient,
+    lane: &'p Lane,
     connection: Connection,
     _slot: Option<SemaphorePermit<'p>>,
 }
 
 impl Lent<'_> {
+    /// Whether the server has too much to do at the moment.
+    fn is_refused_for_now(&self) -> bool {
+        let reply = frame::parse_reply(&self.connection.inbox, self.pool.options.max_body);
+        matches!(reply, Ok(Parsed::Whole(reply, _)) if reply.status == Status::Overloaded)
+    }
+
     /// Body of the answer, or why there is none.
     fn reply<R: Request>(&self) -> Result<&[u8]> {
         match frame::parse_reply(&self.connection.inbox, self.pool.options.max_body) {
@@ -278,7 +319,7 @@ impl Lent<'_> {
             buffer.clear();
             buffer.shrink_to(KEPT_BUFFER);
         }
-        self.pool.idle.lock().push(self.connection);
+        self.lane.idle.lock().push(self.connection);
     }
 }
 
@@ -356,7 +397,7 @@ impl Connection {
         body: &(dyn Fn(&mut Vec<u8>) + Sync),
         max_body: usize,
     ) -> Result<(), Broken> {
-        self.seq = self.seq.wrapping_add(1);
+        self.seq = self.seq.wrapping_add(1) | FIRST_SEQ;
         self.outbox.clear();
         self.inbox.clear();
         self.asking = true;

@@ -9,6 +9,9 @@ pub const REPLY_HEAD: usize = 16;
 /// Longest body and attachment together that is taken, unless told otherwise.
 pub const DEFAULT_MAX_BODY: usize = 64 << 20;
 
+/// Requests of clients that understand [`Status::Overloaded`] have numbers from here on. Mooncake C++ counts from 0, and repeats any number.
+pub const FIRST_SEQ: u32 = 1 << 31;
+
 /// First byte of every frame.
 const MAGIC: u8 = 21;
 /// The only version of the frame there is.
@@ -162,6 +165,7 @@ statuses! {
     AlreadyRunning = 15, "the server has run already";
     BadResult = 16, "the result cannot be serialized";
     SerialConflict = 17, "a request number is in use";
+    Overloaded = 100, "the server has more requests than it can answer";
     Custom = 255, "an error of the application";
 }
 

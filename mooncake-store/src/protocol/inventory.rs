@@ -7,7 +7,7 @@ use mooncake_core::replica::Segment;
 
 use super::message::*;
 use super::service::{Call, MasterCalls, Outcome};
-use super::wire::{InventoryPage, StoredReplica};
+use super::wire::{InventoryPage, StoredReplica, Welcome};
 
 /// What a master tells owners of segments of the objects there, and is told by them. A master that does without keeps the defaults.
 pub trait InventoryCalls: Send + Sync + 'static {
@@ -36,8 +36,8 @@ pub trait InventoryCalls: Send + Sync + 'static {
         Err(no_inventory())
     }
 
-    /// Takes note of the longest promise of earlier masters. Returns the longest promise of this one, in milliseconds.
-    fn exchange_promise(&self, _client: ClientId, _promise_ms: u64) -> Result<u64> {
+    /// Takes note of the longest promise of earlier masters. Returns the longest promise of this one, and when to announce.
+    fn exchange_promise(&self, _client: ClientId, _promise_ms: u64) -> Result<Welcome> {
         Err(no_inventory())
     }
 

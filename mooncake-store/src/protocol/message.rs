@@ -12,7 +12,7 @@ use super::literal::function_id;
 use super::pack::{self, Answer, List, Pack, PackError, Pairs, Unpack, wire_fields};
 use super::wire::{
     CopyPlan, DiskWork, InventoryPage, Lent, LentParts, MovePlan, NofOwner, NofSegment, OffloadItem,
-    PromotionPlan, StorageConfig, StoredAt, StoredReplica, Task, TaskInfo, TaskReport,
+    PromotionPlan, StorageConfig, StoredAt, StoredReplica, Task, TaskInfo, TaskReport, Welcome,
 };
 use crate::api::{EndItem, PingReply};
 
@@ -527,8 +527,8 @@ calls! {
     AnnounceReplicas<'a>(client: ClientId, stored: List<'a, StoredReplica>) -> Vec<Answer<()>>;
     /// Gives back what space is still kept.
     ReleaseKept(client: ClientId, segment: SegmentId) -> Answer<()>;
-    /// Tells the longest promise of earlier masters. The response is the longest promise of this master, in milliseconds.
-    ExchangePromise(client: ClientId, promise_ms: u64) -> Answer<u64>;
+    /// Tells the longest promise of earlier masters. The response is the longest promise of this master, and when to announce.
+    ExchangePromise(client: ClientId, promise_ms: u64) -> Answer<Welcome>;
     /// Replicas that a segment held when its client expired, and that nobody has removed or replaced since.
     FetchExpired(client: ClientId, segment: SegmentId, after: u64) -> Answer<InventoryPage>;
     /// [`AnnounceReplicas`] of replicas that [`FetchExpired`] listed.

@@ -16,7 +16,7 @@ use super::message::*;
 use super::pack::Answer;
 use super::wire::{
     CopyPlan, DiskWork, InventoryPage, MovePlan, OffloadItem, StorageConfig, StoredAt, StoredReplica, Task,
-    TaskInfo, TaskKind, TaskReport,
+    TaskInfo, TaskKind, TaskReport, Welcome,
 };
 use crate::api::{
     Caller, CopyToken, DiskService, EndItem, InventoryService, ObjectService, PingReply, PutItem,
@@ -445,9 +445,9 @@ impl InventoryService for RemoteMaster {
         self.plain(ReleaseKept { client, segment }).await
     }
 
-    async fn exchange_promise(&self, client: ClientId, promise: Duration) -> Result<Duration> {
+    async fn exchange_promise(&self, client: ClientId, promise: Duration) -> Result<Welcome> {
         let promise_ms = u64::try_from(promise.as_millis()).unwrap_or(u64::MAX);
-        self.plain(ExchangePromise { client, promise_ms }).await.map(Duration::from_millis)
+        self.plain(ExchangePromise { client, promise_ms }).await
     }
 
     async fn expired(&self, client: ClientId, segment: SegmentId, after: u64) -> Result<InventoryPage> {

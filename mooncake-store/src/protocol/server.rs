@@ -11,15 +11,19 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use mooncake_core::error::{Error, ErrorCode, Result};
+use mooncake_core::fault_injection::is_planted;
 use mooncake_transport::net;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 use super::client::reserve;
 use super::eager::Eager;
-use super::frame::{self, DEFAULT_MAX_BODY, FrameError, Parsed, Status};
+use super::frame::{self, DEFAULT_MAX_BODY, FIRST_SEQ, FrameError, Parsed, Status};
+pub use super::heartbeat::Class;
+use super::heartbeat::{AbortOnDrop, HeartbeatThread, Overload};
 
 /// Answers calls. It runs on the connection's task, so it must not block.
 pub trait Service: Send + Sync + 'static {
@@ -31,6 +35,19 @@ pub trait Service: Send + Sync + 'static {
     fn begin(&self, _function: u32, _body: &[u8]) -> Option<Waiting> {
         None
     }
+
+    /// Whether some calls are heartbeats, which are served by a thread of their own.
+    fn has_heartbeats(&self) -> bool {
+        false
+    }
+
+    /// How a call is treated when there are more than can be answered.
+    fn class(&self, _function: u32) -> Class {
+        Class::Kept
+    }
+
+    /// Takes note of a call that was refused because there were more than could be answered.
+    fn note_shed(&self) {}
 
     /// Whether answers that are ready may still leave. If not, the connection ends: nobody is to act on what is not so any more.
     fn may_answer(&self) -> bool {
@@ -64,7 +81,7 @@ impl Default for ServerOptions {
 /// A server that has its port and does not answer yet.
 #[derive(Debug)]
 pub struct Server {
-    listener: TcpListener,
+    listener: std::net::TcpListener,
     address: SocketAddr,
     options: ServerOptions,
 }
@@ -75,6 +92,7 @@ pub struct RunningServer {
     address: SocketAddr,
     stop: watch::Sender<bool>,
     task: tokio::task::JoinHandle<()>,
+    _thread: Option<HeartbeatThread>,
 }
 
 impl Server {
@@ -85,7 +103,7 @@ impl Server {
     pub async fn bind(address: &str, options: ServerOptions) -> Result<Self> {
         let listener = TcpListener::bind(address).await.map_err(|error| bind_failed(address, error))?;
         let address = listener.local_addr()?;
-        Ok(Self { listener, address, options })
+        Ok(Self { listener: listener.into_std()?, address, options })
     }
 
     /// The address it has.
@@ -97,20 +115,37 @@ impl Server {
     pub fn start(self, service: Arc<impl Service>) -> RunningServer {
         let (stop, stopped) = watch::channel(false);
         let address = self.address;
-        let task = tokio::spawn(self.serve(service, stopped));
-        RunningServer { address, stop, task }
+        let thread = if service.has_heartbeats() { HeartbeatThread::start() } else { None };
+        let task = match &thread {
+            Some(thread) => thread.handle.spawn(self.serve(service, stopped, Some(Handle::current()))),
+            None => tokio::spawn(self.serve(service, stopped, None)),
+        };
+        RunningServer { address, stop, task, _thread: thread }
     }
 
-    async fn serve(self, service: Arc<impl Service>, mut stop: watch::Receiver<bool>) {
+    async fn serve(
+        self,
+        service: Arc<impl Service>,
+        mut stop: watch::Receiver<bool>,
+        requests: Option<Handle>,
+    ) {
         let slots = Arc::new(Semaphore::new(self.options.max_connections));
         let options = Arc::new(self.options);
+        let listener = match TcpListener::from_std(self.listener) {
+            Ok(listener) => listener,
+            Err(error) => return tracing::error!(%error, "cannot listen any more"),
+        };
+        let runtime = requests.clone().unwrap_or_else(Handle::current);
+        let shared = Arc::new(Shared { overload: Overload::default(), requests });
         let mut connections = JoinSet::new();
+        let measured = shared.clone();
+        let _measuring = AbortOnDrop(runtime.spawn(async move { measured.overload.measure().await }));
         loop {
             let accepted = tokio::select! {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => break,
                 Some(_) = connections.join_next() => continue,
-                accepted = self.listener.accept() => accepted,
+                accepted = listener.accept() => accepted,
             };
             let (stream, peer) = match accepted {
                 Ok(accepted) => accepted,
@@ -126,6 +161,7 @@ impl Server {
                 continue;
             };
             let (service, options, stop) = (Arc::clone(&service), Arc::clone(&options), stop.clone());
+            let shared = shared.clone();
             connections.spawn(async move {
                 let _slot = slot;
                 let connection = Connection {
@@ -134,14 +170,15 @@ impl Server {
                     done: 0,
                     outbox: Vec::new(),
                     eager: Eager::default(),
+                    lane: if shared.requests.is_some() { Lane::Heartbeats } else { Lane::Requests },
                 };
-                match connection.run(&*service, &options, stop).await {
+                match serve_in_lanes(connection, service, options, stop, shared).await {
                     Ok(()) => tracing::debug!(%peer, "connection closed"),
                     Err(end) => tracing::debug!(%peer, %end, "connection ended"),
                 }
             });
         }
-        drop(self.listener);
+        drop(listener);
         let finishing = async { while connections.join_next().await.is_some() {} };
         if tokio::time::timeout(STOP_PATIENCE, finishing).await.is_err() {
             tracing::warn!(
@@ -195,18 +232,73 @@ fn bind_failed(address: &str, error: io::Error) -> Error {
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
 /// Answers are sent when they take this many bytes, even if more requests have come.
 const FLUSH_AT: usize = 256 << 10;
+/// Requests of one connection that are answered before others have their turn.
+const AT_ONCE: usize = 256;
 /// Bytes taken at a time of what comes behind a request that waits.
 const READ_AHEAD: usize = 4 << 10;
 /// Bytes of buffer a connection keeps between requests.
 const KEPT_BUFFER: usize = 256 << 10;
 
-struct Connection {
-    stream: TcpStream,
+/// What the connections of a server share.
+#[derive(Debug)]
+struct Shared {
+    overload: Overload,
+    /// Where requests are answered, if connections are accepted elsewhere.
+    requests: Option<Handle>,
+}
+
+/// Where a connection is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lane {
+    /// On the thread for heartbeats, until it asks something else.
+    Heartbeats,
+    /// On the runtime of the server, for as long as it lives.
+    Requests,
+}
+
+/// Serves a connection on the thread for heartbeats for as long as it asks nothing else, and then on the runtime of the server.
+async fn serve_in_lanes<S: Service>(
+    mut connection: Connection,
+    service: Arc<S>,
+    options: Arc<ServerOptions>,
+    stop: watch::Receiver<bool>,
+    shared: Arc<Shared>,
+) -> Result<(), End> {
+    net::keep_connection(&connection.stream).map_err(End::Io)?;
+    let exit = connection.run(&*service, &options, stop.clone(), &shared.overload).await?;
+    let requests = match (exit, &shared.requests) {
+        (Exit::Moves, Some(requests)) => requests.clone(),
+        _ => return Ok(()),
+    };
+    connection.lane = Lane::Requests;
+    let parts = connection.into_parts().map_err(End::Io)?;
+    let served = requests.spawn(async move {
+        let mut connection = Connection::from_parts(parts).map_err(End::Io)?;
+        connection.run(&*service, &options, stop, &shared.overload).await
+    });
+    AbortOnDrop(served).outcome().await.map_err(End::Io)?.map(drop)
+}
+
+/// A connection that no runtime has.
+type Parts = (std::net::TcpStream, Connection<()>);
+
+/// `S` is `()` while the connection moves from one runtime to another.
+struct Connection<S = TcpStream> {
+    stream: S,
     inbox: Vec<u8>,
     /// Bytes of `inbox` that are answered.
     done: usize,
     outbox: Vec<u8>,
     eager: Eager,
+    lane: Lane,
+}
+
+/// Why a connection is not served here any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Exit {
+    Closed,
+    /// Its next request belongs to another lane.
+    Moves,
 }
 
 /// What a connection does once its answers are sent.
@@ -215,6 +307,8 @@ enum Next {
     Read(usize),
     /// There may be more to answer.
     Answer,
+    /// The next request belongs to another lane.
+    Move,
     /// It waits for the answer to the request of that number.
     Wait(u32, Waiting),
 }
@@ -244,16 +338,41 @@ impl std::fmt::Display for End {
 }
 
 impl Connection {
+    fn into_parts(self) -> io::Result<Parts> {
+        let Self { stream, inbox, done, outbox, eager, lane } = self;
+        Ok((stream.into_std()?, Connection { stream: (), inbox, done, outbox, eager, lane }))
+    }
+
+    /// Call on the runtime that is to serve the connection.
+    fn from_parts((stream, connection): Parts) -> io::Result<Self> {
+        let Connection { stream: (), inbox, done, outbox, eager, lane } = connection;
+        Ok(Self { stream: TcpStream::from_std(stream)?, inbox, done, outbox, eager, lane })
+    }
+
+    /// Whether the other side has given up. What it had sent before stays readable, but nobody waits for the answer.
+    fn is_reset(&self) -> bool {
+        let mut byte = [std::mem::MaybeUninit::uninit()];
+        let seen = socket2::SockRef::from(&self.stream).peek(&mut byte);
+        seen.is_err_and(|error| error.kind() != io::ErrorKind::WouldBlock)
+    }
+
     async fn run(
-        mut self,
+        &mut self,
         service: &impl Service,
         options: &ServerOptions,
         mut stop: watch::Receiver<bool>,
-    ) -> Result<(), End> {
-        net::keep_connection(&self.stream).map_err(End::Io)?;
+        overload: &Overload,
+    ) -> Result<Exit, End> {
         let mut stopped = std::pin::pin!(stop.wait_for(|stop| *stop));
         loop {
-            let answered = self.answer(service, options.max_body);
+            if !self.inbox.is_empty()
+                && overload.is_late()
+                && !is_planted("serve-abandoned-requests")
+                && self.is_reset()
+            {
+                return Ok(Exit::Closed);
+            }
+            let answered = self.answer(service, options.max_body, overload);
             if !self.outbox.is_empty() {
                 if !service.may_answer() {
                     return Err(End::Deposed);
@@ -264,13 +383,18 @@ impl Connection {
             }
             let missing = match answered.map_err(End::Frame)? {
                 Next::Read(missing) => missing,
-                Next::Answer => continue,
+                Next::Answer => {
+                    // Others wait, too.
+                    tokio::task::yield_now().await;
+                    continue;
+                }
+                Next::Move => return Ok(Exit::Moves),
                 Next::Wait(seq, waiting) => {
                     let outcome = tokio::select! {
                         biased;
                         outcome = waiting => outcome,
-                        ended = closed(&self.stream, &mut self.inbox) => return ended,
-                        _ = &mut stopped => return Ok(()),
+                        ended = closed(&self.stream, &mut self.inbox) => return ended.map(|()| Exit::Closed),
+                        _ = &mut stopped => return Ok(Exit::Closed),
                     };
                     frame::write_reply(&mut self.outbox, seq, |out| outcome.map(|body| out.extend(body)));
                     continue;
@@ -284,23 +408,43 @@ impl Connection {
                     tokio::select! {
                         biased;
                         count = read => count?,
-                        _ = &mut stopped => return Ok(()),
+                        _ = &mut stopped => return Ok(Exit::Closed),
                     }
                 }
             };
             if count == 0 {
-                return if self.inbox.is_empty() { Ok(()) } else { Err(End::Torn(missing)) };
+                return if self.inbox.is_empty() { Ok(Exit::Closed) } else { Err(End::Torn(missing)) };
             }
         }
     }
 
     /// Answers the whole requests that are there, up to one that has to wait.
-    fn answer(&mut self, service: &impl Service, max_body: usize) -> Result<Next, FrameError> {
-        while self.outbox.len() < FLUSH_AT {
+    fn answer(
+        &mut self,
+        service: &impl Service,
+        max_body: usize,
+        overload: &Overload,
+    ) -> Result<Next, FrameError> {
+        let mut left = AT_ONCE;
+        while self.outbox.len() < FLUSH_AT && left > 0 {
+            left -= 1;
             match frame::parse_request(&self.inbox[self.done..], max_body)? {
                 Parsed::Partial(missing) => return Ok(Next::Read(missing)),
                 Parsed::Whole(request, used) => {
+                    if self.lane == Lane::Heartbeats && service.class(request.function) != Class::Heartbeat {
+                        return Ok(Next::Move);
+                    }
                     self.done += used;
+                    if request.seq >= FIRST_SEQ
+                        && overload.sheds()
+                        && service.class(request.function) == Class::Sheddable
+                    {
+                        service.note_shed();
+                        frame::write_reply(&mut self.outbox, request.seq, |_| {
+                            Err((Status::Overloaded, "try again later".to_owned()))
+                        });
+                        continue;
+                    }
                     if let Some(waiting) = service.begin(request.function, request.body) {
                         return Ok(Next::Wait(request.seq, waiting));
                     }

@@ -11,7 +11,7 @@ use super::frame::Status;
 use super::inventory::{InventoryCalls, inventory_calls};
 use super::message::*;
 use super::pack::{self, Answer, Items, Pack, Pairs, Unpack, Wire, Writer};
-use super::server::{Refusal, Service};
+use super::server::{Class, Refusal, Service};
 use super::tiers::{TierCalls, tier_calls};
 use super::wire::{CopyPlan, MovePlan, StorageConfig, Task, TaskInfo, TaskKind, TaskReport};
 use crate::api::{Caller, CopyToken, EndItem, PingReply, PutItem, WriteMode};
@@ -216,6 +216,28 @@ pub struct MasterService<M>(pub Arc<M>);
 impl<M: MasterCalls> Service for MasterService<M> {
     fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {
         self.counted(function, body, out).0
+    }
+
+    fn has_heartbeats(&self) -> bool {
+        true
+    }
+
+    /// Reads and the beginnings of writes can be refused. What ends a write or keeps a client known is always answered.
+    fn class(&self, function: u32) -> Class {
+        match function {
+            Ping::FUNCTION => Class::Heartbeat,
+            ExistKey::FUNCTION
+            | BatchExistKey::FUNCTION
+            | GetReplicaList::FUNCTION
+            | BatchGetReplicaList::FUNCTION
+            | GetReplicaListByRegex::FUNCTION
+            | StartWrites::FUNCTION
+            | PutStart::FUNCTION
+            | BatchPutStart::FUNCTION
+            | UpsertStart::FUNCTION
+            | BatchUpsertStart::FUNCTION => Class::Sheddable,
+            _ => Class::Kept,
+        }
     }
 }
 

@@ -250,6 +250,16 @@ wire_struct! {
 }
 
 wire_struct! {
+    /// What a master tells a client that mounts memory.
+    pub struct Welcome {
+        /// Longest time, in milliseconds, for which leases and grants of this master may hold.
+        pub promise_ms: u64,
+        /// How long, in milliseconds, the client waits before it announces objects.
+        pub announce_after_ms: u64,
+    }
+}
+
+wire_struct! {
     /// What came to and went from a client's segments.
     pub struct InventoryPage {
         /// The master.

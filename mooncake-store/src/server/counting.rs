@@ -16,6 +16,8 @@ macro_rules! operations {
         pub(super) struct Requests {
             $(pub(super) $single: Single,)*
             $(pub(super) $batch: Batch,)*
+            /// Requests that were refused because more came than could be answered.
+            pub(super) shed: AtomicU64,
         }
 
         impl Requests {

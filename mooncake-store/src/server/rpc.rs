@@ -1,6 +1,7 @@
 //! The master behind the RPC server, with its calls counted.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::State;
 use crate::master::Master;
@@ -8,7 +9,7 @@ use crate::protocol::message::{
     FetchExpired, GetReplicaListByRegex, PollRemoveAll, RemoveAll, RemoveByRegex, Request,
     UnmountLocalDiskSegment,
 };
-use crate::protocol::server::{Refusal, Service};
+use crate::protocol::server::{Class, Refusal, Service};
 use crate::protocol::service::MasterService;
 
 /// Counts calls on their way to the master.
@@ -32,6 +33,18 @@ impl Service for Counted {
         let (outcome, tally) = if sees_all(function) { aside(call) } else { call() };
         self.state.requests.count(function, tally, clock.now().since(begun));
         outcome
+    }
+
+    fn has_heartbeats(&self) -> bool {
+        true
+    }
+
+    fn class(&self, function: u32) -> Class {
+        self.calls.class(function)
+    }
+
+    fn note_shed(&self) {
+        self.state.requests.shed.fetch_add(1, Relaxed);
     }
 
     fn may_answer(&self) -> bool {

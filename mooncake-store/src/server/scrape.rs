@@ -139,6 +139,8 @@ impl Page {
     }
 
     fn requests(&mut self, state: &State) {
+        let shed = state.requests.shed.load(Relaxed);
+        self.counter("master_rpc_shed_total", "Requests refused for want of time", shed);
         let (single, batch) = state.requests.all();
         for (name, counters) in single {
             let [requests, failures] = counters.read();

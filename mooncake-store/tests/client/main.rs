@@ -13,6 +13,7 @@ mod drain;
 mod faults;
 #[cfg(feature = "disk")]
 mod files;
+mod herd;
 mod hot;
 #[path = "../http_support/mod.rs"]
 mod http;

@@ -1,0 +1,79 @@
+//! How often calls that an overloaded server refused are made again.
+//!
+//! Retries add to the load that was too much. So they are limited to a tenth of the calls that were answered, and come after a pause that
+//! grows with each try and is drawn at random, so that clients that were refused together do not return together.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use mooncake_core::clock::Rng;
+use parking_lot::Mutex;
+
+/// Answered calls that pay for one retry.
+const PRICE: u64 = 10;
+/// Retries that can be saved up. A new client has as many.
+const MOST: u64 = 100;
+/// Longest pause before the first retry.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// Longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Retries that the calls of one client may make.
+#[derive(Debug)]
+pub(super) struct RetryBudget {
+    /// Paid calls; each retry costs [`PRICE`] of them.
+    saved: AtomicU64,
+    rng: Mutex<Rng>,
+}
+
+impl Default for RetryBudget {
+    fn default() -> Self {
+        Self { saved: AtomicU64::new(MOST * PRICE), rng: Mutex::new(Rng::from_os()) }
+    }
+}
+
+impl RetryBudget {
+    /// Takes note of a call that was answered. Writes nothing while the budget is full.
+    pub(super) fn earn(&self) {
+        let saved = self.saved.load(Relaxed);
+        if saved < MOST * PRICE {
+            // One that is lost to another thread does not matter.
+            self.saved.store(saved + 1, Relaxed);
+        }
+    }
+
+    /// The pause before the next retry of a call that was tried again `tries` times. `None` if the budget is spent.
+    pub(super) fn spend(&self, tries: u32) -> Option<Duration> {
+        let spent = self.saved.fetch_update(Relaxed, Relaxed, |saved| saved.checked_sub(PRICE));
+        spent.ok()?;
+        let longest = FIRST_PAUSE.saturating_mul(1 << tries.min(10)).min(LONGEST_PAUSE);
+        let micros = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX);
+        Some(Duration::from_micros(self.rng.lock().range(micros / 4..micros)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retries_are_a_tenth_of_what_was_answered_after_those_saved_up() {
+        let budget = RetryBudget::default();
+        assert_eq!((0..1000).filter(|_| budget.spend(0).is_some()).count(), 100);
+        for _ in 0..95 {
+            budget.earn();
+        }
+        assert_eq!((0..1000).filter(|_| budget.spend(0).is_some()).count(), 9);
+    }
+
+    #[test]
+    fn pauses_grow_to_a_second_and_differ() {
+        let budget = RetryBudget::default();
+        for tries in 0..12 {
+            let longest = FIRST_PAUSE.saturating_mul(1 << tries.min(10)).min(LONGEST_PAUSE);
+            let pauses: Vec<_> = (0..5).filter_map(|_| budget.spend(tries)).collect();
+            assert!(pauses.iter().all(|pause| *pause >= longest / 4 && *pause < longest), "{pauses:?}");
+            assert!(pauses.iter().any(|pause| *pause != pauses[0]), "{pauses:?}");
+        }
+    }
+}
