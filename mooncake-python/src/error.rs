@@ -1,5 +1,6 @@
 //! Errors: the integer codes that the calls return, and what lies behind the last of them.
 
+use mooncake_core::clock::{Clock, SystemClock};
 use mooncake_core::{Error, ErrorCode, ErrorKind};
 use parking_lot::Mutex;
 use pyo3::create_exception;
@@ -88,14 +89,16 @@ pub(crate) struct LastError {
     message: String,
     /// The member or master it has to do with, empty when there is none.
     peer: String,
+    /// Time of day of the error, in seconds since 1970 UTC. A later call that succeeds leaves the error as it is.
+    time: f64,
 }
 
 #[pymethods]
 impl LastError {
     fn __repr__(&self) -> String {
         format!(
-            "LastError(code={}, name='{}', message={:?}, peer={:?})",
-            self.code, self.name, self.message, self.peer
+            "LastError(code={}, name='{}', message={:?}, peer={:?}, time={:.3})",
+            self.code, self.name, self.message, self.peer, self.time
         )
     }
 
@@ -118,7 +121,8 @@ impl From<&Error> for LastError {
         let peer = message.split_once("member ").map_or("", |(_, rest)| {
             rest.split(|c: char| c.is_whitespace() || c == ',').next().unwrap_or("").trim_end_matches(':')
         });
-        Self { code: error.code().number(), name: error.code().name(), peer: peer.to_owned(), message }
+        let time = SystemClock::new().wall_ms() as f64 / 1e3;
+        Self { code: error.code().number(), name: error.code().name(), peer: peer.to_owned(), message, time }
     }
 }
 
@@ -137,6 +141,11 @@ impl Errors {
     /// Zero, or the number of the error.
     pub(crate) fn code<T>(&self, outcome: mooncake_core::Result<T>) -> i32 {
         outcome.map_or_else(|error| self.note(&error), |_| 0)
+    }
+
+    /// Forgets the last one.
+    pub(crate) fn clear(&self) {
+        *self.0.lock() = None;
     }
 
     /// The last one noted.

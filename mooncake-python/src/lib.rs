@@ -65,6 +65,8 @@ fn _mooncake(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(programs::run_bench, module)?)?;
     module.add_function(wrap_pyfunction!(programs::run_client, module)?)?;
     module.add_function(wrap_pyfunction!(programs::run_master, module)?)?;
+    module.add_function(wrap_pyfunction!(programs::run_tool, module)?)?;
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(runtime::_after_fork, module)?)?;
     module.add_function(wrap_pyfunction!(store::_close_all, module)?)?;
     module.add_function(wrap_pyfunction!(topology::local_topology, module)?)?;

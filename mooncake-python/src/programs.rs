@@ -16,6 +16,12 @@ pub(crate) fn run_bench(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     py.detach(|| mooncake_engine::cli::bench::run(arguments))
 }
 
+/// Runs `mooncake` with these command line arguments (the first is the program's name); its exit status.
+#[pyfunction]
+pub(crate) fn run_tool(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+    py.detach(|| mooncake_store::tool::run(arguments))
+}
+
 /// Runs a master with these command line arguments (the first is the program's name) until it is told to stop; its exit status.
 #[pyfunction]
 pub(crate) fn run_master(py: Python<'_>, arguments: Vec<OsString>) -> u8 {

@@ -257,3 +257,46 @@ async fn an_owner_that_dies_or_freezes_is_missed_in_time() {
     assert!(host.owner.0.wait().unwrap().success());
     assert!(!host.socket.exists(), "it takes its socket with it");
 }
+
+/// Objects are readable while the owner drains, and a second signal ends it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_that_is_terminated_drains_first() {
+    let mut host = Host::new(&["--drain_on_term=600"]);
+    let client = connect(host.config()).await;
+    client.put("kept", value_of("kept", 1 << 20)).await.unwrap();
+    let cluster = mooncake_store::client::Client::builder()
+        .master(format!("127.0.0.1:{}", host.master))
+        .segment(0)
+        .connect()
+        .await
+        .unwrap();
+    host.owner.signal("-TERM");
+    // Nothing is placed there once it drains, and there is no other segment.
+    let mut n = 0;
+    loop {
+        match cluster.put(format!("new-{n}"), [1; 1000]).await {
+            Ok(_) => n += 1,
+            Err(error) if error.kind() == ErrorKind::NoSpace => break,
+            Err(error) => panic!("the owner is gone: {error}"),
+        }
+    }
+    let read = cluster.get("kept").await.unwrap().expect("objects stay while the owner drains");
+    assert!(read == value_of("kept", 1 << 20));
+    assert!(host.owner.0.try_wait().unwrap().is_none(), "it drains for 600 s");
+    host.owner.signal("-TERM");
+    assert!(host.owner.0.wait().unwrap().success());
+    assert!(cluster.get("kept").await.map_or(true, |value| value.is_none()));
+    cluster.close().await.unwrap();
+}
+
+#[test]
+fn an_owner_refuses_memory_that_there_is_not() {
+    let output = Command::new(env!("CARGO_BIN_EXE_mooncake_client"))
+        .args(["--metadata_server=P2PHANDSHAKE", "--global_segment_size=900 TB", "--local_buffer_size=0"])
+        .args(["--host=127.0.0.1", "--master_server_address=127.0.0.1:1"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("cannot offer memory") && said.contains("allow_overcommit"), "{said}");
+}

@@ -6,6 +6,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use mooncake_core::fault_injection::VARIABLE;
+
 const MASTER: &str = env!("CARGO_BIN_EXE_mooncake_master");
 
 /// Ends the process when a test fails.
@@ -18,9 +20,15 @@ impl Drop for Running {
     }
 }
 
+/// The planted bug of this process, for its children.
+#[allow(clippy::disallowed_methods, reason = "bugs are planted through the environment")]
+fn planted() -> Option<(&'static str, std::ffi::OsString)> {
+    Some((VARIABLE, std::env::var_os(VARIABLE)?))
+}
+
 fn master() -> Command {
     let mut command = Command::new(MASTER);
-    command.env_clear().stderr(Stdio::piped()).stdout(Stdio::piped());
+    command.env_clear().envs(planted()).stderr(Stdio::piped()).stdout(Stdio::piped());
     command
 }
 
@@ -85,6 +93,11 @@ fn file_environment_and_command_line() {
     let ready = wait_for(&log, "ready");
     assert!(ready.contains("from_environment") && ready.contains("rpc=127.0.0.1:"), "{ready}");
     wait_for(&log, "logbufsecs (file ");
+    let first = std::fs::read_to_string(&log).unwrap().lines().next().unwrap().to_owned();
+    for part in ["mooncake-rs", env!("CARGO_PKG_VERSION"), "0.3.13", "features="] {
+        assert!(first.contains(part), "no {part:?} in the first line: {first}");
+    }
+    assert!(!std::fs::read_to_string(&log).unwrap().contains("security:"), "it serves this host only");
     let admin = ready.split("admin=Some(").nth(1).and_then(|rest| rest.split(')').next()).unwrap();
     assert!(get(admin.parse().unwrap(), "/health").contains("\"status\":\"ok\""));
     let pid = running.0.id().to_string();
@@ -111,4 +124,19 @@ fn what_is_wrong_ends_the_start_with_a_sentence() {
         assert!(status.is_some_and(|status| status != 0), "{arguments:?}: {status:?}");
         assert!(text.contains(says), "{arguments:?}: {text}");
     }
+}
+
+#[test]
+fn a_master_that_serves_everybody_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("mooncake_master.INFO");
+    let mut command = master();
+    command.args(["--rpc_address=0.0.0.0", "--rpc_port=0", "--metrics_host=127.0.0.1", "--metrics_port=0"]);
+    let _running = Running(command.arg("--log_dir").arg(folder.path()).spawn().unwrap());
+    wait_for(&log, "ready");
+    let line = wait_for(&log, "security:");
+    assert!(
+        line.contains("no authentication") && line.contains("0.0.0.0") && line.contains("WARN"),
+        "{line}"
+    );
 }

@@ -2,7 +2,9 @@
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
+use mooncake_core::fault_injection::VARIABLE;
 use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::Segment;
 use mooncake_store::client::Client;
@@ -83,9 +85,16 @@ impl Said {
     }
 }
 
+/// The planted bug of this process, for its children.
+#[allow(clippy::disallowed_methods, reason = "bugs are planted through the environment")]
+fn planted() -> Option<(&'static str, std::ffi::OsString)> {
+    Some((VARIABLE, std::env::var_os(VARIABLE)?))
+}
+
 fn tool(arguments: &[&str], input: &[u8]) -> Said {
     let mut child = Command::new(env!("CARGO_BIN_EXE_mooncake"))
         .env_clear()
+        .envs(planted())
         .args(arguments)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -130,7 +139,7 @@ async fn objects_come_and_go() {
     assert_eq!(cluster.tool(&["--json", "rm", "--force", "--matching", "^a/"], b"").json()["removed"], 1);
     assert_eq!(cluster.tool(&["ls"], b"").text(), "");
     assert_eq!(cluster.tool(&["rm"], b"").status, 2, "what to remove must be said");
-    assert_eq!(cluster.tool(&["rm", "--all", "--force"], b"").text(), "0 removed\n");
+    assert_eq!(cluster.tool(&["rm", "--all", "--force", "--yes"], b"").text(), "0 removed\n");
     cluster.stop().await;
 }
 
@@ -162,7 +171,9 @@ async fn figures() {
     assert!(shown.contains("20 objects of 4.0 KiB, 2 at a time") && shown.contains("p99"), "{shown}");
     assert_eq!(cluster.tool(&["ls"], b"").text(), "k\n", "nothing is left behind");
     // What does not fit together evicts itself, and the object above.
-    cluster.tool(&["bench", "--size", "4M", "--count", "3"], b"").fails(&["gets failed", "--count"]);
+    cluster
+        .tool(&["bench", "--size", "4M", "--count", "3", "--evict"], b"")
+        .fails(&["gets failed", "--count"]);
     assert_eq!(cluster.tool(&["ls"], b"").text(), "", "nor here");
     cluster.stop().await;
 }
@@ -389,4 +400,286 @@ fn doctor_names_a_low_limit_of_locked_memory() {
     // With RDMA devices here it is broken, without them it may be.
     assert!(["note", "fail"].contains(&&*grade), "{grade}");
     assert!(found.contains("64.0 KiB") && fix.contains("ulimit -l unlimited"), "{found} -> {fix}");
+}
+
+/// Objects of users that fill a good part of the cluster.
+async fn fill(cluster: &Cluster) -> String {
+    for n in 0..24 {
+        cluster.member.put(format!("user/{n:02}"), vec![n as u8; 128 << 10]).await.unwrap();
+    }
+    cluster.tool(&["ls"], b"").text()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bench_refuses_to_evict_objects_of_users() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    let keys = fill(&cluster).await;
+    assert_eq!(keys.lines().count(), 24);
+    let large = ["bench", "--size", "256K", "--count", "20"];
+    cluster.tool(&large, b"").fails(&["would evict", "wanted=5.0 MiB", "--count", "--segment", "--evict"]);
+    assert_eq!(cluster.tool(&["ls"], b"").text(), keys, "nothing is evicted");
+    // Values that fit nowhere as a whole need evictions, too.
+    cluster.tool(&["bench", "--size", "6M", "--count", "1"], b"").fails(&["would evict"]);
+
+    let small = cluster.tool(&["bench", "--size", "64K", "--count", "20"], b"");
+    assert_eq!(small.status, 0, "{}", small.errors);
+    let text = small.text();
+    assert!(text.contains("keys mooncake-bench/* are removed; no object was evicted"), "{text}");
+    assert_eq!(cluster.tool(&["ls"], b"").text(), keys, "its own objects are gone, and no others");
+    let json = cluster.tool(&["--json", "bench", "--size", "64K", "--count", "20"], b"").json();
+    assert_eq!(json["evicted"], 0, "{json}");
+
+    let forced = cluster.tool(&[&large[..], &["--evict"]].concat(), b"");
+    assert!(!forced.text().contains("no object was evicted"), "{}", forced.text());
+    assert!(cluster.tool(&["ls"], b"").text().lines().count() < 24, "--evict allows it");
+    cluster.stop().await;
+    // Memory of its own makes room.
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    assert_eq!(fill(&cluster).await, keys);
+    let own = cluster.tool(&[&large[..], &["--segment", "16M"]].concat(), b"");
+    assert_eq!(own.status, 0, "{}", own.errors);
+    assert_eq!(cluster.tool(&["ls"], b"").text(), keys);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rm_of_all_asks_and_tells_what_is_left() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    for key in ["a", "b", "leased"] {
+        cluster.member.put(key, vec![1; 1000]).await.unwrap();
+    }
+    assert_eq!(cluster.tool(&["get", "leased"], b"").status, 0);
+    cluster.tool(&["rm", "--all"], b"").fails(&["cannot ask", "all 3 objects", "--yes"]);
+    assert_eq!(cluster.tool(&["ls"], b"").text(), "a\nb\nleased\n", "nothing is removed unasked");
+    let address = cluster.rpc();
+    let admin = cluster.admin();
+    let words = ["--master", &address, "--admin", &admin];
+    let (status, said) = on_terminal(&[&words[..], &["rm", "--all"]].concat(), "n\n");
+    assert!(status == 1 && said.contains("[y/N]") && said.contains("nothing is removed"), "{said}");
+    let (status, said) = on_terminal(&[&words[..], &["rm", "--all"]].concat(), "yes\n");
+    assert_eq!(status, 1, "{said}");
+    for part in ["2 removed", "1 left", "\"leased\"", "lease", "--force"] {
+        assert!(said.contains(part), "no {part:?} in {said}");
+    }
+    assert_eq!(cluster.tool(&["ls"], b"").text(), "leased\n");
+    cluster.tool(&["rm", "--matching", "^lea"], b"").fails(&["1 left", "lease", "--force"]);
+    let done = cluster.tool(&["rm", "--all", "--yes", "--force"], b"");
+    assert_eq!((done.status, &*done.text()), (0, "1 removed\n"), "{}", done.errors);
+    cluster.stop().await;
+}
+
+#[test]
+fn a_pattern_is_compiled_before_anything_is_asked() {
+    // No master is needed to see what is wrong.
+    let said = tool(&["--master", "127.0.0.1:1", "rm", "--matching", "g("], b"");
+    said.fails(&["\"g(\"", "--matching", "unclosed group"]);
+    assert!(!said.errors.contains("no master answers"), "{}", said.errors);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tenant_without_tenants_is_named() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    cluster.member.put("k", [1; 10]).await.unwrap();
+    let listed = cluster.tool(&["--tenant", "foo", "ls"], b"");
+    assert_eq!((listed.status, &*listed.text()), (0, "k\n"));
+    assert!(listed.errors.contains("no tenants") && listed.errors.contains("foo"), "{}", listed.errors);
+    cluster.tool(&["--tenant", "foo", "rm", "--all", "--yes"], b"").fails(&["no tenants", "every object"]);
+    assert_eq!(cluster.tool(&["ls"], b"").text(), "k\n");
+    assert!(!cluster.tool(&["ls"], b"").errors.contains("tenants"));
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn top_and_status_name_what_is_there() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    cluster.member.put("k", [1; 1000]).await.unwrap();
+    let top = cluster.tool(&["--json", "top", "--once"], b"").json();
+    assert_eq!(
+        (&top["keys"], &top["clients"], &top["capacity_bytes"]),
+        (&1.into(), &1.into(), &(8 << 20).into())
+    );
+    assert_eq!(top["segments"].as_array().unwrap().len(), 1, "{top}");
+    assert!(top["totals"]["master_ping_requests_total"].is_u64(), "{top}");
+    cluster.tool(&["--json", "top"], b"").fails(&["--once"]);
+    let program = format!("mooncake-rs {}, speaks Mooncake 0.3.13", env!("CARGO_PKG_VERSION"));
+    let status = cluster.tool(&["status"], b"").text();
+    assert!(status.contains(&program), "{status}");
+    assert!(
+        cluster.tool(&["--json", "status"], b"").json()["program"].as_str().unwrap().starts_with(&program)
+    );
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn terminals_get_no_binary_values() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    cluster.member.put("binary", [0x1b, b'[', b'2', b'J', 0xff, 0]).await.unwrap();
+    cluster.member.put("text", "k\u{e4}se\n").await.unwrap();
+    let (address, admin) = (cluster.rpc(), cluster.admin());
+    let words = ["--master", &address, "--admin", &admin, "get"];
+    let (status, said) = on_terminal(&[&words[..], &["binary"]].concat(), "");
+    assert!(status == 1 && said.contains("--output") && !said.contains('\u{1b}'), "{said:?}");
+    let (status, said) = on_terminal(&[&words[..], &["text"]].concat(), "");
+    assert!(status == 0 && said.contains("k\u{e4}se"), "{said:?}");
+    assert_eq!(cluster.tool(&["get", "binary"], b"").out.len(), 6, "a pipe takes everything");
+    cluster.stop().await;
+}
+
+/// Runs the tool on a terminal of its own, which `script` of util-linux makes; status and all that was shown.
+fn on_terminal(arguments: &[&str], input: &str) -> (i32, String) {
+    let quoted: Vec<String> = std::iter::once(&env!("CARGO_BIN_EXE_mooncake"))
+        .chain(arguments)
+        .map(|word| format!("'{}'", word.replace('\'', "'\\''")))
+        .collect();
+    let mut child = Command::new("script")
+        .args(["--quiet", "--return", "--command", &quoted.join(" "), "/dev/null"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    (output.status.code().unwrap_or(-1), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// A directory as etcd answers over its JSON gateway, which names one leader.
+fn etcd_with_leader(leader: &str) -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap().to_string();
+    let value = base64(leader.as_bytes());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (Ok(mut stream), value) = (stream, value.clone()) else { return };
+            std::thread::spawn(move || {
+                let mut asked = Vec::new();
+                let mut some = [0; 4096];
+                while let Ok(n @ 1..) = std::io::Read::read(&mut stream, &mut some) {
+                    asked.extend_from_slice(&some[..n]);
+                    let text = String::from_utf8_lossy(&asked).into_owned();
+                    let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
+                    let length = head.to_ascii_lowercase();
+                    let length = length
+                        .lines()
+                        .find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok());
+                    if body.len() < length.unwrap_or(0) {
+                        continue;
+                    }
+                    let status = if head.contains("/v3/kv/range") { "200 OK" } else { "501 Not Implemented" };
+                    let page = format!(
+                        "{{\"header\":{{\"revision\":\"1\"}},\"kvs\":[{{\"key\":\"\",\"value\":\"{value}\",\"mod_revision\":\"1\",\
+                         \"create_revision\":\"1\",\"version\":\"1\"}}],\"count\":\"1\"}}"
+                    );
+                    let answer = format!(
+                        "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{page}",
+                        page.len()
+                    );
+                    let _ = stream.write_all(answer.as_bytes());
+                    asked.clear();
+                }
+            });
+        }
+    });
+    at
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for three in bytes.chunks(3) {
+        let bits =
+            three.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - three.len()));
+        for at in 0..4 {
+            let letter = LETTERS[(bits >> (18 - 6 * at)) as usize & 63] as char;
+            text.push(if at <= three.len() { letter } else { '=' });
+        }
+    }
+    text
+}
+
+#[cfg(feature = "metadata-etcd")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_leader_of_several_masters_is_found_in_etcd() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    let etcd = format!("etcd://{}", etcd_with_leader(&cluster.rpc()));
+    let admin = cluster.admin();
+    let words = ["--master", &etcd, "--admin", &admin];
+    let run = |rest: &[&str]| tool(&[&words[..], rest].concat(), b"value");
+    let status = run(&["status"]);
+    assert!(
+        status.status == 0 && status.text().contains(&cluster.rpc()),
+        "{}{}",
+        status.text(),
+        status.errors
+    );
+    assert_eq!(run(&["put", "k"]).status, 0);
+    assert_eq!(run(&["get", "k"]).out, b"value");
+    assert_eq!(run(&["ls"]).text(), "k\n");
+    let doctor = run(&["--json", "doctor"]);
+    let [grade, found, _] = finding(&doctor.json(), "master");
+    assert!(grade == "ok" && found.contains(&cluster.rpc()), "{found}");
+    let said = tool(&["--master", "etcd://127.0.0.1:1", "--timeout", "0.5", "doctor", "--json"], b"");
+    let [grade, found, fix] = finding(&said.json(), "master");
+    assert!(
+        grade == "fail" && found.contains("etcd://127.0.0.1:1") && fix.contains("--enable_ha"),
+        "{found} {fix}"
+    );
+    cluster.stop().await;
+}
+
+/// All programs whose output may be cut off by `head`.
+#[test]
+fn a_closed_pipe_is_no_panic() {
+    for (program, flag) in [
+        (env!("CARGO_BIN_EXE_mooncake_master"), "--print_config"),
+        (env!("CARGO_BIN_EXE_mooncake_master"), "--help"),
+        (env!("CARGO_BIN_EXE_mooncake_client"), "--help"),
+        (env!("CARGO_BIN_EXE_mooncake"), "--help"),
+    ] {
+        // Nobody reads the pipe at all.
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = Command::new(program).arg(flag).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!said.contains("panicked"), "{program} {flag}: {said}");
+        assert_eq!(output.status.code(), Some(0), "{program} {flag}: {said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_refuse_what_cannot_work() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    let join = |master: &str, hostname: &str| {
+        Client::builder()
+            .master(master)
+            .local_hostname(hostname)
+            .segment(1 << 20)
+            .connect_timeout(Duration::from_secs(10))
+    };
+    let error = join(&cluster.rpc(), "nohost.invalid").connect().await.unwrap_err();
+    assert!(
+        error.to_string().contains("does not resolve") && error.to_string().contains("nohost.invalid"),
+        "{error}"
+    );
+    join(&cluster.rpc(), "localhost").connect().await.unwrap().close().await.unwrap();
+    // A client that goes on trying ends with another error.
+    let error = join(&cluster.admin(), "localhost").connect().await.unwrap_err();
+    assert_eq!(error.code(), mooncake_core::ErrorCode::InvalidParams, "{error}");
+    assert!(error.to_string().contains("speaks HTTP") && error.to_string().contains("RPC port"), "{error}");
+    let error = join(&cluster.rpc(), "localhost").metadata("p2phandshake").connect().await.unwrap_err();
+    assert!(error.to_string().contains("did you mean P2PHANDSHAKE"), "{error}");
+    let error = join(&cluster.rpc(), "localhost")
+        .segment(1 << 50)
+        .allow_overcommit(false)
+        .connect()
+        .await
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("cannot offer memory") && error.to_string().contains("allow_overcommit"),
+        "{error}"
+    );
+    let client = join(&cluster.rpc(), "localhost").allow_overcommit(false).connect().await.unwrap();
+    let error = client.mount(1 << 50).await.unwrap_err();
+    assert!(error.to_string().contains("cannot offer memory"), "{error}");
+    client.close().await.unwrap();
+    cluster.stop().await;
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::meta::{Expect, MetaKeys, MetadataBackend};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use serde_json::{Value, json};
@@ -124,6 +125,11 @@ impl Directory {
     pub fn connect_with(text: &str, options: &DirectoryOptions) -> Result<Self> {
         if text == P2P {
             return Ok(Self::P2p);
+        }
+        if text.eq_ignore_ascii_case(P2P) && !is_planted("p2p-in-small-letters") {
+            return Err(Error::invalid(format!(
+                "cannot connect to the metadata service {text:?}: did you mean {P2P}?"
+            )));
         }
         // The existing system takes a string without a scheme for etcd.
         let scheme = text.split_once("://").map_or("etcd", |(scheme, _)| scheme);

@@ -6,6 +6,12 @@ import atexit as _atexit
 import os as _os
 from pkgutil import extend_path as _extend_path
 
+_MOONCAKE_RS = True
+
+from mooncake import _installation
+
+_installation.check()
+
 from mooncake import _environment, _mooncake
 from mooncake._mooncake import (
     BufferPool,
@@ -19,6 +25,7 @@ from mooncake._mooncake import (
     NotFoundError,
     UnavailableError,
     UnsupportedError,
+    __version__,
 )
 
 __path__ = _extend_path(__path__, __name__)
@@ -38,6 +45,7 @@ __all__ = [
     "RegisteredBufferPool",
     "UnavailableError",
     "UnsupportedError",
+    "__version__",
 ]
 
 _mooncake._configure(_environment.huge_page_size())

@@ -38,6 +38,11 @@ def client_ports() -> tuple[int, int]:
     return (first, last) if usable else (_FIRST_PORT, _LAST_PORT)
 
 
+def allow_overcommit() -> bool:
+    """Whether more memory may be offered than the host and the process's control groups have: `MOONCAKE_ALLOW_OVERCOMMIT`."""
+    return os.environ.get("MOONCAKE_ALLOW_OVERCOMMIT", "").lower() not in _FALSE
+
+
 def force_tcp() -> bool:
     """Whether every other wire is to be left alone: `MC_FORCE_TCP`."""
     return os.environ.get("MC_FORCE_TCP", "").lower() not in _FALSE

@@ -35,6 +35,7 @@ __all__ = [
     "Store",
     "UnavailableError",
     "UnsupportedError",
+    "__version__",
     "_after_fork",
     "_close_all",
     "_configure",
@@ -50,7 +51,10 @@ __all__ = [
     "run_bench",
     "run_client",
     "run_master",
+    "run_tool",
 ]
+
+__version__: str
 
 # Anything with the buffer protocol.
 _ReadableBuffer = Any
@@ -258,6 +262,9 @@ class LastError:
 
     def __repr__(self, /) -> str: ...
     def __str__(self, /) -> str: ...
+    @property
+    def time(self) -> float:
+        """Time of day of the error, in seconds since 1970 UTC."""
     @property
     def message(self) -> str:
         """What was wrong and, where that is known, what to do."""
@@ -664,6 +671,9 @@ def run_bench(arguments: list[str]) -> int:
 
 def run_client(arguments: list[str]) -> int:
     """Runs `mooncake_client` with these command line arguments (the first is the program's name) until it is told to stop; its exit status."""
+
+def run_tool(arguments: list[str]) -> int:
+    """Runs `mooncake` with these command line arguments (the first is the program's name); its exit status."""
 
 def run_master(arguments: list[str]) -> int:
     """Runs a master with these command line arguments (the first is the program's name) until it is told to stop; its exit status."""

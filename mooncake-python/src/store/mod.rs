@@ -290,6 +290,8 @@ struct Setup {
     hot_bytes: u64,
     hot_longest: u64,
     hot_admission: u32,
+    /// Whether more memory may be offered than there is.
+    allow_overcommit: bool,
     /// Directory of its disk, if it is to have one; empty for the one the environment names.
     offload_path: Option<String>,
 }
@@ -309,6 +311,7 @@ impl Setup {
             ports: self.first_port..=self.last_port,
             checksum: self.checksum,
             share_memory: self.share_memory,
+            allow_overcommit: self.allow_overcommit,
             memory: HostMemoryOptions {
                 huge_pages: huge_pages(),
                 numa_node: self.numa_node,
@@ -391,6 +394,7 @@ impl Store {
         };
         // Whoever was set up before has closed its pages then.
         self.set(py, session.clone());
+        self.errors.clear();
         if let Some(port) = http_port {
             // The existing one goes on without, too.
             if let Err(error) = wait(py, session.serve_pages(port)) {

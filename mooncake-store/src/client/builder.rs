@@ -8,6 +8,7 @@ use std::time::Duration;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::{Rng, SharedClock};
 use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::ids::{ClientId, Uuid};
 use mooncake_core::memory::{HostMemory, HostMemoryOptions};
 use mooncake_core::meta::MemoryMetadata;
@@ -21,7 +22,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::cache::HotCache;
-use super::config::ClientConfig;
+use super::config::{ClientConfig, split_port};
 use super::deadline::Deadline;
 #[cfg(feature = "disk")]
 use super::disk::Files;
@@ -34,6 +35,7 @@ use super::{Client, Inner, names, version};
 use crate::api::MasterApi;
 use crate::master::Master;
 use crate::protocol::client::{RpcClient, RpcOptions};
+use crate::protocol::frame::FrameError;
 use crate::protocol::place::Place;
 use crate::protocol::remote::RemoteMaster;
 use crate::transport_set::{TransportOptions, TransportSet};
@@ -318,6 +320,12 @@ impl<W: Wires> ClientBuilder<W> {
         self
     }
 
+    /// [`ClientConfig::allow_overcommit`].
+    pub fn allow_overcommit(mut self, yes: bool) -> Self {
+        self.config.allow_overcommit = yes;
+        self
+    }
+
     /// [`ClientConfig::protocol`].
     pub fn protocol(mut self, protocol: impl Into<String>) -> Self {
         self.config.protocol = protocol.into();
@@ -421,6 +429,7 @@ impl<W: Wires> ClientBuilder<W> {
             config.clock = clock;
         }
         config.validate()?;
+        config.check_memory(0, config.segment.saturating_add(config.local_buffer))?;
         let deadline = Deadline::after(&config.clock, config.connect_timeout);
         let metrics = config.metrics.then(|| Arc::new(Metrics::new(config.clock.clone())));
         let api = master.api(&config, metrics.as_deref())?;
@@ -445,6 +454,14 @@ impl<W: Wires> ClientBuilder<W> {
         };
         let p2p = directory.is_p2p();
         let keeps_engine = shared.is_some();
+        if p2p
+            && embedded.is_none()
+            && !keeps_engine
+            && config.advertise.is_none()
+            && config.handshake.host.is_none()
+        {
+            resolve_own(&name, &deadline).await?;
+        }
         let engine = match shared {
             Some(engine) => engine,
             None => {
@@ -573,7 +590,7 @@ impl MasterHandle {
 }
 
 /// Where the master of an address is, or of the leader of a cluster.
-fn place(address: &str, cluster: &str) -> Result<Place> {
+pub(crate) fn place(address: &str, cluster: &str) -> Result<Place> {
     let Some((scheme, _)) = address.split_once("://") else {
         HostPort::exact(address).map_err(|error| error.context("the master"))?;
         return Ok(Place::Fixed(address.into()));
@@ -594,12 +611,40 @@ fn place(address: &str, cluster: &str) -> Result<Place> {
     ))
 }
 
+/// Whether the answer to an RPC was one of an HTTP server.
+fn speaks_http(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref());
+    matches!(source, Some(FrameError::Magic(b'H')))
+}
+
+/// Refuses an own name under which nobody finds this host.
+async fn resolve_own(name: &str, deadline: &Deadline) -> Result<()> {
+    let host = split_port(name).0;
+    if is_planted("unresolved-name") || host.parse::<IpAddr>().is_ok() {
+        return Ok(());
+    }
+    let found =
+        async { Ok(tokio::net::lookup_host((host, 0)).await.map(|mut found| found.next().is_some())) };
+    let why = match deadline.bound("resolving the own host name", found).await? {
+        Ok(true) => return Ok(()),
+        Ok(false) => "it has no address".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Err(Error::invalid(format!(
+        "cannot join: the own host name does not resolve ({why}). local_hostname={host:?}; give a name in DNS or an address that other nodes reach"
+    )))
+}
+
 /// Waits until a master of a known version answers: it may be starting just now, too.
 async fn find(master: &Arc<dyn MasterApi>, deadline: &Deadline) -> Result<()> {
     let mut last = None;
     while !deadline.is_over() {
         match deadline.bound("the master's version", master.version()).await {
             Ok(version) => return version::check(&version),
+            Err(error) if speaks_http(&error) && !is_planted("patient-with-http") => {
+                let text = "the master's address speaks HTTP: give its RPC port (--rpc_port, usually 50051), not its admin port";
+                return Err(Error::invalid(text).with_source(error));
+            }
             Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) => {
                 // The reason it is not there says more than that time is up.
                 if last.is_none() || !deadline.is_over() {

@@ -44,6 +44,10 @@ pub struct ClientConfig {
     pub local_buffer: u64,
     /// How the segment and the local buffer are allocated.
     pub memory: HostMemoryOptions,
+    /// Whether more memory may be offered than is available: `MemAvailable` of the host, and what the memory limits of the process's control groups leave
+    ///. Pages are taken when they are first written, so that a segment that is too large is noticed only when the kernel ends
+    /// the process. True by default: the program decides. `mooncake_client` and the Python package refuse such segments unless they are told otherwise.
+    pub allow_overcommit: bool,
     /// Bytes between members in one process are copied and take no wire.
     pub copy_in_process: bool,
     /// Whether values are stored with a checksum (CRC-64/ECMA-182, kept by the master) and compared with it when they are read as a
@@ -107,6 +111,7 @@ impl Default for ClientConfig {
             segment: DEFAULT_BUFFER,
             local_buffer: DEFAULT_BUFFER,
             memory: HostMemoryOptions::default(),
+            allow_overcommit: true,
             copy_in_process: true,
             share_memory: true,
             checksum: false,

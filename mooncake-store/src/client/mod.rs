@@ -16,6 +16,7 @@ mod metrics;
 mod mount;
 mod names;
 mod objects;
+mod overcommit;
 #[cfg(feature = "http")]
 mod pages;
 mod peers;
@@ -71,7 +72,8 @@ use self::peers::Unreachable;
 use self::staging::Staging;
 #[cfg(feature = "cli")]
 pub(crate) use self::{
-    config::host_id, config::join_port, config::split_port, version::check as check_version,
+    builder::place as master_place, config::host_id, config::join_port, config::split_port,
+    version::check as check_version,
 };
 use crate::api::{Caller, MasterApi};
 use crate::transport_set::TransportSet;

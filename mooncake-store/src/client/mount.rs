@@ -75,6 +75,8 @@ impl<T: Transport> Client<T> {
         let len = usize::try_from(bytes).ok().filter(|_| bytes >= config::MIN_BUFFER).ok_or_else(|| {
             Error::invalid(format!("a segment of {bytes} bytes: it needs {} at least", config::MIN_BUFFER))
         })?;
+        let held = self.inner.segments.lock().iter().map(|mounted| mounted.segment.size).sum();
+        self.inner.config.check_memory(held, bytes)?;
         let memory = Arc::new(self.inner.new_memory(len)?);
         self.mount_any(memory.clone(), Some(memory)).await
     }

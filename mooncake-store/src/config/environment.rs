@@ -76,6 +76,8 @@ pub struct ClientEnvironment {
     pub checksum: bool,
     /// A file whose memory is the segment.
     pub segment_file: Option<SegmentFile>,
+    /// More memory may be offered than is available.
+    pub allow_overcommit: bool,
     /// Every wire but TCP is left alone.
     pub force_tcp: bool,
     /// Levels of the log.
@@ -138,6 +140,7 @@ impl ClientEnvironment {
                 let index = of("MOONCAKE_STORE_SEGMENT_INDEX").map_or(file.index, |index| index.into());
                 SegmentFile { path: file.path, index }
             }),
+            allow_overcommit: on("MOONCAKE_ALLOW_OVERCOMMIT"),
             force_tcp: on("MC_FORCE_TCP"),
             log: of("RUST_LOG").cloned(),
             metrics: of("MC_STORE_CLIENT_METRIC").is_none_or(|value| switch(value) != Ok(false)),
@@ -193,6 +196,7 @@ impl ClientEnvironment {
         config.ports = self.ports.clone();
         config.checksum = self.checksum;
         config.segment_file.clone_from(&self.segment_file);
+        config.allow_overcommit = self.allow_overcommit;
         config.share_memory = !self.force_tcp;
         config.memory.huge_pages = self.huge_pages;
         config.metrics = self.metrics;
@@ -267,6 +271,7 @@ const CLIENT: &[&str] = &[
     "MOONCAKE_STORE_CHECKSUM",
     "MOONCAKE_STORE_SEGMENT_FILE",
     "MOONCAKE_STORE_SEGMENT_INDEX",
+    "MOONCAKE_ALLOW_OVERCOMMIT",
     "MC_STORE_CLIENT_METRIC",
     "MC_STORE_CLIENT_METRIC_INTERVAL",
     "MC_STORE_CLUSTER_ID",
@@ -312,6 +317,11 @@ const PYTHON: &[(&str, &str, &str)] = &[
         "A file on tmpfs or hugetlbfs that the segment is memory of: its objects outlive the process (`docs/ha.md`)",
     ),
     ("MOONCAKE_STORE_SEGMENT_INDEX", "", "Where it is written down what lies there; beside the file"),
+    (
+        "MOONCAKE_ALLOW_OVERCOMMIT",
+        "",
+        "Offer more memory than the host and the control groups of the process have, unless 0, false, no or off",
+    ),
     (
         "MC_STORE_CLIENT_METRIC",
         "1",

@@ -5,9 +5,11 @@ use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
 use mooncake_core::Result;
+use mooncake_core::fault_injection::is_planted;
 use mooncake_engine::flags::normal;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -35,6 +37,12 @@ struct Flags {
     /// Memory offered to the cluster
     #[arg(long = "global_segment_size", default_value = "4 GB", value_parser = bytes)]
     segment: u64,
+    /// Offer more memory than the host and the control groups of the process have [environment: MOONCAKE_ALLOW_OVERCOMMIT]
+    #[arg(long = "allow_overcommit", default_value = "false", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch, action = ArgAction::Set)]
+    allow_overcommit: bool,
+    /// Seconds between SIGTERM and the end: objects here stay readable, and none are added. A second signal ends at once. SIGINT does not wait
+    #[arg(long = "drain_on_term", default_value_t = 5)]
+    drain: u32,
     /// Memory for values that are in no shared memory; none is needed to serve
     #[arg(long = "local_buffer_size", default_value = "0", value_parser = bytes)]
     local_buffer: u64,
@@ -155,7 +163,14 @@ async fn serve(flags: Flags, environment: ClientEnvironment) -> Result<()> {
     tracing::info!(socket = %server.path().display(), name = client.hostname(), segment = flags.segment, "ready");
     tokio::select! {
         _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
+        _ = terminate.recv() => if flags.drain > 0 && !is_planted("no-drain-on-term") {
+            let grace = Duration::from_secs(flags.drain.into());
+            tokio::select! {
+                () = drain(&client, grace) => {}
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        },
     }
     tracing::info!("stopping");
     if let Some(pages) = pages {
@@ -165,6 +180,23 @@ async fn serve(flags: Flags, environment: ClientEnvironment) -> Result<()> {
         server.stop().await;
     }
     client.close().await
+}
+
+/// Takes no more objects, and returns when readers have had the time to go elsewhere. Returns at once if the master cannot be told.
+async fn drain(client: &Client, grace: Duration) {
+    tracing::info!(
+        seconds = grace.as_secs(),
+        "draining: objects stay readable, a second SIGTERM ends at once"
+    );
+    // Segments go when the process does, and not by themselves at the same moment.
+    let beyond = grace + Duration::from_secs(60);
+    for segment in client.segments() {
+        if let Err(error) = client.unmount_after(segment, beyond).await {
+            tracing::warn!(%segment, %error, "cannot drain");
+            return;
+        }
+    }
+    tokio::time::sleep(grace).await;
 }
 
 type Started = (Client, Arc<LocalServer>, Option<ClientPages>);
@@ -180,13 +212,14 @@ async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started
     };
     let mut config = ClientConfig::default();
     environment.apply(&mut config);
+    config.allow_overcommit |= flags.allow_overcommit;
     let local = LocalServerConfig {
         path: flags.socket_path.clone().unwrap_or_else(|| default_path(flags.port)),
         mode: flags.socket_mode,
         max_clients: flags.max_clients,
         max_memory: flags.max_memory,
         max_calls: flags.max_calls.max(1),
-        silence: std::time::Duration::from_secs(u64::from(flags.ttl.max(1))),
+        silence: Duration::from_secs(u64::from(flags.ttl.max(1))),
     };
     (config.directory, config.handshake) = ClientEnvironment::meeting(&flags.metadata);
     config.offload =

@@ -22,7 +22,7 @@ mod inventory;
 mod journal;
 mod lookup;
 mod options;
-mod pattern;
+pub(crate) mod pattern;
 mod placement;
 mod promise;
 mod promote;

@@ -7,12 +7,13 @@
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::pin::Pin;
 #[cfg(feature = "metadata-etcd")]
 use std::sync::Arc;
 use std::sync::Mutex;
 
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, Result};
 #[cfg(feature = "metadata-etcd")]
 use mooncake_core::{clock::SystemClock, meta::master_view};
@@ -33,6 +34,7 @@ use super::{
     leader::{Election, Standing},
 };
 use crate::config::{MasterConfig, MastersConfig};
+use crate::protocol::message::{MASTER_VERSION, TABLE_VERSION};
 
 /// Runs a master as the arguments say (the first is the program's name), until it is interrupted or terminated. The exit
 /// status: 0, 1 when it cannot go on, another for arguments that make no sense.
@@ -40,8 +42,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let (config, notes) = match cli::parse(arguments) {
         Ok(Run::Master { config, notes }) => (*config, notes),
         Ok(Run::Print(settings)) => {
-            print!("{settings}");
-            return 0;
+            return print(&settings);
         }
         Err(error) => {
             // Nobody is left to be told when even this fails.
@@ -53,6 +54,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         eprintln!("mooncake_master: {error}");
         return 1;
     }
+    announce(&config);
     for note in notes {
         tracing::warn!("{note}");
     }
@@ -62,6 +64,55 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             tracing::error!(%error, "cannot go on");
             1
         }
+    }
+}
+
+/// Writes the settings to standard output; the exit status. A reader that closes the pipe early, as `head` does, is no failure.
+fn print(settings: &impl std::fmt::Display) -> u8 {
+    if is_planted("panic-on-broken-pipe") {
+        print!("{settings}");
+        return 0;
+    }
+    let mut out = std::io::stdout().lock();
+    match write!(out, "{settings}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            eprintln!("mooncake_master: cannot write to standard output: {error}");
+            1
+        }
+        _ => 0,
+    }
+}
+
+/// Features of this build that a command line can ask for.
+const FEATURES: [(&str, bool); 4] = [
+    ("metadata-etcd", cfg!(feature = "metadata-etcd")),
+    ("metadata-redis", cfg!(feature = "metadata-redis")),
+    ("metadata-rocksdb", cfg!(feature = "metadata-rocksdb")),
+    ("disk", cfg!(feature = "disk")),
+];
+
+/// Logs the version, and that nothing asks clients who they are.
+fn announce(config: &MasterConfig) {
+    if is_planted("silent-start") {
+        return;
+    }
+    let features: Vec<&str> = FEATURES.iter().filter(|(_, built)| *built).map(|(name, _)| *name).collect();
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        speaks = TABLE_VERSION,
+        rpc_version = MASTER_VERSION,
+        features = features.join(","),
+        "mooncake_master of mooncake-rs"
+    );
+    let is_local =
+        |host: &str| host == "localhost" || host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
+    let open = !(is_local(&config.rpc_address) && is_local(&config.metrics_host));
+    if open {
+        tracing::warn!(
+            rpc_address = config.rpc_address,
+            metrics_host = config.metrics_host,
+            "security: no authentication and no encryption; whoever reaches these ports reads, writes and removes objects (SECURITY.md)"
+        );
     }
 }
 

@@ -9,12 +9,17 @@ use super::idle_metrics::IDLE;
 use super::snapshots::Taken;
 use crate::master::{DiskStats, SegmentStats, Stats, TenantInfo};
 use crate::metrics::{Labels, Page};
+use crate::protocol::message::MASTER_VERSION;
 
 /// All metrics, as text.
 pub(super) fn text(state: &State) -> Result<Vec<u8>> {
     let mut page = Page::default();
     let stats = state.master.stats();
+    page.build();
     page.storage(&stats);
+    let watermark = (stats.capacity() as f64 * state.master.options().high_watermark) as u64;
+    let help = "Bytes in all segments from which the background evicts";
+    page.gauge("master_eviction_high_watermark_bytes", help, watermark);
     page.reads(&stats);
     page.evictions(&stats);
     page.disks(&stats.disks);
@@ -27,6 +32,11 @@ pub(super) fn text(state: &State) -> Result<Vec<u8>> {
 }
 
 impl Page {
+    fn build(&mut self) {
+        let labels: Labels<'_> = &[("version", env!("CARGO_PKG_VERSION")), ("rpc", MASTER_VERSION)];
+        self.gauges("master_build_info", "Version of the program and of its RPC, always 1", [(labels, 1)]);
+    }
+
     fn storage(&mut self, stats: &Stats) {
         self.gauge("master_allocated_bytes", "Bytes taken in all segments", stats.used());
         self.gauge("master_total_capacity_bytes", "Bytes of all segments", stats.capacity());

@@ -91,7 +91,13 @@ fn run(state: &Arc<State>, (stopped, wake): &(Mutex<bool>, Condvar), runtime: &H
         if now.since(reported) >= REPORT {
             reported = now;
             if state.config.metric_reporting {
-                tracing::info!(target: "mooncake_store::figures", "{}", super::summary::line(state));
+                let stats = state.master.stats();
+                tracing::info!(
+                    target: "mooncake_store::figures",
+                    used = stats.used(), capacity = stats.capacity(), keys = stats.keys, clients = stats.clients,
+                    evicted = stats.evicted_keys, "metrics"
+                );
+                tracing::debug!(target: "mooncake_store::figures", "{}", super::summary::line(state));
             }
             state.rates.take(now, &state.requests);
         }

@@ -55,13 +55,14 @@ struct Places {
 }
 
 impl Admin {
-    pub(super) fn new(to: &To) -> Result<Self> {
+    /// The pages at the address that is given, or at the usual port of the host of `master`.
+    pub(super) fn new(to: &To, master: &str) -> Result<Self> {
         let at = match &to.admin {
             Some(at) => at.clone(),
             None => {
-                let (host, _) = split_port(&to.master);
+                let (host, _) = split_port(master);
                 if host.is_empty() {
-                    return Err(Error::invalid(format!("--master {:?} has no host", to.master)));
+                    return Err(Error::invalid(format!("--master {master:?} has no host")));
                 }
                 join_port(host, ADMIN_PORT)
             }
@@ -108,6 +109,16 @@ impl Admin {
         Ok(body)
     }
 
+    /// Whether the master keeps tenants apart. `None` if it does not say.
+    pub(super) fn has_tenants(&self) -> Option<bool> {
+        let answer = self.agent.get(format!("http://{}/api/v1/tenant_quotas", self.at)).call().ok()?;
+        match answer.status().as_u16() {
+            200 => Some(true),
+            409 => Some(false),
+            _ => None,
+        }
+    }
+
     fn document<T: for<'a> Deserialize<'a>>(&self, path: &str) -> Result<T> {
         let page = self.page(path)?;
         serde_json::from_str(&page).map_err(|error| {
@@ -139,6 +150,14 @@ impl Admin {
     /// Values of metrics without labels, and sums of those with.
     pub(super) fn metrics(&self) -> Result<BTreeMap<String, f64>> {
         Ok(sums(&self.page("/metrics")?))
+    }
+
+    /// Version of the master's program. `None` for a master that does not tell, such as one of Mooncake C++.
+    pub(super) fn build(&self) -> Result<Option<String>> {
+        let page = self.page("/metrics")?;
+        let line = page.lines().find(|line| line.starts_with("master_build_info{"));
+        let version = line.and_then(|line| line.split_once("version=\"")?.1.split('"').next());
+        Ok(version.map(ToOwned::to_owned))
     }
 }
 

@@ -11,7 +11,7 @@ use crate::config::tool_default;
 #[derive(Clone, Debug, Parser)]
 #[command(name = "mooncake", version, subcommand_required = true, arg_required_else_help = true)]
 #[command(
-    after_help = "Examples:\n  mooncake status\n  mooncake put config.json < config.json\n  mooncake get config.json | jq .\n  mooncake top --once\n  mooncake --master 10.0.0.1:50051 doctor"
+    after_help = "Examples:\n  mooncake status\n  mooncake put config.json < config.json\n  mooncake get config.json | jq .\n  mooncake top --once\n  mooncake --master 10.0.0.1:50051 doctor\n  mooncake --master etcd://10.0.0.2:2379 status"
 )]
 pub(super) struct Args {
     #[command(flatten)]
@@ -24,9 +24,12 @@ pub(super) struct Args {
 #[derive(Clone, Debug, ClapArgs)]
 #[command(next_help_heading = "Cluster")]
 pub(super) struct To {
-    /// RPC address of the master [environment: MOONCAKE_MASTER]
-    #[arg(long, global = true, value_name = "HOST:PORT", default_value_t = tool_default("MOONCAKE_MASTER"))]
+    /// RPC address of the master, or etcd://HOST:PORT[,HOST:PORT..] for the leader of several [environment: MOONCAKE_MASTER]
+    #[arg(long, global = true, value_name = "ADDRESS", default_value_t = tool_default("MOONCAKE_MASTER"))]
     pub(super) master: String,
+    /// Cluster whose leader --master etcd://.. names [default: mooncake_cluster]
+    #[arg(long, global = true, value_name = "NAME", default_value = "", hide_default_value = true)]
+    pub(super) cluster: String,
     /// Its admin address [default: the master's host, port 9003]
     #[arg(long, global = true, value_name = "HOST:PORT")]
     pub(super) admin: Option<String>,
@@ -55,7 +58,7 @@ pub(super) enum Task {
     Top(Top),
     /// Cluster: look for what keeps it from working, and name the fix
     Doctor(Doctor),
-    /// Cluster: measure puts and gets
+    /// Cluster: measure puts and gets of keys under `mooncake-bench/`, which are removed at the end
     Bench(Bench),
     /// Objects: list keys
     Ls(Ls),
@@ -95,6 +98,9 @@ pub(super) struct Bench {
     /// Operations under way at a time
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) concurrency: u16,
+    /// Run even if the cluster evicts objects of its users to make room
+    #[arg(long)]
+    pub(super) evict: bool,
     /// Bytes that this process offers to the cluster meanwhile
     #[arg(long, default_value = "0", value_parser = size)]
     pub(super) segment: u64,
@@ -114,7 +120,7 @@ pub(super) struct Ls {
 pub(super) struct Get {
     /// The key
     pub(super) key: String,
-    /// Where to write it; standard output if absent or `-`
+    /// File to write; standard output if absent or `-`. A terminal is given text only
     #[arg(long, short)]
     pub(super) output: Option<PathBuf>,
 }
@@ -144,9 +150,12 @@ pub(super) struct Rm {
     /// All keys
     #[arg(long)]
     pub(super) all: bool,
-    /// Those with a lease too
+    /// Remove objects with a lease, too
     #[arg(long)]
     pub(super) force: bool,
+    /// Remove all keys (--all) without asking
+    #[arg(long, short)]
+    pub(super) yes: bool,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

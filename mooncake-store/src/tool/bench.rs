@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use mooncake_core::clock::{Clock, Rng, SystemClock};
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::replica::ReplicateConfig;
-use mooncake_core::{Error, Result};
+use mooncake_core::{Error, ErrorCode, Result};
 use serde_json::json;
 
+use super::admin::Admin;
 use super::args::Bench;
 use super::{Session, human, objects, say, say_json, table};
 use crate::client::{Client, PutOutcome};
@@ -30,26 +32,45 @@ enum Kind {
     Get,
 }
 
+/// Prefix of every key of every run.
+const NAMESPACE: &str = "mooncake-bench";
+/// Share of the capacity that may be taken where the master does not tell from when on it evicts.
+const USUAL_WATERMARK: f64 = 0.9;
+
 pub(super) fn run(session: &Session, args: &Bench) -> Result<()> {
     if args.size == 0 {
         return Err(Error::invalid("a value has at least one byte (--size)"));
     }
+    session.check_tenant(false)?;
+    let admin = session.admin()?;
     let client = session.join(args.segment)?;
+    if !args.evict && !is_planted("evicting-bench") {
+        objects::leaving_if_err(session, &client, room(&admin, args))?;
+    }
+    let evicted_before = evicted(&admin);
     // So that two runs do not meet, and what is left of one that was killed does not matter.
-    let prefix = format!("mooncake-bench/{:016x}", Rng::from_os().next_u64());
+    let prefix = format!("{NAMESPACE}/{:016x}", Rng::from_os().next_u64());
     let runs = session.runtime.block_on(async {
-        let put = drive(&client, args, &prefix, Kind::Put).await;
-        let get = drive(&client, args, &prefix, Kind::Get).await;
+        let both = async {
+            let put = drive(&client, args, &prefix, Kind::Put).await;
+            Some([put, drive(&client, args, &prefix, Kind::Get).await])
+        };
+        // Objects are removed after an interrupt, too.
+        let runs = tokio::select! {
+            runs = both => runs,
+            _ = tokio::signal::ctrl_c() => None,
+        };
         let keys: Vec<String> = (0..args.count).map(|n| format!("{prefix}/{n}")).collect();
         for some in keys.chunks(500) {
             if let Err(error) = client.batch_remove(some, true).await {
-                tracing::warn!("objects of this run are left behind: {error}");
+                tracing::warn!(prefix, "cannot remove the objects of this run: {error}");
             }
         }
-        [put, get]
+        runs.ok_or_else(|| Error::invalid("interrupted; the objects of this run are removed"))
     });
-    let runs = objects::leaving(session, &client, Ok(runs))?;
-    show(session, args, &runs)?;
+    let runs = objects::leaving(session, &client, runs)?;
+    let evicted = evicted(&admin).zip(evicted_before).map(|(now, before)| now.saturating_sub(before));
+    show(session, args, &runs, evicted)?;
     let failed = runs.into_iter().find_map(|run| run.why.map(|why| (run.name, run.failed, why)));
     match failed {
         Some((name, count, why)) => {
@@ -57,6 +78,42 @@ pub(super) fn run(session: &Session, args: &Bench) -> Result<()> {
         }
         None => Ok(()),
     }
+}
+
+/// Objects that the master has evicted so far.
+fn evicted(admin: &Admin) -> Option<u64> {
+    admin.metrics().ok()?.get("master_evicted_key_count").map(|count| *count as u64)
+}
+
+/// Refuses a run whose objects fit only if others are evicted.
+fn room(admin: &Admin, args: &Bench) -> Result<()> {
+    let (metrics, segments) = (admin.metrics()?, admin.segments()?);
+    let value = |name: &str| metrics.get(name).copied();
+    let capacity: u64 = segments.iter().map(|at| at.size_bytes).sum();
+    let watermark = value("master_eviction_high_watermark_bytes");
+    let limit = watermark.unwrap_or(capacity as f64 * USUAL_WATERMARK) as u64;
+    let used: u64 = segments.iter().map(|at| at.allocator_used_bytes).sum();
+    let resting = value("master_put_start_discarded_staging_size").unwrap_or(0.0) as u64;
+    let wanted = args.size.saturating_mul(args.count.into());
+    // A value lies in one segment as a whole.
+    let fitting = |free: u64| free / args.size;
+    let places: u64 =
+        segments.iter().map(|at| fitting(at.size_bytes.saturating_sub(at.allocator_used_bytes))).sum();
+    // Bytes that rest do not count for the watermark, and cannot be used yet.
+    let free = limit.saturating_sub(used.saturating_sub(resting)).min(capacity.saturating_sub(used));
+    if wanted <= free && places >= args.count.into() {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorCode::NoAvailableHandle,
+        format!(
+            "cannot run the benchmark: the cluster would evict objects of its users. wanted={} free={} segments={}; \
+             give a smaller --count or --size, offer memory with --segment, or accept evictions with --evict",
+            human(wanted),
+            human(free),
+            segments.len(),
+        ),
+    ))
 }
 
 async fn drive(client: &Client, args: &Bench, prefix: &str, kind: Kind) -> Run {
@@ -109,13 +166,13 @@ async fn one(client: &Client, key: &str, value: &Bytes, kind: Kind) -> Result<()
         Some(got) if got == *value => Ok(()),
         Some(_) => Err(Error::internal("other bytes came back than were put")),
         None => Err(Error::new(
-            mooncake_core::ErrorCode::ObjectNotFound,
+            ErrorCode::ObjectNotFound,
             "what was put is gone: the cluster has less room than the run needs (--count, --size)",
         )),
     }
 }
 
-fn show(session: &Session, args: &Bench, runs: &[Run]) -> Result<()> {
+fn show(session: &Session, args: &Bench, runs: &[Run], evicted: Option<u64>) -> Result<()> {
     let rate = |run: &Run| run.each.len() as f64 / run.took.as_secs_f64().max(1e-9);
     let micros = |run: &Run, part: f64| {
         let at = ((run.each.len() as f64 * part) as usize).min(run.each.len().saturating_sub(1));
@@ -130,7 +187,8 @@ fn show(session: &Session, args: &Bench, runs: &[Run]) -> Result<()> {
             })
         });
         return say_json(&json!({
-            "size": args.size, "concurrency": args.concurrency, "runs": rows.collect::<Vec<_>>(),
+            "size": args.size, "concurrency": args.concurrency, "evicted": evicted,
+            "runs": rows.collect::<Vec<_>>(),
         }));
     }
     say(format_args!("{} objects of {}, {} at a time", args.count, human(args.size), args.concurrency))?;
@@ -146,5 +204,12 @@ fn show(session: &Session, args: &Bench, runs: &[Run]) -> Result<()> {
             run.failed.to_string(),
         ]
     }));
-    say(table(&rows).trim_end())
+    say(table(&rows).trim_end())?;
+    match evicted {
+        Some(0) => say(format_args!("keys {NAMESPACE}/* are removed; no object was evicted during the run")),
+        Some(count) => {
+            say(format_args!("keys {NAMESPACE}/* are removed; {count} objects were evicted during the run"))
+        }
+        None => say(format_args!("keys {NAMESPACE}/* are removed")),
+    }
 }

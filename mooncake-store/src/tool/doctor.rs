@@ -157,7 +157,13 @@ fn compared(there: u64, before: u64, after: u64) -> Finding {
 
 /// The RPC port, and whether the peer's version is one that we speak with.
 fn rpc(session: &Session) -> Finding {
-    let master = &session.to.master;
+    let master = match session.leader() {
+        Ok(master) => master,
+        Err(error) => {
+            let fix = "start the masters with --enable_ha, or give the address of one (--master HOST:PORT)";
+            return Finding::bad("master", error.to_string(), fix);
+        }
+    };
     match session.master_version() {
         Ok(version) => match check_version(&version) {
             Ok(()) => Finding::good("master", format!("{master} answers, version {version}")),
@@ -212,7 +218,7 @@ fn reach(segments: &[Segment], session: &Session) -> Vec<Finding> {
     }
     let mut findings = Vec::new();
     let mut reached = 0;
-    let master_is_here = host_id(&session.to.master).is_empty();
+    let master_is_here = session.leader().is_ok_and(|master| host_id(master).is_empty());
     for at in segments.iter().take(MOST) {
         let endpoint = &at.te_endpoint;
         if host_id(endpoint).is_empty() && !master_is_here {
@@ -232,6 +238,11 @@ fn reach(segments: &[Segment], session: &Session) -> Vec<Finding> {
         } else {
             match connects(endpoint, session.to.timeout) {
                 Ok(()) => reached += 1,
+                Err(error) if is_unresolved(&error) => findings.push(Finding::bad(
+                    "segment",
+                    format!("{} at {endpoint} is not reached: {error}", at.segment_name),
+                    "DNS: the host name has no address here; give its client a name or an address that resolves (local_hostname)",
+                )),
                 Err(error) => findings.push(Finding::bad(
                     "segment",
                     format!("{} at {endpoint} is not reached: {error}", at.segment_name),
@@ -242,6 +253,12 @@ fn reach(segments: &[Segment], session: &Session) -> Vec<Finding> {
     }
     findings.push(Finding::good("segments", format!("{reached} of {} reached from here", segments.len())));
     findings
+}
+
+/// Whether the name has no address.
+fn is_unresolved(error: &std::io::Error) -> bool {
+    // The standard library has no kind of its own for what `getaddrinfo` answers.
+    error.kind() == std::io::ErrorKind::NotFound || error.to_string().contains("failed to lookup address")
 }
 
 fn connects(address: &str, timeout: Duration) -> std::io::Result<()> {

@@ -7,13 +7,16 @@ mod bench;
 mod doctor;
 mod local;
 mod objects;
+mod progress;
 mod status;
 mod top;
 
 use std::ffi::OsString;
 use std::io::Write;
+use std::sync::OnceLock;
 
 use clap::Parser;
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, ErrorCode, Result};
 use tokio::runtime::Runtime;
 use tracing_subscriber::EnvFilter;
@@ -45,7 +48,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         .enable_all()
         .build()
         .map_err(Error::from)
-        .and_then(|runtime| Session { to: args.to, runtime }.run(args.task));
+        .and_then(|runtime| Session { to: args.to, runtime, leader: OnceLock::new() }.run(args.task));
     match outcome {
         Ok(true) => 0,
         Ok(false) => 1,
@@ -67,6 +70,8 @@ fn is_broken_pipe(error: &Error) -> bool {
 struct Session {
     to: To,
     runtime: Runtime,
+    /// Address of the master, once it is known.
+    leader: OnceLock<String>,
 }
 
 impl Session {
@@ -85,21 +90,42 @@ impl Session {
     }
 
     fn admin(&self) -> Result<Admin> {
-        Admin::new(&self.to)
+        // An admin address that is given needs no leader.
+        let master = if self.to.admin.is_some() { "" } else { self.leader()? };
+        Admin::new(&self.to, master)
     }
 
-    fn remote(&self) -> RemoteMaster {
+    /// The RPC address of the master: `--master`, or that of the leader which etcd names.
+    fn leader(&self) -> Result<&str> {
+        if let Some(known) = self.leader.get() {
+            return Ok(known);
+        }
+        let found = self.runtime.block_on(async {
+            let place = crate::client::master_place(&self.to.master, &self.to.cluster)?;
+            place.now(self.to.timeout).await.map_err(|error| {
+                let hint = format!(
+                    "{} names no leader: check that address (--master) and --cluster",
+                    self.to.master
+                );
+                error.context(hint)
+            })
+        })?;
+        Ok(self.leader.get_or_init(|| found.to_string()))
+    }
+
+    fn remote(&self) -> Result<RemoteMaster> {
         let options = RpcOptions {
             connect_timeout: self.to.timeout,
             call_timeout: self.to.timeout,
             ..RpcOptions::default()
         };
-        RemoteMaster::new(self.to.master.clone(), options)
+        Ok(RemoteMaster::new(self.leader()?, options))
     }
 
     /// The master's version, or what may be wrong with the address.
     fn master_version(&self) -> Result<String> {
-        let asked = self.runtime.block_on(self.remote().version());
+        let remote = self.remote()?;
+        let asked = self.runtime.block_on(remote.version());
         asked.map_err(|error| self.explained(error))
     }
 
@@ -111,6 +137,7 @@ impl Session {
         let joined = self.runtime.block_on(
             Client::builder()
                 .master(self.to.master.as_str())
+                .cluster_id(self.to.cluster.clone())
                 .metadata(self.to.metadata.clone())
                 .local_hostname(self.to.hostname.clone())
                 .tenant(self.to.tenant.clone())
@@ -122,9 +149,28 @@ impl Session {
         joined.map_err(|error| self.explained(error))
     }
 
+    /// Notes on standard error that a tenant was named to a master that has none, because commands then see all objects. An
+    /// error for a command that removes many objects (`strict`).
+    fn check_tenant(&self, strict: bool) -> Result<()> {
+        let tenant = &self.to.tenant;
+        if tenant == crate::api::DEFAULT_TENANT || is_planted("silent-tenant") {
+            return Ok(());
+        }
+        let Ok(Some(false)) = self.admin().map(|admin| admin.has_tenants()) else { return Ok(()) };
+        let text =
+            format!("this master has no tenants (--enable_multi_tenants): --tenant {tenant} selects nothing");
+        if strict {
+            return Err(Error::invalid(format!(
+                "{text}, and every object would be removed; leave --tenant out"
+            )));
+        }
+        eprintln!("mooncake: {text}, and all objects are meant");
+        Ok(())
+    }
+
     /// Adds what a person would look at next.
     fn explained(&self, error: Error) -> Error {
-        let master = &self.to.master;
+        let master = self.leader.get().unwrap_or(&self.to.master);
         let hint = match error.code() {
             ErrorCode::RpcFail | ErrorCode::RpcTimeout if Admin::answers(master) => {
                 format!(

@@ -4,11 +4,16 @@ use mooncake_core::Result;
 use serde_json::json;
 
 use super::{Session, human, say, say_json, table};
+use crate::protocol::message::TABLE_VERSION;
 
 pub(super) fn show(session: &Session) -> Result<()> {
     let version = session.master_version()?;
     let admin = session.admin()?;
     let (segments, metrics) = (admin.segments()?, admin.metrics()?);
+    let program = match admin.build()? {
+        Some(build) => format!("mooncake-rs {build}, speaks Mooncake {TABLE_VERSION}, RPC version {version}"),
+        None => format!("Mooncake C++, RPC version {version}"),
+    };
     let value = |name: &str| metrics.get(name).copied().unwrap_or(0.0);
     let used: u64 = segments.iter().map(|at| at.allocator_used_bytes).sum();
     let capacity: u64 = segments.iter().map(|at| at.size_bytes).sum();
@@ -24,11 +29,11 @@ pub(super) fn show(session: &Session) -> Result<()> {
             })
             .collect();
         return say_json(&json!({
-            "master": session.to.master, "version": version, "keys": keys, "clients": clients,
+            "master": session.leader()?, "version": version, "program": program, "keys": keys, "clients": clients,
             "used_bytes": used, "capacity_bytes": capacity, "segments": segments,
         }));
     }
-    say(format_args!("master    {} (version {version}), admin {}", session.to.master, admin.address()))?;
+    say(format_args!("master    {} ({program}), admin {}", session.leader()?, admin.address()))?;
     say(format_args!("clients   {clients}"))?;
     say(format_args!("keys      {keys}"))?;
     say(format_args!("memory    {} of {} ({})", human(used), human(capacity), percent(used, capacity)))?;

@@ -7,12 +7,14 @@ use std::time::Duration;
 use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
 use crossterm::{cursor, execute, queue, style, terminal};
 use mooncake_core::clock::{Clock, Moment, SystemClock};
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, Result};
+use serde_json::json;
 
 use super::admin::{Admin, Segment};
 use super::args::Top;
 use super::status::percent;
-use super::{Session, human, say, table};
+use super::{Session, human, say, say_json, table};
 
 /// Cells of a bar.
 const BAR: usize = 30;
@@ -27,13 +29,22 @@ struct Look {
 pub(super) fn show(session: &Session, args: &Top) -> Result<()> {
     let (admin, clock) = (session.admin()?, SystemClock::new());
     let first = look(&admin, &clock)?;
+    let master = session.leader()?;
+    if session.to.json {
+        if !args.once && !is_planted("plain-top") {
+            return Err(Error::invalid("--json shows one look: give --once, too"));
+        }
+        if !is_planted("plain-top") {
+            return say_json(&document(master, &first));
+        }
+    }
     if args.once {
-        return say(render(&session.to.master, &first, None).trim_end());
+        return say(render(master, &first, None).trim_end());
     }
     let screen = Screen::open()?;
     let mut view = View { now: first, before: None, lost: None };
     loop {
-        screen.draw(&view.draw(&session.to.master, clock.now()))?;
+        screen.draw(&view.draw(master, clock.now()))?;
         if quits(args.interval)? {
             return Ok(());
         }
@@ -77,6 +88,38 @@ fn look(admin: &Admin, clock: &SystemClock) -> Result<Look> {
     Ok(Look { at: clock.now(), metrics: admin.metrics()?, segments: admin.segments()? })
 }
 
+/// Requests that are shown, with the metric that counts them.
+const SHOWN: [(&str, &str); 10] = [
+    ("exist", "master_exist_key_requests_total"),
+    ("exist, batches", "master_batch_exist_key_requests_total"),
+    ("get", "master_get_replica_list_requests_total"),
+    ("get, batches", "master_batch_get_replica_list_requests_total"),
+    ("put", "master_put_start_requests_total"),
+    ("put, batches", "master_batch_put_start_requests_total"),
+    ("remove", "master_remove_requests_total"),
+    ("ping", "master_ping_requests_total"),
+    ("objects evicted", "master_evicted_key_count"),
+    ("puts without room", "master_put_start_alloc_failures_total"),
+];
+
+fn document(master: &str, now: &Look) -> serde_json::Value {
+    let value = |name: &str| now.metrics.get(name).copied().unwrap_or(0.0);
+    let count = |name: &str| value(name) as u64;
+    let segments = now.segments.iter().map(|at| {
+        json!({
+            "name": at.segment_name, "status": at.status, "used_bytes": at.allocator_used_bytes, "size_bytes": at.size_bytes,
+        })
+    });
+    let totals = SHOWN.iter().map(|(_, name)| ((*name).to_owned(), json!(count(name))));
+    json!({
+        "master": master, "clients": count("master_active_clients"), "keys": count("master_key_count"),
+        "puts_in_progress": count("master_puts_in_progress"), "used_bytes": count("master_allocated_bytes"),
+        "capacity_bytes": count("master_total_capacity_bytes"), "hits": count("valid_get_nums_"),
+        "reads": count("total_get_nums_"), "totals": totals.collect::<serde_json::Map<_, _>>(),
+        "segments": segments.collect::<Vec<_>>(),
+    })
+}
+
 fn render(master: &str, now: &Look, before: Option<&Look>) -> String {
     let value = |name: &str| now.metrics.get(name).copied().unwrap_or(0.0);
     let rate = |name: &str| {
@@ -99,18 +142,7 @@ fn render(master: &str, now: &Look, before: Option<&Look>) -> String {
         percent(hits as u64, reads as u64),
     );
     let mut rows = vec![["", "total", "per second"].map(String::from).to_vec()];
-    for (shown, name) in [
-        ("exist", "master_exist_key_requests_total"),
-        ("exist, batches", "master_batch_exist_key_requests_total"),
-        ("get", "master_get_replica_list_requests_total"),
-        ("get, batches", "master_batch_get_replica_list_requests_total"),
-        ("put", "master_put_start_requests_total"),
-        ("put, batches", "master_batch_put_start_requests_total"),
-        ("remove", "master_remove_requests_total"),
-        ("ping", "master_ping_requests_total"),
-        ("objects evicted", "master_evicted_key_count"),
-        ("puts without room", "master_put_start_alloc_failures_total"),
-    ] {
+    for (shown, name) in SHOWN {
         let rate = rate(name).map_or("-".into(), |rate| format!("{rate:.1}"));
         rows.push(vec![shown.into(), value(name).to_string(), rate]);
     }

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+# ruff: noqa: E402
+from mooncake import _installation
+
+_installation.check()
+
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any

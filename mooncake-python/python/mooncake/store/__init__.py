@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+# ruff: noqa: E402
+from mooncake import _installation
+
+_installation.check()
+
+import difflib
 import operator
-from typing import Any
+from typing import Any, Self
 
 from mooncake import _environment, _log
 from mooncake._mooncake import (
@@ -48,12 +54,36 @@ del _enumeration
 _MIB = 1 << 20
 _INVALID_PARAMS = -600
 
+# Keys of the dictionary of `setup`.
+_SETTINGS = (
+    "local_hostname",
+    "metadata_server",
+    "global_segment_size",
+    "local_buffer_size",
+    "protocol",
+    "rdma_devices",
+    "master_server_addr",
+    "enable_ssd_offload",
+    "ssd_offload_path",
+    "tenant_id",
+    "enable_client_http_server",
+    "client_http_port",
+)
+
 
 class MooncakeDistributedStore(TensorCalls):
     """A member of a cluster's store. Every call may come from any thread; those that wait let others run."""
 
     def __init__(self) -> None:
         """Takes nothing; classes made from this one may."""
+
+    def __enter__(self) -> Self:
+        """The store itself, for `with`."""
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        """Closes the store."""
+        self.close()
 
     def setup(
         self,
@@ -133,11 +163,16 @@ class MooncakeDistributedStore(TensorCalls):
                 "hot_longest": hot_longest,
                 "hot_admission": hot_admission,
                 "offload_path": ssd_offload_path if enable_ssd_offload else None,
+                "allow_overcommit": _environment.allow_overcommit(),
             },
             engine,
         )
 
     def _setup_dict(self, config: dict[str, Any]) -> int:
+        for unknown in sorted(str(name) for name in config if str(name) not in _SETTINGS):
+            near = difflib.get_close_matches(unknown, _SETTINGS, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there is: {', '.join(_SETTINGS)}"
+            return self._note(_INVALID_PARAMS, f"setup: unknown key {unknown!r}; {hint}")
         texts = {str(name): str(value) for name, value in config.items() if value is not None}
         for name in ("local_hostname", "metadata_server"):
             if not texts.get(name):

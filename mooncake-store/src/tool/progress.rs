@@ -1,0 +1,69 @@
+//! A line on the terminal while a value travels.
+
+use std::io::{IsTerminal, Write};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use mooncake_core::clock::{Moment, SharedClock, SystemClock};
+
+use super::human;
+
+/// Time before the first line, and between two.
+const PERIOD: Duration = Duration::from_millis(500);
+
+/// A transfer that is shown on standard error while it lasts, if that is a terminal. Short transfers show nothing.
+pub(super) struct Progress {
+    shown: Option<(Sender<()>, JoinHandle<bool>)>,
+    clock: SharedClock,
+    begun: Moment,
+}
+
+impl Progress {
+    pub(super) fn start(title: String) -> Self {
+        let clock = SystemClock::shared();
+        let begun = clock.now();
+        let shown = std::io::stderr().is_terminal().then(|| {
+            let ((end, ended), clock) = (channel(), clock.clone());
+            (end, std::thread::spawn(move || draw(&title, &ended, &clock, begun)))
+        });
+        Self { shown, clock, begun }
+    }
+
+    /// Shows how long it took, if anything was shown.
+    pub(super) fn end(mut self, bytes: usize) {
+        if self.stop() {
+            let seconds = self.clock.now().since(self.begun).as_secs_f64().max(1e-3);
+            let rate = human((bytes as f64 / seconds) as u64);
+            eprintln!("{} in {seconds:.1} s, {rate}/s", human(bytes as u64));
+        }
+    }
+
+    /// Whether anything was shown.
+    fn stop(&mut self) -> bool {
+        let Some((end, thread)) = self.shown.take() else { return false };
+        drop(end);
+        thread.join().unwrap_or(false)
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn draw(title: &str, ended: &Receiver<()>, clock: &SharedClock, begun: Moment) -> bool {
+    let mut shown = false;
+    while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(PERIOD) {
+        let seconds = clock.now().since(begun).as_secs_f64();
+        eprint!("\rmooncake: {title}, {seconds:.1} s ");
+        // A terminal that is gone shows nothing.
+        let _ = std::io::stderr().flush();
+        shown = true;
+    }
+    if shown {
+        eprintln!();
+    }
+    shown
+}
