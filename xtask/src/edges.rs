@@ -170,6 +170,50 @@ const EDGES: &[(&str, &[Edge])] = &[
             bugs: &["tcp-gate-looks-first", "tcp-gate-does-not-wait"],
         }],
     ),
+    (
+        "traps",
+        &[
+            Edge {
+                program: "tool",
+                test: "bench_refuses_to_evict_objects_of_users",
+                bugs: &["evicting-bench"],
+            },
+            Edge {
+                program: "tool",
+                test: "rm_of_all_asks_and_tells_what_is_left",
+                bugs: &["rm-all-unasked", "silent-rm"],
+            },
+            Edge {
+                program: "tool",
+                test: "a_pattern_is_compiled_before_anything_is_asked",
+                bugs: &["pattern-unchecked"],
+            },
+            Edge { program: "tool", test: "a_tenant_without_tenants_is_named", bugs: &["silent-tenant"] },
+            Edge { program: "tool", test: "top_and_status_name_what_is_there", bugs: &["plain-top"] },
+            Edge { program: "tool", test: "terminals_get_no_binary_values", bugs: &["binary-to-tty"] },
+            Edge { program: "tool", test: "a_closed_pipe_is_no_panic", bugs: &["panic-on-broken-pipe"] },
+            Edge {
+                program: "tool",
+                test: "clients_refuse_what_cannot_work",
+                bugs: &["unresolved-name", "patient-with-http", "p2p-in-small-letters", "overcommit"],
+            },
+            Edge {
+                program: "master_process",
+                test: "a_master_that_serves_everybody_says_so",
+                bugs: &["silent-start"],
+            },
+            Edge {
+                program: "local_processes",
+                test: "an_owner_that_is_terminated_drains_first",
+                bugs: &["no-drain-on-term"],
+            },
+            Edge {
+                program: "lib mooncake_store",
+                test: "client::overcommit::tests::programs_choose_whether_memory_is_checked",
+                bugs: &["overcommit"],
+            },
+        ],
+    ),
 ];
 
 /// Longest time that one run of one test may take.

@@ -66,7 +66,7 @@ def seen(tool, member, host):
     found["rm by force"] = tool("rm", "--force", "of/tool")[0]
     found["rm of nothing"] = tool("rm", "nothing")[0]
     found["rm by a pattern"] = tool.json("rm", "--force", "--matching", "^of/")
-    found["rm of all"] = tool("rm", "--all", "--force")[:2]
+    found["rm of all"] = tool("rm", "--all", "--force", "--yes")[:2]
     found["nothing is left"] = [tool("ls")[:2], member("is_exist", "of/member")]
     found["top"] = tool("top", "--once")[0]
     return json.loads(re.sub(re.escape(host) + r":\d+", "<member>", json.dumps(found, default=repr)))
