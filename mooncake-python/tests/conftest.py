@@ -153,6 +153,7 @@ class Owner:
             "--host=127.0.0.1",
             "--global_segment_size=64MB",
             f"--ipc_socket_path={self.address}",
+            "--drain_on_term=0",
             *self.flags,
         ]
         log = self.folder / "owner.log"
