@@ -54,7 +54,7 @@ del _enumeration
 _MIB = 1 << 20
 _INVALID_PARAMS = -600
 
-# Keys of the dictionary of `setup`.
+# Keys of the dictionary of `setup`, those of Mooncake C++. `ipc_socket_path` has no effect.
 _SETTINGS = (
     "local_hostname",
     "metadata_server",
@@ -63,6 +63,7 @@ _SETTINGS = (
     "protocol",
     "rdma_devices",
     "master_server_addr",
+    "ipc_socket_path",
     "enable_ssd_offload",
     "ssd_offload_path",
     "tenant_id",
