@@ -423,7 +423,7 @@ impl ExactSizeIterator for Each {}
 
 /// What a submission comes to: ready when every operation is finished, and gives the buffer back whatever the outcome.
 ///
-/// As a future it yields the first failure. [`Ticket::results`] tells the operations apart, [`Ticket::wait`] needs no runtime.
+/// As a future it yields the first failure, a timeout before any other. [`Ticket::results`] tells the operations apart, [`Ticket::wait`] needs no runtime.
 /// Dropping it does not cancel anything and frees nothing early: the wire's shares keep the buffer.
 #[must_use = "the outcome of the transfer is in it"]
 pub struct Ticket<B> {
@@ -481,8 +481,10 @@ impl<B: Send + 'static> Future for Ticket<B> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.shared.poll(cx, self.tally.as_ref()).map(|(failures, buffer)| {
-            // Lowest operation first, so that the same failures give the same error however they raced.
-            let first = failures.into_iter().min_by_key(|(ops, _)| ops.start);
+            // A timeout first, because its bytes may still land; then the lowest operation, so that the same failures give the same error
+            // however they raced.
+            let first =
+                failures.into_iter().min_by_key(|(ops, error)| (error.kind() != ErrorKind::Timeout, ops.start));
             (first.map_or(Ok(()), |(_, error)| Err(error)), buffer)
         })
     }

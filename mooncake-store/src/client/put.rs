@@ -381,7 +381,7 @@ impl Attempt {
     }
 
     /// As [`Attempt::revoke`], again and again while the master does not answer, and as long as it makes sense.
-    async fn revoke_until_heard<T: Transport>(&self, client: &Inner<T>, keys: &[&[u8]]) -> bool {
+    pub(super) async fn revoke_until_heard<T: Transport>(&self, client: &Inner<T>, keys: &[&[u8]]) -> bool {
         while !self.revoke(client, keys, &client.deadline()).await {
             if client.usable().is_err() || client.config.clock.now().since(self.asked) > OURS_FOR {
                 return false;

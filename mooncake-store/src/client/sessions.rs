@@ -1,16 +1,18 @@
 //! Writing objects in parts: space first, then any ranges of it in any order, then all of it readable at once.
 
+mod written;
+
 use std::collections::HashSet;
-use std::ops::Range;
+use std::sync::Arc;
 
 use mooncake_core::clock::Moment;
 use mooncake_core::ids::ObjectKey;
 use mooncake_core::replica::{MemoryLocation, Replica, ReplicaType, ReplicateConfig};
-use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::engine::Request;
 use mooncake_transport::{Slice, Transport};
-use parking_lot::Mutex;
 
+use self::written::{Flight, Written};
 use super::metrics::Operation;
 use super::put::{Attempt, OURS_FOR, of_some};
 use super::room::{Room, may_come, too_large};
@@ -24,8 +26,8 @@ pub struct Reservation {
     size: u64,
     replicas: Vec<MemoryLocation>,
     attempt: Attempt,
-    /// Ranges that were to be written, and were not.
-    missing: Mutex<Vec<Range<u64>>>,
+    /// Shared with the tasks that wait for the transfers of dropped calls.
+    written: Arc<Written>,
 }
 
 impl Reservation {
@@ -39,18 +41,10 @@ impl Reservation {
         self.size
     }
 
-    /// Whether a range that was to be written was not, nor later.
+    /// Whether [`Client::commit`] would refuse the object: a write of it is under way, a range of it was not written since a write of
+    /// that range failed or was dropped, or a write timed out and may still land.
     pub fn is_incomplete(&self) -> bool {
-        !self.missing.lock().is_empty()
-    }
-
-    fn written(&self, range: Range<u64>, outcome: &Result<()>) {
-        match outcome {
-            Ok(()) => self.missing.lock().retain(|lost| lost.start < range.start || lost.end > range.end),
-            // Nobody could have meant that.
-            Err(error) if error.kind() == ErrorKind::Invalid => {}
-            Err(_) => self.missing.lock().push(range),
-        }
+        self.written.is_incomplete()
     }
 }
 
@@ -91,8 +85,13 @@ impl<T: Transport> Client<T> {
                     Error::internal("the master granted no memory to write to").context(shown(put.key))
                 );
             }
-            let missing = Mutex::default();
-            Ok(Reservation { key: put.key.to_vec(), size: put.len, replicas, attempt, missing })
+            Ok(Reservation {
+                key: put.key.to_vec(),
+                size: put.len,
+                replicas,
+                attempt,
+                written: Arc::default(),
+            })
         };
         let mut room = Room::new(inner, &deadline);
         let mut named = HashSet::with_capacity(puts.len());
@@ -132,9 +131,13 @@ impl<T: Transport> Client<T> {
 
     /// Writes ranges of reserved objects to every replica of theirs, each range for itself.
     ///
+    /// Dropping the future does not stop transfers that have begun. Its ranges count as not written, and the objects cannot be committed
+    /// before these transfers have ended and the ranges are written again.
+    ///
     /// # Errors
     /// `INVALID_PARAMS` for a range outside its object, `UNAVAILABLE_IN_CURRENT_STATUS` for a reservation so old that the master may
-    /// have taken it back, and whatever keeps the bytes from landing.
+    /// have taken it back or that was committed or given back, and whatever keeps the bytes from landing. After a timeout
+    /// (`RPC_TIMEOUT`) the bytes may still land, so the object cannot be committed any more.
     pub async fn write_ranges(&self, writes: Vec<RangeWrite<'_, T>>) -> Vec<Result<()>> {
         let inner = &self.inner;
         let mut counting = inner.counting(Operation::BatchPutFromMultiBufferRanges);
@@ -142,6 +145,8 @@ impl<T: Transport> Client<T> {
         let now = inner.config.clock.now();
         let mut outcomes: Vec<Result<()>> =
             writes.iter().map(|write| write.check(inner.usable(), now)).collect();
+        // Before the first await, so that a dropped future leaves its ranges unwritten.
+        let mut flight = Flight::begin(inner, &writes, &mut outcomes);
         let mut endpoints: Vec<String> = Vec::new();
         let mut posting = Vec::new();
         for (i, write) in writes.iter().enumerate().filter(|(i, _)| outcomes[*i].is_ok()) {
@@ -155,7 +160,7 @@ impl<T: Transport> Client<T> {
         }
         let peers = inner.reach_all(&endpoints, &deadline).await;
         posting.sort_by_key(|(peer, ..)| *peer);
-        let (mut of, mut requests) = (Vec::new(), Vec::new());
+        let (mut of, mut requests) = (Vec::with_capacity(posting.len()), Vec::with_capacity(posting.len()));
         for (peer, i, remote, from) in posting {
             match &peers[peer] {
                 Ok(target) => {
@@ -167,21 +172,19 @@ impl<T: Transport> Client<T> {
         }
         let landing = deadline.portion(15, 16);
         let (since, mut bytes) = (counting.moving(), 0);
-        let results = match requests.is_empty() {
-            true => Vec::new(),
-            false => inner.engine.post_write(requests, Some(landing)).results().await.0,
-        };
-        for ((peer, i), result) in of.into_iter().zip(results) {
+        if !requests.is_empty() {
+            flight.post(of, inner.engine.post_write(requests, Some(landing)).results());
+        }
+        for ((peer, i), result) in flight.landed().await {
             inner.note(&endpoints[peer], &result);
+            flight.note(i, &result);
             bytes += if result.is_ok() { writes[i].from.len() as u64 } else { 0 };
             if result.is_err() && outcomes[i].is_ok() {
                 outcomes[i] = result.map_err(|error| error.context(shown(&writes[i].object.key)));
             }
         }
         counting.moved(since, bytes);
-        for (outcome, write) in outcomes.iter().zip(&writes) {
-            write.object.written(write.offset..write.offset.saturating_add(write.from.len() as u64), outcome);
-        }
+        flight.end(&outcomes);
         outcomes.iter().zip(&writes).for_each(|(outcome, write)| counting.part(outcome, write.from.len()));
         counting.end();
         outcomes
@@ -191,7 +194,7 @@ impl<T: Transport> Client<T> {
     ///
     /// # Errors
     /// The outer one means that nothing is known of any. `UNAVAILABLE_IN_CURRENT_STATUS` for a reservation which the master may have taken back, and
-    /// for one of which a range could not be written; that may be written again, or given back.
+    /// for one that is [incomplete](Reservation::is_incomplete). A range that failed may be written again; after a timeout the object can only be given back.
     pub async fn commit(&self, objects: &[&Reservation]) -> Result<Vec<Result<()>>> {
         let inner = &self.inner;
         inner.usable()?;
@@ -199,11 +202,9 @@ impl<T: Transport> Client<T> {
         let mut outcomes: Vec<Option<Result<()>>> = objects.iter().map(|_| None).collect();
         for (attempt, mut of) in by_attempt(objects) {
             of.retain(|&i| {
-                let complete = !objects[i].is_incomplete();
-                if !complete {
-                    outcomes[i] = Some(Err(incomplete(&objects[i].key)));
-                }
-                complete
+                let closed = objects[i].written.close_if_complete();
+                outcomes[i] = closed.map_err(|why| refused(&objects[i].key, why)).err().map(Err);
+                outcomes[i].is_none()
             });
             if of.is_empty() {
                 continue;
@@ -225,14 +226,20 @@ impl<T: Transport> Client<T> {
         Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(lost)).collect())
     }
 
-    /// Gives the space of reserved objects back, unless they are so old that the keys may be somebody else's by now. Nothing
-    /// may be under way to them; whether the master has it.
+    /// Gives the space of reserved objects back and returns whether the master has all of it. Nothing can be written to them afterwards.
+    ///
+    /// Space that a timed-out write may still land in stays granted until the master takes it back in its own time. Space that a dropped
+    /// call still writes to is given back in the background when that has ended. Objects so old that their keys may be another
+    /// writer's by now are left alone.
     pub async fn give_back(&self, objects: &[&Reservation]) -> bool {
         let deadline = self.inner.deadline();
         let mut all = true;
         for (attempt, of) in by_attempt(objects) {
-            let keys: Vec<&[u8]> = of.into_iter().map(|i| objects[i].key()).collect();
-            all &= attempt.revoke(&self.inner, &keys, &deadline).await;
+            let asked = of.len();
+            let free = of.into_iter().map(|i| objects[i]).filter(|object| object.written.give_up());
+            let keys: Vec<&[u8]> = free.map(Reservation::key).collect();
+            all &= keys.len() == asked;
+            all &= keys.is_empty() || attempt.revoke(&self.inner, &keys, &deadline).await;
         }
         all
     }
@@ -258,8 +265,8 @@ fn too_old(key: &[u8]) -> Error {
     .context(shown(key))
 }
 
-fn incomplete(key: &[u8]) -> Error {
-    Error::new(ErrorCode::UnavailableInCurrentStatus, "a part of it could not be written").context(shown(key))
+fn refused(key: &[u8], why: &'static str) -> Error {
+    Error::new(ErrorCode::UnavailableInCurrentStatus, why).context(shown(key))
 }
 
 impl<T: Transport> RangeWrite<'_, T> {

@@ -17,9 +17,9 @@ use crate::support::{eventually, value};
 pub(crate) type Wire = Faulty<Loopback>;
 
 pub(crate) struct World {
-    clock: Arc<ManualClock>,
+    pub(crate) clock: Arc<ManualClock>,
     net: LoopbackNet,
-    master: Arc<Master>,
+    pub(crate) master: Arc<Master>,
 }
 
 impl World {
@@ -73,7 +73,7 @@ pub(crate) async fn locate<const N: usize>(client: &Client<Wire>, keys: [&str; N
     keys.map(|_| located.next().unwrap().unwrap().unwrap())
 }
 
-fn at(member: &Client<Wire>) -> ReplicateConfig {
+pub(crate) fn at(member: &Client<Wire>) -> ReplicateConfig {
     ReplicateConfig { preferred_segment: member.hostname().into(), ..ReplicateConfig::default() }
 }
 

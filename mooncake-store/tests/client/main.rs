@@ -27,6 +27,7 @@ mod room;
 #[cfg(all(feature = "transport-shm", feature = "transport-tcp"))]
 mod same_host;
 mod scenarios;
+mod sessions;
 #[cfg(feature = "transport-tcp")]
 mod shared_engine;
 mod support;

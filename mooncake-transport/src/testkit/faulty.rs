@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::segment::SegmentDesc;
-use crate::ticket::Completion;
-use crate::transport::{Access, Capabilities, Op, Protocol, Transport};
+use crate::ticket::{Completion, ticket};
+use crate::transport::{Access, Capabilities, Op, Opcode, Protocol, Transport};
 
 /// What can go wrong with one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,12 +28,16 @@ pub enum Fault {
     LoseAnswer,
     /// It is held until [`Faulty::release`], and then runs as if nothing had happened.
     Delay,
+    /// It is reported as timed out at once. A write is held until [`Faulty::release`], and its bytes land then; a read is over.
+    /// Only for wires that send from memory that is not registered.
+    LandLate,
 }
 
 /// How often each fault happens, in operations per thousand.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     rates: Vec<(Fault, u16)>,
+    turns: VecDeque<Fault>,
 }
 
 impl Faults {
@@ -49,7 +53,17 @@ impl Faults {
         self
     }
 
-    fn pick(&self, rng: &mut Rng) -> Option<Fault> {
+    /// Adds a fault of one operation: the first call is for the next operation, the second for the one after it.
+    #[must_use]
+    pub fn next(mut self, fault: Fault) -> Self {
+        self.turns.push_back(fault);
+        self
+    }
+
+    fn pick(&mut self, rng: &mut Rng) -> Option<Fault> {
+        if let Some(fault) = self.turns.pop_front() {
+            return Some(fault);
+        }
         let mut roll = rng.below(1000);
         for (fault, rate) in &self.rates {
             match roll.checked_sub(u64::from(*rate)) {
@@ -144,6 +158,22 @@ impl<T: Transport> Faulty<T> {
         self.state.lock().held.push_back(Held { peer: peer.clone(), op, _key: key, done });
     }
 
+    /// Keeps a copy of the bytes of a write, as buffers of a network do.
+    fn hold_copy(&self, peer: &T::Peer, op: &Op<'_, T::Registration>) {
+        // SAFETY: the local bytes of an operation may be read until its completion is finished, and it is not.
+        let local = unsafe { std::slice::from_raw_parts(op.local().ptr.as_ptr(), op.len()) };
+        let mut bytes: Box<[u8]> = local.into();
+        let Some(ptr) = std::ptr::NonNull::new(bytes.as_mut_ptr()) else { return };
+        let (done, _) = ticket(bytes, 1, None);
+        let key: Box<[u8]> = op.key().into();
+        // SAFETY: the box's bytes stay where they are, and it is kept beside the op.
+        let key_ref: &'static [u8] = unsafe { &*std::ptr::from_ref(&*key) };
+        let local = MemorySpan { ptr, ..op.local() };
+        // SAFETY: the completion keeps the bytes, and the op runs, or is dropped, before it.
+        let op = unsafe { Op::new(op.opcode(), None, local, op.remote(), key_ref) };
+        self.state.lock().held.push_back(Held { peer: peer.clone(), op, _key: key, done });
+    }
+
     fn one(&self, peer: &T::Peer, op: Op<'_, T::Registration>, mut done: Completion) {
         let pass = |op, done| self.inner.submit(peer, std::iter::once(op), done);
         match self.pick() {
@@ -160,6 +190,12 @@ impl<T: Transport> Faulty<T> {
                     pass(part, done.share());
                 }
                 done.finish(Err(injected(ErrorCode::TransferFail, "cut in the middle")));
+            }
+            Some(Fault::LandLate) => {
+                if op.opcode() == Opcode::Write {
+                    self.hold_copy(peer, &op);
+                }
+                done.finish(Err(injected(ErrorCode::RpcTimeout, "late")));
             }
             Some(Fault::LoseAnswer) => {
                 pass(op, done.share());

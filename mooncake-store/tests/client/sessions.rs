@@ -1,0 +1,168 @@
+//! Write sessions whose calls are dropped, or time out and land later.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use mooncake_core::ErrorCode;
+use mooncake_core::ids::{ClientId, Uuid};
+use mooncake_core::replica::ReplicateConfig;
+use mooncake_store::api::WriteMode;
+use mooncake_store::client::{Client, PutOutcome, RangeWrite, Reservation};
+use mooncake_store::master::{MasterOptions, Put};
+use mooncake_store::protocol::wire::TaskStatus;
+use mooncake_transport::testkit::{Fault, Faults};
+
+use crate::faults::{Wire, World, always, at};
+use crate::support::{eventually, value};
+
+/// Length of each object, and of the whole segment of the owner.
+const LEN: usize = 4096;
+
+async fn reserve(client: &Client<Wire>, key: &str) -> Reservation {
+    client.reserve(&[(key, LEN as u64)], &ReplicateConfig::default()).await.unwrap().remove(0).unwrap()
+}
+
+/// A write of the whole object.
+fn all<'a>(client: &Client<Wire>, object: &'a Reservation, seed: u64) -> Vec<RangeWrite<'a, Wire>> {
+    let mut from = client.alloc_registered(LEN).unwrap().exclusive().unwrap();
+    from.copy_from(0, &value(seed, LEN)).unwrap();
+    vec![RangeWrite { object, offset: 0, from: from.into_shared() }]
+}
+
+async fn commit(client: &Client<Wire>, object: &Reservation) -> Result<(), ErrorCode> {
+    client.commit(&[object]).await.unwrap().remove(0).map_err(|error| error.code())
+}
+
+/// Begins a write and drops it while its bytes are under way.
+async fn drop_a_write(world: &World, client: &Client<Wire>, wire: &Wire, object: &Reservation, seed: u64) {
+    wire.set(always(Fault::Delay));
+    {
+        let mut write = pin!(client.write_ranges(all(client, object, seed)));
+        for _ in 0..100 {
+            assert!(poll_fn(|cx| Poll::Ready(write.as_mut().poll(cx).is_pending())).await);
+            if wire.held() == 1 {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        world.held(wire, 1).await;
+    }
+    wire.set(Faults::none());
+}
+
+#[tokio::test]
+async fn a_dropped_write_is_not_committed() {
+    let world = World::new(MasterOptions::default());
+    let (_owner, _) = world.member(1 << 20).await;
+    let (writer, wire) = world.member(0).await;
+    let object = reserve(&writer, "k").await;
+    drop_a_write(&world, &writer, &wire, &object, 1).await;
+    let refused = Err(ErrorCode::UnavailableInCurrentStatus);
+    assert_eq!(commit(&writer, &object).await, refused, "nothing has landed");
+    // A second write of the range succeeds before the bytes of the first one land.
+    writer.write_ranges(all(&writer, &object, 2)).await.remove(0).unwrap();
+    assert_eq!(commit(&writer, &object).await, refused, "the first write may still overwrite the second one");
+    assert_eq!(writer.get("k").await.unwrap(), None);
+    assert_eq!(wire.release(1), 1);
+    eventually("the dropped write has ended", async || {
+        writer.write_ranges(all(&writer, &object, 3)).await.remove(0).unwrap();
+        !object.is_incomplete()
+    })
+    .await;
+    assert_eq!(commit(&writer, &object).await, Ok(()));
+    assert_eq!(writer.get("k").await.unwrap().unwrap(), value(3, LEN));
+    // A readable object cannot be written any more.
+    let late = writer.write_ranges(all(&writer, &object, 4)).await.remove(0);
+    assert_eq!(late.unwrap_err().code(), ErrorCode::UnavailableInCurrentStatus);
+    assert_eq!(writer.get("k").await.unwrap().unwrap(), value(3, LEN));
+}
+
+#[tokio::test]
+async fn a_write_that_was_never_sent_is_not_committed() {
+    let world = World::new(MasterOptions::default());
+    let (_owner, _) = world.member(1 << 20).await;
+    let (writer, _) = world.member(0).await;
+    let object = reserve(&writer, "k").await;
+    // A future that is created and never polled has written nothing and says nothing of its ranges.
+    drop(writer.write_ranges(all(&writer, &object, 1)));
+    assert!(!object.is_incomplete());
+    writer.write_ranges(all(&writer, &object, 2)).await.remove(0).unwrap();
+    assert_eq!(commit(&writer, &object).await, Ok(()));
+    assert_eq!(writer.get("k").await.unwrap().unwrap(), value(2, LEN));
+}
+
+/// Whether the master grants space for another object. Time passes before that: longer than revoked space rests, and shorter than a grant lasts.
+async fn grants_another(world: &World, members: &[&Client<Wire>]) -> bool {
+    for _ in 0..2 {
+        world.clock.advance(Duration::from_secs(6));
+        for member in members {
+            member.is_healthy().await;
+        }
+    }
+    world.master.tick();
+    let (config, writer) = (ReplicateConfig::default(), ClientId(Uuid::new(9, 9)).into());
+    let put =
+        Put { writer, mode: WriteMode::Put, key: b"other", len: LEN as u64, config: &config, group: "" };
+    world.master.put_start(&put).is_ok()
+}
+
+#[tokio::test]
+async fn space_of_a_write_that_timed_out_is_not_revoked() {
+    let world = World::new(MasterOptions::default());
+    let (owner, _) = world.member(LEN as u64).await;
+    let (writer, wire) = world.member(0).await;
+    let object = reserve(&writer, "k").await;
+    wire.set(always(Fault::LandLate));
+    let outcome = writer.write_ranges(all(&writer, &object, 1)).await.remove(0);
+    assert_eq!(outcome.unwrap_err().code(), ErrorCode::RpcTimeout);
+    wire.set(Faults::none());
+    // A member that timed out is left alone for a moment.
+    world.clock.advance(Duration::from_secs(2));
+    // The late bytes would change the value, even if the range is written again.
+    writer.write_ranges(all(&writer, &object, 2)).await.remove(0).unwrap();
+    assert_eq!(commit(&writer, &object).await, Err(ErrorCode::UnavailableInCurrentStatus));
+    assert!(!writer.give_back(&[&object]).await);
+    assert!(!grants_another(&world, &[&owner]).await, "late bytes may land in another object");
+    assert_eq!(wire.release(1), 1);
+    // The master takes it back in its own time.
+    for _ in 0..70 {
+        world.clock.advance(Duration::from_secs(9));
+        owner.is_healthy().await;
+        world.master.tick();
+    }
+    assert_eq!(world.master.stats().writing, 0);
+    assert_eq!(owner.put("k", value(3, LEN)).await.unwrap(), PutOutcome::Stored);
+}
+
+#[tokio::test]
+async fn space_of_a_dropped_write_is_revoked_once_it_has_landed() {
+    let world = World::new(MasterOptions::default());
+    let (_owner, _) = world.member(LEN as u64).await;
+    let (writer, wire) = world.member(0).await;
+    let object = reserve(&writer, "k").await;
+    drop_a_write(&world, &writer, &wire, &object, 1).await;
+    assert!(!writer.give_back(&[&object]).await, "its bytes are under way");
+    assert_eq!(world.master.stats().writing, 1);
+    assert_eq!(wire.release(1), 1);
+    eventually("the space is given back", async || world.master.stats().writing == 0).await;
+    let late = writer.write_ranges(all(&writer, &object, 2)).await.remove(0);
+    assert_eq!(late.unwrap_err().code(), ErrorCode::UnavailableInCurrentStatus);
+}
+
+/// One target fails at once, the other one is late: the space of both may still be written.
+#[tokio::test]
+async fn space_of_a_copy_is_not_revoked_while_one_of_its_writes_may_land() {
+    let world = World::new(MasterOptions::default());
+    let (source, wire) = world.member(LEN as u64).await;
+    let (one, _) = world.member(LEN as u64).await;
+    let (two, _) = world.member(LEN as u64).await;
+    source.put_with("k", value(1, LEN), &at(&source)).await.unwrap();
+    // The probes whether the targets answer are late, too, until all is released.
+    wire.set(always(Fault::LandLate).next(Fault::Fail).next(Fault::LandLate));
+    let task = source.copy_task("k", &[one.hostname(), two.hostname()]).await.unwrap();
+    eventually("the copy fails", async || source.task(task).await.unwrap().status == TaskStatus::Failed).await;
+    assert_eq!(wire.held(), 1);
+    assert!(!grants_another(&world, &[&source, &one, &two]).await, "late bytes may land in another object");
+}
