@@ -92,6 +92,22 @@ fn uptime() -> Duration {
     FIRST.get_or_init(std::time::Instant::now).elapsed()
 }
 
+/// Processor time that the calling thread has used, in the kernel too. Zero where it is not known.
+#[cfg(all(target_os = "linux", not(miri)))]
+#[allow(unsafe_code)]
+pub fn thread_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel fills the struct in, or leaves it at zero.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Processor time that the calling thread has used, in the kernel too. Zero where it is not known.
+#[cfg(not(all(target_os = "linux", not(miri))))]
+pub fn thread_time() -> Duration {
+    Duration::ZERO
+}
+
 /// A clock that moves only when told to.
 #[derive(Debug)]
 pub struct ManualClock {

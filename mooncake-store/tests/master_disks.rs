@@ -4,11 +4,13 @@ mod master_support;
 
 use master_support::{KIB, MIB, Rig, client, endpoint};
 use mooncake_core::ErrorCode::{self, *};
+use mooncake_core::alloc::Extent;
+use mooncake_core::ids::{SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaLocation};
 use mooncake_store::master::{
     DiskOptions, DiskStats, MasterOptions, Placement, PromotionOptions, TenantQuota,
 };
-use mooncake_store::protocol::wire::{DiskWork, OffloadItem, StoredAt};
+use mooncake_store::protocol::wire::{DiskWork, OffloadItem, StoredAt, StoredReplica};
 
 trait Disks {
     fn with_disks(disks: DiskOptions) -> Rig {
@@ -132,6 +134,51 @@ fn what_a_disk_is_written_from_is_not_used_again_meanwhile() {
     rig.put(9, "second", 600 * KIB).unwrap();
     rig.report(1, "k", 600 * 1024);
     assert!(!rig.exists("k"), "too late: what was written may be anything by now");
+}
+
+/// An upsert that finds no other room writes over the old value, but not while the owner of a disk may be reading it.
+#[test]
+fn an_upsert_in_place_waits_for_the_disk_that_reads_the_value() {
+    let rig = eager();
+    rig.put(9, "k", 600 * KIB).unwrap();
+    assert_eq!(rig.work(1), ["k"]);
+    rig.alive_for(61.0);
+    assert_eq!(rig.upsert(9, "k", 600 * KIB), Err(NoAvailableHandle), "it is being written to a disk");
+    rig.report(1, "k", 600 * 1024);
+    rig.upsert(9, "k", 600 * KIB).unwrap();
+}
+
+/// The same when a newer value is announced: the space of the older one rests until the disk's owner cannot be reading it.
+#[test]
+fn space_of_a_value_that_an_announced_one_replaces_waits_for_its_disk() {
+    let rig = Rig::with_disks(DiskOptions { on_evict: true, ..DiskOptions::default() });
+    let stored = |number: u64, segment: u64| StoredReplica {
+        segment: SegmentId(Uuid::new(2, segment)),
+        offset: 0,
+        key: b"k".to_vec(),
+        group: String::new(),
+        writer: client(9),
+        len: 600 * KIB,
+        checksum: None,
+        hard_pin: false,
+        soft_pin_ms: 0,
+        epoch: 1,
+        number,
+    };
+    for who in [1, 2] {
+        let segment = master_support::segment(who, MIB);
+        rig.master.mount_kept(client(who), &segment).unwrap();
+        let extent = Extent { offset: 0, len: 600 * KIB };
+        rig.master.keep(client(who), segment.id, &[extent], true).unwrap();
+        rig.offer(who);
+    }
+    rig.master.announce(client(1), &stored(1, 1)).unwrap();
+    assert_eq!(rig.start(9, "second", 600 * KIB), Err(NoAvailableHandle), "it is to be written first");
+    rig.alive_for(0.1);
+    assert_eq!(rig.work(1), ["k"]);
+    rig.master.announce(client(2), &stored(2, 2)).unwrap();
+    rig.alive_for(1.0);
+    assert_eq!(rig.start(9, "second", 600 * KIB), Err(NoAvailableHandle), "the disk's owner may be reading");
 }
 
 #[test]

@@ -483,8 +483,9 @@ impl<B: Send + 'static> Future for Ticket<B> {
         self.shared.poll(cx, self.tally.as_ref()).map(|(failures, buffer)| {
             // A timeout first, because its bytes may still land; then the lowest operation, so that the same failures give the same error
             // however they raced.
-            let first =
-                failures.into_iter().min_by_key(|(ops, error)| (error.kind() != ErrorKind::Timeout, ops.start));
+            let first = failures
+                .into_iter()
+                .min_by_key(|(ops, error)| (error.kind() != ErrorKind::Timeout, ops.start));
             (first.map_or(Ok(()), |(_, error)| Err(error)), buffer)
         })
     }

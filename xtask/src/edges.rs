@@ -39,6 +39,55 @@ const EDGES: &[(&str, &[Edge])] = &[
                 program: "calls",
                 test: "closing_waits_for_transfers_however_often_it_is_given_up",
                 bugs: &["closing-again-does-not-wait-for-transfers"],
+        "B",
+        &[Edge {
+            program: "client",
+            test: "sessions::a_dropped_write_is_not_committed",
+            bugs: &["session-forgets-dropped-writes"],
+        }],
+    ),
+    (
+        "C",
+        &[
+            Edge {
+                program: "client",
+                test: "sessions::space_of_a_write_that_timed_out_is_not_revoked",
+                bugs: &["session-ignores-late-writes"],
+            },
+            Edge {
+                program: "client",
+                test: "sessions::space_of_a_dropped_write_is_revoked_once_it_has_landed",
+                bugs: &["session-ignores-late-writes"],
+            },
+            Edge {
+                program: "client",
+                test: "sessions::space_of_a_copy_is_not_revoked_while_one_of_its_writes_may_land",
+                bugs: &["copy-hides-late-writes"],
+            },
+        ],
+    ),
+    (
+        "J",
+        &[
+            Edge {
+                program: "lib mooncake_store",
+                test: "server::ticker::tests::a_stop_at_any_point_of_a_turn_expires_nobody",
+                bugs: &["ticker-measures-sleep-only"],
+            },
+            Edge {
+                program: "master_disks",
+                test: "an_upsert_in_place_waits_for_the_disk_that_reads_the_value",
+                bugs: &["upsert-ignores-disk-promises"],
+            },
+            Edge {
+                program: "master_disks",
+                test: "space_of_a_value_that_an_announced_one_replaces_waits_for_its_disk",
+                bugs: &["announcement-ignores-disk-promises"],
+            },
+            Edge {
+                program: "client",
+                test: "lossy::objects_outlive_masters_after_two_restarts_during_one_remount",
+                bugs: &["inventory-keeps-the-dead-epoch"],
             },
         ],
     ),

@@ -108,8 +108,10 @@ impl Beat {
             client.offer_disk_again();
         }
         // A question that fails is asked again; it takes nothing from the client's being alive.
-        if let Err(error) = client.take_inventory(&deadline).await {
-            tracing::debug!(client = %client.id, "no inventory: {error}");
+        match client.take_inventory(&deadline).await {
+            Ok(false) => {}
+            Ok(true) => client.mount_anew(&deadline).await?,
+            Err(error) => tracing::debug!(client = %client.id, "no inventory: {error}"),
         }
         // The master has heard of this client: that it has no time for the rest is no sign that it is away.
         if let Err(error) = client.take_tasks(&deadline).await {

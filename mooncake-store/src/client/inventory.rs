@@ -50,6 +50,8 @@ const GRAIN: u64 = 64;
 pub(super) struct Inventory {
     /// The master that told it; `None` before the first has, and when it keeps none.
     epoch: Option<u64>,
+    /// Another master that was asked since.
+    met: Option<u64>,
     /// Number of the last change heard of.
     heard: u64,
     entries: HashMap<ReplicaId, Entry>,
@@ -178,7 +180,7 @@ impl Inventory {
         self.unseen.clear();
         self.summed.clear();
         (self.fresh, self.unheard) = (0, 0);
-        self.epoch = Some(epoch);
+        (self.epoch, self.met) = (Some(epoch), None);
         same
     }
 
@@ -318,23 +320,27 @@ impl<T: Transport> Inner<T> {
         Ok(())
     }
 
-    /// Hears what came and went, and sums up what is new.
-    pub(super) async fn take_inventory(&self, deadline: &Deadline) -> Result<()> {
+    /// Hears what came and went, and sums up what is new. Returns whether the segments must be mounted anew.
+    ///
+    /// A master that does not know this client says so to the next ping, and everything is mounted again. One that was asked twice and
+    /// knows this client all the same was told of the segments while they were being mounted at the master before it, and so without a
+    /// list of their objects.
+    pub(super) async fn take_inventory(&self, deadline: &Deadline) -> Result<bool> {
         let mut inventory = self.inventory.lock().await;
-        let Some(epoch) = inventory.epoch else { return Ok(()) };
+        let Some(epoch) = inventory.epoch else { return Ok(false) };
         // To hear of what it was just told can wait until all of it is served, or the master holds much for us.
         let fresh = std::mem::take(&mut inventory.fresh);
         inventory.unheard += fresh;
         if fresh > 0 && inventory.unheard < MOST_UNHEARD && self.is_announcing() {
-            return Ok(());
+            return Ok(false);
         }
         inventory.unheard = 0;
         loop {
             let asked = self.master.inventory(self.id, inventory.heard);
             let page = deadline.bound("asking for the inventory", asked).await?;
             if page.epoch != epoch {
-                // Another master: the next ping finds out, and everything is mounted again.
-                return Ok(());
+                let again = inventory.met.replace(page.epoch) == Some(page.epoch);
+                return Ok(again && !is_planted("inventory-keeps-the-dead-epoch"));
             }
             let whole = page.whole;
             inventory.apply(page, self.config.clock.now());
@@ -345,7 +351,7 @@ impl<T: Transport> Inner<T> {
         inventory.heard_all();
         inventory.seal();
         inventory.note();
-        self.sum_up(&mut inventory).await
+        self.sum_up(&mut inventory).await.map(|()| false)
     }
 
     /// Sums up what has not been, for a short time.

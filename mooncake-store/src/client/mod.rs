@@ -231,7 +231,7 @@ impl<T: Transport> Client<T> {
         self.inner.moving.lock().clear();
         for id in self.segments() {
             if self.inner.segments.lock().iter().any(|mounted| mounted.id() == id && mounted.is_lasting()) {
-                outcome = outcome.and(self.inner.take_inventory(&deadline).await);
+                outcome = outcome.and(self.inner.take_inventory(&deadline).await.map(drop));
                 mount::drop_region(self.inner.take(id)).await?;
                 continue;
             }

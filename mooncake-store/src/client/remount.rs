@@ -9,10 +9,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mooncake_core::Result;
 use mooncake_core::ids::SegmentId;
 use mooncake_core::memory::AddressHole;
 use mooncake_core::replica::Segment;
+use mooncake_core::{ErrorKind, Result};
 use mooncake_transport::Transport;
 use mooncake_transport::handshake::HandshakeConfig;
 
@@ -34,6 +34,29 @@ impl<T: Transport> Inner<T> {
     pub(super) async fn remount(self: &Arc<Self>, forgotten: bool, deadline: &Deadline) -> Result<()> {
         let _changing = self.changing(deadline).await?;
         if forgotten { self.remount_listed(deadline).await } else { self.offer_listed(deadline).await }
+    }
+
+    /// Takes everything from a master that keeps no list of its objects, and mounts it again with those of before.
+    pub(super) async fn mount_anew(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
+        let _changing = self.changing(deadline).await?;
+        let ids: Vec<_> = {
+            let mut segments = self.segments.lock();
+            let staying = segments.iter_mut().filter(|mounted| !mounted.leaving);
+            // Until they are mounted, should this fail or be dropped.
+            staying
+                .map(|mounted| {
+                    mounted.confirmed = false;
+                    mounted.id()
+                })
+                .collect()
+        };
+        for id in ids {
+            match deadline.bound("unmounting", self.master.unmount(self.id, id)).await {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        self.remount_listed(deadline).await
     }
 
     pub(super) async fn remount_listed(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {

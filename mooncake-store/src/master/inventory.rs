@@ -10,6 +10,7 @@ use std::sync::Arc;
 use mooncake_core::alloc::{Extent, SegmentAllocator};
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SegmentId, SlotId};
 use mooncake_core::replica::Segment;
 use mooncake_core::{Error, ErrorCode, Result};
@@ -371,8 +372,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if !replica.group.is_empty() {
             shard.join(slot, &replica.group);
         }
+        let in_use = if is_planted("announcement-ignores-disk-promises") {
+            shard[slot].lease
+        } else {
+            self.in_use_until(&shard[slot])
+        };
         let object = &mut shard[slot];
-        let lease = std::mem::replace(&mut object.lease, Moment(0));
+        object.lease = Moment(0);
         object.hard_pin |= replica.hard_pin;
         if replica.soft_pin_ms > 0 {
             shard.set_soft_pin(slot, now.after(Duration::from_millis(replica.soft_pin_ms)));
@@ -390,7 +396,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         // What was found on a disk may be older.
         shard[slot].leave_disks();
         if let Some(old) = shard.put_value(slot, value, self.directory.use_number()) {
-            old.retire(self.rest_until(lease), now);
+            old.retire(self.rest_until(in_use), now);
         }
         if let Some(used) = used {
             shard.recall_use(slot, used);

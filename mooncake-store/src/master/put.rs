@@ -6,6 +6,7 @@ use std::time::Duration;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::ids::{ClientId, ObjectKey, SlotId};
 use mooncake_core::replica::{Replica, ReplicaStatus, ReplicaType, ReplicateConfig, SoftPin};
 use mooncake_core::{Error, ErrorCode, Result};
@@ -374,7 +375,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let Some(slot) = shard.find(hash, put.key) else { return Ok(None) };
         let object = &shard[slot];
         let fits = object.value().is_some_and(|value| value.len == put.len);
-        if !fits || self.lease_holds(object, now) {
+        let in_use = if is_planted("upsert-ignores-disk-promises") {
+            object.lease
+        } else {
+            // A disk's owner may be reading the value, too.
+            self.in_use_until(object)
+        };
+        if !fits || in_use > now {
             return Ok(None);
         }
         let charged = self.tenants.hold(object.tenant(), object.charged());

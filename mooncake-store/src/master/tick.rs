@@ -44,7 +44,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// Does what is due: silent clients, ended grace periods, dead segments, abandoned writes, space that has rested, the
     /// watermark, drain jobs. Costs a few loads per segment when nothing is.
     pub fn tick(&self) -> TickReport {
-        let now = self.clock.now();
+        self.tick_at(self.clock.now())
+    }
+
+    /// As [`tick`](Self::tick), with what was due at `now`. A caller that finds out whether the process was stopped reads the clock before it does:
+    /// a stop after that does not make a client seem silent.
+    pub fn tick_at(&self, now: Moment) -> TickReport {
         let mut report = TickReport::default();
         if self.timers.membership.load(SeqCst) <= now.0 {
             self.timers.membership.store(u64::MAX, SeqCst);

@@ -1,9 +1,11 @@
 //! A master whose answers get lost, that is slow in answering, or that is another one all of a sudden.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use mooncake_core::alloc::Extent;
 use mooncake_core::clock::{ManualClock, SharedClock};
 use mooncake_core::ids::{ClientId, SegmentId};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
@@ -16,7 +18,7 @@ use mooncake_store::api::{
 use mooncake_store::client::OffloadConfig;
 use mooncake_store::client::{Client, ClientConfig, MasterHandle, PutOutcome, RangeRead, RangeWrite};
 use mooncake_store::master::{Master, MasterOptions};
-use mooncake_store::protocol::wire::{DiskWork, OffloadItem, StoredAt};
+use mooncake_store::protocol::wire::{DiskWork, InventoryPage, OffloadItem, StoredAt, StoredReplica};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
@@ -32,6 +34,10 @@ struct Front {
     late: Mutex<Duration>,
     /// As masters of the existing system: it knows nothing of numbers.
     existing: bool,
+    /// It keeps inventories.
+    lists: bool,
+    /// Masters so far: each has an epoch of its own.
+    masters: AtomicU64,
     /// What `remount` waits for, one permit a call.
     gate: Semaphore,
     remounting: Mutex<usize>,
@@ -45,20 +51,28 @@ impl Front {
 
     fn with(existing: bool, options: MasterOptions) -> Arc<Self> {
         let clock = Arc::new(ManualClock::new());
-        let master = Mutex::new(Self::fresh(&options, &clock));
+        let master = Mutex::new(Self::fresh(&options, &clock, 7));
         let gate = Semaphore::new(Semaphore::MAX_PERMITS);
         let (lose, late, remounting) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Arc::new(Self { master, options, lose, late, existing, gate, remounting, clock })
+        let (lists, masters) = (false, AtomicU64::new(7));
+        Arc::new(Self { master, options, lose, late, existing, lists, masters, gate, remounting, clock })
     }
 
-    fn fresh(options: &MasterOptions, clock: &Arc<ManualClock>) -> Arc<Master> {
+    /// Keeps inventories.
+    fn with_lists() -> Arc<Self> {
+        let front = Arc::into_inner(Self::new(false)).unwrap();
+        Arc::new(Self { lists: true, ..front })
+    }
+
+    fn fresh(options: &MasterOptions, clock: &Arc<ManualClock>, seed: u64) -> Arc<Master> {
         let options = options.clone();
         let clock: SharedClock = clock.clone();
-        Arc::new(Master::with_parts(options, &Default::default(), &Default::default(), clock, 7).unwrap())
+        Arc::new(Master::with_parts(options, &Default::default(), &Default::default(), clock, seed).unwrap())
     }
 
     fn restart(&self) {
-        *self.master.lock() = Self::fresh(&self.options, &self.clock);
+        let seed = self.masters.fetch_add(1, SeqCst) + 1;
+        *self.master.lock() = Self::fresh(&self.options, &self.clock, seed);
     }
 
     fn master(&self) -> Arc<Master> {
@@ -195,7 +209,32 @@ impl SegmentService for Front {
 
 impl TaskService for Front {}
 
-impl InventoryService for Front {}
+#[async_trait]
+impl InventoryService for Front {
+    async fn inventory(&self, client: ClientId, after: u64) -> Result<InventoryPage> {
+        if !self.lists {
+            return Err(ErrorCode::NotSupported.into());
+        }
+        Ok(self.master().inventory(client, after))
+    }
+
+    async fn mount_kept(&self, client: ClientId, segment: &Segment) -> Result<()> {
+        self.master().mount_kept(client, segment)
+    }
+
+    async fn keep(&self, client: ClientId, segment: SegmentId, extents: &[Extent], open: bool) -> Result<()> {
+        self.master().keep(client, segment, extents, open)
+    }
+
+    async fn announce(&self, client: ClientId, stored: &[StoredReplica]) -> Result<Vec<Result<()>>> {
+        let master = self.master();
+        Ok(stored.iter().map(|stored| master.announce(client, stored)).collect())
+    }
+
+    async fn release_kept(&self, client: ClientId, segment: SegmentId) -> Result<()> {
+        self.master().release_kept(client, segment)
+    }
+}
 
 #[async_trait]
 impl DiskService for Front {
@@ -475,4 +514,45 @@ async fn a_segment_that_is_taken_back_meanwhile_is_not_mounted_again() {
         "the master would send writers to memory that is gone"
     );
     client.close().await.unwrap();
+}
+
+/// A master that is restarted while segments are being mounted at it again: its successor hears of the segments by the rest of these calls.
+#[tokio::test]
+async fn objects_outlive_masters_after_two_restarts_during_one_remount() {
+    let front = Front::with_lists();
+    let owner = front.member(1 << 20).await;
+    let lasts = async |key: &'static str| {
+        eventually("the object would outlive the master", async || {
+            front.clock.advance(Duration::from_millis(10));
+            owner.lasting_objects().await > 0 && owner.get(key).await.unwrap().is_some()
+        })
+        .await;
+    };
+    owner.put("before", value(1, 1000)).await.unwrap();
+    lasts("before").await;
+    let mounts = *front.remounting.lock();
+    front.gate.forget_permits(Semaphore::MAX_PERMITS);
+    front.restart();
+    eventually("it is being mounted again", async || *front.remounting.lock() > mounts).await;
+    front.restart();
+    front.gate.add_permits(1000);
+    eventually("another object is stored", async || {
+        matches!(owner.put("k", value(2, 1000)).await, Ok(PutOutcome::Stored | PutOutcome::Existed))
+            && owner.get("k").await.unwrap().is_some()
+    })
+    .await;
+    // The second master may have known nothing of it; it counts from when it is known to outlive the next one.
+    eventually("an object would outlive the master", async || {
+        front.clock.advance(Duration::from_millis(10));
+        let _ = owner.put("k", value(2, 1000)).await;
+        owner.lasting_objects().await > 0
+            && front.master().peek(b"k").is_ok()
+            && owner.get("k").await.unwrap_or_default().is_some()
+    })
+    .await;
+    front.restart();
+    eventually("it is served again", async || {
+        owner.get("k").await.is_ok_and(|got| got.is_some_and(|got| got == value(2, 1000)))
+    })
+    .await;
 }

@@ -162,7 +162,8 @@ async fn space_of_a_copy_is_not_revoked_while_one_of_its_writes_may_land() {
     // The probes whether the targets answer are late, too, until all is released.
     wire.set(always(Fault::LandLate).next(Fault::Fail).next(Fault::LandLate));
     let task = source.copy_task("k", &[one.hostname(), two.hostname()]).await.unwrap();
-    eventually("the copy fails", async || source.task(task).await.unwrap().status == TaskStatus::Failed).await;
+    eventually("the copy fails", async || source.task(task).await.unwrap().status == TaskStatus::Failed)
+        .await;
     assert_eq!(wire.held(), 1);
     assert!(!grants_another(&world, &[&source, &one, &two]).await, "late bytes may land in another object");
 }

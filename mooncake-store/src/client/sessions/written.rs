@@ -185,7 +185,9 @@ impl<'a, T: Transport> Flight<'a, T> {
 
     /// Ends all ranges.
     pub(super) fn end(mut self, outcomes: &[Result<()>]) {
-        for ((number, may_land), (write, outcome)) in self.open.drain(..).zip(self.writes.iter().zip(outcomes)) {
+        for ((number, may_land), (write, outcome)) in
+            self.open.drain(..).zip(self.writes.iter().zip(outcomes))
+        {
             if let Some(number) = number {
                 write.object.written.end(number, outcome.is_ok(), may_land);
             }
