@@ -87,6 +87,8 @@ pub(crate) struct World {
     pub(crate) nodes: Vec<Node>,
     pub(crate) works: Vec<Work>,
     writes: Vec<Write>,
+    /// Writes that timed out: their bytes wait somewhere on their way.
+    late: Vec<Write>,
     reads: Vec<Read>,
     /// The reader's memory, and its buffers that are free, the one freed last at the end.
     buffers: Vec<Vec<u8>>,
@@ -135,6 +137,7 @@ impl World {
             nodes: Vec::new(),
             works: Vec::new(),
             writes: Vec::new(),
+            late: Vec::new(),
             reads: Vec::new(),
             buffers: vec![vec![0; LONGEST]; BUFFERS],
             free: (0..BUFFERS).collect(),
@@ -178,6 +181,7 @@ impl World {
             Step::Write { which } => return self.write(which),
             Step::Revoke { which } => return self.revoke(which),
             Step::TimeOut { which } => return self.time_out(which),
+            Step::Land { which } => self.land(which),
             Step::DropWrite { which } => return self.drop_write(which),
             Step::Read { key } => return self.read(key),
             Step::Fetch { which } => return self.fetch(which),
@@ -325,8 +329,23 @@ impl World {
             }
             write.silent = true;
         }
-        self.writes.push(write);
+        self.late.push(write);
         Ok(())
+    }
+
+    /// All that is left of a write that timed out lands.
+    fn land(&mut self, which: usize) {
+        let Some(write) = take(&mut self.late, which) else { return };
+        if self.now() >= write.until {
+            return;
+        }
+        let bytes = write.value.bytes();
+        for (number, place) in write.places.iter().enumerate() {
+            let from = write.done.saturating_sub(number * bytes.len()).min(bytes.len());
+            if let Some(memory) = self.memory(place) {
+                memory[from..].copy_from_slice(&bytes[from..]);
+            }
+        }
     }
 
     /// The transfers go on, and nobody ends the write.
@@ -491,7 +510,7 @@ impl World {
         self.loose.extend(0..KEYS);
         self.leases.clear();
         let last = self.now().after(OLD_GRANT);
-        for write in &mut self.writes {
+        for write in self.writes.iter_mut().chain(&mut self.late) {
             write.until = write.until.min(last);
         }
         for work in &mut self.works {
@@ -526,6 +545,7 @@ impl World {
     /// Everything is given up and removed: nothing may be left.
     pub(crate) fn finish(&mut self) -> Verdict {
         self.writes.clear();
+        self.late.clear();
         self.reads.clear();
         self.works.clear();
         self.cancel_drain();
