@@ -39,6 +39,10 @@ const EDGES: &[(&str, &[Edge])] = &[
                 program: "calls",
                 test: "closing_waits_for_transfers_however_often_it_is_given_up",
                 bugs: &["closing-again-does-not-wait-for-transfers"],
+            },
+        ],
+    ),
+    (
         "B",
         &[Edge {
             program: "client",
