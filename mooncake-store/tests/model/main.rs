@@ -240,9 +240,19 @@ fn setup() -> impl Strategy<Value = (Focus, Setup)> {
     )
 }
 
-/// A setup and up to 400 steps.
-fn scenario() -> impl Strategy<Value = (Setup, Vec<Step>)> {
-    setup().prop_flat_map(|(focus, setup)| (Just(setup), prop::collection::vec(step(focus), 1..400)))
+/// A setup and up to 400 steps. A mistake is looked for where it can show.
+fn scenario(mistake: Option<Mistake>) -> impl Strategy<Value = (Setup, Vec<Step>)> {
+    setup().prop_flat_map(move |(focus, setup)| {
+        let (focus, setup) = match mistake {
+            Some(Mistake::FreeWithTicket) => (Focus::Reads, setup),
+            Some(Mistake::RevokeLate) => (Focus::Late, setup),
+            Some(Mistake::ForgetPromise) => {
+                (Focus::Restarts, Setup { long_leases: true, own_memory: false, ..setup })
+            }
+            _ => (focus, setup),
+        };
+        (Just(setup), prop::collection::vec(step(focus), 1..400))
+    })
 }
 
 /// A mistake of the master or of its clients.
@@ -282,7 +292,7 @@ fn run_seed(seed: u64, mistake: Option<Mistake>) -> Result<u64, Box<Failure>> {
     Rng::seeded(seed).fill(&mut bytes);
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let reads = std::cell::Cell::new(0);
-    let outcome = TestRunner::new_with_rng(config, rng).run(&scenario(), |(setup, steps)| {
+    let outcome = TestRunner::new_with_rng(config, rng).run(&scenario(mistake), |(setup, steps)| {
         reads.set(run(setup, &steps, mistake).map_err(TestCaseError::fail)?);
         Ok(())
     });
