@@ -58,8 +58,8 @@ impl Node {
         let page = world.rig.master.inventory(client(self.client), 0);
         (self.epoch, self.heard) = (page.epoch, page.next);
         if !world.is(Mistake::ForgetPromise) {
-            self.promise =
-                self.promise.max(world.rig.master.exchange_promise(client(self.client), self.promise));
+            let welcome = world.rig.master.exchange_promise(client(self.client), self.promise);
+            self.promise = self.promise.max(welcome.promise_ms);
         }
     }
 
