@@ -180,7 +180,7 @@ fn step(focus: Focus) -> impl Strategy<Value = Step> {
         220 => which.clone().prop_map(|which| Step::Write { which }),
         6 => which.clone().prop_map(|which| Step::Revoke { which }),
         more(Focus::Late, 30, 4) => which.clone().prop_map(|which| Step::TimeOut { which }),
-        more(Focus::Late, 30, 4) => which.clone().prop_map(|which| Step::Land { which }),
+        more(Focus::Late, 8, 4) => which.clone().prop_map(|which| Step::Land { which }),
         8 => which.clone().prop_map(|which| Step::DropWrite { which }),
         80 => key.clone().prop_map(|key| Step::Read { key }),
         more(Focus::Restarts, 25, 240) => which.clone().prop_map(|which| Step::Fetch { which }),
@@ -206,7 +206,7 @@ fn step(focus: Focus) -> impl Strategy<Value = Step> {
     let passing = prop_oneof![
         20 => 1..20u64,
         3 => 20..110u64,
-        more(Focus::Late, 10, 1) => Just(110u64),
+        more(Focus::Late, 60, 1) => Just(110u64),
         more(Focus::Restarts, 30, 1) => Just(310u64),
         1 => Just(6010u64),
     ];
@@ -221,7 +221,7 @@ fn step(focus: Focus) -> impl Strategy<Value = Step> {
         2 => Just(Step::Snapshot),
         more(Focus::Restarts, 12, 2) => (any_bool(), prop::bool::weighted(0.3))
             .prop_map(|(recall, long_leases)| Step::Restart { recall, long_leases }),
-        more(Focus::Restarts, 60, 30) => passing.prop_map(|tenths| Step::Pass { tenths }),
+        more(Focus::Restarts, 60, more(Focus::Late, 60, 30)) => passing.prop_map(|tenths| Step::Pass { tenths }),
         20 => Just(Step::Tick),
     ];
     let in_background = more(Focus::None, 130, 40);
@@ -245,7 +245,7 @@ fn scenario(mistake: Option<Mistake>) -> impl Strategy<Value = (Setup, Vec<Step>
     setup().prop_flat_map(move |(focus, setup)| {
         let (focus, setup) = match mistake {
             Some(Mistake::FreeWithTicket) => (Focus::Reads, setup),
-            Some(Mistake::RevokeLate) => (Focus::Late, setup),
+            Some(Mistake::RevokeLate) => (Focus::Late, Setup { disks: false, tenants: false, ..setup }),
             Some(Mistake::ForgetPromise) => {
                 (Focus::Restarts, Setup { long_leases: true, own_memory: false, ..setup })
             }
