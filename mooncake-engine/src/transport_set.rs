@@ -16,11 +16,11 @@ use mooncake_rdma::{RdmaConfig, RdmaPeer, RdmaTransport};
 use mooncake_shm::{ShmConfig, ShmPeer, ShmTransport};
 #[cfg(feature = "transport-tcp")]
 use mooncake_tcp::{TcpConfig, TcpPeer, TcpTransport};
+use mooncake_transport::admission::raise_descriptor_limit;
 use mooncake_transport::fallback::Behind;
 #[cfg(all(any(feature = "transport-rdma", feature = "transport-shm"), feature = "transport-tcp"))]
 use mooncake_transport::fallback::{self, with_fallback};
 use mooncake_transport::loopback::{LoopbackPeer, LoopbackRegistration};
-use mooncake_transport::silent::raise_descriptor_limit;
 use mooncake_transport::{
     Access, Capabilities, Completion, Loopback, LoopbackNet, Op, Protocol, SegmentDesc, ThroughHost,
     Transport,

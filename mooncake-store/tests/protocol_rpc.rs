@@ -18,6 +18,7 @@ use mooncake_store::protocol::pack::{self, Answer};
 use mooncake_store::protocol::remote::RemoteMaster;
 use mooncake_store::protocol::server::{Refusal, RunningServer, Server, ServerOptions, Service, Waiting};
 use mooncake_store::protocol::service::MasterService;
+use mooncake_transport::admission::listeners;
 use protocol_support::TableMaster;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -511,8 +512,12 @@ async fn deadlines_hold_and_say_who_was_late() {
 
 #[tokio::test]
 async fn calls_share_a_bounded_number_of_connections() {
-    let running =
-        start("127.0.0.1:0", ServerOptions { max_connections: 3, ..ServerOptions::default() }).await;
+    let running = start(
+        "127.0.0.1:0",
+        ServerOptions { listener: "three", max_connections: 3, ..ServerOptions::default() },
+    )
+    .await;
+    let report = || listeners().into_iter().find(|report| report.listener == "three").unwrap();
     let address = running.local_addr().to_string();
     let options = RpcOptions { max_connections: 3, ..RpcOptions::default() };
     let client = Arc::new(RpcClient::new(&address, options));
@@ -527,11 +532,38 @@ async fn calls_share_a_bounded_number_of_connections() {
         })
         .collect();
     for call in calls {
-        // The server takes three; a fourth connection would have been closed and the call have failed.
         assert_eq!(call.await.unwrap().unwrap(), vec![Ok(false); 50]);
     }
-    let one_more = RpcClient::new(&address, RpcOptions::default());
-    assert_eq!(one_more.call(&ServiceReady {}).await.unwrap_err().code(), ErrorCode::RpcFail);
+    // The server takes three; a fourth connection would have cost one of them its place.
+    assert_eq!((report().open, report().evicted, report().full), (3, 0, 0));
+}
+
+/// Idle connections of live clients make room for each other, and no call is lost: the client that was closed opens another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn more_clients_than_places_lose_no_call() {
+    let options = ServerOptions { listener: "crowded", max_connections: 4, ..ServerOptions::default() };
+    let running = start("127.0.0.1:0", options).await;
+    let address = running.local_addr().to_string();
+    let all = Arc::new(tokio::sync::Barrier::new(12));
+    let clients = (0..12).map(|i| {
+        let client = RpcClient::new(&address, RpcOptions { max_connections: 1, ..RpcOptions::default() });
+        let all = all.clone();
+        tokio::spawn(async move {
+            let key = format!("key {i}").into_bytes();
+            let keys: Vec<&[u8]> = vec![&key; 3];
+            for _ in 0..10 {
+                let request = BatchExistKey { keys: Cow::Borrowed(&keys), tenant: TENANT };
+                assert_eq!(client.call(&request).await.unwrap(), vec![Ok(false); 3]);
+                // Every client has a connection by now.
+                all.wait().await;
+            }
+        })
+    });
+    for client in clients.collect::<Vec<_>>() {
+        client.await.unwrap();
+    }
+    let report = listeners().into_iter().find(|report| report.listener == "crowded").unwrap();
+    assert!(report.evicted > 0 && report.open <= 4, "{report:?}");
 }
 
 #[tokio::test]

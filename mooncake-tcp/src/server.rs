@@ -4,21 +4,19 @@
 //! served before the answers leave together in one write. Bytes go straight between the socket and registered memory;
 //! only what came along with a header passes through the connection's inbox of fixed size.
 
-use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use mooncake_core::clock::Rng;
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_transport::silent::{Busy, Silent, within_descriptors};
+use mooncake_transport::admission::{Connections, ListenerLimits, Place};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::config::TcpConfig;
@@ -62,7 +60,7 @@ impl Server {
             instance,
             progress: config.progress_timeout,
             buffers: Buffers { send: config.send_buffer, receive: config.receive_buffer },
-            most: within_descriptors(config.max_served, 2),
+            most: config.max_served,
         };
         let accepting = runtime.spawn(accept(ParentOnly::new(listener), table, settings)).abort_handle();
         Ok(Self { local, accepting })
@@ -117,34 +115,21 @@ fn bind(config: &TcpConfig) -> Result<std::net::TcpListener> {
 
 async fn accept(listener: ParentOnly<TcpListener>, table: Arc<MemoryTable>, settings: Settings) {
     let stages = Arc::new(device::stages());
-    let (mut connections, mut silent, mut full) = (JoinSet::new(), Silent::default(), false);
+    // Each session limits the pauses of its peer by itself.
+    let mut connections = Connections::new(ListenerLimits {
+        name: "data",
+        places: settings.most,
+        descriptor_share: 2,
+        request: None,
+        idle: None,
+    });
     loop {
-        let accepted = poll_fn(|cx| {
-            while let Poll::Ready(Some(_)) = connections.poll_join_next(cx) {}
-            listener.poll_accept(cx)
+        let (stream, peer) = connections.accept(|cx| listener.poll_accept(cx)).await;
+        let (view, stages) = (View::new(table.clone()), stages.clone());
+        connections.admit(|place| async move {
+            let end = Session::new(stream, view, stages, settings, place).run().await;
+            tracing::debug!(%peer, ?end, "data connection closed");
         });
-        match accepted.await {
-            Ok((_, peer)) if connections.len() >= settings.most && !silent.end_oldest() => {
-                if !std::mem::replace(&mut full, true) {
-                    tracing::warn!(%peer, most = settings.most, "data connections are closed: too many are open");
-                }
-            }
-            Ok((stream, peer)) => {
-                full = false;
-                let session = Session::new(stream, View::new(table.clone()), stages.clone(), settings);
-                let busy = session.busy.clone();
-                let task = connections.spawn(async move {
-                    let end = session.run().await;
-                    tracing::debug!(%peer, ?end, "data connection closed");
-                });
-                silent.add(task, busy);
-            }
-            Err(error) => {
-                // Mostly too many open files. The listener stays readable, so without a pause this would spin.
-                tracing::warn!(%error, "cannot accept a data connection");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
     }
 }
 
@@ -156,8 +141,6 @@ pub(crate) enum End {
     Peer(io::Error),
     /// The peer stopped half-way.
     Stalled,
-    /// Another connection has its place.
-    MadeRoom,
     /// The peer means another process than this one.
     OtherInstance(Instance),
     /// A range that is not registered, or not any more.
@@ -202,12 +185,11 @@ pub(crate) struct Session {
     sent: usize,
     /// Of the last request for device memory.
     acknowledges: bool,
-    /// Whether it serves a request or waits for one.
-    busy: Busy,
+    place: Place,
 }
 
 impl Session {
-    fn new(stream: TcpStream, view: View, stages: Arc<Stages>, settings: Settings) -> Self {
+    fn new(stream: TcpStream, view: View, stages: Arc<Stages>, settings: Settings, place: Place) -> Self {
         Self {
             stream: ParentOnly::new(stream),
             settings,
@@ -217,7 +199,7 @@ impl Session {
             replies: Vec::new(),
             sent: 0,
             acknowledges: false,
-            busy: Busy::default(),
+            place,
         }
     }
 
@@ -241,6 +223,9 @@ impl Session {
     async fn run(mut self) -> End {
         if let Err(error) = socket::tune(&self.stream, self.settings.buffers) {
             return End::Peer(error);
+        }
+        if let Err(error) = self.work() {
+            return error.into();
         }
         if let Err(end) = self.take_hello().await {
             return end;
@@ -294,9 +279,6 @@ impl Session {
     /// Serves every request whose header is here; when it returns, every answer is sent.
     async fn serve_waiting(&mut self) -> Result<(), End> {
         while let Some(request) = self.inbox.next_request() {
-            if !self.busy.begin() {
-                return Err(End::MadeRoom);
-            }
             let writes = request.direction == Direction::Write;
             let found = self.view.find(request.addr, request.len);
             let Some(range) = found.filter(|range| !(writes && range.is_read_only())) else {
@@ -378,7 +360,9 @@ impl Session {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     // The peer may wait for earlier answers before it sends on.
                     self.flush().await?;
+                    self.place.wait_for_more();
                     readable(&self.stream, Some(self.settings.progress)).await?;
+                    self.work()?;
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -397,9 +381,11 @@ impl Session {
             match self.send_some() {
                 Some(Ok(n)) => self.advance(n),
                 Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.place.wait_for_request();
                     timeout(self.settings.progress, self.stream.writable())
                         .await
                         .map_err(io::Error::from)??;
+                    self.work()?;
                 }
                 Some(Err(error)) => return Err(error.into()),
                 None => {
@@ -482,14 +468,21 @@ impl Session {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     // Between requests a peer may be silent for ever, inside one it may not.
                     let limit = (!self.inbox.is_empty()).then_some(self.settings.progress);
-                    if limit.is_none() {
-                        self.busy.wait();
+                    match limit {
+                        None => self.place.wait_for_request(),
+                        Some(_) => self.place.wait_for_more(),
                     }
                     readable(&self.stream, limit).await?;
+                    self.work()?;
                 }
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Goes on after a wait for the peer. Fails when the place has gone to another connection meanwhile.
+    fn work(&self) -> io::Result<()> {
+        if self.place.work() { Ok(()) } else { Err(io::ErrorKind::ConnectionAborted.into()) }
     }
 
     /// Sends a refusal, then reads what the peer is still sending: closing over unread bytes would destroy the answer.

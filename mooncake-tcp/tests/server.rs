@@ -294,28 +294,51 @@ fn deregistering_cuts_off_a_read_under_way() {
     assert!(rest.len() < len && rest == pattern(len)[..rest.len()], "{} bytes", rest.len());
 }
 
+/// Connections that each read once fill every place; each new one is served, and the one that has been idle longest is closed for it.
 #[test]
-fn connections_are_bounded() {
-    let node = Node::start(TcpConfig { max_served: 2, ..TcpConfig::default() });
+fn idle_connections_make_room_whatever_they_have_asked() {
+    let node = Node::start(TcpConfig { max_served: 4, ..TcpConfig::default() });
     let region = node.open(64);
-    let mut kept = [node.dial(), node.dial()];
-    for stream in &mut kept {
-        // In the middle of a request from now on.
-        say(stream, &[&header(READ, region.addr(), 1), &header(WRITE, region.addr(), 8), b"half"]);
+    let asks = |stream: &mut std::net::TcpStream| {
+        say(stream, &[&header(READ, region.addr(), 1)]);
         read_exactly(stream, 9);
+    };
+    let mut kept = std::collections::VecDeque::new();
+    for _ in 0..4 {
+        let mut stream = node.dial();
+        asks(&mut stream);
+        kept.push_back(stream);
     }
-    assert_eq!(read_to_the_end(&mut node.dial()), b"");
-    let [first, mut second] = kept;
-    drop(first);
-    // Its place is free as soon as the node has noticed.
-    loop {
-        let mut third = node.dial();
-        if third.write_all(&header(READ, region.addr(), 1)).is_ok() && !read_to_one(&mut third).is_empty() {
-            break;
-        }
+    for _ in 0..20 {
+        let mut next = node.dial();
+        asks(&mut next);
+        kept.push_back(next);
+        let mut longest_idle = kept.pop_front().unwrap();
+        assert_eq!(read_to_the_end(&mut longest_idle), b"", "the longest idle made room");
     }
-    say(&mut second, &[b"half"]);
-    assert_eq!(read_exactly(&mut second, 8), OK);
+    for stream in &mut kept {
+        asks(stream);
+    }
+}
+
+/// A write whose body does not come, and an answer that nobody reads, hold no place that another connection needs.
+#[test]
+fn stalled_requests_make_room() {
+    let node = Node::start(TcpConfig { max_served: 3, ..TcpConfig::default() });
+    let (small, large) = (node.open(64), node.open(64 << 20));
+    let (mut half_header, mut half_body, mut unread) = (node.dial(), node.dial(), node.dial());
+    half_header.write_all(&header(READ, small.addr(), 1)[..5]).unwrap();
+    say(&mut half_body, &[&header(WRITE, small.addr(), 64), &[7; 10]]);
+    say(&mut unread, &[&header(READ, large.addr(), 64 << 20)]);
+    read_exactly(&mut unread, 8);
+    for _ in 0..4 {
+        let mut stream = node.dial();
+        say(&mut stream, &[&header(READ, small.addr(), 1)]);
+        read_exactly(&mut stream, 9);
+    }
+    assert_eq!(read_to_the_end(&mut half_header), b"");
+    assert_eq!(read_to_the_end(&mut half_body), b"");
+    assert!(read_to_the_end(&mut unread).len() < 64 << 20);
 }
 
 fn ask(stream: &mut std::net::TcpStream, region: &Region<TcpTransport>) {
@@ -414,15 +437,6 @@ fn dropping_the_node_closes_port_and_connections() {
     assert_eq!(read_to_the_end(&mut stream), b"");
     assert_eq!(std::net::TcpStream::connect(addr).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     drop(runtime);
-}
-
-fn read_to_one(stream: &mut std::net::TcpStream) -> Vec<u8> {
-    use std::io::Read;
-    let mut byte = [0];
-    match stream.read(&mut byte) {
-        Ok(n) => byte[..n].to_vec(),
-        Err(_) => Vec::new(),
-    }
 }
 
 #[allow(unsafe_code)]

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
+pub mod admission;
 #[allow(unsafe_code)]
 pub mod device;
 pub mod directory;
@@ -33,7 +34,6 @@ pub mod rocksdb;
 #[cfg(target_os = "linux")]
 pub mod same_host;
 pub mod segment;
-pub mod silent;
 #[allow(unsafe_code)]
 pub mod staged;
 #[allow(unsafe_code)]

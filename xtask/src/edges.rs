@@ -96,6 +96,45 @@ const EDGES: &[(&str, &[Edge])] = &[
         ],
     ),
     (
+        "E",
+        &[
+            Edge {
+                program: "listeners",
+                test: "a_master_withstands_connections_that_hold_back",
+                bugs: &[
+                    "full-listener-refuses",
+                    "connections-never-idle-again",
+                    "pages-stop-waits-for-peers",
+                ],
+            },
+            Edge {
+                program: "lib mooncake_store",
+                test: "server::leader::tests::a_stopping_leader_leads_until_its_last_work_is_done",
+                bugs: &["stopping-leader-does-not-renew"],
+            },
+        ],
+    ),
+    (
+        "F",
+        &[
+            Edge {
+                program: "listeners",
+                test: "a_master_takes_the_descriptors_it_may_have",
+                bugs: &["descriptor-limit-not-raised"],
+            },
+            Edge {
+                program: "listeners",
+                test: "a_client_withstands_connections_that_hold_back",
+                bugs: &["full-listener-refuses"],
+            },
+            Edge {
+                program: "lib mooncake_transport",
+                test: "admission::tests::each_wait_has_its_limit",
+                bugs: &["connections-wait-for-ever"],
+            },
+        ],
+    ),
+    (
         "H",
         &[
             Edge {
@@ -176,12 +215,12 @@ const EDGES: &[(&str, &[Edge])] = &[
             Edge {
                 program: "server",
                 test: "the_connection_that_waits_longest_makes_room",
-                bugs: &["busy-for-ever"],
+                bugs: &["connections-never-idle-again", "full-listener-refuses"],
             },
             Edge {
                 program: "server",
                 test: "no_operation_fails_while_connections_make_room",
-                bugs: &["busy-for-ever"],
+                bugs: &["connections-never-idle-again"],
             },
         ],
     ),

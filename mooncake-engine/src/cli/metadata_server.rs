@@ -6,9 +6,13 @@ use std::sync::Arc;
 use clap::Parser;
 use mooncake_core::meta::MemoryMetadata;
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::admission::raise_descriptor_limit;
 use mooncake_transport::http_server;
 use mooncake_transport::net::HostPort;
 use tokio::net::TcpListener;
+
+/// Largest number of connections.
+const CONNECTIONS: usize = 4096;
 
 /// Keeps the addresses and descriptors of transfer engines, which find each other at http://HOST:PORT/metadata.
 #[derive(Debug, Parser)]
@@ -35,6 +39,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 
 fn serve(arguments: &Arguments) -> Result<()> {
     super::log(&arguments.log_level)?;
+    raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let at = HostPort::new(arguments.host.as_str(), arguments.port).to_string();
@@ -43,11 +48,13 @@ fn serve(arguments: &Arguments) -> Result<()> {
         })?;
         println!("http://{}/metadata", listener.local_addr()?);
         let metadata = Arc::new(MemoryMetadata::new());
-        http_server::serve(listener, http_server::pages(metadata, Arc::new(())), async {
+        let limits = http_server::http_limits("metadata", CONNECTIONS, 2);
+        http_server::serve(listener, http_server::pages(metadata, Arc::new(())), limits, async {
             if let Err(error) = super::told_to_stop().await {
                 tracing::error!(%error, "no signals");
             }
         })
-        .await
+        .await;
+        Ok(())
     })
 }

@@ -10,6 +10,7 @@ from enum import IntEnum
 
 from aiohttp import web
 
+from mooncake._connections import Connections, raise_descriptor_limit
 from mooncake._sizes import port
 
 _LOG = logging.getLogger(__name__)
@@ -83,17 +84,13 @@ class KVBootstrapServer:
 
     async def _main(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        runner = web.AppRunner(self.app, access_log=None)
-        await runner.setup()
+        connections = Connections(self.app)
         try:
-            site = web.TCPSite(runner, self.host, self.port)
-            await site.start()
-            if self.port == 0:
-                self.port = runner.addresses[0][1]
+            self.port = await connections.listen(self.host, self.port)
             self._started.set()
             await self._stop.wait()
         finally:
-            await runner.cleanup()
+            await connections.stop()
 
     def close(self) -> None:
         """Stops the server."""
@@ -121,6 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--log-level", type=str.upper, choices=_LEVELS, default="INFO")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=options.log_level)
+    raise_descriptor_limit()
     server = KVBootstrapServer(options.port, options.host)
     try:
         server.run()

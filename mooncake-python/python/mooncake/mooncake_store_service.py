@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from mooncake import _folders, _openapi
+from mooncake._connections import Connections, raise_descriptor_limit
 from mooncake._sizes import port
 from mooncake.mooncake_config import MooncakeConfig
 from mooncake.store import MooncakeDistributedStore
@@ -28,6 +29,8 @@ _MAX_GRACE_S = 3600
 _EXISTS = -102
 # Values longer than this are sent in pieces of it.
 _PIECE = 1 << 20
+# Seconds in which a client takes such a piece.
+_READER_S = 30.0
 _NOT_FOUND = -704
 _HAS_LEASE = -706
 
@@ -193,8 +196,12 @@ class MooncakeStoreService:
             return response
         try:
             for at in range(0, len(view), _PIECE):
-                await response.write(bytes(view[at : at + _PIECE]))
-            await response.write_eof()
+                await asyncio.wait_for(response.write(bytes(view[at : at + _PIECE])), _READER_S)
+            await asyncio.wait_for(response.write_eof(), _READER_S)
+        except TimeoutError:
+            _LOG.info("%s %s: the client does not read", request.method, request.path)
+            if request.transport is not None:
+                request.transport.abort()
         except ConnectionError:
             # Nobody is left to answer.
             _LOG.debug("%s %s: the client went away", request.method, request.path)
@@ -364,23 +371,23 @@ class MooncakeStoreService:
 
     async def run(self, port: int, patience: float, host: str = "0.0.0.0") -> int:
         """Serves until it is told to stop; an exit status."""
+        raise_descriptor_limit()
         if not await self.start_store(patience):
             return 1
-        runner = web.AppRunner(self.app, access_log=None)
-        await runner.setup()
+        connections = Connections(self.app)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         try:
-            await web.TCPSite(runner, host, port).start()
+            await connections.listen(host, port)
             _LOG.info("REST server on %s port %s", host, port)
             await stop.wait()
         except OSError as error:
             _LOG.error("%s", error)
             return 1
         finally:
-            await runner.cleanup()
+            await connections.stop()
             await self._call(self.store.close)
         return 0
 

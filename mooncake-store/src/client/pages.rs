@@ -65,7 +65,7 @@ impl<T: Transport> Client<T> {
     ) -> Result<ClientPages> {
         let (listener, at) = http::bind(host, port, "http_port").await?;
         let about = About { client: Arc::new(Weak(Arc::downgrade(&self.inner))), more: more.into() };
-        Ok(ClientPages { pages: http::serve(listener, router(about)), at })
+        Ok(ClientPages { pages: http::serve("pages", listener, router(about)), at })
     }
 }
 
@@ -204,6 +204,7 @@ async fn metrics(State(about): State<About>) -> Response {
     if let Some(files) = about.client.files() {
         show_files(&files, &mut page);
     }
+    page.connections("mooncake_client");
     for (name, help, value) in more {
         page.gauge(name, help, value);
     }

@@ -65,7 +65,7 @@ impl Inner {
         };
         let permit = up.calls.clone().acquire_owned().await;
         let permit = permit.map_err(|_| Error::internal("the limit on calls is gone"))?;
-        let stream = up.connection().await?;
+        let (stream, mut is_reused) = up.connection().await?;
         let mut flight = Flight {
             up,
             stream: Some(stream),
@@ -74,11 +74,27 @@ impl Inner {
             runtime: self.runtime.clone(),
         };
         let stream = flight.stream.as_mut().ok_or_else(|| Error::internal("a call without a connection"))?;
-        stream.write_all(request).await.map_err(gone)?;
-        flight.asked = true;
-        // Short answers are there before a task could be put away and woken.
-        readable_soon(stream, SOON);
-        let (status, answer) = receive(stream).await?;
+        let (status, answer) = loop {
+            let outcome = async {
+                stream.write_all(request).await?;
+                flight.asked = true;
+                // Short answers are there before a task could be put away and woken.
+                readable_soon(stream, SOON);
+                let mut head = [0; HEAD_LEN];
+                stream.read_exact(&mut head[..1]).await?;
+                Ok(head)
+            };
+            match outcome.await {
+                Ok(head) => break receive_rest(stream, head).await?,
+                // The owner closes idle connections to make room for others. It closes none that it serves, so the call is not made.
+                Err(error) if is_reused && is_closed(&error) => {
+                    flight.asked = false;
+                    *stream = flight.up.new_connection().await?;
+                    is_reused = false;
+                }
+                Err(error) => return Err(gone(error)),
+            }
+        };
         let (stream, held) = (flight.stream.take(), flight.held.take());
         if let Some(stream) = stream {
             flight.up.put_back(stream);
@@ -122,11 +138,22 @@ impl<H: Send + 'static> Drop for Flight<H> {
 
 async fn receive(stream: &mut UnixStream) -> Result<(Status, Vec<u8>)> {
     let mut head = [0; HEAD_LEN];
-    stream.read_exact(&mut head).await.map_err(gone)?;
+    stream.read_exact(&mut head[..1]).await.map_err(gone)?;
+    receive_rest(stream, head).await
+}
+
+/// Receives an answer of which the first byte has come.
+async fn receive_rest(stream: &mut UnixStream, mut head: [u8; HEAD_LEN]) -> Result<(Status, Vec<u8>)> {
+    stream.read_exact(&mut head[1..]).await.map_err(gone)?;
     let (status, len) = message::parse_answer(head)?;
     let mut body = Vec::new();
     let got = stream.take(u64::from(len)).read_to_end(&mut body).await.map_err(gone)?;
     if got == len as usize { Ok((status, body)) } else { Err(gone(std::io::ErrorKind::UnexpectedEof.into())) }
+}
+
+fn is_closed(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof)
 }
 
 fn gone(error: std::io::Error) -> Error {

@@ -60,11 +60,17 @@ pub(super) enum Command {
 }
 
 impl Up {
-    /// A connection for a call: one that has no call now, or a new one.
-    pub(super) async fn connection(&self) -> Result<UnixStream> {
-        if let Some(idle) = self.idle.lock().pop() {
-            return Ok(idle);
+    /// A connection for a call, and whether it has served one before.
+    pub(super) async fn connection(&self) -> Result<(UnixStream, bool)> {
+        let idle = self.idle.lock().pop();
+        match idle {
+            Some(idle) => Ok((idle, true)),
+            None => Ok((self.new_connection().await?, false)),
         }
+    }
+
+    /// A new connection for a call.
+    pub(super) async fn new_connection(&self) -> Result<UnixStream> {
         let socket = open(&self.path, self.trust).await?;
         socket.send(&Record::Join { guest: self.guest }.encode(), None).await?;
         answer(&socket).await?.done()?;

@@ -10,11 +10,12 @@ use mooncake_core::clock::Rng;
 use mooncake_core::ids::Uuid;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::Transport;
+use mooncake_transport::admission::{Connections, ListenerLimits, Place};
 use mooncake_transport::same_host::socket::{RecordSocket, Trust, listen_at};
 use parking_lot::Mutex;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinHandle;
 
 use super::guest::Guest;
 use super::record::{Cause, Record};
@@ -22,8 +23,8 @@ use super::serve;
 use crate::client::Client;
 use crate::transport_set::TransportSet;
 
-/// Pause after a connection could not be taken, mostly for want of file descriptors.
-const PAUSE: Duration = Duration::from_millis(50);
+/// Longest wait for the rest of a call.
+const CALL: Duration = Duration::from_secs(30);
 /// Time in which who connects says what it wants.
 const INTRODUCTION: Duration = Duration::from_secs(5);
 
@@ -147,34 +148,35 @@ pub(super) async fn set(sign: &mut watch::Receiver<bool>) {
 }
 
 async fn accept<T: Transport>(owner: Arc<Owner<T>>, listener: UnixListener) {
-    let mut served = JoinSet::new();
+    let config = &owner.config;
+    let mut connections = Connections::new(ListenerLimits {
+        name: "local",
+        // Of each light client one for control, and one for each call under way.
+        places: config.max_clients.saturating_mul(config.max_calls as usize + 1),
+        descriptor_share: 16,
+        request: Some(CALL),
+        idle: None,
+    });
     let mut stopped = owner.stopped.subscribe();
     loop {
-        tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
-                    let owner = owner.clone();
-                    served.spawn(async move {
-                        if let Err(error) = attend(&owner, stream).await {
-                            tracing::info!(%error, "a local process is turned away");
-                        }
-                    });
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "no connection from a local process");
-                    tokio::time::sleep(PAUSE).await;
-                }
-            },
-            Some(_) = served.join_next() => {}
+        let (stream, _) = tokio::select! {
+            biased;
             () = set(&mut stopped) => break,
-        }
+            accepted = connections.accept(|cx| listener.poll_accept(cx)) => accepted,
+        };
+        let owner = owner.clone();
+        connections.admit(|place| async move {
+            if let Err(error) = attend(&owner, stream, &place).await {
+                tracing::info!(%error, "a local process is turned away");
+            }
+        });
     }
     drop(listener);
     // Those that are in the middle of a call finish it: memory must not be let go of under a transfer.
-    while served.join_next().await.is_some() {}
+    connections.finish(Duration::MAX).await;
 }
 
-async fn attend<T: Transport>(owner: &Arc<Owner<T>>, stream: UnixStream) -> Result<()> {
+async fn attend<T: Transport>(owner: &Arc<Owner<T>>, stream: UnixStream, place: &Place) -> Result<()> {
     let trust = if owner.config.mode & 0o077 == 0 { Trust::SameUser } else { Trust::Anybody };
     let socket = RecordSocket::new(stream, trust)?;
     let mut stopped = owner.stopped.subscribe();
@@ -183,6 +185,10 @@ async fn attend<T: Transport>(owner: &Arc<Owner<T>>, stream: UnixStream) -> Resu
         () = set(&mut stopped) => return Ok(()),
     };
     let (bytes, _) = introduced.map_err(|_| Error::invalid("it connected and said nothing"))??;
+    // Control connections keep their places: the number of light clients and their silence are limited.
+    if !place.work() {
+        return Ok(());
+    }
     match Record::decode(&bytes) {
         Ok(Record::Hello) => welcome(owner, &socket, stopped).await,
         Ok(Record::Join { guest }) => {
@@ -193,7 +199,7 @@ async fn attend<T: Transport>(owner: &Arc<Owner<T>>, stream: UnixStream) -> Resu
             {
                 Ok(seat) => {
                     socket.send(&Record::DONE.encode(), None).await?;
-                    serve::run(owner, seat, socket.into_stream(), stopped).await
+                    serve::run(owner, seat, socket.into_stream(), place, stopped).await
                 }
                 Err(refusal) => socket.send(&refusal.encode(), None).await,
             }

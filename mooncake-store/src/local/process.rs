@@ -11,6 +11,7 @@ use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
 use mooncake_core::Result;
 use mooncake_core::fault_injection::is_planted;
 use mooncake_engine::flags::normal;
+use mooncake_transport::admission::raise_descriptor_limit;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -122,6 +123,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .init();
+    raise_descriptor_limit();
     match serve_until_stopped(flags, environment) {
         Ok(()) => 0,
         Err(error) => {
@@ -143,13 +145,18 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Flags, clap::E
     Flags::from_arg_matches(&command.try_get_matches_from_mut(arguments)?)
 }
 
+/// Time that work on other threads has to end in after the client has left.
+const LAST_WORK: Duration = Duration::from_secs(2);
+
 fn serve_until_stopped(flags: Flags, environment: ClientEnvironment) -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(cores.min(8).max(flags.threads.min(64)))
         .enable_all()
         .build()?;
-    runtime.block_on(serve(flags, environment))
+    let outcome = runtime.block_on(serve(flags, environment));
+    runtime.shutdown_timeout(LAST_WORK);
+    outcome
 }
 
 async fn serve(flags: Flags, environment: ClientEnvironment) -> Result<()> {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::admission::Place;
 use mooncake_transport::{Slice, SliceMut, Transport};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -10,8 +11,8 @@ use tokio::sync::watch;
 
 use super::guest::{Guest, Seat};
 use super::message::{
-    self, Copy, Fetch, HEAD_LEN, Item, Items, Keys, NO_ROOM, Pattern, Place, Ranges, Read, Replicas, Status,
-    TaskOf, Verb, Write,
+    self, Copy, Fetch, HEAD_LEN, Item, Items, Keys, NO_ROOM, Pattern, Place as MemoryPlace, Ranges, Read,
+    Replicas, Status, TaskOf, Verb, Write,
 };
 use super::owner::{Owner, set};
 use crate::client::{Client, PutOutcome, RangeRead, is_lost};
@@ -27,18 +28,20 @@ pub(super) async fn run<T: Transport>(
     owner: &Arc<Owner<T>>,
     seat: Seat<T>,
     mut stream: UnixStream,
+    place: &Place,
     mut stopped: watch::Receiver<bool>,
 ) -> Result<()> {
     let mut left = seat.left();
     let (mut body, mut answer) = (Vec::new(), Vec::new());
     loop {
+        place.wait_for_request();
         let called = tokio::select! {
             biased;
-            called = receive(&mut stream, &mut body) => called?,
+            called = receive(&mut stream, &mut body, place) => called?,
             () = set(&mut left) => return Ok(()),
             () = set(&mut stopped) => return Ok(()),
         };
-        let Some(verb) = called else { return Ok(()) };
+        let Some(verb) = called.filter(|_| place.work()) else { return Ok(()) };
         answer.clear();
         {
             let _counted = seat.call();
@@ -59,13 +62,14 @@ pub(super) async fn run<T: Transport>(
 }
 
 /// The next call; `None` at the end of the connection.
-async fn receive(stream: &mut UnixStream, body: &mut Vec<u8>) -> Result<Option<Verb>> {
+async fn receive(stream: &mut UnixStream, body: &mut Vec<u8>, place: &Place) -> Result<Option<Verb>> {
     let mut head = [0; HEAD_LEN];
     match stream.read_exact(&mut head).await {
         Ok(_) => {}
         Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
         Err(error) => return Err(error.into()),
     }
+    place.begin_request();
     let (verb, len) = message::parse_call(head)?;
     body.clear();
     // Grows with what comes, not with what is promised.
@@ -138,12 +142,12 @@ fn missing() -> Error {
     Error::from(ErrorCode::ObjectNotFound)
 }
 
-fn slice<T: Transport>(guest: &Guest<T>, place: Place) -> Result<Slice<T>> {
+fn slice<T: Transport>(guest: &Guest<T>, place: MemoryPlace) -> Result<Slice<T>> {
     let (region, range) = guest.range(place)?;
     region.slice(range)
 }
 
-fn slice_mut<T: Transport>(guest: &Guest<T>, place: Place) -> Result<SliceMut<T>> {
+fn slice_mut<T: Transport>(guest: &Guest<T>, place: MemoryPlace) -> Result<SliceMut<T>> {
     let (region, range) = guest.range(place)?;
     // SAFETY: the light client divides its memory up, and lends no byte of it to two calls; one that breaks that rule gets a mixture of
     // both values, in memory of its own. Nothing here looks at these bytes but by copying them.
@@ -151,7 +155,8 @@ fn slice_mut<T: Transport>(guest: &Guest<T>, place: Place) -> Result<SliceMut<T>
 }
 
 async fn write<T: Transport>(client: &Client<T>, guest: &Guest<T>, call: Write<'_>) -> Result<Vec<Item>> {
-    let pieces = |pieces: &[Place]| pieces.iter().map(|place| slice(guest, *place)).collect::<Result<_>>();
+    let pieces =
+        |pieces: &[MemoryPlace]| pieces.iter().map(|place| slice(guest, *place)).collect::<Result<_>>();
     let objects: Vec<(&[u8], Vec<Slice<T>>)> =
         call.items.iter().map(|item| Ok((item.key, pieces(&item.pieces)?))).collect::<Result<_>>()?;
     Ok(if call.upsert {
@@ -186,7 +191,7 @@ async fn fetch<T: Transport>(client: &Client<T>, guest: &Guest<T>, call: Fetch<'
             }
             let start = end;
             end = (start + len).next_multiple_of(ALIGN);
-            let place = Place { offset: call.into.offset.saturating_add(start), len, ..call.into };
+            let place = MemoryPlace { offset: call.into.offset.saturating_add(start), len, ..call.into };
             reads.push(RangeRead { object, offset: 0, into: slice_mut(guest, place)? });
             of.push(i);
             Ok((len, start))

@@ -1,6 +1,7 @@
 //! Metrics in Prometheus' text format.
 
 use mooncake_core::{Error, Result};
+use mooncake_transport::admission::listeners;
 use prometheus::proto::{
     Bucket, Counter, Gauge, Histogram as Shown, LabelPair, Metric, MetricFamily, MetricType,
 };
@@ -39,6 +40,23 @@ impl Page {
 
     pub(crate) fn gauge(&mut self, name: &str, help: &str, value: u64) {
         self.gauges(name, help, [(&[] as Labels<'_>, value)]);
+    }
+
+    /// Connections of every listener of this process, under names with this prefix.
+    pub(crate) fn connections(&mut self, prefix: &str) {
+        let listeners = listeners();
+        let names: Vec<[(&str, &str); 1]> = listeners.iter().map(|at| [("listener", at.listener)]).collect();
+        let open = names.iter().zip(&listeners).map(|(labels, at)| (&labels[..], at.open));
+        self.gauges(&format!("{prefix}_connections"), "Connections that are open at a listener", open);
+        let refused: Vec<([(&str, &str); 2], u64)> = listeners
+            .iter()
+            .flat_map(|at| {
+                at.refused().map(|(reason, count)| ([("listener", at.listener), ("reason", reason)], count))
+            })
+            .collect();
+        let help = "Connections that were refused or closed by a listener, by reason";
+        let refused = refused.iter().map(|(labels, count)| (&labels[..], *count));
+        self.counters(&format!("{prefix}_connections_refused_total"), help, refused);
     }
 
     /// Counters of one name, by label.

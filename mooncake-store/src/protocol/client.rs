@@ -2,7 +2,8 @@
 //!
 //! A call writes its request in one piece and reads the answer in the caller's own task: no task of ours stands in
 //! between. A call that is dropped half-way takes its connection with it. A connection that turns out to have been
-//! closed while it lay idle costs one retry on a new one; that is safe because every call of the table may be repeated.
+//! closed while it lay idle costs one retry on a new one, and a new one that is closed without an answer two more; that is
+//! safe because every call of the table may be repeated.
 
 use std::io;
 use std::sync::Arc;
@@ -51,6 +52,9 @@ impl Default for RpcOptions {
         }
     }
 }
+
+/// Number of further connections that a call opens when new ones are closed without an answer.
+const NEW_CONNECTIONS: usize = 2;
 
 /// Calls one server. Opens no connection before the first call.
 #[derive(Debug)]
@@ -154,10 +158,16 @@ impl RpcClient {
             lane.slots.acquire().await.map_err(|_| Error::internal("the connection pool is closed"))?;
         let mut slot = Some(slot);
         let mut idle = self.take_idle(lane);
+        let (mut retries, mut closed) = (0, None);
         loop {
             let (mut connection, reused) = match idle.take() {
                 Some(connection) => (connection, true),
-                None => (self.connect().await?, false),
+                None => match (self.connect().await, closed.take()) {
+                    (Ok(connection), _) => (connection, false),
+                    // The server that closed the connection before is not there any more.
+                    (Err(_), Some(broken)) => return Err(self.broken(broken)),
+                    (Err(error), None) => return Err(error),
+                },
             };
             let to = connection.to.clone();
             let answered = tokio::select! {
@@ -177,6 +187,11 @@ impl RpcClient {
                     // Its neighbours most likely met the same end.
                     lane.idle.lock().clear();
                     tracing::debug!(server = %self.place, "an idle connection was closed; trying a new one");
+                }
+                // A server that has no place left may close a connection before its first request has come.
+                Err(broken) if retries < NEW_CONNECTIONS && broken.closed_while_idle() => {
+                    retries += 1;
+                    closed = Some(broken);
                 }
                 Err(broken) => return Err(self.broken(broken)),
             }

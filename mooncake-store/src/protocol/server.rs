@@ -12,12 +12,12 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use mooncake_core::error::{Error, ErrorCode, Result};
 use mooncake_core::fault_injection::is_planted;
+use mooncake_transport::admission::{Connections, ListenerLimits, Place};
 use mooncake_transport::net;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinSet;
+use tokio::sync::watch;
 
 use super::client::reserve;
 use super::eager::Eager;
@@ -64,17 +64,31 @@ pub type Refusal = (Status, String);
 /// How a [`Server`] behaves.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Most connections at a time; one too many is closed at once.
+    /// Name of the listener in metrics.
+    pub listener: &'static str,
+    /// Largest number of connections. One more takes the place of the connection that has waited longest for its peer; it is
+    /// closed at once where every connection works on a request.
     pub max_connections: usize,
+    /// Part of the process's descriptors that connections may take: `1 / descriptor_share`.
+    pub descriptor_share: u64,
     /// Longest request that is taken, in bytes.
     pub max_body: usize,
     /// A connection is closed when nothing has moved on it for this long. Never, if absent.
     pub idle_timeout: Option<Duration>,
+    /// A connection is closed when a request pauses for this long. Never, if absent.
+    pub request_timeout: Option<Duration>,
 }
 
 impl Default for ServerOptions {
     fn default() -> Self {
-        Self { max_connections: 16 << 10, max_body: DEFAULT_MAX_BODY, idle_timeout: None }
+        Self {
+            listener: "rpc",
+            max_connections: 16 << 10,
+            descriptor_share: 2,
+            max_body: DEFAULT_MAX_BODY,
+            idle_timeout: None,
+            request_timeout: Some(REQUEST_TIMEOUT),
+        }
     }
 }
 
@@ -129,7 +143,6 @@ impl Server {
         mut stop: watch::Receiver<bool>,
         requests: Option<Handle>,
     ) {
-        let slots = Arc::new(Semaphore::new(self.options.max_connections));
         let options = Arc::new(self.options);
         let listener = match TcpListener::from_std(self.listener) {
             Ok(listener) => listener,
@@ -137,35 +150,21 @@ impl Server {
         };
         let runtime = requests.clone().unwrap_or_else(Handle::current);
         let shared = Arc::new(Shared { overload: Overload::default(), requests });
-        let mut connections = JoinSet::new();
+        let mut connections = Connections::new(options.limits());
         let measured = shared.clone();
         let _measuring = AbortOnDrop(runtime.spawn(async move { measured.overload.measure().await }));
         loop {
-            let accepted = tokio::select! {
+            let (stream, peer) = tokio::select! {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => break,
-                Some(_) = connections.join_next() => continue,
-                accepted = listener.accept() => accepted,
-            };
-            let (stream, peer) = match accepted {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    // Out of descriptors, most likely: wait for some to come back instead of spinning.
-                    tracing::warn!(%error, "cannot accept a connection");
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                    continue;
-                }
-            };
-            let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else {
-                tracing::warn!(%peer, max = options.max_connections, "too many connections; this one is closed");
-                continue;
+                accepted = connections.accept(|cx| listener.poll_accept(cx)) => accepted,
             };
             let (service, options, stop) = (Arc::clone(&service), Arc::clone(&options), stop.clone());
             let shared = shared.clone();
-            connections.spawn(async move {
-                let _slot = slot;
+            connections.admit(|place| async move {
                 let connection = Connection {
                     stream,
+                    place,
                     inbox: Vec::new(),
                     done: 0,
                     outbox: Vec::new(),
@@ -179,12 +178,18 @@ impl Server {
             });
         }
         drop(listener);
-        let finishing = async { while connections.join_next().await.is_some() {} };
-        if tokio::time::timeout(STOP_PATIENCE, finishing).await.is_err() {
-            tracing::warn!(
-                open = connections.len(),
-                "connections that do not read their answers are cut off"
-            );
+        connections.finish(STOP_PATIENCE).await;
+    }
+}
+
+impl ServerOptions {
+    fn limits(&self) -> ListenerLimits {
+        ListenerLimits {
+            name: self.listener,
+            places: self.max_connections,
+            descriptor_share: self.descriptor_share,
+            request: self.request_timeout.into_iter().chain(self.idle_timeout).min(),
+            idle: self.idle_timeout,
         }
     }
 }
@@ -228,6 +233,8 @@ fn bind_failed(address: &str, error: io::Error) -> Error {
     Error::new(ErrorCode::RpcFail, text).with_source(error)
 }
 
+/// Longest pause inside a request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a stopping server waits for readers to take the answers they are owed.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
 /// Answers are sent when they take this many bytes, even if more requests have come.
@@ -285,6 +292,7 @@ type Parts = (std::net::TcpStream, Connection<()>);
 /// `S` is `()` while the connection moves from one runtime to another.
 struct Connection<S = TcpStream> {
     stream: S,
+    place: Place,
     inbox: Vec<u8>,
     /// Bytes of `inbox` that are answered.
     done: usize,
@@ -318,7 +326,6 @@ enum Next {
 enum End {
     Io(io::Error),
     Frame(FrameError),
-    Idle,
     /// There is another server in charge.
     Deposed,
     /// Closed with this many bytes of a request missing.
@@ -331,7 +338,6 @@ impl std::fmt::Display for End {
             End::Io(error) => error.fmt(f),
             End::Frame(error) => error.fmt(f),
             End::Deposed => f.write_str("this server is not in charge any more"),
-            End::Idle => f.write_str("nothing moved for too long"),
             End::Torn(missing) => write!(f, "closed with {missing} bytes of a request missing"),
         }
     }
@@ -339,14 +345,14 @@ impl std::fmt::Display for End {
 
 impl Connection {
     fn into_parts(self) -> io::Result<Parts> {
-        let Self { stream, inbox, done, outbox, eager, lane } = self;
-        Ok((stream.into_std()?, Connection { stream: (), inbox, done, outbox, eager, lane }))
+        let Self { stream, place, inbox, done, outbox, eager, lane } = self;
+        Ok((stream.into_std()?, Connection { stream: (), place, inbox, done, outbox, eager, lane }))
     }
 
     /// Call on the runtime that is to serve the connection.
     fn from_parts((stream, connection): Parts) -> io::Result<Self> {
-        let Connection { stream: (), inbox, done, outbox, eager, lane } = connection;
-        Ok(Self { stream: TcpStream::from_std(stream)?, inbox, done, outbox, eager, lane })
+        let Connection { stream: (), place, inbox, done, outbox, eager, lane } = connection;
+        Ok(Self { stream: TcpStream::from_std(stream)?, place, inbox, done, outbox, eager, lane })
     }
 
     /// Whether the other side has given up. What it had sent before stays readable, but nobody waits for the answer.
@@ -364,6 +370,9 @@ impl Connection {
         overload: &Overload,
     ) -> Result<Exit, End> {
         let mut stopped = std::pin::pin!(stop.wait_for(|stop| *stop));
+        if !self.place.work() {
+            return Ok(Exit::Closed);
+        }
         loop {
             if !self.inbox.is_empty()
                 && overload.is_late()
@@ -377,7 +386,9 @@ impl Connection {
                 if !service.may_answer() {
                     return Err(End::Deposed);
                 }
-                within(options.idle_timeout, self.stream.write_all(&self.outbox)).await?;
+                if !self.send().await? {
+                    return Ok(Exit::Closed);
+                }
                 self.outbox.clear();
                 self.outbox.shrink_to(KEPT_BUFFER);
             }
@@ -404,18 +415,41 @@ impl Connection {
             let count = match self.eager.read(&self.stream, &mut self.inbox) {
                 Some(outcome) => outcome.map_err(End::Io)?,
                 None => {
-                    let read = within(options.idle_timeout, self.stream.read_buf(&mut self.inbox));
-                    tokio::select! {
-                        biased;
-                        count = read => count?,
-                        _ = &mut stopped => return Ok(Exit::Closed),
+                    match self.inbox.is_empty() {
+                        true => self.place.wait_for_request(),
+                        false => self.place.wait_for_more(),
                     }
+                    let count = tokio::select! {
+                        biased;
+                        count = self.stream.read_buf(&mut self.inbox) => count.map_err(End::Io)?,
+                        _ = &mut stopped => return Ok(Exit::Closed),
+                    };
+                    if !self.place.work() {
+                        return Ok(Exit::Closed);
+                    }
+                    count
                 }
             };
             if count == 0 {
                 return if self.inbox.is_empty() { Ok(Exit::Closed) } else { Err(End::Torn(missing)) };
             }
         }
+    }
+
+    /// Sends the answers. Returns whether the connection still has its place.
+    async fn send(&mut self) -> Result<bool, End> {
+        // Most answers leave at once, which is no wait.
+        let sent = match self.stream.try_write(&self.outbox) {
+            Ok(sent) => sent,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+            Err(error) => return Err(End::Io(error)),
+        };
+        if sent == self.outbox.len() {
+            return Ok(true);
+        }
+        self.place.wait_for_request();
+        self.stream.write_all(&self.outbox[sent..]).await.map_err(End::Io)?;
+        Ok(self.place.work())
     }
 
     /// Answers the whole requests that are there, up to one that has to wait.
@@ -482,13 +516,4 @@ async fn closed(stream: &TcpStream, inbox: &mut Vec<u8>) -> Result<(), End> {
         }
     }
     std::future::pending().await
-}
-
-/// Waits for input or output, at most so long.
-async fn within<T>(limit: Option<Duration>, moving: impl Future<Output = io::Result<T>>) -> Result<T, End> {
-    let outcome = match limit {
-        None => moving.await,
-        Some(limit) => tokio::time::timeout(limit, moving).await.map_err(|_| End::Idle)?,
-    };
-    outcome.map_err(End::Io)
 }

@@ -9,7 +9,8 @@ use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_transport::http_server::{Owners, pages as directory_pages};
+use mooncake_transport::admission::ListenerLimits;
+use mooncake_transport::http_server::{self, Owners, http_limits, pages as directory_pages};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -32,7 +33,7 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    /// Stops taking requests and waits until those at work are answered.
+    /// Stops taking requests and waits until those at work are answered, for [`http_server::STOP_PATIENCE`] at most.
     pub(crate) async fn stop(mut self) {
         let _ = self.stop.send(true);
         let _ = (&mut self.task).await;
@@ -62,10 +63,10 @@ pub(super) async fn start_all(state: &Arc<State>) -> Result<Started> {
         None => None,
         Some(server) => Some(bind(&server.host, server.port, "http_metadata_server_port").await?),
     };
-    let mut pages = vec![serve(admin, while_leading(admin::pages(state.clone()), state))];
+    let mut pages = vec![serve("admin", admin, while_leading(admin::pages(state.clone()), state))];
     let metadata_at = metadata.as_ref().map(|(_, at)| *at);
     if let Some((listener, _)) = metadata {
-        pages.push(serve(listener, while_leading(metadata_pages(state), state)));
+        pages.push(serve("metadata", listener, while_leading(metadata_pages(state), state)));
     }
     Ok((pages, Some(admin_at), metadata_at))
 }
@@ -128,16 +129,20 @@ pub(crate) async fn bind(host: &str, port: u16, flag: &str) -> Result<(TcpListen
     })
 }
 
-/// Serves pages on a port that was taken.
-pub(crate) fn serve(listener: TcpListener, pages: Router) -> Pages {
+/// Largest number of connections of an HTTP port of the master, and the part of the descriptors that they may take.
+fn limits(name: &'static str) -> ListenerLimits {
+    match name {
+        "metadata" => http_limits(name, 4096, 8),
+        _ => http_limits(name, 256, 32),
+    }
+}
+
+/// Serves pages on a port that was taken, under the name that the listener has in metrics.
+pub(crate) fn serve(name: &'static str, listener: TcpListener, pages: Router) -> Pages {
     let (stop, mut stopped) = watch::channel(false);
     let until = async move {
         let _ = stopped.wait_for(|stop| *stop).await;
     };
-    let task = tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, pages).with_graceful_shutdown(until).await {
-            tracing::error!(%error, "HTTP server ended");
-        }
-    });
+    let task = tokio::spawn(http_server::serve(listener, pages, limits(name), until));
     Pages { stop, task }
 }

@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use futures::StreamExt;
 use mooncake_core::Result;
 use mooncake_core::clock::{Moment, SharedClock};
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::meta::{Hold, Leases};
 use parking_lot::Mutex;
 
@@ -199,11 +200,29 @@ impl Election {
         self.standing.show("standby", None);
     }
 
-    /// Gives the lead to whoever wants it.
+    /// Keeps leading until the last work of the leader is done, then hands the lead over. The work is done to its end even if
+    /// the lead is lost meanwhile.
+    pub(crate) async fn resign_after(&self, hold: Hold, last_work: impl Future<Output = ()>) {
+        let mut last_work = std::pin::pin!(last_work);
+        if is_planted("stopping-leader-does-not-renew") {
+            last_work.await;
+        } else {
+            tokio::select! {
+                biased;
+                () = last_work.as_mut() => {}
+                () = self.lead(&hold) => last_work.await,
+            }
+        }
+        self.resign(hold).await;
+    }
+
+    /// Hands the lead over to the next master. Waits for the directory no longer than the lease lasts.
     pub(crate) async fn resign(&self, hold: Hold) {
         self.standing.leads_no_more();
-        if let Err(error) = self.directory.let_go(hold).await {
-            tracing::debug!("the lease of the leader runs out by itself: {error}");
+        match self.within(LEASE, self.directory.let_go(hold)).await {
+            Some(Ok(())) => {}
+            Some(Err(error)) => tracing::debug!("the lease of the leader runs out by itself: {error}"),
+            None => tracing::debug!("the lease of the leader runs out by itself: no answer"),
         }
     }
 }

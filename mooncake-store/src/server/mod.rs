@@ -246,14 +246,16 @@ impl MasterServer {
         }
     }
 
-    /// Stops taking requests and waits until those at work are answered, and the last snapshot is written, if there are any.
+    /// Stops taking requests and waits until those at work are answered, for two seconds at most, then until the last snapshot
+    /// is written, if snapshots are taken. Connections with half a request, or with an answer that nobody reads, are closed.
     pub async fn stop(self) {
         self.ticker.stop();
+        // Both before the last snapshot: a page that removes objects must not be answered after it.
         #[cfg(feature = "http")]
-        for pages in self.pages {
-            pages.stop().await;
-        }
-        self.rpc.stop().await;
+        let pages = futures::future::join_all(self.pages.into_iter().map(http::Pages::stop));
+        #[cfg(not(feature = "http"))]
+        let pages = std::future::ready(());
+        futures::future::join(pages, self.rpc.stop()).await;
         if let Some(photographer) = self.photographer {
             let _ = tokio::task::spawn_blocking(move || photographer.finish()).await;
         }

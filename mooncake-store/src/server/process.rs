@@ -12,11 +12,13 @@ use std::pin::Pin;
 #[cfg(feature = "metadata-etcd")]
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, Result};
 #[cfg(feature = "metadata-etcd")]
 use mooncake_core::{clock::SystemClock, meta::master_view};
+use mooncake_transport::admission::raise_descriptor_limit;
 #[cfg(feature = "metadata-etcd")]
 use mooncake_transport::{
     etcd::EtcdMetadata,
@@ -58,6 +60,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     for note in notes {
         tracing::warn!("{note}");
     }
+    raise_descriptor_limit();
     match serve_until_stopped(config) {
         Ok(()) => 0,
         Err(error) => {
@@ -132,12 +135,17 @@ fn log(config: &MasterConfig) -> Result<()> {
     Ok(())
 }
 
+/// Time that work on other threads has to end in after the master has stopped: questions to a directory that does not answer.
+const LAST_WORK: Duration = Duration::from_secs(2);
+
 fn serve_until_stopped(config: MasterConfig) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.worker_threads())
         .enable_all()
         .build()?;
-    runtime.block_on(serve(config))
+    let outcome = runtime.block_on(serve(config));
+    runtime.shutdown_timeout(LAST_WORK);
+    outcome
 }
 
 async fn serve(config: MasterConfig) -> Result<()> {
@@ -191,7 +199,7 @@ async fn serve_while_leading(
         let standing = Arc::new(Standing::one_of_several(clock.clone()));
         let election = Election::new(directory.clone(), key.clone(), own.clone(), standing.clone());
         let (listener, _) = http::bind(&config.metrics_host, config.metrics_port, "metrics_port").await?;
-        let pages = http::serve(listener, standby_pages(standing.clone()));
+        let pages = http::serve("admin", listener, standby_pages(standing.clone()));
         let hold = tokio::select! {
             hold = election.win() => hold,
             () = &mut told_to_stop => return Ok(()),
@@ -201,6 +209,10 @@ async fn serve_while_leading(
         let started = tokio::select! {
             started = MasterServer::start_as(config.clone(), clock.clone(), standing.clone()) => started,
             () = election.lead(&hold) => continue,
+            () = &mut told_to_stop => {
+                election.resign(hold).await;
+                return Ok(());
+            }
         };
         match started {
             Ok(server) => {
@@ -209,8 +221,7 @@ async fn serve_while_leading(
                     () = election.lead(&hold) => {}
                     () = &mut told_to_stop => {
                         tracing::info!("stopping");
-                        server.stop().await;
-                        election.resign(hold).await;
+                        election.resign_after(hold, server.stop()).await;
                         return Ok(());
                     }
                 }

@@ -27,6 +27,7 @@ pub(super) fn text(state: &State) -> Result<Vec<u8>> {
     page.latencies(state);
     page.tenants(&state.master.tenants(), stats.capacity());
     page.snapshots(&state.snapshots);
+    page.connections("master");
     page.idle();
     page.text()
 }

@@ -124,6 +124,19 @@ async fn the_next_master_takes_over() {
     assert_eq!(masters.iter().filter(|master| master.leads()).count(), 1);
 }
 
+/// A leader that is told to stop while a connection holds half a request hands the lead over, and ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_stops_beside_half_a_request_hands_over() {
+    let Some((_etcd, mut masters, _members)) = cluster().await else { return };
+    let mut leader = masters.remove(0);
+    let mut half = TcpStream::connect(("127.0.0.1", leader.pages)).unwrap();
+    half.write_all(b"GET / HT").unwrap();
+    leader.process.signal("-TERM");
+    let ends = async || leader.process.0.try_wait().unwrap().is_some_and(|status| status.success());
+    eventually("it ends", TAKEOVER + SLACK, ends).await;
+    eventually("another leads", TAKEOVER + SLACK, async || masters.iter().any(Master::leads)).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_that_was_frozen_leads_no_more() {
     let Some((etcd, masters, members)) = cluster().await else { return };

@@ -29,8 +29,8 @@ pub struct HandshakeConfig {
     pub connect_timeout: Duration,
     /// How long a client waits for the reply.
     pub reply_timeout: Duration,
-    /// Connections served at once, and no more than a quarter of the files that the process may open. One more takes the place of the
-    /// oldest that has asked nothing, or has been answered; it is closed where all wait for an answer.
+    /// Largest number of connections, and no more than a quarter of the descriptors that the process may open. One more takes the
+    /// place of the connection that has waited longest for its client; it is closed where every connection works on a request.
     pub max_connections: usize,
     /// Notifications kept until somebody takes them; further ones are rejected.
     pub max_notifications: usize,

@@ -2,20 +2,19 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::time::Duration;
 
 use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, Result};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::frame::{Frame, HEADER, Kind, encode, parse_payload, payload_len};
 use super::{HandshakeConfig, HandshakeService, Notification};
-use crate::silent::{Busy, Silent, within_descriptors};
+use crate::admission::{Connections, ListenerLimits, Place};
 
 /// Bytes a client may send after its request before it is cut off.
 const MAX_DRAIN: u64 = 64 << 10;
@@ -66,34 +65,22 @@ async fn accept(
     service: Arc<dyn HandshakeService>,
     config: Arc<HandshakeConfig>,
 ) {
-    // Ends with this task, and its connections with it.
-    let mut connections = JoinSet::new();
-    let mut silent = Silent::default();
-    let most = within_descriptors(config.max_connections, 4);
+    // Ends with this task, and every connection with it.
+    let mut connections = Connections::new(ListenerLimits {
+        name: "handshake",
+        places: config.max_connections,
+        descriptor_share: 4,
+        request: Some(config.receive_timeout),
+        idle: Some(config.receive_timeout),
+    });
     loop {
-        let accepted = listener.accept().await;
-        while connections.try_join_next().is_some() {}
-        match accepted {
-            Ok((stream, peer)) => {
-                if connections.len() >= most && !silent.end_oldest() {
-                    warn!(%peer, max = most, "too many handshake connections: one is turned away");
-                    continue;
-                }
-                let (service, config, busy) = (service.clone(), config.clone(), Busy::default());
-                let about = busy.clone();
-                let task = connections.spawn(async move {
-                    if let Err(error) = serve(stream, &*service, &config, &busy).await {
-                        debug!(%peer, %error, "handshake connection closed without a reply");
-                    }
-                });
-                silent.add(task, about);
+        let (stream, peer) = connections.accept(|cx| listener.poll_accept(cx)).await;
+        let (service, config) = (service.clone(), config.clone());
+        connections.admit(|place| async move {
+            if let Err(error) = serve(stream, &*service, &config, &place).await {
+                debug!(%peer, %error, "handshake connection closed without a reply");
             }
-            Err(error) => {
-                warn!(%error, "cannot accept on the handshake port");
-                // Out of file descriptors, mostly: no event says when there are some again.
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        }
+        });
     }
 }
 
@@ -101,21 +88,22 @@ async fn serve(
     mut stream: TcpStream,
     service: &dyn HandshakeService,
     config: &HandshakeConfig,
-    busy: &Busy,
+    place: &Place,
 ) -> Result<()> {
     stream.set_nodelay(true)?;
     let silent = |_| Error::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
     let request =
         timeout(config.receive_timeout, receive(&mut stream, config.max_len)).await.map_err(silent)??;
-    busy.set(true);
+    if !place.work() {
+        return Ok(());
+    }
     let frame = parse_payload(&request)?;
     let reply = answer(&frame, service).await?;
     let reply = encode(frame.kind, frame.legacy, &reply);
+    place.wait_for_request();
     let rest = async {
         stream.write_all(&reply).await?;
         stream.shutdown().await?;
-        // It may make room now.
-        busy.set(false);
         // Closing first would turn a reply not yet read into a reset.
         tokio::io::copy(&mut (&mut stream).take(MAX_DRAIN), &mut tokio::io::sink()).await
     };

@@ -2,6 +2,7 @@
 //! escaped and the raw form of a key name the same entry.
 
 mod query;
+mod serving;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -16,9 +17,10 @@ use axum::routing::get;
 use mooncake_core::meta::{Expect, MetadataBackend};
 use mooncake_core::{ErrorKind, Result};
 use serde::Deserialize;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 
 pub use query::{decoded, parameter, raw};
+pub use serving::{STOP_PATIENCE, http_limits, serve};
 
 type Shared = Extract<Arc<State>>;
 
@@ -59,18 +61,6 @@ pub fn pages(metadata: Arc<dyn MetadataBackend>, owners: Arc<dyn Owners>) -> Rou
         .route("/health", get(async || "OK"))
         .layer(DefaultBodyLimit::max(MAX_VALUE))
         .with_state(Arc::new(State { metadata, owners }))
-}
-
-/// Serves pages until the future is ready, and those at work to their end.
-///
-/// # Errors
-/// What ends the server otherwise.
-pub async fn serve(
-    listener: TcpListener,
-    pages: Router,
-    until: impl Future<Output = ()> + Send + 'static,
-) -> Result<()> {
-    Ok(axum::serve(listener, pages).with_graceful_shutdown(until).await?)
 }
 
 async fn read(Extract(state): Shared, RawQuery(query): RawQuery) -> Response {

@@ -144,6 +144,10 @@ impl<S: Shared> Owner<S> {
         }))
     }
 
+    pub(super) fn max_served(&self) -> usize {
+        self.limits.max_served
+    }
+
     pub(super) fn board(&self) -> &Board {
         &self.board
     }

@@ -6,15 +6,12 @@ use std::time::Duration;
 use mooncake_core::clock::Rng;
 use mooncake_core::{Error, ErrorKind, Result};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::task::JoinSet;
 use tracing::debug;
 
 use super::owner::{Owner, Shared, Visitor};
 use super::record::Record;
 use super::socket::{RecordSocket, Trust};
-
-/// Pause after a connection could not be taken, mostly for want of file descriptors.
-const PAUSE: Duration = Duration::from_millis(50);
+use crate::admission::{Connections, ListenerLimits, Place};
 
 /// A new listener and the name it has in the abstract namespace: nobody else's, and gone with it. Begins with the wire's name.
 ///
@@ -30,32 +27,37 @@ pub fn listen(wire: &str) -> Result<(UnixListener, String)> {
 
 /// Serves until it is dropped.
 pub async fn serve<S: Shared>(owner: Arc<Owner<S>>, listener: UnixListener, answer_timeout: Duration) {
-    let mut peers = JoinSet::new();
+    let mut connections = Connections::new(ListenerLimits {
+        name: "same_host",
+        places: owner.max_served(),
+        descriptor_share: 16,
+        request: None,
+        idle: Some(answer_timeout),
+    });
     loop {
-        tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
-                    let owner = owner.clone();
-                    peers.spawn(async move {
-                        if let Err(error) = attend(&owner, stream, answer_timeout).await {
-                            debug!(%error, "a peer on this host is turned away");
-                        }
-                    });
-                }
-                Err(error) => {
-                    debug!(%error, "no connection from a peer on this host");
-                    tokio::time::sleep(PAUSE).await;
-                }
-            },
-            Some(_) = peers.join_next() => {}
-        }
+        let (stream, _) = connections.accept(|cx| listener.poll_accept(cx)).await;
+        let owner = owner.clone();
+        connections.admit(|place| async move {
+            if let Err(error) = attend(&owner, stream, answer_timeout, &place).await {
+                debug!(%error, "a peer on this host is turned away");
+            }
+        });
     }
 }
 
-async fn attend<S: Shared>(owner: &Arc<Owner<S>>, stream: UnixStream, limit: Duration) -> Result<()> {
+async fn attend<S: Shared>(
+    owner: &Arc<Owner<S>>,
+    stream: UnixStream,
+    limit: Duration,
+    place: &Place,
+) -> Result<()> {
     let wire = Arc::new(RecordSocket::new(stream, Trust::SameUser)?);
     // Who connects wants something at once.
     if !in_time(limit, ask(&wire)).await? {
+        return Ok(());
+    }
+    // A peer that has been given memory keeps its place until it goes: it may be in the middle of a copy.
+    if !place.work() {
         return Ok(());
     }
     let mut visitor = Listed { visitor: owner.admit(wire)?, owner, left: false };

@@ -25,6 +25,8 @@ use crate::protocol::wire::{Lent, LentParts};
 
 /// How long one that stood still is given to answer.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
+/// Largest number of connections of readers.
+const MAX_CONNECTIONS: usize = 4096;
 /// Most objects read together.
 const MAX_BATCH: usize = 4096;
 
@@ -123,7 +125,13 @@ pub(super) async fn open<T: Transport>(
     let server = match config.serve {
         true => {
             let any = if host.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
-            Some(Server::bind(any, ServerOptions::default()).await?)
+            let options = ServerOptions {
+                listener: "disk",
+                max_connections: MAX_CONNECTIONS,
+                descriptor_share: 32,
+                ..ServerOptions::default()
+            };
+            Some(Server::bind(any, options).await?)
         }
         false => None,
     };

@@ -100,7 +100,7 @@ pub(super) async fn start(
     });
     let tasks = [
         tokio::spawn(feed.clone().publish()),
-        tokio::spawn(subscribers::accept(listener, feed.subscribers.clone())),
+        tokio::spawn(subscribers::accept(listener, feed.subscribers.clone(), subscribers::MOST)),
     ];
     Ok((feed, Publisher { tasks }, at))
 }

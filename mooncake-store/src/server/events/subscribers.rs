@@ -8,14 +8,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use mooncake_transport::admission::{Connections, ListenerLimits, Place};
+use mooncake_transport::net;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 
-/// Subscribers at most.
-const MOST: usize = 256;
+/// Largest number of connections of subscribers.
+pub(super) const MOST: usize = 256;
 /// How long a peer may take to say who it is.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Largest frame that a subscriber may send, in bytes.
@@ -58,46 +60,52 @@ impl Subscribers {
         }
     }
 
-    /// Serves one subscriber until it goes.
-    async fn serve(&self, stream: TcpStream) -> io::Result<()> {
-        stream.set_nodelay(true)?;
+    /// Serves one subscriber until it goes. A subscriber is as long idle as it has neither asked for anything nor taken a
+    /// message.
+    async fn serve(&self, stream: TcpStream, place: &Place) -> io::Result<()> {
+        net::keep_connection(&stream)?;
         let (mut input, mut output) = stream.into_split();
         let shaken = tokio::time::timeout(HANDSHAKE, handshake(&mut input, &mut output));
         shaken.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         let subscriber = Arc::new(Subscriber::default());
         self.0.lock().push(subscriber.clone());
-        let outcome = tokio::select! {
-            outcome = listen(&subscriber, &mut input) => outcome,
-            outcome = write(&subscriber, &mut output) => outcome,
-        };
-        self.0.lock().retain(|other| !Arc::ptr_eq(other, &subscriber));
-        outcome
+        let _listed = Listed { all: self, subscriber: &subscriber };
+        tokio::select! {
+            outcome = listen(&subscriber, &mut input, place) => outcome,
+            outcome = write(&subscriber, &mut output, place) => outcome,
+        }
     }
 }
 
-/// Takes in whoever comes.
-pub(super) async fn accept(listener: TcpListener, subscribers: Subscribers) {
-    let seats = Arc::new(Semaphore::new(MOST));
-    let mut served = tokio::task::JoinSet::new();
+/// A subscriber in the list, until its connection ends, also where that is closed for another.
+struct Listed<'a> {
+    all: &'a Subscribers,
+    subscriber: &'a Arc<Subscriber>,
+}
+
+impl Drop for Listed<'_> {
+    fn drop(&mut self) {
+        self.all.0.lock().retain(|other| !Arc::ptr_eq(other, self.subscriber));
+    }
+}
+
+/// Accepts subscribers, and serves each.
+pub(super) async fn accept(listener: TcpListener, subscribers: Subscribers, most: usize) {
+    let mut connections = Connections::new(ListenerLimits {
+        name: "events",
+        places: most,
+        descriptor_share: 16,
+        request: None,
+        idle: None,
+    });
     loop {
-        let Ok(seat) = seats.clone().acquire_owned().await else { return };
-        match listener.accept().await {
-            Ok((stream, from)) => {
-                let subscribers = subscribers.clone();
-                served.spawn(async move {
-                    if let Err(error) = subscribers.serve(stream).await {
-                        tracing::debug!(%from, %error, "a subscriber to events went");
-                    }
-                    drop(seat);
-                });
+        let (stream, from) = connections.accept(|cx| listener.poll_accept(cx)).await;
+        let subscribers = subscribers.clone();
+        connections.admit(|place| async move {
+            if let Err(error) = subscribers.serve(stream, &place).await {
+                tracing::debug!(%from, %error, "a subscriber to events went");
             }
-            // Most likely there are no file descriptors left; some come back.
-            Err(error) => {
-                tracing::warn!(%error, "a subscriber to events could not be taken in");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
-        while served.try_join_next().is_some() {}
+        });
     }
 }
 
@@ -122,9 +130,10 @@ async fn handshake(input: &mut OwnedReadHalf, output: &mut OwnedWriteHalf) -> io
 }
 
 /// Heeds what a subscriber wants.
-async fn listen(subscriber: &Subscriber, input: &mut OwnedReadHalf) -> io::Result<()> {
+async fn listen(subscriber: &Subscriber, input: &mut OwnedReadHalf, place: &Place) -> io::Result<()> {
     loop {
         let (flags, body) = frame(input).await?;
+        place.wait_for_request();
         // Version 3.0 subscribes by a message, 3.1 by a command.
         let (wants, topic) = if flags & COMMAND == 0 {
             match body.split_first() {
@@ -147,12 +156,13 @@ async fn listen(subscriber: &Subscriber, input: &mut OwnedReadHalf) -> io::Resul
     }
 }
 
-async fn write(subscriber: &Subscriber, output: &mut OwnedWriteHalf) -> io::Result<()> {
+async fn write(subscriber: &Subscriber, output: &mut OwnedWriteHalf, place: &Place) -> io::Result<()> {
     loop {
         let next = subscriber.waiting.lock().messages.pop_front();
         match next {
             Some(message) => {
                 output.write_all(&message).await?;
+                place.wait_for_request();
                 subscriber.waiting.lock().bytes -= message.len();
             }
             None => subscriber.filled.notified().await,

@@ -110,6 +110,10 @@ struct Master {
     trouble: Arc<Mutex<Trouble>>,
     frozen: bool,
     told_to_stop: Arc<Mutex<bool>>,
+    /// Time that its last work takes once it is told to stop.
+    last_work: Arc<Mutex<Duration>>,
+    /// Whether it led when its last work was done.
+    led_to_the_end: Arc<Mutex<Option<bool>>>,
     life: BoxFuture<'static, ()>,
 }
 
@@ -185,6 +189,9 @@ impl Master {
         election.pace = Arc::new(pace());
         let told_to_stop = Arc::new(Mutex::new(false));
         let told = told_to_stop.clone();
+        let (last_work, led_to_the_end) = (Arc::new(Mutex::new(Duration::ZERO)), Arc::new(Mutex::new(None)));
+        let (takes, led, own) = (last_work.clone(), led_to_the_end.clone(), standing.clone());
+        let time = pace();
         let life = Box::pin(async move {
             loop {
                 let hold = election.win().await;
@@ -192,13 +199,18 @@ impl Master {
                 tokio::select! {
                     () = election.lead(&hold) => {}
                     () = stopped => {
-                        election.resign(hold).await;
+                        let work = async {
+                            let takes = *takes.lock();
+                            time.sleep(takes).await;
+                            *led.lock() = Some(own.leads());
+                        };
+                        election.resign_after(hold, work).await;
                         return pending().await;
                     }
                 }
             }
         });
-        Self { standing, trouble, frozen: false, told_to_stop, life }
+        Self { standing, trouble, frozen: false, told_to_stop, last_work, led_to_the_end, life }
     }
 
     fn have(&self, trouble: Trouble) {
@@ -229,6 +241,30 @@ fn who_is_told_to_stop_hands_over_at_once() {
     *cluster.masters[leader].told_to_stop.lock() = true;
     let (_, took) = cluster.until_another_leads(leader);
     assert!(took <= 2 * STEP, "{took:?}");
+}
+
+/// A large snapshot is written while the leader stops: it leads until that is done, so that the snapshot counts.
+#[test]
+fn a_stopping_leader_leads_until_its_last_work_is_done() {
+    let (mut cluster, leader) = Cluster::led();
+    *cluster.masters[leader].last_work.lock() = 3 * LEASE;
+    *cluster.masters[leader].told_to_stop.lock() = true;
+    let (_, took) = cluster.until_another_leads(leader);
+    assert_eq!(*cluster.masters[leader].led_to_the_end.lock(), Some(true), "another led after {took:?}");
+    assert!(took <= 3 * LEASE + 4 * STEP, "{took:?}");
+}
+
+/// A leader that loses the lead while it stops ends its work all the same.
+#[test]
+fn a_stopping_leader_that_is_cut_off_ends_its_work() {
+    let (mut cluster, leader) = Cluster::led();
+    *cluster.masters[leader].last_work.lock() = 3 * LEASE;
+    *cluster.masters[leader].told_to_stop.lock() = true;
+    cluster.masters[leader].have(Trouble::CutOff);
+    let (_, took) = cluster.until_another_leads(leader);
+    assert!(took <= 2 * LEASE, "{took:?}");
+    cluster.run(3 * LEASE);
+    assert_eq!(*cluster.masters[leader].led_to_the_end.lock(), Some(false));
 }
 
 #[test]

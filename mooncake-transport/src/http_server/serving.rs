@@ -1,0 +1,181 @@
+//! HTTP connections of one listener: places, time limits, and an end that does not wait for peers.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::http::Request;
+use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use mooncake_core::fault_injection::is_planted;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tower_service::Service;
+
+use crate::admission::{Connections, ListenerLimits, Place};
+
+/// Longest time between the first byte of a request and the end of its header, and between two parts of its body.
+const REQUEST: Duration = Duration::from_secs(10);
+/// Longest time between two requests of a connection. Clients keep idle connections for less.
+const IDLE: Duration = Duration::from_secs(75);
+/// Time that requests have to be answered in once the server stops.
+pub const STOP_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Returns the bounds of an HTTP listener of that name.
+pub fn http_limits(name: &'static str, places: usize, descriptor_share: u64) -> ListenerLimits {
+    ListenerLimits { name, places, descriptor_share, request: Some(REQUEST), idle: Some(IDLE) }
+}
+
+/// Serves pages until the future is ready. Requests whose header has come by then are answered within [`STOP_PATIENCE`];
+/// then every connection is closed.
+pub async fn serve(
+    listener: TcpListener,
+    pages: Router,
+    limits: ListenerLimits,
+    until: impl Future<Output = ()> + Send,
+) {
+    let mut connections = Connections::new(limits);
+    let (stop, stopped) = watch::channel(false);
+    let mut until = std::pin::pin!(until);
+    loop {
+        let (stream, peer) = tokio::select! {
+            biased;
+            () = &mut until => break,
+            accepted = connections.accept(|cx| listener.poll_accept(cx)) => accepted,
+        };
+        let (pages, stopped) = (pages.clone(), stopped.clone());
+        connections.admit(|place| async move {
+            if let Err(error) = serve_connection(stream, pages, place, stopped).await {
+                tracing::debug!(%peer, %error, "HTTP connection ended");
+            }
+        });
+    }
+    drop(listener);
+    stop.send_replace(true);
+    let patience = if is_planted("pages-stop-waits-for-peers") { Duration::MAX } else { STOP_PATIENCE };
+    connections.finish(patience).await;
+}
+
+async fn serve_connection(
+    stream: TcpStream,
+    pages: Router,
+    place: Place,
+    mut stopped: watch::Receiver<bool>,
+) -> hyper::Result<()> {
+    let place = Arc::new(place);
+    let io = TokioIo::new(Watched { stream, place: place.clone() });
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (place, mut pages) = (place.clone(), pages.clone());
+        async move {
+            // A connection that has been closed meanwhile is aborted at the next await, before the pages see the request.
+            if !place.work() {
+                std::future::pending::<()>().await;
+            }
+            let _working = Working(&place);
+            let body = |body| Body::new(WatchedBody { body, place: place.clone() });
+            // Routers are always ready.
+            pages.call(request.map(body)).await
+        }
+    });
+    let mut connection = std::pin::pin!(http1::Builder::new().serve_connection(io, service));
+    tokio::select! {
+        biased;
+        ended = connection.as_mut() => return ended,
+        _ = stopped.wait_for(|stop| *stop) => connection.as_mut().graceful_shutdown(),
+    }
+    connection.await
+}
+
+/// A request that is being answered. Afterwards the connection waits for its peer.
+struct Working<'a>(&'a Place);
+
+impl Drop for Working<'_> {
+    fn drop(&mut self) {
+        self.0.wait_for_request();
+    }
+}
+
+/// A stream whose first bytes begin a request.
+struct Watched {
+    stream: TcpStream,
+    place: Arc<Place>,
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
+        self.place.begin_request();
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+/// A body whose missing parts are waited for, which is no work.
+struct WatchedBody {
+    body: Incoming,
+    place: Arc<Place>,
+}
+
+impl hyper::body::Body for WatchedBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        match Pin::new(&mut self.body).poll_frame(cx) {
+            Poll::Pending => {
+                self.place.wait_within_request();
+                Poll::Pending
+            }
+            frame if self.place.work() => frame,
+            // The connection has been closed: its task is about to be dropped.
+            _ => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
