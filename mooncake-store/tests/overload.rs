@@ -28,7 +28,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 /// Time that the master takes for a read. One thread answers all of them.
-const COST: Duration = Duration::from_millis(4);
+const COST: Duration = Duration::from_millis(10);
 /// Clients, and the reads that each of them has under way: each read waits for all others.
 const CLIENTS: u64 = 10;
 const READS: usize = 60;

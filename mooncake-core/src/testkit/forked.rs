@@ -1,26 +1,33 @@
 //! Children of a fork.
 
-use std::io;
+use std::io::{self, Read};
+use std::os::fd::AsRawFd;
 
 /// Longest life of a child in seconds, should nobody end it.
 const LIFE: u32 = 180;
 
-/// Forks a child that does nothing and lives on when its parent dies. Returns its number.
+/// Forks a child that does nothing and lives on when its parent dies. Returns its number once the fork handlers of the child have run.
 ///
 /// # Errors
 /// The system's error.
 pub fn fork_child() -> io::Result<u32> {
+    let (mut ready, tell) = io::pipe()?;
     // SAFETY: the child calls what is allowed there only.
-    match unsafe { libc::fork() } {
-        // SAFETY: both calls are allowed in a child.
+    let child = match unsafe { libc::fork() } {
+        // SAFETY: all calls are allowed in a child, and the byte is of the program.
         0 => unsafe {
+            libc::write(tell.as_raw_fd(), b"!".as_ptr().cast(), 1);
+            libc::close(tell.as_raw_fd());
             libc::alarm(LIFE);
             loop {
                 libc::pause();
             }
         },
-        child => u32::try_from(child).map_err(|_| io::Error::last_os_error()),
-    }
+        child => u32::try_from(child).map_err(|_| io::Error::last_os_error())?,
+    };
+    drop(tell);
+    ready.read_exact(&mut [0])?;
+    Ok(child)
 }
 
 /// Child of a fork, ended when dropped. It need not be a child of this process.
