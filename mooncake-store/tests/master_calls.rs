@@ -28,6 +28,8 @@ fn options() -> MasterOptions {
         max_soft_pin_ttl: Duration::from_secs(10),
         soft_pin_ttl: Duration::from_secs(2),
         client_ttl: Duration::from_secs(600),
+        // The recorded conversation waits no longer than this before it uses remounted memory.
+        remount_rest: Some(Duration::from_secs(2)),
         ..MasterOptions::default()
     }
 }

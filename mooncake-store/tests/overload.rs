@@ -28,7 +28,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 /// Time that the master takes for a read. One thread answers all of them.
-const COST: Duration = Duration::from_millis(10);
+const COST: Duration = Duration::from_millis(4);
 /// Clients, and the reads that each of them has under way: each read waits for all others.
 const CLIENTS: u64 = 10;
 const READS: usize = 60;
@@ -143,7 +143,7 @@ async fn overload(span: Duration) {
         shed: AtomicU64::new(0),
     });
     let server = OneThread::start(service.clone());
-    let options = RpcOptions { call_timeout: Duration::from_secs(2), ..RpcOptions::default() };
+    let options = RpcOptions::default();
     let clients: Vec<_> =
         (0..CLIENTS).map(|_| Arc::new(RemoteMaster::new(server.address.clone(), options.clone()))).collect();
     for (number, client) in (0..).zip(&clients) {

@@ -299,7 +299,7 @@ async fn doctor_names_a_master_of_another_version() {
             let mut asked = [0; 1024];
             let _ = std::io::Read::read(&mut stream, &mut asked);
             let mut reply = Vec::new();
-            frame::write_reply(&mut reply, 1, |out| {
+            frame::write_reply(&mut reply, frame::FIRST_SEQ + 1, |out| {
                 pack::encode(&Answer::<String>::Ok("9.8.7".into()), out);
                 Ok(())
             });
