@@ -115,6 +115,9 @@ mod tests {
     use crate::memory::{HostMemory, lock_alone};
     use crate::testkit::ForkedChild;
 
+    /// Held by each test: the child of another test inherits a descriptor that is open and not registered yet.
+    static ALONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+
     /// What a descriptor of a child leads to.
     fn descriptor(child: &ForkedChild, number: i32) -> String {
         let link = std::fs::read_link(format!("/proc/{}/fd/{number}", child.0));
@@ -123,6 +126,7 @@ mod tests {
 
     #[test]
     fn a_port_is_free_while_a_child_lives_on() {
+        let _alone = ALONE.lock();
         let listener = ParentOnly::new(TcpListener::bind("127.0.0.1:0").unwrap());
         let at = listener.local_addr().unwrap();
         let child = ForkedChild::fork().unwrap();
@@ -137,6 +141,7 @@ mod tests {
 
     #[test]
     fn a_lock_is_free_while_a_child_lives_on() {
+        let _alone = ALONE.lock();
         let path = std::env::temp_dir().join(format!("mooncake-fork-{}", std::process::id()));
         let open = || File::options().read(true).write(true).create(true).truncate(false).open(&path);
         let memory = HostMemory::map_alone(open().unwrap(), 4096, None).unwrap();
@@ -150,6 +155,7 @@ mod tests {
 
     #[test]
     fn what_is_dropped_is_not_given_up() {
+        let _alone = ALONE.lock();
         let first = ParentOnly::new(TcpListener::bind("127.0.0.1:0").unwrap());
         let number = first.as_raw_fd();
         drop(first);
