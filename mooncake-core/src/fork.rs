@@ -118,7 +118,7 @@ mod tests {
     /// Held by each test: the child of another test inherits a descriptor that is open and not registered yet.
     static ALONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 
-    /// What a descriptor of a child leads to.
+    /// Target of a descriptor of a child.
     fn descriptor(child: &ForkedChild, number: i32) -> String {
         let link = std::fs::read_link(format!("/proc/{}/fd/{number}", child.0));
         link.map(|to| to.display().to_string()).unwrap_or_default()

@@ -77,7 +77,7 @@ class Directory(KVBootstrapServer):
         return next(int(d["tcp_data_port"]) for d in descriptors if d.get("tcp_data_port"))
 
 
-# What runs in processes of its own.
+# Programs that run in processes of their own.
 
 
 async def relay(to: int, delay: float) -> None:
@@ -359,7 +359,7 @@ async def ending_reader(store: MooncakeDistributedStoreAsync, options: argparse.
     assert all(isinstance(one, asyncio.CancelledError) for one in ended), ended
 
 
-# What starts all that.
+# Start of the programs.
 
 
 @contextlib.contextmanager

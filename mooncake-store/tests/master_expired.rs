@@ -10,7 +10,7 @@ use mooncake_core::error::ErrorCode;
 use mooncake_core::replica::{ReplicateConfig, Segment};
 use mooncake_store::protocol::wire::StoredReplica;
 
-/// What the master lists for a segment.
+/// Replicas that the master lists for a segment.
 fn listed(rig: &Rig, who: u64, segment: &Segment) -> Vec<StoredReplica> {
     let (mut after, mut stored) = (0, Vec::new());
     loop {
@@ -74,7 +74,7 @@ fn what_nobody_touched_is_served_again() {
     assert!(listed(&rig, 1, &segment).is_empty());
 }
 
-/// What is removed after it was listed does not come back: the list of the master counts, not that of the client.
+/// An object that is removed after it was listed does not come back: the list of the master counts, not that of the client.
 #[test]
 fn what_is_removed_after_it_was_listed_stays_away() {
     let rig = Rig::new();

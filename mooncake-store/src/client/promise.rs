@@ -16,7 +16,7 @@ use crate::protocol::wire::Welcome;
 /// Longest time that a client waits before it announces objects, whatever the master says.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
-/// What masters promised.
+/// Longest times that masters promised.
 #[derive(Debug, Default)]
 pub(super) struct Promises {
     /// Longest promise of the present master.

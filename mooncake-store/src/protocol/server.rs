@@ -246,7 +246,7 @@ const READ_AHEAD: usize = 4 << 10;
 /// Bytes of buffer a connection keeps between requests.
 const KEPT_BUFFER: usize = 256 << 10;
 
-/// What the connections of a server share.
+/// State that the connections of a server share.
 #[derive(Debug)]
 struct Shared {
     overload: Overload,
@@ -305,7 +305,7 @@ struct Connection<S = TcpStream> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
     Closed,
-    /// Its next request belongs to another lane.
+    /// The next request of the connection belongs to another lane.
     Moves,
 }
 

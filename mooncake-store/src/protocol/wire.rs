@@ -250,7 +250,7 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// What a master tells a client that mounts memory.
+    /// Answer of a master to a client that mounts memory.
     pub struct Welcome {
         /// Longest time, in milliseconds, for which leases and grants of this master may hold.
         pub promise_ms: u64,

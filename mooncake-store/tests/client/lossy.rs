@@ -34,7 +34,7 @@ struct Front {
     late: Mutex<Duration>,
     /// As masters of the existing system: it knows nothing of numbers.
     existing: bool,
-    /// It keeps inventories.
+    /// Whether the master keeps inventories.
     lists: bool,
     /// Masters so far: each has an epoch of its own.
     masters: AtomicU64,
