@@ -5,9 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::{Rng, SharedClock};
-use mooncake_core::evict::EvictionPolicy;
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::ids::{ClientId, Uuid};
 use mooncake_core::memory::{HostMemory, HostMemoryOptions};
@@ -32,13 +30,12 @@ use super::metrics::Metrics;
 use super::peers::Unreachable;
 use super::staging::Staging;
 use super::{Client, Inner, names, version};
-use crate::api::MasterApi;
-use crate::master::Master;
-use crate::protocol::client::{RpcClient, RpcOptions};
-use crate::protocol::frame::FrameError;
-use crate::protocol::place::Place;
-use crate::protocol::remote::RemoteMaster;
-use crate::transport_set::{TransportOptions, TransportSet};
+use mooncake_engine::transport_set::{TransportOptions, TransportSet};
+use mooncake_protocol::api::{EmbeddedMaster, MasterApi};
+use mooncake_protocol::client::{RpcClient, RpcOptions};
+use mooncake_protocol::frame::FrameError;
+use mooncake_protocol::place::Place;
+use mooncake_protocol::remote::RemoteMaster;
 
 /// The cluster of masters that are told no name for theirs.
 #[cfg(feature = "metadata-etcd")]
@@ -77,8 +74,8 @@ impl MasterHandle {
 
     /// A master in this process, called without sockets. Clients that are given handles of the same master find each
     /// other, over the loopback network unless they are told to use another wire. While one of them lives, the master's
-    /// [`tick`](Master::tick) is called; its clock becomes theirs.
-    pub fn embedded<A: SegmentAllocator, E: EvictionPolicy>(master: Arc<Master<A, E>>) -> Self {
+    /// [`do_due_work`](EmbeddedMaster::do_due_work) is called; its clock becomes theirs.
+    pub fn embedded<M: EmbeddedMaster>(master: Arc<M>) -> Self {
         static CLUSTERS: Mutex<Vec<(usize, Weak<Embedded>)>> = Mutex::new(Vec::new());
         let address = Arc::as_ptr(&master).addr();
         let mut clusters = CLUSTERS.lock();
@@ -92,7 +89,7 @@ impl MasterHandle {
         let cluster = Arc::new(Embedded {
             net: LoopbackNet::with_clock(clock.clone()),
             clock,
-            tick: Box::new(move || drop(ticked.tick())),
+            tick: Box::new(move || ticked.do_due_work()),
             directory: Arc::default(),
             master,
         });
@@ -118,8 +115,8 @@ impl From<String> for MasterHandle {
     }
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> From<Arc<Master<A, E>>> for MasterHandle {
-    fn from(master: Arc<Master<A, E>>) -> Self {
+impl<M: EmbeddedMaster> From<Arc<M>> for MasterHandle {
+    fn from(master: Arc<M>) -> Self {
         Self::embedded(master)
     }
 }
@@ -590,7 +587,7 @@ impl MasterHandle {
 }
 
 /// Where the master of an address is, or of the leader of a cluster.
-pub(crate) fn place(address: &str, cluster: &str) -> Result<Place> {
+pub fn place(address: &str, cluster: &str) -> Result<Place> {
     let Some((scheme, _)) = address.split_once("://") else {
         HostPort::exact(address).map_err(|error| error.context("the master"))?;
         return Ok(Place::Fixed(address.into()));

@@ -12,7 +12,7 @@ use mooncake_transport::engine::HandshakePort;
 use super::cache::HotCacheConfig;
 use super::disk::OffloadConfig;
 use super::inventory::SegmentFile;
-use crate::api::DEFAULT_TENANT;
+use mooncake_protocol::api::DEFAULT_TENANT;
 
 /// Smallest segment or local buffer that makes sense, in bytes; zero is allowed and means none.
 pub(crate) const MIN_BUFFER: u64 = 1024;
@@ -206,7 +206,7 @@ fn buffer_size(name: &str, bytes: u64, max: u64) -> Result<()> {
 
 /// Host and port of `host`, `host:port`, `[v6]`, `[v6]:port` or a bare IPv6 address; the port is absent when it is not
 /// a number.
-pub(crate) fn split_port(name: &str) -> (&str, Option<u16>) {
+pub fn split_port(name: &str) -> (&str, Option<u16>) {
     if let Some(rest) = name.strip_prefix('[') {
         let Some((host, tail)) = rest.split_once(']') else { return (name, None) };
         return (host, tail.strip_prefix(':').and_then(|p| p.parse().ok()));
@@ -219,12 +219,12 @@ pub(crate) fn split_port(name: &str) -> (&str, Option<u16>) {
 }
 
 /// `host:port`, with brackets where an IPv6 address needs them.
-pub(crate) fn join_port(host: &str, port: u16) -> String {
+pub fn join_port(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 /// What the master knows a host by: the name without its port, empty for names that mean "this machine" anywhere.
-pub(crate) fn host_id(local_hostname: &str) -> &str {
+pub fn host_id(local_hostname: &str) -> &str {
     match split_port(local_hostname).0 {
         "localhost" | "127.0.0.1" | "0.0.0.0" | "::1" | "::" => "",
         host => host,

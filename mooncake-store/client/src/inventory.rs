@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 use super::checksum::Sum;
 use super::deadline::Deadline;
 use super::{Client, Inner};
-use crate::protocol::wire::{InventoryPage, StoredReplica};
+use mooncake_protocol::wire::{InventoryPage, StoredReplica};
 
 use self::lasting::Journal;
 pub(super) use self::lasting::Opened;
@@ -646,7 +646,7 @@ mod tests {
     use mooncake_core::ids::{ClientId, Uuid};
 
     use super::*;
-    use crate::protocol::wire::InventoryChange;
+    use mooncake_protocol::wire::InventoryChange;
 
     fn stored(number: u64) -> StoredReplica {
         StoredReplica {

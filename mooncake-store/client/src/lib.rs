@@ -1,5 +1,7 @@
 //! The client: puts objects into the cluster's memory and reads them out of it, and offers memory of its own.
 
+#![deny(unsafe_code)]
+
 #[allow(unsafe_code)]
 mod buffers;
 mod builder;
@@ -11,6 +13,8 @@ mod disk;
 mod get;
 mod heartbeat;
 mod inventory;
+#[cfg(feature = "local")]
+pub mod local;
 mod located;
 mod metrics;
 mod mount;
@@ -64,19 +68,22 @@ pub use self::ranges::{RangeOutcome, RangeRead};
 pub use self::sessions::{RangeWrite, Reservation};
 pub use self::version::MASTER_VERSIONS;
 
+/// Parts of the client that the programs of the store share.
+#[doc(hidden)]
+pub mod programs {
+    pub use super::builder::place as master_place;
+    pub use super::config::{host_id, join_port, split_port};
+    pub use super::version::check as check_version;
+}
+
 use self::cache::HotCache;
 pub(crate) use self::deadline::Deadline;
 use self::inventory::Inventory;
 use self::mount::{Mounted, Moving};
 use self::peers::Unreachable;
 use self::staging::Staging;
-#[cfg(feature = "cli")]
-pub(crate) use self::{
-    builder::place as master_place, config::host_id, config::join_port, config::split_port,
-    version::check as check_version,
-};
-use crate::api::{Caller, MasterApi};
-use crate::transport_set::TransportSet;
+use mooncake_engine::transport_set::TransportSet;
+use mooncake_protocol::api::{Caller, MasterApi};
 
 /// A member of the cluster. Clones are the same member; [`close`](Client::close) or dropping the last one ends it.
 ///

@@ -10,8 +10,8 @@ use mooncake_core::{ErrorKind, Result};
 use mooncake_transport::Transport;
 
 use super::{Client, Inner, PutOutcome};
-use crate::metrics::Micros;
-use crate::protocol::meter::CallMeter;
+use mooncake_protocol::meter::CallMeter;
+use mooncake_protocol::metrics::Micros;
 
 /// Declares the calls that are counted by name, in the order of the page.
 macro_rules! operations {

@@ -12,7 +12,7 @@ use super::buffers::Incoming;
 use super::get::{self, Outcome, Want};
 use super::metrics::Operation;
 use super::put::{self, Item, Payload, PutOutcome};
-use crate::api::WriteMode;
+use mooncake_protocol::api::WriteMode;
 
 /// What a read into a slice comes to: the length of the value or `None` for a miss, and the slice.
 pub type ReadInto<T> = (Result<Option<usize>>, SliceMut<T>);

@@ -19,8 +19,8 @@ use super::cache::{HotCache, HotCacheStats};
 use super::disk::{DiskReport, FileReport};
 use super::metrics::{Direction, Metrics};
 use super::{Client, Inner};
-use crate::metrics::{Labels, Page};
-use crate::server::http;
+use mooncake_protocol::http;
+use mooncake_protocol::metrics::{Labels, Page};
 
 const TEXT: &str = "text/plain; version=0.0.4";
 
@@ -57,12 +57,8 @@ impl<T: Transport> Client<T> {
     }
 
     /// As [`serve_pages`](Self::serve_pages), with gauges of the caller's.
-    pub(crate) async fn serve_pages_with(
-        &self,
-        host: &str,
-        port: u16,
-        more: Box<More>,
-    ) -> Result<ClientPages> {
+    #[doc(hidden)]
+    pub async fn serve_pages_with(&self, host: &str, port: u16, more: Box<More>) -> Result<ClientPages> {
         let (listener, at) = http::bind(host, port, "http_port").await?;
         let about = About { client: Arc::new(Weak(Arc::downgrade(&self.inner))), more: more.into() };
         Ok(ClientPages { pages: http::serve("pages", listener, router(about)), at })

@@ -11,7 +11,7 @@ use mooncake_transport::Transport;
 
 use super::Inner;
 use super::deadline::Deadline;
-use crate::protocol::wire::Welcome;
+use mooncake_protocol::wire::Welcome;
 
 /// Longest time that a client waits before it announces objects, whatever the master says.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);

@@ -26,7 +26,7 @@ use super::metrics::Operation;
 use super::room::{Room, may_come, too_large};
 use super::send::{Flight, Target};
 use super::{Inner, again, shown};
-use crate::api::{EndItem, PutItem, WriteMode};
+use mooncake_protocol::api::{EndItem, PutItem, WriteMode};
 
 /// How often space is asked for, when members that were to hold the object could not be reached.
 const ATTEMPTS: usize = 4;

@@ -17,7 +17,7 @@ use super::metrics::Operation;
 use super::put::{Attempt, OURS_FOR, of_some};
 use super::room::{Room, may_come, too_large};
 use super::{Client, again, shown};
-use crate::api::{EndItem, PutItem, WriteMode};
+use mooncake_protocol::api::{EndItem, PutItem, WriteMode};
 
 /// Space granted for an object that nobody can read yet.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use mooncake_transport::Transport;
 
 use super::metrics::{Direction, Metrics, OperationCounts};
 use super::{Client, Inner};
-use crate::metrics::{MICROS, Micros, human};
+use mooncake_protocol::metrics::{MICROS, Micros, human};
 
 impl Metrics {
     /// Several lines of text: bytes, latencies, calls to the master, and calls of the store.

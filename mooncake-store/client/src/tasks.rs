@@ -13,8 +13,8 @@ use serde::Deserialize;
 
 use super::deadline::Deadline;
 use super::{Client, Inner};
-use crate::api::{Caller, CopyToken};
-use crate::protocol::wire::{Task, TaskInfo, TaskKind, TaskReport, TaskStatus};
+use mooncake_protocol::api::{Caller, CopyToken};
+use mooncake_protocol::wire::{Task, TaskInfo, TaskKind, TaskReport, TaskStatus};
 
 /// Most tasks fetched at a time, and most made at a time.
 const FETCHED: u64 = 16;

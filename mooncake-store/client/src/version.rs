@@ -6,7 +6,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 pub const MASTER_VERSIONS: &[&str] = &["2.0.0"];
 
 /// `INVALID_VERSION`, naming both, unless the master's version is one of [`MASTER_VERSIONS`].
-pub(crate) fn check(master: &str) -> Result<()> {
+pub fn check(master: &str) -> Result<()> {
     if MASTER_VERSIONS.contains(&master) {
         return Ok(());
     }

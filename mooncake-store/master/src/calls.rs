@@ -10,16 +10,16 @@ use mooncake_core::evict::EvictionPolicy;
 use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
 
-use super::inventory::InventoryCalls;
-use super::pack;
-use super::service::{ObjectCalls, OwnerCalls, SegmentCalls, TaskCalls};
-use super::tiers::TierCalls;
-use super::wire::{
+use crate::{Master, Put, Writer};
+use mooncake_protocol::api::{Caller, CopyToken, EndItem, PingReply, PutItem, WriteMode};
+use mooncake_protocol::inventory::InventoryCalls;
+use mooncake_protocol::pack;
+use mooncake_protocol::service::{ObjectCalls, OwnerCalls, SegmentCalls, TaskCalls};
+use mooncake_protocol::tiers::TierCalls;
+use mooncake_protocol::wire::{
     CopyPlan, DiskWork, InventoryPage, MovePlan, OffloadItem, PromotionPlan, StorageConfig, StoredAt,
     StoredReplica, Task, TaskInfo, TaskKind, TaskReport, Welcome,
 };
-use crate::api::{Caller, CopyToken, EndItem, PingReply, PutItem, WriteMode};
-use crate::master::{Master, Put, Writer};
 
 impl<A: SegmentAllocator, E: EvictionPolicy> ObjectCalls for Master<A, E> {
     fn exist(&self, tenant: &str, key: &[u8]) -> Result<bool> {

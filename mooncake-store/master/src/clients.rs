@@ -15,7 +15,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use super::Master;
 use super::graves::Graves;
 use super::segments::Mounted;
-use crate::api::PingReply;
+use mooncake_protocol::api::PingReply;
 
 /// When each client was last heard of.
 #[derive(Default)]

@@ -13,8 +13,8 @@ use super::directory::{Copying, Object, Replicas, Shard};
 use super::hot::{epoch, not_asked_for};
 use super::put::absent;
 use super::segments::Held;
-use crate::api::CopyToken;
-use crate::protocol::wire::{CopyPlan, MovePlan, TaskKind};
+use mooncake_protocol::api::CopyToken;
+use mooncake_protocol::wire::{CopyPlan, MovePlan, TaskKind};
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// Grants space for another replica in each target segment (by name) that has none yet. Until the end or revoke the object is

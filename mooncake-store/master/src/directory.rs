@@ -29,8 +29,8 @@ use super::put::Writer;
 use super::segments::Held;
 use super::slots::Slots;
 use super::tenants::Tenants;
-use crate::api::CopyToken;
-use crate::protocol::wire::TaskKind;
+use mooncake_protocol::api::CopyToken;
+use mooncake_protocol::wire::TaskKind;
 
 /// Most objects have one replica; those need no allocation of their own.
 pub(super) type Replicas<A> = SmallVec<[Held<A>; 1]>;

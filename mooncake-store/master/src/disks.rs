@@ -37,7 +37,7 @@ use super::directory::{Object, Shard};
 use super::promote::Promotions;
 use super::put::absent;
 use super::stats::DiskStats;
-use crate::protocol::wire::{OffloadItem, StoredAt};
+use mooncake_protocol::wire::{OffloadItem, StoredAt};
 
 /// How long an object is kept in memory for the sake of a disk whose owner has not come for it: several heartbeats.
 const PATIENCE: Duration = Duration::from_secs(60);

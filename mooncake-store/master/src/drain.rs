@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use super::Master;
 use super::directory::{Object, Value};
 use super::segments::{Held, Mounted, Registry};
-use crate::protocol::wire::TaskStatus;
+use mooncake_protocol::wire::TaskStatus;
 
 /// How often a job is looked at while nothing is heard of its moves.
 const ROUND: Duration = Duration::from_millis(500);

@@ -19,7 +19,7 @@ use super::Master;
 use super::directory::Object;
 use super::inventory::Stamp;
 use super::snapshot::{Horizon, Noted, Part, Place};
-use crate::protocol::wire::{InventoryChange, InventoryPage, StoredReplica};
+use mooncake_protocol::wire::{InventoryChange, InventoryPage, StoredReplica};
 
 /// For how long an expired client may return to its objects.
 const KEPT_FOR: Duration = Duration::from_secs(600);

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::Master;
 use super::directory::{Object, Value};
 use super::options::HotOptions;
-use crate::api::CopyToken;
+use mooncake_protocol::api::CopyToken;
 
 /// How often there is something to decide.
 const EVERY: Duration = Duration::from_millis(100);

@@ -23,7 +23,7 @@ use super::directory::{Object, Replicas, Shard, Value};
 use super::groups::Group;
 use super::put::Writer;
 use super::segments::{GRAIN, Held};
-use crate::protocol::wire::{InventoryChange, InventoryPage, StoredReplica};
+use mooncake_protocol::wire::{InventoryChange, InventoryPage, StoredReplica};
 
 /// Most changes that wait for a client. One that has not asked for so long learns that it knows nothing.
 const MOST_WAITING: usize = 1 << 19;

@@ -8,6 +8,9 @@
 //! hot objects; what a snapshot said.
 //! The tables of clients, of tasks and of copies under way are each locked inside of none but the drain jobs. Every method is synchronous and short; `tick` does what takes longer.
 
+#![deny(unsafe_code)]
+
+mod calls;
 mod clients;
 mod copy;
 mod directory;
@@ -22,7 +25,8 @@ mod inventory;
 mod journal;
 mod lookup;
 mod options;
-pub(crate) mod pattern;
+#[doc(hidden)]
+pub mod pattern;
 mod placement;
 mod promise;
 mod promote;

@@ -14,8 +14,8 @@ use super::disks::OnDisk;
 use super::pattern::compile;
 use super::put::absent;
 use super::segments::Held;
-use crate::protocol::pack::{Pack, Writer};
-use crate::protocol::wire::pack_in_memory;
+use mooncake_protocol::pack::{Pack, Writer};
+use mooncake_protocol::wire::pack_in_memory;
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// Whether an object can be read now; grants a lease on it if so.

@@ -16,7 +16,7 @@ const MAX_PROGRAM: usize = 1 << 20;
 ///
 /// # Errors
 /// `INVALID_PARAMS` for a pattern that is no pattern, or too large.
-pub(crate) fn compile(pattern: &str) -> Result<Regex> {
+pub fn compile(pattern: &str) -> Result<Regex> {
     if pattern.len() > MAX_PATTERN {
         return Err(Error::invalid(format!(
             "a pattern has at most {MAX_PATTERN} bytes, this one has {}",

@@ -14,7 +14,7 @@ use mooncake_core::ids::ClientId;
 use parking_lot::Mutex;
 
 use super::Master;
-use crate::protocol::wire::Welcome;
+use mooncake_protocol::wire::Welcome;
 
 /// For how long clients use a grant at most, plus a margin. The time does not depend on any option of a master.
 const GRANT_USE: Duration = Duration::from_secs(30);

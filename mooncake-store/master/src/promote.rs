@@ -15,7 +15,7 @@ use super::directory::{Object, Replicas, Shard, Value, Write};
 use super::disks::not_offered;
 use super::inventory::Stamp;
 use super::put::absent;
-use crate::protocol::wire::OffloadItem;
+use mooncake_protocol::wire::OffloadItem;
 
 /// Objects whose reads are counted, roughly.
 const COUNTERS: usize = 4096;

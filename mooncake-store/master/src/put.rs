@@ -18,9 +18,9 @@ use super::inventory::Stamp;
 use super::options::Placement;
 use super::segments::Held;
 use super::tenants::{Refused, Reservation, unknown};
-use crate::api::{Caller, WriteMode};
-use crate::protocol::pack::{self, Pack};
-use crate::protocol::wire::pack_in_memory;
+use mooncake_protocol::api::{Caller, WriteMode};
+use mooncake_protocol::pack::{self, Pack};
+use mooncake_protocol::wire::pack_in_memory;
 
 /// How often a put looks for room again when others took what it had freed.
 const ROUNDS: usize = 8;

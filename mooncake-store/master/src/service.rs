@@ -4,20 +4,21 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::SharedClock;
 use mooncake_core::evict::EvictionPolicy;
 use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
 use mooncake_core::{Error, Result};
 
 use super::Master;
-use crate::api::{
-    Caller, CopyToken, DiskService, EndItem, InventoryService, ObjectService, PingReply, PutItem,
-    SegmentService, TaskService, WriteMode,
+use mooncake_protocol::api::{
+    Caller, CopyToken, DiskService, EmbeddedMaster, EndItem, InventoryService, ObjectService, PingReply,
+    PutItem, SegmentService, TaskService, WriteMode,
 };
-use crate::protocol::message::MASTER_VERSION;
-use crate::protocol::service::{ObjectCalls, TaskCalls};
-use crate::protocol::tiers::TierCalls;
-use crate::protocol::wire::{
+use mooncake_protocol::message::MASTER_VERSION;
+use mooncake_protocol::service::{ObjectCalls, TaskCalls};
+use mooncake_protocol::tiers::TierCalls;
+use mooncake_protocol::wire::{
     CopyPlan, DiskWork, MovePlan, OffloadItem, StorageConfig, StoredAt, Task, TaskInfo, TaskKind, TaskReport,
 };
 
@@ -270,5 +271,15 @@ impl<A: SegmentAllocator, E: EvictionPolicy> DiskService for Master<A, E> {
             true => TierCalls::promoted(self, caller.client, caller.tenant, key),
             false => TierCalls::promotion_failed(self, caller.client, caller.tenant, key),
         }
+    }
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> EmbeddedMaster for Master<A, E> {
+    fn clock(&self) -> &SharedClock {
+        self.clock()
+    }
+
+    fn do_due_work(&self) {
+        self.tick();
     }
 }

@@ -53,7 +53,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let batch = RefCell::new(Vec::new());
         let mut put = |part: Part| {
             let mut bytes = Vec::new();
-            crate::protocol::record::append(&Part { number, ..part }, &mut bytes);
+            mooncake_protocol::record::append(&Part { number, ..part }, &mut bytes);
             number += 1;
             write(&bytes)
         };

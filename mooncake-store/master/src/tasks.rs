@@ -14,8 +14,8 @@ use super::Master;
 use super::options::TaskOptions;
 use super::put::absent;
 use super::snapshot::NotedTask;
-use crate::api::CopyToken;
-use crate::protocol::wire::{Task, TaskInfo, TaskKind, TaskReport, TaskStatus};
+use mooncake_protocol::api::CopyToken;
+use mooncake_protocol::wire::{Task, TaskInfo, TaskKind, TaskReport, TaskStatus};
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// Has another copy of an object made in each of the segments named, by the owner of one that is there.

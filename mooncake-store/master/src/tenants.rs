@@ -19,7 +19,7 @@ use super::Master;
 use super::directory::Object;
 use super::evict::Victim;
 use super::pattern::compile;
-use crate::api::DEFAULT_TENANT;
+use mooncake_protocol::api::DEFAULT_TENANT;
 
 /// Largest quota, in bytes.
 const MAX_QUOTA: u64 = i64::MAX as u64;

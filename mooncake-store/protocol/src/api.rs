@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use mooncake_core::alloc::Extent;
+use mooncake_core::clock::SharedClock;
 use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
 use mooncake_core::{Error, ErrorCode, Result};
 
-use crate::protocol::wire::{
+use crate::wire::{
     CopyPlan, DiskWork, InventoryPage, MovePlan, OffloadItem, StorageConfig, StoredAt, StoredReplica, Task,
     TaskInfo, TaskKind, TaskReport, Welcome,
 };
@@ -428,3 +429,12 @@ fn no_disks() -> Error {
 pub trait MasterApi: ObjectService + SegmentService + TaskService + InventoryService + DiskService {}
 
 impl<T: ObjectService + SegmentService + TaskService + InventoryService + DiskService> MasterApi for T {}
+
+/// A master in the process of its clients.
+pub trait EmbeddedMaster: MasterApi {
+    /// Returns the master's clock, which becomes that of its clients.
+    fn clock(&self) -> &SharedClock;
+
+    /// Does the work whose time has come. Clients call it at short intervals while one of them lives.
+    fn do_due_work(&self);
+}

@@ -322,7 +322,7 @@ mod tests {
         });
         let Parsed::Whole(reply, used) = parse_reply(&out[6..], 100).unwrap() else { panic!("partial") };
         assert_eq!((reply.seq, reply.status, used), (7, Status::NotRegistered, out.len() - 6));
-        assert_eq!(crate::protocol::pack::decode::<&str>(reply.body), Ok("no such function"));
+        assert_eq!(crate::pack::decode::<&str>(reply.body), Ok("no such function"));
     }
 
     #[test]

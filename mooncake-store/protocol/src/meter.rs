@@ -17,18 +17,19 @@ pub struct CallMeter {
 
 /// Counters of one call.
 #[derive(Debug)]
-pub(crate) struct CallCounts {
+pub struct CallCounts {
     function: u32,
-    pub(crate) name: &'static str,
+    /// Name of the call.
+    pub name: &'static str,
     /// From asking to the answer, or to giving up.
-    pub(crate) latency: Micros,
+    pub latency: Micros,
     unanswered: AtomicU64,
 }
 
 impl CallCounts {
     /// Calls that got no answer.
     #[cfg(feature = "http")]
-    pub(crate) fn unanswered(&self) -> u64 {
+    pub fn unanswered(&self) -> u64 {
         self.unanswered.load(Relaxed)
     }
 }
@@ -63,7 +64,7 @@ impl CallMeter {
     }
 
     /// Those made at least once.
-    pub(crate) fn made(&self) -> impl Iterator<Item = &CallCounts> {
+    pub fn made(&self) -> impl Iterator<Item = &CallCounts> {
         self.calls.iter().filter(|call| call.latency.count() > 0)
     }
 }

@@ -15,7 +15,8 @@ use mooncake_core::error::{Error, ErrorCode};
 
 use super::literal::Literal;
 
-pub(crate) use self::values::written_as;
+#[doc(hidden)]
+pub use self::values::written_as;
 pub use self::values::{Answer, Byte, List, Numbered, Pairs};
 
 /// Most items one list of a message may have.
@@ -349,37 +350,40 @@ impl<'a> Reader<'a> {
 
 /// Implements the three traits for a struct whose members go on the wire in the order given. The lifetime of what
 /// is borrowed from the body is named `'a` everywhere; `spelled` says whether it is a struct or an argument list.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! wire_fields {
     ($spelled:ident $name:ty { $($field:ident: $type:ty),* $(,)? }) => {
         #[allow(unused_lifetimes)]
-        impl<'a> $crate::protocol::pack::Wire for $name {
-            const LITERAL: $crate::protocol::literal::Literal = $crate::protocol::literal::Literal::$spelled(&[
-                $(<$type as $crate::protocol::pack::Wire>::LITERAL),*
+        impl<'a> $crate::pack::Wire for $name {
+            const LITERAL: $crate::literal::Literal = $crate::literal::Literal::$spelled(&[
+                $(<$type as $crate::pack::Wire>::LITERAL),*
             ]);
-            const MIN_LEN: usize = 0 $(+ <$type as $crate::protocol::pack::Wire>::MIN_LEN)*;
+            const MIN_LEN: usize = 0 $(+ <$type as $crate::pack::Wire>::MIN_LEN)*;
         }
 
         #[allow(unused_lifetimes)]
-        impl<'a> $crate::protocol::pack::Pack for $name {
+        impl<'a> $crate::pack::Pack for $name {
             fn widest(&self) -> usize {
-                0usize $(.max($crate::protocol::pack::Pack::widest(&self.$field)))*
+                0usize $(.max($crate::pack::Pack::widest(&self.$field)))*
             }
 
-            fn pack(&self, _out: &mut $crate::protocol::pack::Writer<'_>) {
-                $($crate::protocol::pack::Pack::pack(&self.$field, _out);)*
+            fn pack(&self, _out: &mut $crate::pack::Writer<'_>) {
+                $($crate::pack::Pack::pack(&self.$field, _out);)*
             }
         }
 
-        impl<'a> $crate::protocol::pack::Unpack<'a> for $name {
+        impl<'a> $crate::pack::Unpack<'a> for $name {
             fn unpack(
-                _body: &mut $crate::protocol::pack::Reader<'a>,
-            ) -> Result<Self, $crate::protocol::pack::PackError> {
-                Ok(Self { $($field: $crate::protocol::pack::Unpack::unpack(_body)?,)* })
+                _body: &mut $crate::pack::Reader<'a>,
+            ) -> Result<Self, $crate::pack::PackError> {
+                Ok(Self { $($field: $crate::pack::Unpack::unpack(_body)?,)* })
             }
         }
     };
 }
-pub(crate) use wire_fields;
+#[doc(hidden)]
+pub use wire_fields;
 
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ use super::pack::{self, Pack, Unpack};
 const HEAD: usize = 12;
 
 /// One more record.
-pub(crate) fn append<T: Pack>(record: &T, out: &mut Vec<u8>) {
+pub fn append<T: Pack>(record: &T, out: &mut Vec<u8>) {
     let at = out.len();
     out.extend([0; HEAD]);
     pack::encode(record, out);
@@ -19,7 +19,7 @@ pub(crate) fn append<T: Pack>(record: &T, out: &mut Vec<u8>) {
 }
 
 /// The next record, if it is whole.
-pub(crate) fn next<'a, T: Unpack<'a>>(rest: &mut &'a [u8]) -> Option<T> {
+pub fn next<'a, T: Unpack<'a>>(rest: &mut &'a [u8]) -> Option<T> {
     let (head, body) = rest.split_at_checked(HEAD)?;
     let (len, said) = head.split_at(4);
     let len = u32::from_le_bytes(len.try_into().ok()?) as usize;

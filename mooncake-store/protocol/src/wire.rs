@@ -406,7 +406,8 @@ impl Pack for ObjectKey {
 
 /// Replicas in memory, written from where they are kept: the same bytes as of a list of [`Replica`]s. Each is its number, its address
 /// and its segment.
-pub(crate) fn pack_in_memory<'s>(
+#[doc(hidden)]
+pub fn pack_in_memory<'s>(
     replicas: impl ExactSizeIterator<Item = (ReplicaId, u64, &'s Segment)>,
     len: u64,
     status: ReplicaStatus,

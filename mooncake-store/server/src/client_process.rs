@@ -15,9 +15,9 @@ use mooncake_transport::admission::raise_descriptor_limit;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use super::{LocalServer, LocalServerConfig, default_path};
-use crate::client::{Client, ClientConfig, ClientPages, OffloadConfig};
 use crate::config::{ClientEnvironment, bytes, switch};
+use mooncake_client::local::{DEFAULT_PORT, LocalServer, LocalServerConfig, default_path};
+use mooncake_client::{Client, ClientConfig, ClientPages, OffloadConfig};
 
 /// Offers memory to a cluster, and serves the processes of this host (Python: `setup_dummy`) over a Unix socket, with memory they share.
 #[derive(Debug, Parser)]
@@ -27,7 +27,7 @@ struct Flags {
     #[arg(long, default_value = "0.0.0.0")]
     host: String,
     /// Number that names the socket: /tmp/mooncake_client_<port>.sock. No port is opened
-    #[arg(long, default_value_t = super::DEFAULT_PORT)]
+    #[arg(long, default_value_t = DEFAULT_PORT)]
     port: u16,
     /// Path of the socket, in place of the one --port names
     #[arg(long = "ipc_socket_path")]

@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::protocol::message as call;
-use crate::protocol::message::Request;
-use crate::protocol::service::Tally;
+use mooncake_protocol::message as call;
+use mooncake_protocol::message::Request;
+use mooncake_protocol::service::Tally;
 
 use super::latency::Latency;
 

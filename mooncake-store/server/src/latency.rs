@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::metrics::Histogram;
+use mooncake_protocol::metrics::Histogram;
 
 /// Upper bounds of the buckets, in nanoseconds: 1 µs to 1 s.
 const BOUNDS: [u64; 16] = [

@@ -1,15 +1,20 @@
 //! A master that answers on sockets: RPC, admin HTTP, and the transfer engine's metadata over HTTP.
 
+#![deny(unsafe_code)]
+
 #[cfg(feature = "http")]
 mod admin;
 #[cfg(feature = "cli")]
 pub mod cli;
+#[cfg(all(feature = "cli", feature = "local"))]
+pub mod client_process;
+pub mod config;
 mod counting;
 mod departed;
 #[cfg(feature = "events-zmq")]
 mod events;
 #[cfg(feature = "http")]
-pub(crate) mod http;
+mod http;
 #[cfg(feature = "http")]
 mod idle_metrics;
 mod latency;
@@ -26,6 +31,8 @@ mod scrape;
 mod snapshots;
 mod summary;
 mod ticker;
+#[cfg(feature = "cli")]
+pub mod tool;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -43,8 +50,11 @@ use self::snapshots::{Photographer, Taken};
 use self::summary::Rates;
 use self::ticker::Ticker;
 use crate::config::{MasterConfig, tenants};
-use crate::master::Master;
-use crate::protocol::server::{RunningServer, Server, ServerOptions};
+use mooncake_master::Master;
+#[cfg(feature = "http")]
+use mooncake_protocol::http::Pages;
+use mooncake_protocol::place::join;
+use mooncake_protocol::server::{RunningServer, Server, ServerOptions};
 
 /// A master at work on its ports. Dropped, it stops without waiting.
 #[derive(Debug)]
@@ -52,7 +62,7 @@ pub struct MasterServer {
     state: Arc<State>,
     rpc: RunningServer,
     #[cfg(feature = "http")]
-    pages: Vec<http::Pages>,
+    pages: Vec<Pages>,
     #[cfg(feature = "events-zmq")]
     _publisher: Option<events::Publisher>,
     ticker: Ticker,
@@ -173,7 +183,7 @@ impl MasterServer {
             None => (None, None, None),
             Some(wanted) => {
                 let (feed, publisher, at) = events::start(wanted, master.clock().clone()).await?;
-                let journal: Arc<dyn crate::master::Journal> = feed.clone();
+                let journal: Arc<dyn mooncake_master::Journal> = feed.clone();
                 master.set_journal(&journal);
                 (Some(feed), Some(publisher), Some(at))
             }
@@ -252,7 +262,7 @@ impl MasterServer {
         self.ticker.stop();
         // Both before the last snapshot: a page that removes objects must not be answered after it.
         #[cfg(feature = "http")]
-        let pages = futures::future::join_all(self.pages.into_iter().map(http::Pages::stop));
+        let pages = futures::future::join_all(self.pages.into_iter().map(Pages::stop));
         #[cfg(not(feature = "http"))]
         let pages = std::future::ready(());
         futures::future::join(pages, self.rpc.stop()).await;
@@ -281,14 +291,5 @@ fn no_events(config: &MasterConfig) -> Result<Option<SocketAddr>> {
             mooncake_core::ErrorCode::NotSupported,
             "--enable_kv_events needs a build with feature `events-zmq`",
         )),
-    }
-}
-
-/// `host:port`, with brackets around an IPv6 address.
-fn join(host: &str, port: u16) -> String {
-    if host.contains(':') && !host.starts_with('[') {
-        format!("[{host}]:{port}")
-    } else {
-        format!("{host}:{port}")
     }
 }

@@ -32,11 +32,12 @@ use super::cli::{self, Run};
 #[cfg(feature = "metadata-etcd")]
 use super::{
     admin::standby_pages,
-    http,
     leader::{Election, Standing},
 };
 use crate::config::{MasterConfig, MastersConfig};
-use crate::protocol::message::{MASTER_VERSION, TABLE_VERSION};
+#[cfg(feature = "metadata-etcd")]
+use mooncake_protocol::http;
+use mooncake_protocol::message::{MASTER_VERSION, TABLE_VERSION};
 
 /// Runs a master as the arguments say (the first is the program's name), until it is interrupted or terminated. The exit
 /// status: 0, 1 when it cannot go on, another for arguments that make no sense.

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::State;
-use crate::master::Master;
-use crate::protocol::message::{
+use mooncake_master::Master;
+use mooncake_protocol::message::{
     FetchExpired, GetReplicaListByRegex, PollRemoveAll, RemoveAll, RemoveByRegex, Request,
     UnmountLocalDiskSegment,
 };
-use crate::protocol::server::{Class, Refusal, Service};
-use crate::protocol::service::MasterService;
+use mooncake_protocol::server::{Class, Refusal, Service};
+use mooncake_protocol::service::MasterService;
 
 /// Counts calls on their way to the master.
 pub(super) struct Counted {

@@ -7,9 +7,9 @@ use mooncake_core::Result;
 use super::State;
 use super::idle_metrics::IDLE;
 use super::snapshots::Taken;
-use crate::master::{DiskStats, SegmentStats, Stats, TenantInfo};
-use crate::metrics::{Labels, Page};
-use crate::protocol::message::MASTER_VERSION;
+use mooncake_master::{DiskStats, SegmentStats, Stats, TenantInfo};
+use mooncake_protocol::message::MASTER_VERSION;
+use mooncake_protocol::metrics::{Labels, Page};
 
 /// All metrics, as text.
 pub(super) fn text(state: &State) -> Result<Vec<u8>> {

@@ -20,8 +20,8 @@ use parking_lot::{Condvar, Mutex};
 use self::kept::Kept;
 use super::State;
 use crate::config::SnapshotConfig;
-use crate::master::{Master, Snapshot};
-use crate::metrics::Histogram;
+use mooncake_master::{Master, Snapshot};
+use mooncake_protocol::metrics::Histogram;
 
 /// Upper bounds of the time one takes, in milliseconds, as existing dashboards know them.
 const BOUNDS: [u64; 11] = [0, 500, 1000, 5000, 10_000, 30_000, 60_000, 120_000, 180_000, 240_000, 300_000];

@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 
 use super::State;
 use super::counting::Requests;
-use crate::master::{DiskStats, Stats};
-use crate::metrics::human;
+use mooncake_master::{DiskStats, Stats};
+use mooncake_protocol::metrics::human;
 
 /// What there is to say of several masters when there is one.
 #[cfg(feature = "http")]
@@ -187,8 +187,8 @@ fn promotions(disks: &DiskStats) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::message::{Ping, Request};
-    use crate::protocol::service::Tally;
+    use mooncake_protocol::message::{Ping, Request};
+    use mooncake_protocol::service::Tally;
     use std::time::Duration;
 
     #[test]

@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 use tokio::runtime::Handle;
 
 use super::State;
-use crate::master::{Master, TickReport};
+use mooncake_master::{Master, TickReport};
 
 /// How often the master is asked to do what is due.
 const TICK: Duration = Duration::from_millis(10);
@@ -167,7 +167,7 @@ mod tests {
     use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 
     use super::*;
-    use crate::master::MasterOptions;
+    use mooncake_master::MasterOptions;
 
     /// The process is stopped for a while after a reading of this clock.
     #[derive(Debug, Default)]

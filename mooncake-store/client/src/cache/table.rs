@@ -10,7 +10,7 @@ use mooncake_core::ids::SlotId;
 use mooncake_core::replica::{Replica, ReplicaList};
 use mooncake_core::sketch::Sketch;
 
-use crate::client::located::is_same;
+use crate::located::is_same;
 
 /// Keys whose reads are counted, roughly.
 const COUNTERS: usize = 1 << 16;

@@ -15,11 +15,11 @@ use tokio::sync::watch;
 use super::owner::{Disk, DiskReport, open};
 use super::promote::promote;
 use super::{scoped, split};
-use crate::client::buffers::COPIED_AT_ONCE;
-use crate::client::deadline::Deadline;
-use crate::client::{Client, Inner, shown};
-use crate::protocol::server::RunningServer;
-use crate::protocol::wire::{DiskWork, OffloadItem, StoredAt};
+use crate::buffers::COPIED_AT_ONCE;
+use crate::deadline::Deadline;
+use crate::{Client, Inner, shown};
+use mooncake_protocol::server::RunningServer;
+use mooncake_protocol::wire::{DiskWork, OffloadItem, StoredAt};
 
 /// Objects copied out of memory and reported together, at most; and their bytes, unless one alone is longer.
 const TOGETHER: usize = 256;
@@ -49,14 +49,14 @@ struct Beat {
 }
 
 /// A disk at work.
-pub(in crate::client) struct Running<T: Transport> {
+pub(crate) struct Running<T: Transport> {
     disk: Arc<Disk<T>>,
     stop: watch::Sender<bool>,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl<T: Transport> Running<T> {
-    pub(in crate::client) fn report(&self) -> DiskReport {
+    pub(crate) fn report(&self) -> DiskReport {
         self.disk.report()
     }
 }
@@ -405,7 +405,7 @@ impl<T: Transport> Disk<T> {
 
 impl<T: Transport> Client<T> {
     /// Opens the disk that the configuration speaks of, and offers it.
-    pub(in crate::client) async fn start_disk(&self) -> Result<()> {
+    pub(crate) async fn start_disk(&self) -> Result<()> {
         let inner = &self.inner;
         let Some(config) = inner.config.offload.clone() else { return Ok(()) };
         let (disk, server) = open(config, &inner.engine, &inner.endpoint).await?;
@@ -438,7 +438,7 @@ async fn drop_disk<T: Transport>(disk: Arc<Disk<T>>) {
 
 impl<T: Transport> Inner<T> {
     /// Stops serving the disk, and takes it back. What lies there stays, and may be another client's from now on.
-    pub(in crate::client) async fn close_disk(&self, deadline: &Deadline) {
+    pub(crate) async fn close_disk(&self, deadline: &Deadline) {
         let Some(Running { disk, stop, task }) = self.disk.lock().take() else { return };
         stop.send_replace(true);
         let _ = task.await;
@@ -449,7 +449,7 @@ impl<T: Transport> Inner<T> {
     }
 
     /// The master has forgotten us: it is to hear of the disk at once.
-    pub(in crate::client) fn offer_disk_again(&self) {
+    pub(crate) fn offer_disk_again(&self) {
         if let Some(running) = &*self.disk.lock() {
             running.disk.wake.notify_one();
         }

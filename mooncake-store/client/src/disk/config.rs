@@ -67,7 +67,7 @@ impl OffloadConfig {
     }
 
     /// Refuses nonsense by name (`INVALID_PARAMS`).
-    pub(in crate::client) fn validate(&self) -> Result<()> {
+    pub(crate) fn validate(&self) -> Result<()> {
         let wrong = |what: &str| Err(Error::invalid(format!("offload: {what}")));
         if self.path.as_os_str().is_empty() {
             return wrong("path is empty; give the directory for the objects");

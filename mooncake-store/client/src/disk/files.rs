@@ -17,8 +17,8 @@ use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::client::deadline::{Deadline, late};
-use crate::protocol::wire::StorageConfig;
+use crate::deadline::{Deadline, late};
+use mooncake_protocol::wire::StorageConfig;
 
 /// Files written at a time, as the existing client does; and read.
 const WRITES: usize = 2;
@@ -30,7 +30,7 @@ const PIECE: usize = 4 << 20;
 
 /// Files as this client sees them.
 #[derive(Debug)]
-pub(in crate::client) struct Files {
+pub(crate) struct Files {
     dir: PathBuf,
     evict: bool,
     quota: u64,
@@ -96,11 +96,11 @@ pub struct FileReport {
 }
 
 /// Room among what waits to be written.
-pub(in crate::client) type Waiting = OwnedSemaphorePermit;
+pub(crate) type Waiting = OwnedSemaphorePermit;
 
 /// A file that has been opened, and what it was then.
 #[derive(Debug)]
-pub(in crate::client) struct Opened {
+pub(crate) struct Opened {
     file: Arc<File>,
     stamp: Stamp,
 }
@@ -131,7 +131,7 @@ impl Stamp {
 
 impl Files {
     /// None where the master has no folder for them, or one that is no place.
-    pub(in crate::client) fn new(config: StorageConfig) -> Option<Arc<Self>> {
+    pub(crate) fn new(config: StorageConfig) -> Option<Arc<Self>> {
         if config.fs_dir.is_empty() {
             return None;
         }
@@ -154,7 +154,7 @@ impl Files {
         }))
     }
 
-    pub(in crate::client) fn report(&self) -> FileReport {
+    pub(crate) fn report(&self) -> FileReport {
         let read = |counter: &AtomicU64| counter.load(Relaxed);
         let counts = &self.counts;
         FileReport {
@@ -187,7 +187,7 @@ impl Files {
     }
 
     /// Room for a value that is to be written, if there is any now.
-    pub(in crate::client) fn room(&self, len: usize) -> Option<Waiting> {
+    pub(crate) fn room(&self, len: usize) -> Option<Waiting> {
         let room = u32::try_from(len.div_ceil(1024)).ok();
         let room = room.and_then(|kib| self.waiting.clone().try_acquire_many_owned(kib).ok());
         if room.is_none() {
@@ -197,12 +197,12 @@ impl Files {
     }
 
     /// Until nothing waits to be written any more.
-    pub(in crate::client) async fn idle(&self) {
+    pub(crate) async fn idle(&self) {
         let _ = self.waiting.acquire_many(WAITING_KIB as u32).await;
     }
 
     /// Writes a value. Keys of files that went for it, which the master still believes in.
-    pub(in crate::client) async fn write(
+    pub(crate) async fn write(
         self: &Arc<Self>,
         key: &[u8],
         path: &str,
@@ -387,7 +387,7 @@ impl Files {
     ///
     /// # Errors
     /// `TRANSFER_FAIL` for one that is missing or of another length; `RPC_TIMEOUT`.
-    pub(in crate::client) async fn open(&self, path: &str, len: u64, deadline: &Deadline) -> Result<Opened> {
+    pub(crate) async fn open(&self, path: &str, len: u64, deadline: &Deadline) -> Result<Opened> {
         let path = self.inside(path)?;
         let open = move || {
             // A name that leads elsewhere, or to something that waits for a writer, is no file of a value.
@@ -404,7 +404,7 @@ impl Files {
     }
 
     /// Reads a part of a file in pieces, each given to `take` with where it begins in the part. At the end the file must be what it was.
-    pub(in crate::client) async fn read(
+    pub(crate) async fn read(
         &self,
         opened: &Opened,
         (from, len): (u64, usize),
@@ -420,11 +420,11 @@ impl Files {
                 file.read_exact_at(&mut piece, start).map(|()| piece)
             };
             let piece = self.ask(read, deadline).await?;
-            for (part, bytes) in piece.chunks(crate::client::buffers::COPIED_AT_ONCE).enumerate() {
+            for (part, bytes) in piece.chunks(crate::buffers::COPIED_AT_ONCE).enumerate() {
                 if part > 0 {
                     tokio::task::yield_now().await;
                 }
-                take(at + part * crate::client::buffers::COPIED_AT_ONCE, bytes)?;
+                take(at + part * crate::buffers::COPIED_AT_ONCE, bytes)?;
             }
             at += some;
         }
@@ -437,7 +437,7 @@ impl Files {
         Ok(())
     }
 
-    pub(in crate::client) fn not_read(&self, path: &str, error: &Error) {
+    pub(crate) fn not_read(&self, path: &str, error: &Error) {
         self.counts.unread.fetch_add(1, Relaxed);
         tracing::debug!(path, "a file was not read: {error}");
     }
@@ -464,7 +464,7 @@ impl Files {
 
 impl Opened {
     /// A number that another file, or the same one written to, does not have.
-    pub(in crate::client) fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> u64 {
         use std::hash::BuildHasher;
         foldhash::quality::FixedState::with_seed(0).hash_one(self.stamp)
     }

@@ -7,10 +7,10 @@ use mooncake_core::{ErrorCode, ErrorKind, Result};
 use mooncake_transport::Transport;
 
 use super::files::{FileReport, Files, Waiting};
-use crate::api::{EndItem, WriteMode};
-use crate::client::buffers::COPIED_AT_ONCE;
-use crate::client::put::{Attempt, Payload};
-use crate::client::{Client, Inner};
+use crate::buffers::COPIED_AT_ONCE;
+use crate::put::{Attempt, Payload};
+use crate::{Client, Inner};
+use mooncake_protocol::api::{EndItem, WriteMode};
 
 /// How often the master is told of a file that was written.
 const TRIES: usize = 3;
@@ -18,11 +18,11 @@ const TRIES: usize = 3;
 const ASKED: usize = 1024;
 
 /// A file that a put was granted.
-pub(in crate::client) struct FilePut {
-    pub(in crate::client) attempt: Attempt,
-    pub(in crate::client) key: Vec<u8>,
-    pub(in crate::client) path: String,
-    pub(in crate::client) checksum: Option<u64>,
+pub(crate) struct FilePut {
+    pub(crate) attempt: Attempt,
+    pub(crate) key: Vec<u8>,
+    pub(crate) path: String,
+    pub(crate) checksum: Option<u64>,
 }
 
 impl<T: Transport> Client<T> {
@@ -34,7 +34,7 @@ impl<T: Transport> Client<T> {
 
 impl<T: Transport> Inner<T> {
     /// Has a value that was stored written to its file, behind the caller's back. It comes back when that cannot be.
-    pub(in crate::client) async fn keep_in_file(
+    pub(crate) async fn keep_in_file(
         self: &Arc<Self>,
         put: FilePut,
         value: &Payload<'_, T>,
@@ -54,7 +54,7 @@ impl<T: Transport> Inner<T> {
     }
 
     /// What was removed needs no file any more.
-    pub(in crate::client) fn forget_files<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) {
+    pub(crate) fn forget_files<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) {
         let Some(files) = &self.files else { return };
         let gone = files.let_go(keys);
         if !gone.is_empty() {
@@ -63,7 +63,7 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Many keys were removed, and it is not known which: the master is asked about those with files of ours.
-    pub(in crate::client) fn look_after_files(self: &Arc<Self>) {
+    pub(crate) fn look_after_files(self: &Arc<Self>) {
         let Some(files) = self.files.clone() else { return };
         let own = files.own();
         if own.is_empty() {
@@ -86,7 +86,7 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Files of these keys cannot be read, however often the master names them: it is told, so that the keys are not taken for ever.
-    pub(in crate::client) fn report_files(self: &Arc<Self>, keys: Vec<Vec<u8>>) {
+    pub(crate) fn report_files(self: &Arc<Self>, keys: Vec<Vec<u8>>) {
         if keys.is_empty() {
             return;
         }
@@ -158,6 +158,6 @@ async fn copy_of<T: Transport>(value: &Payload<'_, T>) -> Result<Vec<u8>> {
 }
 
 /// Whether a file failed for good, as far as can be told.
-pub(in crate::client) fn is_gone(error: &mooncake_core::Error) -> bool {
+pub(crate) fn is_gone(error: &mooncake_core::Error) -> bool {
     error.code() == ErrorCode::TransferFail
 }

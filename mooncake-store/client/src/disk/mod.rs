@@ -66,5 +66,5 @@ fn scoped(tenant: &str, key: &[u8]) -> Vec<u8> {
 fn split(scoped: &[u8]) -> (&str, &[u8]) {
     let at = scoped.iter().position(|byte| *byte == 0);
     let parts = at.and_then(|at| Some((std::str::from_utf8(&scoped[..at]).ok()?, &scoped[at + 1..])));
-    parts.filter(|(tenant, _)| !tenant.is_empty()).unwrap_or((crate::api::DEFAULT_TENANT, scoped))
+    parts.filter(|(tenant, _)| !tenant.is_empty()).unwrap_or((mooncake_protocol::api::DEFAULT_TENANT, scoped))
 }

@@ -18,10 +18,10 @@ use parking_lot::Mutex;
 use super::serve::Owner;
 use super::shelf::{Place, Shelf};
 use super::{OffloadConfig, scoped, split};
-use crate::api::DEFAULT_TENANT;
-use crate::client::config::{join_port, split_port};
-use crate::protocol::server::{RunningServer, Server, ServerOptions};
-use crate::protocol::wire::{Lent, LentParts};
+use crate::config::{join_port, split_port};
+use mooncake_protocol::api::DEFAULT_TENANT;
+use mooncake_protocol::server::{RunningServer, Server, ServerOptions};
+use mooncake_protocol::wire::{Lent, LentParts};
 
 /// How long one that stood still is given to answer.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
@@ -32,7 +32,7 @@ const MAX_BATCH: usize = 4096;
 
 /// The disk of a client.
 #[derive(Debug)]
-pub(in crate::client) struct Disk<T: Transport> {
+pub(crate) struct Disk<T: Transport> {
     pub(super) config: OffloadConfig,
     pub(super) store: FileStore,
     /// Who serves it; empty when nobody does.
@@ -201,7 +201,7 @@ fn allocated(file: &Path) -> u64 {
 
 impl<T: Transport> Disk<T> {
     /// What it holds and has done.
-    pub(in crate::client) fn report(&self) -> DiskReport {
+    pub(crate) fn report(&self) -> DiskReport {
         let of = |count: &AtomicU64| count.load(Relaxed);
         let counts = &self.counts;
         DiskReport {

@@ -8,9 +8,9 @@ use mooncake_transport::Transport;
 
 use super::owner::Disk;
 use super::scoped;
-use crate::api::Caller;
-use crate::client::{Inner, shown};
-use crate::protocol::wire::OffloadItem;
+use crate::{Inner, shown};
+use mooncake_protocol::api::Caller;
+use mooncake_protocol::wire::OffloadItem;
 
 /// Reads back what the master asks for, one object after the other.
 pub(super) async fn promote<T: Transport>(client: &Arc<Inner<T>>, disk: &Disk<T>) -> Result<()> {

@@ -13,18 +13,18 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use super::scoped;
-use crate::client::deadline::Deadline;
-use crate::client::{Client, Inner};
-use crate::protocol::client::{RpcClient, RpcOptions};
-use crate::protocol::message::{LendObjects, LendParts, ReturnObjects};
-use crate::protocol::wire::{Lent, LentParts};
+use crate::deadline::Deadline;
+use crate::{Client, Inner};
+use mooncake_protocol::client::{RpcClient, RpcOptions};
+use mooncake_protocol::message::{LendObjects, LendParts, ReturnObjects};
+use mooncake_protocol::wire::{Lent, LentParts};
 
 /// Owners whose connections are kept; with more, all are opened anew.
 const KEPT: usize = 1024;
 
 /// Connections to owners of disks.
 #[derive(Debug, Default)]
-pub(in crate::client) struct Owners {
+pub(crate) struct Owners {
     known: Mutex<HashMap<String, Arc<Owner>>>,
     /// Objects they have lent.
     lent: AtomicU64,
@@ -56,27 +56,27 @@ impl Owners {
 
 /// A part of an object that is wanted.
 #[derive(Debug)]
-pub(in crate::client) struct Wanted<'k> {
-    pub(in crate::client) key: &'k [u8],
+pub(crate) struct Wanted<'k> {
+    pub(crate) key: &'k [u8],
     /// Length of the whole object.
-    pub(in crate::client) size: u64,
-    pub(in crate::client) range: Range<u64>,
+    pub(crate) size: u64,
+    pub(crate) range: Range<u64>,
 }
 
 /// Objects, or parts of them, in memory of an owner's, given back when this is dropped.
 #[derive(Debug)]
-pub(in crate::client) struct Loan {
+pub(crate) struct Loan {
     owner: Arc<Owner>,
     runtime: Handle,
     batch: u64,
     /// Where each lies.
-    pub(in crate::client) addresses: Vec<u64>,
+    pub(crate) addresses: Vec<u64>,
     /// Of which value each is, if the owner says that.
-    pub(in crate::client) versions: Vec<u64>,
+    pub(crate) versions: Vec<u64>,
     /// What is opened to reach that memory.
-    pub(in crate::client) endpoint: String,
+    pub(crate) endpoint: String,
     /// Until when it may be read.
-    pub(in crate::client) until: Moment,
+    pub(crate) until: Moment,
 }
 
 impl Drop for Loan {
@@ -98,7 +98,7 @@ impl<T: Transport> Client<T> {
 
 impl<T: Transport> Inner<T> {
     /// Whole objects of a disk, all or none. The outer error means that the owner does not answer; its own refusal is inside.
-    pub(in crate::client) async fn borrow_objects(
+    pub(crate) async fn borrow_objects(
         &self,
         endpoint: &str,
         objects: &[(&[u8], u64)],
@@ -116,7 +116,7 @@ impl<T: Transport> Inner<T> {
     }
 
     /// The same for parts of objects. Where the owner lends no parts, they are whole in its memory, and the addresses those of the parts.
-    pub(in crate::client) async fn borrow_parts(
+    pub(crate) async fn borrow_parts(
         &self,
         endpoint: &str,
         parts: &[Wanted<'_>],

@@ -7,11 +7,11 @@ use mooncake_core::{Error, Result};
 use mooncake_transport::Transport;
 
 use super::owner::{Disk, Wanted};
-use crate::protocol::frame::Status;
-use crate::protocol::message::{LendObjects, LendParts, Request, ReturnObjects};
-use crate::protocol::pack::{self, Answer, Pack, Unpack};
-use crate::protocol::server::{Refusal, Service, Waiting};
-use crate::protocol::wire::LentParts;
+use mooncake_protocol::frame::Status;
+use mooncake_protocol::message::{LendObjects, LendParts, Request, ReturnObjects};
+use mooncake_protocol::pack::{self, Answer, Pack, Unpack};
+use mooncake_protocol::server::{Refusal, Service, Waiting};
+use mooncake_protocol::wire::LentParts;
 
 /// A disk, as its RPC port serves it.
 #[derive(Debug)]

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use mooncake_core::ids::{ClientId, ReplicaId, SegmentId};
 
-use crate::protocol::pack::wire_fields;
-pub(super) use crate::protocol::record::append;
-use crate::protocol::record::next;
-use crate::protocol::wire::StoredReplica;
+use mooncake_protocol::pack::wire_fields;
+pub(super) use mooncake_protocol::record::append;
+use mooncake_protocol::record::next;
+use mooncake_protocol::wire::StoredReplica;
 
 /// First bytes of an index in every version.
 const NAME: &[u8; 7] = b"mkckept";

@@ -18,9 +18,9 @@ use mooncake_transport::Transport;
 
 use super::index::{self, Came, Change, Contents, Found, Header, ITEMS};
 use super::{Entry, Inventory};
-use crate::client::deadline::Deadline;
-use crate::client::mount::Mounted;
-use crate::client::{Client, Inner};
+use crate::deadline::Deadline;
+use crate::mount::Mounted;
+use crate::{Client, Inner};
 
 /// Addresses of processes before that nothing else may come to lie at.
 const PLACES: usize = 8;
@@ -48,7 +48,7 @@ impl SegmentFile {
 
 /// Such a file, taken.
 #[derive(Debug)]
-pub(in crate::client) struct Opened {
+pub(crate) struct Opened {
     memory: HostMemory,
     /// Objects of the process before.
     found: Option<Found>,
@@ -63,7 +63,7 @@ impl Opened {
     ///
     /// # Errors
     /// `FILE_LOCK_FAIL` when another process has it, `INVALID_PARAMS` when it is not such a file, and what the system says, with the path.
-    pub(in crate::client) fn take(
+    pub(crate) fn take(
         wanted: &SegmentFile,
         len: usize,
         numa_node: Option<u32>,
@@ -137,7 +137,7 @@ impl Opened {
     }
 
     /// Who we are.
-    pub(in crate::client) fn client(&self) -> ClientId {
+    pub(crate) fn client(&self) -> ClientId {
         self.header.client
     }
 }
@@ -270,14 +270,14 @@ impl Inventory {
     }
 
     /// The memory is not the file's any more, or its master tells nothing.
-    pub(in crate::client) fn end_journal(&mut self) {
+    pub(crate) fn end_journal(&mut self) {
         if let Some(journal) = self.journal.take() {
             give_up(&journal);
         }
     }
 
     /// The segment lies elsewhere from now on.
-    pub(in crate::client) fn moved(&mut self, addr: u64) {
+    pub(crate) fn moved(&mut self, addr: u64) {
         if let Some(journal) = &mut self.journal {
             journal.header.places.push(addr);
             let beyond = journal.header.places.len().saturating_sub(PLACES);
@@ -341,7 +341,7 @@ fn give_up(journal: &Journal) {
 
 impl<T: Transport> Client<T> {
     /// Offers the memory of a file, with the objects that the process before left there.
-    pub(in crate::client) async fn mount_lasting(&self, opened: Opened) -> Result<SegmentId> {
+    pub(crate) async fn mount_lasting(&self, opened: Opened) -> Result<SegmentId> {
         self.inner.usable()?;
         let deadline = self.inner.deadline();
         let id = self.inner.mount_lasting(opened, &deadline).await?;

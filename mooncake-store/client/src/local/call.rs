@@ -12,8 +12,8 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::client::Inner;
 use super::link::{Link, Up};
 use super::message::{self, HEAD_LEN, Item, Items, Status, Verb};
-use crate::client::Deadline;
-use crate::protocol::pack::Pack;
+use crate::Deadline;
+use mooncake_protocol::pack::Pack;
 
 /// Longest wait of a task for an answer: waking it costs two switches more.
 const SOON: Duration = Duration::from_micros(100);
@@ -60,7 +60,7 @@ impl Inner {
             Link::Down(error) => {
                 // Who tries again and again must let the task run that looks for the owner.
                 tokio::task::yield_now().await;
-                return Err(crate::client::again(&error));
+                return Err(crate::again(&error));
             }
         };
         let permit = up.calls.clone().acquire_owned().await;

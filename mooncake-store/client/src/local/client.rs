@@ -68,7 +68,7 @@ impl LocalConfig {
     }
 }
 
-/// A member's deputy: makes the calls of a [`Client`](crate::client::Client) through an owner on this host, with memory that both see. Clones are the
+/// A member's deputy: makes the calls of a [`Client`](crate::Client) through an owner on this host, with memory that both see. Clones are the
 /// same light client; the last one dropped ends it.
 ///
 /// Values in memory of [`alloc`](Self::alloc), or in memory that was [`register`](Self::register)ed, are not copied on their way;

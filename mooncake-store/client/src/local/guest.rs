@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use super::message::Place;
 use super::owner::{LocalStats, Owner};
 use super::record::{Cause, Record};
-use crate::client::Located;
+use crate::Located;
 
 /// Objects that one light client may have located and not read yet; the oldest go first.
 const MAX_LOCATED: usize = 1 << 16;

@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::client::{Inner, LocalClient};
 use super::link::{Command, SharedMemory};
 use super::message::Place;
-use crate::client::Deadline;
+use crate::Deadline;
 
 /// What the owner was told of, by first address and number.
 #[derive(Default)]

@@ -9,8 +9,8 @@ use mooncake_core::ids::Uuid;
 use mooncake_core::replica::{ReplicaList, ReplicateConfig};
 use mooncake_core::{Error, ErrorCode, Result};
 
-use crate::protocol::pack::{self, List, Pack, PackError, Unpack, wire_fields};
-use crate::protocol::wire::TaskInfo;
+use mooncake_protocol::pack::{self, List, Pack, PackError, Unpack, wire_fields};
+use mooncake_protocol::wire::TaskInfo;
 
 /// Length of the head of a call or answer.
 pub const HEAD_LEN: usize = 8;

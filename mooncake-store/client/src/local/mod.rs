@@ -1,6 +1,6 @@
 //! One member of the cluster for many processes of a host.
 //!
-//! The *owner* ([`LocalServer`], in the program `mooncake_client`) is an ordinary [`Client`](crate::client::Client) that also listens at a Unix
+//! The *owner* ([`LocalServer`], in the program `mooncake_client`) is an ordinary [`Client`](crate::Client) that also listens at a Unix
 //! socket. A *light client* ([`LocalClient`]) has no memory in the cluster and opens no connection but to that socket: it makes memory of
 //! its own (memfds whose size is sealed), hands the owner the file descriptors, and names ranges of it in its calls. The owner maps
 //! the same pages and moves objects out of and into them, so no byte crosses the socket, and a value in such memory is not copied on its way.
@@ -26,8 +26,6 @@ mod memory;
 pub mod message;
 mod objects;
 mod owner;
-#[cfg(feature = "cli")]
-pub mod process;
 pub mod record;
 #[allow(unsafe_code)]
 mod serve;

@@ -1,4 +1,4 @@
-//! The verbs of a light client. They mean what those of [`Client`](crate::client::Client) mean, and fail as they do; all fail with `RPC_FAIL`
+//! The verbs of a light client. They mean what those of [`Client`](crate::Client) mean, and fail as they do; all fail with `RPC_FAIL`
 //! while no owner answers.
 
 use std::borrow::Cow;
@@ -17,9 +17,9 @@ use super::message::{
     self, Copy, Fetch, Item, Keys, NO_ROOM, Pattern, Place, RangeItem, Ranges, Read, ReadItem, Replicas,
     TaskOf, Verb, Write, WriteItem,
 };
-use crate::api::WriteMode;
-use crate::client::{Deadline, PutOutcome, again};
-use crate::protocol::wire::TaskInfo;
+use crate::{Deadline, PutOutcome, again};
+use mooncake_protocol::api::WriteMode;
+use mooncake_protocol::wire::TaskInfo;
 
 /// Fewest bytes asked for with a read of unknown length.
 const GUESS: u64 = 4 << 10;
@@ -57,7 +57,7 @@ impl LocalClient {
     /// Stores a value under a key that is not there yet. One copy, into memory that the owner sees.
     ///
     /// # Errors
-    /// As [`Client::put`](crate::client::Client::put).
+    /// As [`Client::put`](crate::Client::put).
     pub async fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<PutOutcome> {
         let (key, config) = (key.as_ref(), ReplicateConfig::default());
         self.write_bytes(WriteMode::Put, &[(key, value.as_ref())], &config).await.and_then(one)
@@ -82,7 +82,7 @@ impl LocalClient {
     /// Stores a value in place of the one that is there, if any.
     ///
     /// # Errors
-    /// As [`Client::upsert`](crate::client::Client::upsert).
+    /// As [`Client::upsert`](crate::Client::upsert).
     pub async fn upsert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         let (key, config) = (key.as_ref(), ReplicateConfig::default());
         self.write_bytes(WriteMode::Upsert, &[(key, value.as_ref())], &config).await.and_then(one).map(drop)
@@ -262,7 +262,7 @@ impl LocalClient {
     /// The value of a key, in memory that the owner filled; `None` when it is not there. Let go of it soon: the buffer holds only so much.
     ///
     /// # Errors
-    /// As [`Client::get`](crate::client::Client::get).
+    /// As [`Client::get`](crate::Client::get).
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Bytes>> {
         Ok(self.fetch(key.as_ref()).await?.map(LocalBuf::into_bytes))
     }
@@ -370,7 +370,7 @@ impl LocalClient {
     /// Reads a value to the front of memory: its length, `None` for a miss.
     ///
     /// # Errors
-    /// As [`Client::get_into`](crate::client::Client::get_into).
+    /// As [`Client::get_into`](crate::Client::get_into).
     pub async fn get_into<T: Transport>(
         &self,
         key: impl AsRef<[u8]>,
@@ -523,7 +523,7 @@ impl LocalClient {
     /// Removes each key; whether it was there.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any; the others as [`Client::remove`](crate::client::Client::remove).
+    /// The outer one means that nothing is known of any; the others as [`Client::remove`](crate::Client::remove).
     pub async fn batch_remove<K: AsRef<[u8]>>(&self, keys: &[K], force: bool) -> Result<Vec<Result<bool>>> {
         let items = self.ask(Verb::Remove, keys, force, &self.inner.deadline()).await?;
         Ok(items.into_iter().map(|item| item.result().map(|(gone, _)| gone != 0)).collect())
@@ -560,7 +560,7 @@ impl LocalClient {
         Ok(one_item(item).result()?.0)
     }
 
-    /// As [`Client::copy_task`](crate::client::Client::copy_task).
+    /// As [`Client::copy_task`](crate::Client::copy_task).
     ///
     /// # Errors
     /// As there.
@@ -568,7 +568,7 @@ impl LocalClient {
         self.order(Copy { key: key.as_ref(), source: None, targets: targets.into() }).await
     }
 
-    /// As [`Client::move_task`](crate::client::Client::move_task).
+    /// As [`Client::move_task`](crate::Client::move_task).
     ///
     /// # Errors
     /// As there.

@@ -20,8 +20,8 @@ use tokio::task::JoinHandle;
 use super::guest::Guest;
 use super::record::{Cause, Record};
 use super::serve;
-use crate::client::Client;
-use crate::transport_set::TransportSet;
+use crate::Client;
+use mooncake_engine::transport_set::TransportSet;
 
 /// Longest wait for the rest of a call.
 const CALL: Duration = Duration::from_secs(30);

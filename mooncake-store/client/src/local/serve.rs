@@ -15,7 +15,7 @@ use super::message::{
     Replicas, Status, TaskOf, Verb, Write,
 };
 use super::owner::{Owner, set};
-use crate::client::{Client, PutOutcome, RangeRead, is_lost};
+use crate::{Client, PutOutcome, RangeRead, is_lost};
 
 /// Values read into one piece of memory begin at multiples of this.
 const ALIGN: u64 = 64;
@@ -209,7 +209,7 @@ async fn fetch<T: Transport>(client: &Client<T>, guest: &Guest<T>, call: Fetch<'
 async fn locate<T: Transport>(client: &Client<T>, guest: &Guest<T>, call: Keys<'_>) -> Result<Vec<Item>> {
     let located = client.locate(&call.keys).await?;
     let kept = |object: Option<_>| {
-        let object: crate::client::Located = object.ok_or_else(missing)?;
+        let object: crate::Located = object.ok_or_else(missing)?;
         Ok((object.size(), guest.keep(object)))
     };
     Ok(located.into_iter().map(|found| Item::of(found.and_then(kept))).collect())

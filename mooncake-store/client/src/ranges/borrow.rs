@@ -8,10 +8,10 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::Transport;
 
 use super::{Range, again};
-use crate::client::Inner;
-use crate::client::deadline::{Deadline, late};
-use crate::client::disk::{BYTES_BORROWED, Loan, Wanted, on_disk};
-use crate::client::located::{Place, Verdict, Version, name};
+use crate::Inner;
+use crate::deadline::{Deadline, late};
+use crate::disk::{BYTES_BORROWED, Loan, Wanted, on_disk};
+use crate::located::{Place, Verdict, Version, name};
 
 /// Ranges of an object that are no further apart are asked for as one: an owner checks what it reads in pieces as long as this.
 const GAP: u64 = 64 << 10;

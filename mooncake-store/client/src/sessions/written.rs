@@ -15,7 +15,7 @@ use mooncake_transport::{Slice, Transport};
 use parking_lot::Mutex;
 
 use super::{Attempt, RangeWrite, Reservation, refused};
-use crate::client::Inner;
+use crate::Inner;
 
 /// State of the writes of one reservation.
 #[derive(Debug, Default)]

@@ -11,7 +11,7 @@ use mooncake_core::evict::EvictionPolicy;
 use mooncake_core::ids::SlotId;
 
 use super::{Object, Shard};
-use crate::master::evict::Pass;
+use crate::evict::Pass;
 
 /// Pinned objects that are looked at, and pins whose end is noticed, under one lock.
 const AT_ONCE: usize = 1024;
@@ -81,7 +81,7 @@ impl ByUse {
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     /// The object was used, as number `use_number` of all uses.
-    pub(in crate::master) fn touch(&mut self, slot: SlotId, use_number: u64) {
+    pub(crate) fn touch(&mut self, slot: SlotId, use_number: u64) {
         if !self.own.policy.heeds_use() {
             return;
         }
@@ -130,7 +130,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     }
 
     /// An object that has a value was last used before all that is here: then, by its number.
-    pub(in crate::master) fn recall_use(&mut self, slot: SlotId, used: u64) {
+    pub(crate) fn recall_use(&mut self, slot: SlotId, used: u64) {
         self.leave(slot);
         self.objects[slot].used = used;
         if self.objects[slot].hard_pin || self.objects[slot].soft_pin != Moment(0) {
@@ -174,7 +174,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     }
 
     /// Soft-pins an object until then; zero ends it.
-    pub(in crate::master) fn set_soft_pin(&mut self, slot: SlotId, until: Moment) {
+    pub(crate) fn set_soft_pin(&mut self, slot: SlotId, until: Moment) {
         let there = self.objects[slot].value.is_some();
         if there {
             self.leave(slot);
@@ -186,7 +186,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     }
 
     /// Objects that are soft-pinned now.
-    pub(in crate::master) fn soft_pinned(&self, now: Moment) -> usize {
+    pub(crate) fn soft_pinned(&self, now: Moment) -> usize {
         self.pins.iter().rev().take_while(|(until, _)| *until > now).count()
     }
 
@@ -225,7 +225,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     }
 
     /// Chooses what to evict next, if anything may go, and says when it was last used.
-    pub(in crate::master) fn choose(
+    pub(crate) fn choose(
         &mut self,
         pass: Pass,
         now: Moment,
@@ -244,7 +244,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     }
 
     /// As [`Shard::choose`] among the objects of a tenant: the object, and when it was last used.
-    pub(in crate::master) fn choose_of(
+    pub(crate) fn choose_of(
         &mut self,
         tenant: u32,
         pass: Pass,
@@ -273,7 +273,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     }
 
     /// What was chosen last.
-    pub(in crate::master) fn chosen(&mut self) -> Option<SlotId> {
+    pub(crate) fn chosen(&mut self) -> Option<SlotId> {
         self.chosen.take()
     }
 }
@@ -288,9 +288,9 @@ mod tests {
 
     use super::super::{Replicas, Value};
     use super::*;
-    use crate::master::groups::Groups;
-    use crate::master::inventory::Stamp;
-    use crate::master::tenants::Tenants;
+    use crate::groups::Groups;
+    use crate::inventory::Stamp;
+    use crate::tenants::Tenants;
 
     type Tried = Shard<BuiltinAllocator, BuiltinPolicy>;
 

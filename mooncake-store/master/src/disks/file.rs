@@ -19,7 +19,7 @@ use super::super::Master;
 use super::super::directory::{Object, Shard};
 use super::super::put::{Writer, absent};
 use super::{DiskCopy, Place};
-use crate::protocol::wire::StorageConfig;
+use mooncake_protocol::wire::StorageConfig;
 
 /// How long an object is kept in memory for the sake of its file, which its writer has not spoken of.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -47,13 +47,13 @@ impl Default for FileOptions {
 
 /// All files there are, in figures.
 #[derive(Debug, Default)]
-pub(in crate::master) struct Files {
-    pub(in crate::master) objects: AtomicU64,
-    pub(in crate::master) used: AtomicU64,
+pub(crate) struct Files {
+    pub(crate) objects: AtomicU64,
+    pub(crate) used: AtomicU64,
 }
 
 /// A file that a writer is to write.
-pub(in crate::master) struct FileGrant {
+pub(crate) struct FileGrant {
     id: ReplicaId,
     path: String,
     /// It has.
@@ -61,7 +61,7 @@ pub(in crate::master) struct FileGrant {
 }
 
 impl FileGrant {
-    pub(in crate::master) fn describe(&self, size: u64) -> Replica {
+    pub(crate) fn describe(&self, size: u64) -> Replica {
         let location = ReplicaLocation::Disk { path: self.path.clone(), size };
         Replica { id: self.id, location, status: ReplicaStatus::Processing }
     }
@@ -131,20 +131,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 
     /// A file for a write of that key, if there are to be any.
-    pub(in crate::master) fn grant_file(&self, key: &[u8]) -> Option<Box<FileGrant>> {
+    pub(crate) fn grant_file(&self, key: &[u8]) -> Option<Box<FileGrant>> {
         let files = self.options.files.as_ref()?;
         let id = self.new_replica();
         Some(Box::new(FileGrant { id, path: path(&files.dir, key, id), written: false }))
     }
 
     /// The value of a write can be read; its file counts when its writer says so.
-    pub(in crate::master) fn begin_file(
-        &self,
-        object: &mut Object<A>,
-        grant: FileGrant,
-        writer: Writer,
-        now: Moment,
-    ) {
+    pub(crate) fn begin_file(&self, object: &mut Object<A>, grant: FileGrant, writer: Writer, now: Moment) {
         let Some((len, checksum)) = object.value().map(|value| (value.len, value.checksum)) else { return };
         let written = grant.written;
         let pending = Pending { grant, writer, len, checksum, since: now };
@@ -156,7 +150,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 
     /// A writer says that its file is there; whether one was expected of it, or is there.
-    pub(in crate::master) fn end_file(&self, object: &mut Object<A>, writer: Writer) -> bool {
+    pub(crate) fn end_file(&self, object: &mut Object<A>, writer: Writer) -> bool {
         if let Some(grant) = object.file_of_write(writer) {
             grant.written = true;
             return true;
@@ -171,12 +165,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 
     /// A writer says that its file will not be there; whether there was one of it.
-    pub(in crate::master) fn revoke_file(
-        &self,
-        shard: &mut Shard<A, E>,
-        slot: SlotId,
-        writer: Writer,
-    ) -> bool {
+    pub(crate) fn revoke_file(&self, shard: &mut Shard<A, E>, slot: SlotId, writer: Writer) -> bool {
         if shard[slot].take_file_of_write(writer) {
             return true;
         }
@@ -206,7 +195,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
 impl FileOptions {
     /// # Errors
     /// `INVALID_PARAMS` for a folder that is named differently from place to place.
-    pub(in crate::master) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let plain = |part: &str| part != ".." && part != "." && !part.contains('\0');
         if !self.dir.starts_with('/') || !self.dir.split('/').all(plain) {
             return Err(Error::invalid(format!(

@@ -11,7 +11,7 @@ use super::{DiskCopy, OnDisk, Owner};
 
 /// What an object has to do with disks.
 #[derive(Default)]
-pub(in crate::master) struct Tier {
+pub(crate) struct Tier {
     pub(super) on_disk: Option<OnDisk>,
     /// What a restarted owner has found, before the one it was is given up.
     heir: Option<Box<DiskCopy>>,
@@ -24,11 +24,11 @@ pub(in crate::master) struct Tier {
 }
 
 impl<A: SegmentAllocator> Object<A> {
-    pub(in crate::master) fn disk(&self) -> Option<&OnDisk> {
+    pub(crate) fn disk(&self) -> Option<&OnDisk> {
         self.tier.as_ref()?.on_disk.as_ref()
     }
 
-    pub(in crate::master) fn offload(&self) -> Option<&Arc<Owner>> {
+    pub(crate) fn offload(&self) -> Option<&Arc<Owner>> {
         self.tier.as_ref()?.offload.as_ref()
     }
 
@@ -89,7 +89,7 @@ impl<A: SegmentAllocator> Object<A> {
     }
 
     /// Keeps the disk copies of these clients, as far as they live.
-    pub(in crate::master) fn retain_disk(&mut self, keep: impl Fn(ClientId) -> bool) {
+    pub(crate) fn retain_disk(&mut self, keep: impl Fn(ClientId) -> bool) {
         let Some(tier) = &self.tier else { return };
         let elsewhere = tier.heir.is_some() && self.is_elsewhere();
         let Some(tier) = &mut self.tier else { return };
@@ -119,7 +119,7 @@ impl<A: SegmentAllocator> Object<A> {
     }
 
     /// Its value is replaced or removed: nothing of it on disks counts any more.
-    pub(in crate::master) fn leave_disks(&mut self) {
+    pub(crate) fn leave_disks(&mut self) {
         let Some(tier) = self.tier.take() else { return };
         let key = self.key.as_bytes();
         if let Some(owner) = &tier.offload {

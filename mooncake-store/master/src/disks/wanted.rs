@@ -26,7 +26,7 @@ pub(super) struct Wanted {
 }
 
 /// An object that memory may let go of once it is written to a disk.
-pub(in crate::master) struct Passed {
+pub(crate) struct Passed {
     /// Number of its last use.
     used: u64,
     key: ObjectKey,
@@ -45,7 +45,7 @@ enum Leave {
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// Whether memory may let go of an object now, as far as disks are concerned.
-    pub(in crate::master) fn may_leave_memory(&self, object: &Object<A>, now: Moment) -> bool {
+    pub(crate) fn may_leave_memory(&self, object: &Object<A>, now: Moment) -> bool {
         match self.leave(object, now) {
             Leave::Now => true,
             Leave::Later => false,
@@ -58,12 +58,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
 
     /// As [`may_leave_memory`](Self::may_leave_memory), for whoever looks for the next object to go: notes the first of those passed over that could go if
     /// they were written. One list for each shard.
-    pub(in crate::master) fn leaves_memory(
-        &self,
-        object: &Object<A>,
-        now: Moment,
-        passed: &mut Vec<Passed>,
-    ) -> bool {
+    pub(crate) fn leaves_memory(&self, object: &Object<A>, now: Moment, passed: &mut Vec<Passed>) -> bool {
         match self.leave(object, now) {
             Leave::Now => true,
             Leave::Later => false,
@@ -84,7 +79,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 
     /// Of the objects passed over, those used least are asked for with the next tick: no more than [`want_room`](Self::want_room) said.
-    pub(in crate::master) fn ask_for(&self, mut passed: Vec<Passed>) {
+    pub(crate) fn ask_for(&self, mut passed: Vec<Passed>) {
         if passed.is_empty() {
             return;
         }
@@ -103,7 +98,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 
     /// Somebody looks for so many bytes: at most that much, or what eviction takes at a time, is to be on its way to disks for it.
-    pub(in crate::master) fn want_room(&self, bytes: u64) {
+    pub(crate) fn want_room(&self, bytes: u64) {
         if !self.options.disks.as_ref().is_some_and(|options| options.on_evict) {
             return;
         }
@@ -150,7 +145,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 
     /// Puts in line what eviction passed over.
-    pub(in crate::master) fn queue_wanted(&self, now: Moment) {
+    pub(crate) fn queue_wanted(&self, now: Moment) {
         let wanted = std::mem::take(&mut *self.disks.wanted.lock());
         for key in wanted.keys {
             let hash = self.directory.hash(key.as_bytes());

@@ -9,7 +9,7 @@ use mooncake_core::evict::EvictionPolicy;
 use mooncake_core::ids::{ClientId, ObjectKey};
 
 use super::{Master, OwnerState, not_offered};
-use crate::protocol::wire::DiskWork;
+use mooncake_protocol::wire::DiskWork;
 
 /// Most copies that do not count any more which are told at a time.
 const DROPPED_AT_ONCE: usize = 4096;

@@ -15,7 +15,7 @@ use super::{Active, Awaited, DrainStatus, Job, Unit};
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// What segments are being emptied, or were; and the tasks there are then, those of the jobs among them.
-    pub(in crate::master) fn note_drains(&self) -> (NotedDrains, Vec<(Uuid, Moment)>) {
+    pub(crate) fn note_drains(&self) -> (NotedDrains, Vec<(Uuid, Moment)>) {
         let jobs = self.drains.jobs.lock();
         let noted = jobs.list.iter().map(Job::note).collect();
         let registry = self.segments.read();
@@ -28,7 +28,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 
     /// Takes over what segments a master before was emptying, or had emptied: they take no objects when they come back.
-    pub(in crate::master) fn recall_drains(&self, noted: NotedDrains, now: Moment) {
+    pub(crate) fn recall_drains(&self, noted: NotedDrains, now: Moment) {
         let mut jobs = self.drains.jobs.lock();
         let mut registry = self.segments.write();
         registry.brought.extend(noted.drained.into_iter().map(|id| (id, SegmentStatus::Drained)));

@@ -3,10 +3,10 @@
 use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::{Error, ErrorCode, Result};
 
-use crate::master::DrainStatus;
-use crate::protocol::pack::{PackError, wire_fields, written_as};
-use crate::protocol::record::{append, next};
-use crate::protocol::wire::{TaskKind, TaskStatus};
+use crate::DrainStatus;
+use mooncake_protocol::pack::{PackError, wire_fields, written_as};
+use mooncake_protocol::record::{append, next};
+use mooncake_protocol::wire::{TaskKind, TaskStatus};
 
 /// What a snapshot begins with, and the version of what follows.
 const MAGIC: &[u8; 8] = b"mksnap03";
@@ -135,22 +135,22 @@ impl From<SecondHead> for Head {
 
 /// Of what was written under that master before its use of that number, all that was still there is in the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::master) struct Horizon {
-    pub(in crate::master) epoch: u64,
-    pub(in crate::master) number: u64,
+pub(crate) struct Horizon {
+    pub(crate) epoch: u64,
+    pub(crate) number: u64,
 }
 
 wire_fields!(structure Horizon { epoch: u64, number: u64 });
 
 /// A part of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::master) struct Part {
+pub(crate) struct Part {
     /// Counted from 0.
-    pub(in crate::master) number: u64,
-    pub(in crate::master) objects: Vec<Noted>,
-    pub(in crate::master) tasks: Vec<NotedTask>,
-    pub(in crate::master) drains: NotedDrains,
-    pub(in crate::master) last: bool,
+    pub(crate) number: u64,
+    pub(crate) objects: Vec<Noted>,
+    pub(crate) tasks: Vec<NotedTask>,
+    pub(crate) drains: NotedDrains,
+    pub(crate) last: bool,
 }
 
 wire_fields!(structure Part {
@@ -180,22 +180,22 @@ impl From<FirstPart> for Part {
 
 /// An object that could be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::master) struct Noted {
+pub(crate) struct Noted {
     /// As the directory has it.
-    pub(in crate::master) key: Vec<u8>,
-    pub(in crate::master) len: u64,
-    pub(in crate::master) checksum: Option<u64>,
+    pub(crate) key: Vec<u8>,
+    pub(crate) len: u64,
+    pub(crate) checksum: Option<u64>,
     /// The stamp of its value, if it was in memory.
-    pub(in crate::master) written: Option<Horizon>,
+    pub(crate) written: Option<Horizon>,
     /// The number of its last use.
-    pub(in crate::master) used: u64,
-    pub(in crate::master) group: String,
-    pub(in crate::master) hard_pin: bool,
-    pub(in crate::master) soft_pin_ms: u64,
+    pub(crate) used: u64,
+    pub(crate) group: String,
+    pub(crate) hard_pin: bool,
+    pub(crate) soft_pin_ms: u64,
     /// Where it lay in memory.
-    pub(in crate::master) places: Vec<Place>,
+    pub(crate) places: Vec<Place>,
     /// On whose disks it lay.
-    pub(in crate::master) disks: Vec<ClientId>,
+    pub(crate) disks: Vec<ClientId>,
 }
 
 wire_fields!(structure Noted {
@@ -213,26 +213,26 @@ wire_fields!(structure Noted {
 
 /// Where a replica lay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::master) struct Place {
-    pub(in crate::master) segment: SegmentId,
-    pub(in crate::master) offset: u64,
+pub(crate) struct Place {
+    pub(crate) segment: SegmentId,
+    pub(crate) offset: u64,
 }
 
 wire_fields!(structure Place { segment: SegmentId, offset: u64 });
 
 /// A task, whatever became of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::master) struct NotedTask {
-    pub(in crate::master) id: Uuid,
-    pub(in crate::master) kind: TaskKind,
-    pub(in crate::master) status: TaskStatus,
-    pub(in crate::master) client: ClientId,
-    pub(in crate::master) payload: String,
-    pub(in crate::master) created_ms: i64,
-    pub(in crate::master) updated_ms: i64,
-    pub(in crate::master) message: String,
+pub(crate) struct NotedTask {
+    pub(crate) id: Uuid,
+    pub(crate) kind: TaskKind,
+    pub(crate) status: TaskStatus,
+    pub(crate) client: ClientId,
+    pub(crate) payload: String,
+    pub(crate) created_ms: i64,
+    pub(crate) updated_ms: i64,
+    pub(crate) message: String,
     /// Time that was left for it, in milliseconds.
-    pub(in crate::master) left_ms: u64,
+    pub(crate) left_ms: u64,
 }
 
 wire_fields!(structure NotedTask {
@@ -249,34 +249,34 @@ wire_fields!(structure NotedTask {
 
 /// What segments are being emptied, or were.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::master) struct NotedDrains {
+pub(crate) struct NotedDrains {
     /// The oldest first.
-    pub(in crate::master) jobs: Vec<NotedJob>,
+    pub(crate) jobs: Vec<NotedJob>,
     /// Segments that are empty and take nothing.
-    pub(in crate::master) drained: Vec<SegmentId>,
+    pub(crate) drained: Vec<SegmentId>,
 }
 
 wire_fields!(structure NotedDrains { jobs: Vec<NotedJob>, drained: Vec<SegmentId> });
 
 /// A drain job, whatever became of it. What it had still to move is looked for anew.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::master) struct NotedJob {
-    pub(in crate::master) id: Uuid,
-    pub(in crate::master) status: DrainStatus,
-    pub(in crate::master) created_ms: u64,
-    pub(in crate::master) updated_ms: u64,
-    pub(in crate::master) names: Vec<String>,
-    pub(in crate::master) targets: Vec<String>,
-    pub(in crate::master) at_once: u64,
+pub(crate) struct NotedJob {
+    pub(crate) id: Uuid,
+    pub(crate) status: DrainStatus,
+    pub(crate) created_ms: u64,
+    pub(crate) updated_ms: u64,
+    pub(crate) names: Vec<String>,
+    pub(crate) targets: Vec<String>,
+    pub(crate) at_once: u64,
     /// What it empties; nothing once it is over.
-    pub(in crate::master) sources: Vec<SegmentId>,
-    pub(in crate::master) moves: Vec<NotedMove>,
-    pub(in crate::master) succeeded: u64,
-    pub(in crate::master) failed: u64,
-    pub(in crate::master) migrated_bytes: u64,
-    pub(in crate::master) message: String,
+    pub(crate) sources: Vec<SegmentId>,
+    pub(crate) moves: Vec<NotedMove>,
+    pub(crate) succeeded: u64,
+    pub(crate) failed: u64,
+    pub(crate) migrated_bytes: u64,
+    pub(crate) message: String,
     /// How many were blocked when it ended.
-    pub(in crate::master) left: u64,
+    pub(crate) left: u64,
 }
 
 wire_fields!(structure NotedJob {
@@ -298,14 +298,14 @@ wire_fields!(structure NotedJob {
 
 /// A move under way.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::master) struct NotedMove {
+pub(crate) struct NotedMove {
     /// As the directory has it.
-    pub(in crate::master) key: Vec<u8>,
+    pub(crate) key: Vec<u8>,
     /// Which of the job's sources it leaves.
-    pub(in crate::master) source: u64,
-    pub(in crate::master) tries: u32,
-    pub(in crate::master) task: Uuid,
-    pub(in crate::master) bytes: u64,
+    pub(crate) source: u64,
+    pub(crate) tries: u32,
+    pub(crate) task: Uuid,
+    pub(crate) bytes: u64,
 }
 
 wire_fields!(structure NotedMove { key: Vec<u8>, source: u64, tries: u32, task: Uuid, bytes: u64 });

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::PATIENCE;
 use super::file::{Horizon, Noted};
-use crate::protocol::wire::StoredReplica;
+use mooncake_protocol::wire::StoredReplica;
 
 /// Parts of the table: one is forgotten in a tick, and one is copied under one lock.
 const PARTS: usize = 4096;
@@ -25,7 +25,7 @@ struct Entry {
 }
 
 /// What a snapshot said. Locked inside a shard; nothing is locked inside of it.
-pub(in crate::master) struct Past {
+pub(crate) struct Past {
     horizons: Vec<Horizon>,
     recalled: Moment,
     parts: Box<[Part]>,
@@ -34,11 +34,11 @@ pub(in crate::master) struct Past {
 }
 
 /// What an object on a disk was.
-pub(in crate::master) struct Kept {
-    pub(in crate::master) group: String,
-    pub(in crate::master) hard_pin: bool,
+pub(crate) struct Kept {
+    pub(crate) group: String,
+    pub(crate) hard_pin: bool,
     /// Until when it is soft-pinned.
-    pub(in crate::master) soft_pin: Moment,
+    pub(crate) soft_pin: Moment,
 }
 
 impl Past {
@@ -80,7 +80,7 @@ impl Past {
     }
 
     /// Whether what an owner announces may be what it says; the number of its last use, if that is known.
-    pub(in crate::master) fn judge(&self, hash: u64, replica: &StoredReplica) -> Result<Option<u64>> {
+    pub(crate) fn judge(&self, hash: u64, replica: &StoredReplica) -> Result<Option<u64>> {
         let mut part = self.parts[at(hash)].lock();
         let entry = part.get_mut(&*replica.key);
         let written = entry.as_ref().and_then(|entry| entry.noted.written);
@@ -105,13 +105,7 @@ impl Past {
     }
 
     /// What an object of that length, found on a client's disk, was.
-    pub(in crate::master) fn on_disk(
-        &self,
-        hash: u64,
-        key: &[u8],
-        len: u64,
-        owner: ClientId,
-    ) -> Option<Kept> {
+    pub(crate) fn on_disk(&self, hash: u64, key: &[u8], len: u64, owner: ClientId) -> Option<Kept> {
         let mut part = self.parts[at(hash)].lock();
         let entry = part.get_mut(key)?;
         if entry.noted.len != len || !entry.noted.disks.contains(&owner) {

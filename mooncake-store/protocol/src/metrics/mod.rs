@@ -4,12 +4,12 @@ mod histogram;
 #[cfg(feature = "http")]
 mod page;
 
-pub(crate) use self::histogram::{Histogram, MICROS, Micros};
+pub use self::histogram::{Histogram, MICROS, Micros};
 #[cfg(feature = "http")]
-pub(crate) use self::page::{Labels, Page};
+pub use self::page::{Labels, Page};
 
 /// Bytes, with the existing system's names of units: a KB has 1024.
-pub(crate) fn human(bytes: u64) -> String {
+pub fn human(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KB", "MB", "GB", "TB"];
     let mut size = bytes as f64;
     let mut unit = 0;

@@ -10,11 +10,11 @@ use prometheus::{Encoder, TextEncoder};
 use super::Histogram;
 
 /// Names and values of labels.
-pub(crate) type Labels<'a> = &'a [(&'a str, &'a str)];
+pub type Labels<'a> = &'a [(&'a str, &'a str)];
 
 /// A page of metrics.
 #[derive(Default)]
-pub(crate) struct Page {
+pub struct Page {
     families: Vec<MetricFamily>,
     /// Of what is added.
     common: Vec<LabelPair>,
@@ -22,28 +22,28 @@ pub(crate) struct Page {
 
 impl Page {
     /// Gives what is added from now on another label.
-    pub(crate) fn label(&mut self, name: &str, value: &str) {
+    pub fn label(&mut self, name: &str, value: &str) {
         self.common.extend(pairs(&[(name, value)]));
     }
 
     /// As text.
-    pub(crate) fn text(&self) -> Result<Vec<u8>> {
+    pub fn text(&self) -> Result<Vec<u8>> {
         let mut text = Vec::new();
         let encoded = TextEncoder::new().encode(&self.families, &mut text);
         encoded.map_err(|error| Error::internal("cannot encode metrics").with_source(error))?;
         Ok(text)
     }
 
-    pub(crate) fn counter(&mut self, name: &str, help: &str, value: u64) {
+    pub fn counter(&mut self, name: &str, help: &str, value: u64) {
         self.counters(name, help, [(&[] as Labels<'_>, value)]);
     }
 
-    pub(crate) fn gauge(&mut self, name: &str, help: &str, value: u64) {
+    pub fn gauge(&mut self, name: &str, help: &str, value: u64) {
         self.gauges(name, help, [(&[] as Labels<'_>, value)]);
     }
 
     /// Connections of every listener of this process, under names with this prefix.
-    pub(crate) fn connections(&mut self, prefix: &str) {
+    pub fn connections(&mut self, prefix: &str) {
         let listeners = listeners();
         let names: Vec<[(&str, &str); 1]> = listeners.iter().map(|at| [("listener", at.listener)]).collect();
         let open = names.iter().zip(&listeners).map(|(labels, at)| (&labels[..], at.open));
@@ -60,7 +60,7 @@ impl Page {
     }
 
     /// Counters of one name, by label.
-    pub(crate) fn counters<'a>(
+    pub fn counters<'a>(
         &mut self,
         name: &str,
         help: &str,
@@ -78,7 +78,7 @@ impl Page {
     }
 
     /// Gauges of one name, by label.
-    pub(crate) fn gauges<'a>(
+    pub fn gauges<'a>(
         &mut self,
         name: &str,
         help: &str,
@@ -96,7 +96,7 @@ impl Page {
     }
 
     /// Histograms of one name, by label; `unit` of what was noted make one of what is shown.
-    pub(crate) fn histograms<'a, const N: usize>(
+    pub fn histograms<'a, const N: usize>(
         &mut self,
         name: &str,
         help: &str,
@@ -112,7 +112,7 @@ impl Page {
     }
 
     /// A histogram that was counted elsewhere: buckets by upper bound, each with what is in it or below.
-    pub(crate) fn histogram(
+    pub fn histogram(
         &mut self,
         name: &str,
         help: &str,

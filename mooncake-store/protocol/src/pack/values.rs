@@ -66,36 +66,38 @@ impl<'a> Unpack<'a> for Byte {
 }
 
 /// A type written as another one: `Outer as Inner`, by two expressions.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! written_as {
     ($($outer:ty as $inner:ty: $value:pat => $to:expr, $from:expr;)*) => {$(
-        impl $crate::protocol::pack::Wire for $outer {
-            const LITERAL: $crate::protocol::literal::Literal =
-                <$inner as $crate::protocol::pack::Wire>::LITERAL;
-            const MIN_LEN: usize = <$inner as $crate::protocol::pack::Wire>::MIN_LEN;
+        impl $crate::pack::Wire for $outer {
+            const LITERAL: $crate::literal::Literal =
+                <$inner as $crate::pack::Wire>::LITERAL;
+            const MIN_LEN: usize = <$inner as $crate::pack::Wire>::MIN_LEN;
         }
 
-        impl $crate::protocol::pack::Pack for $outer {
+        impl $crate::pack::Pack for $outer {
             fn widest(&self) -> usize {
                 0
             }
 
-            fn pack(&self, out: &mut $crate::protocol::pack::Writer<'_>) {
+            fn pack(&self, out: &mut $crate::pack::Writer<'_>) {
                 let $value = self;
-                <$inner as $crate::protocol::pack::Pack>::pack(&$to, out);
+                <$inner as $crate::pack::Pack>::pack(&$to, out);
             }
         }
 
-        impl<'a> $crate::protocol::pack::Unpack<'a> for $outer {
+        impl<'a> $crate::pack::Unpack<'a> for $outer {
             fn unpack(
-                body: &mut $crate::protocol::pack::Reader<'a>,
-            ) -> Result<Self, $crate::protocol::pack::PackError> {
-                let from: fn($inner) -> Result<$outer, $crate::protocol::pack::PackError> = $from;
-                from(<$inner as $crate::protocol::pack::Unpack<'a>>::unpack(body)?)
+                body: &mut $crate::pack::Reader<'a>,
+            ) -> Result<Self, $crate::pack::PackError> {
+                let from: fn($inner) -> Result<$outer, $crate::pack::PackError> = $from;
+                from(<$inner as $crate::pack::Unpack<'a>>::unpack(body)?)
             }
         }
     )*};
 }
-pub(crate) use written_as;
+pub use written_as;
 
 written_as! {
     ErrorCode as i32: code => code.number(), |number| Ok(ErrorCode::from_number(number));

@@ -8,15 +8,15 @@ use axum::response::{IntoResponse, Response};
 
 use super::answers::{Events, Health, Leader};
 use super::{Shared, page, text};
-use crate::server::leader::{Seen, Standing};
-use crate::server::{EventStats, scrape, summary};
+use crate::leader::{Seen, Standing};
+use crate::{EventStats, scrape, summary};
 
 /// How the master stands among others, out of whatever a page has.
 #[derive(Clone)]
 pub(crate) struct Stands(Arc<Standing>);
 
-impl FromRef<Arc<crate::server::State>> for Stands {
-    fn from_ref(state: &Arc<crate::server::State>) -> Self {
+impl FromRef<Arc<crate::State>> for Stands {
+    fn from_ref(state: &Arc<crate::State>) -> Self {
         Self(state.standing.clone())
     }
 }
@@ -58,8 +58,8 @@ pub(crate) async fn leader(State(Stands(standing)): State<Stands>) -> Response {
 /// The pages of a master that does not lead.
 #[cfg(all(feature = "cli", feature = "metadata-etcd"))]
 pub(crate) fn standby_pages(standing: Arc<Standing>) -> axum::Router {
-    use crate::server::http::nothing_here;
     use axum::routing::get;
+    use mooncake_protocol::http::nothing_here;
 
     axum::Router::new()
         .route("/health", get(health))

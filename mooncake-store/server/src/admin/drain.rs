@@ -9,7 +9,7 @@ use mooncake_core::ids::Uuid;
 use super::answers::{DrainChanged, DrainJob, DrainRequest, Failure};
 use super::query::form_text;
 use super::{Shared, bad_request, failure, page, read, status_of};
-use crate::master::{self, DrainStatus};
+use mooncake_master::{self, DrainStatus};
 
 /// Empties segments, object by object, without taking anything from readers.
 ///

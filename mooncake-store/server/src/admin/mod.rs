@@ -26,7 +26,7 @@ use utoipa_axum::routes;
 
 use self::answers::Failure;
 use super::State;
-use super::http::{JSON, nothing_here};
+use mooncake_protocol::http::{JSON, nothing_here};
 
 const TEXT: &str = "text/plain; version=0.0.4";
 

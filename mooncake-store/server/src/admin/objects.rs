@@ -13,7 +13,7 @@ use super::answers::{
 };
 use super::query::{decoded, form_bytes, form_text, raw};
 use super::{Shared, answer, failure, page, text, text_failure};
-use crate::api::DEFAULT_TENANT;
+use mooncake_protocol::api::DEFAULT_TENANT;
 
 /// Where an object's replicas in memory lie.
 ///

@@ -9,7 +9,7 @@ use super::{
     CleanUpConfig, EventsConfig, MasterConfig, MastersConfig, MetadataServerConfig, SnapshotConfig,
     TenantPolicy,
 };
-use crate::master::{DiskOptions, FileOptions, HotOptions, PromotionOptions};
+use mooncake_master::{DiskOptions, FileOptions, HotOptions, PromotionOptions};
 
 #[derive(Default)]
 pub(super) struct Draft {

@@ -18,7 +18,7 @@ use super::flag::Flag;
 use super::flags::{GROUPS, flags};
 use super::settings::Settings;
 use super::values::{bytes, nearest, switch};
-use crate::client::{ClientConfig, HotCacheConfig, MAX_TIMEOUT, OffloadConfig, SegmentFile};
+use mooncake_client::{ClientConfig, HotCacheConfig, MAX_TIMEOUT, OffloadConfig, SegmentFile};
 
 /// What every variable of a flag of the master begins with.
 const PREFIX: &str = "MC_MASTER_";
@@ -165,7 +165,7 @@ impl ClientEnvironment {
     }
 
     /// A disk in that directory, or in the one the environment names where it is empty: for
-    /// [`ClientConfig::offload`](crate::client::ClientConfig::offload).
+    /// [`ClientConfig::offload`](mooncake_client::ClientConfig::offload).
     pub fn offload(&self, path: &str) -> OffloadConfig {
         let mut disk = self.disk.clone();
         if !path.is_empty() {
@@ -175,7 +175,7 @@ impl ClientEnvironment {
     }
 
     /// The wires of a protocol, with its devices (commas between them; all when empty or `auto-discovery`) and what the environment says of
-    /// wires: for [`ClientBuilder::wires`](crate::client::ClientBuilder::wires).
+    /// wires: for [`ClientBuilder::wires`](mooncake_client::ClientBuilder::wires).
     ///
     /// # Errors
     /// `NOT_SUPPORTED` for a protocol that is not built in.
@@ -185,7 +185,7 @@ impl ClientEnvironment {
     }
 
     /// How a member with that directory finds others and where it answers, as the environment says: for
-    /// [`ClientConfig::directory`](crate::client::ClientConfig::directory) and [`ClientConfig::handshake`](crate::client::ClientConfig::handshake).
+    /// [`ClientConfig::directory`](mooncake_client::ClientConfig::directory) and [`ClientConfig::handshake`](mooncake_client::ClientConfig::handshake).
     pub fn meeting(metadata: &str) -> (DirectoryOptions, HandshakePort) {
         // Any name: who is found at a handshake port has one.
         TransferEngine::builder().environment().metadata(metadata).name("member").meeting()
@@ -561,7 +561,7 @@ const NEVER: &[Unread] = &[
 pub fn environment_document() -> String {
     let mut text = String::from(
         "# Environment\n\n\
-         Made from `mooncake-store/src/config/environment.rs` by `cargo xtask docs`; a test compares the two. An empty variable is \
+         Made from `mooncake-store/server/src/config/environment.rs` by `cargo xtask docs`; a test compares the two. An empty variable is \
          one that is not set.\n\n\
          ## What is read\n\n\
          `mooncake_master` reads a variable for each of its flags. The command line goes before the environment, the environment \
@@ -620,7 +620,7 @@ pub fn environment_document() -> String {
 pub fn flags_document() -> String {
     let mut text = String::from(
         "# Flags of `mooncake_master`\n\n\
-         Made from `mooncake-store/src/config/flags.rs` by `cargo xtask docs`; a test compares the two. Each is also a key of a \
+         Made from `mooncake-store/server/src/config/flags.rs` by `cargo xtask docs`; a test compares the two. Each is also a key of a \
          configuration file (`--config_path=master.yaml`, `.yml`, `.json` or `.toml`: one flat map) and, in capitals after \
          `MC_MASTER_`, a variable of the environment ([environment.md](environment.md)). Command line > environment > file > default; \
          `--print_config` shows what came of it.\n\n\

@@ -287,15 +287,10 @@ const LOG: &[Flag] = &[
         Ok(())
     }),
     flag("v", "0", "Log more: 1 debug, 2 everything", set!(verbosity = number)),
-    flag(
-        "log_filter",
-        "",
-        "What is logged, by module: `info,mooncake_store::master=debug`",
-        |draft, text| {
-            draft.config.log_filter = text.into();
-            Ok(())
-        },
-    )
+    flag("log_filter", "", "What is logged, by module: `info,mooncake_master=debug`", |draft, text| {
+        draft.config.log_filter = text.into();
+        Ok(())
+    })
     .from(&["RUST_LOG"]),
     flag("log_dir", "", "Log to mooncake_master.INFO in this folder", |draft, text| {
         draft.log_dir = Some(text).filter(|dir| !dir.is_empty()).map(Into::into);

@@ -18,7 +18,7 @@ use mooncake_core::alloc::BuiltinAllocatorConfig;
 use mooncake_core::evict::BuiltinPolicyConfig;
 use mooncake_transport::directory::FOLDER;
 
-use crate::master::MasterOptions;
+use mooncake_master::MasterOptions;
 
 #[cfg(feature = "cli")]
 pub(crate) use self::environment::tool_default;

@@ -11,7 +11,7 @@ use super::draft::Draft;
 use super::flag::{Flag, FlagState};
 use super::flags::{flag_named, flags};
 use super::values::nearest;
-use crate::client::MAX_TIMEOUT;
+use mooncake_client::MAX_TIMEOUT;
 
 /// Who set a flag. The later ones win.
 #[derive(Clone, Debug, PartialEq, Eq)]

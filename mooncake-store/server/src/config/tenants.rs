@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use mooncake_core::{Error, ErrorCode, Result};
 
-use crate::master::TenantInfo;
+use mooncake_master::TenantInfo;
 #[cfg(feature = "cli")]
-use crate::master::TenantQuota;
+use mooncake_master::TenantQuota;
 
 /// Where the policy of the tenants lies: YAML, `version: 1` and a list `tenants` of `name` and `quota`, in bytes or with KB, MB, GB or TB
 /// (powers of 1024).
@@ -79,7 +79,7 @@ impl Store {
     /// `NOT_SUPPORTED`: YAML is not built in.
     #[cfg(not(feature = "cli"))]
     #[allow(clippy::unused_async, reason = "the other one waits")]
-    pub(crate) async fn read(&self) -> Result<Vec<crate::master::TenantQuota>> {
+    pub(crate) async fn read(&self) -> Result<Vec<mooncake_master::TenantQuota>> {
         Err(Error::new(ErrorCode::NotSupported, "a policy of tenants needs a build with feature `cli`"))
     }
 
@@ -104,7 +104,7 @@ mod kept {
     use mooncake_core::meta::{Expect, MetadataBackend};
     use mooncake_core::{Error, ErrorCode, Result};
 
-    use crate::master::TenantInfo;
+    use mooncake_master::TenantInfo;
 
     #[derive(Debug)]
     pub(crate) struct Store {
@@ -139,7 +139,7 @@ mod kept {
         }
 
         #[cfg(feature = "cli")]
-        pub(super) async fn read(&self) -> Result<Vec<crate::master::TenantQuota>> {
+        pub(super) async fn read(&self) -> Result<Vec<mooncake_master::TenantQuota>> {
             let place = format!("tenants under {}", self.place);
             let value = self.directory.get(&self.key).await.map_err(|error| error.context(place.clone()))?;
             let Some(value) = value else {

@@ -19,9 +19,9 @@ use tokio::sync::Notify;
 use self::payload::{hash_of, message};
 use self::subscribers::Subscribers;
 use super::EventStats;
-use crate::api::DEFAULT_TENANT;
 use crate::config::EventsConfig;
-use crate::master::Journal;
+use mooncake_master::Journal;
+use mooncake_protocol::api::DEFAULT_TENANT;
 
 /// Events in one message at most.
 const BATCH: usize = 64;
@@ -80,7 +80,7 @@ pub(super) async fn start(
     config: &EventsConfig,
     clock: SharedClock,
 ) -> Result<(Arc<Feed>, Publisher, SocketAddr)> {
-    let address = super::join(&config.host, config.port);
+    let address = mooncake_protocol::place::join(&config.host, config.port);
     let refused = |error| {
         Error::new(
             ErrorCode::RpcFail,

@@ -358,8 +358,8 @@ fn never_do_two_lead() {
 #[cfg(feature = "http")]
 #[tokio::test]
 async fn the_pages_of_a_deposed_leader_say_nothing() {
+    use crate::MasterServer;
     use crate::config::{MasterConfig, MetadataServerConfig};
-    use crate::server::MasterServer;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     let clock = Arc::new(ManualClock::new());

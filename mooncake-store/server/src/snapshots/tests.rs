@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::config::MasterConfig;
-use crate::master::MasterOptions;
+use mooncake_master::MasterOptions;
 
 fn config(folder: &Path) -> SnapshotConfig {
     SnapshotConfig { folder: folder.into(), ..SnapshotConfig::default() }

@@ -7,7 +7,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use serde::Deserialize;
 
 use super::args::To;
-use crate::client::{join_port, split_port};
+use mooncake_client::programs::{join_port, split_port};
 
 /// Port of the admin pages when nothing else is said.
 const ADMIN_PORT: u16 = 9003;

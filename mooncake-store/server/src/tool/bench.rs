@@ -14,7 +14,7 @@ use serde_json::json;
 use super::admin::Admin;
 use super::args::Bench;
 use super::{Session, human, objects, say, say_json, table};
-use crate::client::{Client, PutOutcome};
+use mooncake_client::{Client, PutOutcome};
 
 /// Times of one kind of operation.
 struct Run {

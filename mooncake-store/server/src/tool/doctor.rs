@@ -10,7 +10,8 @@ use serde_json::json;
 use super::admin::{Admin, Segment};
 use super::args::Doctor;
 use super::{Session, local, say, say_json};
-use crate::client::{MASTER_VERSIONS, check_version, host_id, split_port};
+use mooncake_client::MASTER_VERSIONS;
+use mooncake_client::programs::{check_version, host_id, split_port};
 
 /// Segments looked at one by one; a cluster may have thousands.
 const MOST: usize = 64;

@@ -62,7 +62,7 @@ fn rdma(devices: &[Device]) -> Vec<Finding> {
     #[allow(unused_mut, reason = "without the wire nothing is added")]
     let mut findings: Vec<Finding> = devices.iter().map(rdma_device).collect();
     #[cfg(feature = "transport-rdma")]
-    findings.push(match crate::transport_set::rdma_devices() {
+    findings.push(match mooncake_engine::transport_set::rdma_devices() {
         Ok(names) => Finding::good("libibverbs", format!("sees {}", names.join(", "))),
         Err(error) => Finding::bad("libibverbs", error.to_string(), "apt install ibverbs-providers"),
     });

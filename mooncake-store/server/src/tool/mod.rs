@@ -23,10 +23,10 @@ use tracing_subscriber::EnvFilter;
 
 use self::admin::Admin;
 use self::args::{Args, Task, To};
-use crate::api::SegmentService;
-use crate::client::Client;
-use crate::protocol::client::RpcOptions;
-use crate::protocol::remote::RemoteMaster;
+use mooncake_client::Client;
+use mooncake_protocol::api::SegmentService;
+use mooncake_protocol::client::RpcOptions;
+use mooncake_protocol::remote::RemoteMaster;
 
 /// Does what the arguments say (the first is the program's name). The exit status: 0; 1 when it failed, or a check of
 /// `doctor` did; 2 for arguments that make no sense.
@@ -101,7 +101,7 @@ impl Session {
             return Ok(known);
         }
         let found = self.runtime.block_on(async {
-            let place = crate::client::master_place(&self.to.master, &self.to.cluster)?;
+            let place = mooncake_client::programs::master_place(&self.to.master, &self.to.cluster)?;
             place.now(self.to.timeout).await.map_err(|error| {
                 let hint = format!(
                     "{} names no leader: check that address (--master) and --cluster",
@@ -133,7 +133,7 @@ impl Session {
     fn join(&self, segment: u64) -> Result<Client> {
         // Says at once what is wrong, where joining would try until its time is up.
         let version = self.master_version()?;
-        crate::client::check_version(&version)?;
+        mooncake_client::programs::check_version(&version)?;
         let joined = self.runtime.block_on(
             Client::builder()
                 .master(self.to.master.as_str())
@@ -153,7 +153,7 @@ impl Session {
     /// error for a command that removes many objects (`strict`).
     fn check_tenant(&self, strict: bool) -> Result<()> {
         let tenant = &self.to.tenant;
-        if tenant == crate::api::DEFAULT_TENANT || is_planted("silent-tenant") {
+        if tenant == mooncake_protocol::api::DEFAULT_TENANT || is_planted("silent-tenant") {
             return Ok(());
         }
         let Ok(Some(false)) = self.admin().map(|admin| admin.has_tenants()) else { return Ok(()) };

@@ -13,7 +13,7 @@ use serde_json::json;
 use super::args::{Get, Ls, Put, Rm};
 use super::progress::Progress;
 use super::{Session, human, say, say_json, table};
-use crate::client::{Client, PutOutcome};
+use mooncake_client::{Client, PutOutcome};
 
 /// Keys asked about in one request: a URL has its limits.
 const AT_ONCE: usize = 50;
@@ -224,7 +224,7 @@ fn left_over(
 
 /// Compiles the pattern as the master does, so that a mistake in it is shown with its place.
 fn compiled(pattern: &str) -> Result<regex::bytes::Regex> {
-    crate::master::pattern::compile(pattern).map_err(|error| {
+    mooncake_master::pattern::compile(pattern).map_err(|error| {
         error.context(format!("cannot remove by pattern: {pattern:?} is no regular expression (--matching)"))
     })
 }

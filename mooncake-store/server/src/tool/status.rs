@@ -4,7 +4,7 @@ use mooncake_core::Result;
 use serde_json::json;
 
 use super::{Session, human, say, say_json, table};
-use crate::protocol::message::TABLE_VERSION;
+use mooncake_protocol::message::TABLE_VERSION;
 
 pub(super) fn show(session: &Session) -> Result<()> {
     let version = session.master_version()?;
