@@ -1,5 +1,6 @@
 //! Metrics in Prometheus' text format, under the names existing dashboards know.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use mooncake_core::Result;
@@ -13,7 +14,7 @@ use mooncake_protocol::metrics::{Labels, Page};
 
 /// All metrics, as text.
 pub(super) fn text(state: &State) -> Result<Vec<u8>> {
-    let mut page = Page::default();
+    let mut page = MasterPage::default();
     let stats = state.master.stats();
     page.build();
     page.storage(&stats);
@@ -32,7 +33,25 @@ pub(super) fn text(state: &State) -> Result<Vec<u8>> {
     page.text()
 }
 
-impl Page {
+/// A page with the metrics of a master.
+#[derive(Default)]
+struct MasterPage(Page);
+
+impl Deref for MasterPage {
+    type Target = Page;
+
+    fn deref(&self) -> &Page {
+        &self.0
+    }
+}
+
+impl DerefMut for MasterPage {
+    fn deref_mut(&mut self) -> &mut Page {
+        &mut self.0
+    }
+}
+
+impl MasterPage {
     fn build(&mut self) {
         let labels: Labels<'_> = &[("version", env!("CARGO_PKG_VERSION")), ("rpc", MASTER_VERSION)];
         self.gauges("master_build_info", "Version of the program and of its RPC, always 1", [(labels, 1)]);

@@ -9,7 +9,7 @@ use mooncake_core::ids::Uuid;
 use super::answers::{DrainChanged, DrainJob, DrainRequest, Failure};
 use super::query::form_text;
 use super::{Shared, bad_request, failure, page, read, status_of};
-use mooncake_master::{self, DrainStatus};
+use mooncake_master::DrainStatus;
 
 /// Empties segments, object by object, without taking anything from readers.
 ///
@@ -31,7 +31,7 @@ pub(super) async fn start(State(state): Shared, body: Bytes) -> Response {
         Ok(request) => request,
         Err(refusal) => return *refusal,
     };
-    let started = state.master.drain_start(&master::DrainRequest {
+    let started = state.master.drain_start(&mooncake_master::DrainRequest {
         segments: &request.segments,
         targets: &request.target_segments,
         max_concurrency: request.max_concurrency,
