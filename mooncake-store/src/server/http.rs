@@ -2,12 +2,14 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use axum::Router;
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::admission::ListenerLimits;
 use mooncake_transport::http_server::{self, Owners, http_limits, pages as directory_pages};
@@ -108,15 +110,19 @@ impl Owners for State {
     fn taken(&self, name: &str) {
         self.departed.forget(name);
     }
+
+    fn note_refused(&self) {
+        self.entries_refused.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// Takes a port. The error names the flag that sets it.
-pub(crate) async fn bind(host: &str, port: u16, flag: &str) -> Result<(TcpListener, SocketAddr)> {
+pub(crate) async fn bind(host: &str, port: u16, flag: &str) -> Result<(ParentOnly<TcpListener>, SocketAddr)> {
     let address = join(host, port);
     let bound = async {
         let listener = TcpListener::bind(&address).await?;
         let at = listener.local_addr()?;
-        std::io::Result::Ok((listener, at))
+        std::io::Result::Ok((ParentOnly::new(listener), at))
     };
     bound.await.map_err(|error| {
         let text = match error.kind() {
@@ -138,7 +144,7 @@ fn limits(name: &'static str) -> ListenerLimits {
 }
 
 /// Serves pages on a port that was taken, under the name that the listener has in metrics.
-pub(crate) fn serve(name: &'static str, listener: TcpListener, pages: Router) -> Pages {
+pub(crate) fn serve(name: &'static str, listener: ParentOnly<TcpListener>, pages: Router) -> Pages {
     let (stop, mut stopped) = watch::channel(false);
     let until = async move {
         let _ = stopped.wait_for(|stop| *stop).await;
