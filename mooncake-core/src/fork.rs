@@ -6,19 +6,21 @@
 //! runs in the child closes nothing else. A child that becomes another program closes its copies then (`O_CLOEXEC`), as before.
 
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 #[cfg(not(miri))]
 use std::os::fd::{IntoRawFd, RawFd};
 #[cfg(not(miri))]
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 /// Descriptors that can be registered at a time. Any more are inherited.
-const SLOTS: usize = 8192;
+const SLOTS: usize = 32 << 10;
 const FREE: i32 = -1;
 
 /// Registered descriptors. A table of fixed size, because a child of `fork` may neither allocate nor lock.
 static DESCRIPTORS: [AtomicI32; SLOTS] = [const { AtomicI32::new(FREE) }; SLOTS];
+/// Slot where the next search begins: mostly a free one.
+static NEXT: AtomicUsize = AtomicUsize::new(0);
 /// Descriptor of `/dev/null`.
 static NULL: AtomicI32 = AtomicI32::new(FREE);
 
@@ -34,6 +36,15 @@ impl<T: AsFd> ParentOnly<T> {
     /// Registers the descriptor of `owner`. The owner must keep this descriptor for its life.
     pub fn new(owner: T) -> Self {
         Self { _slot: Slot::take(owner.as_fd().as_raw_fd()), owner }
+    }
+
+    /// Passes the descriptor to another owner, which must keep it for its life.
+    ///
+    /// # Errors
+    /// The error of `pass_on`.
+    pub fn try_map<R: AsFd, E>(self, pass_on: impl FnOnce(T) -> Result<R, E>) -> Result<ParentOnly<R>, E> {
+        let Self { _slot, owner } = self;
+        Ok(ParentOnly { _slot, owner: pass_on(owner)? })
     }
 }
 
@@ -51,6 +62,12 @@ impl<T> DerefMut for ParentOnly<T> {
     }
 }
 
+impl<T: AsFd> AsFd for ParentOnly<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.owner.as_fd()
+    }
+}
+
 #[derive(Debug)]
 struct Slot(usize);
 
@@ -62,7 +79,10 @@ impl Slot {
         let take = |slot: &AtomicI32| {
             slot.compare_exchange(FREE, descriptor, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
-        DESCRIPTORS.iter().position(take).map(Self)
+        let first = NEXT.load(Ordering::Relaxed);
+        let slot = (first..first + SLOTS).map(|slot| slot % SLOTS).find(|slot| take(&DESCRIPTORS[*slot]))?;
+        NEXT.store((slot + 1) % SLOTS, Ordering::Relaxed);
+        Some(Self(slot))
     }
 }
 

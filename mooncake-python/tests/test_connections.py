@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import resource
+import signal
+import socket
 
 import pytest
 
 web = pytest.importorskip("aiohttp.web", reason="the servers need aiohttp")
 
+from mooncake import _connections  # noqa: E402
 from mooncake._connections import Connections  # noqa: E402
+from mooncake.http_metadata_server import KVBootstrapServer  # noqa: E402
+from mooncake.mooncake_store_service import MooncakeStoreService  # noqa: E402
 
 PLACES = 4
 SOON_S = 10.0
@@ -72,6 +80,209 @@ def test_half_a_request_is_closed_in_time(kind):
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await asyncio.wait_for(reader.readexactly(1), SOON_S)
         writer.close()
+        await connections.stop()
+
+    asyncio.run(main())
+
+
+def metadata_app():
+    return KVBootstrapServer(0, "127.0.0.1").app, "metadata", "PUT /metadata?key=k"
+
+
+def rest_app():
+    # The page that is asked for needs no store.
+    return MooncakeStoreService(None, object()).app, "rest", "GET /openapi.json"
+
+
+async def request(port, line, body=b""):
+    """Status and body of a request on a connection of its own."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"{line} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    answer = await asyncio.wait_for(reader.read(), SOON_S)
+    writer.close()
+    head, _, text = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), text.decode()
+
+
+def figure(page, name):
+    """A value of a page of metrics."""
+    lines = [line for line in page.splitlines() if line.startswith(name + " ")]
+    assert len(lines) == 1, (name, page)
+    return int(lines[0].split()[-1])
+
+
+@pytest.mark.parametrize("server", [metadata_app, rest_app])
+@pytest.mark.parametrize("kind", ["silent", "half a header", "half a body", "idle after one request"])
+def test_every_server_serves_and_counts_while_others_hold_back(server, kind):
+    async def main():
+        app, name, line = server()
+        prefix = {"metadata": "master", "rest": "mooncake_client"}[name]
+        # The application reports the connections of its own servers; here another one is in front of it.
+        connections = Connections(app, places=PLACES, name=name)
+
+        async def here(_):
+            return _connections.metrics_page(*connections.metrics(prefix))
+
+        app.router.add_get("/here", here)
+        port = await connections.listen("127.0.0.1", 0)
+        parts = {
+            "silent": b"",
+            "half a header": b"PUT / HT",
+            "half a body": f"PUT {line.split()[1]} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf".encode(),
+            "idle after one request": f"{line} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode(),
+        }
+        others = []
+        for _ in range(PLACES):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(parts[kind])
+            if kind == "idle after one request":
+                assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), SOON_S)).startswith(b"HTTP/1.1 200")
+            others.append(writer)
+        status, page = await request(port, "GET /here")
+        assert status == 200
+        assert figure(page, f'{prefix}_connections{{listener="{name}"}}') == PLACES
+        refused = f"{prefix}_connections_refused_total"
+        assert figure(page, f'{refused}{{listener="{name}",reason="evicted"}}') == 1
+        for reason in ("full", "timeout", "descriptors"):
+            assert figure(page, f'{refused}{{listener="{name}",reason="{reason}"}}') == 0
+        await asyncio.wait_for(connections.stop(), SOON_S)
+        for writer in others:
+            writer.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("server", "prefix"), [(metadata_app, "master"), (rest_app, "mooncake_client")])
+def test_servers_have_a_page_of_metrics(server, prefix):
+    async def main():
+        app, name, _ = server()
+        connections = Connections(app)
+        port = await connections.listen("127.0.0.1", 0)
+        status, page = await request(port, "GET /metrics")
+        assert status == 200 and f'{prefix}_connections{{listener="{name}"}}' in page
+        await connections.stop()
+
+    asyncio.run(main())
+
+
+def test_an_idle_connection_is_closed_in_time():
+    async def main():
+        connections, port = await started(idle_s=0.1)
+        reader, writer = await ask(port)
+        assert await asyncio.wait_for(reader.read(), SOON_S) == b""
+        assert connections.refused["timeout"] + len(connections.open) <= 1
+        writer.close()
+        await connections.stop()
+
+    asyncio.run(main())
+
+
+def test_a_connection_is_refused_when_every_other_one_works():
+    async def main():
+        app, let_go = web.Application(), asyncio.Event()
+
+        async def work(_):
+            await let_go.wait()
+            return web.Response()
+
+        app.router.add_get("/work", work)
+        connections = Connections(app, places=1)
+        port = await connections.listen("127.0.0.1", 0)
+        working = asyncio.create_task(request(port, "GET /work"))
+        while not any(it.since is None for it in connections.open.values()):
+            await asyncio.sleep(0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), SOON_S) == b""
+        writer.close()
+        assert connections.refused["full"] == 1
+        let_go.set()
+        assert (await working)[0] == 200
+        await connections.stop()
+
+    asyncio.run(main())
+
+
+def test_the_longest_wait_gives_its_descriptor_up():
+    async def main():
+        connections, port = await started()
+        idle_reader, idle_writer = await ask(port)
+        caller = socket.socket()
+        caller.setblocking(False)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        held = []
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (caller.fileno() + 16, limits[1]))
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(os.dup(caller.fileno()))
+            await asyncio.get_running_loop().sock_connect(caller, ("127.0.0.1", port))
+            assert await asyncio.wait_for(idle_reader.read(), SOON_S) == b""
+        finally:
+            for number in held:
+                os.close(number)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert connections.refused["descriptors"] >= 1
+        # It is accepted once there are descriptors.
+        reader, writer = await asyncio.open_connection(sock=caller)
+        writer.write(b"PUT /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+        assert (await asyncio.wait_for(reader.readline(), SOON_S)).startswith(b"HTTP/1.1 200")
+        for stream in (idle_writer, writer):
+            stream.close()
+        await connections.stop()
+
+    asyncio.run(main())
+
+
+def test_a_child_of_a_fork_keeps_neither_port_nor_callers():
+    async def main():
+        connections, port = await started()
+        reader, writer = await ask(port)
+        ready, tell = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(tell, b"!")
+            signal.alarm(120)
+            while True:
+                signal.pause()
+        try:
+            assert os.read(ready, 1) == b"!"
+            # The parent still serves.
+            (await ask(port))[1].close()
+            await connections.stop()
+            assert await asyncio.wait_for(reader.read(), SOON_S) == b""
+            again = Connections(web.Application())
+            assert await again.listen("127.0.0.1", port) == port
+            await again.stop()
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(ready)
+            os.close(tell)
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_a_full_metadata_server_refuses_by_name():
+    async def main():
+        server = KVBootstrapServer(0, "127.0.0.1")
+        server.max_entries, server.max_bytes = 2, 20
+        connections = Connections(server.app)
+        port = await connections.listen("127.0.0.1", 0)
+
+        async def put(key, length):
+            return await request(port, f"PUT /metadata?key={key}", b"x" * length)
+
+        assert (await put("a", 9))[0] == 200
+        status, text = await put("b", 10)
+        assert status == 507 and "the directory is full" in text
+        assert (await put("b", 9))[0] == 200
+        assert (await put("c", 0))[0] == 507
+        assert (await put("a", 9))[0] == 200
+        assert (await request(port, "DELETE /metadata?key=b"))[0] == 200
+        assert (await put("c", 9))[0] == 200
+        assert figure((await request(port, "GET /metrics"))[1], "master_metadata_refused_total") == 2
         await connections.stop()
 
     asyncio.run(main())

@@ -9,8 +9,9 @@ mod process;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixStream};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,7 @@ use mooncake_store::local::{LocalClient, LocalConfig};
 use mooncake_store::protocol::frame;
 use mooncake_transport::admission::raise_descriptor_limit;
 use mooncake_transport::handshake::{Kind, encode};
+use mooncake_transport::same_host::record::Record;
 use process::{Process, figure, free_port};
 
 /// Time in which a caller that asks properly is served while all places are taken.
@@ -39,6 +41,8 @@ impl Stream for UnixStream {}
 enum At {
     Port(u16),
     Path(PathBuf),
+    /// A name in the abstract namespace.
+    Name(String),
 }
 
 impl At {
@@ -50,13 +54,15 @@ impl At {
                 stream.set_read_timeout(Some(SERVED))?;
                 Box::new(stream)
             }
-            Self::Path(path) => {
-                let stream = UnixStream::connect(path)?;
-                stream.set_read_timeout(Some(SERVED))?;
-                Box::new(stream)
-            }
+            Self::Path(path) => local(UnixStream::connect(path)?)?,
+            Self::Name(name) => local(UnixStream::connect_addr(&UnixAddr::from_abstract_name(name)?)?)?,
         })
     }
+}
+
+fn local(stream: UnixStream) -> std::io::Result<Box<dyn Stream>> {
+    stream.set_read_timeout(Some(SERVED))?;
+    Ok(Box::new(stream))
 }
 
 /// A request in the protocol of a listener, whole and in parts, and the first bytes of the answer to the whole.
@@ -130,6 +136,12 @@ impl Exchange {
         }
     }
 
+    /// A question for the regions of a process. The answer begins with a record that has a descriptor.
+    fn same_host() -> Self {
+        let (request, answer) = (Record::Ask.encode().to_vec(), Record::Board.encode().to_vec());
+        Self { half_header: request[..3].to_vec(), half_body: Vec::new(), request, answer }
+    }
+
     fn unknown() -> Self {
         Self { half_header: vec![0; 3], half_body: Vec::new(), request: Vec::new(), answer: Vec::new() }
     }
@@ -201,8 +213,9 @@ impl Listener {
     }
 
     fn kinds(&self) -> impl Iterator<Item = Kept> {
-        let is_known = !self.exchange.request.is_empty();
-        KINDS.into_iter().filter(move |kind| is_known || matches!(kind, Kept::Silent | Kept::HalfHeader))
+        // A peer that has been given regions keeps its place: it may be in the middle of a copy.
+        let may_wait = !self.exchange.half_body.is_empty();
+        KINDS.into_iter().filter(move |kind| may_wait || matches!(kind, Kept::Silent | Kept::HalfHeader))
     }
 
     /// One connection of each kind.
@@ -238,13 +251,12 @@ fn begin() -> Instant {
     Instant::now()
 }
 
-/// Starts a program under a limit of descriptors, and returns the line of its log that has this in it.
+/// Starts a program under a limit of descriptors, and returns its log up to the line that has this in it.
 fn start(limit: &str, program: &str, arguments: &[String], ready: &str) -> (Process, String) {
     let mut child = Command::new("prlimit")
         .arg(format!("--nofile={limit}"))
         .arg(program)
         .args(arguments)
-        .env("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", std::env::temp_dir())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -254,11 +266,16 @@ fn start(limit: &str, program: &str, arguments: &[String], ready: &str) -> (Proc
     let (tell, told) = std::sync::mpsc::channel();
     // Reads on, so that the log never fills its pipe.
     std::thread::spawn(move || log.lines().map_while(Result::ok).for_each(|line| drop(tell.send(line))));
-    let began = begin();
+    let (began, mut text) = (begin(), String::new());
     while let Some(rest) = STARTED.checked_sub(began.elapsed()) {
         match told.recv_timeout(rest) {
-            Ok(line) if line.contains(ready) => return (process, line),
-            Ok(_) => {}
+            Ok(line) => {
+                text.push_str(&line);
+                if line.contains(ready) {
+                    return (process, text);
+                }
+                text.push('\n');
+            }
             Err(error) => panic!("{program} has not said {ready:?}: {error}"),
         }
     }
@@ -360,22 +377,12 @@ fn a_master_withstands_connections_that_hold_back() {
 #[test]
 fn a_client_withstands_connections_that_hold_back() {
     raise_descriptor_limit();
-    let (_master, ports) = master("1024:1024", &[]);
+    let (_master, ports) = master("1024:1024", &["--enable_offload=true".into()]);
     let (http, folder) = (free_port(), tempfile::tempdir().unwrap());
     let socket = folder.path().join("owner.sock");
-    let flags = [
-        format!("--metadata_server=http://127.0.0.1:{}/metadata", ports.metadata),
-        "--global_segment_size=16 MB".into(),
-        "--host=127.0.0.1".into(),
-        "--client_ttl=2".into(),
-        "--enable_http_server".into(),
-        format!("--master_server_address=127.0.0.1:{}", ports.rpc),
-        format!("--ipc_socket_path={}", socket.display()),
-        format!("--http_port={http}"),
-    ];
-    let (mut process, ready) = start("512:512", env!("CARGO_BIN_EXE_mooncake_client"), &flags, "ready");
-    let name =
-        ready.split("name=").nth(1).and_then(|rest| rest.split([' ', '"']).find(|word| !word.is_empty()));
+    let (mut process, log) = client(&ports, http, folder.path());
+    let name = field(log.lines().last().unwrap(), "name");
+    let disk: u16 = field(&log, "endpoint").and_then(|at| at.rsplit(':').next()?.parse().ok()).unwrap();
     let found = |kind: &str| -> serde_json::Value {
         let text = page(ports.metadata, &format!("/metadata?key=mooncake/{kind}/{}", name.unwrap())).unwrap();
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
@@ -388,6 +395,8 @@ fn a_client_withstands_connections_that_hold_back() {
         Listener::new("handshake", port(&meta["rpc_port"]), 128, Exchange::handshake()),
         Listener::new("pages", At::Port(http), 16, Exchange::http("GET", "/health", "")),
         Listener::new("local", At::Path(socket), 32, Exchange::unknown()),
+        Listener::new("disk", At::Port(disk), 16, Exchange::rpc()),
+        Listener::new("same_host", At::Name(same_host_name(process.0.id())), 32, Exchange::same_host()),
     ];
     listeners.iter().for_each(Listener::withstand);
     for listener in &listeners {
@@ -398,6 +407,112 @@ fn a_client_withstands_connections_that_hold_back() {
     let held: Vec<_> = listeners.iter().flat_map(Listener::hold_each).collect();
     println!("stopped after {:?}", stop(&mut process));
     drop(held);
+}
+
+/// Starts a client under 512 descriptors, with every listener that a client has. Its socket and its disk lie in the folder.
+fn client(ports: &Ports, http: u16, folder: &Path) -> (Process, String) {
+    let disk = folder.join("disk");
+    std::fs::create_dir_all(&disk).unwrap();
+    let flags = [
+        format!("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH={}", disk.display()),
+        "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES=16777216".into(),
+        "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES=67108864".into(),
+        env!("CARGO_BIN_EXE_mooncake_client").to_owned(),
+        format!("--metadata_server=http://127.0.0.1:{}/metadata", ports.metadata),
+        "--global_segment_size=16 MB".into(),
+        "--host=127.0.0.1".into(),
+        "--client_ttl=2".into(),
+        "--enable_http_server".into(),
+        "--enable_offload=true".into(),
+        format!("--master_server_address=127.0.0.1:{}", ports.rpc),
+        format!("--ipc_socket_path={}", folder.join("owner.sock").display()),
+        format!("--http_port={http}"),
+    ];
+    // `env` becomes the client, which keeps its number.
+    start("512:512", "env", &flags, "ready")
+}
+
+/// Value of a field of a line of a log, without quotation marks and colours.
+fn field<'a>(log: &'a str, name: &str) -> Option<&'a str> {
+    let rest = log.split_once(&format!("{name}="))?.1;
+    rest.split([' ', '"', '\n']).find(|word| !word.is_empty())
+}
+
+/// Name of the socket on which a process waits for peers of its host.
+fn same_host_name(process: u32) -> String {
+    let links = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().flatten();
+    let links =
+        links.filter_map(|link| std::fs::read_link(link.path()).ok()?.into_os_string().into_string().ok());
+    let own: Vec<String> = links.collect();
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let name = sockets.lines().find_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let (inode, name) = (words.get(6)?, words.get(7)?.strip_prefix("@mooncake-shm-")?);
+        own.contains(&format!("socket:[{inode}]")).then(|| format!("mooncake-shm-{name}"))
+    });
+    name.unwrap()
+}
+
+/// Light clients keep their control connections, which tell their owner that they live. However many want to join, those that
+/// have joined find places for their calls, and the others learn why they have not.
+#[test]
+fn control_connections_leave_places_for_calls() {
+    const MOST: usize = 16;
+    raise_descriptor_limit();
+    let (_master, ports) = master("1024:1024", &["--enable_offload=true".into()]);
+    let folder = tempfile::tempdir().unwrap();
+    let (_client, _) = client(&ports, free_port(), folder.path());
+    let path = folder.path().join("owner.sock");
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let config =
+            || LocalConfig { timeout: SERVED, buffer: 1 << 20, ..LocalConfig::at(path.to_str().unwrap()) };
+        let mut clients = Vec::new();
+        for number in 0..MOST {
+            let client = LocalClient::connect(config()).await;
+            clients.push(client.unwrap_or_else(|error| panic!("light client {number}: {error}")));
+        }
+        for _ in 0..MOST {
+            let refused = LocalClient::connect(config()).await.unwrap_err().to_string();
+            assert!(refused.contains("16 processes already (--max_clients)"), "{refused}");
+        }
+        for client in &clients {
+            client.exist("key").await.unwrap();
+        }
+        let calls = clients.iter().map(|client| client.exist("key"));
+        for outcome in futures::future::join_all(calls).await {
+            outcome.unwrap();
+        }
+    });
+}
+
+/// Peers of the same host that have been given regions keep their places. A further one is refused at once, without harm to
+/// any other, and comes in when one has gone.
+#[test]
+fn peers_beyond_the_places_of_the_same_host_are_refused() {
+    const PLACES: usize = 32;
+    raise_descriptor_limit();
+    let (_master, ports) = master("1024:1024", &["--enable_offload=true".into()]);
+    let (http, folder) = (free_port(), tempfile::tempdir().unwrap());
+    let (process, _) = client(&ports, http, folder.path());
+    let name = At::Name(same_host_name(process.0.id()));
+    let listener = Listener::new("same_host", name, PLACES, Exchange::same_host());
+    let mut peers: Vec<_> = (0..PLACES).map(|_| listener.hold(Kept::IdleAfterOne).unwrap()).collect();
+    for _ in 0..4 {
+        let mut refused = listener.hold(Kept::Silent).unwrap();
+        assert_eq!(refused.read(&mut [0]).unwrap_or(0), 0);
+    }
+    let page = page(http, "/metrics").unwrap();
+    let full = page.lines().find(|line| {
+        line.contains("_refused_total{") && line.contains("\"same_host\"") && line.contains("\"full\"")
+    });
+    assert!(full.is_some_and(|line| line.ends_with(" 4")), "{full:?}");
+    peers.truncate(PLACES - 1);
+    let began = begin();
+    while let Err(error) = listener.serve_one() {
+        assert!(began.elapsed() < SERVED, "{error}");
+    }
 }
 
 /// A limit of descriptors that is lower than the process may have keeps nobody from the admin pages.

@@ -75,6 +75,10 @@ impl MetadataBackend for HttpMetadata {
                 ErrorCode::ObjectAlreadyExists,
                 format!("metadata key {key:?} exists, and the server does not overwrite keys of this kind"),
             )),
+            413 | 507 => Err(Error::new(
+                ErrorCode::NoAvailableHandle,
+                format!("cannot set metadata key: the server is full. key={key:?}; {}", excerpt(&reply)),
+            )),
             _ => Err(unexpected("PUT", key, &reply)),
         }
     }

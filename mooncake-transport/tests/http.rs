@@ -160,22 +160,64 @@ async fn the_client_conforms_on_a_real_server() {
 #[cfg(feature = "http-server")]
 mod own_server {
     use super::*;
-    use mooncake_core::meta::MemoryMetadata;
-    use mooncake_transport::http_server;
+    use mooncake_core::meta::{MemoryLimits, MemoryMetadata};
+    use mooncake_transport::http_server::{self, Owners};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// Counts the entries that were refused.
+    #[derive(Debug, Default)]
+    struct Refused(AtomicUsize);
+
+    impl Owners for Refused {
+        fn is_gone(&self, _name: &str) -> bool {
+            false
+        }
+
+        fn taken(&self, _name: &str) {}
+
+        fn note_refused(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 
     async fn own() -> (String, Arc<MemoryMetadata>) {
+        let (url, metadata, _) = own_that_counts().await;
+        (url, metadata)
+    }
+
+    async fn own_that_counts() -> (String, Arc<MemoryMetadata>, Arc<Refused>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/metadata", listener.local_addr().unwrap());
-        let metadata = Arc::new(MemoryMetadata::new());
-        let pages = http_server::pages(metadata.clone(), Arc::new(()));
+        let metadata =
+            Arc::new(MemoryMetadata::with_limits(MemoryLimits { entries: 64, ..MemoryLimits::SERVER }));
+        let refused = Arc::new(Refused::default());
+        let pages = http_server::pages(metadata.clone(), refused.clone());
         tokio::spawn(async move { axum::serve(listener, pages).await });
-        (url, metadata)
+        (url, metadata, refused)
     }
 
     #[tokio::test]
     async fn it_conforms() {
         let (url, _) = own().await;
         mooncake_core::testkit::meta::check(Arc::new(HttpMetadata::new(&url).unwrap())).await;
+    }
+
+    #[tokio::test]
+    async fn a_full_server_refuses_by_name() {
+        let (url, metadata, counted) = own_that_counts().await;
+        let client = HttpMetadata::new(&url).unwrap();
+        for number in 0..64 {
+            client.put(&format!("k{number}"), "value".into(), Expect::Any).await.unwrap();
+        }
+        let refused = client.put("more", "value".into(), Expect::Any).await.unwrap_err();
+        assert!(
+            refused.kind() == ErrorKind::NoSpace && refused.message().contains("the server is full"),
+            "{refused}"
+        );
+        assert_eq!(counted.0.load(Ordering::Relaxed), 1);
+        client.put("k1", "other".into(), Expect::Any).await.expect("a key that is there");
+        assert!(metadata.delete("k0").await.unwrap());
+        client.put("more", "value".into(), Expect::Any).await.expect("room again");
     }
 
     #[tokio::test]

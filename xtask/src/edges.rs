@@ -132,6 +132,17 @@ const EDGES: &[(&str, &[Edge])] = &[
                 test: "admission::tests::each_wait_has_its_limit",
                 bugs: &["connections-wait-for-ever"],
             },
+            Edge {
+                program: "listeners",
+                test: "control_connections_leave_places_for_calls",
+                bugs: &["controls-take-all-places"],
+            },
+            Edge { program: "meta", test: "a_full_directory_refuses_by_name", bugs: &["metadata-unbounded"] },
+            Edge {
+                program: "lib mooncake_transport",
+                test: "etcd::tests::a_watch_that_nobody_reads_holds_few_events",
+                bugs: &["etcd-watch-unbounded"],
+            },
         ],
     ),
     (
@@ -242,10 +253,11 @@ const EDGES: &[(&str, &[Edge])] = &[
                 test: "the_port_of_a_killed_process_is_free_while_its_child_lives_on",
                 bugs: &["fork-inherits"],
             },
+            Edge { program: "processes", test: "forked::no_listener_is_inherited", bugs: &["fork-inherits"] },
             Edge {
                 program: "processes",
                 test: "forked::the_segment_file_of_a_killed_process_is_free_while_its_child_lives_on",
-                bugs: &["fork-inherits"],
+                bugs: &["fork-inherits", "lock-holder-unnamed"],
             },
             Edge {
                 program: "processes",

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 
 use super::shared::{SharedMapping, page_of};
@@ -301,8 +302,35 @@ pub fn lock_alone(file: &File) -> Result<()> {
         return Ok(());
     }
     let error = io::Error::last_os_error();
-    let text = format!("another process has it ({error})");
+    let holder = lock_holder(file).map_or_else(
+        || "another process has it".into(),
+        |process| format!("process {process} has it; stop that process, or give this one another file"),
+    );
+    let text = format!("{holder} ({error})");
     Err(Error::new(ErrorCode::FileLockFail, text).with_source(error))
+}
+
+/// Returns the process that holds a lock of the whole file, as far as the kernel tells: the one that took it, in the namespace of
+/// this process.
+fn lock_holder(file: &File) -> Option<u32> {
+    if is_planted("lock-holder-unnamed") {
+        return None;
+    }
+    let about = file.metadata().ok()?;
+    let (major, minor) = (libc::major(about.dev()), libc::minor(about.dev()));
+    let name = format!("{major:02x}:{minor:02x}:{}", about.ino());
+    let locks = std::fs::read_to_string("/proc/locks").ok()?;
+    locks.lines().find_map(|line| holder_in(line, &name))
+}
+
+/// Returns the process of a line of `/proc/locks` if it says who holds a lock of the file: `1: FLOCK  ADVISORY  WRITE 7 00:1a:99 0 EOF`.
+fn holder_in(line: &str, file: &str) -> Option<u32> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    // A waiting process has an arrow before the kind of its lock.
+    match words.get(1..6)? {
+        ["FLOCK", _, _, process, at] if *at == file => process.parse().ok().filter(|process| *process != 0),
+        _ => None,
+    }
 }
 
 /// Gives a file pages of its own up to a length: later, a page that there is no memory for would end the process.

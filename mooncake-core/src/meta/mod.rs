@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorCode, Result};
 
 pub use keys::{MetaKeys, master_view};
 pub use lease::{Hold, Leases};
-pub use memory::MemoryMetadata;
+pub use memory::{MemoryLimits, MemoryMetadata};
 pub use watchers::Watchers;
 
 /// What a backend can do beyond get, put and delete.

@@ -4,7 +4,8 @@ use std::ffi::OsString;
 use std::sync::Arc;
 
 use clap::Parser;
-use mooncake_core::meta::MemoryMetadata;
+use mooncake_core::fork::ParentOnly;
+use mooncake_core::meta::{MemoryLimits, MemoryMetadata};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::admission::raise_descriptor_limit;
 use mooncake_transport::http_server;
@@ -47,13 +48,18 @@ fn serve(arguments: &Arguments) -> Result<()> {
             Error::new(ErrorCode::RpcFail, format!("cannot listen at {at} (--host, --port): {error}"))
         })?;
         println!("http://{}/metadata", listener.local_addr()?);
-        let metadata = Arc::new(MemoryMetadata::new());
+        let metadata = Arc::new(MemoryMetadata::with_limits(MemoryLimits::SERVER));
         let limits = http_server::http_limits("metadata", CONNECTIONS, 2);
-        http_server::serve(listener, http_server::pages(metadata, Arc::new(())), limits, async {
-            if let Err(error) = super::told_to_stop().await {
-                tracing::error!(%error, "no signals");
-            }
-        })
+        http_server::serve(
+            ParentOnly::new(listener),
+            http_server::pages(metadata, Arc::new(())),
+            limits,
+            async {
+                if let Err(error) = super::told_to_stop().await {
+                    tracing::error!(%error, "no signals");
+                }
+            },
+        )
         .await;
         Ok(())
     })

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import functools
 import logging
+import os
 import resource
+import weakref
 from typing import Any
 
 from aiohttp import web
@@ -20,6 +24,8 @@ _BODY_S = 60.0
 _IDLE_S = 75.0
 # Seconds that requests have to be answered in once the server stops.
 _STOP_S = 2.0
+# Reasons for which a connection is refused or closed, as metrics label them.
+_REASONS = ("evicted", "full", "timeout", "descriptors")
 
 
 def raise_descriptor_limit() -> None:
@@ -30,6 +36,15 @@ def raise_descriptor_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError) as error:
             _LOG.debug("the limit of descriptors stays at %s: %s", soft, error)
+
+
+def metrics_page(*families: tuple[str, str, str, dict[str, int]]) -> web.Response:
+    """Returns metrics in Prometheus' text format: of each family the name, kind and help, and its values by their labels."""
+    lines: list[str] = []
+    for name, kind, about, values in families:
+        lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+        lines += [f"{name}{labels} {value}" for labels, value in values.items()]
+    return web.Response(text="\n".join([*lines, ""]), headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
 class _Connection(asyncio.Protocol):
@@ -50,7 +65,7 @@ class _Connection(asyncio.Protocol):
         if not self._all.admit(self, self._handler):
             transport.abort()
             return
-        self.wait(_IDLE_S, in_request=False)
+        self.wait(self._all.idle_s, in_request=False)
         self._handler.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
@@ -79,7 +94,7 @@ class _Connection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.since, self._in_request = loop.time(), in_request
         self._cancel()
-        self._timer = loop.call_later(limit, self.close)
+        self._timer = loop.call_later(limit, self._expire)
 
     def work(self) -> None:
         """Marks the connection as working on a request: it keeps its place."""
@@ -91,6 +106,15 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def fileno(self) -> int:
+        """Returns the descriptor, or -1 where there is none any more."""
+        socket = self._transport.get_extra_info("socket") if self._transport is not None else None
+        return -1 if socket is None else int(socket.fileno())
+
+    def _expire(self) -> None:
+        self._all.refused["timeout"] += 1
+        self.close()
+
     def _cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -98,27 +122,71 @@ class _Connection(asyncio.Protocol):
 
 
 class Connections:
-    """The connections of one application, which `runner` serves."""
+    """The connections of one application, which `runner` serves. `name` is that of the listener in metrics."""
 
-    def __init__(self, app: web.Application, places: int = _PLACES, header_s: float = _HEADER_S, body_s: float = _BODY_S) -> None:
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        within = places if soft == resource.RLIM_INFINITY else max(soft // _SHARE, 1)
-        self.places = min(places, within)
+    def __init__(
+        self,
+        app: web.Application,
+        places: int = _PLACES,
+        header_s: float = _HEADER_S,
+        body_s: float = _BODY_S,
+        idle_s: float = _IDLE_S,
+        name: str = "http",
+    ) -> None:
+        self.name = name
+        self.places = places
         self.header_s = header_s
         self._body_s = body_s
+        self.idle_s = idle_s
         self.open: dict[Any, _Connection] = {}
+        self.refused = dict.fromkeys(_REASONS, 0)
         app.middlewares.insert(0, self._middleware())
-        self.runner = web.AppRunner(app, access_log=None, keepalive_timeout=_IDLE_S, shutdown_timeout=_STOP_S)
+        self.runner = web.AppRunner(app, access_log=None, keepalive_timeout=idle_s, shutdown_timeout=_STOP_S)
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int) -> int:
         """Listens, and returns the port. `OSError` when the port cannot be had."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != resource.RLIM_INFINITY:
+            self.places = min(self.places, max(soft // _SHARE, 1))
         await self.runner.setup()
         handlers = self.runner.server
         assert handlers is not None
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Connection(self, handlers()), host, port, backlog=128)
+        before = loop.get_exception_handler()
+        loop.set_exception_handler(functools.partial(self._failed, before))
+        _keep_from_children(self)
         return int(self._server.sockets[0].getsockname()[1])
+
+    def metrics(self, prefix: str) -> list[tuple[str, str, str, dict[str, int]]]:
+        """Returns the connections of this listener as families of `metrics_page`, under the names that every process uses."""
+        refused = {f'{{listener="{self.name}",reason="{reason}"}}': count for reason, count in self.refused.items()}
+        return [
+            (f"{prefix}_connections", "gauge", "Connections that are open at a listener", {f'{{listener="{self.name}"}}': len(self.open)}),
+            (
+                f"{prefix}_connections_refused_total",
+                "counter",
+                "Connections that were refused or closed by a listener, by reason",
+                refused,
+            ),
+        ]
+
+    def descriptors(self) -> list[int]:
+        """Returns the descriptors of the listener and of its connections."""
+        listening = [socket.fileno() for socket in self._server.sockets] if self._server is not None else []
+        return [number for number in [*listening, *(it.fileno() for it in self.open.values())] if number >= 0]
+
+    def _failed(self, before: Any, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE) and "socket" in context:
+            self.refused["descriptors"] += 1
+            # Its descriptor is for the next try, which asyncio makes by itself.
+            self._evict()
+        if before is not None:
+            before(loop, context)
+        else:
+            loop.default_exception_handler(context)
 
     async def stop(self) -> None:
         """Answers the requests at work, for two seconds at most, and closes every connection."""
@@ -134,13 +202,20 @@ class Connections:
     def admit(self, connection: _Connection, handler: Any) -> bool:
         """Takes a place: that of the connection that has waited longest if there is none left."""
         if len(self.open) >= self.places:
-            waiting = [(it.since, number) for number, it in enumerate(self.open.values()) if it.since is not None]
-            if not waiting:
+            if not self._evict():
+                self.refused["full"] += 1
                 _LOG.warning("a connection is refused: each of %s works on a request", self.places)
                 return False
-            number = min(waiting)[1]
-            list(self.open.values())[number].close()
+            self.refused["evicted"] += 1
         self.open[handler] = connection
+        return True
+
+    def _evict(self) -> bool:
+        """Closes the connection that has waited longest. Returns whether one waited."""
+        waiting = [(it.since, number) for number, it in enumerate(self.open.values()) if it.since is not None]
+        if not waiting:
+            return False
+        list(self.open.values())[min(waiting)[1]].close()
         return True
 
     def _middleware(self) -> Any:
@@ -157,7 +232,27 @@ class Connections:
             try:
                 response = await handler(request)
             finally:
-                connection.wait(_IDLE_S, in_request=False)
+                connection.wait(self.idle_s, in_request=False)
             return response
 
         return admitted
+
+
+# Servers whose descriptors forked children give up, and a descriptor of /dev/null once there is one.
+_SERVERS: weakref.WeakSet[Connections] = weakref.WeakSet()
+_NULL: list[int] = []
+
+
+def _keep_from_children(server: Connections) -> None:
+    """A child of `os.fork` that lives on would keep the port of its dead parent, and callers waiting for it."""
+    if not _NULL:
+        _NULL.append(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
+        os.register_at_fork(after_in_child=_give_up_in_child)
+    _SERVERS.add(server)
+
+
+def _give_up_in_child() -> None:
+    for server in list(_SERVERS):
+        for number in server.descriptors():
+            # The number stays taken, so that nothing else is closed under it.
+            os.dup2(_NULL[0], number, inheritable=False)

@@ -86,5 +86,6 @@ DOCUMENT: dict[str, Any] = {
         },
         "/health": {"get": _does("Whether the master answers", 503)},
         "/openapi.json": {"get": _does("This document")},
+        "/metrics": {"get": _does("Connections, in Prometheus' text format")},
     },
 }

@@ -10,12 +10,15 @@ from enum import IntEnum
 
 from aiohttp import web
 
-from mooncake._connections import Connections, raise_descriptor_limit
+from mooncake._connections import Connections, metrics_page, raise_descriptor_limit
 from mooncake._sizes import port
 
 _LOG = logging.getLogger(__name__)
 # Longest value, as long as a segment's descriptor may get.
 _MAX_VALUE = 64 << 20
+# Largest number of keys, and of bytes of all keys and values.
+_MAX_ENTRIES = 1 << 18
+_MAX_BYTES = 1 << 30
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -38,7 +41,12 @@ class KVBootstrapServer:
         self.app = web.Application(client_max_size=_MAX_VALUE)
         self.app.router.add_route("*", "/metadata", self._handle)
         self.app.router.add_get("/health", self._health)
+        self.app.router.add_get("/metrics", self._metrics)
+        self._connections = Connections(self.app, name="metadata")
         self.store: dict[str, bytes] = {}
+        self.max_entries, self.max_bytes = _MAX_ENTRIES, _MAX_BYTES
+        self._bytes = 0
+        self._refused = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._stop: asyncio.Event | None = None
@@ -58,14 +66,36 @@ class KVBootstrapServer:
         if request.method == "PUT":
             if key in self.store and "rpc_meta" in key:
                 return web.Response(status=400, text="Duplicate rpc_meta key not allowed")
-            self.store[key] = await request.read()
-            return web.Response(text="metadata updated")
+            return self._put(key, await request.read())
         if key not in self.store:
             return web.Response(status=404, text="metadata not found")
         if request.method == "DELETE":
-            del self.store[key]
+            self._bytes -= _size(key, self.store.pop(key))
             return web.Response(text="metadata deleted")
         return web.Response(body=self.store[key], content_type="application/json")
+
+    def _put(self, key: str, value: bytes) -> web.Response:
+        old = self.store.get(key)
+        before = 0 if old is None else _size(key, old)
+        after = _size(key, value)
+        is_full = self._bytes - before + after > self.max_bytes and after > before
+        if is_full or (old is None and len(self.store) >= self.max_entries):
+            self._refused += 1
+            text = (
+                f"cannot set metadata key: the directory is full. entries={len(self.store)} of {self.max_entries} "
+                f"bytes={self._bytes} of {self.max_bytes}; delete the keys of nodes that are gone"
+            )
+            _LOG.warning("%s", text)
+            return web.Response(status=507, text=text)
+        self._bytes += after - before
+        self.store[key] = value
+        return web.Response(text="metadata updated")
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        del request
+        about = "Entries that the metadata server refused because it was full"
+        refused = ("master_metadata_refused_total", "counter", about, {"": self._refused})
+        return metrics_page(*self._connections.metrics("master"), refused)
 
     def run(self) -> None:
         """Starts the server; returns when it listens. `OSError` when it cannot."""
@@ -84,7 +114,7 @@ class KVBootstrapServer:
 
     async def _main(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        connections = Connections(self.app)
+        connections = self._connections
         try:
             self.port = await connections.listen(self.host, self.port)
             self._started.set()
@@ -108,6 +138,10 @@ class KVBootstrapServer:
         """Returns when the server has ended."""
         while self._thread is not None and self._thread.is_alive():
             self._thread.join(1)
+
+
+def _size(key: str, value: bytes) -> int:
+    return len(key.encode()) + len(value)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from mooncake import _folders, _openapi
-from mooncake._connections import Connections, raise_descriptor_limit
+from mooncake._connections import Connections, metrics_page, raise_descriptor_limit
 from mooncake._sizes import port
 from mooncake.mooncake_config import MooncakeConfig
 from mooncake.store import MooncakeDistributedStore
@@ -149,8 +149,10 @@ class MooncakeStoreService:
                 web.post("/api/reconfigure", self.reconfigure),
                 web.get("/health", self.health),
                 web.get("/openapi.json", self.openapi),
+                web.get("/metrics", self.metrics),
             ]
         )
+        self.connections = Connections(self.app, name="rest")
 
     async def _call(self, call: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.to_thread(call, *args)
@@ -369,12 +371,17 @@ class MooncakeStoreService:
         del request
         return _json(_openapi.DOCUMENT)
 
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Connections of this server, in Prometheus' text format."""
+        del request
+        return metrics_page(*self.connections.metrics("mooncake_client"))
+
     async def run(self, port: int, patience: float, host: str = "0.0.0.0") -> int:
         """Serves until it is told to stop; an exit status."""
         raise_descriptor_limit()
         if not await self.start_store(patience):
             return 1
-        connections = Connections(self.app)
+        connections = self.connections
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):

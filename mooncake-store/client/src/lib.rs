@@ -41,6 +41,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 use mooncake_core::clock::Rng;
+use mooncake_core::fork::ParentOnly;
 use mooncake_core::ids::ClientId;
 use mooncake_core::{Error, ErrorKind, Result};
 use mooncake_transport::engine::{Engine, Target};
@@ -146,7 +147,7 @@ pub(crate) struct Inner<T: Transport> {
     working: tokio::sync::Semaphore,
     heart: Mutex<Option<tokio::task::JoinHandle<()>>>,
     /// Keeps our port of the name ours.
-    _reserved: Option<socket2::Socket>,
+    _reserved: Option<ParentOnly<socket2::Socket>>,
 }
 
 impl Client {

@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use mooncake_core::clock::Rng;
+use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, ErrorCode, Result};
 use socket2::{Domain, Socket, Type};
 
@@ -14,7 +15,11 @@ const DRAWS: usize = 500;
 
 /// The name, and what keeps its port ours as long as we live. `unique` reserves the port on the machine; a client that
 /// stays inside the process needs no more than a number nobody else in it has.
-pub(super) fn choose(config: &ClientConfig, unique: bool, rng: &mut Rng) -> Result<(String, Option<Socket>)> {
+pub(super) fn choose(
+    config: &ClientConfig,
+    unique: bool,
+    rng: &mut Rng,
+) -> Result<(String, Option<ParentOnly<Socket>>)> {
     let (host, port) = split_port(&config.local_hostname);
     if let Some(port) = port {
         return Ok((join_port(host, port), None));
@@ -44,11 +49,11 @@ fn join_host(host: &str) -> String {
 }
 
 /// Binds the port without listening on it; `None` when it is taken.
-fn reserve(port: u16) -> Result<Option<Socket>> {
+fn reserve(port: u16) -> Result<Option<ParentOnly<Socket>>> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
     match socket.bind(&address.into()) {
-        Ok(()) => Ok(Some(socket)),
+        Ok(()) => Ok(Some(ParentOnly::new(socket))),
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Ok(None),
         Err(error) => Err(Error::new(ErrorCode::InvalidParams, format!("cannot bind port {port}: {error}"))
             .with_source(error)),

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use axum::Router;
 use axum::http::StatusCode;
+use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::admission::ListenerLimits;
 use mooncake_transport::http_server::{self, http_limits};
@@ -48,12 +49,12 @@ impl Drop for Pages {
 }
 
 /// Takes a port. The error names the flag that sets it.
-pub async fn bind(host: &str, port: u16, flag: &str) -> Result<(TcpListener, SocketAddr)> {
+pub async fn bind(host: &str, port: u16, flag: &str) -> Result<(ParentOnly<TcpListener>, SocketAddr)> {
     let address = join(host, port);
     let bound = async {
         let listener = TcpListener::bind(&address).await?;
         let at = listener.local_addr()?;
-        std::io::Result::Ok((listener, at))
+        std::io::Result::Ok((ParentOnly::new(listener), at))
     };
     bound.await.map_err(|error| {
         let text = match error.kind() {
@@ -75,7 +76,7 @@ fn limits(name: &'static str) -> ListenerLimits {
 }
 
 /// Serves pages on a port that was taken, under the name that the listener has in metrics.
-pub fn serve(name: &'static str, listener: TcpListener, pages: Router) -> Pages {
+pub fn serve(name: &'static str, listener: ParentOnly<TcpListener>, pages: Router) -> Pages {
     let (stop, mut stopped) = watch::channel(false);
     let until = async move {
         let _ = stopped.wait_for(|stop| *stop).await;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use mooncake_core::error::{Error, ErrorCode, Result};
 use mooncake_core::fault_injection::is_planted;
+use mooncake_core::fork::ParentOnly;
 use mooncake_transport::admission::{Connections, ListenerLimits, Place};
 use mooncake_transport::net;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -95,7 +96,7 @@ impl Default for ServerOptions {
 /// A server that has its port and does not answer yet.
 #[derive(Debug)]
 pub struct Server {
-    listener: std::net::TcpListener,
+    listener: ParentOnly<std::net::TcpListener>,
     address: SocketAddr,
     options: ServerOptions,
 }
@@ -117,7 +118,8 @@ impl Server {
     pub async fn bind(address: &str, options: ServerOptions) -> Result<Self> {
         let listener = TcpListener::bind(address).await.map_err(|error| bind_failed(address, error))?;
         let address = listener.local_addr()?;
-        Ok(Self { listener: listener.into_std()?, address, options })
+        let listener = ParentOnly::new(listener).try_map(TcpListener::into_std)?;
+        Ok(Self { listener, address, options })
     }
 
     /// The address it has.
@@ -144,7 +146,7 @@ impl Server {
         requests: Option<Handle>,
     ) {
         let options = Arc::new(self.options);
-        let listener = match TcpListener::from_std(self.listener) {
+        let listener = match self.listener.try_map(TcpListener::from_std) {
             Ok(listener) => listener,
             Err(error) => return tracing::error!(%error, "cannot listen any more"),
         };
@@ -163,7 +165,7 @@ impl Server {
             let shared = shared.clone();
             connections.admit(|place| async move {
                 let connection = Connection {
-                    stream,
+                    stream: ParentOnly::new(stream),
                     place,
                     inbox: Vec::new(),
                     done: 0,
@@ -287,10 +289,10 @@ async fn serve_in_lanes<S: Service>(
 }
 
 /// A connection that no runtime has.
-type Parts = (std::net::TcpStream, Connection<()>);
+type Parts = (ParentOnly<std::net::TcpStream>, Connection<()>);
 
 /// `S` is `()` while the connection moves from one runtime to another.
-struct Connection<S = TcpStream> {
+struct Connection<S = ParentOnly<TcpStream>> {
     stream: S,
     place: Place,
     inbox: Vec<u8>,
@@ -346,19 +348,21 @@ impl std::fmt::Display for End {
 impl Connection {
     fn into_parts(self) -> io::Result<Parts> {
         let Self { stream, place, inbox, done, outbox, eager, lane } = self;
-        Ok((stream.into_std()?, Connection { stream: (), place, inbox, done, outbox, eager, lane }))
+        let stream = stream.try_map(TcpStream::into_std)?;
+        Ok((stream, Connection { stream: (), place, inbox, done, outbox, eager, lane }))
     }
 
     /// Call on the runtime that is to serve the connection.
     fn from_parts((stream, connection): Parts) -> io::Result<Self> {
         let Connection { stream: (), place, inbox, done, outbox, eager, lane } = connection;
-        Ok(Self { stream: TcpStream::from_std(stream)?, place, inbox, done, outbox, eager, lane })
+        let stream = stream.try_map(TcpStream::from_std)?;
+        Ok(Self { stream, place, inbox, done, outbox, eager, lane })
     }
 
     /// Whether the other side has given up. What it had sent before stays readable, but nobody waits for the answer.
     fn is_reset(&self) -> bool {
         let mut byte = [std::mem::MaybeUninit::uninit()];
-        let seen = socket2::SockRef::from(&self.stream).peek(&mut byte);
+        let seen = socket2::SockRef::from(&*self.stream).peek(&mut byte);
         seen.is_err_and(|error| error.kind() != io::ErrorKind::WouldBlock)
     }
 

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use axum::Router;
 use axum::extract::Request;
@@ -69,5 +70,9 @@ impl Owners for State {
 
     fn taken(&self, name: &str) {
         self.departed.forget(name);
+    }
+
+    fn note_refused(&self) {
+        self.entries_refused.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -36,10 +36,12 @@ pub mod tool;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+#[cfg(feature = "http")]
+use std::sync::atomic::AtomicU64;
 
 use mooncake_core::Result;
 use mooncake_core::clock::{Rng, SharedClock, SystemClock};
-use mooncake_core::meta::{MemoryMetadata, MetadataBackend};
+use mooncake_core::meta::{MemoryLimits, MemoryMetadata, MetadataBackend};
 use mooncake_transport::{directory, http::HttpMetadata};
 
 use self::counting::Requests;
@@ -98,6 +100,9 @@ struct State {
     snapshots: Taken,
     standing: Arc<Standing>,
     config: MasterConfig,
+    /// Metadata entries that were refused because the directory was full.
+    #[cfg(feature = "http")]
+    entries_refused: AtomicU64,
     /// Where the tenants' policy lies, if there are tenants.
     #[cfg(feature = "http")]
     policy: Option<tenants::Store>,
@@ -171,7 +176,7 @@ impl MasterServer {
             Some(url) => {
                 directory::own(url).map_err(|error| error.context("--http_metadata_server_kept_in"))?
             }
-            None => Arc::new(MemoryMetadata::new()),
+            None => Arc::new(MemoryMetadata::with_limits(MemoryLimits::SERVER)),
         };
         let elsewhere = config.clean_up.as_ref().and_then(|clean_up| clean_up.server.as_deref());
         let published = match elsewhere {
@@ -202,6 +207,8 @@ impl MasterServer {
             events: feed,
             requests: Requests::default(),
             standing,
+            #[cfg(feature = "http")]
+            entries_refused: AtomicU64::new(0),
             #[cfg(feature = "http")]
             policy,
             #[cfg(feature = "http")]

@@ -29,6 +29,8 @@ pub(super) fn text(state: &State) -> Result<Vec<u8>> {
     page.tenants(&state.master.tenants(), stats.capacity());
     page.snapshots(&state.snapshots);
     page.connections("master");
+    let help = "Entries that the metadata server refused because it was full";
+    page.counter("master_metadata_refused_total", help, state.entries_refused.load(Relaxed));
     page.idle();
     page.text()
 }

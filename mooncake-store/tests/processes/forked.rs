@@ -1,9 +1,12 @@
 //! A member that has forked dies, and its child lives on: ports and files are free for the next process.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use mooncake_core::testkit::{ForkedChild, fork_child};
 use mooncake_store::client::{ClientConfig, OffloadConfig, SegmentFile};
+use mooncake_store::config::MasterConfig;
+use mooncake_store::local::{LocalServer, LocalServerConfig};
+use mooncake_store::server::MasterServer;
 
 use crate::process::{Process, free_port};
 use crate::support::{SEGMENT, builder_with, master, order, start, told_master, until_end_of_input};
@@ -42,7 +45,7 @@ fn start_member(port: u16, orders: &[(&str, String)], fork: bool) -> (Process, S
     (member, said)
 }
 
-fn is_free_while_a_child_lives_on(disk: bool, in_use: &str) {
+fn is_free_while_a_child_lives_on(disk: bool, in_use: impl Fn(u32) -> String) {
     let port = free_port();
     let _master = master(port, &["--enable_offload"]);
     let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
@@ -52,7 +55,7 @@ fn is_free_while_a_child_lives_on(disk: bool, in_use: &str) {
     let child = said.strip_prefix("child ").and_then(|number| number.parse().ok());
     let child = ForkedChild(child.unwrap_or_else(|| panic!("{said}")));
     let (_, said) = start_member(port, &orders, false);
-    assert!(said.contains(in_use), "the owner is alive: {said}");
+    assert!(said.contains(&in_use(owner.0.id())), "the owner is alive: {said}");
     owner.kill();
     let (_, said) = start_member(port, &orders, false);
     assert_eq!(said, "ready");
@@ -61,10 +64,77 @@ fn is_free_while_a_child_lives_on(disk: bool, in_use: &str) {
 
 #[test]
 fn the_segment_file_of_a_killed_process_is_free_while_its_child_lives_on() {
-    is_free_while_a_child_lives_on(false, "another process has it");
+    is_free_while_a_child_lives_on(false, |owner| format!("process {owner} has it; stop that process"));
 }
 
 #[test]
 fn the_disk_of_a_killed_process_is_free_while_its_child_lives_on() {
-    is_free_while_a_child_lives_on(true, "is in use by process");
+    is_free_while_a_child_lives_on(true, |owner| format!("is in use by process {owner}"));
+}
+
+/// The process of a client and a master that have every listener there is. It forks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "the other processes of the tests in this binary"]
+async fn listening() {
+    let (Some(master), Some(folder)) = (told_master(), order::<PathBuf>("TEST_FOLDER")) else { return };
+    let second = MasterConfig::from_flags([
+        ("rpc_address", "127.0.0.1"),
+        ("rpc_port", "0"),
+        ("metrics_host", "127.0.0.1"),
+        ("metrics_port", "0"),
+        ("enable_http_metadata_server", "true"),
+        ("http_metadata_server_host", "127.0.0.1"),
+        ("http_metadata_server_port", "0"),
+        ("enable_kv_events", "true"),
+        ("kv_events_backend_id", "cache"),
+        ("kv_events_bind_endpoint", "tcp://127.0.0.1:0"),
+    ]);
+    let second = MasterServer::start(second.unwrap()).await.unwrap();
+    let disk =
+        OffloadConfig { capacity: 64 << 20, buffer: 16 << 20, ..OffloadConfig::new(folder.join("disk")) };
+    let client =
+        builder_with(ClientConfig::default(), &master, SEGMENT).offload(disk).connect().await.unwrap();
+    let pages = client.serve_pages("127.0.0.1", 0).await.unwrap();
+    let local = LocalServerConfig { path: folder.join("owner.sock"), ..LocalServerConfig::default() };
+    let local = LocalServer::start(client.clone(), local).unwrap();
+    println!("\nsaid child {}", fork_child().unwrap());
+    let _ = until_end_of_input().await;
+    drop((local, pages, second));
+    client.close().await.unwrap();
+}
+
+/// Sockets of a process that listen: of TCP, and of this host alone.
+fn listening_sockets(process: u32) -> (usize, usize) {
+    let links = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().flatten();
+    let own: Vec<_> = links.filter_map(|link| std::fs::read_link(link.path()).ok()).collect();
+    let count = |table: &str, state: (usize, &str), inode: usize| {
+        let table = std::fs::read_to_string(format!("/proc/{process}/net/{table}")).unwrap_or_default();
+        let listens = |line: &&str| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            words.get(state.0) == Some(&state.1)
+                && words.get(inode).is_some_and(|inode| {
+                    own.iter().any(|link| link == Path::new(&format!("socket:[{inode}]")))
+                })
+        };
+        table.lines().filter(listens).count()
+    };
+    let tcp = ["tcp", "tcp6"].map(|table| count(table, (3, "0A"), 9));
+    (tcp.iter().sum(), count("unix", (3, "00010000"), 6))
+}
+
+#[test]
+fn no_listener_is_inherited() {
+    let port = free_port();
+    let _master = master(port, &["--enable_offload"]);
+    let folder = tempfile::tempdir().unwrap();
+    let orders = [("TEST_FOLDER", folder.path().display().to_string())];
+    let mut owner = start("forked::listening", port, &orders);
+    let said = owner.said("said ").next().unwrap_or_default();
+    let child = said.strip_prefix("child ").and_then(|number| number.parse().ok());
+    let child = ForkedChild(child.unwrap_or_else(|| panic!("{said}")));
+    // RPC, admin, metadata, events; data, handshake, pages, disk; the socket for light clients, and that for peers.
+    assert_eq!(listening_sockets(owner.0.id()), (8, 2));
+    assert_eq!(listening_sockets(child.0), (0, 0));
+    owner.kill();
+    drop(child);
 }

@@ -13,11 +13,12 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use futures::StreamExt;
-use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::stream::BoxStream;
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::meta::{Expect, Hold, Leases, MetaCapabilities, MetaEvent, MetaValue, MetadataBackend};
 use mooncake_core::{Error, ErrorCode, Result};
 use serde_json::{Value, json};
+use tokio::sync::{Semaphore, mpsc};
 use tracing::warn;
 
 use crate::net::HostPort;
@@ -28,6 +29,8 @@ use answer::{Entries, Said, entries, number};
 const PORT: u16 = 2379;
 /// Longest line of a watch.
 const LINE: u64 = 64 << 20;
+/// Events of a watch that wait to be taken. With as many the watch reads no further, and etcd keeps the rest.
+const EVENTS: usize = 64;
 /// How long a silent watch is read before it is opened anew: a bound on how long one that nobody wants any more is kept.
 const WATCH_SILENCE: Duration = Duration::from_secs(5);
 
@@ -153,7 +156,8 @@ impl MetadataBackend for EtcdMetadata {
         request["limit"] = 1.into();
         request["keys_only"] = true.into();
         let (_, now) = self.range(request).await?;
-        let (sender, events) = unbounded();
+        let most = if is_planted("etcd-watch-unbounded") { Semaphore::MAX_PERMITS } else { EVENTS };
+        let (sender, mut events) = mpsc::channel(most);
         let watch = Watch {
             endpoints: self.endpoints.clone(),
             at: self.current.load(Ordering::Relaxed),
@@ -164,7 +168,7 @@ impl MetadataBackend for EtcdMetadata {
         };
         // A thread of its own, which no runtime has to wait for when it ends.
         std::thread::Builder::new().name("etcd-watch".into()).spawn(move || watch.run())?;
-        Ok(events.boxed())
+        Ok(futures::stream::poll_fn(move |cx| events.poll_recv(cx)).boxed())
     }
 }
 
@@ -215,7 +219,7 @@ struct Watch {
     span: Value,
     /// The first revision not seen yet.
     next: u64,
-    sender: UnboundedSender<MetaEvent>,
+    sender: mpsc::Sender<MetaEvent>,
 }
 
 /// Why the reading of a watch ended.
@@ -278,7 +282,7 @@ impl Watch {
                 }
                 Said::Events(events, newest) => {
                     self.next = self.next.max(newest.saturating_add(1));
-                    if events.into_iter().any(|event| self.sender.unbounded_send(event).is_err()) {
+                    if events.into_iter().any(|event| self.sender.blocking_send(event).is_err()) {
                         return Ok(End::Over);
                     }
                 }
@@ -310,9 +314,75 @@ fn span(prefix: &str) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
     use mooncake_core::ErrorKind;
 
     use super::*;
+
+    /// Bytes of the value of an event in [`Flood`].
+    const VALUE: usize = 64 << 10;
+
+    /// Reads one request and returns its first line.
+    fn request(stream: &mut BufReader<TcpStream>) -> String {
+        let (mut first, mut len) = (String::new(), 0);
+        stream.read_line(&mut first).unwrap();
+        loop {
+            let mut line = String::new();
+            stream.read_line(&mut line).unwrap();
+            match line.trim_end().to_ascii_lowercase().split_once(": ") {
+                Some(("content-length", count)) => len = count.parse().unwrap(),
+                Some(_) => {}
+                None => break,
+            }
+        }
+        stream.read_exact(&mut vec![0; len]).unwrap();
+        first
+    }
+
+    /// Answers a range, and then a watch with events until the reader stops reading. Returns the bytes that it took.
+    fn flood(listener: &TcpListener, most: usize) -> usize {
+        let accept = || BufReader::new(listener.accept().unwrap().0);
+        let mut stream = accept();
+        assert!(request(&mut stream).contains("range"));
+        let body = r#"{"header":{"revision":"1"}}"#;
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+        stream.get_mut().write_all(format!("{head}{body}").as_bytes()).unwrap();
+        drop(stream);
+        let mut stream = accept();
+        assert!(request(&mut stream).contains("watch"));
+        let out = stream.get_mut();
+        // Longer than a reader needs that is only slow.
+        out.set_write_timeout(Some(Duration::from_secs(3))).unwrap();
+        out.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n").unwrap();
+        let (value, mut sent) = (encode(vec![7; VALUE]), 0);
+        for revision in 2.. {
+            let kv = format!(r#"{{"key":"{}","value":"{value}","mod_revision":"{revision}"}}"#, encode("w"));
+            let line = format!("{{\"result\":{{\"events\":[{{\"kv\":{kv}}}]}}}}\n");
+            if sent >= most || out.write_all(line.as_bytes()).is_err() {
+                break;
+            }
+            sent += line.len();
+        }
+        sent
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_watch_that_nobody_reads_holds_few_events() {
+        const MOST: usize = 64 << 20;
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let etcd = EtcdMetadata::new(&listener.local_addr().unwrap().to_string()).unwrap();
+        let server = std::thread::spawn(move || flood(&listener, MOST));
+        let mut events = etcd.watch("w").await.unwrap();
+        let sent = tokio::task::spawn_blocking(move || server.join().unwrap()).await.unwrap();
+        assert!(sent < MOST, "the watch has read {sent} bytes that nobody has taken");
+        // Those that have come are all there, in order.
+        for revision in 2..2 + EVENTS as u64 {
+            let event = events.next().await.unwrap();
+            assert_eq!(event.value.map(|value| value.revision), Some(revision));
+        }
+    }
 
     #[test]
     fn endpoints_are_read_as_the_existing_system_reads_them() {

@@ -77,7 +77,8 @@ async fn accept(
         let (stream, peer) = connections.accept(|cx| listener.poll_accept(cx)).await;
         let (service, config) = (service.clone(), config.clone());
         connections.admit(|place| async move {
-            if let Err(error) = serve(stream, &*service, &config, &place).await {
+            let mut stream = ParentOnly::new(stream);
+            if let Err(error) = serve(&mut stream, &*service, &config, &place).await {
                 debug!(%peer, %error, "handshake connection closed without a reply");
             }
         });
@@ -85,7 +86,7 @@ async fn accept(
 }
 
 async fn serve(
-    mut stream: TcpStream,
+    stream: &mut TcpStream,
     service: &dyn HandshakeService,
     config: &HandshakeConfig,
     place: &Place,
@@ -93,7 +94,7 @@ async fn serve(
     stream.set_nodelay(true)?;
     let silent = |_| Error::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
     let request =
-        timeout(config.receive_timeout, receive(&mut stream, config.max_len)).await.map_err(silent)??;
+        timeout(config.receive_timeout, receive(stream, config.max_len)).await.map_err(silent)??;
     if !place.work() {
         return Ok(());
     }
@@ -105,7 +106,7 @@ async fn serve(
         stream.write_all(&reply).await?;
         stream.shutdown().await?;
         // Closing first would turn a reply not yet read into a reset.
-        tokio::io::copy(&mut (&mut stream).take(MAX_DRAIN), &mut tokio::io::sink()).await
+        tokio::io::copy(&mut (&mut *stream).take(MAX_DRAIN), &mut tokio::io::sink()).await
     };
     timeout(config.receive_timeout, rest).await.map_err(silent)??;
     Ok(())

@@ -31,6 +31,9 @@ pub trait Owners: Debug + Send + Sync + 'static {
 
     /// Another goes by this name now.
     fn taken(&self, name: &str);
+
+    /// Takes note of an entry that was refused because the directory is full.
+    fn note_refused(&self) {}
 }
 
 /// Nobody to ask.
@@ -84,6 +87,11 @@ async fn write(Extract(state): Shared, RawQuery(query): RawQuery, body: Bytes) -
         Ok(said) => said.into_response(),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
             (StatusCode::BAD_REQUEST, "Duplicate rpc_meta key not allowed").into_response()
+        }
+        Err(error) if error.kind() == ErrorKind::NoSpace => {
+            state.owners.note_refused();
+            tracing::warn!(%error, "metadata entry refused");
+            (StatusCode::INSUFFICIENT_STORAGE, error.to_string()).into_response()
         }
         Err(error) => failed(&error),
     }

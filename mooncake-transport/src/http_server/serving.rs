@@ -14,6 +14,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use mooncake_core::fault_injection::is_planted;
+use mooncake_core::fork::ParentOnly;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -36,7 +37,7 @@ pub fn http_limits(name: &'static str, places: usize, descriptor_share: u64) -> 
 /// Serves pages until the future is ready. Requests whose header has come by then are answered within [`STOP_PATIENCE`];
 /// then every connection is closed.
 pub async fn serve(
-    listener: TcpListener,
+    listener: ParentOnly<TcpListener>,
     pages: Router,
     limits: ListenerLimits,
     until: impl Future<Output = ()> + Send,
@@ -70,7 +71,7 @@ async fn serve_connection(
     mut stopped: watch::Receiver<bool>,
 ) -> hyper::Result<()> {
     let place = Arc::new(place);
-    let io = TokioIo::new(Watched { stream, place: place.clone() });
+    let io = TokioIo::new(Watched { stream: ParentOnly::new(stream), place: place.clone() });
     let service = service_fn(move |request: Request<Incoming>| {
         let (place, mut pages) = (place.clone(), pages.clone());
         async move {
@@ -104,7 +105,7 @@ impl Drop for Working<'_> {
 
 /// A stream whose first bytes begin a request.
 struct Watched {
-    stream: TcpStream,
+    stream: ParentOnly<TcpStream>,
     place: Arc<Place>,
 }
 
@@ -114,7 +115,7 @@ impl AsyncRead for Watched {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
+        ready!(Pin::new(&mut *self.stream).poll_read(cx, buf))?;
         self.place.begin_request();
         Poll::Ready(Ok(()))
     }
@@ -122,15 +123,15 @@ impl AsyncRead for Watched {
 
 impl AsyncWrite for Watched {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+        Pin::new(&mut *self.stream).poll_write(cx, buf)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        Pin::new(&mut *self.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        Pin::new(&mut *self.stream).poll_shutdown(cx)
     }
 
     fn poll_write_vectored(
@@ -138,7 +139,7 @@ impl AsyncWrite for Watched {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+        Pin::new(&mut *self.stream).poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {

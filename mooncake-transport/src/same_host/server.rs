@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::clock::Rng;
+use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, ErrorKind, Result};
 use tokio::net::{UnixListener, UnixStream};
 use tracing::debug;
@@ -17,16 +18,20 @@ use crate::admission::{Connections, ListenerLimits, Place};
 ///
 /// # Errors
 /// There are no sockets of this kind.
-pub fn listen(wire: &str) -> Result<(UnixListener, String)> {
+pub fn listen(wire: &str) -> Result<(ParentOnly<UnixListener>, String)> {
     let mut rng = Rng::from_os();
     let name = format!("mooncake-{wire}-{:016x}{:016x}", rng.next_u64(), rng.next_u64());
     let listener = UnixListener::bind(format!("\0{name}"))
         .map_err(|e| Error::from(e).context("the socket for peers of this host"))?;
-    Ok((listener, name))
+    Ok((ParentOnly::new(listener), name))
 }
 
 /// Serves until it is dropped.
-pub async fn serve<S: Shared>(owner: Arc<Owner<S>>, listener: UnixListener, answer_timeout: Duration) {
+pub async fn serve<S: Shared>(
+    owner: Arc<Owner<S>>,
+    listener: ParentOnly<UnixListener>,
+    answer_timeout: Duration,
+) {
     let mut connections = Connections::new(ListenerLimits {
         name: "same_host",
         places: owner.max_served(),

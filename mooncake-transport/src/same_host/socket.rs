@@ -9,6 +9,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, ErrorCode, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, Mode, SealFlags, chmod, fchmod, fcntl_get_seals, flock};
@@ -37,7 +38,8 @@ pub enum Trust {
 /// One end of a connection.
 #[derive(Debug)]
 pub struct RecordSocket {
-    stream: UnixStream,
+    /// A child that kept it would hide our end from the peer.
+    stream: ParentOnly<UnixStream>,
     /// The process at the other end, where the kernel can tell: a socket it left to a child outlives it.
     process: Option<OwnedFd>,
     /// We have closed it.
@@ -57,11 +59,11 @@ impl RecordSocket {
         }
         let process = theirs.pid().and_then(Pid::from_raw);
         let process = process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        Ok(Self { stream, process, shut: AtomicBool::new(false) })
+        Ok(Self { stream: ParentOnly::new(stream), process, shut: AtomicBool::new(false) })
     }
 
     /// The stream, for another language from here on.
-    pub fn into_stream(self) -> UnixStream {
+    pub fn into_stream(self) -> ParentOnly<UnixStream> {
         self.stream
     }
 
@@ -70,9 +72,14 @@ impl RecordSocket {
         self.stream.peer_cred().ok().and_then(|theirs| theirs.pid())
     }
 
+    /// Returns the user of the process at the other end, where the kernel can tell.
+    pub fn peer_user(&self) -> Option<u32> {
+        self.stream.peer_cred().ok().map(|theirs| theirs.uid())
+    }
+
     /// Whether the other end is there, this very moment. After [`shut_down`](Self::shut_down) only the end of its process counts.
     pub fn is_alive(&self) -> bool {
-        let stream = PollFd::new(&self.stream, PollFlags::RDHUP);
+        let stream = PollFd::new(&*self.stream, PollFlags::RDHUP);
         let process = self.process.as_ref().map(|process| PollFd::new(process, PollFlags::IN));
         let shut = self.shut.load(Ordering::Acquire);
         let mut both = [process.unwrap_or_else(|| stream.clone()), stream];
@@ -110,7 +117,7 @@ impl RecordSocket {
     pub fn shut_down(&self) {
         self.shut.store(true, Ordering::Release);
         // It fails only when there is nobody to tell.
-        let _ = rustix::net::shutdown(&self.stream, rustix::net::Shutdown::Both);
+        let _ = rustix::net::shutdown(&*self.stream, rustix::net::Shutdown::Both);
     }
 
     /// Sends a record, with a file descriptor if it takes one.
@@ -125,7 +132,7 @@ impl RecordSocket {
                     control.push(SendAncillaryMessage::ScmRights(fds));
                 }
                 let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-                Ok(sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, flags)?)
+                Ok(sendmsg(&*self.stream, &[IoSlice::new(bytes)], &mut control, flags)?)
             })
             .await?;
         // A record is far below what a stream socket splits.
@@ -146,7 +153,7 @@ impl RecordSocket {
                 let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
                 let mut control = RecvAncillaryBuffer::new(&mut space);
                 let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-                let got = recvmsg(&self.stream, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
+                let got = recvmsg(&*self.stream, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
                 // Those that are not kept are closed here.
                 let mut fds = control.drain().flat_map(|message| match message {
                     RecvAncillaryMessage::ScmRights(fds) => fds.collect::<Vec<_>>(),
@@ -178,7 +185,7 @@ pub fn sealed(fd: Option<OwnedFd>) -> Result<File> {
 
 /// Listens at a path with these permissions, whatever the umask. A socket that a dead process left there is replaced; one that
 /// somebody serves is not (`INVALID_PARAMS`).
-pub fn listen_at(path: &Path, mode: u32) -> Result<UnixListener> {
+pub fn listen_at(path: &Path, mode: u32) -> Result<ParentOnly<UnixListener>> {
     let cannot = |what: &str, error: io::Error| {
         Error::new(ErrorCode::InvalidParams, format!("{what} {}: {error}", path.display())).with_source(error)
     };
@@ -214,7 +221,9 @@ pub fn listen_at(path: &Path, mode: u32) -> Result<UnixListener> {
         listen(&socket, BACKLOG)
     };
     bind().map_err(|error| cannot("cannot listen at", error.into()))?;
-    UnixListener::from_std(std::os::unix::net::UnixListener::from(socket)).map_err(Error::from)
+    ParentOnly::new(std::os::unix::net::UnixListener::from(socket))
+        .try_map(UnixListener::from_std)
+        .map_err(Error::from)
 }
 
 /// Connections that may wait to be taken.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::here::readable_soon;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -113,7 +114,7 @@ impl Inner {
 /// A call under way.
 struct Flight<H: Send + 'static> {
     up: Arc<Up>,
-    stream: Option<UnixStream>,
+    stream: Option<ParentOnly<UnixStream>>,
     held: Option<(H, OwnedSemaphorePermit)>,
     /// The request is on its way, all of it: the owner will make the call.
     asked: bool,

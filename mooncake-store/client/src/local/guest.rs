@@ -24,6 +24,7 @@ const MAX_MEMORIES: usize = 1 << 14;
 
 pub(super) struct Guest<T: Transport> {
     process: Option<i32>,
+    user: Option<u32>,
     memories: RwLock<Memories<T>>,
     located: Mutex<Locations>,
     connections: AtomicUsize,
@@ -46,9 +47,10 @@ struct Locations {
 
 impl<T: Transport> Guest<T> {
     /// A light client; `first` is the number of the first object it locates, one that no other light client's has.
-    pub(super) fn new(process: Option<i32>, first: u64) -> Self {
+    pub(super) fn new(process: Option<i32>, user: Option<u32>, first: u64) -> Self {
         Self {
             process,
+            user,
             memories: RwLock::new(Memories { by_number: HashMap::new(), bytes: 0, over: false }),
             located: Mutex::new(Locations { first, objects: VecDeque::new() }),
             connections: AtomicUsize::new(0),
@@ -60,6 +62,11 @@ impl<T: Transport> Guest<T> {
     /// Number of its process, 0 when the kernel does not tell.
     pub(super) fn process(&self) -> i32 {
         self.process.unwrap_or(0)
+    }
+
+    /// User of its process, where the kernel tells.
+    pub(super) fn user(&self) -> Option<u32> {
+        self.user
     }
 
     pub(super) fn count(&self, stats: &mut LocalStats) {

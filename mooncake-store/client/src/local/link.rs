@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use mooncake_core::fork::ParentOnly;
 use mooncake_core::ids::Uuid;
 use mooncake_core::memory::SharedPages;
 use mooncake_core::{Error, ErrorCode, Result};
@@ -39,7 +40,7 @@ pub(super) struct Up {
     path: PathBuf,
     trust: Trust,
     /// Connections that carry no call now.
-    idle: Mutex<Vec<UnixStream>>,
+    idle: Mutex<Vec<ParentOnly<UnixStream>>>,
     /// How many calls may be under way.
     pub(super) calls: Arc<Semaphore>,
 }
@@ -61,7 +62,7 @@ pub(super) enum Command {
 
 impl Up {
     /// A connection for a call, and whether it has served one before.
-    pub(super) async fn connection(&self) -> Result<(UnixStream, bool)> {
+    pub(super) async fn connection(&self) -> Result<(ParentOnly<UnixStream>, bool)> {
         let idle = self.idle.lock().pop();
         match idle {
             Some(idle) => Ok((idle, true)),
@@ -70,7 +71,7 @@ impl Up {
     }
 
     /// A new connection for a call.
-    pub(super) async fn new_connection(&self) -> Result<UnixStream> {
+    pub(super) async fn new_connection(&self) -> Result<ParentOnly<UnixStream>> {
         let socket = open(&self.path, self.trust).await?;
         socket.send(&Record::Join { guest: self.guest }.encode(), None).await?;
         answer(&socket).await?.done()?;
@@ -78,7 +79,7 @@ impl Up {
     }
 
     /// The call is over.
-    pub(super) fn put_back(&self, stream: UnixStream) {
+    pub(super) fn put_back(&self, stream: ParentOnly<UnixStream>) {
         self.idle.lock().push(stream);
     }
 

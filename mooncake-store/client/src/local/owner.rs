@@ -7,10 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::clock::Rng;
+use mooncake_core::fault_injection::is_planted;
+use mooncake_core::fork::ParentOnly;
 use mooncake_core::ids::Uuid;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::Transport;
-use mooncake_transport::admission::{Connections, ListenerLimits, Place};
+use mooncake_transport::admission::{Connections, ListenerLimits, Place, within_descriptors};
 use mooncake_transport::same_host::socket::{RecordSocket, Trust, listen_at};
 use parking_lot::Mutex;
 use tokio::net::{UnixListener, UnixStream};
@@ -23,6 +25,8 @@ use super::serve;
 use crate::Client;
 use mooncake_engine::transport_set::TransportSet;
 
+/// Part of the process's descriptors that the connections of the socket may take: one of so many.
+const DESCRIPTOR_SHARE: u64 = 16;
 /// Longest wait for the rest of a call.
 const CALL: Duration = Duration::from_secs(30);
 /// Time in which who connects says what it wants.
@@ -35,7 +39,8 @@ pub struct LocalServerConfig {
     pub path: PathBuf,
     /// Its permissions. With those of its user alone, the kernel's word on who connects is asked for as well.
     pub mode: u32,
-    /// Light clients served at once.
+    /// Light clients served at once. Their control connections take at most half of the places of the socket, so that there is
+    /// always one for a call. Where the socket is open to several users, one user has at most half of the light clients.
     pub max_clients: usize,
     /// Bytes one of them may share.
     pub max_memory: u64,
@@ -142,18 +147,46 @@ impl<T: Transport> fmt::Debug for LocalServer<T> {
     }
 }
 
+impl<T: Transport> Owner<T> {
+    /// Returns the largest number of light clients under the present limit of descriptors: one at least.
+    fn most_guests(&self) -> usize {
+        let places = within_descriptors(self.config.places(), DESCRIPTOR_SHARE);
+        match is_planted("controls-take-all-places") {
+            true => self.config.max_clients,
+            false => self.config.max_clients.min(places / 2).max(1),
+        }
+    }
+
+    /// Returns the largest number of light clients that one user may have.
+    fn most_guests_of_a_user(&self) -> usize {
+        let most = self.most_guests();
+        if self.config.is_private() { most } else { (most / 2).max(1) }
+    }
+}
+
+impl LocalServerConfig {
+    /// Returns the number of connections: of each light client one for control, and one for each call under way.
+    fn places(&self) -> usize {
+        self.max_clients.saturating_mul(self.max_calls as usize + 1)
+    }
+
+    /// Returns whether only processes of one user may open the socket.
+    fn is_private(&self) -> bool {
+        self.mode & 0o077 == 0
+    }
+}
+
 /// Waits until a sign is given, or can be given no more.
 pub(super) async fn set(sign: &mut watch::Receiver<bool>) {
     let _ = sign.wait_for(|given| *given).await;
 }
 
-async fn accept<T: Transport>(owner: Arc<Owner<T>>, listener: UnixListener) {
+async fn accept<T: Transport>(owner: Arc<Owner<T>>, listener: ParentOnly<UnixListener>) {
     let config = &owner.config;
     let mut connections = Connections::new(ListenerLimits {
         name: "local",
-        // Of each light client one for control, and one for each call under way.
-        places: config.max_clients.saturating_mul(config.max_calls as usize + 1),
-        descriptor_share: 16,
+        places: config.places(),
+        descriptor_share: DESCRIPTOR_SHARE,
         request: Some(CALL),
         idle: None,
     });
@@ -177,7 +210,7 @@ async fn accept<T: Transport>(owner: Arc<Owner<T>>, listener: UnixListener) {
 }
 
 async fn attend<T: Transport>(owner: &Arc<Owner<T>>, stream: UnixStream, place: &Place) -> Result<()> {
-    let trust = if owner.config.mode & 0o077 == 0 { Trust::SameUser } else { Trust::Anybody };
+    let trust = if owner.config.is_private() { Trust::SameUser } else { Trust::Anybody };
     let socket = RecordSocket::new(stream, trust)?;
     let mut stopped = owner.stopped.subscribe();
     let introduced = tokio::select! {
@@ -226,20 +259,26 @@ async fn welcome<T: Transport>(
         let mut rng = owner.rng.lock();
         Uuid::new(rng.next_u64(), rng.next_u64())
     };
-    let (guest, full) = {
+    let user = socket.peer_user();
+    let guest = Arc::new(Guest::new(socket.peer_pid(), user, id.first >> 1));
+    let exceeded = {
         let mut guests = owner.guests.lock();
-        let full = guests.len() >= owner.config.max_clients;
-        let guest = Arc::new(Guest::new(socket.peer_pid(), id.first >> 1));
-        if !full {
+        let of_user = guests.values().filter(|other| other.user() == user).count();
+        let (most, most_of_a_user) = (owner.most_guests(), owner.most_guests_of_a_user());
+        let exceeded = match () {
+            () if guests.len() >= most => Some(most),
+            () if of_user >= most_of_a_user => Some(most_of_a_user),
+            () => None,
+        };
+        if exceeded.is_none() {
             guests.insert(id, guest.clone());
         }
-        (guest, full)
+        exceeded
     };
-    if full {
-        let limit = owner.config.max_clients as u64;
-        return socket
-            .send(&Record::refused(ErrorCode::NoAvailableHandle, Cause::Guests, limit).encode(), None)
-            .await;
+    if let Some(limit) = exceeded {
+        tracing::warn!(process = guest.process(), user, limit, "local process refused: too many are served");
+        let refused = Record::refused(ErrorCode::NoAvailableHandle, Cause::Guests, limit as u64);
+        return socket.send(&refused.encode(), None).await;
     }
     let _listed = Listed { owner, id, guest: &guest };
     tracing::info!(process = guest.process(), "a local process joins");

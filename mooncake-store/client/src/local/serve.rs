@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::admission::Place;
 use mooncake_transport::{Slice, SliceMut, Transport};
@@ -27,7 +28,7 @@ const KEPT: usize = 1 << 16;
 pub(super) async fn run<T: Transport>(
     owner: &Arc<Owner<T>>,
     seat: Seat<T>,
-    mut stream: UnixStream,
+    mut stream: ParentOnly<UnixStream>,
     place: &Place,
     mut stopped: watch::Receiver<bool>,
 ) -> Result<()> {

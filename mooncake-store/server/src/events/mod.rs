@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use mooncake_core::clock::SharedClock;
+use mooncake_core::fork::ParentOnly;
 use mooncake_core::ids::ObjectKey;
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
@@ -88,7 +89,7 @@ pub(super) async fn start(
         )
         .with_source(error)
     };
-    let listener = TcpListener::bind(&address).await.map_err(refused)?;
+    let listener = ParentOnly::new(TcpListener::bind(&address).await.map_err(refused)?);
     let at = listener.local_addr().map_err(refused)?;
     let feed = Arc::new(Feed {
         config: config.clone(),

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use mooncake_core::fork::ParentOnly;
 use mooncake_transport::admission::{Connections, ListenerLimits, Place};
 use mooncake_transport::net;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 
@@ -62,9 +63,9 @@ impl Subscribers {
 
     /// Serves one subscriber until it goes. A subscriber is as long idle as it has neither asked for anything nor taken a
     /// message.
-    async fn serve(&self, stream: TcpStream, place: &Place) -> io::Result<()> {
+    async fn serve(&self, mut stream: ParentOnly<TcpStream>, place: &Place) -> io::Result<()> {
         net::keep_connection(&stream)?;
-        let (mut input, mut output) = stream.into_split();
+        let (mut input, mut output) = stream.split();
         let shaken = tokio::time::timeout(HANDSHAKE, handshake(&mut input, &mut output));
         shaken.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         let subscriber = Arc::new(Subscriber::default());
@@ -90,7 +91,7 @@ impl Drop for Listed<'_> {
 }
 
 /// Accepts subscribers, and serves each.
-pub(super) async fn accept(listener: TcpListener, subscribers: Subscribers, most: usize) {
+pub(super) async fn accept(listener: ParentOnly<TcpListener>, subscribers: Subscribers, most: usize) {
     let mut connections = Connections::new(ListenerLimits {
         name: "events",
         places: most,
@@ -102,14 +103,14 @@ pub(super) async fn accept(listener: TcpListener, subscribers: Subscribers, most
         let (stream, from) = connections.accept(|cx| listener.poll_accept(cx)).await;
         let subscribers = subscribers.clone();
         connections.admit(|place| async move {
-            if let Err(error) = subscribers.serve(stream, &place).await {
+            if let Err(error) = subscribers.serve(ParentOnly::new(stream), &place).await {
                 tracing::debug!(%from, %error, "a subscriber to events went");
             }
         });
     }
 }
 
-async fn handshake(input: &mut OwnedReadHalf, output: &mut OwnedWriteHalf) -> io::Result<()> {
+async fn handshake(input: &mut ReadHalf<'_>, output: &mut WriteHalf<'_>) -> io::Result<()> {
     let mut greeting = [0; 64];
     greeting[0] = 0xff;
     greeting[9] = 0x7f;
@@ -130,7 +131,7 @@ async fn handshake(input: &mut OwnedReadHalf, output: &mut OwnedWriteHalf) -> io
 }
 
 /// Heeds what a subscriber wants.
-async fn listen(subscriber: &Subscriber, input: &mut OwnedReadHalf, place: &Place) -> io::Result<()> {
+async fn listen(subscriber: &Subscriber, input: &mut ReadHalf<'_>, place: &Place) -> io::Result<()> {
     loop {
         let (flags, body) = frame(input).await?;
         place.wait_for_request();
@@ -156,7 +157,7 @@ async fn listen(subscriber: &Subscriber, input: &mut OwnedReadHalf, place: &Plac
     }
 }
 
-async fn write(subscriber: &Subscriber, output: &mut OwnedWriteHalf, place: &Place) -> io::Result<()> {
+async fn write(subscriber: &Subscriber, output: &mut WriteHalf<'_>, place: &Place) -> io::Result<()> {
     loop {
         let next = subscriber.waiting.lock().messages.pop_front();
         match next {
@@ -171,7 +172,7 @@ async fn write(subscriber: &Subscriber, output: &mut OwnedWriteHalf, place: &Pla
 }
 
 /// Flags and body of the next frame.
-async fn frame(input: &mut OwnedReadHalf) -> io::Result<(u8, Vec<u8>)> {
+async fn frame(input: &mut ReadHalf<'_>) -> io::Result<(u8, Vec<u8>)> {
     let flags = input.read_u8().await?;
     let len = if flags & LONG == 0 { u64::from(input.read_u8().await?) } else { input.read_u64().await? };
     if len > MAX_FRAME {
