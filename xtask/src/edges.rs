@@ -40,6 +40,11 @@ const EDGES: &[(&str, &[Edge])] = &[
                 test: "closing_waits_for_transfers_however_often_it_is_given_up",
                 bugs: &["closing-again-does-not-wait-for-transfers"],
             },
+            Edge {
+                program: "calls",
+                test: "memory_of_dropped_regions_is_waited_for",
+                bugs: &["dropped-regions-are-not-waited-for"],
+            },
         ],
     ),
     (
