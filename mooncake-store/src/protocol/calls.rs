@@ -15,8 +15,8 @@ use super::pack;
 use super::service::{ObjectCalls, OwnerCalls, SegmentCalls, TaskCalls};
 use super::tiers::TierCalls;
 use super::wire::{
-    CopyPlan, DiskWork, InventoryPage, MovePlan, OffloadItem, PromotionPlan, StorageConfig, StoredAt,
-    StoredReplica, Task, TaskInfo, TaskKind, TaskReport, Welcome,
+    CopyPlan, DiskWork, DrainProgress, InventoryPage, MovePlan, OffloadItem, PromotionPlan, StorageConfig,
+    StoredAt, StoredReplica, Task, TaskInfo, TaskKind, TaskReport, Welcome,
 };
 use crate::api::{Caller, CopyToken, EndItem, PingReply, PutItem, WriteMode};
 use crate::master::{Master, Put, Writer};
@@ -310,6 +310,16 @@ impl<A: SegmentAllocator, E: EvictionPolicy> InventoryCalls for Master<A, E> {
 
     fn exchange_promise(&self, client: ClientId, promise_ms: u64) -> Result<Welcome> {
         Ok(self.exchange_promise(client, promise_ms))
+    }
+
+    fn drain_client(&self, client: ClientId) -> Result<DrainProgress> {
+        let job = self.drain_client(client)?;
+        Ok(DrainProgress {
+            done: job.status.is_over(),
+            moved: job.succeeded,
+            bytes: job.migrated_bytes,
+            left: job.active + job.blocked + job.failed,
+        })
     }
 
     fn expired(&self, client: ClientId, segment: SegmentId, after: u64) -> Result<InventoryPage> {
