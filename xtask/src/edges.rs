@@ -148,6 +148,16 @@ const EDGES: &[(&str, &[Edge])] = &[
                 bugs: &["promise-forgotten"],
             },
             Edge {
+                program: "lib mooncake_store",
+                test: "config::tests::space_of_a_grant_rests_for_as_long_as_clients_may_write",
+                bugs: &["grants-shorter-than-their-use"],
+            },
+            Edge {
+                program: "lib mooncake_store",
+                test: "server::leader::tests::a_new_leader_knows_the_promises_of_the_one_before",
+                bugs: &["leader-keeps-no-promise"],
+            },
+            Edge {
                 program: "master_promises",
                 test: "a_snapshot_tells_of_longer_leases",
                 bugs: &["promise-forgotten"],
@@ -278,7 +288,7 @@ const EDGES: &[(&str, &[Edge])] = &[
             Edge {
                 program: "tool",
                 test: "rm_of_all_asks_and_tells_what_is_left",
-                bugs: &["rm-all-unasked", "silent-rm"],
+                bugs: &["rm-all-unasked", "silent-rm", "lease-time-untold"],
             },
             Edge {
                 program: "tool",
@@ -302,6 +312,11 @@ const EDGES: &[(&str, &[Edge])] = &[
             Edge {
                 program: "local_processes",
                 test: "an_owner_that_is_terminated_drains_first",
+                bugs: &["no-drain-on-term"],
+            },
+            Edge {
+                program: "local_processes",
+                test: "objects_of_an_owner_that_is_terminated_move_to_another",
                 bugs: &["no-drain-on-term"],
             },
             Edge {
