@@ -139,12 +139,42 @@ pub unsafe fn foreign(address: u64, len: usize) -> Result<(Arc<dyn MemorySource>
     Ok((Arc::new(Foreign { span, gone: gone.clone() }), gone))
 }
 
+/// Memory of the program that is not registered any more, and that transfers may still use.
+#[derive(Debug, Default)]
+pub struct Leaving(Mutex<BTreeMap<u64, Arc<Gone>>>);
+
+impl Leaving {
+    /// Waits for the transfers that use this memory, up to [`UNUSED_WITHIN`] for each region.
+    pub async fn wait(&self) {
+        let all: Vec<_> = self.0.lock().values().cloned().collect();
+        for gone in all {
+            gone.within(UNUSED_WITHIN).await;
+        }
+        self.0.lock().retain(|_, gone| !gone.is_set());
+    }
+
+    /// Returns whether no transfer uses this memory any more.
+    pub fn is_empty(&self) -> bool {
+        let mut leaving = self.0.lock();
+        leaving.retain(|_, gone| !gone.is_set());
+        leaving.is_empty()
+    }
+}
+
 /// Registered memory that calls may name by address.
 #[derive(Debug, Default)]
 pub struct Regions {
     by_start: RwLock<BTreeMap<u64, Registered>>,
     /// What was taken off the list, by its first address, while somebody may still use it.
-    leaving: Mutex<BTreeMap<u64, Arc<Gone>>>,
+    leaving: Arc<Leaving>,
+}
+
+impl Drop for Regions {
+    fn drop(&mut self) {
+        if !is_planted("dropped-regions-are-not-waited-for") {
+            self.take_all();
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -208,7 +238,7 @@ impl Regions {
     /// `INVALID_PARAMS` ([`EngineCode::AddressNotRegistered`]) when no region begins at one of them.
     pub fn take(&self, starts: &[u64]) -> Result<Vec<Arc<Gone>>> {
         let mut regions = self.by_start.write();
-        let mut leaving = self.leaving.lock();
+        let mut leaving = self.leaving.0.lock();
         leaving.retain(|_, gone| !gone.is_set());
         for (index, start) in starts.iter().enumerate() {
             let is_there = match regions.get(start) {
@@ -249,23 +279,31 @@ impl Regions {
 
     /// Everything off the list, and waits for transfers that use memory of the program. A caller that gave up waiting may call again.
     pub async fn clear(&self) {
-        let (taken, gone): (Vec<_>, Vec<_>) = {
+        self.take_all();
+        self.leaving.wait().await;
+    }
+
+    /// Takes everything off the list.
+    fn take_all(&self) {
+        let taken: Vec<_> = {
             let mut regions = self.by_start.write();
-            let mut leaving = self.leaving.lock();
+            let mut leaving = self.leaving.0.lock();
             for (start, registered) in &*regions {
                 let is_waited_for = !is_planted("closing-again-does-not-wait-for-transfers");
                 if matches!(registered.kind, Kind::Program) && is_waited_for {
                     leaving.insert(*start, registered.gone.clone());
                 }
             }
-            (std::mem::take(&mut *regions).into_values().collect(), leaving.values().cloned().collect())
+            std::mem::take(&mut *regions).into_values().collect()
         };
         // The sign of memory may be given here.
         drop(taken);
-        for gone in gone {
-            gone.within(UNUSED_WITHIN).await;
-        }
-        self.leaving.lock().retain(|_, gone| !gone.is_set());
+    }
+
+    /// Memory of the program that was registered here, and that transfers may still use. The value outlives these regions: dropping
+    /// them adds what is registered then.
+    pub fn leaving(&self) -> Arc<Leaving> {
+        self.leaving.clone()
     }
 
     /// A range to write from.

@@ -251,6 +251,27 @@ async fn closing_waits_for_transfers_however_often_it_is_given_up() {
     regions.clear().await;
 }
 
+#[tokio::test]
+async fn memory_of_dropped_regions_is_waited_for() {
+    let memory = Memory::new(4096, 1);
+    // SAFETY: the memory outlives the region, and expects everything.
+    let (source, gone) = unsafe { foreign(memory.at(), 4096) }.unwrap();
+    let regions = Regions::default();
+    let leaving = regions.leaving();
+    regions.add(Region::unregistered(source).unwrap(), gone).unwrap();
+    let into = regions.slice_mut(memory.at(), 10).unwrap();
+    drop(regions);
+    assert!(!leaving.is_empty());
+    tokio::select! {
+        biased;
+        () = leaving.wait() => panic!("a transfer uses the memory"),
+        () = std::future::ready(()) => {}
+    }
+    drop(into);
+    leaving.wait().await;
+    assert!(leaving.is_empty());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn managed_memory() {
     let (a, b) = (engine().await, engine().await);

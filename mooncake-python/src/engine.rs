@@ -21,6 +21,7 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::args::{Keep, Uint, bytes_of, copying, new_bytes, text};
 use crate::error::{Errors, LastError, exception};
+use crate::exit;
 use crate::memory::Wire;
 use crate::runtime::{not_forked, wait};
 
@@ -314,6 +315,7 @@ impl EngineCalls {
                 if let Some(error) = engine.instead() {
                     self.errors.note(error);
                 }
+                exit::watch(engine.regions());
                 let inner = InnerTransferEngine { engine, metadata: metadata_server, over: Mutex::default() };
                 *self.inner.write() = Some(Py::new(py, inner)?);
                 Ok(0)

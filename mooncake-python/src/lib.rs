@@ -15,6 +15,7 @@ mod delivery;
 mod device;
 mod engine;
 mod error;
+mod exit;
 mod handle;
 #[allow(unsafe_code)]
 mod host;

@@ -34,10 +34,11 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from conftest import Master
+from conftest import Master, free_port
 
 from mooncake import _mooncake
 from mooncake.async_store import MooncakeDistributedStoreAsync
+from mooncake.engine import TransferEngine
 from mooncake.http_metadata_server import KVBootstrapServer
 from mooncake.store import BufferPool, ReplicateConfig
 
@@ -333,16 +334,13 @@ def signal_reader(store: MooncakeDistributedStoreAsync, options: argparse.Namesp
 LEFT: list[MooncakeDistributedStoreAsync] = []
 
 
-async def ending_reader(store: MooncakeDistributedStoreAsync, options: argparse.Namespace) -> None:
-    """Gives up reads into memory of its own, and leaves it to the interpreter to end the store."""
-    kept = (ctypes.c_ubyte * (8 * SLOT))()
+def watch_memory_at_exit(kept: ctypes.Array[ctypes.c_ubyte], delay: float) -> None:
+    """Has the process exit with 1 when bytes land in this memory once the package lets the interpreter end."""
     memory = ctypes.addressof(kept)
-    assert store.register_buffer(memory, len(kept)) == 0
-    LEFT.append(store)
 
     def freed() -> None:
         ctypes.memset(memory, 0xAA, len(kept))
-        time.sleep(1.2 * options.delay)
+        time.sleep(1.2 * delay)
         if bytes(kept) != b"\xaa" * len(kept):
             print("bytes have landed in memory that the interpreter frees", file=sys.stderr, flush=True)
             os._exit(1)
@@ -351,6 +349,64 @@ async def ending_reader(store: MooncakeDistributedStoreAsync, options: argparse.
     atexit.unregister(_mooncake._close_all)
     atexit.register(freed)
     atexit.register(_mooncake._close_all)
+
+
+def engine_at(directory: str, name: str) -> TransferEngine:
+    engine = TransferEngine()
+    assert engine.initialize(name, directory, "tcp", "") == 0, engine.last_error()
+    return engine
+
+
+def engine_owner(directory: str) -> None:
+    """An engine whose memory peers read, until its input ends."""
+    name = f"127.0.0.1:{free_port()}"
+    engine = engine_at(directory, name)
+    memory = (ctypes.c_ubyte * (8 * SLOT))(*([7] * (8 * SLOT)))
+    assert engine.register_memory(ctypes.addressof(memory), len(memory)) == 0, engine.last_error()
+    print(name, flush=True)
+    sys.stdin.read()
+    os._exit(0)
+
+
+ENGINES: list[TransferEngine] = []
+
+
+def engine_reader(directory: str, target: str, ending: str, delay: str) -> None:
+    """Ends while a batch of reads into its memory is under way; "dropped": the engine is gone before."""
+    engine = engine_at(directory, f"127.0.0.1:{free_port()}")
+    kept = (ctypes.c_ubyte * (8 * SLOT))()
+    # A reference cycle without a collector: the memory is there for as long as the process.
+    gc.disable()
+    cycle: list[Any] = [kept]
+    cycle.append(cycle)
+    memory = ctypes.addressof(kept)
+    assert engine.register_memory(memory, len(kept)) == 0, engine.last_error()
+    # The first request on a connection waits for an exchange.
+    watch_memory_at_exit(kept, 2 * float(delay))
+    remote = engine.get_first_buffer_address(target)
+    offsets = [i * SLOT for i in range(8)]
+    batch = engine.batch_transfer_async_read(
+        target, [memory + at for at in offsets], [remote + at for at in offsets], [SLOT] * 8
+    )
+    assert batch > 0, engine.last_error()
+    assert engine.transfer_check_status(batch) == 0, "the batch is under way"
+    if ending != "dropped":
+        ENGINES.append(engine)
+    if ending == "exit":
+        sys.exit(0)
+    if ending == "exception":
+        sys.excepthook = lambda *_: None
+        raise RuntimeError("an error of the program")
+
+
+async def ending_reader(store: MooncakeDistributedStoreAsync, options: argparse.Namespace) -> None:
+    """Gives up reads into memory of its own, and leaves it to the interpreter to end the store."""
+    kept = (ctypes.c_ubyte * (8 * SLOT))()
+    memory = ctypes.addressof(kept)
+    assert store.register_buffer(memory, len(kept)) == 0
+    LEFT.append(store)
+
+    watch_memory_at_exit(kept, options.delay)
     tasks = [asyncio.create_task(store.async_get_into(f"slow-{i}", memory + i * SLOT, SLOT)) for i in range(8)]
     await asyncio.sleep(0.5)
     for task in tasks:
@@ -496,6 +552,8 @@ def main() -> int:
         "relay": lambda to, delay: asyncio.run(relay(int(to), float(delay))),
         "member": member,
         "reader": lambda *words: read(list(words)),
+        "engine-owner": engine_owner,
+        "engine-reader": engine_reader,
     }
     if len(sys.argv) > 1 and sys.argv[1] in roles:
         roles[sys.argv[1]](*sys.argv[2:])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cancelled import Directory, program
 from mooncake.async_store import MooncakeDistributedStoreAsync
 
 TRIAL = Path(__file__).with_name("cancelled.py")
@@ -29,6 +32,25 @@ def test_a_program_ends_while_bytes_travel() -> None:
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
     print(done.stdout)
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("ending", ["return", "exit", "exception", "dropped"])
+def test_a_program_ends_while_a_batch_of_its_engine_travels(ending: str) -> None:
+    """The interpreter waits until no byte of the batch can land any more."""
+    delay = "1"
+    with contextlib.ExitStack() as stack:
+        directory = Directory(0, "127.0.0.1")
+        directory.run()
+        stack.callback(directory.close)
+        at = f"http://127.0.0.1:{directory.port}/metadata"
+        _, name = stack.enter_context(program(str(TRIAL), "engine-owner", at))
+        _, port = stack.enter_context(program(str(TRIAL), "relay", str(directory.data_port(name)), delay))
+        directory.relayed = (name, int(port))
+        words = [sys.executable, str(TRIAL), "engine-reader", at, name, ending, delay]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=os.environ | {"MC_FORCE_TCP": "1"})
+        print(done.stdout, done.stderr)
+        assert "landed" not in done.stderr
+        assert done.returncode == (1 if ending == "exception" else 0)
 
 
 class Slow(MooncakeDistributedStoreAsync):

@@ -16,8 +16,8 @@ from conftest import MIB
 
 from mooncake.store import BufferPool, MooncakeDistributedStore
 
-# Far below what a call waits by itself.
-SOON = 5
+# Less than what a call waits by itself, 20 s.
+SOON = 15
 
 
 @pytest.fixture(autouse=True)

@@ -417,6 +417,7 @@ async fn every_page_is_described() {
         "GET /get_segments_detail",
         "GET /query_segment",
         "GET /batch_query_keys",
+        "GET /api/v1/leases",
         "POST /api/v1/drain_jobs",
         "GET /api/v1/drain_jobs/query",
         "POST /api/v1/drain_jobs/cancel",

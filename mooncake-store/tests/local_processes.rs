@@ -289,6 +289,35 @@ async fn an_owner_that_is_terminated_drains_first() {
     cluster.close().await.unwrap();
 }
 
+/// Objects of an owner that is terminated move to the other owner, and the owner ends long before its time is over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn objects_of_an_owner_that_is_terminated_move_to_another() {
+    let mut host = Host::new(&["--drain_on_term=600"]);
+    let client = connect(host.config()).await;
+    let keys: Vec<String> = (0..20).map(|n| format!("kept-{n}")).collect();
+    for key in &keys {
+        client.put(key, value_of(key, 100_000)).await.unwrap();
+    }
+    drop(client);
+    let socket = host.socket.with_file_name("second.sock");
+    let _second = start_owner(host.master, free_port(), &socket, &[]);
+    // It answers when its memory is mounted.
+    drop(connect(LocalConfig::at(socket.to_str().unwrap())).await);
+    host.owner.signal("-TERM");
+    assert!(host.owner.0.wait().unwrap().success());
+    let cluster = mooncake_store::client::Client::builder()
+        .master(format!("127.0.0.1:{}", host.master))
+        .segment(0)
+        .connect()
+        .await
+        .unwrap();
+    for key in &keys {
+        let read = cluster.get(key).await.unwrap().expect("the object was moved");
+        assert!(read == value_of(key, 100_000), "{key}");
+    }
+    cluster.close().await.unwrap();
+}
+
 #[test]
 fn an_owner_refuses_memory_that_there_is_not() {
     let output = Command::new(env!("CARGO_BIN_EXE_mooncake_client"))

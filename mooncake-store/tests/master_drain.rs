@@ -79,6 +79,48 @@ fn requests_that_make_no_sense() {
     assert_eq!(rig.master.drain_cancel(none).unwrap_err().code(), JobNotFound);
 }
 
+/// Only objects without another replica are moved, and the segment takes nothing any more.
+#[test]
+fn a_leaving_client_moves_only_replicas() {
+    let rig = three();
+    rig.put_in(1, "only", KIB);
+    let two = ReplicateConfig { preferred_segment: name(1), ..ReplicateConfig::replicas(2) };
+    rig.put_with(9, "both", KIB, &two).unwrap();
+    assert!(rig.lies_in("both").contains(&1));
+    let job = rig.master.drain_client(client(1)).unwrap().id;
+    rig.master.tick();
+    assert_eq!(rig.work(1), ["only"]);
+    rig.master.tick();
+    assert_ne!(rig.lies_in("only"), [1]);
+    rig.put_in(1, "late", KIB);
+    assert_ne!(rig.lies_in("late"), [1], "nothing new comes in");
+    rig.alive_for(11.0);
+    let info = rig.master.drain_client(client(1)).unwrap();
+    assert_eq!((info.id, info.status, info.succeeded), (job, DrainStatus::Succeeded, 1));
+    assert_eq!(rig.state(1), SegmentStatus::Drained);
+    assert_eq!(rig.lies_in("both").len(), 2, "the replica can be read until the client is gone");
+    assert_eq!(rig.master.drain_client(client(7)).unwrap_err().code(), SegmentNotFound);
+}
+
+/// Nothing of others is evicted for a client that leaves.
+#[test]
+fn a_leaving_client_finds_room_or_none() {
+    let rig = Rig::new();
+    (1..=2).for_each(|number| drop(rig.mount(number, MIB)));
+    rig.put_in(1, "only", 512 * KIB);
+    rig.put_in(2, "of others", 768 * KIB);
+    rig.master.drain_client(client(1)).unwrap();
+    rig.alive_for(20.0);
+    let info = rig.master.drain_client(client(1)).unwrap();
+    assert_eq!((info.status, info.blocked, info.succeeded), (DrainStatus::Running, 1, 0));
+    assert_eq!((rig.lies_in("only"), rig.lies_in("of others")), (vec![1], vec![2]));
+    rig.remove("of others", true).unwrap();
+    rig.alive_for(11.0);
+    rig.work(1);
+    rig.alive_for(1.0);
+    assert_eq!(rig.lies_in("only"), [2], "room has come about");
+}
+
 #[test]
 fn what_has_to_stay_is_waited_for() {
     let rig = three();

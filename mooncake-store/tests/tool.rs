@@ -444,7 +444,8 @@ async fn bench_refuses_to_evict_objects_of_users() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rm_of_all_asks_and_tells_what_is_left() {
-    let cluster = Cluster::start(MasterOptions::default()).await;
+    let lease_ttl = Duration::from_secs(600);
+    let cluster = Cluster::start(MasterOptions { lease_ttl, ..MasterOptions::default() }).await;
     for key in ["a", "b", "leased"] {
         cluster.member.put(key, vec![1; 1000]).await.unwrap();
     }
@@ -458,9 +459,12 @@ async fn rm_of_all_asks_and_tells_what_is_left() {
     assert!(status == 1 && said.contains("[y/N]") && said.contains("nothing is removed"), "{said}");
     let (status, said) = on_terminal(&[&words[..], &["rm", "--all"]].concat(), "yes\n");
     assert_eq!(status, 1, "{said}");
-    for part in ["2 removed", "1 left", "\"leased\"", "lease", "--force"] {
+    for part in ["2 removed", "1 left", "\"leased\"", "--force"] {
         assert!(said.contains(part), "no {part:?} in {said}");
     }
+    let told = said.split_once("leased for ").and_then(|(_, rest)| rest.split_once(" s")?.0.parse().ok());
+    assert!(told.is_some_and(|seconds: u64| (1..=600).contains(&seconds)), "{said}");
+    cluster.tool(&["rm", "leased"], b"").fails(&["\"leased\" is in use, leased for ", "--force"]);
     assert_eq!(cluster.tool(&["ls"], b"").text(), "leased\n");
     cluster.tool(&["rm", "--matching", "^lea"], b"").fails(&["1 left", "lease", "--force"]);
     let done = cluster.tool(&["rm", "--all", "--yes", "--force"], b"");

@@ -40,6 +40,11 @@ const EDGES: &[(&str, &[Edge])] = &[
                 test: "closing_waits_for_transfers_however_often_it_is_given_up",
                 bugs: &["closing-again-does-not-wait-for-transfers"],
             },
+            Edge {
+                program: "calls",
+                test: "memory_of_dropped_regions_is_waited_for",
+                bugs: &["dropped-regions-are-not-waited-for"],
+            },
         ],
     ),
     (
@@ -152,6 +157,16 @@ const EDGES: &[(&str, &[Edge])] = &[
                 program: "master_promises",
                 test: "a_client_tells_of_longer_leases",
                 bugs: &["promise-forgotten"],
+            },
+            Edge {
+                program: "lib mooncake_server",
+                test: "config::tests::space_of_a_grant_rests_for_as_long_as_clients_may_write",
+                bugs: &["grants-shorter-than-their-use"],
+            },
+            Edge {
+                program: "lib mooncake_server",
+                test: "leader::tests::a_new_leader_knows_the_promises_of_the_one_before",
+                bugs: &["leader-keeps-no-promise"],
             },
             Edge {
                 program: "master_promises",
@@ -285,7 +300,7 @@ const EDGES: &[(&str, &[Edge])] = &[
             Edge {
                 program: "tool",
                 test: "rm_of_all_asks_and_tells_what_is_left",
-                bugs: &["rm-all-unasked", "silent-rm"],
+                bugs: &["rm-all-unasked", "silent-rm", "lease-time-untold"],
             },
             Edge {
                 program: "tool",
@@ -309,6 +324,11 @@ const EDGES: &[(&str, &[Edge])] = &[
             Edge {
                 program: "local_processes",
                 test: "an_owner_that_is_terminated_drains_first",
+                bugs: &["no-drain-on-term"],
+            },
+            Edge {
+                program: "local_processes",
+                test: "objects_of_an_owner_that_is_terminated_move_to_another",
                 bugs: &["no-drain-on-term"],
             },
             Edge {

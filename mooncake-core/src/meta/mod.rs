@@ -14,7 +14,7 @@ use futures::stream::BoxStream;
 
 use crate::error::{Error, ErrorCode, Result};
 
-pub use keys::{MetaKeys, master_view};
+pub use keys::{MetaKeys, longest_promise, master_view};
 pub use lease::{Hold, Leases};
 pub use memory::{MemoryLimits, MemoryMetadata};
 pub use watchers::Watchers;

@@ -30,6 +30,7 @@ use pyo3::types::{PyDict, PyTuple};
 use crate::args::Uint;
 use crate::engine::InnerTransferEngine;
 use crate::error::{Errors, LastError};
+use crate::exit;
 use crate::host::huge_pages;
 use crate::lease::Arena;
 use crate::member::{Located, Member};
@@ -67,11 +68,13 @@ pub(crate) struct Session {
 
 impl Session {
     fn new(client: Member, engine: Option<Arc<Regions>>) -> Arc<Self> {
+        let regions = Arc::default();
+        exit::watch(&regions);
         Arc::new(Self {
             client,
             pages: Mutex::default(),
             allocated: Mutex::default(),
-            regions: Arc::default(),
+            regions,
             engine,
             arena: OnceLock::new(),
             arena_turn: Mutex::default(),
@@ -468,7 +471,7 @@ impl Store {
     }
 }
 
-/// Leaves every cluster, for the end of the interpreter.
+/// Leaves every cluster and waits for transfers that use memory of the program, for the end of the interpreter.
 #[pyfunction]
 pub(crate) fn _close_all(py: Python<'_>) {
     if not_forked().is_err() {
@@ -477,7 +480,8 @@ pub(crate) fn _close_all(py: Python<'_>) {
     crate::delivery::stop(py);
     let open = std::mem::take(&mut *OPEN.lock());
     let open: Vec<Arc<Session>> = open.iter().filter_map(Weak::upgrade).collect();
-    if open.is_empty() || runtime().is_err() {
+    let watched = exit::take_watched();
+    if watched.is_empty() || runtime().is_err() {
         return;
     }
     // A master that does not answer must not keep the interpreter.
@@ -485,8 +489,8 @@ pub(crate) fn _close_all(py: Python<'_>) {
     let _ = wait(py, async move {
         let all = ::futures::future::join_all(open.iter().map(|session| session.close()));
         let _ = tokio::time::timeout(LIMIT, all).await;
-        // Python frees memory of the program now: what travels there must have landed. A transfer ends with its time limit, at the latest.
-        ::futures::future::join_all(open.iter().map(|session| session.regions.clear())).await;
+        // Python frees memory of the program now: what travels there must have landed.
+        exit::wait_until_unused(watched).await;
         Ok(())
     });
 }

@@ -11,6 +11,7 @@ use mooncake_transport::{Region, Slice, Transport};
 
 use super::deadline::Deadline;
 use super::{Client, Inner, config};
+use mooncake_protocol::wire::DrainProgress;
 
 /// Memory of this client that the master may place objects in.
 #[derive(Debug)]
@@ -117,6 +118,16 @@ impl<T: Transport> Client<T> {
     /// `SEGMENT_NOT_FOUND` for what is not offered, and whatever keeps the master from being told; the segment then stays as it was.
     pub async fn unmount_after(&self, id: SegmentId, grace: Duration) -> Result<()> {
         self.inner.unmount_after(id, grace).await
+    }
+
+    /// Has the master move the only replicas of objects in this client's segments to other members, as far as they have room. Nothing is
+    /// placed in the segments from the first call on. Each call returns how far the move is.
+    ///
+    /// # Errors
+    /// `NOT_SUPPORTED` or a mismatch of versions if the master is one of Mooncake C++; `SEGMENT_NOT_FOUND` without a segment.
+    pub async fn drain(&self) -> Result<DrainProgress> {
+        let asked = self.inner.master.drain_client(self.inner.id);
+        self.inner.deadline().bound("draining", asked).await
     }
 
     /// The segments that are offered now.

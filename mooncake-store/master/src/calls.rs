@@ -17,7 +17,7 @@ use mooncake_protocol::pack;
 use mooncake_protocol::service::{ObjectCalls, OwnerCalls, SegmentCalls, TaskCalls};
 use mooncake_protocol::tiers::TierCalls;
 use mooncake_protocol::wire::{
-    CopyPlan, DiskWork, InventoryPage, MovePlan, OffloadItem, PromotionPlan, StorageConfig, StoredAt,
+    CopyPlan, DiskWork, DrainProgress, InventoryPage, MovePlan, OffloadItem, PromotionPlan, StorageConfig, StoredAt,
     StoredReplica, Task, TaskInfo, TaskKind, TaskReport, Welcome,
 };
 
@@ -310,6 +310,16 @@ impl<A: SegmentAllocator, E: EvictionPolicy> InventoryCalls for Master<A, E> {
 
     fn exchange_promise(&self, client: ClientId, promise_ms: u64) -> Result<Welcome> {
         Ok(self.exchange_promise(client, promise_ms))
+    }
+
+    fn drain_client(&self, client: ClientId) -> Result<DrainProgress> {
+        let job = self.drain_client(client)?;
+        Ok(DrainProgress {
+            done: job.status.is_over(),
+            moved: job.succeeded,
+            bytes: job.migrated_bytes,
+            left: job.active + job.blocked + job.failed,
+        })
     }
 
     fn expired(&self, client: ClientId, segment: SegmentId, after: u64) -> Result<InventoryPage> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::{Moment, Rng};
 use mooncake_core::evict::EvictionPolicy;
-use mooncake_core::ids::{ObjectKey, SegmentId, Uuid};
+use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::SegmentStatus;
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
@@ -28,6 +28,8 @@ const TRIES: u32 = 3;
 const HOLD: Duration = Duration::from_secs(10);
 /// Blocked replicas that are looked at again per round.
 const RECHECKED: usize = 4096;
+/// Replicas that are moved away from a leaving client at the same time.
+const LEAVING_AT_ONCE: u64 = 16;
 /// Jobs that are over and still known.
 const REMEMBERED: usize = 1000;
 
@@ -67,7 +69,8 @@ impl DrainStatus {
         all.into_iter().find(|status| *status as i32 == number)
     }
 
-    fn is_over(self) -> bool {
+    /// Whether nothing more happens.
+    pub fn is_over(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed | Self::Canceled)
     }
 }
@@ -136,6 +139,9 @@ struct Job<A> {
     left: u64,
     /// Nothing new is begun before.
     hold: Moment,
+    /// Client that leaves, if it asked for the job: what has another replica stays, nothing is evicted for the rest, and the segments take
+    /// no objects afterwards.
+    leaving: Option<ClientId>,
     /// When what is blocked is looked at again.
     recheck: Moment,
     /// When nothing was left but what readers may still hold leases on.
@@ -242,6 +248,18 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             sources.iter().for_each(|source| source.set_drain(SegmentStatus::Draining));
             sources
         };
+        let id = self.add_drain(&mut jobs, request, sources, None);
+        self.drains.due.store(0, SeqCst);
+        Ok(id)
+    }
+
+    fn add_drain(
+        &self,
+        jobs: &mut Jobs<A>,
+        request: &DrainRequest<'_>,
+        sources: Vec<Arc<Mounted<A>>>,
+        leaving: Option<ClientId>,
+    ) -> Uuid {
         let wall = self.clock.wall_ms();
         let id = jobs.new_id();
         tracing::info!(job = %id, segments = ?request.segments, "drain begins");
@@ -264,11 +282,45 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             message: "Drain job created".into(),
             left: 0,
             hold: Moment(0),
+            leaving,
             recheck: Moment(0),
             emptied: None,
         });
+        id
+    }
+
+    /// Moves the only replicas of objects away from a client that is about to leave, as far as other members have room. The first call begins,
+    /// each call returns how far the move is. Nothing is placed in the segments of the client from the first call on.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND` for a client without a segment.
+    pub fn drain_client(&self, client: ClientId) -> Result<DrainInfo> {
+        let mut jobs = self.drains.jobs.lock();
+        let sources: Vec<_> = {
+            // A placement under way holds this lock: afterwards there are no new ones in the segments.
+            let registry = self.segments.write();
+            let own = |segment: &&Arc<Mounted<A>>| {
+                segment.client == client && segment.status() == SegmentStatus::Ok
+            };
+            let sources: Vec<_> = registry.list.iter().filter(own).cloned().collect();
+            sources.iter().for_each(|source| source.set_drain(SegmentStatus::Draining));
+            sources
+        };
+        if sources.is_empty() {
+            if let Some(job) = jobs.list.iter().rev().find(|job| job.leaving == Some(client)) {
+                return Ok(job.info());
+            }
+            return Err(Error::new(
+                ErrorCode::SegmentNotFound,
+                format!("client {client} has no segment in use"),
+            ));
+        }
+        let mut names: Vec<_> = sources.iter().map(|source| source.info.name.clone()).collect();
+        names.dedup();
+        let request = DrainRequest { segments: &names, targets: &[], max_concurrency: LEAVING_AT_ONCE };
+        let id = self.add_drain(&mut jobs, &request, sources, Some(client));
         self.drains.due.store(0, SeqCst);
-        Ok(id)
+        jobs.find(id).map(|job| job.info())
     }
 
     /// Where a drain job stands.
@@ -428,7 +480,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             match self.outlook(&unit, job, now) {
                 Outlook::Gone => {}
                 Outlook::Move(..) => job.ready.push_back(unit),
-                Outlook::NoRoom(_) if job.targets.is_empty() => job.ready.push_back(unit),
+                Outlook::NoRoom(_) if job.targets.is_empty() && job.leaving.is_none() => {
+                    job.ready.push_back(unit)
+                }
                 Outlook::NoRoom(_) | Outlook::Blocked => job.blocked.push_back(unit),
             }
         }
@@ -444,7 +498,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 Outlook::NoRoom(len) => {
                     // There is less memory from now on: what was not used for the longest has to go, wherever it is. Targets
                     // that were named are left as they are.
-                    if job.targets.is_empty() && !room_made && self.make_room(len, None, now) {
+                    if job.targets.is_empty()
+                        && job.leaving.is_none()
+                        && !room_made
+                        && self.make_room(len, None, now)
+                    {
                         job.ready.push_front(unit);
                     } else {
                         job.blocked.push_back(unit);
@@ -482,6 +540,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let moving = job.sources.len() > 1 && job.active.iter().any(|active| active.unit.key == unit.key);
         let free = |_: &&Value<A>| !moving && !is_blocked(object);
         let Some(value) = object.value().filter(free) else { return Outlook::Blocked };
+        let stays = |held: &Held<A>| held.segment.is_alive() && held.segment.status() == SegmentStatus::Ok;
+        if job.leaving.is_some() && value.replicas.iter().any(stays) {
+            return Outlook::Gone;
+        }
         let registry = self.segments.read();
         let holds_one = |segment: &Arc<Mounted<A>>| {
             value.replicas.iter().any(|held| held.segment.info.name == segment.info.name)
@@ -518,7 +580,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             job.end(DrainStatus::Failed, message, wall);
             return;
         }
-        if job.sources.iter().any(|source| source.used() > source.resting()) {
+        let is_used = |source: &Arc<Mounted<A>>| source.used() > source.resting();
+        if job.leaving.is_none() && job.sources.iter().any(is_used) {
             // Something came to be readable that was not to be seen before.
             job.emptied = None;
             job.status = DrainStatus::Planning;
@@ -526,7 +589,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
         // Readers that were sent here before the moves are let finish, so that the segment can go as soon as it is drained.
         let emptied = *job.emptied.get_or_insert(now);
-        let quiet = job.sources.iter().all(|source| source.resting() == 0);
+        let quiet = job.sources.iter().all(|source| {
+            let in_use = if job.leaving.is_some() { source.used() } else { source.resting() };
+            in_use == 0
+        });
         if quiet || emptied.after(self.options.lease_ttl) <= now {
             job.end(DrainStatus::Succeeded, "Drain job finished successfully".into(), wall);
         }
@@ -550,7 +616,8 @@ impl<A: SegmentAllocator> Job<A> {
     }
 
     fn end(&mut self, status: DrainStatus, message: String, wall: u64) {
-        let then = if status == DrainStatus::Succeeded { SegmentStatus::Drained } else { SegmentStatus::Ok };
+        let is_drained = status == DrainStatus::Succeeded || self.leaving.is_some();
+        let then = if is_drained { SegmentStatus::Drained } else { SegmentStatus::Ok };
         self.sources.iter().for_each(|source| source.set_drain(then));
         tracing::info!(job = %self.id, ?status, moved = self.succeeded, failed = self.failed, "drain ends: {message}");
         self.status = status;

@@ -78,6 +78,7 @@ pub use self::journal::Journal;
 pub use self::options::{HotOptions, MasterOptions, ParsePlacementError, Placement, TaskOptions};
 #[cfg(feature = "testkit")]
 pub use self::planted::Bug;
+pub use self::promise::GRANT_USE;
 pub use self::put::{Put, Writer};
 pub use self::snapshot::Snapshot;
 pub use self::stats::{DiskStats, SegmentStats, Stats};

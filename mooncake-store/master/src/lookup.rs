@@ -1,5 +1,7 @@
 //! Reads: is it there, and where.
 
+use std::time::Duration;
+
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::EvictionPolicy;
@@ -122,6 +124,17 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let object = shard.find(hash, key).map(|slot| &shard[slot]).ok_or_else(absent)?;
         let replicas = object.describe();
         if replicas.is_empty() { Err(unreadable(object)) } else { Ok(replicas) }
+    }
+
+    /// How long leases on an object, or on its group, still hold. `None` without a lease.
+    pub fn leased_for(&self, key: &[u8]) -> Option<Duration> {
+        let now = self.clock.now();
+        let hash = self.directory.hash(key);
+        let shard = self.directory.lock(hash);
+        let object = shard.find(hash, key).map(|slot| &shard[slot])?;
+        let group = object.group().map_or(Moment(0), |group| group.lease());
+        let until = object.lease.max(group);
+        (until > now).then(|| until.since(now))
     }
 
     /// Every key with a readable value, in no order.

@@ -265,7 +265,7 @@ impl MasterOptions {
     }
 
     /// Longest time for which a reader or a writer may rely on what a master with these options told it.
-    pub(super) fn longest_promise(&self) -> Duration {
+    pub fn longest_promise(&self) -> Duration {
         self.lease_ttl.max(self.put_discard)
     }
 }

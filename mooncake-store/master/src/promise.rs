@@ -1,7 +1,7 @@
 //! Promises of earlier masters: for how long leases and grants may hold that this master did not give.
 //!
 //! A master that is restarted with shorter times than the one before it still owes readers and writers the longer ones. Snapshots
-//! and clients carry the longest time from one master to the next.
+//! and clients carry the longest time from one master to the next; of several masters, the metadata service does too.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::Master;
 use mooncake_protocol::wire::Welcome;
 
 /// For how long clients use a grant at most, plus a margin. The time does not depend on any option of a master.
-const GRANT_USE: Duration = Duration::from_secs(30);
+pub const GRANT_USE: Duration = Duration::from_secs(30);
 
 /// Longest promise of earlier masters that is believed. A longer one is cut to this.
 const MOST: Duration = Duration::from_secs(24 * 60 * 60);
@@ -57,18 +57,18 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// longest time for which what this master tells may hold (memory that this master is the first to know of owes nothing else), and
     /// how long the client waits before it announces objects.
     pub fn exchange_promise(&self, client: ClientId, promise_ms: u64) -> Welcome {
-        self.note_promise(promise_ms, &client);
+        self.note_promise(Duration::from_millis(promise_ms), &client);
         // A client that knows of no promise is new, and has nothing to announce.
         let wait = if promise_ms > 0 { self.announcing.next(self.clock.now()) } else { Duration::ZERO };
         Welcome { promise_ms: millis(self.options.longest_promise()), announce_after_ms: millis(wait) }
     }
 
     /// Takes note of a promise of earlier masters, which `source` knows of.
-    pub(super) fn note_promise(&self, promise_ms: u64, source: &dyn std::fmt::Display) {
+    pub fn note_promise(&self, promise: Duration, source: &dyn std::fmt::Display) {
         if is_planted("promise-forgotten") {
             return;
         }
-        let told = Duration::from_millis(promise_ms).min(MOST);
+        let told = promise.min(MOST);
         let before = self.promised.0.fetch_max(millis(told), Relaxed);
         let own = self.options.longest_promise();
         if told <= own || millis(told) <= before {

@@ -110,7 +110,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let Snapshot { head, objects, tasks, drains } = snapshot;
         let used = objects.iter().map(|object| object.used).max().unwrap_or(0);
         self.directory.count_from(head.uses.max(used));
-        self.note_promise(head.promise_ms, &"snapshot");
+        self.note_promise(Duration::from_millis(head.promise_ms), &"snapshot");
         self.tasks.lock().recall(tasks, now, &self.options.tasks);
         self.recall_drains(drains, now);
         let _ = self.past.set(Past::new(head.horizons, objects, now, |key| self.directory.hash(key)));

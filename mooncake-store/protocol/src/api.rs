@@ -16,8 +16,8 @@ use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig,
 use mooncake_core::{Error, ErrorCode, Result};
 
 use crate::wire::{
-    CopyPlan, DiskWork, InventoryPage, MovePlan, OffloadItem, StorageConfig, StoredAt, StoredReplica, Task,
-    TaskInfo, TaskKind, TaskReport, Welcome,
+    CopyPlan, DiskWork, DrainProgress, InventoryPage, MovePlan, OffloadItem, StorageConfig, StoredAt,
+    StoredReplica, Task, TaskInfo, TaskKind, TaskReport, Welcome,
 };
 
 /// Tenant of every call when the cluster has none.
@@ -310,6 +310,12 @@ pub trait InventoryService: Debug + Send + Sync + 'static {
     /// Tells the master the longest time for which leases or grants of earlier masters may still hold. Returns the longest
     /// time for which leases or grants of this master may hold, and when the client is to announce objects.
     async fn exchange_promise(&self, _client: ClientId, _promise: Duration) -> Result<Welcome> {
+        Err(no_inventory())
+    }
+
+    /// Has the master move the only replicas of objects away from a client that leaves, as far as other members have room. The first
+    /// call begins, each call returns how far the move is.
+    async fn drain_client(&self, _client: ClientId) -> Result<DrainProgress> {
         Err(no_inventory())
     }
 

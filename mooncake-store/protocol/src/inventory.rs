@@ -7,7 +7,7 @@ use mooncake_core::replica::Segment;
 
 use super::message::*;
 use super::service::{Call, MasterCalls, Outcome};
-use super::wire::{InventoryPage, StoredReplica, Welcome};
+use super::wire::{DrainProgress, InventoryPage, StoredReplica, Welcome};
 
 /// What a master tells owners of segments of the objects there, and is told by them. A master that does without keeps the defaults.
 pub trait InventoryCalls: Send + Sync + 'static {
@@ -38,6 +38,11 @@ pub trait InventoryCalls: Send + Sync + 'static {
 
     /// Takes note of the longest promise of earlier masters. Returns the longest promise of this one, and when to announce.
     fn exchange_promise(&self, _client: ClientId, _promise_ms: u64) -> Result<Welcome> {
+        Err(no_inventory())
+    }
+
+    /// Moves objects away from a client that leaves. Returns how far that is.
+    fn drain_client(&self, _client: ClientId) -> Result<DrainProgress> {
         Err(no_inventory())
     }
 
@@ -85,6 +90,7 @@ pub(super) fn inventory_calls<M: MasterCalls>(
         ExchangePromise::FUNCTION => {
             call.answer(|r: ExchangePromise| master.exchange_promise(r.client, r.promise_ms))
         }
+        DrainClient::FUNCTION => call.answer(|r: DrainClient| master.drain_client(r.client)),
         FetchExpired::FUNCTION => call.answer(|r: FetchExpired| master.expired(r.client, r.segment, r.after)),
         AnnounceExpired::FUNCTION => call.answer(|r: AnnounceExpired<'_>| {
             r.stored.iter().map(|stored| master.announce_expired(r.client, stored)).collect::<Vec<_>>()

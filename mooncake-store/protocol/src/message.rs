@@ -11,8 +11,8 @@ use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig,
 use super::literal::function_id;
 use super::pack::{self, Answer, List, Pack, PackError, Pairs, Unpack, wire_fields};
 use super::wire::{
-    CopyPlan, DiskWork, InventoryPage, Lent, LentParts, MovePlan, NofOwner, NofSegment, OffloadItem,
-    PromotionPlan, StorageConfig, StoredAt, StoredReplica, Task, TaskInfo, TaskReport, Welcome,
+    CopyPlan, DiskWork, DrainProgress, InventoryPage, Lent, LentParts, MovePlan, NofOwner, NofSegment,
+    OffloadItem, PromotionPlan, StorageConfig, StoredAt, StoredReplica, Task, TaskInfo, TaskReport, Welcome,
 };
 use crate::api::{EndItem, PingReply};
 
@@ -529,6 +529,8 @@ calls! {
     ReleaseKept(client: ClientId, segment: SegmentId) -> Answer<()>;
     /// Tells the longest promise of earlier masters. The response is the longest promise of this master, and when to announce.
     ExchangePromise(client: ClientId, promise_ms: u64) -> Answer<Welcome>;
+    /// Moves the only replicas of objects away from a client that leaves. The response is how far that is.
+    DrainClient(client: ClientId) -> Answer<DrainProgress>;
     /// Replicas that a segment held when its client expired, and that nobody has removed or replaced since.
     FetchExpired(client: ClientId, segment: SegmentId, after: u64) -> Answer<InventoryPage>;
     /// [`AnnounceReplicas`] of replicas that [`FetchExpired`] listed.

@@ -15,8 +15,8 @@ use super::client::{RpcClient, RpcOptions};
 use super::message::*;
 use super::pack::Answer;
 use super::wire::{
-    CopyPlan, DiskWork, InventoryPage, MovePlan, OffloadItem, StorageConfig, StoredAt, StoredReplica, Task,
-    TaskInfo, TaskKind, TaskReport, Welcome,
+    CopyPlan, DiskWork, DrainProgress, InventoryPage, MovePlan, OffloadItem, StorageConfig, StoredAt,
+    StoredReplica, Task, TaskInfo, TaskKind, TaskReport, Welcome,
 };
 use crate::api::{
     Caller, CopyToken, DiskService, EndItem, InventoryService, ObjectService, PingReply, PutItem,
@@ -448,6 +448,10 @@ impl InventoryService for RemoteMaster {
     async fn exchange_promise(&self, client: ClientId, promise: Duration) -> Result<Welcome> {
         let promise_ms = u64::try_from(promise.as_millis()).unwrap_or(u64::MAX);
         self.plain(ExchangePromise { client, promise_ms }).await
+    }
+
+    async fn drain_client(&self, client: ClientId) -> Result<DrainProgress> {
+        self.plain(DrainClient { client }).await
     }
 
     async fn expired(&self, client: ClientId, segment: SegmentId, after: u64) -> Result<InventoryPage> {

@@ -260,6 +260,20 @@ wire_struct! {
 }
 
 wire_struct! {
+    /// How far a master is with moving objects away from a client that leaves.
+    pub struct DrainProgress {
+        /// Whether nothing is left to wait for.
+        pub done: bool,
+        /// Replicas moved.
+        pub moved: u64,
+        /// Bytes of them.
+        pub bytes: u64,
+        /// Replicas that are being moved, or cannot be moved now.
+        pub left: u64,
+    }
+}
+
+wire_struct! {
     /// What came to and went from a client's segments.
     pub struct InventoryPage {
         /// The master.

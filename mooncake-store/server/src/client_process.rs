@@ -8,8 +8,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
-use mooncake_core::Result;
 use mooncake_core::fault_injection::is_planted;
+use mooncake_core::{ErrorKind, Result};
 use mooncake_engine::flags::normal;
 use mooncake_transport::admission::raise_descriptor_limit;
 use tokio::signal::unix::{SignalKind, signal};
@@ -18,6 +18,7 @@ use tracing_subscriber::EnvFilter;
 use crate::config::{ClientEnvironment, bytes, switch};
 use mooncake_client::local::{DEFAULT_PORT, LocalServer, LocalServerConfig, default_path};
 use mooncake_client::{Client, ClientConfig, ClientPages, OffloadConfig};
+use mooncake_protocol::wire::DrainProgress;
 
 /// Offers memory to a cluster, and serves the processes of this host (Python: `setup_dummy`) over a Unix socket, with memory they share.
 #[derive(Debug, Parser)]
@@ -41,7 +42,7 @@ struct Flags {
     /// Offer more memory than the host and the control groups of the process have [environment: MOONCAKE_ALLOW_OVERCOMMIT]
     #[arg(long = "allow_overcommit", default_value = "false", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch, action = ArgAction::Set)]
     allow_overcommit: bool,
-    /// Seconds between SIGTERM and the end: objects here stay readable, and none are added. A second signal ends at once. SIGINT does not wait
+    /// Seconds for leaving after SIGTERM, at most: objects without another replica are moved to members that have room. Objects here stay readable, and none are added. A second signal ends at once. SIGINT does not wait
     #[arg(long = "drain_on_term", default_value_t = 5)]
     drain: u32,
     /// Memory for values that are in no shared memory; none is needed to serve
@@ -172,8 +173,10 @@ async fn serve(flags: Flags, environment: ClientEnvironment) -> Result<()> {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => if flags.drain > 0 && !is_planted("no-drain-on-term") {
             let grace = Duration::from_secs(flags.drain.into());
+            let stays = environment.segment_file.is_some();
             tokio::select! {
-                () = drain(&client, grace) => {}
+                () = take_no_more(&client, grace), if stays => {}
+                () = drain(&client, grace), if !stays => {}
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
             }
@@ -189,21 +192,78 @@ async fn serve(flags: Flags, environment: ClientEnvironment) -> Result<()> {
     client.close().await
 }
 
-/// Takes no more objects, and returns when readers have had the time to go elsewhere. Returns at once if the master cannot be told.
+/// How often the master is asked how far the drain is.
+const ASKED_EVERY: Duration = Duration::from_millis(200);
+
+/// Takes no more objects, and has the master move to other members what has no other replica. Returns when that is done and no lease
+/// on the objects holds any more, or at the end of `grace`.
 async fn drain(client: &Client, grace: Duration) {
+    if client.segments().is_empty() {
+        return;
+    }
     tracing::info!(
         seconds = grace.as_secs(),
         "draining: objects stay readable, a second SIGTERM ends at once"
     );
+    let mut over = std::pin::pin!(tokio::time::sleep(grace));
+    let moved = tokio::select! {
+        moved = move_away(client) => moved,
+        () = &mut over => {
+            tracing::warn!("the time of the drain is over: objects without another replica go");
+            return;
+        }
+    };
+    match moved {
+        Ok(done) => tracing::info!(objects = done.moved, bytes = done.bytes, left = done.left, "drained"),
+        Err(error) => {
+            tracing::info!(%error, "the master moves nothing away from this client");
+            if leave_after(client, grace).await {
+                over.await;
+            }
+        }
+    }
+}
+
+/// Has the master move away what has no other replica, until nothing is left to wait for.
+async fn move_away(client: &Client) -> Result<DrainProgress> {
+    let mut last = None;
+    loop {
+        match client.drain().await {
+            Ok(now) if now.done => return Ok(now),
+            Ok(now) => {
+                if last.as_ref() != Some(&now) {
+                    tracing::info!(objects = now.moved, bytes = now.bytes, left = now.left, "moved");
+                }
+                last = Some(now);
+            }
+            // The master, or the one that follows it, may answer the next time.
+            Err(error) if matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
+                tracing::debug!(%error, "cannot ask for the drain");
+            }
+            Err(error) => return Err(error),
+        }
+        tokio::time::sleep(ASKED_EVERY).await;
+    }
+}
+
+/// Takes no more objects. Returns false if the master cannot be told.
+async fn leave_after(client: &Client, grace: Duration) -> bool {
     // Segments go when the process does, and not by themselves at the same moment.
     let beyond = grace + Duration::from_secs(60);
     for segment in client.segments() {
         if let Err(error) = client.unmount_after(segment, beyond).await {
             tracing::warn!(%segment, %error, "cannot drain");
-            return;
+            return false;
         }
     }
-    tokio::time::sleep(grace).await;
+    true
+}
+
+/// Takes no more objects, and returns at the end of `grace`. Returns at once if the master cannot be told.
+async fn take_no_more(client: &Client, grace: Duration) {
+    if leave_after(client, grace).await {
+        tokio::time::sleep(grace).await;
+    }
 }
 
 type Started = (Client, Arc<LocalServer>, Option<ClientPages>);

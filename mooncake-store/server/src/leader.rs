@@ -12,9 +12,10 @@ use futures::StreamExt;
 use mooncake_core::Result;
 use mooncake_core::clock::{Moment, SharedClock};
 use mooncake_core::fault_injection::is_planted;
-use mooncake_core::meta::{Hold, Leases};
+use mooncake_core::meta::{Hold, Leases, longest_promise, master_view};
 use parking_lot::Mutex;
 
+mod promise;
 #[cfg(test)]
 mod tests;
 
@@ -111,6 +112,8 @@ impl Pace for Machine {
 pub(crate) struct Election {
     directory: Arc<dyn Leases>,
     key: String,
+    /// Key of the longest promise of the cluster's leaders.
+    promise_key: String,
     /// Where this master answers calls.
     own: String,
     standing: Arc<Standing>,
@@ -118,8 +121,15 @@ pub(crate) struct Election {
 }
 
 impl Election {
-    pub(crate) fn new(directory: Arc<dyn Leases>, key: String, own: String, standing: Arc<Standing>) -> Self {
-        Self { directory, key, own, standing, pace: Arc::new(Machine) }
+    /// Election of the leader of `cluster_id`. `own` is where this master answers calls.
+    pub(crate) fn new(
+        directory: Arc<dyn Leases>,
+        cluster_id: &str,
+        own: String,
+        standing: Arc<Standing>,
+    ) -> Self {
+        let (key, promise_key) = (master_view(cluster_id), longest_promise(cluster_id));
+        Self { directory, key, promise_key, own, standing, pace: Arc::new(Machine) }
     }
 
     /// What `work` comes to, if it does in that time.

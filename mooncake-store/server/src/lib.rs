@@ -38,6 +38,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 #[cfg(feature = "http")]
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use mooncake_core::Result;
 use mooncake_core::clock::{Rng, SharedClock, SystemClock};
@@ -149,10 +150,16 @@ impl MasterServer {
     /// As for [`MasterServer::start`].
     pub async fn start_with_clock(config: MasterConfig, clock: SharedClock) -> Result<Self> {
         let standing = Arc::new(Standing::alone(clock.clone()));
-        Self::start_as(config, clock, standing).await
+        Self::start_as(config, clock, standing, Duration::ZERO).await
     }
 
-    async fn start_as(config: MasterConfig, clock: SharedClock, standing: Arc<Standing>) -> Result<Self> {
+    /// `promised` is the longest promise of earlier leaders.
+    async fn start_as(
+        config: MasterConfig,
+        clock: SharedClock,
+        standing: Arc<Standing>,
+        promised: Duration,
+    ) -> Result<Self> {
         let mut options = config.options.clone();
         let policy = config.tenant_policy.as_ref().map(tenants::Store::open).transpose()?;
         if let Some(policy) = &policy {
@@ -166,6 +173,7 @@ impl MasterServer {
             Rng::from_os().next_u64(),
         )?;
         let master = Arc::new(master);
+        master.note_promise(promised, &"metadata service");
         if let Some(snapshots) = config.snapshots.as_ref().filter(|snapshots| snapshots.restore) {
             snapshots::restore(snapshots, &config.cluster_id, &master).await?;
         }

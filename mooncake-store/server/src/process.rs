@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::Duration;
 
+#[cfg(feature = "metadata-etcd")]
+use mooncake_core::clock::SystemClock;
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, Result};
-#[cfg(feature = "metadata-etcd")]
-use mooncake_core::{clock::SystemClock, meta::master_view};
 use mooncake_transport::admission::raise_descriptor_limit;
 #[cfg(feature = "metadata-etcd")]
 use mooncake_transport::{
@@ -194,11 +194,10 @@ async fn serve_while_leading(
     }
     let own = HostPort::new(host, config.rpc_port).to_string();
     let directory = Arc::new(EtcdMetadata::new(&masters.etcd)?);
-    let key = master_view(&config.cluster_id);
     loop {
         // Of this term only: what was begun in one is not answered in the next.
         let standing = Arc::new(Standing::one_of_several(clock.clone()));
-        let election = Election::new(directory.clone(), key.clone(), own.clone(), standing.clone());
+        let election = Election::new(directory.clone(), &config.cluster_id, own.clone(), standing.clone());
         let (listener, _) = http::bind(&config.metrics_host, config.metrics_port, "metrics_port").await?;
         let pages = http::serve("admin", listener, standby_pages(standing.clone()));
         let hold = tokio::select! {
@@ -206,9 +205,15 @@ async fn serve_while_leading(
             () = &mut told_to_stop => return Ok(()),
         };
         pages.cut_off().await;
+        let start = async {
+            let kept = election.keep_promise(config.options.longest_promise()).await;
+            let server =
+                MasterServer::start_as(config.clone(), clock.clone(), standing.clone(), kept.earlier);
+            Ok((server.await?, kept))
+        };
         // A large snapshot takes its time, in which the lease must not run out.
         let started = tokio::select! {
-            started = MasterServer::start_as(config.clone(), clock.clone(), standing.clone()) => started,
+            started = start => started,
             () = election.lead(&hold) => continue,
             () = &mut told_to_stop => {
                 election.resign(hold).await;
@@ -216,10 +221,11 @@ async fn serve_while_leading(
             }
         };
         match started {
-            Ok(server) => {
+            Ok((server, kept)) => {
                 tracing::info!(rpc = %server.addresses().rpc, "leads");
                 tokio::select! {
                     () = election.lead(&hold) => {}
+                    () = election.lower_promise(kept) => {}
                     () = &mut told_to_stop => {
                         tracing::info!("stopping");
                         election.resign_after(hold, server.stop()).await;

@@ -90,7 +90,8 @@ async fn objects_stay(shared: bool) {
     let keys = async || server.master().stats().keys as usize == stored.len();
     eventually("all objects are served again", keys).await;
     assert_eq!(a.put("new", "value").await.unwrap(), PutOutcome::Stored);
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    // Memory that is mounted again at its old addresses would rest for 30 s.
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     eventually("every replica is there", async || {
         let mut found = 0;
         for key in stored.keys() {

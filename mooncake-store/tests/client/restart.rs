@@ -224,7 +224,8 @@ async fn a_master_that_comes_back_gets_the_segments_again() {
     // It is too young to be sure to be there again (`outlive` has those that are).
     assert!(b.get("before").await.unwrap().is_none_or(|value| &value[..] == b"v"));
     assert_eq!(a.put("after", "w").await.unwrap(), PutOutcome::Stored);
-    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    // Memory that is mounted again at its old addresses would rest for 30 s.
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     assert_eq!(&b.get("after").await.unwrap().unwrap()[..], b"w");
     a.close().await.unwrap();
     b.close().await.unwrap();

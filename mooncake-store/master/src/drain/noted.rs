@@ -17,7 +17,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// What segments are being emptied, or were; and the tasks there are then, those of the jobs among them.
     pub(crate) fn note_drains(&self) -> (NotedDrains, Vec<(Uuid, Moment)>) {
         let jobs = self.drains.jobs.lock();
-        let noted = jobs.list.iter().map(Job::note).collect();
+        let noted = jobs.list.iter().filter(|job| job.leaving.is_none()).map(Job::note).collect();
         let registry = self.segments.read();
         let mounted = registry.list.iter().map(|segment| (segment.info.id, segment.status()));
         let missing = registry.brought.iter().filter(|(id, _)| registry.get(**id).is_none());
@@ -149,6 +149,7 @@ impl<A: SegmentAllocator> Job<A> {
             message: if over { noted.message } else { WAITS.into() },
             left: noted.left,
             hold: Moment(0),
+            leaving: None,
             recheck: Moment(0),
             emptied: None,
         }

@@ -134,6 +134,15 @@ pub(super) struct NoKeys {
     pub(super) error: &'static str,
 }
 
+/// Objects that readers have leases on.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Leases {
+    /// True.
+    pub(super) success: bool,
+    /// Milliseconds until the last lease on each of these objects ends.
+    pub(super) lease_ms: BTreeMap<String, u64>,
+}
+
 /// How many objects were removed.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Removed {

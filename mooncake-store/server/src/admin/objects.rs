@@ -9,7 +9,8 @@ use mooncake_core::replica::{Replica, ReplicaLocation};
 use mooncake_core::{ErrorCode, Result};
 
 use super::answers::{
-    DiskReplica, Failure, Found, FoundMany, LocalDiskReplica, MemoryReplica, NoKeys, OneOfMany, Removed,
+    DiskReplica, Failure, Found, FoundMany, Leases, LocalDiskReplica, MemoryReplica, NoKeys, OneOfMany,
+    Removed,
 };
 use super::query::{decoded, form_bytes, form_text, raw};
 use super::{Shared, answer, failure, page, text, text_failure};
@@ -81,6 +82,30 @@ pub(super) async fn batch_query_keys(State(state): Shared, RawQuery(query): RawQ
         })
         .collect();
     page(&FoundMany { success: true, data })
+}
+
+/// For how long objects are leased to readers. Objects without a lease are left out.
+///
+/// Keys are separated by commas and percent-decoded one by one. A page of ours, which no master of Mooncake C++ has.
+#[utoipa::path(
+    get,
+    path = "/api/v1/leases",
+    params(
+        ("keys" = String, Query, description = "Keys, separated by commas"),
+        ("tenant_id" = Option<String>, Query, description = "Whose; `default`'s, if absent")
+    ),
+    responses((status = 200, body = Leases))
+)]
+pub(super) async fn leases(State(state): Shared, RawQuery(query): RawQuery) -> Response {
+    let tenant = tenant(query.as_deref());
+    let keys = raw(query.as_deref(), "keys").unwrap_or_default();
+    let lease_ms = keys.split(',').filter_map(|key| {
+        let key = form_bytes(key);
+        let left = state.master.leased_for(&state.master.scoped(&tenant, &key).ok()?)?;
+        let ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        Some((String::from_utf8_lossy(&key).into_owned(), ms))
+    });
+    page(&Leases { success: true, lease_ms: lease_ms.collect() })
 }
 
 fn one_of_many(found: Result<Vec<Replica>>) -> OneOfMany {

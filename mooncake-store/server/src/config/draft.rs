@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, Result};
 use mooncake_transport::directory::FOLDER;
 
@@ -9,7 +10,7 @@ use super::{
     CleanUpConfig, EventsConfig, MasterConfig, MastersConfig, MetadataServerConfig, SnapshotConfig,
     TenantPolicy,
 };
-use mooncake_master::{DiskOptions, FileOptions, HotOptions, PromotionOptions};
+use mooncake_master::{DiskOptions, FileOptions, GRANT_USE, HotOptions, PromotionOptions};
 
 #[derive(Default)]
 pub(super) struct Draft {
@@ -146,6 +147,10 @@ impl Draft {
             config.events = Some(self.events);
         }
         config.options.check()?;
+        // Clients post for as long after the start of a write, whatever this master is told.
+        if !is_planted("grants-shorter-than-their-use") {
+            config.options.put_release = config.options.put_release.max(GRANT_USE);
+        }
         Ok(config)
     }
 }

@@ -208,7 +208,7 @@ const LIFETIMES: &[Flag] = &[
     flag(
         "put_start_release_timeout_sec",
         "600",
-        "How long a write grant is valid",
+        "How long a write grant is valid; less than 30 counts as 30",
         set!(config.options.put_release = seconds),
     ),
     flag(

@@ -237,6 +237,8 @@ impl MasterConfig {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn error(name: &str, value: &str) -> String {
@@ -279,13 +281,14 @@ mod tests {
     }
 
     #[test]
-    fn grants_shorter_than_a_write_are_spoken_of() {
-        for (seconds, notes) in [("24", 1), ("25", 0)] {
+    fn space_of_a_grant_rests_for_as_long_as_clients_may_write() {
+        for (given, notes, taken) in [("6", 1, 30), ("29", 1, 30), ("30", 0, 30), ("31", 0, 31)] {
             let mut settings = Settings::default();
             settings.command_line("put_start_discard_timeout_sec", "5").unwrap();
-            settings.command_line("put_start_release_timeout_sec", seconds).unwrap();
-            settings.config().unwrap();
-            assert_eq!(settings.notes().len(), notes, "{seconds}: {:?}", settings.notes());
+            settings.command_line("put_start_release_timeout_sec", given).unwrap();
+            let options = settings.config().unwrap().options;
+            assert_eq!(options.put_release, Duration::from_secs(taken), "{given}");
+            assert_eq!(settings.notes().len(), notes, "{given}: {:?}", settings.notes());
         }
     }
 

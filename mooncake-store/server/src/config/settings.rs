@@ -12,6 +12,7 @@ use super::flag::{Flag, FlagState};
 use super::flags::{flag_named, flags};
 use super::values::nearest;
 use mooncake_client::MAX_TIMEOUT;
+use mooncake_master::GRANT_USE;
 
 /// Who set a flag. The later ones win.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,17 +150,16 @@ impl Settings {
                 setting.value, setting.origin
             )
         });
-        // Clients hold on to a grant for as long as an operation may take, those of other makes too.
         let short = self.settings.iter().filter(|setting| {
             setting.flag.name == "put_start_release_timeout_sec"
-                && setting.value.parse().is_ok_and(|seconds: u64| seconds < MAX_TIMEOUT.as_secs())
+                && setting.value.parse().is_ok_and(|seconds: u64| seconds < GRANT_USE.as_secs())
         });
         let short = short.map(|setting| {
             format!(
-                "put_start_release_timeout_sec={} ({}) is shorter than the {} s that a client may write for: late writes would \
-                 land in other objects",
+                "put_start_release_timeout_sec={} ({}) is taken as {}: clients may write for {} s after the start of a write",
                 setting.value,
                 setting.origin,
+                GRANT_USE.as_secs(),
                 MAX_TIMEOUT.as_secs()
             )
         });

@@ -37,6 +37,8 @@ enum Trouble {
     CutOff,
     /// What is asked for is done, and the answer is lost.
     Deaf,
+    /// Questions for the promises of earlier leaders are not answered.
+    WithoutPromises,
 }
 
 /// A master's way to the directory.
@@ -52,7 +54,7 @@ impl Way {
         let trouble = *self.trouble.lock();
         let answer = if trouble == Trouble::CutOff { None } else { Some(work.await) };
         match answer {
-            Some(answer) if trouble == Trouble::Nothing => answer,
+            Some(answer) if matches!(trouble, Trouble::Nothing | Trouble::WithoutPromises) => answer,
             _ => {
                 self.pace.sleep(DEAF).await;
                 Err(Error::new(ErrorCode::RpcTimeout, "nobody answers"))
@@ -68,6 +70,11 @@ impl MetadataBackend for Way {
     }
 
     async fn get(&self, key: &str) -> Result<Option<MetaValue>> {
+        let trouble = *self.trouble.lock();
+        if trouble == Trouble::WithoutPromises && key != KEY {
+            self.pace.sleep(DEAF).await;
+            return Err(Error::new(ErrorCode::RpcTimeout, "nobody answers"));
+        }
         self.through(self.directory.get(key)).await
     }
 
@@ -114,6 +121,10 @@ struct Master {
     last_work: Arc<Mutex<Duration>>,
     /// Whether it led when its last work was done.
     led_to_the_end: Arc<Mutex<Option<bool>>>,
+    /// Longest promise that it gives.
+    promises: Arc<Mutex<Duration>>,
+    /// Promise of earlier leaders that it knew when it began to serve.
+    knew: Arc<Mutex<Option<Duration>>>,
     life: BoxFuture<'static, ()>,
 }
 
@@ -185,19 +196,28 @@ impl Master {
         let standing = Arc::new(Standing::one_of_several(shared));
         let trouble = Arc::new(Mutex::new(Trouble::Nothing));
         let way = Way { directory: directory.clone(), pace: pace(), trouble: trouble.clone() };
-        let mut election = Election::new(Arc::new(way), KEY.into(), format!("m{number}:1"), standing.clone());
+        let mut election = Election::new(Arc::new(way), "c", format!("m{number}:1"), standing.clone());
         election.pace = Arc::new(pace());
         let told_to_stop = Arc::new(Mutex::new(false));
         let told = told_to_stop.clone();
         let (last_work, led_to_the_end) = (Arc::new(Mutex::new(Duration::ZERO)), Arc::new(Mutex::new(None)));
         let (takes, led, own) = (last_work.clone(), led_to_the_end.clone(), standing.clone());
         let time = pace();
+        let (promises, knew) = (Arc::new(Mutex::new(Duration::from_secs(30))), Arc::new(Mutex::new(None)));
+        let (own_promise, heard) = (promises.clone(), knew.clone());
         let life = Box::pin(async move {
             loop {
                 let hold = election.win().await;
+                let promise = *own_promise.lock();
+                let kept = tokio::select! {
+                    kept = election.keep_promise(promise) => kept,
+                    () = election.lead(&hold) => continue,
+                };
+                *heard.lock() = Some(kept.earlier);
                 let stopped = poll_fn(|_| if *told.lock() { Poll::Ready(()) } else { Poll::Pending });
                 tokio::select! {
                     () = election.lead(&hold) => {}
+                    () = election.lower_promise(kept) => {}
                     () = stopped => {
                         let work = async {
                             let takes = *takes.lock();
@@ -210,7 +230,17 @@ impl Master {
                 }
             }
         });
-        Self { standing, trouble, frozen: false, told_to_stop, last_work, led_to_the_end, life }
+        Self {
+            standing,
+            trouble,
+            frozen: false,
+            told_to_stop,
+            last_work,
+            led_to_the_end,
+            promises,
+            knew,
+            life,
+        }
     }
 
     fn have(&self, trouble: Trouble) {
@@ -326,6 +356,55 @@ fn whose_key_is_deleted_by_others_stops() {
     assert_ne!(hold.leader.map(|(_, election)| election), Some(1), "it is another election than the first");
 }
 
+/// The promise in the metadata service.
+fn kept(cluster: &Cluster) -> Option<String> {
+    let found = cluster.directory.get("mooncake-store/c/longest_promise_ms").now_or_never().unwrap();
+    found.unwrap().map(|found| String::from_utf8_lossy(&found.value).into_owned())
+}
+
+/// A leader with leases of 300 s dies. Each later leader knows of these leases before it serves, until none can hold any more.
+#[test]
+fn a_new_leader_knows_the_promises_of_the_one_before() {
+    let seconds = Duration::from_secs;
+    let mut cluster = Cluster::new(3);
+    for master in &mut cluster.masters[1..] {
+        master.frozen = true;
+    }
+    *cluster.masters[0].promises.lock() = seconds(300);
+    cluster.run(2 * LEASE);
+    assert_eq!(cluster.leader(), Some(0));
+    assert_eq!(kept(&cluster).as_deref(), Some("300000"));
+
+    cluster.masters[1].frozen = false;
+    cluster.masters[0].die();
+    cluster.run(2 * LEASE);
+    assert_eq!(cluster.leader(), Some(1));
+    assert_eq!(*cluster.masters[1].knew.lock(), Some(seconds(300)));
+
+    cluster.run(seconds(200));
+    cluster.masters[2].frozen = false;
+    cluster.masters[1].die();
+    cluster.run(2 * LEASE);
+    assert_eq!(cluster.leader(), Some(2));
+    assert_eq!(*cluster.masters[2].knew.lock(), Some(seconds(300)), "leases of the first may hold");
+    assert_eq!(kept(&cluster).as_deref(), Some("300000"));
+    cluster.run(seconds(310));
+    assert_eq!(kept(&cluster).as_deref(), Some("30000"), "no lease of the first holds any more");
+}
+
+/// A leader that cannot read the promises of earlier leaders keeps its lead, and does not begin to serve.
+#[test]
+fn a_leader_that_cannot_read_promises_does_not_serve() {
+    let mut cluster = Cluster::new(1);
+    cluster.masters[0].have(Trouble::WithoutPromises);
+    cluster.run(3 * LEASE);
+    assert_eq!(cluster.leader(), Some(0));
+    assert_eq!(*cluster.masters[0].knew.lock(), None);
+    cluster.masters[0].have(Trouble::Nothing);
+    cluster.run(LEASE);
+    assert_eq!(*cluster.masters[0].knew.lock(), Some(Duration::ZERO), "there was no leader before");
+}
+
 /// Whatever happens in whatever order, there are never two leaders, and one in the end.
 #[test]
 fn never_do_two_lead() {
@@ -374,7 +453,7 @@ async fn the_pages_of_a_deposed_leader_say_nothing() {
         metadata: Some(MetadataServerConfig { host: host(), port: 0, kept_in: None }),
         ..MasterConfig::default()
     };
-    let server = MasterServer::start_as(config, clock.clone(), standing).await.unwrap();
+    let server = MasterServer::start_as(config, clock.clone(), standing, Duration::ZERO).await.unwrap();
     let at = server.addresses();
     let ask = async |port: Option<std::net::SocketAddr>, line: &str| {
         let mut stream = tokio::net::TcpStream::connect(port.unwrap()).await.unwrap();

@@ -50,6 +50,11 @@ struct Queried {
 }
 
 #[derive(Deserialize)]
+struct Leases {
+    lease_ms: BTreeMap<String, u64>,
+}
+
+#[derive(Deserialize)]
 struct Places {
     values: Option<Vec<Replica>>,
 }
@@ -145,6 +150,14 @@ impl Admin {
         let path = format!("/batch_query_keys?keys={}&tenant_id={}", list.join(","), escaped(tenant));
         let queried: Queried = self.document(&path)?;
         Ok(queried.data.into_iter().map(|(key, at)| (key, at.values.unwrap_or_default())).collect())
+    }
+
+    /// How long readers still have leases on those of these keys that are leased.
+    pub(super) fn leases(&self, tenant: &str, keys: &[&str]) -> Result<BTreeMap<String, Duration>> {
+        let list: Vec<String> = keys.iter().map(|key| escaped(key)).collect();
+        let path = format!("/api/v1/leases?keys={}&tenant_id={}", list.join(","), escaped(tenant));
+        let leases: Leases = self.document(&path)?;
+        Ok(leases.lease_ms.into_iter().map(|(key, ms)| (key, Duration::from_millis(ms))).collect())
     }
 
     /// Values of metrics without labels, and sums of those with.

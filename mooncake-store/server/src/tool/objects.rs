@@ -119,6 +119,13 @@ pub(super) fn put(session: &Session, args: &Put) -> Result<()> {
     }
 }
 
+/// An object that is still there, and the reason.
+struct Left {
+    key: String,
+    why: String,
+    is_leased: bool,
+}
+
 /// Whether each key is gone.
 pub(super) fn remove(session: &Session, args: &Rm) -> Result<bool> {
     let checked = args.matching.as_deref().filter(|_| !is_planted("pattern-unchecked"));
@@ -136,12 +143,8 @@ pub(super) fn remove(session: &Session, args: &Rm) -> Result<bool> {
             return client.remove_matching(pattern, args.force).await.map(|count| (count, Vec::new()));
         }
         let answers = client.batch_remove(&args.keys, args.force).await?;
-        let mut left = Vec::new();
-        for (key, answer) in args.keys.iter().zip(answers) {
-            if let Err(why) = gone(key, answer, args.force) {
-                left.push(why);
-            }
-        }
+        let answers = args.keys.iter().zip(answers);
+        let left: Vec<_> = answers.filter_map(|(key, answer)| left_by(key, answer, args.force)).collect();
         Ok(((args.keys.len() - left.len()) as u64, left))
     });
     let outcome = outcome.and_then(|(removed, left)| {
@@ -153,15 +156,19 @@ pub(super) fn remove(session: &Session, args: &Rm) -> Result<bool> {
         }
         .map(|(later, left)| (removed + later, left))
     });
-    let (removed, left) = leaving(session, &client, outcome).map_err(|error| session.explained(error))?;
+    let (removed, mut left) = leaving(session, &client, outcome).map_err(|error| session.explained(error))?;
+    explain_leases(session, &mut left);
     match session.to.json {
-        true => say_json(&json!({"removed": removed, "failed": left}))?,
+        true => {
+            let left: Vec<&str> = left.iter().map(|left| left.why.as_str()).collect();
+            say_json(&json!({"removed": removed, "failed": left}))?;
+        }
         false => say(format_args!("{removed} removed"))?,
     }
     if args.keys.is_empty() && !left.is_empty() {
         eprintln!("mooncake: {} left:", left.len());
     }
-    left.iter().take(SHOWN).for_each(|line| eprintln!("mooncake: {line}"));
+    left.iter().take(SHOWN).for_each(|left| eprintln!("mooncake: {}", left.why));
     if left.len() > SHOWN {
         eprintln!("mooncake: .. and {} more", left.len() - SHOWN);
     }
@@ -171,21 +178,47 @@ pub(super) fn remove(session: &Session, args: &Rm) -> Result<bool> {
 /// Reasons that are listed one by one.
 const SHOWN: usize = 20;
 
-/// Why a key is still there, if it is.
-fn gone(key: &str, answer: Result<bool>, force: bool) -> Result<(), String> {
-    match answer {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(format!("no object has the key {key:?}")),
-        Err(error) if error.code() == ErrorCode::ObjectHasLease => Err(format!(
-            "{key:?} is in use, somebody has a lease on it ({error}): wait, or remove it with --force"
-        )),
+/// Returns why a key is still there, if it is.
+fn left_by(key: &str, answer: Result<bool>, force: bool) -> Option<Left> {
+    let is_leased = matches!(&answer, Err(error) if error.code() == ErrorCode::ObjectHasLease);
+    let why = match answer {
+        Ok(true) => return None,
+        Ok(false) => format!("no object has the key {key:?}"),
+        Err(error) if is_leased => {
+            format!(
+                "{key:?} is in use, somebody has a lease on it ({error}): wait, or remove it with --force"
+            )
+        }
         Err(error) if error.kind() == ErrorKind::Busy && force => {
-            Err(format!("{key:?} is being written, copied or moved ({error}): try again"))
+            format!("{key:?} is being written, copied or moved ({error}): try again")
         }
         Err(error) if error.kind() == ErrorKind::Busy => {
-            Err(format!("{key:?} is in use ({error}): wait, or remove it with --force"))
+            format!("{key:?} is in use ({error}): wait, or remove it with --force")
         }
-        Err(error) => Err(format!("{key:?}: {error}")),
+        Err(error) => format!("{key:?}: {error}"),
+    };
+    Some(Left { key: key.to_owned(), why, is_leased })
+}
+
+/// Adds for how long leases hold to the reasons that are shown. A master of Mooncake C++ does not tell.
+fn explain_leases(session: &Session, left: &mut [Left]) {
+    let mut leased: Vec<_> = left.iter_mut().take(SHOWN).filter(|left| left.is_leased).collect();
+    if leased.is_empty() || is_planted("lease-time-untold") {
+        return;
+    }
+    let keys: Vec<&str> = leased.iter().map(|left| left.key.as_str()).collect();
+    let told = session.admin().and_then(|admin| admin.leases(&session.to.tenant, &keys));
+    let told = match told {
+        Ok(told) => told,
+        Err(error) => return tracing::debug!("cannot ask for leases: {error}"),
+    };
+    for left in &mut leased {
+        // A lease that has ended meanwhile is a matter of trying again.
+        let seconds = told.get(&left.key).map_or(0, |rest| rest.as_millis().div_ceil(1000));
+        left.why = match seconds {
+            0 => format!("{:?} was leased until now: try again, or remove it with --force", left.key),
+            _ => format!("{:?} is in use, leased for {seconds} s: wait, or remove it with --force", left.key),
+        };
     }
 }
 
@@ -195,7 +228,7 @@ fn left_over(
     client: &Client,
     args: &Rm,
     wanted: impl Fn(&[u8]) -> bool,
-) -> Result<(u64, Vec<String>)> {
+) -> Result<(u64, Vec<Left>)> {
     let listed = session.admin().and_then(|admin| admin.keys(&session.to.tenant));
     let mut keys = match listed {
         Ok(keys) => keys,
@@ -212,9 +245,9 @@ fn left_over(
             match answer {
                 // Somebody else has removed it.
                 Ok(false) => {}
-                answer => match gone(key, answer, args.force) {
-                    Ok(()) => removed += 1,
-                    Err(why) => left.push(why),
+                answer => match left_by(key, answer, args.force) {
+                    None => removed += 1,
+                    Some(why) => left.push(why),
                 },
             }
         }
