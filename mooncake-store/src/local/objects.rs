@@ -18,7 +18,7 @@ use super::message::{
     TaskOf, Verb, Write, WriteItem,
 };
 use crate::api::WriteMode;
-use crate::client::{Deadline, PutOutcome, again};
+use crate::client::{Deadline, PutOutcome};
 use crate::protocol::wire::TaskInfo;
 
 /// Fewest bytes asked for with a read of unknown length.
@@ -639,7 +639,7 @@ impl<T: Transport> Rest<T> {
         };
         let settled = self.0.into_iter().map(|kept| match (kept, &failure) {
             (Err((error, into)), _) => (Err(error), Some(into)),
-            (Ok(kept), Some(error)) => (Err(again(error)), kept),
+            (Ok(kept), Some(error)) => (Err(error.clone()), kept),
             (Ok(kept), None) => {
                 let Some((item, sink)) = ended.next() else {
                     return (Err(Error::internal("an answer without an item")), kept);
