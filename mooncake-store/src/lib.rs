@@ -1,16 +1,18 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
-pub mod api;
-pub mod client;
-pub mod config;
-#[cfg(feature = "local")]
-pub mod local;
-pub mod master;
-mod metrics;
-pub mod protocol;
-pub mod server;
-#[cfg(feature = "cli")]
-pub mod tool;
-
+pub use mooncake_client as client;
 pub use mooncake_engine::transport_set;
+pub use mooncake_master as master;
+pub use mooncake_protocol::{self as protocol, api};
+#[cfg(feature = "cli")]
+pub use mooncake_server::tool;
+pub use mooncake_server::{self as server, config};
+
+/// One client for many processes of a host: its library, and its program under `process`.
+#[cfg(feature = "local")]
+pub mod local {
+    pub use mooncake_client::local::*;
+    #[cfg(feature = "cli")]
+    pub use mooncake_server::client_process as process;
+}

@@ -74,8 +74,8 @@ const EDGES: &[(&str, &[Edge])] = &[
         "J",
         &[
             Edge {
-                program: "lib mooncake_store",
-                test: "server::ticker::tests::a_stop_at_any_point_of_a_turn_expires_nobody",
+                program: "lib mooncake_server",
+                test: "ticker::tests::a_stop_at_any_point_of_a_turn_expires_nobody",
                 bugs: &["ticker-measures-sleep-only"],
             },
             Edge {
@@ -108,8 +108,8 @@ const EDGES: &[(&str, &[Edge])] = &[
                 ],
             },
             Edge {
-                program: "lib mooncake_store",
-                test: "server::leader::tests::a_stopping_leader_leads_until_its_last_work_is_done",
+                program: "lib mooncake_server",
+                test: "leader::tests::a_stopping_leader_leads_until_its_last_work_is_done",
                 bugs: &["stopping-leader-does-not-renew"],
             },
         ],
@@ -300,8 +300,8 @@ const EDGES: &[(&str, &[Edge])] = &[
                 bugs: &["no-drain-on-term"],
             },
             Edge {
-                program: "lib mooncake_store",
-                test: "client::overcommit::tests::programs_choose_whether_memory_is_checked",
+                program: "lib mooncake_client",
+                test: "overcommit::tests::programs_choose_whether_memory_is_checked",
                 bugs: &["overcommit"],
             },
         ],
@@ -435,6 +435,6 @@ impl Edge {
         let crates = std::fs::read_dir(&root).into_iter().flatten().flatten();
         let mut names = crates.filter_map(|entry| entry.file_name().into_string().ok());
         let name = of_crate.or_else(|| names.find(|name| name.starts_with("mooncake-") && holds(name)));
-        name.map_or(root.clone(), |name| root.join(name))
+        name.map_or(root, |name| crate::run::crate_folder(&name))
     }
 }

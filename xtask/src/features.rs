@@ -1,6 +1,6 @@
 //! Each crate with each of its features alone: a feature must not lean on another by accident.
 
-use crate::run::{Result, Run, command, root, step, target_dir};
+use crate::run::{Result, Run, command, crate_folder, step, target_dir};
 
 const CRATES: &[&str] = &[
     "mooncake-core",
@@ -12,6 +12,10 @@ const CRATES: &[&str] = &[
     "mooncake-tcp",
     "mooncake-engine",
     "mooncake-capi",
+    "mooncake-protocol",
+    "mooncake-master",
+    "mooncake-client",
+    "mooncake-server",
     "mooncake-store",
 ];
 
@@ -63,7 +67,7 @@ fn check(package: &str, feature: Option<&str>) -> Result {
 
 /// Names under `[features]` of a crate's manifest; our own manifests are plain enough to read line by line.
 fn features_of(package: &str) -> Result<Vec<String>> {
-    let path = root().join(package).join("Cargo.toml");
+    let path = crate_folder(package).join("Cargo.toml");
     let text = std::fs::read_to_string(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
     let section = text.lines().skip_while(|line| line.trim() != "[features]").skip(1);
     Ok(section

@@ -195,6 +195,18 @@ pub(crate) fn root() -> PathBuf {
     here.parent().map(PathBuf::from).unwrap_or(here)
 }
 
+/// The folder of a crate: of its own name in the root, or, of a crate that a second one composes, inside the folder of the second one.
+pub(crate) fn crate_folder(package: &str) -> PathBuf {
+    let (root, inner) = (root(), package.trim_start_matches("mooncake-"));
+    let is_it = |folder: &PathBuf| {
+        let manifest = std::fs::read_to_string(folder.join("Cargo.toml"));
+        manifest.is_ok_and(|text| text.contains(&format!("\nname = {package:?}\n")))
+    };
+    let composers = std::fs::read_dir(&root).into_iter().flatten().flatten();
+    let mut folders = composers.map(|entry| entry.path().join(inner));
+    folders.find(is_it).unwrap_or_else(|| root.join(package))
+}
+
 /// Where cargo builds, which may be outside the workspace.
 pub(crate) fn target_dir() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {

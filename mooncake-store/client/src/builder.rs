@@ -1,0 +1,667 @@
+//! How a client joins.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use mooncake_core::clock::{Rng, SharedClock};
+use mooncake_core::fault_injection::is_planted;
+use mooncake_core::ids::{ClientId, Uuid};
+use mooncake_core::memory::{HostMemory, HostMemoryOptions};
+use mooncake_core::meta::MemoryMetadata;
+use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_transport::directory::DirectoryOptions;
+use mooncake_transport::engine::{Engine, EngineBuilder, HandshakePort, LocalCopies};
+use mooncake_transport::net::HostPort;
+use mooncake_transport::{Directory, LoopbackNet, Transport};
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use super::cache::HotCache;
+use super::config::{ClientConfig, split_port};
+use super::deadline::Deadline;
+#[cfg(feature = "disk")]
+use super::disk::Files;
+use super::disk::OffloadConfig;
+use super::inventory::{Opened, SegmentFile};
+use super::metrics::Metrics;
+use super::peers::Unreachable;
+use super::staging::Staging;
+use super::{Client, Inner, names, version};
+use mooncake_engine::transport_set::{TransportOptions, TransportSet};
+use mooncake_protocol::api::{EmbeddedMaster, MasterApi};
+use mooncake_protocol::client::{RpcClient, RpcOptions};
+use mooncake_protocol::frame::FrameError;
+use mooncake_protocol::place::Place;
+use mooncake_protocol::remote::RemoteMaster;
+
+/// The cluster of masters that are told no name for theirs.
+#[cfg(feature = "metadata-etcd")]
+const DEFAULT_CLUSTER: &str = "mooncake_cluster";
+/// Pause between two tries to reach a master that is not there yet.
+const RETRY: Duration = Duration::from_millis(100);
+/// How often an embedded master is given the time to do what is due.
+const TICK: Duration = Duration::from_millis(10);
+
+/// Which master to join.
+#[derive(Clone)]
+pub struct MasterHandle(Kind);
+
+#[derive(Clone)]
+enum Kind {
+    Remote(String),
+    Embedded(Arc<Embedded>),
+    Custom(Arc<dyn MasterApi>),
+}
+
+/// A cluster inside this process.
+struct Embedded {
+    master: Arc<dyn MasterApi>,
+    clock: SharedClock,
+    tick: Box<dyn Fn() + Send + Sync>,
+    net: LoopbackNet,
+    directory: Arc<MemoryMetadata>,
+}
+
+impl MasterHandle {
+    /// The master at `host:port`; or, of several, the one that leads: `etcd://host:port`, or several with semicolons or commas between them
+    /// (feature `metadata-etcd`). Of several clusters there, [`ClientConfig::cluster_id`] says which.
+    pub fn remote(address: impl Into<String>) -> Self {
+        Self(Kind::Remote(address.into()))
+    }
+
+    /// A master in this process, called without sockets. Clients that are given handles of the same master find each
+    /// other, over the loopback network unless they are told to use another wire. While one of them lives, the master's
+    /// [`do_due_work`](EmbeddedMaster::do_due_work) is called; its clock becomes theirs.
+    pub fn embedded<M: EmbeddedMaster>(master: Arc<M>) -> Self {
+        static CLUSTERS: Mutex<Vec<(usize, Weak<Embedded>)>> = Mutex::new(Vec::new());
+        let address = Arc::as_ptr(&master).addr();
+        let mut clusters = CLUSTERS.lock();
+        clusters.retain(|(_, cluster)| cluster.strong_count() > 0);
+        // A cluster that lives keeps its master, so that no other can have the address.
+        if let Some(known) = clusters.iter().find_map(|(at, c)| c.upgrade().filter(|_| *at == address)) {
+            return Self(Kind::Embedded(known));
+        }
+        let clock = master.clock().clone();
+        let ticked = master.clone();
+        let cluster = Arc::new(Embedded {
+            net: LoopbackNet::with_clock(clock.clone()),
+            clock,
+            tick: Box::new(move || ticked.do_due_work()),
+            directory: Arc::default(),
+            master,
+        });
+        clusters.push((address, Arc::downgrade(&cluster)));
+        Self(Kind::Embedded(cluster))
+    }
+
+    /// Anything that answers as a master does.
+    pub fn custom(master: Arc<dyn MasterApi>) -> Self {
+        Self(Kind::Custom(master))
+    }
+}
+
+impl From<&str> for MasterHandle {
+    fn from(address: &str) -> Self {
+        Self::remote(address)
+    }
+}
+
+impl From<String> for MasterHandle {
+    fn from(address: String) -> Self {
+        Self::remote(address)
+    }
+}
+
+impl<M: EmbeddedMaster> From<Arc<M>> for MasterHandle {
+    fn from(master: Arc<M>) -> Self {
+        Self::embedded(master)
+    }
+}
+
+impl std::fmt::Debug for MasterHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.0 {
+            Kind::Remote(address) => write!(f, "MasterHandle({address})"),
+            Kind::Embedded(_) => f.write_str("MasterHandle(embedded)"),
+            Kind::Custom(master) => write!(f, "MasterHandle({master:?})"),
+        }
+    }
+}
+
+/// Where a client's wires come from.
+pub trait Wires: Send {
+    /// What they come to.
+    type Transport: Transport;
+
+    /// Opens them.
+    ///
+    /// # Errors
+    /// Whatever keeps them from opening, by name.
+    fn open(self, setting: &Setting<'_>) -> Result<Arc<Self::Transport>>;
+
+    /// The engine to use, where there is one already.
+    fn engine(&self) -> Option<Engine<Self::Transport>> {
+        None
+    }
+}
+
+/// What wires are opened with.
+#[derive(Debug)]
+pub struct Setting<'a> {
+    config: &'a ClientConfig,
+    near: Option<LoopbackNet>,
+}
+
+/// The wires built in: those given, or the ones the configuration names.
+#[derive(Clone, Debug, Default)]
+pub struct BuiltIn(Option<TransportOptions>);
+
+impl Wires for BuiltIn {
+    type Transport = TransportSet;
+
+    fn open(self, setting: &Setting<'_>) -> Result<Arc<TransportSet>> {
+        let options = match (self.0, setting.config.protocol.as_str(), &setting.near) {
+            (Some(options), _, _) => options,
+            (None, "" | "loopback", Some(net)) => TransportOptions::in_process(net.clone()),
+            (None, protocol, _) => TransportOptions::named(protocol)?,
+        };
+        let options = if setting.config.share_memory { options } else { options.without_shared_memory() };
+        options.open(&Handle::current(), &setting.config.clock).map(Arc::new)
+    }
+}
+
+/// A wire of the caller's.
+#[derive(Debug)]
+pub struct Given<T>(Arc<T>);
+
+impl<T: Transport> Wires for Given<T> {
+    type Transport = T;
+
+    fn open(self, _: &Setting<'_>) -> Result<Arc<T>> {
+        Ok(self.0)
+    }
+}
+
+/// An engine of the caller's, with its wires.
+#[derive(Debug)]
+pub struct Shared<T: Transport>(Engine<T>);
+
+impl<T: Transport> Wires for Shared<T> {
+    type Transport = T;
+
+    fn open(self, _: &Setting<'_>) -> Result<Arc<T>> {
+        Ok(self.0.transport().clone())
+    }
+
+    fn engine(&self) -> Option<Engine<T>> {
+        Some(self.0.clone())
+    }
+}
+
+/// Describes a client; [`connect`](ClientBuilder::connect) makes it.
+#[derive(Debug)]
+#[must_use = "nothing happens before `connect`"]
+pub struct ClientBuilder<W: Wires = BuiltIn> {
+    config: ClientConfig,
+    master: MasterHandle,
+    directory: Option<Directory>,
+    clock: Option<SharedClock>,
+    wires: W,
+}
+
+impl ClientBuilder {
+    /// A client of a master on this machine, with 16 MiB offered and 16 MiB of local buffer.
+    pub fn new() -> Self {
+        Self {
+            config: ClientConfig::default(),
+            master: MasterHandle::remote("127.0.0.1:50051"),
+            directory: None,
+            clock: None,
+            wires: BuiltIn::default(),
+        }
+    }
+
+    /// Chooses the built-in wires one by one, instead of by [`protocol`](Self::protocol).
+    pub fn wires(mut self, options: TransportOptions) -> Self {
+        self.wires = BuiltIn(Some(options));
+        self
+    }
+
+    /// Uses a wire of the caller's instead of the built-in ones. Its deadlines must be moments of the client's clock.
+    pub fn transport<T: Transport>(self, transport: Arc<T>) -> ClientBuilder<Given<T>> {
+        let Self { config, master, directory, clock, wires: _ } = self;
+        ClientBuilder { config, master, directory, clock, wires: Given(transport) }
+    }
+
+    /// Uses an engine that is there already: its registered memory, ports, directory and clock. The client leaves it open when it closes.
+    pub fn engine<T: Transport>(self, engine: Engine<T>) -> ClientBuilder<Shared<T>> {
+        let Self { config, master, wires: _, .. } = self;
+        let (directory, clock) = (Some(engine.directory().clone()), Some(engine.clock().clone()));
+        ClientBuilder { config, master, directory, clock, wires: Shared(engine) }
+    }
+}
+
+impl Default for ClientBuilder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<W: Wires> ClientBuilder<W> {
+    /// Everything at once. The clock in it counts only for masters outside this process.
+    pub fn config(mut self, config: ClientConfig) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// The master: `host:port`, an embedded one, or whatever else [`MasterHandle`] can be.
+    pub fn master(mut self, master: impl Into<MasterHandle>) -> Self {
+        self.master = master.into();
+        self
+    }
+
+    /// [`ClientConfig::metadata`]. Not needed with an embedded master, which is a directory itself.
+    pub fn metadata(mut self, metadata: impl Into<String>) -> Self {
+        self.config.metadata = metadata.into();
+        self
+    }
+
+    /// [`ClientConfig::directory`].
+    pub fn directory_options(mut self, options: DirectoryOptions) -> Self {
+        self.config.directory = options;
+        self
+    }
+
+    /// [`ClientConfig::handshake`].
+    pub fn handshake(mut self, port: HandshakePort) -> Self {
+        self.config.handshake = port;
+        self
+    }
+
+    /// A directory of the caller's, in place of [`metadata`](Self::metadata).
+    pub fn directory(mut self, directory: Directory) -> Self {
+        self.directory = Some(directory);
+        self
+    }
+
+    /// [`ClientConfig::local_hostname`].
+    pub fn local_hostname(mut self, name: impl Into<String>) -> Self {
+        self.config.local_hostname = name.into();
+        self
+    }
+
+    /// [`ClientConfig::advertise`].
+    pub fn advertise(mut self, address: IpAddr) -> Self {
+        self.config.advertise = Some(address);
+        self
+    }
+
+    /// [`ClientConfig::segment`].
+    pub fn segment(mut self, bytes: u64) -> Self {
+        self.config.segment = bytes;
+        self
+    }
+
+    /// [`ClientConfig::local_buffer`].
+    pub fn local_buffer(mut self, bytes: u64) -> Self {
+        self.config.local_buffer = bytes;
+        self
+    }
+
+    /// [`ClientConfig::memory`].
+    pub fn memory(mut self, options: HostMemoryOptions) -> Self {
+        self.config.memory = options;
+        self
+    }
+
+    /// [`ClientConfig::allow_overcommit`].
+    pub fn allow_overcommit(mut self, yes: bool) -> Self {
+        self.config.allow_overcommit = yes;
+        self
+    }
+
+    /// [`ClientConfig::protocol`].
+    pub fn protocol(mut self, protocol: impl Into<String>) -> Self {
+        self.config.protocol = protocol.into();
+        self
+    }
+
+    /// [`ClientConfig::copy_in_process`].
+    pub fn copy_in_process(mut self, yes: bool) -> Self {
+        self.config.copy_in_process = yes;
+        self
+    }
+
+    /// [`ClientConfig::checksum`].
+    pub fn checksum(mut self, yes: bool) -> Self {
+        self.config.checksum = yes;
+        self
+    }
+
+    /// [`ClientConfig::outlive_master`].
+    pub fn outlive_master(mut self, yes: bool) -> Self {
+        self.config.outlive_master = yes;
+        self
+    }
+
+    /// [`ClientConfig::segment_file`], with its index beside it.
+    pub fn segment_file(mut self, path: impl Into<std::path::PathBuf>) -> Self {
+        self.config.segment_file = Some(SegmentFile::new(path));
+        self
+    }
+
+    /// [`ClientConfig::hot_cache`], of so many bytes.
+    pub fn hot_cache(mut self, bytes: u64) -> Self {
+        self.config.hot_cache.bytes = bytes;
+        self
+    }
+
+    /// [`ClientConfig::offload`].
+    pub fn offload(mut self, disk: OffloadConfig) -> Self {
+        self.config.offload = Some(disk);
+        self
+    }
+
+    /// [`ClientConfig::share_memory`].
+    pub fn share_memory(mut self, yes: bool) -> Self {
+        self.config.share_memory = yes;
+        self
+    }
+
+    /// [`ClientConfig::cluster_id`].
+    pub fn cluster_id(mut self, id: impl Into<String>) -> Self {
+        self.config.cluster_id = id.into();
+        self
+    }
+
+    /// [`ClientConfig::tenant`].
+    pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
+        self.config.tenant = tenant.into();
+        self
+    }
+
+    /// [`ClientConfig::timeout`].
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.config.timeout = timeout;
+        self
+    }
+
+    /// [`ClientConfig::room_patience`].
+    pub fn room_patience(mut self, patience: Duration) -> Self {
+        self.config.room_patience = patience;
+        self
+    }
+
+    /// [`ClientConfig::connect_timeout`].
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.config.connect_timeout = timeout;
+        self
+    }
+
+    /// [`ClientConfig::clock`].
+    pub fn clock(mut self, clock: SharedClock) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+
+    /// Joins the cluster: finds the master, opens the wires, offers the segment. Runs on the current tokio runtime, and so
+    /// do the client's own tasks.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for what cannot work and for a port in use, `INVALID_VERSION` for a master of another version, kind
+    /// `Unavailable` or `Timeout` when no master answers within [`ClientConfig::connect_timeout`]; each says what to do.
+    pub async fn connect(self) -> Result<Client<W::Transport>> {
+        let Self { mut config, master, directory, clock, wires } = self;
+        let runtime = Handle::try_current().map_err(|_| {
+            Error::invalid("a client is connected on a tokio runtime, and there is none here")
+        })?;
+        let embedded = match &master.0 {
+            Kind::Embedded(cluster) => Some(cluster.clone()),
+            _ => None,
+        };
+        if let Some(clock) = clock.or_else(|| embedded.as_ref().map(|cluster| cluster.clock.clone())) {
+            config.clock = clock;
+        }
+        config.validate()?;
+        config.check_memory(0, config.segment.saturating_add(config.local_buffer))?;
+        let deadline = Deadline::after(&config.clock, config.connect_timeout);
+        let metrics = config.metrics.then(|| Arc::new(Metrics::new(config.clock.clone())));
+        let api = master.api(&config, metrics.as_deref())?;
+        find(&api, &deadline).await.map_err(|error| error.context(format!("{master:?}")))?;
+
+        #[cfg(feature = "disk")]
+        let files = shared_files(&api, &deadline).await;
+
+        let mut rng = Rng::from_os();
+        // Before other memory can come to lie where it was.
+        let lasting = take_file(&config, ClientId(Uuid::new(rng.next_u64(), rng.next_u64()))).await?;
+        let between = embedded.is_none() || !matches!(config.protocol.as_str(), "" | "loopback");
+        let (name, reserved) = names::choose(&config, between, &mut rng)?;
+        let near = embedded.as_ref().map(|cluster| cluster.net.clone());
+        let shared = wires.engine();
+        let transport = wires.open(&Setting { config: &config, near })?;
+        let protocol = transport.protocol().as_str().to_owned();
+        let directory = match (directory, &embedded) {
+            (Some(directory), _) => directory,
+            (None, Some(cluster)) => Directory::new(cluster.directory.clone()),
+            (None, None) => Directory::connect_with(&config.metadata, &config.directory)?,
+        };
+        let p2p = directory.is_p2p();
+        let keeps_engine = shared.is_some();
+        if p2p
+            && embedded.is_none()
+            && !keeps_engine
+            && config.advertise.is_none()
+            && config.handshake.host.is_none()
+        {
+            resolve_own(&name, &deadline).await?;
+        }
+        let engine = match shared {
+            Some(engine) => engine,
+            None => {
+                let engine = Engine::builder(transport).name(&name).directory(directory.clone());
+                let with_port = embedded.is_none() || p2p;
+                deadline.bound("starting the engine", start(engine, &config, with_port)).await?
+            }
+        };
+        let staging = match usize::try_from(config.local_buffer) {
+            Ok(len) if len > 0 => {
+                let memory = HostMemory::with(len, &config.memory).map_err(|e| e.context("local buffer"))?;
+                Some(Staging::new(engine.register_local(Arc::new(memory))?)?)
+            }
+            _ => None,
+        };
+        let cache = HotCache::new(config.hot_cache, &config.memory, &engine, rng.next_u64())?;
+        let client = Client {
+            inner: Arc::new(Inner {
+                id: lasting
+                    .as_ref()
+                    .map_or_else(|| ClientId(Uuid::new(rng.next_u64(), rng.next_u64())), Opened::client),
+                endpoint: engine.name().to_owned(),
+                name,
+                protocol,
+                master: api,
+                segments: Mutex::default(),
+                moving: Mutex::default(),
+                inventory: tokio::sync::Mutex::default(),
+                promises: Default::default(),
+                announcing: Mutex::default(),
+                announcing_turn: AtomicU64::new(0),
+                announcing_stopped: Default::default(),
+                mounting: tokio::sync::Mutex::default(),
+                working: tokio::sync::Semaphore::new(super::tasks::AT_ONCE),
+                #[cfg(feature = "disk")]
+                disk: Mutex::default(),
+                #[cfg(feature = "disk")]
+                files,
+                staging,
+                cache,
+                engine,
+                keeps_engine,
+                directory,
+                unreachable: Unreachable::new(config.clock.clone(), config.peer_cooldown),
+                owners: Default::default(),
+                metrics,
+                rng: Mutex::new(rng),
+                turn: AtomicUsize::new(0),
+                runtime,
+                closed: watch::Sender::new(false),
+                heart: Mutex::default(),
+                _reserved: reserved,
+                config,
+            }),
+        };
+        if let Some(cluster) = embedded {
+            client.inner.runtime.spawn(keep_ticking(cluster, client.inner.closed.subscribe()));
+        }
+        client.start_summaries();
+        match lasting {
+            Some(opened) => drop(client.mount_lasting(opened).await?),
+            None if client.inner.config.segment > 0 => drop(client.mount(client.inner.config.segment).await?),
+            None => {}
+        }
+        #[cfg(feature = "disk")]
+        client.start_disk().await?;
+        Ok(client)
+    }
+}
+
+/// The folder for files that all clients share. A master that does not say has none.
+#[cfg(feature = "disk")]
+async fn shared_files(master: &Arc<dyn MasterApi>, deadline: &Deadline) -> Option<Arc<Files>> {
+    match deadline.bound("where files lie", master.storage()).await {
+        Ok(storage) => Files::new(storage),
+        Err(error) => {
+            tracing::debug!("the master does not say where files lie: {error}");
+            None
+        }
+    }
+}
+
+/// Takes the file of the segment, if it is to have one.
+async fn take_file(config: &ClientConfig, client: ClientId) -> Result<Option<Opened>> {
+    let Some(wanted) = config.segment_file.clone() else { return Ok(None) };
+    let len =
+        usize::try_from(config.segment).map_err(|_| Error::invalid("a segment beyond all addresses"))?;
+    let node = config.memory.numa_node;
+    let taken = tokio::task::spawn_blocking(move || Opened::take(&wanted, len, node, client)).await;
+    taken.map_err(|error| Error::internal(format!("taking the segment's file failed: {error}")))?.map(Some)
+}
+
+async fn start<T: Transport>(
+    mut engine: EngineBuilder<T>,
+    config: &ClientConfig,
+    with_port: bool,
+) -> Result<Engine<T>> {
+    engine = engine.clock(config.clock.clone());
+    if !config.copy_in_process {
+        engine = engine.local_copies(LocalCopies::Never);
+    }
+    if with_port {
+        let mut port = config.handshake.clone();
+        port.host = config.advertise.map(|ip| ip.to_string()).or(port.host);
+        engine = engine.handshake(port);
+    }
+    engine.start().await
+}
+
+impl MasterHandle {
+    fn api(&self, config: &ClientConfig, metrics: Option<&Metrics>) -> Result<Arc<dyn MasterApi>> {
+        match &self.0 {
+            Kind::Remote(address) => {
+                let options = RpcOptions {
+                    connect_timeout: config.timeout,
+                    call_timeout: config.timeout,
+                    meter: metrics.map(|metrics| metrics.calls.clone()),
+                    ..RpcOptions::default()
+                };
+                Ok(Arc::new(RemoteMaster::over(RpcClient::at(place(address, &config.cluster_id)?, options))))
+            }
+            Kind::Embedded(cluster) => Ok(cluster.master.clone()),
+            Kind::Custom(master) => Ok(master.clone()),
+        }
+    }
+}
+
+/// Where the master of an address is, or of the leader of a cluster.
+pub fn place(address: &str, cluster: &str) -> Result<Place> {
+    let Some((scheme, _)) = address.split_once("://") else {
+        HostPort::exact(address).map_err(|error| error.context("the master"))?;
+        return Ok(Place::Fixed(address.into()));
+    };
+    #[cfg(feature = "metadata-etcd")]
+    if scheme == "etcd" {
+        let cluster = if cluster.is_empty() { DEFAULT_CLUSTER } else { cluster };
+        let directory = Arc::new(mooncake_transport::etcd::EtcdMetadata::new(address)?);
+        return Ok(Place::following(directory, mooncake_core::meta::master_view(cluster)));
+    }
+    let _ = cluster;
+    Err(Error::new(
+        ErrorCode::NotSupported,
+        format!(
+            "master {address:?}: {scheme:?} is not built in; there is host:port, and with feature `metadata-etcd` \
+             etcd://host:port for the one of several that leads"
+        ),
+    ))
+}
+
+/// Whether the answer to an RPC was one of an HTTP server.
+fn speaks_http(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref());
+    matches!(source, Some(FrameError::Magic(b'H')))
+}
+
+/// Refuses an own name under which nobody finds this host.
+async fn resolve_own(name: &str, deadline: &Deadline) -> Result<()> {
+    let host = split_port(name).0;
+    if is_planted("unresolved-name") || host.parse::<IpAddr>().is_ok() {
+        return Ok(());
+    }
+    let found =
+        async { Ok(tokio::net::lookup_host((host, 0)).await.map(|mut found| found.next().is_some())) };
+    let why = match deadline.bound("resolving the own host name", found).await? {
+        Ok(true) => return Ok(()),
+        Ok(false) => "it has no address".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Err(Error::invalid(format!(
+        "cannot join: the own host name does not resolve ({why}). local_hostname={host:?}; give a name in DNS or an address that other nodes reach"
+    )))
+}
+
+/// Waits until a master of a known version answers: it may be starting just now, too.
+async fn find(master: &Arc<dyn MasterApi>, deadline: &Deadline) -> Result<()> {
+    let mut last = None;
+    while !deadline.is_over() {
+        match deadline.bound("the master's version", master.version()).await {
+            Ok(version) => return version::check(&version),
+            Err(error) if speaks_http(&error) && !is_planted("patient-with-http") => {
+                let text = "the master's address speaks HTTP: give its RPC port (--rpc_port, usually 50051), not its admin port";
+                return Err(Error::invalid(text).with_source(error));
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) => {
+                // The reason it is not there says more than that time is up.
+                if last.is_none() || !deadline.is_over() {
+                    last = Some(error);
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        tokio::time::sleep(RETRY.min(deadline.left())).await;
+    }
+    Err(last.unwrap_or_else(|| Error::from(ErrorCode::RpcTimeout)))
+}
+
+/// An embedded master has nobody else to give it time.
+async fn keep_ticking(cluster: Arc<Embedded>, mut closed: watch::Receiver<bool>) {
+    loop {
+        tokio::select! {
+            // An error means that the client is gone.
+            _ = closed.wait_for(|closed| *closed) => return,
+            () = tokio::time::sleep(TICK) => (cluster.tick)(),
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! What is kept, under which key, and in which order it goes.
+
+use std::collections::HashMap;
+use std::hash::BuildHasher;
+
+use bytes::Bytes;
+use foldhash::quality::FixedState;
+use mooncake_core::evict::{EvictionPolicy, Lru};
+use mooncake_core::ids::SlotId;
+use mooncake_core::replica::{Replica, ReplicaList};
+use mooncake_core::sketch::Sketch;
+
+use crate::located::is_same;
+
+/// Keys whose reads are counted, roughly.
+const COUNTERS: usize = 1 << 16;
+
+/// A value, and what the master said of it.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) bytes: Bytes,
+    pub(super) replicas: Vec<Replica>,
+    pub(super) checksum: Option<u64>,
+}
+
+impl Entry {
+    fn is(&self, list: &ReplicaList) -> bool {
+        is_same((&self.replicas, self.checksum), (&list.replicas, list.checksum))
+    }
+}
+
+pub(super) struct Table {
+    slots: HashMap<Box<[u8]>, SlotId>,
+    entries: Vec<Option<(Box<[u8]>, Entry)>>,
+    free: Vec<SlotId>,
+    order: Lru,
+    bytes: u64,
+    asked: Sketch,
+    hasher: FixedState,
+    /// Keys that are being fetched, and whether what comes is still wanted.
+    coming: HashMap<Box<[u8]>, bool>,
+}
+
+impl Table {
+    pub(super) fn new(seed: u64) -> Self {
+        Self {
+            slots: HashMap::new(),
+            entries: Vec::new(),
+            free: Vec::new(),
+            order: Lru::new(0, &()),
+            bytes: 0,
+            asked: Sketch::new(COUNTERS, 8 * COUNTERS),
+            hasher: FixedState::with_seed(seed),
+            coming: HashMap::new(),
+        }
+    }
+
+    /// Objects kept, and their bytes.
+    pub(super) fn size(&self) -> (usize, u64) {
+        (self.order.len(), self.bytes)
+    }
+
+    /// The value that the answer is about. What is kept of another value of that key goes.
+    pub(super) fn find(&mut self, key: &[u8], list: &ReplicaList) -> Option<Bytes> {
+        let slot = *self.slots.get(key)?;
+        let (_, entry) = self.entries[slot.index()].as_ref()?;
+        if entry.is(list) {
+            self.order.touch(slot);
+            return Some(entry.bytes.clone());
+        }
+        self.remove(key);
+        None
+    }
+
+    /// Counts a key that was fetched; how often it was lately.
+    pub(super) fn count(&mut self, key: &[u8]) -> u8 {
+        self.asked.add(self.hasher.hash_one(key))
+    }
+
+    /// Whether to fetch a key; nobody else is told to until it has come or failed.
+    pub(super) fn begin(&mut self, key: &[u8]) -> bool {
+        if self.slots.contains_key(key) || self.coming.contains_key(key) {
+            return false;
+        }
+        self.coming.insert(key.into(), true);
+        true
+    }
+
+    /// It came, or did not. Whether it is kept: not if it was forgotten meanwhile.
+    pub(super) fn end(&mut self, key: &[u8], entry: Option<Entry>) -> bool {
+        let wanted = self.coming.remove(key).unwrap_or(false);
+        let Some(entry) = entry.filter(|_| wanted) else { return false };
+        self.remove(key);
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            SlotId(self.entries.len() as u32 - 1)
+        });
+        self.bytes += entry.bytes.len() as u64;
+        self.order.insert(slot, entry.bytes.len() as u64);
+        self.slots.insert(key.into(), slot);
+        self.entries[slot.index()] = Some((key.into(), entry));
+        true
+    }
+
+    /// Takes out what was not asked for the longest.
+    pub(super) fn evict(&mut self) -> Option<Bytes> {
+        let slot = self.order.evict(&mut |_| true)?;
+        let (key, entry) = self.entries[slot.index()].take()?;
+        self.slots.remove(&key);
+        self.free.push(slot);
+        self.bytes -= entry.bytes.len() as u64;
+        Some(entry.bytes)
+    }
+
+    /// Nothing of that key is kept, nor what is coming.
+    pub(super) fn forget(&mut self, key: &[u8]) {
+        if let Some(wanted) = self.coming.get_mut(key) {
+            *wanted = false;
+        }
+        self.remove(key);
+    }
+
+    /// Nothing is kept, nor what is coming.
+    pub(super) fn clear(&mut self) {
+        self.coming.values_mut().for_each(|wanted| *wanted = false);
+        while self.evict().is_some() {}
+    }
+
+    fn remove(&mut self, key: &[u8]) {
+        let Some(slot) = self.slots.remove(key) else { return };
+        self.order.remove(slot);
+        if let Some((_, entry)) = self.entries[slot.index()].take() {
+            self.bytes -= entry.bytes.len() as u64;
+        }
+        self.free.push(slot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mooncake_core::ids::ReplicaId;
+    use mooncake_core::replica::{MemoryLocation, ReplicaLocation, ReplicaStatus};
+    use std::time::Duration;
+
+    fn list(ids: &[(u64, u64)], checksum: Option<u64>) -> ReplicaList {
+        let replica = |&(id, address): &(u64, u64)| Replica {
+            id: ReplicaId(id),
+            location: ReplicaLocation::Memory(MemoryLocation {
+                size: 3,
+                address,
+                protocol: "tcp".into(),
+                endpoint: "there".into(),
+            }),
+            status: ReplicaStatus::Complete,
+        };
+        ReplicaList { replicas: ids.iter().map(replica).collect(), lease: Duration::ZERO, checksum }
+    }
+
+    fn entry(list: ReplicaList) -> Entry {
+        Entry { bytes: Bytes::from_static(b"abc"), replicas: list.replicas, checksum: list.checksum }
+    }
+
+    #[test]
+    fn a_value_is_known_by_its_number() {
+        let ours = |number| ReplicaId::first(4).0 + number;
+        for (then, now, same) in [
+            (list(&[(ours(1), 0)], None), list(&[(ours(1), 0)], None), true),
+            (list(&[(ours(1), 0), (ours(2), 9)], None), list(&[(ours(3), 5), (ours(2), 9)], None), true),
+            (list(&[(ours(1), 0)], None), list(&[(ours(2), 0)], None), false),
+            (list(&[(ours(1), 0)], None), list(&[(ReplicaId::first(400).0 + 1, 0)], None), false),
+            // Of the existing system: the same number may come again after a restart.
+            (list(&[(1, 0)], None), list(&[(1, 0)], None), true),
+            (list(&[(1, 0)], None), list(&[(1, 64)], None), false),
+            (list(&[(1, 0)], Some(1)), list(&[(1, 0)], Some(2)), false),
+            (list(&[(1, 0)], Some(1)), list(&[(1, 0)], None), false),
+        ] {
+            let mut table = Table::new(1);
+            assert!(table.begin(b"k") && !table.begin(b"k"));
+            let text = format!("{then:?} {now:?}");
+            assert!(table.end(b"k", Some(entry(then))));
+            assert_eq!(table.find(b"k", &now).is_some(), same, "{text}");
+            assert_eq!(table.size().0, usize::from(same), "another value makes room");
+        }
+    }
+
+    #[test]
+    fn what_is_forgotten_while_it_comes_is_not_kept() {
+        let mut table = Table::new(1);
+        for forget in [|table: &mut Table| table.forget(b"k"), Table::clear] {
+            assert!(table.begin(b"k"));
+            forget(&mut table);
+            assert!(!table.end(b"k", Some(entry(list(&[(1, 0)], None)))));
+            assert_eq!(table.size(), (0, 0));
+        }
+        assert!(table.begin(b"k"));
+        assert!(!table.end(b"k", None) && table.begin(b"k"), "after a failure it may be tried again");
+    }
+
+    #[test]
+    fn the_oldest_goes_first() {
+        let mut table = Table::new(1);
+        let list = list(&[(1, 0)], None);
+        for key in [b"a", b"b", b"c"] {
+            table.begin(key);
+            table.end(key, Some(entry(list.clone())));
+        }
+        assert!(table.find(b"a", &list).is_some());
+        table.forget(b"c");
+        assert_eq!(table.size(), (2, 6));
+        assert!(table.evict().is_some());
+        assert!(table.find(b"b", &list).is_none() && table.find(b"a", &list).is_some());
+        table.clear();
+        assert_eq!((table.size(), table.evict()), ((0, 0), None));
+    }
+}

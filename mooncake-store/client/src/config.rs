@@ -1,0 +1,286 @@
+//! What a client is told when it joins a cluster.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use mooncake_core::clock::{SharedClock, SystemClock};
+use mooncake_core::memory::HostMemoryOptions;
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::directory::DirectoryOptions;
+use mooncake_transport::engine::HandshakePort;
+
+use super::cache::HotCacheConfig;
+use super::disk::OffloadConfig;
+use super::inventory::SegmentFile;
+use mooncake_protocol::api::DEFAULT_TENANT;
+
+/// Smallest segment or local buffer that makes sense, in bytes; zero is allowed and means none.
+pub(crate) const MIN_BUFFER: u64 = 1024;
+/// Largest local buffer, in bytes.
+pub(crate) const MAX_LOCAL_BUFFER: u64 = 1 << 40;
+/// Bytes of a segment or local buffer when nothing else is said.
+pub(crate) const DEFAULT_BUFFER: u64 = 16 << 20;
+
+/// How a client joins and behaves. Every field has a default that works on one machine.
+#[derive(Clone, Debug)]
+pub struct ClientConfig {
+    /// Name other members know it by, `host` or `host:port`. Without a port one is drawn from
+    /// [`ports`](Self::ports).
+    pub local_hostname: String,
+    /// `P2PHANDSHAKE` (no directory: a member is found at its handshake port) or the URL of a metadata server.
+    pub metadata: String,
+    /// What [`metadata`](Self::metadata) does not say of a directory: whose keys are ours, and the login of a Redis server.
+    pub directory: DirectoryOptions,
+    /// Where we answer who connects to us. Its host gives way to [`advertise`](Self::advertise).
+    pub handshake: HandshakePort,
+    /// Wire the segment is offered on (`tcp`, ..); the first one built in when empty.
+    pub protocol: String,
+    /// Address other members reach this one at; found by itself when absent.
+    pub advertise: Option<std::net::IpAddr>,
+    /// Bytes offered to the cluster. Zero: a pure requester.
+    pub segment: u64,
+    /// Bytes of registered memory through which values in ordinary memory travel. Zero: only registered memory can be
+    /// put from and read into.
+    pub local_buffer: u64,
+    /// How the segment and the local buffer are allocated.
+    pub memory: HostMemoryOptions,
+    /// Whether more memory may be offered than is available: `MemAvailable` of the host, and what the memory limits of the process's control groups leave
+    ///. Pages are taken when they are first written, so that a segment that is too large is noticed only when the kernel ends
+    /// the process. True by default: the program decides. `mooncake_client` and the Python package refuse such segments unless they are told otherwise.
+    pub allow_overcommit: bool,
+    /// Bytes between members in one process are copied and take no wire.
+    pub copy_in_process: bool,
+    /// Whether values are stored with a checksum (CRC-64/ECMA-182, kept by the master) and compared with it when they are read as a
+    /// whole. Costs a pass over the bytes on either side.
+    pub checksum: bool,
+    /// Memory is shared with members on this host, so that bytes between them are copied once and take no wire. Members that
+    /// do not, or cannot, are reached over the wire as ever.
+    pub share_memory: bool,
+    /// Whether objects in memory that this client allocated stay when the master is restarted: the client announces them to the new one. What was stored
+    /// or removed within the last two or three seconds may be missing, or be there again. Costs a pass over the bytes of objects that stay that long,
+    /// in at most a tenth of one core's time. A master of the existing system, and one in the client's own process, know nothing of it.
+    pub outlive_master: bool,
+    /// A file on tmpfs or hugetlbfs that the segment is memory of. None by default: it is memory of the process. With a file, the objects in it are there again
+    /// when the process has died, or was closed, and another one was started with the same file within the time to live of clients; it must have the
+    /// same [`segment`](Self::segment) bytes. What was stored within the last two or three seconds may be missing. Others on this host reach it over the wire, and not in
+    /// shared memory. Wants [`outlive_master`](Self::outlive_master), and a master of ours; not to be had together with [`offload`](Self::offload).
+    pub segment_file: Option<SegmentFile>,
+    /// Whether what the client does is counted (`Client::metrics`, the pages of the `http` feature). Costs some additions a call.
+    pub metrics: bool,
+    /// Time between two summaries of that in the log. Zero: none.
+    pub metrics_interval: Duration,
+    /// Label `cluster_id` of its metrics, unless empty.
+    pub cluster_id: String,
+    /// Of the replicas on other hosts, those on faster wires are read first, and do not take turns with others.
+    pub score_replicas: bool,
+    /// Memory for values that are often read from other members. None by default. With a master of ours what is read is never
+    /// another value than the master's answer speaks of; with one of the existing system, which cannot tell values apart, what somebody else
+    /// writes over in place may be read as it was before, unless values have checksums.
+    pub hot_cache: HotCacheConfig,
+    /// A disk for objects that memory has no room for. None by default. Wants the `disk` feature, and a master with `--enable_offload`.
+    pub offload: Option<OffloadConfig>,
+    /// Tenant of every key.
+    pub tenant: String,
+    /// Longest time any one operation takes, whatever happens to the others; in it fall master calls, connecting,
+    /// transfers and retries.
+    pub timeout: Duration,
+    /// Longest time a put goes on asking for room when there is none, within [`timeout`](Self::timeout): leases end, others remove,
+    /// members join. Zero: it asks once.
+    pub room_patience: Duration,
+    /// Longest time [`connect`](super::ClientBuilder::connect) takes.
+    pub connect_timeout: Duration,
+    /// A member that could not be reached is not tried again for this long.
+    pub peer_cooldown: Duration,
+    /// Time between two signs of life to the master.
+    pub ping_interval: Duration,
+    /// Ports drawn from when [`local_hostname`](Self::local_hostname) has none.
+    pub ports: RangeInclusive<u16>,
+    /// The clock that leases, deadlines and cool-downs are measured on.
+    pub clock: SharedClock,
+}
+
+impl Default for ClientConfig {
+    fn default() -> Self {
+        Self {
+            local_hostname: "127.0.0.1".into(),
+            metadata: "P2PHANDSHAKE".into(),
+            directory: DirectoryOptions::default(),
+            handshake: HandshakePort::default(),
+            protocol: String::new(),
+            advertise: None,
+            segment: DEFAULT_BUFFER,
+            local_buffer: DEFAULT_BUFFER,
+            memory: HostMemoryOptions::default(),
+            allow_overcommit: true,
+            copy_in_process: true,
+            share_memory: true,
+            checksum: false,
+            outlive_master: true,
+            segment_file: None,
+            metrics: true,
+            metrics_interval: Duration::ZERO,
+            cluster_id: String::new(),
+            score_replicas: false,
+            hot_cache: HotCacheConfig::default(),
+            offload: None,
+            tenant: DEFAULT_TENANT.into(),
+            timeout: Duration::from_secs(5),
+            room_patience: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(10),
+            peer_cooldown: Duration::from_secs(1),
+            ping_interval: Duration::from_secs(1),
+            ports: 12300..=14300,
+            clock: SystemClock::shared(),
+        }
+    }
+}
+
+impl ClientConfig {
+    /// Refuses nonsense by name (`INVALID_PARAMS`).
+    pub fn validate(&self) -> Result<()> {
+        if split_port(&self.local_hostname).0.is_empty() {
+            return Err(Error::invalid(format!(
+                "local_hostname {:?} has no host; give `host` or `host:port`",
+                self.local_hostname
+            )));
+        }
+        buffer_size("segment", self.segment, u64::MAX)?;
+        buffer_size("local_buffer", self.local_buffer, MAX_LOCAL_BUFFER)?;
+        buffer_size("hot_cache", self.hot_cache.bytes, MAX_LOCAL_BUFFER)?;
+        if let Some(offload) = &self.offload {
+            offload.validate()?;
+            if !cfg!(feature = "disk") {
+                let text = "offload: this build has no disks; it is made with the feature `disk`";
+                return Err(Error::new(ErrorCode::NotSupported, text));
+            }
+        }
+        if self.segment_file.is_some()
+            && (self.segment == 0 || !self.outlive_master || self.offload.is_some())
+        {
+            return Err(Error::invalid("segment_file: wants a segment, outlive_master, and no offload"));
+        }
+        for (name, value) in [
+            ("timeout", self.timeout),
+            ("connect_timeout", self.connect_timeout),
+            ("ping_interval", self.ping_interval),
+        ] {
+            if value.is_zero() {
+                return Err(Error::invalid(format!("{name} must be more than zero")));
+            }
+        }
+        if self.timeout > MAX_TIMEOUT {
+            return Err(Error::invalid(format!(
+                "timeout {:?} is too long: after 30 s the master lets somebody else write a key whose write has not \
+                 ended, so an operation ends within {MAX_TIMEOUT:?}",
+                self.timeout
+            )));
+        }
+        if self.ports.is_empty() || *self.ports.start() == 0 {
+            return Err(Error::invalid(format!("port range {:?} is empty or starts at 0", self.ports)));
+        }
+        if self.tenant.is_empty() {
+            return Err(Error::invalid("tenant must not be empty"));
+        }
+        Ok(())
+    }
+}
+
+/// Longest an operation may take. No write ends, and none is posted, later than this after space for it was asked for:
+/// before the key can be somebody else's (30 s), and well before the space can (600 s).
+pub const MAX_TIMEOUT: Duration = Duration::from_secs(25);
+
+fn buffer_size(name: &str, bytes: u64, max: u64) -> Result<()> {
+    if bytes != 0 && !(MIN_BUFFER..=max).contains(&bytes) {
+        return Err(Error::invalid(format!(
+            "{name} of {bytes} bytes: give 0 for none, or {MIN_BUFFER} to {max}"
+        )));
+    }
+    if usize::try_from(bytes).is_err() {
+        return Err(Error::new(
+            ErrorCode::InvalidParams,
+            format!("{name} of {bytes} bytes is not addressable"),
+        ));
+    }
+    Ok(())
+}
+
+/// Host and port of `host`, `host:port`, `[v6]`, `[v6]:port` or a bare IPv6 address; the port is absent when it is not
+/// a number.
+pub fn split_port(name: &str) -> (&str, Option<u16>) {
+    if let Some(rest) = name.strip_prefix('[') {
+        let Some((host, tail)) = rest.split_once(']') else { return (name, None) };
+        return (host, tail.strip_prefix(':').and_then(|p| p.parse().ok()));
+    }
+    match name.rsplit_once(':') {
+        Some((host, _)) if host.contains(':') => (name, None),
+        Some((host, port)) => (host, port.parse().ok()),
+        None => (name, None),
+    }
+}
+
+/// `host:port`, with brackets where an IPv6 address needs them.
+pub fn join_port(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
+/// What the master knows a host by: the name without its port, empty for names that mean "this machine" anywhere.
+pub fn host_id(local_hostname: &str) -> &str {
+    match split_port(local_hostname).0 {
+        "localhost" | "127.0.0.1" | "0.0.0.0" | "::1" | "::" => "",
+        host => host,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_split_and_join() {
+        for (name, host, port) in [
+            ("node", "node", None),
+            ("node:12", "node", Some(12)),
+            ("10.0.0.1:65535", "10.0.0.1", Some(65535)),
+            ("[::1]:7", "::1", Some(7)),
+            ("[fe80::1]", "fe80::1", None),
+            ("fe80::1", "fe80::1", None),
+            ("node:x", "node", None),
+        ] {
+            assert_eq!(split_port(name), (host, port), "{name}");
+        }
+        assert_eq!(join_port("::1", 7), "[::1]:7");
+        assert_eq!(join_port("node", 7), "node:7");
+        assert_eq!(host_id("node:7"), "node");
+        for local in ["localhost", "127.0.0.1:5", "[::1]:5", "0.0.0.0:1", "[::]:2"] {
+            assert_eq!(host_id(local), "", "{local}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused_by_name() {
+        let good = ClientConfig::default();
+        good.validate().unwrap();
+        let cases: [(ClientConfig, &str); 9] = [
+            (
+                ClientConfig {
+                    hot_cache: HotCacheConfig { bytes: 7, ..HotCacheConfig::default() },
+                    ..good.clone()
+                },
+                "hot_cache",
+            ),
+            (ClientConfig { segment: 1, ..good.clone() }, "segment"),
+            (ClientConfig { local_buffer: 1023, ..good.clone() }, "local_buffer"),
+            (ClientConfig { local_buffer: MAX_LOCAL_BUFFER + 1, ..good.clone() }, "local_buffer"),
+            (ClientConfig { timeout: Duration::ZERO, ..good.clone() }, "timeout"),
+            (ClientConfig { timeout: Duration::from_secs(30), ..good.clone() }, "too long"),
+            (ClientConfig { local_hostname: ":7".into(), ..good.clone() }, "no host"),
+            (ClientConfig { ports: 0..=9, ..good.clone() }, "port range"),
+            (ClientConfig { tenant: String::new(), ..good.clone() }, "tenant"),
+        ];
+        for (config, word) in cases {
+            let error = config.validate().unwrap_err();
+            assert_eq!(error.code(), ErrorCode::InvalidParams);
+            assert!(error.to_string().contains(word), "{error}");
+        }
+    }
+}

@@ -1,0 +1,523 @@
+//! Files on a file system that clients share (`--root_fs_dir`): what is put is written there behind the put, and read from there when nothing else has it.
+//!
+//! A file is the value and nothing else. It is written under a name that nobody reads, synced, and renamed: a name that the master tells readers of is
+//! that of whole files only. A reader takes it for the value if its length is, and if nobody touched it meanwhile.
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::SystemTime;
+
+use mooncake_core::{Error, ErrorCode, Result};
+use parking_lot::Mutex;
+use rustix::fs::OFlags;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::deadline::{Deadline, late};
+use mooncake_protocol::wire::StorageConfig;
+
+/// Files written at a time, as the existing client does; and read.
+const WRITES: usize = 2;
+const READS: usize = 16;
+/// Most bytes that wait to be written, in KiB. What comes while there are as many gets no file.
+const WAITING_KIB: usize = 256 << 10;
+/// Bytes read at a time.
+const PIECE: usize = 4 << 20;
+
+/// Files as this client sees them.
+#[derive(Debug)]
+pub(crate) struct Files {
+    dir: PathBuf,
+    evict: bool,
+    quota: u64,
+    writing: Semaphore,
+    reading: Arc<Semaphore>,
+    waiting: Arc<Semaphore>,
+    /// Files that it knows of are counted.
+    counted: tokio::sync::OnceCell<()>,
+    known: Mutex<Known>,
+    counts: Counts,
+    /// It was said that the folder is not to be had.
+    said: AtomicBool,
+}
+
+/// Files that a client knows of: what it wrote, and what was there when it came.
+#[derive(Debug, Default)]
+struct Known {
+    /// The oldest first; those that are gone are in no table any more.
+    order: VecDeque<PathBuf>,
+    files: HashMap<PathBuf, KnownFile>,
+    /// Paths of its own files, by key.
+    own: HashMap<Vec<u8>, PathBuf>,
+    used: u64,
+}
+
+#[derive(Debug)]
+struct KnownFile {
+    len: u64,
+    /// Of a file of its own.
+    key: Option<Vec<u8>>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    written: AtomicU64,
+    written_bytes: AtomicU64,
+    refused: AtomicU64,
+    evicted: AtomicU64,
+    read: AtomicU64,
+    read_bytes: AtomicU64,
+    unread: AtomicU64,
+}
+
+/// What a client has done with files that it shares with others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileReport {
+    /// Values written to files.
+    pub written: u64,
+    /// Their bytes.
+    pub written_bytes: u64,
+    /// Values that got no file: too many were waiting, there was no space, or the file system failed.
+    pub refused: u64,
+    /// Files dropped for others.
+    pub evicted: u64,
+    /// Values and parts read from files.
+    pub read: u64,
+    /// Their bytes.
+    pub read_bytes: u64,
+    /// Files that were missing, cut off, changed while they were read, or not to be read in time.
+    pub unread: u64,
+    /// Bytes of the files that this client counts towards the quota.
+    pub used: u64,
+}
+
+/// Room among what waits to be written.
+pub(crate) type Waiting = OwnedSemaphorePermit;
+
+/// A file that has been opened, and what it was then.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    file: Arc<File>,
+    stamp: Stamp,
+}
+
+/// What changes when somebody writes to a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Stamp {
+    inode: (u64, u64),
+    len: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    fn of(file: &File) -> io::Result<Self> {
+        let about = file.metadata()?;
+        if !about.is_file() {
+            return Err(io::Error::other("no ordinary file"));
+        }
+        Ok(Self {
+            inode: (about.dev(), about.ino()),
+            len: about.len(),
+            modified: (about.mtime(), about.mtime_nsec()),
+            changed: (about.ctime(), about.ctime_nsec()),
+        })
+    }
+}
+
+impl Files {
+    /// None where the master has no folder for them, or one that is no place.
+    pub(crate) fn new(config: StorageConfig) -> Option<Arc<Self>> {
+        if config.fs_dir.is_empty() {
+            return None;
+        }
+        let dir = PathBuf::from(config.fs_dir);
+        if !dir.is_absolute() || dir.components().any(|part| part == Component::ParentDir) {
+            tracing::warn!(dir = %dir.display(), "the master's folder for files is no absolute path: none are used");
+            return None;
+        }
+        Some(Arc::new(Self {
+            dir,
+            evict: config.evict,
+            quota: config.quota,
+            writing: Semaphore::new(WRITES),
+            reading: Arc::new(Semaphore::new(READS)),
+            waiting: Arc::new(Semaphore::new(WAITING_KIB)),
+            counted: tokio::sync::OnceCell::new(),
+            known: Mutex::default(),
+            counts: Counts::default(),
+            said: AtomicBool::new(false),
+        }))
+    }
+
+    pub(crate) fn report(&self) -> FileReport {
+        let read = |counter: &AtomicU64| counter.load(Relaxed);
+        let counts = &self.counts;
+        FileReport {
+            written: read(&counts.written),
+            written_bytes: read(&counts.written_bytes),
+            refused: read(&counts.refused),
+            evicted: read(&counts.evicted),
+            read: read(&counts.read),
+            read_bytes: read(&counts.read_bytes),
+            unread: read(&counts.unread),
+            used: self.known.lock().used,
+        }
+    }
+
+    /// A path of the master's, if it is one of a file below the folder.
+    fn inside(&self, path: &str) -> Result<PathBuf> {
+        let rest = Path::new(path).strip_prefix(&self.dir).ok();
+        let plain = |rest: &&Path| {
+            let mut parts = rest.components();
+            parts.next().is_some() && rest.components().all(|part| matches!(part, Component::Normal(_)))
+        };
+        let rest = rest.filter(plain);
+        let outside = || {
+            Error::invalid(format!(
+                "{path:?} is not below {}, where the master's files are",
+                self.dir.display()
+            ))
+        };
+        Ok(self.dir.join(rest.ok_or_else(outside)?))
+    }
+
+    /// Room for a value that is to be written, if there is any now.
+    pub(crate) fn room(&self, len: usize) -> Option<Waiting> {
+        let room = u32::try_from(len.div_ceil(1024)).ok();
+        let room = room.and_then(|kib| self.waiting.clone().try_acquire_many_owned(kib).ok());
+        if room.is_none() {
+            self.counts.refused.fetch_add(1, Relaxed);
+        }
+        room
+    }
+
+    /// Until nothing waits to be written any more.
+    pub(crate) async fn idle(&self) {
+        let _ = self.waiting.acquire_many(WAITING_KIB as u32).await;
+    }
+
+    /// Writes a value. Keys of files that went for it, which the master still believes in.
+    pub(crate) async fn write(
+        self: &Arc<Self>,
+        key: &[u8],
+        path: &str,
+        bytes: Vec<u8>,
+        mark: u64,
+    ) -> (Result<()>, Vec<Vec<u8>>) {
+        let mut gone = Vec::new();
+        let written = self.try_write(key, path, bytes, mark, &mut gone).await;
+        if let Err(error) = &written {
+            self.counts.refused.fetch_add(1, Relaxed);
+            if !self.said.swap(true, Relaxed) {
+                tracing::warn!("an object was not written to a file (said once): {error}");
+            }
+        }
+        (written, gone)
+    }
+
+    async fn try_write(
+        self: &Arc<Self>,
+        key: &[u8],
+        path: &str,
+        bytes: Vec<u8>,
+        mark: u64,
+        gone: &mut Vec<Vec<u8>>,
+    ) -> Result<()> {
+        let path = self.inside(path)?;
+        let len = bytes.len() as u64;
+        let turn = self.writing.acquire().await;
+        let files = self.clone();
+        self.counted.get_or_init(|| async move { drop(blocking(move || files.count()).await) }).await;
+        gone.extend(self.make_room(len).await?);
+        let (files, to) = (self.clone(), path.clone());
+        blocking(move || files.write_file(&to, &bytes, mark)).await?;
+        drop(turn);
+        let before = self.known.lock().add(path, len, Some(key));
+        if let Some(before) = before {
+            unlink(before).await;
+        }
+        self.counts.written.fetch_add(1, Relaxed);
+        self.counts.written_bytes.fetch_add(len, Relaxed);
+        Ok(())
+    }
+
+    /// Drops the oldest files until there is room for one more. Keys of those that were its own.
+    async fn make_room(self: &Arc<Self>, len: u64) -> Result<Vec<Vec<u8>>> {
+        let files = self.clone();
+        let quota = blocking(move || files.limit()).await?;
+        if len > quota {
+            return Err(Error::new(
+                ErrorCode::BufferOverflow,
+                format!("{len} bytes; files may take {quota}"),
+            ));
+        }
+        let mut gone = Vec::new();
+        loop {
+            let oldest = {
+                let mut known = self.known.lock();
+                if known.used.saturating_add(len) <= quota {
+                    return Ok(gone);
+                }
+                if self.evict { known.take_oldest() } else { None }
+            };
+            let Some((path, key)) = oldest else {
+                return Err(Error::new(ErrorCode::NoAvailableHandle, "no room for more files"));
+            };
+            unlink(path).await;
+            self.counts.evicted.fetch_add(1, Relaxed);
+            gone.extend(key);
+        }
+    }
+
+    /// Bytes that files may take.
+    fn limit(&self) -> io::Result<u64> {
+        if self.quota > 0 {
+            return Ok(self.quota);
+        }
+        self.make_dir(&self.dir)?;
+        let about = rustix::fs::statvfs(&self.dir)?;
+        Ok((about.f_frsize.saturating_mul(about.f_blocks) as f64 * 0.9) as u64)
+    }
+
+    /// Counts what is there, the oldest first.
+    fn count(&self) -> io::Result<()> {
+        let mut found: Vec<(SystemTime, PathBuf, u64)> = Vec::new();
+        for outer in std::fs::read_dir(&self.dir)?.flatten() {
+            for inner in std::fs::read_dir(outer.path()).into_iter().flatten().flatten() {
+                for file in std::fs::read_dir(inner.path()).into_iter().flatten().flatten() {
+                    if let Ok(about) = file.metadata()
+                        && about.is_file()
+                    {
+                        found.push((
+                            about.modified().unwrap_or(SystemTime::UNIX_EPOCH),
+                            file.path(),
+                            about.len(),
+                        ));
+                    }
+                }
+            }
+        }
+        found.sort();
+        let mut known = self.known.lock();
+        for (_, path, len) in found {
+            known.add(path, len, None);
+        }
+        Ok(())
+    }
+
+    /// Makes a folder below the one that holds the cluster's, which must be there: where it is not mounted nothing is written.
+    fn make_dir(&self, dir: &Path) -> io::Result<()> {
+        match std::fs::create_dir(dir) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && dir != self.dir => {
+                dir.parent().map_or(Ok(()), |above| self.make_dir(above))?;
+                self.make_dir(dir)
+            }
+            made => made,
+        }
+    }
+
+    fn write_file(&self, path: &Path, bytes: &[u8], mark: u64) -> io::Result<()> {
+        let folder = path.parent().unwrap_or(&self.dir);
+        let aside = folder.join(format!(".{mark:016x}"));
+        let flags = (OFlags::NOFOLLOW | OFlags::CLOEXEC).bits().cast_signed();
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).mode(0o644).custom_flags(flags);
+        let mut file = match options.open(&aside) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.make_dir(folder)?;
+                options.open(&aside)?
+            }
+            opened => opened?,
+        };
+        // Others believe the file by its length, so its bytes come before its name, whatever becomes of this machine.
+        let written = file.write_all(bytes).and_then(|()| file.sync_data());
+        let written = written.and_then(|()| std::fs::rename(&aside, path));
+        if written.is_err() {
+            let _ = std::fs::remove_file(&aside);
+        }
+        written
+    }
+
+    /// Its own files of these keys are its own no more.
+    pub(super) fn let_go<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Vec<PathBuf> {
+        let mut known = self.known.lock();
+        let mut gone = Vec::new();
+        for key in keys {
+            if let Some(path) = known.own.get(key).cloned() {
+                known.remove(&path);
+                gone.push(path);
+            }
+        }
+        gone
+    }
+
+    /// Drops its own file of a key, if it has that path.
+    pub(super) async fn forget(&self, key: &[u8], path: &Path) {
+        let own = {
+            let mut known = self.known.lock();
+            let is = known.own.get(key).is_some_and(|own| own == path);
+            if is {
+                known.remove(path);
+            }
+            is
+        };
+        if own {
+            unlink(path.to_owned()).await;
+        }
+    }
+
+    /// Its own files, by their keys.
+    pub(super) fn own(&self) -> Vec<(Vec<u8>, PathBuf)> {
+        self.known.lock().own.iter().map(|(key, path)| (key.clone(), path.clone())).collect()
+    }
+
+    pub(super) async fn unlink(paths: Vec<PathBuf>) {
+        for path in paths {
+            unlink(path).await;
+        }
+    }
+
+    /// Opens the file of a value of that length.
+    ///
+    /// # Errors
+    /// `TRANSFER_FAIL` for one that is missing or of another length; `RPC_TIMEOUT`.
+    pub(crate) async fn open(&self, path: &str, len: u64, deadline: &Deadline) -> Result<Opened> {
+        let path = self.inside(path)?;
+        let open = move || {
+            // A name that leads elsewhere, or to something that waits for a writer, is no file of a value.
+            let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed();
+            let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+            Stamp::of(&file).map(|stamp| (file, stamp))
+        };
+        let (file, stamp) = self.ask(open, deadline).await?;
+        if stamp.len != len {
+            let text = format!("a file of {} bytes for a value of {len}", stamp.len);
+            return Err(Error::new(ErrorCode::TransferFail, text));
+        }
+        Ok(Opened { file: Arc::new(file), stamp })
+    }
+
+    /// Reads a part of a file in pieces, each given to `take` with where it begins in the part. At the end the file must be what it was.
+    pub(crate) async fn read(
+        &self,
+        opened: &Opened,
+        (from, len): (u64, usize),
+        deadline: &Deadline,
+        mut take: impl FnMut(usize, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let mut at = 0;
+        while at < len {
+            let (file, some) = (opened.file.clone(), PIECE.min(len - at));
+            let start = from + at as u64;
+            let read = move || {
+                let mut piece = vec![0; some];
+                file.read_exact_at(&mut piece, start).map(|()| piece)
+            };
+            let piece = self.ask(read, deadline).await?;
+            for (part, bytes) in piece.chunks(crate::buffers::COPIED_AT_ONCE).enumerate() {
+                if part > 0 {
+                    tokio::task::yield_now().await;
+                }
+                take(at + part * crate::buffers::COPIED_AT_ONCE, bytes)?;
+            }
+            at += some;
+        }
+        let file = opened.file.clone();
+        if self.ask(move || Stamp::of(&file), deadline).await? != opened.stamp {
+            return Err(Error::new(ErrorCode::TransferFail, "the file was written to while it was read"));
+        }
+        self.counts.read.fetch_add(1, Relaxed);
+        self.counts.read_bytes.fetch_add(len as u64, Relaxed);
+        Ok(())
+    }
+
+    pub(crate) fn not_read(&self, path: &str, error: &Error) {
+        self.counts.unread.fetch_add(1, Relaxed);
+        tracing::debug!(path, "a file was not read: {error}");
+    }
+
+    /// Does something with a file on a thread that may wait for it. What hangs keeps its place among those that read, and costs the caller its time.
+    async fn ask<R: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> io::Result<R> + Send + 'static,
+        deadline: &Deadline,
+    ) -> Result<R> {
+        let reading = self.reading.clone();
+        let asked = async {
+            let turn = reading.acquire_owned().await;
+            blocking(move || {
+                let done = work();
+                drop(turn);
+                done
+            })
+            .await
+        };
+        tokio::time::timeout(deadline.left(), asked).await.map_err(|_| late("a file"))?
+    }
+}
+
+impl Opened {
+    /// A number that another file, or the same one written to, does not have.
+    pub(crate) fn number(&self) -> u64 {
+        use std::hash::BuildHasher;
+        foldhash::quality::FixedState::with_seed(0).hash_one(self.stamp)
+    }
+}
+
+impl Known {
+    /// The file of an earlier value of the key, which nobody wants any more.
+    fn add(&mut self, path: PathBuf, len: u64, key: Option<&[u8]>) -> Option<PathBuf> {
+        self.remove(&path);
+        let before = key.and_then(|key| self.own.insert(key.to_vec(), path.clone()));
+        if let Some(before) = &before {
+            // The key is the new file's now.
+            if let Some(file) = self.files.remove(before) {
+                self.used -= file.len;
+            }
+        }
+        self.used = self.used.saturating_add(len);
+        self.files.insert(path.clone(), KnownFile { len, key: key.map(<[u8]>::to_vec) });
+        if self.order.len() > 2 * self.files.len() + 64 {
+            let files = &self.files;
+            self.order.retain(|path| files.contains_key(path));
+        }
+        self.order.push_back(path);
+        before
+    }
+
+    fn remove(&mut self, path: &Path) -> Option<Vec<u8>> {
+        let file = self.files.remove(path)?;
+        self.used -= file.len;
+        if let Some(key) = &file.key {
+            self.own.remove(key);
+        }
+        file.key
+    }
+
+    fn take_oldest(&mut self) -> Option<(PathBuf, Option<Vec<u8>>)> {
+        while let Some(path) = self.order.pop_front() {
+            if self.files.contains_key(&path) {
+                let key = self.remove(&path);
+                return Some((path, key));
+            }
+        }
+        None
+    }
+}
+
+async fn blocking<R: Send + 'static>(work: impl FnOnce() -> io::Result<R> + Send + 'static) -> Result<R> {
+    let done = tokio::task::spawn_blocking(work).await;
+    let done = done.map_err(|error| Error::internal(format!("work on a file ended early: {error}")))?;
+    done.map_err(|error| Error::new(ErrorCode::TransferFail, error.to_string()))
+}
+
+/// What is gone already is as good.
+async fn unlink(path: PathBuf) {
+    let _ = blocking(move || std::fs::remove_file(path)).await;
+}

@@ -1,0 +1,163 @@
+//! Files beside the calls: written behind puts, read where nothing else is left, dropped with what is removed.
+
+use std::sync::Arc;
+
+use mooncake_core::replica::{ReplicaList, ReplicaType};
+use mooncake_core::{ErrorCode, ErrorKind, Result};
+use mooncake_transport::Transport;
+
+use super::files::{FileReport, Files, Waiting};
+use crate::buffers::COPIED_AT_ONCE;
+use crate::put::{Attempt, Payload};
+use crate::{Client, Inner};
+use mooncake_protocol::api::{EndItem, WriteMode};
+
+/// How often the master is told of a file that was written.
+const TRIES: usize = 3;
+/// Keys that the master is asked about at a time.
+const ASKED: usize = 1024;
+
+/// A file that a put was granted.
+pub(crate) struct FilePut {
+    pub(crate) attempt: Attempt,
+    pub(crate) key: Vec<u8>,
+    pub(crate) path: String,
+    pub(crate) checksum: Option<u64>,
+}
+
+impl<T: Transport> Client<T> {
+    /// What was done with files on a file system that clients share; `None` where the master has none (`--root_fs_dir`).
+    pub fn files(&self) -> Option<FileReport> {
+        self.inner.files.as_deref().map(Files::report)
+    }
+}
+
+impl<T: Transport> Inner<T> {
+    /// Has a value that was stored written to its file, behind the caller's back. It comes back when that cannot be.
+    pub(crate) async fn keep_in_file(
+        self: &Arc<Self>,
+        put: FilePut,
+        value: &Payload<'_, T>,
+    ) -> std::result::Result<(), FilePut> {
+        let Some(files) = &self.files else { return Err(put) };
+        let Some(waiting) = files.room(value.len()) else { return Err(put) };
+        match copy_of(value).await {
+            Ok(bytes) => {
+                self.runtime.spawn(write(self.clone(), files.clone(), put, bytes, waiting));
+                Ok(())
+            }
+            Err(error) => {
+                tracing::debug!("a value is not written to a file: {error}");
+                Err(put)
+            }
+        }
+    }
+
+    /// What was removed needs no file any more.
+    pub(crate) fn forget_files<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) {
+        let Some(files) = &self.files else { return };
+        let gone = files.let_go(keys);
+        if !gone.is_empty() {
+            self.runtime.spawn(Files::unlink(gone));
+        }
+    }
+
+    /// Many keys were removed, and it is not known which: the master is asked about those with files of ours.
+    pub(crate) fn look_after_files(self: &Arc<Self>) {
+        let Some(files) = self.files.clone() else { return };
+        let own = files.own();
+        if own.is_empty() {
+            return;
+        }
+        let client = self.clone();
+        self.runtime.spawn(async move {
+            for some in own.chunks(ASKED) {
+                let keys: Vec<&[u8]> = some.iter().map(|(key, _)| &**key).collect();
+                let locate = client.master.locate(&client.config.tenant, &keys);
+                let Ok(answers) = client.deadline().bound("replica list", locate).await else { return };
+                let absent = |answer: &Result<ReplicaList>| {
+                    answer.as_ref().is_err_and(|e| e.kind() == ErrorKind::NotFound)
+                };
+                for ((key, path), _) in some.iter().zip(answers).filter(|(_, answer)| absent(answer)) {
+                    files.forget(key, path).await;
+                }
+            }
+        });
+    }
+
+    /// Files of these keys cannot be read, however often the master names them: it is told, so that the keys are not taken for ever.
+    pub(crate) fn report_files(self: &Arc<Self>, keys: Vec<Vec<u8>>) {
+        if keys.is_empty() {
+            return;
+        }
+        let client = self.clone();
+        self.runtime.spawn(async move { client.tell_dropped(&keys).await });
+    }
+
+    async fn tell_dropped(&self, keys: &[Vec<u8>]) {
+        let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+        let tell = self.master.dropped_files(self.id, &self.config.tenant, &keys);
+        if let Err(error) = self.deadline().bound("files that are gone", tell).await {
+            tracing::debug!("the master was not told of files that are gone: {error}");
+        }
+    }
+}
+
+async fn write<T: Transport>(
+    client: Arc<Inner<T>>,
+    files: Arc<Files>,
+    put: FilePut,
+    bytes: Vec<u8>,
+    waiting: Waiting,
+) {
+    let mark = client.rng.lock().next_u64();
+    let (written, gone) = files.write(&put.key, &put.path, bytes, mark).await;
+    if !gone.is_empty() {
+        client.tell_dropped(&gone).await;
+    }
+    let there = match written {
+        Ok(()) => tell_written(&client, &put).await,
+        Err(_) => {
+            put.attempt.refuse_files(&client, &[&put.key]).await;
+            false
+        }
+    };
+    if !there {
+        // The value is another's by now, or gone: so is its file, before somebody takes it for what it is not.
+        files.forget(&put.key, std::path::Path::new(&put.path)).await;
+    }
+    drop(waiting);
+}
+
+/// Whether the master knows of the file now.
+async fn tell_written<T: Transport>(client: &Inner<T>, put: &FilePut) -> bool {
+    let items = [EndItem { key: &put.key, checksum: put.checksum }];
+    for _ in 0..TRIES {
+        if !put.attempt.is_ours(client) {
+            return false;
+        }
+        let caller = client.caller(put.attempt.number);
+        let end = client.master.put_end(caller, WriteMode::Put, &items, ReplicaType::Disk);
+        match client.deadline().bound("end of a file", end).await {
+            Ok(answers) => return answers.iter().all(Result::is_ok),
+            Err(error) => tracing::debug!("the master was not told of a file: {error}"),
+        }
+    }
+    false
+}
+
+async fn copy_of<T: Transport>(value: &Payload<'_, T>) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; value.len()];
+    for (part, chunk) in bytes.chunks_mut(COPIED_AT_ONCE).enumerate() {
+        if part > 0 {
+            tokio::task::yield_now().await;
+        }
+        value.copy_to(part * COPIED_AT_ONCE, chunk)?;
+    }
+    Ok(bytes)
+}
+
+/// Whether a file failed for good, as far as can be told.
+pub(crate) fn is_gone(error: &mooncake_core::Error) -> bool {
+    error.code() == ErrorCode::TransferFail
+}

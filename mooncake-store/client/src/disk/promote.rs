@@ -1,0 +1,66 @@
+//! Objects that the master wants back in memory, because they are read often.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_transport::Transport;
+
+use super::owner::Disk;
+use super::scoped;
+use crate::{Inner, shown};
+use mooncake_protocol::api::Caller;
+use mooncake_protocol::wire::OffloadItem;
+
+/// Reads back what the master asks for, one object after the other.
+pub(super) async fn promote<T: Transport>(client: &Arc<Inner<T>>, disk: &Disk<T>) -> Result<()> {
+    let ask = client.master.to_promote(client.id);
+    let items = match client.deadline().bound("what comes back from disk", ask).await {
+        // Given up as dead, or a master that brings nothing back: the next heartbeat knows more.
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        items => items?,
+    };
+    for item in items {
+        match bring_back(client, disk, &item).await {
+            Ok(()) => {
+                disk.counts.promoted.fetch_add(1, Relaxed);
+            }
+            Err(error) => tracing::debug!(key = %shown(&item.key), "not back in memory: {error}"),
+        }
+    }
+    Ok(())
+}
+
+async fn bring_back<T: Transport>(client: &Arc<Inner<T>>, disk: &Disk<T>, item: &OffloadItem) -> Result<()> {
+    let caller = Caller { client: client.id, tenant: &item.tenant, attempt: 0 };
+    let moved = move_up(client, disk, item, caller).await;
+    // What ran out of time may still land, so its space is left to the master, which waits long enough.
+    if moved.as_ref().is_err_and(|error| error.kind() == ErrorKind::Timeout) {
+        return moved;
+    }
+    let told = client.master.promotion_end(caller, &item.key, moved.is_ok());
+    moved.and(client.deadline().bound("end of a way back from disk", told).await)
+}
+
+async fn move_up<T: Transport>(
+    client: &Arc<Inner<T>>,
+    disk: &Disk<T>,
+    item: &OffloadItem,
+    caller: Caller<'_>,
+) -> Result<()> {
+    let deadline = client.deadline();
+    let key = scoped(&item.tenant, &item.key);
+    let len = disk.store.value_len(&key).filter(|len| len.cast_signed() == item.size);
+    let len = len.ok_or(ErrorCode::ObjectNotFound)?;
+    let value = deadline.bound("reading from disk", disk.shelve(&key, len)).await?;
+    let own = [client.name.as_str()];
+    let start = client.master.promotion_start(caller, &item.key, len, &own);
+    let place = deadline.bound("room for what comes back from disk", start).await?;
+    let granted = place.location.memory().filter(|at| at.size == len);
+    let at = granted.ok_or_else(|| Error::internal("the master granted something else than memory"))?;
+    let target = client.reach(&at.endpoint, &deadline).await?;
+    let landing = Some(deadline.portion(7, 8));
+    let (result, _) = client.engine.write(&target, at.address, value, landing).await;
+    client.note(&at.endpoint, &result);
+    result
+}

@@ -1,0 +1,207 @@
+//! What an owner knows of one light client: its memory, its connections, the objects it located.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use mooncake_core::memory::HostMemory;
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::same_host::socket::sealed;
+use mooncake_transport::{Region, Transport};
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::watch;
+
+use super::message::Place;
+use super::owner::{LocalStats, Owner};
+use super::record::{Cause, Record};
+use crate::Located;
+
+/// Objects that one light client may have located and not read yet; the oldest go first.
+const MAX_LOCATED: usize = 1 << 16;
+/// Pieces of memory of one light client.
+const MAX_MEMORIES: usize = 1 << 14;
+
+pub(super) struct Guest<T: Transport> {
+    process: Option<i32>,
+    memories: RwLock<Memories<T>>,
+    located: Mutex<Locations>,
+    connections: AtomicUsize,
+    calls: AtomicUsize,
+    left: watch::Sender<bool>,
+}
+
+struct Memories<T: Transport> {
+    by_number: HashMap<u32, Region<T>>,
+    bytes: u64,
+    /// Nothing is taken any more.
+    over: bool,
+}
+
+/// Located objects by number; the numbers go up.
+struct Locations {
+    first: u64,
+    objects: VecDeque<Located>,
+}
+
+impl<T: Transport> Guest<T> {
+    /// A light client; `first` is the number of the first object it locates, one that no other light client's has.
+    pub(super) fn new(process: Option<i32>, first: u64) -> Self {
+        Self {
+            process,
+            memories: RwLock::new(Memories { by_number: HashMap::new(), bytes: 0, over: false }),
+            located: Mutex::new(Locations { first, objects: VecDeque::new() }),
+            connections: AtomicUsize::new(0),
+            calls: AtomicUsize::new(0),
+            left: watch::Sender::new(false),
+        }
+    }
+
+    /// Number of its process, 0 when the kernel does not tell.
+    pub(super) fn process(&self) -> i32 {
+        self.process.unwrap_or(0)
+    }
+
+    pub(super) fn count(&self, stats: &mut LocalStats) {
+        let memories = self.memories.read();
+        stats.memories += memories.by_number.len();
+        stats.bytes += memories.bytes;
+        stats.connections += self.connections.load(Ordering::Relaxed);
+        stats.calls += self.calls.load(Ordering::Relaxed);
+    }
+
+    /// Maps the file of some memory and makes it known to the wires.
+    pub(super) fn share(
+        &self,
+        owner: &Owner<T>,
+        (number, offset, len): (u32, u64, u64),
+        file: Option<OwnedFd>,
+    ) -> Result<(), Record> {
+        let nonsense = |error: Error| {
+            tracing::warn!(process = self.process(), %error, "memory of a local process is refused");
+            Record::refused(error.code(), Cause::Nonsense, 0)
+        };
+        let max = owner.config.max_memory;
+        let refused = Record::refused(ErrorCode::NoAvailableHandle, Cause::Memory, max);
+        let mut memories = self.memories.write();
+        if memories.bytes.checked_add(len).is_none_or(|sum| sum > max)
+            || memories.by_number.len() >= MAX_MEMORIES
+        {
+            return Err(refused);
+        }
+        let map = || {
+            if memories.over || memories.by_number.contains_key(&number) {
+                return Err(Error::invalid(format!("memory {number} is there already")));
+            }
+            let len = usize::try_from(len).map_err(|_| Error::invalid("memory that is not addressable"))?;
+            let memory = HostMemory::map_file(&sealed(file)?, offset, len)?;
+            owner.client.register(Arc::new(memory))
+        };
+        let region = map().map_err(nonsense)?;
+        memories.by_number.insert(number, region);
+        memories.bytes += len;
+        Ok(())
+    }
+
+    /// Forgets some memory. It is unmapped when the last transfer that uses it has ended.
+    pub(super) fn unshare(&self, number: u32) {
+        let mut memories = self.memories.write();
+        if let Some(gone) = memories.by_number.remove(&number) {
+            memories.bytes -= gone.len() as u64;
+        }
+    }
+
+    /// A range of its memory: the region, and which bytes of it.
+    pub(super) fn range(&self, place: Place) -> Result<(Region<T>, std::ops::Range<usize>)> {
+        let nowhere = || {
+            Error::invalid(format!(
+                "{} bytes from {} of memory {} are not shared",
+                place.len, place.offset, place.memory
+            ))
+        };
+        let region = self.memories.read().by_number.get(&place.memory).cloned().ok_or_else(nowhere)?;
+        let end =
+            place.offset.checked_add(place.len).filter(|end| *end <= region.len() as u64 && place.len > 0);
+        match (usize::try_from(place.offset), end.map(usize::try_from)) {
+            (Ok(start), Some(Ok(end))) => Ok((region, start..end)),
+            _ => Err(nowhere()),
+        }
+    }
+
+    /// Keeps where an object lies; the number to ask for it by.
+    pub(super) fn keep(&self, object: Located) -> u64 {
+        let mut located = self.located.lock();
+        if located.objects.len() >= MAX_LOCATED {
+            located.objects.pop_front();
+            located.first += 1;
+        }
+        located.objects.push_back(object);
+        located.first + located.objects.len() as u64 - 1
+    }
+
+    /// The object of that number. `LEASE_EXPIRED` when it is forgotten, or of another owner.
+    pub(super) fn located(&self, number: u64) -> Result<Located> {
+        let located = self.located.lock();
+        let at = number.checked_sub(located.first).and_then(|at| usize::try_from(at).ok());
+        let object = at.and_then(|at| located.objects.get(at).cloned());
+        object.ok_or_else(|| {
+            let text = "the object was located too long ago: another mooncake_client serves now, or too many were since";
+            Error::new(ErrorCode::LeaseExpired, text)
+        })
+    }
+
+    /// Room for one more connection.
+    pub(super) fn admit_connection(self: Arc<Self>, max: u32) -> Result<Seat<T>, Record> {
+        let taken = self.connections.fetch_add(1, Ordering::AcqRel);
+        let seat = Seat { guest: self };
+        if taken >= max as usize {
+            return Err(Record::refused(ErrorCode::NoAvailableHandle, Cause::Calls, u64::from(max)));
+        }
+        Ok(seat)
+    }
+
+    /// It is gone: its connections close after what they are doing, and its memory goes with the last transfer.
+    pub(super) fn leave(&self) {
+        self.left.send_replace(true);
+        let mut memories = self.memories.write();
+        memories.over = true;
+        memories.bytes = 0;
+        let gone = std::mem::take(&mut memories.by_number);
+        drop(memories);
+        // Unmapping takes its time.
+        drop(gone);
+        self.located.lock().objects.clear();
+    }
+}
+
+/// A connection for calls of a light client.
+pub(super) struct Seat<T: Transport> {
+    pub(super) guest: Arc<Guest<T>>,
+}
+
+impl<T: Transport> Seat<T> {
+    /// Becomes true when the light client is gone.
+    pub(super) fn left(&self) -> watch::Receiver<bool> {
+        self.guest.left.subscribe()
+    }
+
+    /// Counts a call for as long as the value lives.
+    pub(super) fn call(&self) -> Call<'_, T> {
+        self.guest.calls.fetch_add(1, Ordering::AcqRel);
+        Call(&self.guest)
+    }
+}
+
+impl<T: Transport> Drop for Seat<T> {
+    fn drop(&mut self) {
+        self.guest.connections.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+pub(super) struct Call<'a, T: Transport>(&'a Guest<T>);
+
+impl<T: Transport> Drop for Call<'_, T> {
+    fn drop(&mut self) {
+        self.0.calls.fetch_sub(1, Ordering::AcqRel);
+    }
+}

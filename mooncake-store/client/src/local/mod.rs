@@ -1,0 +1,46 @@
+//! One member of the cluster for many processes of a host.
+//!
+//! The *owner* ([`LocalServer`], in the program `mooncake_client`) is an ordinary [`Client`](crate::Client) that also listens at a Unix
+//! socket. A *light client* ([`LocalClient`]) has no memory in the cluster and opens no connection but to that socket: it makes memory of
+//! its own (memfds whose size is sealed), hands the owner the file descriptors, and names ranges of it in its calls. The owner maps
+//! the same pages and moves objects out of and into them, so no byte crosses the socket, and a value in such memory is not copied on its way.
+//!
+//! A light client divides its memory up by itself; the owner only remembers which files it was given. When the
+//! socket of a light client closes (a death closes it) or stays silent, the owner lets go of its memory as soon as the transfers that use it
+//! have ended. When the owner dies, calls of light clients fail, and they go on with the next owner at the same path: memory and addresses
+//! stay what they were.
+//!
+//! | file | what |
+//! |---|---|
+//! | `record.rs` | the control connection: who is there, which memory there is, signs of life |
+//! | `message.rs` | data connections: one call at a time on each |
+//! | `owner.rs`, `guest.rs`, `serve.rs` | the owner's side: the socket, one light client, the calls |
+//! | `client.rs`, `link.rs`, `call.rs`, `memory.rs`, `objects.rs` | the light client's side: set-up, the control connection, one call, memory, the verbs |
+
+mod call;
+mod client;
+mod guest;
+mod link;
+#[allow(unsafe_code)]
+mod memory;
+pub mod message;
+mod objects;
+mod owner;
+pub mod record;
+#[allow(unsafe_code)]
+mod serve;
+
+use std::path::PathBuf;
+
+pub use self::client::{LocalClient, LocalConfig};
+pub use self::memory::LocalBuf;
+pub use self::objects::{LocalRange, LocatedLocal};
+pub use self::owner::{LocalServer, LocalServerConfig, LocalStats};
+
+/// Port that names an owner's socket when nothing else is said.
+pub const DEFAULT_PORT: u16 = 50052;
+
+/// Where the owner of that port listens when it is not told another path.
+pub fn default_path(port: u16) -> PathBuf {
+    PathBuf::from(format!("/tmp/mooncake_client_{port}.sock"))
+}

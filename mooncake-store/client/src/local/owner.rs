@@ -1,0 +1,297 @@
+//! The owner's side: the socket, and who is served through it.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::clock::Rng;
+use mooncake_core::ids::Uuid;
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::Transport;
+use mooncake_transport::admission::{Connections, ListenerLimits, Place};
+use mooncake_transport::same_host::socket::{RecordSocket, Trust, listen_at};
+use parking_lot::Mutex;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::guest::Guest;
+use super::record::{Cause, Record};
+use super::serve;
+use crate::Client;
+use mooncake_engine::transport_set::TransportSet;
+
+/// Longest wait for the rest of a call.
+const CALL: Duration = Duration::from_secs(30);
+/// Time in which who connects says what it wants.
+const INTRODUCTION: Duration = Duration::from_secs(5);
+
+/// How an owner serves.
+#[derive(Clone, Debug)]
+pub struct LocalServerConfig {
+    /// Path of the socket.
+    pub path: PathBuf,
+    /// Its permissions. With those of its user alone, the kernel's word on who connects is asked for as well.
+    pub mode: u32,
+    /// Light clients served at once.
+    pub max_clients: usize,
+    /// Bytes one of them may share.
+    pub max_memory: u64,
+    /// Calls of one of them that may be under way at once.
+    pub max_calls: u32,
+    /// A light client that is silent for longer is forgotten.
+    pub silence: Duration,
+}
+
+impl Default for LocalServerConfig {
+    fn default() -> Self {
+        Self {
+            path: super::default_path(super::DEFAULT_PORT),
+            mode: 0o600,
+            max_clients: 256,
+            max_memory: 1 << 40,
+            max_calls: 64,
+            silence: Duration::from_secs(10),
+        }
+    }
+}
+
+/// What an owner's light clients hold just now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LocalStats {
+    /// How many there are.
+    pub clients: usize,
+    /// Pieces of memory they share.
+    pub memories: usize,
+    /// Bytes of it.
+    pub bytes: u64,
+    /// Connections for calls.
+    pub connections: usize,
+    /// Calls under way.
+    pub calls: usize,
+}
+
+/// Serves light clients with a client of the cluster, until it is stopped or dropped.
+pub struct LocalServer<T: Transport = TransportSet> {
+    owner: Arc<Owner<T>>,
+    accepting: JoinHandle<()>,
+}
+
+pub(super) struct Owner<T: Transport> {
+    pub(super) client: Client<T>,
+    pub(super) config: LocalServerConfig,
+    pub(super) guests: Mutex<HashMap<Uuid, Arc<Guest<T>>>>,
+    rng: Mutex<Rng>,
+    stopped: watch::Sender<bool>,
+}
+
+impl<T: Transport> LocalServer<T> {
+    /// Listens, on the current tokio runtime.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` when another process serves that path, or nobody can.
+    pub fn start(client: Client<T>, config: LocalServerConfig) -> Result<Self> {
+        let listener = listen_at(&config.path, config.mode)?;
+        let owner = Arc::new(Owner {
+            client,
+            config,
+            guests: Mutex::default(),
+            rng: Mutex::new(Rng::from_os()),
+            stopped: watch::Sender::new(false),
+        });
+        let accepting = tokio::spawn(accept(owner.clone(), listener));
+        Ok(Self { owner, accepting })
+    }
+
+    /// Path of the socket.
+    pub fn path(&self) -> &Path {
+        &self.owner.config.path
+    }
+
+    /// What light clients hold now.
+    pub fn stats(&self) -> LocalStats {
+        let mut stats = LocalStats::default();
+        let guests: Vec<_> = self.owner.guests.lock().values().cloned().collect();
+        for guest in guests {
+            stats.clients += 1;
+            guest.count(&mut stats);
+        }
+        stats
+    }
+
+    /// Takes no more calls, waits for those under way, and closes every connection.
+    pub async fn stop(mut self) {
+        self.owner.stopped.send_replace(true);
+        let _ = (&mut self.accepting).await;
+    }
+}
+
+impl<T: Transport> Drop for LocalServer<T> {
+    fn drop(&mut self) {
+        self.owner.stopped.send_replace(true);
+        // The path may be another owner's by now only if somebody removed ours, and then it is theirs to look after.
+        let _ = std::fs::remove_file(&self.owner.config.path);
+    }
+}
+
+impl<T: Transport> fmt::Debug for LocalServer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalServer").field("path", &self.path()).field("stats", &self.stats()).finish()
+    }
+}
+
+/// Waits until a sign is given, or can be given no more.
+pub(super) async fn set(sign: &mut watch::Receiver<bool>) {
+    let _ = sign.wait_for(|given| *given).await;
+}
+
+async fn accept<T: Transport>(owner: Arc<Owner<T>>, listener: UnixListener) {
+    let config = &owner.config;
+    let mut connections = Connections::new(ListenerLimits {
+        name: "local",
+        // Of each light client one for control, and one for each call under way.
+        places: config.max_clients.saturating_mul(config.max_calls as usize + 1),
+        descriptor_share: 16,
+        request: Some(CALL),
+        idle: None,
+    });
+    let mut stopped = owner.stopped.subscribe();
+    loop {
+        let (stream, _) = tokio::select! {
+            biased;
+            () = set(&mut stopped) => break,
+            accepted = connections.accept(|cx| listener.poll_accept(cx)) => accepted,
+        };
+        let owner = owner.clone();
+        connections.admit(|place| async move {
+            if let Err(error) = attend(&owner, stream, &place).await {
+                tracing::info!(%error, "a local process is turned away");
+            }
+        });
+    }
+    drop(listener);
+    // Those that are in the middle of a call finish it: memory must not be let go of under a transfer.
+    connections.finish(Duration::MAX).await;
+}
+
+async fn attend<T: Transport>(owner: &Arc<Owner<T>>, stream: UnixStream, place: &Place) -> Result<()> {
+    let trust = if owner.config.mode & 0o077 == 0 { Trust::SameUser } else { Trust::Anybody };
+    let socket = RecordSocket::new(stream, trust)?;
+    let mut stopped = owner.stopped.subscribe();
+    let introduced = tokio::select! {
+        introduced = tokio::time::timeout(INTRODUCTION, socket.receive()) => introduced,
+        () = set(&mut stopped) => return Ok(()),
+    };
+    let (bytes, _) = introduced.map_err(|_| Error::invalid("it connected and said nothing"))??;
+    // Control connections keep their places: the number of light clients and their silence are limited.
+    if !place.work() {
+        return Ok(());
+    }
+    match Record::decode(&bytes) {
+        Ok(Record::Hello) => welcome(owner, &socket, stopped).await,
+        Ok(Record::Join { guest }) => {
+            let found = owner.guests.lock().get(&guest).cloned();
+            match found
+                .map(|guest| guest.admit_connection(owner.config.max_calls))
+                .unwrap_or_else(|| Err(Record::refused(ErrorCode::RpcFail, Cause::Unknown, 0)))
+            {
+                Ok(seat) => {
+                    socket.send(&Record::DONE.encode(), None).await?;
+                    serve::run(owner, seat, socket.into_stream(), place, stopped).await
+                }
+                Err(refusal) => socket.send(&refusal.encode(), None).await,
+            }
+        }
+        Ok(other) => refuse(&socket, Error::invalid(format!("{other:?} to begin with"))).await,
+        Err(error) => refuse(&socket, error).await,
+    }
+}
+
+/// Says why in the one form that every version reads, and passes the error on.
+async fn refuse(socket: &RecordSocket, error: Error) -> Result<()> {
+    let cause = if error.code() == ErrorCode::InvalidVersion { Cause::Version } else { Cause::Nonsense };
+    socket.send(&Record::refused(error.code(), cause, 0).encode(), None).await?;
+    Err(error)
+}
+
+/// Serves the control connection of a light client until it closes, or is silent for too long.
+async fn welcome<T: Transport>(
+    owner: &Arc<Owner<T>>,
+    socket: &RecordSocket,
+    mut stopped: watch::Receiver<bool>,
+) -> Result<()> {
+    let id = {
+        let mut rng = owner.rng.lock();
+        Uuid::new(rng.next_u64(), rng.next_u64())
+    };
+    let (guest, full) = {
+        let mut guests = owner.guests.lock();
+        let full = guests.len() >= owner.config.max_clients;
+        let guest = Arc::new(Guest::new(socket.peer_pid(), id.first >> 1));
+        if !full {
+            guests.insert(id, guest.clone());
+        }
+        (guest, full)
+    };
+    if full {
+        let limit = owner.config.max_clients as u64;
+        return socket
+            .send(&Record::refused(ErrorCode::NoAvailableHandle, Cause::Guests, limit).encode(), None)
+            .await;
+    }
+    let _listed = Listed { owner, id, guest: &guest };
+    tracing::info!(process = guest.process(), "a local process joins");
+    let silence_ms = u32::try_from(owner.config.silence.as_millis()).unwrap_or(u32::MAX);
+    let welcome = Record::Welcome { guest: id, calls: owner.config.max_calls, silence_ms };
+    socket.send(&welcome.encode(), None).await?;
+    loop {
+        let next = tokio::select! {
+            next = tokio::time::timeout(owner.config.silence, socket.receive()) => next,
+            () = set(&mut stopped) => return Ok(()),
+        };
+        let Ok(received) = next else {
+            tracing::warn!(process = guest.process(), "a local process is silent, and forgotten");
+            return Ok(());
+        };
+        let (bytes, file) = match received {
+            Ok(received) => received,
+            // It is gone.
+            Err(error) if error.code() != ErrorCode::InvalidParams => return Ok(()),
+            Err(error) => return refuse(socket, error).await,
+        };
+        let answer = match Record::decode(&bytes) {
+            Ok(Record::Ping) => Record::DONE,
+            Ok(Record::Share { memory, offset, len }) => {
+                match guest.share(owner, (memory, offset, len), file) {
+                    Ok(()) => Record::DONE,
+                    Err(refusal) => refusal,
+                }
+            }
+            Ok(Record::Unshare { memory }) => {
+                guest.unshare(memory);
+                Record::DONE
+            }
+            Ok(other) => return refuse(socket, Error::invalid(format!("{other:?} in the middle"))).await,
+            Err(error) => return refuse(socket, error).await,
+        };
+        let answered = tokio::time::timeout(owner.config.silence, socket.send(&answer.encode(), None)).await;
+        answered.map_err(|_| Error::invalid("a local process does not read what it asked for"))??;
+    }
+}
+
+/// A light client while its control connection is served.
+struct Listed<'a, T: Transport> {
+    owner: &'a Arc<Owner<T>>,
+    id: Uuid,
+    guest: &'a Arc<Guest<T>>,
+}
+
+impl<T: Transport> Drop for Listed<'_, T> {
+    fn drop(&mut self) {
+        self.owner.guests.lock().remove(&self.id);
+        self.guest.leave();
+        tracing::info!(process = self.guest.process(), "a local process leaves");
+    }
+}

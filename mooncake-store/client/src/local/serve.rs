@@ -1,0 +1,237 @@
+//! The calls of a light client, made with the owner's own client.
+
+use std::sync::Arc;
+
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::admission::Place;
+use mooncake_transport::{Slice, SliceMut, Transport};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+
+use super::guest::{Guest, Seat};
+use super::message::{
+    self, Copy, Fetch, HEAD_LEN, Item, Items, Keys, NO_ROOM, Pattern, Place as MemoryPlace, Ranges, Read,
+    Replicas, Status, TaskOf, Verb, Write,
+};
+use super::owner::{Owner, set};
+use crate::{Client, PutOutcome, RangeRead, is_lost};
+
+/// Values read into one piece of memory begin at multiples of this.
+const ALIGN: u64 = 64;
+/// Longest buffer that is kept for the next call.
+const KEPT: usize = 1 << 16;
+
+/// Serves one connection until it closes, the light client is gone, or the owner stops. A call that has begun is made to its end, whoever
+/// is gone meanwhile: a transfer must not be left alone with memory that somebody else may have next.
+pub(super) async fn run<T: Transport>(
+    owner: &Arc<Owner<T>>,
+    seat: Seat<T>,
+    mut stream: UnixStream,
+    place: &Place,
+    mut stopped: watch::Receiver<bool>,
+) -> Result<()> {
+    let mut left = seat.left();
+    let (mut body, mut answer) = (Vec::new(), Vec::new());
+    loop {
+        place.wait_for_request();
+        let called = tokio::select! {
+            biased;
+            called = receive(&mut stream, &mut body, place) => called?,
+            () = set(&mut left) => return Ok(()),
+            () = set(&mut stopped) => return Ok(()),
+        };
+        let Some(verb) = called.filter(|_| place.work()) else { return Ok(()) };
+        answer.clear();
+        {
+            let _counted = seat.call();
+            if let Err(error) = make(&owner.client, &seat.guest, verb, &body, &mut answer).await {
+                answer.clear();
+                message::append(&mut answer, Status::Failure as u8, &Item::of(Err(error)))?;
+            }
+        }
+        tokio::select! {
+            biased;
+            sent = stream.write_all(&answer) => sent?,
+            () = set(&mut left) => return Ok(()),
+        }
+        body.clear();
+        body.shrink_to(KEPT);
+        answer.shrink_to(KEPT);
+    }
+}
+
+/// The next call; `None` at the end of the connection.
+async fn receive(stream: &mut UnixStream, body: &mut Vec<u8>, place: &Place) -> Result<Option<Verb>> {
+    let mut head = [0; HEAD_LEN];
+    match stream.read_exact(&mut head).await {
+        Ok(_) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
+        Err(error) => return Err(error.into()),
+    }
+    place.begin_request();
+    let (verb, len) = message::parse_call(head)?;
+    body.clear();
+    // Grows with what comes, not with what is promised.
+    let got = stream.take(u64::from(len)).read_to_end(body).await?;
+    Ok((got == len as usize).then_some(verb))
+}
+
+async fn make<T: Transport>(
+    client: &Client<T>,
+    guest: &Guest<T>,
+    verb: Verb,
+    body: &[u8],
+    out: &mut Vec<u8>,
+) -> Result<()> {
+    let items = match verb {
+        Verb::Write => write(client, guest, message::body(body)?).await?,
+        Verb::Read => read(client, guest, message::body(body)?).await?,
+        Verb::Fetch => fetch(client, guest, message::body(body)?).await?,
+        Verb::Locate => locate(client, guest, message::body(body)?).await?,
+        Verb::Ranges => ranges(client, guest, message::body(body)?).await?,
+        Verb::Exist => {
+            let Keys { keys, .. } = message::body(body)?;
+            items(client.batch_exist(&keys).await?, |found| (u64::from(found), 0))
+        }
+        Verb::Remove => {
+            let Keys { keys, force } = message::body(body)?;
+            items(client.batch_remove(&keys, force).await?, |gone| (u64::from(gone), 0))
+        }
+        Verb::RemoveMatching => {
+            let Pattern { pattern, force } = message::body(body)?;
+            let count = match pattern {
+                Some(pattern) => client.remove_matching(pattern, force).await?,
+                None => client.remove_all(force).await?,
+            };
+            vec![Item::of(Ok((count, 0)))]
+        }
+        Verb::Copy => {
+            let Copy { key, source, targets } = message::body(body)?;
+            let task = match (source, &targets[..]) {
+                (None, targets) => client.copy_task(key, targets).await?,
+                (Some(source), [target]) => client.move_task(key, source, target).await?,
+                (Some(_), targets) => {
+                    return Err(Error::invalid(format!("a move to {} segments", targets.len())));
+                }
+            };
+            vec![Item::of(Ok((task.first, task.second)))]
+        }
+        Verb::Replicas => {
+            let Keys { keys, .. } = message::body(body)?;
+            let lists = client.batch_replicas(&keys).await?;
+            return message::append(out, Status::Answer as u8, &Replicas { lists });
+        }
+        Verb::Task => {
+            let TaskOf { task } = message::body(body)?;
+            return message::append(out, Status::Answer as u8, &client.task(task).await?);
+        }
+        Verb::Health => {
+            message::body::<()>(body)?;
+            vec![Item::of(Ok((u64::from(client.is_healthy().await), 0)))]
+        }
+    };
+    message::append(out, Status::Answer as u8, &Items { items })
+}
+
+fn items<R>(outcomes: Vec<Result<R>>, numbers: impl Fn(R) -> (u64, u64)) -> Vec<Item> {
+    outcomes.into_iter().map(|outcome| Item::of(outcome.map(&numbers))).collect()
+}
+
+fn missing() -> Error {
+    Error::from(ErrorCode::ObjectNotFound)
+}
+
+fn slice<T: Transport>(guest: &Guest<T>, place: MemoryPlace) -> Result<Slice<T>> {
+    let (region, range) = guest.range(place)?;
+    region.slice(range)
+}
+
+fn slice_mut<T: Transport>(guest: &Guest<T>, place: MemoryPlace) -> Result<SliceMut<T>> {
+    let (region, range) = guest.range(place)?;
+    // SAFETY: the light client divides its memory up, and lends no byte of it to two calls; one that breaks that rule gets a mixture of
+    // both values, in memory of its own. Nothing here looks at these bytes but by copying them.
+    unsafe { region.slice_mut_unchecked(range) }
+}
+
+async fn write<T: Transport>(client: &Client<T>, guest: &Guest<T>, call: Write<'_>) -> Result<Vec<Item>> {
+    let pieces =
+        |pieces: &[MemoryPlace]| pieces.iter().map(|place| slice(guest, *place)).collect::<Result<_>>();
+    let objects: Vec<(&[u8], Vec<Slice<T>>)> =
+        call.items.iter().map(|item| Ok((item.key, pieces(&item.pieces)?))).collect::<Result<_>>()?;
+    Ok(if call.upsert {
+        items(client.batch_upsert_pieces(&objects, &call.config).await?, |()| (0, 0))
+    } else {
+        let existed = |outcome| (u64::from(outcome == PutOutcome::Existed), 0);
+        items(client.batch_put_pieces(&objects, &call.config).await?, existed)
+    })
+}
+
+async fn read<T: Transport>(client: &Client<T>, guest: &Guest<T>, call: Read<'_>) -> Result<Vec<Item>> {
+    let into = call.items.iter().map(|item| Ok((item.key, slice_mut(guest, item.into)?)));
+    let (asked, outcomes) = client.batch_get_into(into.collect::<Result<_>>()?).await;
+    asked?;
+    let length = |found: Option<usize>| found.map(|len| (len as u64, 0)).ok_or_else(missing);
+    Ok(outcomes.into_iter().map(|(outcome, _)| Item::of(outcome.and_then(length))).collect())
+}
+
+async fn fetch<T: Transport>(client: &Client<T>, guest: &Guest<T>, call: Fetch<'_>) -> Result<Vec<Item>> {
+    let located = client.locate(&call.keys).await?;
+    let mut end = 0u64;
+    // For those that are read: which it is, and where in the memory.
+    let (mut reads, mut of) = (Vec::new(), Vec::new());
+    let mut answers = Vec::with_capacity(located.len());
+    for (i, found) in located.into_iter().enumerate() {
+        let planned = found.and_then(|object| {
+            let object = object.ok_or_else(missing)?;
+            let len = object.size();
+            let room = end.checked_add(len).is_some_and(|end| end <= call.into.len);
+            if !room {
+                return Ok((len, NO_ROOM));
+            }
+            let start = end;
+            end = (start + len).next_multiple_of(ALIGN);
+            let place = MemoryPlace { offset: call.into.offset.saturating_add(start), len, ..call.into };
+            reads.push(RangeRead { object, offset: 0, into: slice_mut(guest, place)? });
+            of.push(i);
+            Ok((len, start))
+        });
+        answers.push(Item::of(planned));
+    }
+    for (i, (outcome, _)) in of.into_iter().zip(client.read_ranges(reads).await) {
+        if let Err(error) = outcome {
+            answers[i] = Item::of(Err(if is_lost(&error) { missing() } else { error }));
+        }
+    }
+    Ok(answers)
+}
+
+async fn locate<T: Transport>(client: &Client<T>, guest: &Guest<T>, call: Keys<'_>) -> Result<Vec<Item>> {
+    let located = client.locate(&call.keys).await?;
+    let kept = |object: Option<_>| {
+        let object: crate::Located = object.ok_or_else(missing)?;
+        Ok((object.size(), guest.keep(object)))
+    };
+    Ok(located.into_iter().map(|found| Item::of(found.and_then(kept))).collect())
+}
+
+async fn ranges<T: Transport>(client: &Client<T>, guest: &Guest<T>, call: Ranges) -> Result<Vec<Item>> {
+    let mut answers: Vec<Option<Item>> = Vec::with_capacity(call.items.len());
+    let mut reads = Vec::with_capacity(call.items.len());
+    for item in call.items {
+        let read = guest.located(item.object).and_then(|object| {
+            Ok(RangeRead { object, offset: item.offset, into: slice_mut(guest, item.into)? })
+        });
+        match read {
+            Ok(read) => {
+                reads.push(read);
+                answers.push(None);
+            }
+            Err(error) => answers.push(Some(Item::of(Err(error)))),
+        }
+    }
+    let mut outcomes =
+        client.read_ranges(reads).await.into_iter().map(|(outcome, _)| Item::of(outcome.map(|()| (0, 0))));
+    let lost = || Item::of(Err(Error::internal("an answer without an item")));
+    Ok(answers.into_iter().map(|known| known.or_else(|| outcomes.next()).unwrap_or_else(lost)).collect())
+}

@@ -1,0 +1,360 @@
+//! A client's pages: health and metrics over HTTP, as the existing client serves them.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use mooncake_core::Result;
+use mooncake_transport::Transport;
+use utoipa::{OpenApi, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::cache::{HotCache, HotCacheStats};
+#[cfg(feature = "disk")]
+use super::disk::{DiskReport, FileReport};
+use super::metrics::{Direction, Metrics};
+use super::{Client, Inner};
+use mooncake_protocol::http;
+use mooncake_protocol::metrics::{Labels, Page};
+
+const TEXT: &str = "text/plain; version=0.0.4";
+
+/// Numbers that a program adds to the pages: name, what it is, and the number.
+type More = dyn Fn() -> Vec<(&'static str, &'static str, u64)> + Send + Sync;
+
+/// Pages of a client that are being served. Dropped, they are gone.
+#[derive(Debug)]
+pub struct ClientPages {
+    pages: http::Pages,
+    at: SocketAddr,
+}
+
+impl ClientPages {
+    /// Where they are.
+    pub fn address(&self) -> SocketAddr {
+        self.at
+    }
+
+    /// Stops taking requests and waits until those at work are answered.
+    pub async fn stop(self) {
+        self.pages.stop().await;
+    }
+}
+
+impl<T: Transport> Client<T> {
+    /// Serves `/health`, `/metrics`, `/metrics/summary` and `/openapi.json`, on port 0 wherever there is room. The pages do not keep the
+    /// client.
+    ///
+    /// # Errors
+    /// `RPC_FAIL`: the port is in use, or cannot be taken.
+    pub async fn serve_pages(&self, host: &str, port: u16) -> Result<ClientPages> {
+        self.serve_pages_with(host, port, Box::new(Vec::new)).await
+    }
+
+    /// As [`serve_pages`](Self::serve_pages), with gauges of the caller's.
+    #[doc(hidden)]
+    pub async fn serve_pages_with(&self, host: &str, port: u16, more: Box<More>) -> Result<ClientPages> {
+        let (listener, at) = http::bind(host, port, "http_port").await?;
+        let about = About { client: Arc::new(Weak(Arc::downgrade(&self.inner))), more: more.into() };
+        Ok(ClientPages { pages: http::serve("pages", listener, router(about)), at })
+    }
+}
+
+/// What the pages are about.
+#[derive(Clone)]
+struct About {
+    client: Arc<dyn Subject>,
+    more: Arc<More>,
+}
+
+struct Weak<T: Transport>(std::sync::Weak<Inner<T>>);
+
+/// A client of whatever wires.
+#[async_trait::async_trait]
+trait Subject: Send + Sync {
+    async fn health(&self) -> Health;
+    fn metrics(&self) -> Option<(Arc<Metrics>, String)>;
+    fn hot_cache(&self) -> Option<HotCacheStats>;
+    #[cfg(feature = "disk")]
+    fn disk(&self) -> Option<DiskReport>;
+    #[cfg(feature = "disk")]
+    fn files(&self) -> Option<FileReport>;
+}
+
+#[async_trait::async_trait]
+impl<T: Transport> Subject for Weak<T> {
+    async fn health(&self) -> Health {
+        let Some(inner) = self.0.upgrade() else { return Health::NOT_INITIALIZED };
+        let client = Client { inner };
+        match (client.inner.usable().is_ok(), client.is_healthy().await) {
+            (false, _) => Health::NOT_INITIALIZED,
+            (true, false) => Health { status: "master_unreachable", code: 2 },
+            (true, true) => Health { status: "healthy", code: 0 },
+        }
+    }
+
+    fn metrics(&self) -> Option<(Arc<Metrics>, String)> {
+        let inner = self.0.upgrade()?;
+        Some((inner.metrics.clone()?, inner.config.cluster_id.clone()))
+    }
+
+    fn hot_cache(&self) -> Option<HotCacheStats> {
+        self.0.upgrade()?.cache.as_ref().map(HotCache::stats)
+    }
+
+    #[cfg(feature = "disk")]
+    fn disk(&self) -> Option<DiskReport> {
+        Client { inner: self.0.upgrade()? }.disk()
+    }
+
+    #[cfg(feature = "disk")]
+    fn files(&self) -> Option<FileReport> {
+        Client { inner: self.0.upgrade()? }.files()
+    }
+}
+
+impl fmt::Debug for About {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("About")
+    }
+}
+
+#[derive(OpenApi)]
+#[openapi(info(
+    title = "mooncake client",
+    description = "Pages of a member of a cluster. They change nothing."
+))]
+struct Description;
+
+fn router(about: About) -> axum::Router {
+    let (router, description) = OpenApiRouter::<About>::with_openapi(Description::openapi())
+        .routes(routes!(health))
+        .routes(routes!(metrics))
+        .routes(routes!(summary))
+        .split_for_parts();
+    let description = description.to_json().unwrap_or_default();
+    router
+        .route(
+            "/openapi.json",
+            get(async move || ([(header::CONTENT_TYPE, http::JSON)], description.clone())),
+        )
+        .fallback(http::nothing_here)
+        .method_not_allowed_fallback(http::nothing_here)
+        .with_state(about)
+}
+
+/// How the client is.
+#[derive(Clone, Copy, ToSchema)]
+struct Health {
+    /// `healthy`, `not_initialized` or `master_unreachable`.
+    status: &'static str,
+    /// 0, 1 or 2.
+    code: i32,
+}
+
+impl Health {
+    const NOT_INITIALIZED: Self = Self { status: "not_initialized", code: 1 };
+}
+
+/// Whether the client is there, and its master.
+#[utoipa::path(get, path = "/health", responses((status = 200, body = Health), (status = 503, body = Health)))]
+async fn health(State(about): State<About>) -> Response {
+    let health = about.client.health().await;
+    let status = if health.code == 0 { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let body = format!(r#"{{"status":"{}","code":{}}}"#, health.status, health.code);
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+/// Metrics in Prometheus' text format.
+#[utoipa::path(
+    get,
+    path = "/metrics",
+    responses(
+        (status = 200, body = String, content_type = "text/plain"),
+        (status = 503, body = String, content_type = "text/plain")
+    )
+)]
+async fn metrics(State(about): State<About>) -> Response {
+    let (mut page, more) = (Page::default(), (about.more)());
+    match about.client.metrics() {
+        Some((metrics, cluster)) => metrics.show(&mut page, &cluster),
+        None if more.is_empty() => return no_metrics(),
+        None => {}
+    }
+    if let Some(kept) = about.client.hot_cache() {
+        page.counter("mooncake_client_hot_cache_hits_total", "Reads served from the hot cache", kept.hits);
+        page.counter("mooncake_client_hot_cache_fills_total", "Values that came into it", kept.fills);
+        page.gauge("mooncake_client_hot_cache_objects", "Values in it", kept.objects);
+        page.gauge("mooncake_client_hot_cache_bytes", "Their bytes", kept.bytes);
+    }
+    #[cfg(feature = "disk")]
+    if let Some(disk) = about.client.disk() {
+        show_disk(&disk, &mut page);
+    }
+    #[cfg(feature = "disk")]
+    if let Some(files) = about.client.files() {
+        show_files(&files, &mut page);
+    }
+    page.connections("mooncake_client");
+    for (name, help, value) in more {
+        page.gauge(name, help, value);
+    }
+    match page.text() {
+        Ok(text) => ([(header::CONTENT_TYPE, TEXT)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+/// What a disk holds and has done. Requests and bytes are the kernel's, as the existing system counts them.
+#[cfg(feature = "disk")]
+fn show_disk(report: &DiskReport, page: &mut Page) {
+    let (store, io) = (&report.store, &report.store.disk);
+    let sum = |a: u64, b: u64| a.saturating_add(b);
+    for (name, help, value) in [
+        ("mooncake_ssd_read_bytes_total", "Bytes read from the disk", io.read_bytes),
+        ("mooncake_ssd_write_bytes_total", "Bytes written to it", io.written_bytes),
+        ("mooncake_ssd_total_bytes_total", "Both", sum(io.read_bytes, io.written_bytes)),
+        ("mooncake_ssd_read_ops_total", "Reads", io.reads),
+        ("mooncake_ssd_write_ops_total", "Writes", io.writes),
+        ("mooncake_ssd_total_ops_total", "Both", sum(io.reads, io.writes)),
+        ("mooncake_client_disk_read_errors_total", "Reads that failed", io.read_errors),
+        ("mooncake_client_disk_write_errors_total", "Writes that failed", io.write_errors),
+        ("mooncake_client_disk_no_space_total", "Of these, for want of space", io.no_space),
+        ("mooncake_client_disk_offloaded_total", "Objects written for the master", report.offloaded),
+        ("mooncake_client_disk_refused_total", "Objects that could not be written", report.refused),
+        ("mooncake_client_disk_promoted_total", "Objects that came back to memory", report.promoted),
+        ("mooncake_client_disk_served_total", "Objects and parts read for others", report.read),
+        (
+            "mooncake_client_disk_unserved_total",
+            "Of those asked for, the ones that could not be read",
+            report.unread,
+        ),
+        ("mooncake_client_disk_evicted_total", "Objects that went for others", store.evicted),
+        ("mooncake_client_disk_corrupt_total", "Objects dropped because they were damaged", store.corrupt),
+        (
+            "mooncake_client_disk_unreadable_total",
+            "Objects dropped because the disk failed",
+            store.unreadable,
+        ),
+    ] {
+        page.counter(name, help, value);
+    }
+    page.gauge("mooncake_client_disk_objects", "Objects on the disk", store.objects);
+    page.gauge("mooncake_client_disk_used_bytes", "Bytes they take there", store.used);
+    page.gauge("mooncake_client_disk_capacity_bytes", "Bytes there are for them", store.capacity);
+    page.gauge("mooncake_client_disk_lent_bytes", "Bytes in memory that others read from", report.lent_bytes);
+}
+
+/// What was done with files on a file system that clients share.
+#[cfg(feature = "disk")]
+fn show_files(report: &FileReport, page: &mut Page) {
+    for (name, help, value) in [
+        ("mooncake_client_files_written_total", "Values written to shared files", report.written),
+        ("mooncake_client_files_written_bytes_total", "Their bytes", report.written_bytes),
+        ("mooncake_client_files_refused_total", "Values that got no file", report.refused),
+        ("mooncake_client_files_evicted_total", "Files dropped for others", report.evicted),
+        ("mooncake_client_files_read_total", "Values and parts read from files", report.read),
+        ("mooncake_client_files_read_bytes_total", "Their bytes", report.read_bytes),
+        (
+            "mooncake_client_files_unread_total",
+            "Files that were missing, of another length, written to meanwhile, or too slow",
+            report.unread,
+        ),
+    ] {
+        page.counter(name, help, value);
+    }
+    page.gauge("mooncake_client_files_used_bytes", "Bytes of files it knows of", report.used);
+}
+
+/// The figures, for people.
+#[utoipa::path(
+    get,
+    path = "/metrics/summary",
+    responses(
+        (status = 200, body = String, content_type = "text/plain"),
+        (status = 503, body = String, content_type = "text/plain")
+    )
+)]
+async fn summary(State(about): State<About>) -> Response {
+    let mut text = about.client.metrics().map(|(metrics, _)| metrics.summary()).unwrap_or_default();
+    for (_, help, value) in (about.more)() {
+        text.push_str(&format!("{help}: {value}\n"));
+    }
+    if text.is_empty() { no_metrics() } else { plain(StatusCode::OK, text) }
+}
+
+fn no_metrics() -> Response {
+    plain(StatusCode::SERVICE_UNAVAILABLE, "metrics not available".into())
+}
+
+fn plain(status: StatusCode, body: String) -> Response {
+    (status, [(header::CONTENT_TYPE, "text/plain")], body).into_response()
+}
+
+impl Metrics {
+    /// Everything counted, under the names that existing dashboards know.
+    fn show(&self, page: &mut Page, cluster: &str) {
+        page.label("client_mode", "real");
+        if !cluster.is_empty() {
+            page.label("cluster_id", cluster);
+        }
+        page.counter("mooncake_transfer_read_bytes", "Bytes read", self.read.bytes());
+        page.counter(
+            "mooncake_transfer_write_bytes",
+            "Bytes written, to every replica",
+            self.written.bytes(),
+        );
+        for (name, latency) in [
+            ("batch_put", &self.written.batch),
+            ("batch_get", &self.read.batch),
+            ("get", &self.read.single),
+            ("put", &self.written.single),
+        ] {
+            let help = "Microseconds that bytes of a call were under way";
+            let none: Labels<'_> = &[];
+            page.histograms(&format!("mooncake_transfer_{name}_latency"), help, 1.0, [(none, latency)]);
+        }
+        self.show_calls(page);
+        self.show_operations(page, Direction::Read, "read");
+        self.show_operations(page, Direction::Write, "write");
+        let outcomes = |name: &str, help: &str, of: [u64; 3], names: [&str; 3], page: &mut Page| {
+            let labels = names.map(|name| [("outcome", name)]);
+            page.counters(name, help, labels.iter().map(|labels| labels as Labels<'_>).zip(of));
+        };
+        let help = "Objects and parts read, by what became of it";
+        let names = ["found", "missing", "failed"];
+        outcomes("mooncake_client_reads_total", help, self.read.outcomes(), names, page);
+        let help = "Objects and parts written, by what became of it";
+        let names = ["stored", "existed", "failed"];
+        outcomes("mooncake_client_writes_total", help, self.written.outcomes(), names, page);
+    }
+
+    fn show_calls(&self, page: &mut Page) {
+        let made: Vec<_> = self.calls.made().map(|call| ([("rpc_name", call.name)], call)).collect();
+        let each = || made.iter().map(|(labels, call)| (labels as Labels<'_>, call));
+        let counts = each().map(|(labels, call)| (labels, call.latency.count()));
+        page.counters("mooncake_client_rpc_count", "Calls to the master", counts);
+        let unanswered = each().map(|(labels, call)| (labels, call.unanswered()));
+        page.counters("mooncake_client_rpc_unanswered", "Of these, those without an answer", unanswered);
+        let latencies = each().map(|(labels, call)| (labels, &call.latency));
+        page.histograms("mooncake_client_rpc_latency", "Microseconds to the answer", 1.0, latencies);
+    }
+
+    fn show_operations(&self, page: &mut Page, direction: Direction, way: &str) {
+        let made: Vec<_> =
+            self.operations(direction).map(|(name, counts)| ([("op_name", name)], counts)).collect();
+        let each = || made.iter().map(|(labels, counts)| (labels as Labels<'_>, *counts));
+        let prefix = format!("mooncake_transfer_{way}_operation");
+        let counts = each().map(|(labels, counts)| (labels, counts.latency.count()));
+        page.counters(&format!("{prefix}_count"), "Calls of the store", counts);
+        let bytes = each().map(|(labels, counts)| (labels, counts.bytes()));
+        page.counters(&format!("{prefix}_bytes"), "Bytes of the values", bytes);
+        let latencies = each().map(|(labels, counts)| (labels, &counts.latency));
+        page.histograms(&format!("{prefix}_latency"), "Microseconds of a call", 1.0, latencies);
+    }
+}

@@ -1,0 +1,647 @@
+//! Writing objects: one call for space, one submission per member, one call that makes them readable.
+//!
+//! Space may be given back to the master only when nothing can be written to it any more. A transfer that failed
+//! because the other side ended it, or that never began, is over; one that ran out of time may still land when its
+//! target wakes up. So a grant is revoked after the former and left alone after the latter: the master takes it back
+//! by itself, long after the last byte can have been under way.
+
+use std::borrow::Cow;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use mooncake_core::clock::Moment;
+use mooncake_core::ids::ObjectKey;
+use mooncake_core::replica::{Replica, ReplicaLocation, ReplicaType, ReplicateConfig};
+use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_transport::{Slice, Transport};
+
+use super::buffers::Outgoing;
+use super::checksum::Sum;
+use super::deadline::{Deadline, late};
+#[cfg(feature = "disk")]
+use super::disk::FilePut;
+use super::metrics::Operation;
+use super::room::{Room, may_come, too_large};
+use super::send::{Flight, Target};
+use super::{Inner, shown};
+use mooncake_protocol::api::{EndItem, PutItem, WriteMode};
+
+/// How often space is asked for, when members that were to hold the object could not be reached.
+const ATTEMPTS: usize = 4;
+/// On a master that cannot tell writes apart, a grant older than this is neither ended nor given back: after 30 s others
+/// may write the key, and the call would be taken for theirs.
+pub(super) const OURS_FOR: Duration = Duration::from_secs(25);
+
+/// Between two tries to give space back to a master that does not answer.
+const REVOKE_PAUSE: Duration = Duration::from_millis(500);
+
+/// What became of a put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutOutcome {
+    /// It is stored and readable.
+    Stored,
+    /// The key was there already, or somebody is writing it; nothing was written.
+    Existed,
+}
+
+/// Bytes to store.
+#[derive(Debug)]
+pub(crate) enum Payload<'a, T: Transport> {
+    /// Ordinary memory: copied once, into the local buffer.
+    Bytes(&'a [u8]),
+    /// Ordinary memory that stays as it is: sent from where it is, when the wire can.
+    Shared(&'a Bytes),
+    /// Registered memory: sent from where it is.
+    Slice(&'a Slice<T>),
+    /// The same, in several pieces that follow each other.
+    Pieces(&'a [Slice<T>]),
+}
+
+impl<T: Transport> Payload<'_, T> {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Payload::Bytes(bytes) => bytes.len(),
+            Payload::Shared(bytes) => bytes.len(),
+            Payload::Slice(slice) => slice.len(),
+            Payload::Pieces(slices) => slices.iter().map(Slice::len).sum(),
+        }
+    }
+
+    /// The bytes, if they have to go through the local buffer.
+    pub(crate) fn staged(&self, needs_registration: bool) -> Option<&[u8]> {
+        match *self {
+            Payload::Bytes(bytes) => Some(bytes),
+            Payload::Shared(bytes) if needs_registration => Some(bytes),
+            Payload::Shared(_) | Payload::Slice(_) | Payload::Pieces(_) => None,
+        }
+    }
+
+    /// Copies so many of its bytes, from one on.
+    #[cfg(feature = "disk")]
+    pub(super) fn copy_to(&self, mut from: usize, mut into: &mut [u8]) -> Result<()> {
+        let whole = match *self {
+            Payload::Bytes(bytes) => Some(bytes),
+            Payload::Shared(bytes) => Some(&bytes[..]),
+            Payload::Slice(slice) => return slice.copy_to(from, into),
+            Payload::Pieces(_) => None,
+        };
+        if let Some(bytes) = whole {
+            let some = bytes.get(from..from + into.len());
+            into.copy_from_slice(some.ok_or_else(|| Error::internal("a part beyond a value"))?);
+            return Ok(());
+        }
+        let Payload::Pieces(slices) = *self else { return Ok(()) };
+        for slice in slices {
+            let some = slice.len().saturating_sub(from).min(into.len());
+            let (front, rest) = into.split_at_mut(some);
+            if some > 0 {
+                slice.copy_to(from, front)?;
+            }
+            (from, into) = (from.saturating_sub(slice.len()), rest);
+        }
+        Ok(())
+    }
+
+    /// Of all its bytes.
+    pub(crate) fn checksum(&self) -> Result<u64> {
+        let mut sum = Sum::new();
+        match *self {
+            Payload::Bytes(bytes) => sum.bytes(bytes),
+            Payload::Shared(bytes) => sum.bytes(bytes),
+            Payload::Slice(slice) => sum.slice(slice)?,
+            Payload::Pieces(slices) => slices.iter().try_for_each(|slice| sum.slice(slice))?,
+        }
+        Ok(sum.value())
+    }
+
+    /// How many pieces are sent from where they are.
+    pub(crate) fn pieces(&self) -> usize {
+        match *self {
+            Payload::Pieces(slices) => slices.len(),
+            _ => 1,
+        }
+    }
+
+    /// Length of one piece.
+    pub(crate) fn piece_len(&self, piece: usize) -> usize {
+        match *self {
+            Payload::Pieces(slices) => slices.get(piece).map_or(0, Slice::len),
+            _ => self.len(),
+        }
+    }
+
+    /// One piece, if it is sent from where it is.
+    pub(crate) fn direct(&self, piece: usize, needs_registration: bool) -> Option<Outgoing<T>> {
+        match *self {
+            Payload::Slice(slice) => Some(Outgoing::Slice(slice.clone())),
+            Payload::Pieces(slices) => slices.get(piece).cloned().map(Outgoing::Slice),
+            Payload::Shared(bytes) if !needs_registration => Some(Outgoing::Plain(bytes.clone())),
+            Payload::Shared(_) | Payload::Bytes(_) => None,
+        }
+    }
+}
+
+/// One object to store.
+#[derive(Debug)]
+pub(crate) struct Item<'a, T: Transport> {
+    pub(crate) key: &'a [u8],
+    pub(crate) value: Payload<'a, T>,
+}
+
+type Outcomes = Vec<Option<Result<PutOutcome>>>;
+
+/// Stores every item, each for itself. The outer error means that nothing is known of any.
+pub(crate) async fn write<T: Transport>(
+    client: &Arc<Inner<T>>,
+    mode: WriteMode,
+    operation: Operation,
+    items: &[Item<'_, T>],
+    config: &ReplicateConfig,
+) -> Result<Vec<Result<PutOutcome>>> {
+    client.usable()?;
+    let mut counting = client.counting(operation);
+    let deadline = client.deadline();
+    client.forget(items.iter().map(|item| item.key));
+    let mut outcomes: Outcomes = items.iter().map(|item| refusal(client, item).map(Err)).collect();
+    let repeated = repeated(mode, items, &outcomes);
+    for &(item, _) in &repeated {
+        outcomes[item] = Some(Ok(PutOutcome::Existed));
+    }
+    let mut room = Room::new(client, &deadline);
+    // Attempts are counted by members that failed; waiting for room has its own end.
+    let (mut attempt, mut asked) = (0, false);
+    while attempt < ATTEMPTS {
+        let pending: Vec<usize> = (0..items.len()).filter(|&i| outcomes[i].is_none()).collect();
+        if pending.is_empty() {
+            break;
+        }
+        tell(client, &deadline).await;
+        let config = placement(client, config, attempt);
+        let mut writing = Writing::new(client, mode, &deadline);
+        match writing.start(items, &pending, &config, &mut outcomes).await {
+            Ok(()) => {}
+            Err(error) if !asked => return Err(error),
+            Err(error) => {
+                for i in pending {
+                    outcomes[i] = Some(Err(error.clone()));
+                }
+                break;
+            }
+        }
+        asked = true;
+        let since = counting.moving();
+        writing.transfer(items).await;
+        counting.moved(since, writing.landed_bytes(items));
+        writing.finish(items, attempt + 1 == ATTEMPTS, &mut outcomes).await;
+        attempt += usize::from(pending.iter().any(|&i| outcomes[i].is_none()));
+        let mut full = pending;
+        full.retain(|&i| outcomes[i].as_ref().is_some_and(may_come));
+        if !full.is_empty() && attempt < ATTEMPTS && room.wait(client).await {
+            full.into_iter().for_each(|i| outcomes[i] = None);
+        }
+    }
+    // What began to be fetched meanwhile may be the value before.
+    client.forget(items.iter().map(|item| item.key));
+    for (item, stored) in repeated {
+        if let Some(Err(error)) = &outcomes[stored] {
+            outcomes[item] = Some(Err(error.clone()));
+        }
+    }
+    let lost = || Err(Error::internal("a put without an outcome"));
+    let ended: Vec<_> =
+        outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(lost).map_err(too_large)).collect();
+    ended.iter().zip(items).for_each(|(outcome, item)| counting.written(outcome, item.value.len()));
+    counting.end();
+    Ok(ended)
+}
+
+/// Tells the master of members that could not be reached, before it is asked for space.
+async fn tell<T: Transport>(client: &Inner<T>, deadline: &Deadline) {
+    for endpoint in client.unreachable.take_untold() {
+        let call = client.master.report_unreachable(client.id, &endpoint);
+        if let Err(error) = deadline.bound("report of a member", call).await {
+            tracing::debug!(%endpoint, "the master was not told that a member is unreachable: {error}");
+        }
+    }
+}
+
+/// Items whose key another item has that is what comes to be stored, and that one: as if they came one after the other it is the first of those
+/// that are put, and the last of those that replace. Space for both would be the same space, of one call.
+fn repeated<T: Transport>(mode: WriteMode, items: &[Item<'_, T>], refused: &Outcomes) -> Vec<(usize, usize)> {
+    if items.len() < 2 {
+        return Vec::new();
+    }
+    let asked: Vec<usize> = (0..items.len()).filter(|&item| refused[item].is_none()).collect();
+    let mut stored = HashMap::with_capacity(asked.len());
+    for &item in &asked {
+        let stored = stored.entry(items[item].key).or_insert(item);
+        if mode == WriteMode::Upsert {
+            *stored = item;
+        }
+    }
+    let stored = asked.iter().map(|&item| (item, stored.get(items[item].key).copied().unwrap_or(item)));
+    stored.filter(|(item, stored)| item != stored).collect()
+}
+
+/// What is wrong with an item before anybody is asked.
+fn refusal<T: Transport>(client: &Inner<T>, item: &Item<'_, T>) -> Option<Error> {
+    if let Err(error) = ObjectKey::check(item.key) {
+        return Some(error.into());
+    }
+    if item.value.len() == 0 {
+        return Some(Error::invalid("a value must not be empty").context(shown(item.key)));
+    }
+    if client.staging.is_none() && item.value.staged(client.needs_registration()).is_some() {
+        return Some(Error::invalid(
+            "this client has no local buffer: put from registered memory, or give it one",
+        ));
+    }
+    None
+}
+
+/// Where to ask for space. The master learns of a member's death later than those who talk to it, so after a failure
+/// our own memory comes first, and at last one copy is better than none.
+fn placement<'c, T: Transport>(
+    client: &Inner<T>,
+    config: &'c ReplicateConfig,
+    attempt: usize,
+) -> Cow<'c, ReplicateConfig> {
+    if attempt == 0 {
+        return Cow::Borrowed(config);
+    }
+    let mut config = config.clone();
+    if !client.segments.lock().is_empty() {
+        let mut preferred = vec![client.name.clone()];
+        preferred.extend(config.preferred().iter().filter(|name| **name != client.name).cloned());
+        config.preferred_segment.clear();
+        config.preferred_segments = preferred;
+    }
+    if attempt + 1 == ATTEMPTS {
+        config.replicas = config.replicas.min(1);
+    }
+    Cow::Owned(config)
+}
+
+/// The same for some of the items only: each has a group of its own.
+pub(super) fn of_some<'c>(
+    config: &'c ReplicateConfig,
+    some: &[usize],
+    all: usize,
+) -> Cow<'c, ReplicateConfig> {
+    match &config.group_ids {
+        Some(groups) if some.len() < all && groups.len() == all => {
+            let group_ids = Some(some.iter().map(|&i| groups[i].clone()).collect());
+            Cow::Owned(ReplicateConfig { group_ids, ..config.clone() })
+        }
+        _ => Cow::Borrowed(config),
+    }
+}
+
+/// Granted space that has neither been made readable nor given back.
+pub(super) struct Grant<'a> {
+    /// Which item it is for.
+    pub(super) item: usize,
+    key: &'a [u8],
+    /// Of the value, when this client computes them.
+    pub(super) checksum: Option<u64>,
+    /// Why the bytes are not there.
+    pub(super) failure: Option<Error>,
+    /// They may still come.
+    late: bool,
+    /// Readable, given back, or to be left alone.
+    settled: bool,
+    /// The file that the value is to be in, too.
+    file: Option<String>,
+}
+
+impl Grant<'_> {
+    /// The bytes are not there, and nothing of them is under way.
+    pub(super) fn fail(&mut self, error: Error) {
+        self.failure.get_or_insert(error);
+    }
+
+    /// A transfer failed. The wire answers for its end, unless all it knows is that time is up.
+    pub(super) fn lose(&mut self, error: Error) {
+        self.late |= error.kind() == ErrorKind::Timeout;
+        self.fail(error);
+    }
+}
+
+/// One asking for space: what the master knows its calls by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Attempt {
+    mode: WriteMode,
+    pub(super) number: u64,
+    pub(super) asked: Moment,
+}
+
+impl Attempt {
+    pub(super) fn new<T: Transport>(client: &Inner<T>, mode: WriteMode) -> Self {
+        let number = client.rng.lock().next_u64().max(1);
+        Self { mode, number, asked: client.config.clock.now() }
+    }
+
+    /// Whether the master cannot take a call about it for one about another write.
+    pub(super) fn is_ours<T: Transport>(&self, client: &Inner<T>) -> bool {
+        client.master.fences_writes() || client.config.clock.now().since(self.asked) <= OURS_FOR
+    }
+
+    /// Gives space back; whether the master has it.
+    pub(super) async fn revoke<T: Transport>(
+        &self,
+        client: &Inner<T>,
+        keys: &[&[u8]],
+        deadline: &Deadline,
+    ) -> bool {
+        if !self.is_ours(client) {
+            return false;
+        }
+        let call = client.master.put_revoke(client.caller(self.number), self.mode, keys, ReplicaType::All);
+        match deadline.bound("put revoke", call).await {
+            Ok(_) => true,
+            Err(error) => {
+                tracing::debug!(keys = keys.len(), "space was not given back: {error}");
+                false
+            }
+        }
+    }
+
+    /// The master is to expect no files of these.
+    pub(super) async fn refuse_files<T: Transport>(&self, client: &Inner<T>, keys: &[&[u8]]) {
+        if !self.is_ours(client) {
+            return;
+        }
+        let caller = client.caller(self.number);
+        let call = client.master.put_revoke(caller, WriteMode::Put, keys, ReplicaType::Disk);
+        if let Err(error) = client.deadline().bound("revoke of files", call).await {
+            tracing::debug!(keys = keys.len(), "the master still expects files: {error}");
+        }
+    }
+
+    /// As [`Attempt::revoke`], again and again while the master does not answer, and as long as it makes sense.
+    pub(super) async fn revoke_until_heard<T: Transport>(&self, client: &Inner<T>, keys: &[&[u8]]) -> bool {
+        while !self.revoke(client, keys, &client.deadline()).await {
+            if client.usable().is_err() || client.config.clock.now().since(self.asked) > OURS_FOR {
+                return false;
+            }
+            tokio::time::sleep(REVOKE_PAUSE).await;
+        }
+        true
+    }
+}
+
+/// Puts between start and end. Dropped before that, it lets what is under way land and then gives the space back.
+pub(super) struct Writing<'a, T: Transport> {
+    pub(super) client: &'a Arc<Inner<T>>,
+    pub(super) deadline: &'a Deadline,
+    attempt: Attempt,
+    /// Keys that space was asked for, without an answer yet.
+    asking: Vec<&'a [u8]>,
+    pub(super) grants: Vec<Grant<'a>>,
+    pub(super) targets: Vec<Target>,
+    pub(super) endpoints: Vec<String>,
+    pub(super) flights: VecDeque<Flight<T>>,
+    /// Some replica is of a kind that is not written from here.
+    others: bool,
+}
+
+impl<'a, T: Transport> Writing<'a, T> {
+    fn new(client: &'a Arc<Inner<T>>, mode: WriteMode, deadline: &'a Deadline) -> Self {
+        Self {
+            client,
+            deadline,
+            attempt: Attempt::new(client, mode),
+            asking: Vec::new(),
+            grants: Vec::new(),
+            targets: Vec::new(),
+            endpoints: Vec::new(),
+            flights: VecDeque::new(),
+            others: false,
+        }
+    }
+
+    /// Asks for space for `pending`. Those refused for good get their outcome.
+    async fn start(
+        &mut self,
+        items: &[Item<'a, T>],
+        pending: &[usize],
+        config: &ReplicateConfig,
+        outcomes: &mut Outcomes,
+    ) -> Result<()> {
+        let config = &of_some(config, pending, items.len());
+        let item = |&i: &usize| PutItem { key: items[i].key, len: items[i].value.len() as u64 };
+        let asked: Vec<PutItem<'_>> = pending.iter().map(item).collect();
+        self.asking.extend(pending.iter().map(|&i| items[i].key));
+        let answers = self.ask(&asked, config).await?;
+        self.asking.clear();
+        self.grants.reserve(answers.len());
+        self.targets.reserve(answers.len());
+        for (&i, answer) in pending.iter().zip(answers) {
+            match answer {
+                Ok(replicas) => self.grant(i, &items[i], &replicas),
+                Err(error) if error.code() == ErrorCode::ObjectAlreadyExists => {
+                    outcomes[i] = Some(Ok(PutOutcome::Existed));
+                }
+                Err(error) => outcomes[i] = Some(Err(error.context(shown(items[i].key)))),
+            }
+        }
+        Ok(())
+    }
+
+    /// The call may be repeated where the master knows it again: one lost answer need not cost the put.
+    async fn ask(
+        &self,
+        items: &[PutItem<'_>],
+        config: &ReplicateConfig,
+    ) -> Result<Vec<Result<Vec<Replica>>>> {
+        let Attempt { mode, number, .. } = self.attempt;
+        let call = || self.client.master.put_start(self.client.caller(number), mode, items, config);
+        match self.deadline.bound("put start", call()).await {
+            Err(error)
+                if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout)
+                    && self.client.master.fences_writes()
+                    && !self.deadline.is_over() =>
+            {
+                self.deadline.bound("put start", call()).await
+            }
+            answer => answer,
+        }
+    }
+
+    fn grant(&mut self, item: usize, wanted: &Item<'a, T>, replicas: &[Replica]) {
+        let grant = self.grants.len();
+        self.grants.push(Grant {
+            item,
+            key: wanted.key,
+            checksum: None,
+            failure: None,
+            late: false,
+            settled: false,
+            file: None,
+        });
+        let mut written = false;
+        for replica in replicas {
+            let Some(at) = replica.location.memory() else {
+                self.others = true;
+                if let ReplicaLocation::Disk { path, .. } = &replica.location {
+                    self.grants[grant].file = Some(path.clone());
+                }
+                continue;
+            };
+            if at.size != wanted.value.len() as u64 {
+                let text = format!("the master granted {} bytes for {}", at.size, wanted.value.len());
+                return self.grants[grant].fail(Error::internal(text));
+            }
+            let peer = self.peer(&at.endpoint);
+            self.targets.push(Target { grant, peer, remote: at.address });
+            written = true;
+        }
+        if !written {
+            self.grants[grant].fail(Error::internal("the master granted no memory to write to"));
+        }
+    }
+
+    /// Bytes that have arrived, at every replica.
+    fn landed_bytes(&self, items: &[Item<'_, T>]) -> u64 {
+        let landed = self.targets.iter().map(|target| &self.grants[target.grant]);
+        let landed = landed.filter(|grant| grant.failure.is_none());
+        landed.map(|grant| items[grant.item].value.len() as u64).sum()
+    }
+
+    /// Index of the member at that endpoint.
+    fn peer(&mut self, endpoint: &str) -> usize {
+        // A put has a handful of members at most.
+        self.endpoints.iter().position(|e| e == endpoint).unwrap_or_else(|| {
+            self.endpoints.push(endpoint.to_owned());
+            self.endpoints.len() - 1
+        })
+    }
+
+    /// Ends what has landed, gives back what has not. What may be tried again keeps no outcome, unless `last`.
+    async fn finish(mut self, items: &[Item<'_, T>], last: bool, outcomes: &mut Outcomes) {
+        self.end(outcomes).await;
+        self.keep_files(items, outcomes).await;
+        let clean = |grant: &&Grant<'_>| grant.failure.is_some() && !grant.late;
+        let keys: Vec<&[u8]> = self.grants.iter().filter(clean).map(|grant| grant.key).collect();
+        let revoked = keys.is_empty() || self.attempt.revoke(self.client, &keys, self.deadline).await;
+        for grant in &mut self.grants {
+            let Some(error) = grant.failure.take() else { continue };
+            grant.settled = grant.late || revoked;
+            if grant.late || !revoked || last || self.deadline.is_over() {
+                outcomes[grant.item] = Some(Err(error.context(shown(grant.key))));
+            }
+        }
+    }
+
+    /// What was stored goes to the files it was granted, behind the put.
+    async fn keep_files(&mut self, items: &[Item<'_, T>], outcomes: &Outcomes) {
+        let mut unwritten = Vec::new();
+        for grant in &mut self.grants {
+            let Some(path) = grant.file.take() else { continue };
+            if !matches!(outcomes[grant.item], Some(Ok(_))) {
+                continue;
+            }
+            #[cfg(feature = "disk")]
+            {
+                let (attempt, key) = (self.attempt, grant.key.to_vec());
+                let put = FilePut { attempt, key, path, checksum: grant.checksum };
+                let value = &items[grant.item].value;
+                if self.client.keep_in_file(put, value).await.is_ok() {
+                    continue;
+                }
+            }
+            #[cfg(not(feature = "disk"))]
+            let _ = (path, items);
+            unwritten.push(grant.key.to_vec());
+        }
+        if !unwritten.is_empty() {
+            let (client, attempt) = (self.client.clone(), self.attempt);
+            self.client.runtime.spawn(async move {
+                let keys: Vec<&[u8]> = unwritten.iter().map(Vec::as_slice).collect();
+                attempt.refuse_files(&client, &keys).await;
+            });
+        }
+    }
+
+    async fn end(&mut self, outcomes: &mut Outcomes) {
+        let landed = |grant: &&Grant<'_>| grant.failure.is_none();
+        let item = |grant: &Grant<'a>| EndItem { key: grant.key, checksum: grant.checksum };
+        let items: Vec<EndItem<'_>> = self.grants.iter().filter(landed).map(item).collect();
+        if items.is_empty() {
+            return;
+        }
+        let kind = if self.others { ReplicaType::Memory } else { ReplicaType::All };
+        let Attempt { mode, number, .. } = self.attempt;
+        let call = || self.client.master.put_end(self.client.caller(number), mode, &items, kind);
+        let mut answer = Err(late("put end: others may write the key by now"));
+        // The bytes are there, and the call may be repeated: one lost answer need not cost them.
+        for _ in 0..2 {
+            if answer.is_err() && !self.deadline.is_over() && self.attempt.is_ours(self.client) {
+                answer = self.deadline.bound("put end", call()).await;
+            }
+        }
+        let ended = self.grants.iter_mut().filter(|grant| grant.failure.is_none());
+        match answer {
+            Ok(answers) => {
+                for (grant, answer) in ended.zip(answers) {
+                    grant.settled = true;
+                    outcomes[grant.item] = Some(match answer {
+                        Ok(()) => Ok(PutOutcome::Stored),
+                        Err(error) => Err(forgotten(error).context(shown(grant.key))),
+                    });
+                }
+            }
+            // The end may still come through, so the grant is not given back: another one of the same key must not be
+            // ended by it. The master takes it back in its own time.
+            Err(error) => ended.for_each(|grant| {
+                grant.settled = true;
+                outcomes[grant.item] = Some(Err(error.clone().context(shown(grant.key))));
+            }),
+        }
+    }
+}
+
+/// A master that no longer knows of a write was restarted, or lost the memory it was to lie in.
+fn forgotten(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::NotFound => {
+            Error::new(ErrorCode::UnavailableInCurrentStatus, "the master dropped this write before it ended")
+                .with_source(error)
+        }
+        _ => error,
+    }
+}
+
+impl<T: Transport> Drop for Writing<'_, T> {
+    fn drop(&mut self) {
+        // Space that was perhaps granted is given back only where that cannot hit another write.
+        let asking =
+            if self.client.master.fences_writes() { std::mem::take(&mut self.asking) } else { Vec::new() };
+        if asking.is_empty() && self.grants.iter().all(|grant| grant.settled) {
+            return;
+        }
+        let (client, attempt) = (self.client.clone(), self.attempt);
+        let asking: Vec<Vec<u8>> = asking.into_iter().map(<[u8]>::to_vec).collect();
+        let mut grants: Vec<(Vec<u8>, bool)> =
+            self.grants.iter().map(|grant| (grant.key.to_vec(), grant.late || grant.settled)).collect();
+        let flights = std::mem::take(&mut self.flights);
+        self.client.runtime.spawn(async move {
+            for flight in flights {
+                for (grant, result) in flight.landed().await {
+                    grants[grant].1 |= result.is_err_and(|error| error.kind() == ErrorKind::Timeout);
+                }
+            }
+            let open = grants.iter().filter(|(_, leave)| !leave);
+            let open = open.map(|(key, _)| key.as_slice());
+            let keys: Vec<&[u8]> = open.chain(asking.iter().map(Vec::as_slice)).collect();
+            if keys.is_empty() || !attempt.revoke_until_heard(&client, &keys).await || asking.is_empty() {
+                return;
+            }
+            // The start whose answer never came may have been read after that.
+            tokio::time::sleep(REVOKE_PAUSE).await;
+            attempt.revoke(&client, &keys, &client.deadline()).await;
+        });
+    }
+}

@@ -1,0 +1,226 @@
+//! Parts of objects that no memory gives: the owners of disks read them into memory of theirs, and lend that for a while.
+
+use std::sync::Arc;
+
+use mooncake_core::clock::Moment;
+use mooncake_core::replica::Replica;
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::Transport;
+
+use super::Range;
+use crate::Inner;
+use crate::deadline::{Deadline, late};
+use crate::disk::{BYTES_BORROWED, Loan, Wanted, on_disk};
+use crate::located::{Place, Verdict, Version, name};
+
+/// Ranges of an object that are no further apart are asked for as one: an owner checks what it reads in pieces as long as this.
+const GAP: u64 = 64 << 10;
+
+/// What an owner has lent for a range.
+#[derive(Debug)]
+pub(super) struct Lent {
+    loan: Arc<Loan>,
+    address: u64,
+    /// The copy it is of, as the master spoke of it.
+    copy: Replica,
+    /// What that is, as the owner says.
+    version: Option<Version>,
+}
+
+impl Lent {
+    pub(super) fn until(&self) -> Moment {
+        self.loan.until
+    }
+}
+
+/// What an owner is asked for: pieces of objects, and which ranges lie in each.
+struct Asking {
+    endpoint: String,
+    pieces: Vec<Piece>,
+    bytes: u64,
+}
+
+struct Piece {
+    place: Arc<Place>,
+    start: u64,
+    end: u64,
+    of: Vec<usize>,
+}
+
+impl Piece {
+    fn wanted(&self) -> Wanted<'_> {
+        Wanted { key: &self.place.key, size: self.place.size, range: self.start..self.end }
+    }
+}
+
+impl<T: Transport> Range<T> {
+    /// Where to read it next, unless only a disk has it: of which member, and from which address on.
+    pub(super) fn next_place(&mut self) -> Option<(String, u64)> {
+        if let Some(lent) = &self.lent {
+            return Some((lent.loan.endpoint.clone(), lent.address));
+        }
+        let at = self.answer.replica(self.left)?.location.memory()?;
+        self.left -= 1;
+        Some((at.endpoint.clone(), at.address.saturating_add(self.offset)))
+    }
+
+    /// The copy on a disk that comes next, and who has it.
+    fn next_disk(&self) -> Option<(&Replica, &str)> {
+        let copy = self.answer.replica(self.left)?;
+        on_disk(copy).map(|(_, endpoint)| (copy, endpoint))
+    }
+
+    pub(super) fn take_from_disk(&mut self, lent: Lent, now: Moment) -> Result<()> {
+        match self.object.place.give_from_disk(&self.answer, lent.version.as_ref(), now)? {
+            Verdict::Given => {}
+            Verdict::Ask => self.came = Some(lent),
+        }
+        Ok(())
+    }
+
+    fn end(&self) -> u64 {
+        self.offset + self.into.as_ref().map_or(0, |into| into.len() as u64)
+    }
+}
+
+impl<T: Transport> Inner<T> {
+    /// Asks the owners of disks for what is open, each for some of it; whether there is something to read now, or to ask on.
+    pub(super) async fn borrow(&self, ranges: &mut [Range<T>], deadline: &Deadline) -> bool {
+        let asked = plan(ranges);
+        if asked.is_empty() {
+            return false;
+        }
+        // One that is frozen leaves the time that the bytes of the others need.
+        let asking = Deadline::until(&self.config.clock, deadline.portion(1, 2));
+        let asking = &asking;
+        let lent = futures::future::join_all(asked.iter().map(|Asking { endpoint, pieces, .. }| {
+            let wanted: Vec<Wanted<'_>> = pieces.iter().map(Piece::wanted).collect();
+            async move { self.borrow_parts(endpoint, &wanted, asking).await }
+        }))
+        .await;
+        for (Asking { endpoint, pieces, .. }, lent) in asked.iter().zip(lent) {
+            match lent {
+                Ok(Ok(loan)) => hand_out(ranges, endpoint, pieces, loan),
+                // One of them is missing, or they are too much: fewer at a time, and then each by itself.
+                Ok(Err(_)) if pieces.len() > 1 || pieces[0].of.len() > 1 => {
+                    for &i in pieces.iter().flat_map(|piece| &piece.of) {
+                        ranges[i].left += 1;
+                        ranges[i].company = pieces.len() / 2;
+                    }
+                }
+                Ok(Err(error)) | Err(error) => {
+                    // Whatever the reason, the disk has lost them, or as good as.
+                    let error = Error::new(ErrorCode::TransferFail, error.to_string());
+                    for &i in pieces.iter().flat_map(|piece| &piece.of) {
+                        ranges[i].failure = Some(error.clone());
+                    }
+                }
+            }
+        }
+        if deadline.is_over() {
+            for range in ranges.iter_mut().filter(|range| range.outcome.is_none()) {
+                range.failure.get_or_insert_with(|| late("a part of an object from a disk"));
+            }
+            return false;
+        }
+        true
+    }
+
+    /// Asks the master about what came from disks and may be of another value than it spoke of.
+    pub(super) async fn confirm(&self, ranges: &mut [Range<T>], deadline: &Deadline) {
+        let mut places: Vec<Arc<Place>> = Vec::new();
+        for range in ranges.iter().filter(|range| range.came.is_some()) {
+            if !places.iter().any(|place| Arc::ptr_eq(place, &range.object.place)) {
+                places.push(range.object.place.clone());
+            }
+        }
+        if places.is_empty() {
+            return;
+        }
+        let later = self.ask(&places, deadline).await;
+        let now = self.config.clock.now();
+        for range in ranges {
+            let Some(Lent { copy, version, .. }) = range.came.take() else { continue };
+            let place = &range.object.place;
+            let at = places.iter().position(|asked| Arc::ptr_eq(asked, place));
+            let counts = match at.and_then(|at| later.get(at)) {
+                Some(Ok((_, later))) => place.confirm(&range.answer, (&copy, version), later, now),
+                _ => Err(Error::from(ErrorCode::LeaseExpired)),
+            };
+            match counts {
+                Ok(()) => range.outcome = Some(Ok(())),
+                Err(error) => (range.left, range.failure) = (0, Some(error)),
+            }
+        }
+    }
+}
+
+/// Which owner is asked for what. What is asked for counts as tried.
+fn plan<T: Transport>(ranges: &mut [Range<T>]) -> Vec<Asking> {
+    let mut open: Vec<usize> = Vec::new();
+    for (i, range) in ranges.iter_mut().enumerate() {
+        if range.outcome.is_none() && range.next_disk().is_some() {
+            match range.end() > range.offset {
+                true => open.push(i),
+                // Nothing of it is all of it.
+                false => range.outcome = Some(Ok(())),
+            }
+        }
+    }
+    open.sort_by_key(|&i| (name(&ranges[i].object.place), ranges[i].offset));
+    let most = open.iter().map(|&i| ranges[i].company.max(1)).min().unwrap_or(1);
+    let mut asked: Vec<Asking> = Vec::new();
+    for i in open {
+        let range = &ranges[i];
+        let Some((_, endpoint)) = range.next_disk() else { continue };
+        let of = asked.iter().position(|asking| asking.endpoint == endpoint).unwrap_or_else(|| {
+            asked.push(Asking { endpoint: endpoint.to_owned(), pieces: Vec::new(), bytes: 0 });
+            asked.len() - 1
+        });
+        if asked[of].take(i, range, most) {
+            ranges[i].left -= 1;
+        }
+    }
+    asked
+}
+
+impl Asking {
+    /// Asks for one more range, of that many pieces at most; whether there is room for it.
+    fn take<T: Transport>(&mut self, i: usize, range: &Range<T>, most: usize) -> bool {
+        let (place, start, end) = (&range.object.place, range.offset, range.end());
+        if let Some(last) = self.pieces.last_mut()
+            && range.company > 0
+            && Arc::ptr_eq(&last.place, place)
+            && start <= last.end.saturating_add(GAP)
+        {
+            let more = end.saturating_sub(last.end);
+            if self.bytes.saturating_add(more) > BYTES_BORROWED {
+                return false;
+            }
+            (self.bytes, last.end) = (self.bytes + more, last.end.max(end));
+            last.of.push(i);
+            return true;
+        }
+        let full = self.pieces.len() >= most || self.bytes.saturating_add(end - start) > BYTES_BORROWED;
+        if full && !self.pieces.is_empty() {
+            return false;
+        }
+        self.pieces.push(Piece { place: place.clone(), start, end, of: vec![i] });
+        self.bytes += end - start;
+        true
+    }
+}
+
+fn hand_out<T: Transport>(ranges: &mut [Range<T>], endpoint: &str, pieces: &[Piece], loan: Loan) {
+    let loan = Arc::new(loan);
+    for (at, piece) in pieces.iter().enumerate() {
+        let version = loan.versions.get(at).map(|version| (endpoint.to_owned(), *version));
+        for &i in &piece.of {
+            let range = &mut ranges[i];
+            // It was the next, and counts as tried since.
+            let Some(copy) = range.answer.replica(range.left + 1).cloned() else { continue };
+            let address = loan.addresses[at].saturating_add(range.offset - piece.start);
+            range.lent = Some(Lent { loan: loan.clone(), address, copy, version: version.clone() });
+        }
+    }
+}

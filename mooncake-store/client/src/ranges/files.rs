@@ -1,0 +1,69 @@
+//! Parts of objects that only a file has which all clients share.
+
+use mooncake_core::clock::Moment;
+use mooncake_core::replica::Replica;
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::Transport;
+
+use super::Range;
+use crate::Inner;
+use crate::deadline::Deadline;
+use crate::disk::in_file;
+use crate::located::Verdict;
+
+impl<T: Transport> Range<T> {
+    fn next_file(&self) -> Option<Replica> {
+        let copy = self.answer.replica(self.left)?;
+        in_file(copy).is_some().then(|| copy.clone())
+    }
+
+    /// Whether bytes of the file with that number may be given to the caller.
+    fn give_from_file(&self, copy: &Replica, number: u64, now: Moment) -> Result<()> {
+        let place = &self.object.place;
+        if copy.id.is_of_one_value() {
+            // So is its file.
+            return place.give(&self.answer, now);
+        }
+        let path = in_file(copy).map_or("", |(_, path)| path);
+        match place.give_from_disk(&self.answer, Some(&(path.to_owned(), number)), now)? {
+            Verdict::Given => Ok(()),
+            Verdict::Ask => Err(Error::from(ErrorCode::LeaseExpired)),
+        }
+    }
+}
+
+impl<T: Transport> Inner<T> {
+    /// Reads what is open from files, where these come next; whether there were any.
+    pub(super) async fn read_files(&self, ranges: &mut [Range<T>], deadline: &Deadline) -> bool {
+        let Some(files) = &self.files else { return false };
+        let asked = ranges.iter_mut().filter(|range| range.outcome.is_none()).filter_map(|range| {
+            let copy = range.next_file()?;
+            let mut into = range.into.take()?;
+            range.left -= 1;
+            Some(async move {
+                let (_, path) = in_file(&copy).unwrap_or_default();
+                let read = async {
+                    let file = files.open(path, range.object.size(), deadline).await?;
+                    let part = (range.offset, into.len());
+                    files.read(&file, part, deadline, |at, bytes| into.copy_from(at, bytes)).await?;
+                    Ok(file.number())
+                };
+                let result = read.await.inspect_err(|error| files.not_read(path, error));
+                let compared = |number| match self.config.checksum {
+                    true => range.compare(&into).map(|()| number),
+                    false => Ok(number),
+                };
+                let result = result.and_then(compared);
+                range.into = Some(into);
+                let now = self.config.clock.now();
+                match result.map(|number| range.give_from_file(&copy, number, now)) {
+                    Ok(Ok(())) => range.outcome = Some(Ok(())),
+                    // Nobody can tell any more of which value they are.
+                    Ok(Err(error)) => (range.left, range.failure) = (0, Some(error)),
+                    Err(error) => range.failure = Some(error),
+                }
+            })
+        });
+        !futures::future::join_all(asked).await.is_empty()
+    }
+}

@@ -1,0 +1,286 @@
+//! Writing objects in parts: space first, then any ranges of it in any order, then all of it readable at once.
+
+mod written;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use mooncake_core::clock::Moment;
+use mooncake_core::ids::ObjectKey;
+use mooncake_core::replica::{MemoryLocation, Replica, ReplicaType, ReplicateConfig};
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::engine::Request;
+use mooncake_transport::{Slice, Transport};
+
+use self::written::{Flight, Written};
+use super::metrics::Operation;
+use super::put::{Attempt, OURS_FOR, of_some};
+use super::room::{Room, may_come, too_large};
+use super::{Client, shown};
+use mooncake_protocol::api::{EndItem, PutItem, WriteMode};
+
+/// Space granted for an object that nobody can read yet.
+#[derive(Debug)]
+pub struct Reservation {
+    key: Vec<u8>,
+    size: u64,
+    replicas: Vec<MemoryLocation>,
+    attempt: Attempt,
+    /// Shared with the tasks that wait for the transfers of dropped calls.
+    written: Arc<Written>,
+}
+
+impl Reservation {
+    /// The key it is for.
+    pub fn key(&self) -> &[u8] {
+        &self.key
+    }
+
+    /// Length of the object in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether [`Client::commit`] would refuse the object: a write of it is under way, a range of it was not written since a write of
+    /// that range failed or was dropped, or a write timed out and may still land.
+    pub fn is_incomplete(&self) -> bool {
+        self.written.is_incomplete()
+    }
+}
+
+/// A part of a reserved object to write.
+#[derive(Debug)]
+pub struct RangeWrite<'a, T: Transport> {
+    /// Of which object.
+    pub object: &'a Reservation,
+    /// From which byte on.
+    pub offset: u64,
+    /// The bytes.
+    pub from: Slice<T>,
+}
+
+impl<T: Transport> Client<T> {
+    /// Asks for space for each object, of which nothing can be read before [`commit`](Self::commit). A reservation that is neither
+    /// committed nor revoked is taken back by the master in its own time.
+    ///
+    /// # Errors
+    /// The outer one means that nothing is known of any. `OBJECT_ALREADY_EXISTS` for a key that is there or named before, and as
+    /// [`put`](Self::put).
+    pub async fn reserve<K: AsRef<[u8]>>(
+        &self,
+        items: &[(K, u64)],
+        config: &ReplicateConfig,
+    ) -> Result<Vec<Result<Reservation>>> {
+        let inner = &self.inner;
+        inner.usable()?;
+        let deadline = inner.deadline();
+        let puts: Vec<PutItem<'_>> =
+            items.iter().map(|(key, len)| PutItem { key: key.as_ref(), len: *len }).collect();
+        let reservation = |put: &PutItem<'_>, answer: Result<Vec<Replica>>, attempt| {
+            let replicas = answer.map_err(|error| error.context(shown(put.key)))?;
+            let memory = replicas.iter().filter_map(|replica| replica.location.memory().cloned());
+            let replicas: Vec<MemoryLocation> = memory.filter(|at| at.size == put.len).collect();
+            if replicas.is_empty() {
+                return Err(
+                    Error::internal("the master granted no memory to write to").context(shown(put.key))
+                );
+            }
+            Ok(Reservation {
+                key: put.key.to_vec(),
+                size: put.len,
+                replicas,
+                attempt,
+                written: Arc::default(),
+            })
+        };
+        let mut room = Room::new(inner, &deadline);
+        let mut named = HashSet::with_capacity(puts.len());
+        let refusal = |put: PutItem<'_>, first: bool| match ObjectKey::check(put.key) {
+            Err(error) => Some(Err(Error::from(error).context(shown(put.key)))),
+            Ok(()) if first => None,
+            // To the master it would be the same write again, and get the same space.
+            Ok(()) => Some(Err(Error::from(ErrorCode::ObjectAlreadyExists).context(shown(put.key)))),
+        };
+        let mut outcomes: Vec<Option<Result<Reservation>>> =
+            puts.iter().map(|put| refusal(*put, named.insert(put.key))).collect();
+        let mut pending: Vec<usize> = (0..puts.len()).filter(|&i| outcomes[i].is_none()).collect();
+        let all = pending.len();
+        while !pending.is_empty() {
+            let attempt = Attempt::new(inner, WriteMode::Put);
+            let asked: Vec<PutItem<'_>> = pending.iter().map(|&i| puts[i]).collect();
+            let config = of_some(config, &pending, puts.len());
+            let call = inner.master.put_start(inner.caller(attempt.number), WriteMode::Put, &asked, &config);
+            match deadline.bound("put start", call).await {
+                Ok(answers) => {
+                    for (&i, answer) in pending.iter().zip(answers) {
+                        outcomes[i] = Some(reservation(&puts[i], answer, attempt));
+                    }
+                }
+                Err(error) if pending.len() == all => return Err(error),
+                // What was refused before stays refused.
+                Err(_) => break,
+            }
+            pending.retain(|&i| outcomes[i].as_ref().is_some_and(may_come));
+            if pending.is_empty() || !room.wait(inner).await {
+                break;
+            }
+        }
+        let lost = || Err(Error::internal("a reservation without an outcome"));
+        Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(lost).map_err(too_large)).collect())
+    }
+
+    /// Writes ranges of reserved objects to every replica of theirs, each range for itself.
+    ///
+    /// Dropping the future does not stop transfers that have begun. Its ranges count as not written, and the objects cannot be committed
+    /// before these transfers have ended and the ranges are written again.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for a range outside its object, `UNAVAILABLE_IN_CURRENT_STATUS` for a reservation so old that the master may
+    /// have taken it back or that was committed or given back, and whatever keeps the bytes from landing. After a timeout
+    /// (`RPC_TIMEOUT`) the bytes may still land, so the object cannot be committed any more.
+    pub async fn write_ranges(&self, writes: Vec<RangeWrite<'_, T>>) -> Vec<Result<()>> {
+        let inner = &self.inner;
+        let mut counting = inner.counting(Operation::BatchPutFromMultiBufferRanges);
+        let deadline = inner.deadline();
+        let now = inner.config.clock.now();
+        let mut outcomes: Vec<Result<()>> =
+            writes.iter().map(|write| write.check(inner.usable(), now)).collect();
+        // Before the first await, so that a dropped future leaves its ranges unwritten.
+        let mut flight = Flight::begin(inner, &writes, &mut outcomes);
+        let mut endpoints: Vec<String> = Vec::new();
+        let mut posting = Vec::new();
+        for (i, write) in writes.iter().enumerate().filter(|(i, _)| outcomes[*i].is_ok()) {
+            for at in &write.object.replicas {
+                let peer = endpoints.iter().position(|e| *e == at.endpoint).unwrap_or_else(|| {
+                    endpoints.push(at.endpoint.clone());
+                    endpoints.len() - 1
+                });
+                posting.push((peer, i, at.address.saturating_add(write.offset), write.from.clone()));
+            }
+        }
+        let peers = inner.reach_all(&endpoints, &deadline).await;
+        posting.sort_by_key(|(peer, ..)| *peer);
+        let (mut of, mut requests) = (Vec::with_capacity(posting.len()), Vec::with_capacity(posting.len()));
+        for (peer, i, remote, from) in posting {
+            match &peers[peer] {
+                Ok(target) => {
+                    of.push((peer, i));
+                    requests.push(Request::new(target, remote, from));
+                }
+                Err(error) => outcomes[i] = Err(error.clone()),
+            }
+        }
+        let landing = deadline.portion(15, 16);
+        let (since, mut bytes) = (counting.moving(), 0);
+        if !requests.is_empty() {
+            flight.post(of, inner.engine.post_write(requests, Some(landing)).results());
+        }
+        for ((peer, i), result) in flight.landed().await {
+            inner.note(&endpoints[peer], &result);
+            flight.note(i, &result);
+            bytes += if result.is_ok() { writes[i].from.len() as u64 } else { 0 };
+            if result.is_err() && outcomes[i].is_ok() {
+                outcomes[i] = result.map_err(|error| error.context(shown(&writes[i].object.key)));
+            }
+        }
+        counting.moved(since, bytes);
+        flight.end(&outcomes);
+        outcomes.iter().zip(&writes).for_each(|(outcome, write)| counting.part(outcome, write.from.len()));
+        counting.end();
+        outcomes
+    }
+
+    /// Makes reserved objects readable. All of their bytes must have landed; what was never to be written is whatever lay there.
+    ///
+    /// # Errors
+    /// The outer one means that nothing is known of any. `UNAVAILABLE_IN_CURRENT_STATUS` for a reservation which the master may have taken back, and
+    /// for one that is [incomplete](Reservation::is_incomplete). A range that failed may be written again; after a timeout the object can only be given back.
+    pub async fn commit(&self, objects: &[&Reservation]) -> Result<Vec<Result<()>>> {
+        let inner = &self.inner;
+        inner.usable()?;
+        let deadline = inner.deadline();
+        let mut outcomes: Vec<Option<Result<()>>> = objects.iter().map(|_| None).collect();
+        for (attempt, mut of) in by_attempt(objects) {
+            of.retain(|&i| {
+                let closed = objects[i].written.close_if_complete();
+                outcomes[i] = closed.map_err(|why| refused(&objects[i].key, why)).err().map(Err);
+                outcomes[i].is_none()
+            });
+            if of.is_empty() {
+                continue;
+            }
+            if !attempt.is_ours(inner) {
+                of.iter().for_each(|&i| outcomes[i] = Some(Err(too_old(&objects[i].key))));
+                continue;
+            }
+            let items: Vec<EndItem<'_>> =
+                of.iter().map(|&i| EndItem { key: &objects[i].key, checksum: None }).collect();
+            let caller = inner.caller(attempt.number);
+            let call = inner.master.put_end(caller, WriteMode::Put, &items, ReplicaType::Memory);
+            for (i, answer) in of.into_iter().zip(deadline.bound("put end", call).await?) {
+                outcomes[i] = Some(answer);
+            }
+        }
+        inner.forget(objects.iter().map(|object| object.key()));
+        let lost = || Err(Error::internal("a put without an outcome"));
+        Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(lost)).collect())
+    }
+
+    /// Gives the space of reserved objects back and returns whether the master has all of it. Nothing can be written to them afterwards.
+    ///
+    /// Space that a timed-out write may still land in stays granted until the master takes it back in its own time. Space that a dropped
+    /// call still writes to is given back in the background when that has ended. Objects so old that their keys may be another
+    /// writer's by now are left alone.
+    pub async fn give_back(&self, objects: &[&Reservation]) -> bool {
+        let deadline = self.inner.deadline();
+        let mut all = true;
+        for (attempt, of) in by_attempt(objects) {
+            let asked = of.len();
+            let free = of.into_iter().map(|i| objects[i]).filter(|object| object.written.give_up());
+            let keys: Vec<&[u8]> = free.map(Reservation::key).collect();
+            all &= keys.len() == asked;
+            all &= keys.is_empty() || attempt.revoke(&self.inner, &keys, &deadline).await;
+        }
+        all
+    }
+}
+
+/// Indices of reservations by the call that made them.
+fn by_attempt(objects: &[&Reservation]) -> Vec<(Attempt, Vec<usize>)> {
+    let mut groups: Vec<(Attempt, Vec<usize>)> = Vec::new();
+    for (i, object) in objects.iter().enumerate() {
+        match groups.iter_mut().find(|(attempt, _)| attempt.number == object.attempt.number) {
+            Some((_, of)) => of.push(i),
+            None => groups.push((object.attempt, vec![i])),
+        }
+    }
+    groups
+}
+
+fn too_old(key: &[u8]) -> Error {
+    Error::new(
+        ErrorCode::UnavailableInCurrentStatus,
+        "the space was reserved so long ago that the master may have taken it back",
+    )
+    .context(shown(key))
+}
+
+fn refused(key: &[u8], why: &'static str) -> Error {
+    Error::new(ErrorCode::UnavailableInCurrentStatus, why).context(shown(key))
+}
+
+impl<T: Transport> RangeWrite<'_, T> {
+    fn check(&self, usable: Result<()>, now: Moment) -> Result<()> {
+        usable?;
+        let Reservation { key, size, attempt, .. } = self.object;
+        let end = self.offset.checked_add(self.from.len() as u64);
+        if end.is_none_or(|end| end > *size) {
+            let text = format!("{} bytes to {} of an object of {size}", self.from.len(), self.offset);
+            return Err(Error::invalid(text).context(shown(key)));
+        }
+        if now.since(attempt.asked) > OURS_FOR {
+            return Err(too_old(key));
+        }
+        Ok(())
+    }
+}

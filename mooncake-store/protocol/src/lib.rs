@@ -1,0 +1,28 @@
+//! The existing system's RPC wire: coro_rpc frames around struct_pack bodies.
+
+#![deny(unsafe_code)]
+
+pub mod api;
+pub mod client;
+mod eager;
+pub mod frame;
+mod heartbeat;
+#[cfg(feature = "http")]
+#[doc(hidden)]
+pub mod http;
+pub mod inventory;
+pub mod literal;
+pub mod message;
+pub mod meter;
+#[doc(hidden)]
+pub mod metrics;
+pub mod pack;
+pub mod place;
+#[doc(hidden)]
+pub mod record;
+pub mod remote;
+mod retry;
+pub mod server;
+pub mod service;
+pub mod tiers;
+pub mod wire;

@@ -1,0 +1,33 @@
+//! Counting without a lock, and the text that Prometheus reads.
+
+mod histogram;
+#[cfg(feature = "http")]
+mod page;
+
+pub use self::histogram::{Histogram, MICROS, Micros};
+#[cfg(feature = "http")]
+pub use self::page::{Labels, Page};
+
+/// Bytes, with the existing system's names of units: a KB has 1024.
+pub fn human(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KB", "MB", "GB", "TB"];
+    let mut size = bytes as f64;
+    let mut unit = 0;
+    while size >= 1024.0 && unit + 1 < UNITS.len() {
+        size /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{size:.2} {}", UNITS[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_for_people() {
+        assert_eq!(human(1023), "1023 B");
+        assert_eq!(human(1536), "1.50 KB");
+        assert_eq!(human(u64::MAX), "16777216.00 TB");
+    }
+}

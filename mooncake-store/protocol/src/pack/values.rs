@@ -1,0 +1,409 @@
+//! The values that messages are made of: numbers, truth values, texts, lists, maps, what may be missing, what a call answers.
+
+use std::borrow::Cow;
+
+use mooncake_core::error::{Error, ErrorCode};
+use mooncake_core::ids::{ClientId, ReplicaId, SegmentId, Uuid};
+
+use super::super::literal::{Literal, symbol};
+use super::{Pack, PackError, Reader, Unpack, Wire, Writer};
+
+macro_rules! numbers {
+    ($($number:ty = $symbol:ident;)*) => {$(
+        impl Wire for $number {
+            const LITERAL: Literal = Literal::new(&[symbol::$symbol]);
+            const MIN_LEN: usize = size_of::<$number>();
+        }
+
+        impl Pack for $number {
+            fn widest(&self) -> usize {
+                0
+            }
+
+            fn pack(&self, out: &mut Writer<'_>) {
+                out.bytes(&self.to_le_bytes());
+            }
+        }
+
+        impl<'a> Unpack<'a> for $number {
+            fn unpack(body: &mut Reader<'a>) -> Result<Self, PackError> {
+                Ok(<$number>::from_le_bytes(body.array()?))
+            }
+        }
+    )*};
+}
+
+numbers! {
+    i32 = I32;
+    u32 = U32;
+    i64 = I64;
+    u64 = U64;
+}
+
+/// One byte as a number. A type of its own, so that `Vec<u8>` can be a string of bytes and not a list of numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Byte(pub u8);
+
+impl Wire for Byte {
+    const LITERAL: Literal = Literal::new(&[symbol::U8]);
+    const MIN_LEN: usize = 1;
+}
+
+impl Pack for Byte {
+    fn widest(&self) -> usize {
+        0
+    }
+
+    fn pack(&self, out: &mut Writer<'_>) {
+        out.byte(self.0);
+    }
+}
+
+impl<'a> Unpack<'a> for Byte {
+    fn unpack(body: &mut Reader<'a>) -> Result<Self, PackError> {
+        body.array().map(|[byte]| Byte(byte))
+    }
+}
+
+/// A type written as another one: `Outer as Inner`, by two expressions.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! written_as {
+    ($($outer:ty as $inner:ty: $value:pat => $to:expr, $from:expr;)*) => {$(
+        impl $crate::pack::Wire for $outer {
+            const LITERAL: $crate::literal::Literal =
+                <$inner as $crate::pack::Wire>::LITERAL;
+            const MIN_LEN: usize = <$inner as $crate::pack::Wire>::MIN_LEN;
+        }
+
+        impl $crate::pack::Pack for $outer {
+            fn widest(&self) -> usize {
+                0
+            }
+
+            fn pack(&self, out: &mut $crate::pack::Writer<'_>) {
+                let $value = self;
+                <$inner as $crate::pack::Pack>::pack(&$to, out);
+            }
+        }
+
+        impl<'a> $crate::pack::Unpack<'a> for $outer {
+            fn unpack(
+                body: &mut $crate::pack::Reader<'a>,
+            ) -> Result<Self, $crate::pack::PackError> {
+                let from: fn($inner) -> Result<$outer, $crate::pack::PackError> = $from;
+                from(<$inner as $crate::pack::Unpack<'a>>::unpack(body)?)
+            }
+        }
+    )*};
+}
+pub use written_as;
+
+written_as! {
+    ErrorCode as i32: code => code.number(), |number| Ok(ErrorCode::from_number(number));
+    ReplicaId as u64: id => id.0, |number| Ok(ReplicaId(number));
+    ClientId as Uuid: id => id.0, |id| Ok(ClientId(id));
+    SegmentId as Uuid: id => id.0, |id| Ok(SegmentId(id));
+}
+
+impl Wire for bool {
+    const LITERAL: Literal = Literal::new(&[symbol::BOOL]);
+    const MIN_LEN: usize = 1;
+}
+
+impl Pack for bool {
+    fn widest(&self) -> usize {
+        0
+    }
+
+    fn pack(&self, out: &mut Writer<'_>) {
+        out.byte(u8::from(*self));
+    }
+}
+
+impl<'a> Unpack<'a> for bool {
+    fn unpack(body: &mut Reader<'a>) -> Result<Self, PackError> {
+        match body.array()? {
+            [0] => Ok(false),
+            [1] => Ok(true),
+            [other] => Err(PackError::Bool(other)),
+        }
+    }
+}
+
+impl Wire for () {
+    const LITERAL: Literal = Literal::new(&[symbol::VOID]);
+    const MIN_LEN: usize = 0;
+}
+
+impl Pack for () {
+    fn widest(&self) -> usize {
+        0
+    }
+
+    fn pack(&self, _: &mut Writer<'_>) {}
+}
+
+impl<'a> Unpack<'a> for () {
+    fn unpack(_: &mut Reader<'a>) -> Result<Self, PackError> {
+        Ok(())
+    }
+}
+
+/// A pair of numbers is copied as it lies in memory, so its packing and alignment are part of its spelling.
+impl Wire for Uuid {
+    const LITERAL: Literal = Literal::new(&[
+        symbol::STRUCT,
+        symbol::U64,
+        symbol::U64,
+        symbol::SIZE_BASE + 8,
+        symbol::SIZE_BASE + 8,
+        symbol::END,
+    ]);
+    const MIN_LEN: usize = 16;
+}
+
+impl Pack for Uuid {
+    fn widest(&self) -> usize {
+        0
+    }
+
+    fn pack(&self, out: &mut Writer<'_>) {
+        out.bytes(&self.first.to_le_bytes());
+        out.bytes(&self.second.to_le_bytes());
+    }
+}
+
+impl<'a> Unpack<'a> for Uuid {
+    fn unpack(body: &mut Reader<'a>) -> Result<Self, PackError> {
+        Ok(Uuid::new(u64::unpack(body)?, u64::unpack(body)?))
+    }
+}
+
+macro_rules! strings {
+    ($($string:ty: $value:ident => $bytes:expr, $from:expr;)*) => {$(
+        #[allow(unused_lifetimes)]
+        impl<'a> Wire for $string {
+            const LITERAL: Literal = Literal::new(&[symbol::STRING, symbol::CHAR]);
+            const MIN_LEN: usize = 1;
+        }
+
+        #[allow(unused_lifetimes)]
+        impl<'a> Pack for $string {
+            fn widest(&self) -> usize {
+                self.len()
+            }
+
+            fn pack(&self, out: &mut Writer<'_>) {
+                let $value = self;
+                out.length($value.len());
+                out.bytes($bytes);
+            }
+        }
+
+        impl<'a> Unpack<'a> for $string {
+            fn unpack(body: &mut Reader<'a>) -> Result<Self, PackError> {
+                let len = body.length()?;
+                let from: fn(&'a [u8]) -> Result<$string, PackError> = $from;
+                from(body.take(usize::try_from(len).unwrap_or(usize::MAX))?)
+            }
+        }
+    )*};
+}
+
+fn text(bytes: &[u8]) -> Result<&str, PackError> {
+    std::str::from_utf8(bytes).map_err(|_| PackError::Utf8)
+}
+
+strings! {
+    &'a [u8]: value => value, Ok;
+    &'a str: value => value.as_bytes(), text;
+    Vec<u8>: value => value, |bytes| Ok(bytes.to_vec());
+    String: value => value.as_bytes(), |bytes| Ok(text(bytes)?.to_owned());
+}
+
+impl<T: Wire> Wire for Vec<T> {
+    const LITERAL: Literal = Literal::new(&[symbol::VECTOR]).then(T::LITERAL);
+    const MIN_LEN: usize = 1;
+}
+
+impl<T: Pack> Pack for Vec<T> {
+    fn widest(&self) -> usize {
+        widest_of(self)
+    }
+
+    fn pack(&self, out: &mut Writer<'_>) {
+        pack_items(self, out);
+    }
+}
+
+impl<'a, T: Unpack<'a>> Unpack<'a> for Vec<T> {
+    fn unpack(body: &mut Reader<'a>) -> Result<Self, PackError> {
+        let count = body.count(T::MIN_LEN)?;
+        let mut items = Vec::with_capacity(count);
+        for _ in 0..count {
+            items.push(T::unpack(body)?);
+        }
+        Ok(items)
+    }
+}
+
+/// A list that is borrowed when sent and owned when received.
+pub type List<'a, T> = Cow<'a, [T]>;
+
+impl<T: Wire + Clone> Wire for List<'_, T> {
+    const LITERAL: Literal = Vec::<T>::LITERAL;
+    const MIN_LEN: usize = Vec::<T>::MIN_LEN;
+}
+
+impl<T: Pack + Clone> Pack for List<'_, T> {
+    fn widest(&self) -> usize {
+        widest_of(self)
+    }
+
+    fn pack(&self, out: &mut Writer<'_>) {
+        pack_items(self, out);
+    }
+}
+
+impl<'a, T: Unpack<'a> + Clone> Unpack<'a> for List<'a, T> {
+    fn unpack(body: &mut Reader<'a>) -> Result<Self, PackError> {
+        Vec::unpack(body).map(Cow::Owned)
+    }
+}
+
+/// A value that is borrowed when sent and owned when received.
+impl<T: Wire + Clone> Wire for Cow<'_, T> {
+    const LITERAL: Literal = T::LITERAL;
+    const MIN_LEN: usize = T::MIN_LEN;
+}
+
+impl<T: Pack + Clone> Pack for Cow<'_, T> {
+    fn widest(&self) -> usize {
+        T::widest(self)
+    }
+
+    fn pack(&self, out: &mut Writer<'_>) {
+        T::pack(self, out);
+    }
+}
+
+impl<'a, T: Unpack<'a> + Clone> Unpack<'a> for Cow<'a, T> {
+    fn unpack(body: &mut Reader<'a>) -> Result<Self, PackError> {
+        T::unpack(body).map(Cow::Owned)
+    }
+}
+
+fn widest_of<T: Pack>(items: &[T]) -> usize {
+    items.iter().fold(items.len(), |widest, item| widest.max(item.widest()))
+}
+
+fn pack_items<T: Pack>(items: &[T], out: &mut Writer<'_>) {
+    out.length(items.len());
+    items.iter().for_each(|item| item.pack(out));
+}
+
+/// A map, kept as the list of its pairs in the order they came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pairs<K, V>(pub Vec<(K, V)>);
+
+impl<K: Wire, V: Wire> Wire for Pairs<K, V> {
+    const LITERAL: Literal = Literal::new(&[symbol::MAP]).then(K::LITERAL).then(V::LITERAL);
+    const MIN_LEN: usize = 1;
+}
+
+impl<K: Pack, V: Pack> Pack for Pairs<K, V> {
+    fn widest(&self) -> usize {
+        let pairs = self.0.iter();
+        pairs.fold(self.0.len(), |widest, (key, value)| widest.max(key.widest()).max(value.widest()))
+    }
+
+    fn pack(&self, out: &mut Writer<'_>) {
+        out.length(self.0.len());
+        for (key, value) in &self.0 {
+            key.pack(out);
+            value.pack(out);
+        }
+    }
+}
+
+impl<'a, K: Unpack<'a>, V: Unpack<'a>> Unpack<'a> for Pairs<K, V> {
+    fn unpack(body: &mut Reader<'a>) -> Result<Self, PackError> {
+        let count = body.count(K::MIN_LEN + V::MIN_LEN)?;
+        let mut pairs = Vec::with_capacity(count);
+        for _ in 0..count {
+            pairs.push((K::unpack(body)?, V::unpack(body)?));
+        }
+        Ok(Pairs(pairs))
+    }
+}
+
+impl<T: Wire> Wire for Option<T> {
+    const LITERAL: Literal = Literal::new(&[symbol::OPTIONAL]).then(T::LITERAL);
+    const MIN_LEN: usize = 1;
+}
+
+impl<T: Pack> Pack for Option<T> {
+    fn widest(&self) -> usize {
+        self.as_ref().map_or(0, T::widest)
+    }
+
+    fn pack(&self, out: &mut Writer<'_>) {
+        self.is_some().pack(out);
+        if let Some(value) = self {
+            value.pack(out);
+        }
+    }
+}
+
+impl<'a, T: Unpack<'a>> Unpack<'a> for Option<T> {
+    fn unpack(body: &mut Reader<'a>) -> Result<Self, PackError> {
+        if bool::unpack(body)? { T::unpack(body).map(Some) } else { Ok(None) }
+    }
+}
+
+/// What a call answers: a value, or the number of an error.
+pub type Answer<T> = Result<T, ErrorCode>;
+
+/// An error that travels as its number.
+pub trait Numbered: From<ErrorCode> {
+    /// The number.
+    fn code(&self) -> ErrorCode;
+}
+
+impl Numbered for ErrorCode {
+    fn code(&self) -> ErrorCode {
+        *self
+    }
+}
+
+impl Numbered for Error {
+    fn code(&self) -> ErrorCode {
+        Error::code(self)
+    }
+}
+
+impl<T: Wire, E: Numbered> Wire for Result<T, E> {
+    const LITERAL: Literal = Literal::new(&[symbol::EXPECTED]).then(T::LITERAL).then(ErrorCode::LITERAL);
+    const MIN_LEN: usize = 1 + if T::MIN_LEN < ErrorCode::MIN_LEN { T::MIN_LEN } else { ErrorCode::MIN_LEN };
+}
+
+impl<T: Pack, E: Numbered> Pack for Result<T, E> {
+    fn widest(&self) -> usize {
+        self.as_ref().map_or(0, T::widest)
+    }
+
+    fn pack(&self, out: &mut Writer<'_>) {
+        self.is_ok().pack(out);
+        match self {
+            Ok(value) => value.pack(out),
+            Err(error) => error.code().pack(out),
+        }
+    }
+}
+
+impl<'a, T: Unpack<'a>, E: Numbered> Unpack<'a> for Result<T, E> {
+    fn unpack(body: &mut Reader<'a>) -> Result<Self, PackError> {
+        Ok(if bool::unpack(body)? { Ok(T::unpack(body)?) } else { Err(ErrorCode::unpack(body)?.into()) })
+    }
+}

@@ -1,0 +1,112 @@
+//! How the master is: health, role, figures.
+
+use std::sync::Arc;
+
+use axum::extract::{FromRef, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+
+use super::answers::{Events, Health, Leader};
+use super::{Shared, page, text};
+use crate::leader::{Seen, Standing};
+use crate::{EventStats, scrape, summary};
+
+/// How the master stands among others, out of whatever a page has.
+#[derive(Clone)]
+pub(crate) struct Stands(Arc<Standing>);
+
+impl FromRef<Arc<crate::State>> for Stands {
+    fn from_ref(state: &Arc<crate::State>) -> Self {
+        Self(state.standing.clone())
+    }
+}
+
+/// Whether the master is there; always 200.
+#[utoipa::path(get, path = "/health", responses((status = 200, body = Health)))]
+pub(crate) async fn health(State(Stands(standing)): State<Stands>) -> Response {
+    let Seen { state, leader } = standing.seen();
+    let (leader_address, view_version) = leader.unzip();
+    page(&Health {
+        status: "ok",
+        role: standing.role(),
+        ha_state: state,
+        service_ready: standing.leads(),
+        leader_address,
+        view_version,
+    })
+}
+
+/// `leader` or `standby`.
+#[utoipa::path(get, path = "/role", responses((status = 200, body = String, content_type = "text/plain")))]
+pub(crate) async fn role(State(Stands(standing)): State<Stands>) -> &'static str {
+    standing.role()
+}
+
+/// `serving`, or what the master does to get there.
+#[utoipa::path(get, path = "/ha_status", responses((status = 200, body = String, content_type = "text/plain")))]
+pub(crate) async fn ha_status(State(Stands(standing)): State<Stands>) -> &'static str {
+    standing.seen().state
+}
+
+/// Who leads, in a cluster of several masters.
+#[utoipa::path(get, path = "/leader", responses((status = 200, body = Leader)))]
+pub(crate) async fn leader(State(Stands(standing)): State<Stands>) -> Response {
+    let (leader_address, view_version) = standing.seen().leader.unzip();
+    page(&Leader { present: leader_address.is_some(), leader_address, view_version })
+}
+
+/// The pages of a master that does not lead.
+#[cfg(all(feature = "cli", feature = "metadata-etcd"))]
+pub(crate) fn standby_pages(standing: Arc<Standing>) -> axum::Router {
+    use axum::routing::get;
+    use mooncake_protocol::http::nothing_here;
+
+    axum::Router::new()
+        .route("/health", get(health))
+        .route("/role", get(role))
+        .route("/ha_status", get(ha_status))
+        .route("/leader", get(leader))
+        .with_state(Stands(standing))
+        .fallback(nothing_here)
+        .method_not_allowed_fallback(nothing_here)
+}
+
+/// Metrics in Prometheus' text format.
+#[utoipa::path(get, path = "/metrics", responses((status = 200, body = String, content_type = "text/plain")))]
+pub(super) async fn metrics(State(state): Shared) -> Response {
+    match scrape::text(&state) {
+        Ok(text) => ([(header::CONTENT_TYPE, super::TEXT)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+/// The figures in a line.
+#[utoipa::path(
+    get,
+    path = "/metrics/summary",
+    responses((status = 200, body = String, content_type = "text/plain"))
+)]
+pub(super) async fn figures(State(state): Shared) -> Response {
+    let master = summary::line(&state);
+    text(format!(
+        "role={}, state={}, service_ready={}, master={{{master}}}, ha={{{}}}",
+        state.standing.role(),
+        state.standing.seen().state,
+        state.standing.leads(),
+        summary::HA
+    ))
+}
+
+/// Publishing of events.
+#[utoipa::path(get, path = "/kv_events/status", responses((status = 200, body = Events)))]
+pub(super) async fn events(State(state): Shared) -> Response {
+    let stats = state.event_stats();
+    let EventStats { batches, events, dropped, without_hash } = stats.unwrap_or_default();
+    page(&Events {
+        enabled: stats.is_some(),
+        published_batches: batches,
+        published_events: events,
+        dropped_events: dropped,
+        skipped_unparsed_keys: without_hash,
+    })
+}

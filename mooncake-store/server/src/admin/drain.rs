@@ -1,0 +1,125 @@
+//! Drain jobs: segments are emptied, so that their owners can go.
+
+use axum::body::Bytes;
+use axum::extract::{RawQuery, State};
+use axum::response::Response;
+use mooncake_core::Error;
+use mooncake_core::ids::Uuid;
+
+use super::answers::{DrainChanged, DrainJob, DrainRequest, Failure};
+use super::query::form_text;
+use super::{Shared, bad_request, failure, page, read, status_of};
+use mooncake_master::DrainStatus;
+
+/// Empties segments, object by object, without taking anything from readers.
+///
+/// The segments take no new objects from now on. Objects go to the targets, or wherever there is most room. When nothing is left, the
+/// segments are DRAINED, and unmounting them loses nothing.
+#[utoipa::path(
+    post,
+    path = "/api/v1/drain_jobs",
+    request_body = DrainRequest,
+    responses(
+        (status = 200, body = DrainChanged),
+        (status = 400, body = Failure, description = "No such request"),
+        (status = 404, body = Failure, description = "A segment is not known"),
+        (status = 409, body = Failure, description = "A segment is in another state than OK")
+    )
+)]
+pub(super) async fn start(State(state): Shared, body: Bytes) -> Response {
+    let request: DrainRequest = match read(&body) {
+        Ok(request) => request,
+        Err(refusal) => return *refusal,
+    };
+    let started = state.master.drain_start(&mooncake_master::DrainRequest {
+        segments: &request.segments,
+        targets: &request.target_segments,
+        max_concurrency: request.max_concurrency,
+    });
+    changed(started, "CREATED")
+}
+
+/// How a drain job is getting on.
+#[utoipa::path(
+    get,
+    path = "/api/v1/drain_jobs/query",
+    params(("job_id" = String, Query, description = "Its id, two decimal numbers joined by `-`")),
+    responses((status = 200, body = DrainJob), (status = 400, body = Failure), (status = 404, body = Failure))
+)]
+pub(super) async fn query(State(state): Shared, RawQuery(query): RawQuery) -> Response {
+    let Some(id) = job_id(query.as_deref()) else { return bad_request(NO_ID) };
+    match state.master.drain(id) {
+        Err(error) => refused(&error),
+        Ok(job) => page(&DrainJob {
+            success: true,
+            job_id: job.id.to_string(),
+            kind: 0,
+            type_name: "DRAIN",
+            status: job.status as i32,
+            status_name: status_name(job.status),
+            created_at_ms_epoch: job.created_ms,
+            last_updated_at_ms_epoch: job.updated_ms,
+            segments: job.segments,
+            succeeded_units: job.succeeded,
+            failed_units: job.failed,
+            blocked_units: job.blocked,
+            active_units: job.active,
+            migrated_bytes: job.migrated_bytes,
+            message: job.message,
+            error_code: 0,
+            error_message: "",
+        }),
+    }
+}
+
+/// Ends a drain job, unless objects are being moved right now. It then begins no new moves for ten seconds, so that trying
+/// again soon succeeds.
+#[utoipa::path(
+    post,
+    path = "/api/v1/drain_jobs/cancel",
+    params(("job_id" = String, Query, description = "Its id, two decimal numbers joined by `-`")),
+    responses(
+        (status = 200, body = DrainChanged),
+        (status = 400, body = Failure),
+        (status = 404, body = Failure),
+        (status = 409, body = Failure, description = "It is over, or moves are under way")
+    )
+)]
+pub(super) async fn cancel(State(state): Shared, RawQuery(query): RawQuery) -> Response {
+    let Some(id) = job_id(query.as_deref()) else { return bad_request(NO_ID) };
+    changed(state.master.drain_cancel(id).map(|()| id), "CANCELED")
+}
+
+const NO_ID: &str = "Missing or invalid job_id";
+
+fn job_id(query: Option<&str>) -> Option<Uuid> {
+    form_text(query, "job_id")?.parse().ok()
+}
+
+fn changed(outcome: Result<Uuid, Error>, status: &'static str) -> Response {
+    match outcome {
+        Ok(id) => page(&DrainChanged {
+            success: true,
+            job_id: id.to_string(),
+            status,
+            error_code: 0,
+            error_message: "",
+        }),
+        Err(error) => refused(&error),
+    }
+}
+
+fn refused(error: &Error) -> Response {
+    failure(status_of(error), error.code())
+}
+
+fn status_name(status: DrainStatus) -> &'static str {
+    match status {
+        DrainStatus::Created => "CREATED",
+        DrainStatus::Planning => "PLANNING",
+        DrainStatus::Running => "RUNNING",
+        DrainStatus::Succeeded => "SUCCEEDED",
+        DrainStatus::Failed => "FAILED",
+        DrainStatus::Canceled => "CANCELED",
+    }
+}

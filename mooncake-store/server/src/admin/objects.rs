@@ -1,0 +1,173 @@
+//! Objects: where they lie, which there are, and the end of all of them.
+
+use std::collections::BTreeMap;
+
+use axum::extract::{RawQuery, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use mooncake_core::replica::{Replica, ReplicaLocation};
+use mooncake_core::{ErrorCode, Result};
+
+use super::answers::{
+    DiskReplica, Failure, Found, FoundMany, LocalDiskReplica, MemoryReplica, NoKeys, OneOfMany, Removed,
+};
+use super::query::{decoded, form_bytes, form_text, raw};
+use super::{Shared, answer, failure, page, text, text_failure};
+use mooncake_protocol::api::DEFAULT_TENANT;
+
+/// Where an object's replicas in memory lie.
+///
+/// Without a lease and without counting: asking does not change what is kept. The key is taken as it was sent, and
+/// percent-decoded if there is no such object.
+#[utoipa::path(
+    get,
+    path = "/query_key",
+    params(
+        ("key" = String, Query, description = "The key"),
+        ("tenant_id" = Option<String>, Query, description = "Whose; `default`'s, if absent")
+    ),
+    responses((status = 200, body = Found), (status = 404, body = Failure))
+)]
+pub(super) async fn query_key(State(state): Shared, RawQuery(query): RawQuery) -> Response {
+    let Some(key) = raw(query.as_deref(), "key") else {
+        return failure(StatusCode::NOT_FOUND, ErrorCode::ObjectNotFound);
+    };
+    let tenant = tenant(query.as_deref());
+    let peek = |key: &[u8]| state.master.peek(&state.master.scoped(&tenant, key)?);
+    let found = peek(key.as_bytes()).or_else(|absent| {
+        let decoded = decoded(key);
+        if decoded == key.as_bytes() { Err(absent) } else { peek(&decoded) }
+    });
+    match found {
+        Ok(replicas) => {
+            page(&Found { success: true, data: replicas.iter().filter_map(MemoryReplica::of).collect() })
+        }
+        Err(_) => failure(StatusCode::NOT_FOUND, ErrorCode::ObjectNotFound),
+    }
+}
+
+fn tenant(query: Option<&str>) -> String {
+    form_text(query, "tenant_id").unwrap_or_else(|| DEFAULT_TENANT.to_owned())
+}
+
+/// Where several objects lie. As `/query_key`, without a lease.
+///
+/// Keys are separated by commas and percent-decoded one by one, so that a key may hold a comma as `%2C`.
+#[utoipa::path(
+    get,
+    path = "/batch_query_keys",
+    params(
+        ("keys" = String, Query, description = "Keys, separated by commas"),
+        ("tenant_id" = Option<String>, Query, description = "Whose; `default`'s, if absent")
+    ),
+    responses((status = 200, body = FoundMany), (status = 400, body = NoKeys))
+)]
+pub(super) async fn batch_query_keys(State(state): Shared, RawQuery(query): RawQuery) -> Response {
+    let Some(keys) = raw(query.as_deref(), "keys").filter(|keys| !keys.is_empty()) else {
+        let error = "No keys provided. Use ?keys=key1,key2,...";
+        return answer(StatusCode::BAD_REQUEST, &NoKeys { success: false, error });
+    };
+    let tenant = tenant(query.as_deref());
+    let peek = |key: &[u8]| match state.master.scoped(&tenant, key) {
+        Ok(key) => state.master.peek(&key),
+        Err(_) => Err(ErrorCode::ObjectNotFound.into()),
+    };
+    let data: BTreeMap<_, _> = keys
+        .split(',')
+        .map(|key| {
+            let key = form_bytes(key);
+            let shown = String::from_utf8_lossy(&key).into_owned();
+            (shown, one_of_many(peek(&key)))
+        })
+        .collect();
+    page(&FoundMany { success: true, data })
+}
+
+fn one_of_many(found: Result<Vec<Replica>>) -> OneOfMany {
+    let none = OneOfMany {
+        ok: true,
+        error: None,
+        values: None,
+        disk_values: None,
+        local_disk_values: None,
+        nof_values: None,
+    };
+    let replicas = match found {
+        Ok(replicas) => replicas,
+        Err(error) => return OneOfMany { ok: false, error: Some(error.code().name().into()), ..none },
+    };
+    let mut all = none;
+    for replica in &replicas {
+        match &replica.location {
+            ReplicaLocation::Memory(_) => {
+                all.values.get_or_insert_default().extend(MemoryReplica::of(replica));
+            }
+            ReplicaLocation::NofSsd(at) => all.nof_values.get_or_insert_default().push(MemoryReplica {
+                size_: at.size,
+                buffer_address_: at.address,
+                protocol_: at.protocol.clone(),
+                transport_endpoint_: at.endpoint.clone(),
+            }),
+            ReplicaLocation::Disk { path, size } => all
+                .disk_values
+                .get_or_insert_default()
+                .push(DiskReplica { file_path: path.clone(), object_size: *size }),
+            ReplicaLocation::LocalDisk { client, size, endpoint } => {
+                all.local_disk_values.get_or_insert_default().push(LocalDiskReplica {
+                    client_id: client.to_string(),
+                    object_size: *size,
+                    transport_endpoint: endpoint.clone(),
+                });
+            }
+            // The existing master shows no list of these.
+            ReplicaLocation::Dfs { .. } => {}
+        }
+    }
+    all
+}
+
+/// Every key that can be read, one per line; bytes that are no text are shown as their nearest.
+#[utoipa::path(
+    get,
+    path = "/get_all_keys",
+    params(("tenant_id" = Option<String>, Query, description = "Whose; `default`'s, if absent")),
+    responses((status = 200, body = String, content_type = "text/plain"), (status = 500, body = String, content_type = "text/plain"))
+)]
+pub(super) async fn all_keys(State(state): Shared, RawQuery(query): RawQuery) -> Response {
+    let tenant = tenant(query.as_deref());
+    // A pass over the whole directory must not hold up the connections of a worker.
+    let listed = tokio::task::spawn_blocking(move || {
+        let keys = state.master.keys_of(&tenant);
+        keys.iter().map(|key| format!("{}\n", String::from_utf8_lossy(key.as_bytes()))).collect()
+    });
+    match listed.await {
+        Ok(list) => text(list),
+        Err(_) => text_failure(StatusCode::INTERNAL_SERVER_ERROR, "Failed to get all keys"),
+    }
+}
+
+/// Removes every object that nobody is using.
+#[utoipa::path(
+    post,
+    path = "/api/v1/remove_all",
+    params(
+        ("force" = Option<String>, Query, description = "`true` or `1`: those with a lease too"),
+        ("tenant_id" = Option<String>, Query, description = "Of which tenant; of all, if absent")
+    ),
+    responses((status = 200, body = Removed), (status = 500, body = Failure))
+)]
+pub(super) async fn remove_all(State(state): Shared, RawQuery(query): RawQuery) -> Response {
+    let force = matches!(raw(query.as_deref(), "force"), Some("true" | "1"));
+    let tenant = form_text(query.as_deref(), "tenant_id");
+    let removed = tokio::task::spawn_blocking(move || match tenant {
+        Some(tenant) => state.master.remove_all_of(&tenant, force),
+        None => state.master.remove_all(force),
+    });
+    match removed.await {
+        Ok(removed_count) => {
+            tracing::info!(removed_count, force, "all objects removed by request");
+            page(&Removed { success: true, removed_count })
+        }
+        Err(_) => failure(StatusCode::INTERNAL_SERVER_ERROR, ErrorCode::InternalError),
+    }
+}

@@ -1,0 +1,133 @@
+//! Segments: which there are, and how full.
+
+use axum::extract::{RawQuery, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use mooncake_core::replica::SegmentStatus;
+
+use super::answers::{Failure, SegmentDetail, SegmentState, SegmentsDetail};
+use super::query::{decoded, form_text, raw};
+use super::{Shared, bad_request, failure, page, status_of, text, text_failure};
+use mooncake_master::SegmentStats;
+
+/// Names of all segments, one per line.
+#[utoipa::path(
+    get,
+    path = "/get_all_segments",
+    responses((status = 200, body = String, content_type = "text/plain"))
+)]
+pub(super) async fn all_segments(State(state): Shared) -> Response {
+    text(state.master.segment_stats().iter().map(|at| format!("{}\n", at.segment.name)).collect())
+}
+
+/// All segments, with owner, address, state and use.
+#[utoipa::path(get, path = "/get_segments_detail", responses((status = 200, body = SegmentsDetail)))]
+pub(super) async fn segments_detail(State(state): Shared) -> Response {
+    let segments: Vec<_> = state.master.segment_stats().iter().map(detail).collect();
+    page(&SegmentsDetail { total_segments: segments.len(), segments })
+}
+
+fn detail(at: &SegmentStats) -> SegmentDetail {
+    let gib = at.segment.size as f64 / (1u64 << 30) as f64;
+    SegmentDetail {
+        segment_name: at.segment.name.clone(),
+        segment_id: at.segment.id.to_string(),
+        client_id: at.client.to_string(),
+        base_address: format!("{:#x}", at.segment.base),
+        size_bytes: at.segment.size,
+        size_human: format!("{} GiB", six_digits(gib)),
+        te_endpoint: at.segment.endpoint.clone(),
+        protocol: at.segment.protocol.clone(),
+        status: status_name(at.status),
+        allocator_used_bytes: at.used,
+        allocator_capacity_bytes: at.segment.size,
+        allocator_usage_percent: at.used as f64 * 100.0 / at.segment.size as f64,
+    }
+}
+
+/// Use of one segment. The name is taken as it was sent, and percent-decoded if there is no such segment.
+#[utoipa::path(
+    get,
+    path = "/query_segment",
+    params(("segment" = String, Query, description = "Its name")),
+    responses((status = 200, body = String, content_type = "text/plain"), (status = 500, body = String, content_type = "text/plain"))
+)]
+pub(super) async fn query_segment(State(state): Shared, RawQuery(query): RawQuery) -> Response {
+    let name = raw(query.as_deref(), "segment").unwrap_or_default();
+    let stats = state.master.segment_stats();
+    let use_of = |name: &str| {
+        let named: Vec<_> = stats.iter().filter(|at| at.segment.name == name).collect();
+        let used = named.iter().fold(0u64, |sum, at| sum.saturating_add(at.used));
+        let capacity = named.iter().fold(0u64, |sum, at| sum.saturating_add(at.segment.size));
+        (!named.is_empty()).then(|| format!("{name}\nUsed(bytes): {used}\nCapacity(bytes) : {capacity}\n"))
+    };
+    match use_of(name).or_else(|| use_of(&String::from_utf8_lossy(&decoded(name)))) {
+        Some(body) => text(body),
+        None => text_failure(StatusCode::INTERNAL_SERVER_ERROR, "Failed to query segment"),
+    }
+}
+
+/// State of one segment.
+#[utoipa::path(
+    get,
+    path = "/api/v1/segments/status",
+    params(("segment" = String, Query, description = "Its name")),
+    responses((status = 200, body = SegmentState), (status = 400, body = Failure), (status = 404, body = Failure))
+)]
+pub(super) async fn status(State(state): Shared, RawQuery(query): RawQuery) -> Response {
+    let Some(segment) = form_text(query.as_deref(), "segment") else {
+        return bad_request("Missing segment query parameter");
+    };
+    match state.master.segment_status_named(&segment) {
+        Ok(status) => page(&SegmentState {
+            success: true,
+            segment,
+            status: status as i32,
+            status_name: status_name(status),
+            error_code: 0,
+            error_message: "",
+        }),
+        Err(error) => failure(status_of(&error), error.code()),
+    }
+}
+
+fn status_name(status: SegmentStatus) -> &'static str {
+    match status {
+        SegmentStatus::Undefined => "UNDEFINED",
+        SegmentStatus::Ok => "OK",
+        SegmentStatus::Draining => "DRAINING",
+        SegmentStatus::Drained => "DRAINED",
+        SegmentStatus::GracefullyUnmounting => "GRACEFULLY_UNMOUNTING",
+        SegmentStatus::Unmounting => "UNMOUNTING",
+    }
+}
+
+/// A number with six digits that count, and no zeros after them.
+fn six_digits(number: f64) -> String {
+    let before_the_point = if number < 1.0 { 0.0 } else { number.log10().floor() + 1.0 };
+    let zeros = if number > 0.0 && number < 1.0 { (-number.log10().floor() - 1.0).max(0.0) } else { 0.0 };
+    let digits = (6.0 - before_the_point + zeros).max(0.0) as usize;
+    let text = format!("{number:.digits$}");
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::six_digits;
+
+    #[test]
+    fn sizes_as_the_existing_master_writes_them() {
+        for (number, text) in [
+            (0.0, "0"),
+            (0.0625, "0.0625"),
+            (0.09765625, "0.0976562"),
+            (1.0, "1"),
+            (3.125, "3.125"),
+            (100.0, "100"),
+            (1234.5678, "1234.57"),
+            (1_048_576.0, "1048576"),
+        ] {
+            assert_eq!(six_digits(number), text);
+        }
+    }
+}

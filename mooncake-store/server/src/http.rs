@@ -1,0 +1,73 @@
+//! HTTP servers of the master.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use mooncake_core::Result;
+use mooncake_protocol::http::{Pages, bind, nothing_here, serve};
+use mooncake_transport::http_server::{Owners, pages as directory_pages};
+
+use super::leader::Standing;
+use super::{State, admin};
+
+type Started = (Vec<Pages>, Option<SocketAddr>, Option<SocketAddr>);
+
+/// Takes the ports of all pages before any is served.
+pub(super) async fn start_all(state: &Arc<State>) -> Result<Started> {
+    let config = &state.config;
+    let (admin, admin_at) = bind(&config.metrics_host, config.metrics_port, "metrics_port").await?;
+    let metadata = match &config.metadata {
+        None => None,
+        Some(server) => Some(bind(&server.host, server.port, "http_metadata_server_port").await?),
+    };
+    let mut pages = vec![serve("admin", admin, while_leading(admin::pages(state.clone()), state))];
+    let metadata_at = metadata.as_ref().map(|(_, at)| *at);
+    if let Some((listener, _)) = metadata {
+        pages.push(serve("metadata", listener, while_leading(metadata_pages(state), state)));
+    }
+    Ok((pages, Some(admin_at), metadata_at))
+}
+
+/// What a master says of itself, whether it leads or not.
+const OF_ITSELF: [&str; 4] = ["/health", "/role", "/ha_status", "/leader"];
+
+/// Pages that are answered while the master leads, as calls are.
+fn while_leading(pages: Router, state: &Arc<State>) -> Router {
+    let standing = state.standing.clone();
+    pages.layer(middleware::from_fn(move |request, next| answer(standing.clone(), request, next)))
+}
+
+/// Asks before, and before the answer leaves.
+async fn answer(standing: Arc<Standing>, request: Request, next: Next) -> Response {
+    let deposed = || (StatusCode::SERVICE_UNAVAILABLE, "this master does not lead").into_response();
+    if OF_ITSELF.contains(&request.uri().path()) {
+        return next.run(request).await;
+    }
+    if !standing.leads() {
+        return deposed();
+    }
+    let answer = next.run(request).await;
+    if standing.leads() { answer } else { deposed() }
+}
+
+fn metadata_pages(state: &Arc<State>) -> Router {
+    directory_pages(state.metadata.clone(), state.clone())
+        .fallback(nothing_here)
+        .method_not_allowed_fallback(nothing_here)
+}
+
+/// A name may be taken when the master saw its client die, and nobody has mounted anything under it since.
+impl Owners for State {
+    fn is_gone(&self, name: &str) -> bool {
+        self.departed.has(name) && self.master.segment_status_named(name).is_err()
+    }
+
+    fn taken(&self, name: &str) {
+        self.departed.forget(name);
+    }
+}

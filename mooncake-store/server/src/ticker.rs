@@ -1,0 +1,244 @@
+//! The thread that does what is due.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::clock::{Moment, SharedClock, SystemClock, thread_time};
+use mooncake_core::fault_injection::is_planted;
+use mooncake_core::meta::MetaKeys;
+use mooncake_core::replica::Segment;
+use mooncake_core::{Error, Result};
+use parking_lot::{Condvar, Mutex};
+use tokio::runtime::Handle;
+
+use super::State;
+use mooncake_master::{Master, TickReport};
+
+/// How often the master is asked to do what is due.
+const TICK: Duration = Duration::from_millis(10);
+
+/// A thread that loses so much time was stopped (SIGSTOP, a machine that was suspended or moved), and so was all that listens to clients.
+const STOPPED: Duration = Duration::from_secs(1);
+
+/// How often a line of figures is logged, and what rates are counted from.
+const REPORT: Duration = Duration::from_secs(10);
+
+/// A thread of its own: a sweep over millions of objects must not hold up the connections of a worker.
+#[derive(Debug)]
+pub(super) struct Ticker {
+    stop: Arc<(Mutex<bool>, Condvar)>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Ticker {
+    pub(super) fn start(state: Arc<State>) -> Result<Self> {
+        let stop = Arc::new((Mutex::new(false), Condvar::new()));
+        let stopped = stop.clone();
+        let runtime = Handle::current();
+        let thread = std::thread::Builder::new()
+            .name("mooncake-tick".into())
+            .spawn(move || run(&state, &stopped, &runtime))
+            .map_err(|error| Error::internal("cannot start a thread").with_source(error))?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+
+    /// Ends the thread; a tick at work is finished.
+    pub(super) fn stop(mut self) {
+        self.signal();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+
+    fn signal(&self) {
+        *self.stop.0.lock() = true;
+        self.stop.1.notify_all();
+    }
+}
+
+impl Drop for Ticker {
+    fn drop(&mut self) {
+        self.signal();
+    }
+}
+
+fn run(state: &Arc<State>, (stopped, wake): &(Mutex<bool>, Condvar), runtime: &Handle) {
+    let mut reported = state.master.clock().now();
+    let mut stopped = stopped.lock();
+    // The master's may be set by hand; this is about sleep, which is not.
+    let mut stops = Stops::new(SystemClock::shared(), thread_time);
+    while !*stopped {
+        wake.wait_for(&mut stopped, TICK);
+        if *stopped {
+            return;
+        }
+        if !state.standing.leads() {
+            // Thawed, perhaps: that clients seem silent says nothing, and another master has them.
+            stops.lost();
+            continue;
+        }
+        let report = parking_lot::MutexGuard::unlocked(&mut stopped, || turn(&state.master, &mut stops));
+        if !report.expired.is_empty() {
+            state.departed.note(&report.expired);
+            if let Some(config) = &state.config.clean_up {
+                runtime.spawn(clean_up(state.clone(), MetaKeys::new(&config.cluster_id), report.expired));
+            }
+        }
+        let now = state.master.clock().now();
+        if now.since(reported) >= REPORT {
+            reported = now;
+            if state.config.metric_reporting {
+                let stats = state.master.stats();
+                tracing::info!(
+                    target: "mooncake_store::figures",
+                    used = stats.used(), capacity = stats.capacity(), keys = stats.keys, clients = stats.clients,
+                    evicted = stats.evicted_keys, "metrics"
+                );
+                tracing::debug!(target: "mooncake_store::figures", "{}", super::summary::line(state));
+            }
+            state.rates.take(now, &state.requests);
+        }
+    }
+}
+
+/// Does what is due, and first tells the master for how long this process was stopped since the last turn.
+fn turn(master: &Master, stops: &mut Stops) -> TickReport {
+    // Read first: a stop after this makes nobody seem silent in this tick, and one before it is part of what is lost.
+    let now = master.clock().now();
+    let lost = stops.lost();
+    if lost >= STOPPED {
+        tracing::warn!(?lost, "this process was stopped: clients get that much longer to be heard of");
+        master.was_stopped(lost);
+    }
+    let report = master.tick_at(now);
+    if is_planted("ticker-measures-sleep-only") {
+        stops.lost();
+    }
+    report
+}
+
+/// Measures for how long a thread neither ran nor slept as long as it wanted to.
+struct Stops {
+    clock: SharedClock,
+    /// Processor time of the thread.
+    used: fn() -> Duration,
+    measured: (Moment, Duration),
+}
+
+impl Stops {
+    fn new(clock: SharedClock, used: fn() -> Duration) -> Self {
+        let measured = (clock.now(), used());
+        Self { clock, used, measured }
+    }
+
+    /// Time since the last call that the thread did not run, its short sleeps among it. A sweep over many objects runs, so a long one is not taken for a stop.
+    fn lost(&mut self) -> Duration {
+        let (at, used) = (self.clock.now(), (self.used)());
+        let (before, used_before) = std::mem::replace(&mut self.measured, (at, used));
+        at.since(before).saturating_sub(used.saturating_sub(used_before))
+    }
+}
+
+/// Removes what dead clients published.
+async fn clean_up(state: Arc<State>, keys: MetaKeys, expired: Vec<Segment>) {
+    for segment in expired {
+        // Its client has more than this one, or somebody else goes by its name by now.
+        if state.master.segment_status_named(&segment.name).is_ok() {
+            continue;
+        }
+        if !state.standing.leads() {
+            return;
+        }
+        for key in [keys.segment(&segment.name), keys.rpc_meta(&segment.name)] {
+            match state.published.delete(&key).await {
+                Ok(true) => tracing::info!(key, "metadata of a dead client removed"),
+                Ok(false) => {}
+                Err(error) => tracing::warn!(key, %error, "metadata of a dead client stays"),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+    use mooncake_core::clock::{Clock, ManualClock};
+    use mooncake_core::ids::{ClientId, SegmentId, Uuid};
+
+    use super::*;
+    use mooncake_master::MasterOptions;
+
+    /// The process is stopped for a while after a reading of this clock.
+    #[derive(Debug, Default)]
+    struct StopsAfter {
+        time: ManualClock,
+        readings: AtomicU64,
+        /// Reading after which it is stopped.
+        at: u64,
+    }
+
+    impl Clock for StopsAfter {
+        fn now(&self) -> Moment {
+            let now = self.time.now();
+            if self.readings.fetch_add(1, SeqCst) == self.at {
+                self.time.advance(Duration::from_secs(25));
+            }
+            now
+        }
+
+        fn wall_ms(&self) -> u64 {
+            0
+        }
+    }
+
+    #[test]
+    fn a_stop_at_any_point_of_a_turn_expires_nobody() {
+        let mut stops_seen = 0;
+        for at in 0..60 {
+            let clock = Arc::new(StopsAfter { at, ..StopsAfter::default() });
+            let parts = Default::default();
+            let master =
+                Master::with_parts(MasterOptions::default(), &parts, &Default::default(), clock.clone(), 7);
+            let master = master.unwrap();
+            let segment = Segment {
+                id: SegmentId(Uuid::new(2, 1)),
+                name: "node:1".into(),
+                base: 1 << 40,
+                size: 1 << 20,
+                endpoint: "10.0.0.1:1".into(),
+                protocol: "tcp".into(),
+                host_id: "node".into(),
+            };
+            let client = ClientId(Uuid::new(1, 1));
+            master.mount(client, &segment).unwrap();
+            // What comes before the turns is no part of them.
+            if clock.readings.load(SeqCst) > at {
+                continue;
+            }
+            let mut stops = Stops::new(clock.clone(), || Duration::ZERO);
+            for turn_number in 0..4 {
+                clock.time.advance(TICK);
+                let report = turn(&master, &mut stops);
+                assert!(
+                    report.expired.is_empty(),
+                    "expired in turn {turn_number} by a stop after reading {at}"
+                );
+            }
+            stops_seen += u64::from(clock.readings.load(SeqCst) > at);
+        }
+        assert!(stops_seen > 5, "the clock is read {stops_seen} times only");
+    }
+
+    #[test]
+    fn a_tick_that_computes_is_no_stop() {
+        static USED: AtomicU64 = AtomicU64::new(0);
+        let clock = Arc::new(ManualClock::new());
+        let mut stops = Stops::new(clock.clone(), || Duration::from_secs(USED.load(SeqCst)));
+        clock.advance(Duration::from_secs(5));
+        USED.store(5, SeqCst);
+        assert_eq!(stops.lost(), Duration::ZERO);
+        clock.advance(Duration::from_secs(5));
+        assert_eq!(stops.lost(), Duration::from_secs(5));
+    }
+}

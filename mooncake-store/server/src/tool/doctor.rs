@@ -1,0 +1,290 @@
+//! `mooncake doctor`: looks at one thing after the other, and names the fix for what is wrong.
+
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use mooncake_core::clock::{Clock, SystemClock};
+use mooncake_core::{ErrorKind, Result};
+use serde_json::json;
+
+use super::admin::{Admin, Segment};
+use super::args::Doctor;
+use super::{Session, local, say, say_json};
+use mooncake_client::MASTER_VERSIONS;
+use mooncake_client::programs::{check_version, host_id, split_port};
+
+/// Segments looked at one by one; a cluster may have thousands.
+const MOST: usize = 64;
+
+/// Clocks that differ by less are the same to whoever reads logs.
+const SAME_TIME: Duration = Duration::from_secs(1);
+/// How old a time may be that an HTTP server tells, in milliseconds.
+const SAID_LATE: u64 = 2000;
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Grade {
+    Good,
+    /// May be in the way of something.
+    Hint,
+    /// Nobody can tell from here.
+    Unknown,
+    Bad,
+}
+
+/// One thing looked at.
+#[derive(Clone, Debug)]
+pub(super) struct Finding {
+    subject: String,
+    grade: Grade,
+    found: String,
+    fix: String,
+}
+
+impl Finding {
+    fn new(subject: &str, grade: Grade, found: impl Into<String>, fix: &str) -> Self {
+        Self { subject: subject.into(), grade, found: found.into(), fix: fix.into() }
+    }
+
+    pub(super) fn good(subject: &str, found: impl Into<String>) -> Self {
+        Self::new(subject, Grade::Good, found, "")
+    }
+
+    pub(super) fn hint(subject: &str, found: impl Into<String>, fix: &str) -> Self {
+        Self::new(subject, Grade::Hint, found, fix)
+    }
+
+    pub(super) fn unknown(subject: &str, found: impl Into<String>) -> Self {
+        Self::new(subject, Grade::Unknown, found, "")
+    }
+
+    pub(super) fn bad(subject: &str, found: impl Into<String>, fix: &str) -> Self {
+        Self::new(subject, Grade::Bad, found, fix)
+    }
+
+    fn word(&self) -> &'static str {
+        match self.grade {
+            Grade::Good => "ok",
+            Grade::Hint => "note",
+            Grade::Unknown => "?",
+            Grade::Bad => "FAIL",
+        }
+    }
+}
+
+/// Whether nothing is broken.
+pub(super) fn examine(session: &Session, args: &Doctor) -> Result<bool> {
+    let mut findings = local::examine();
+    if !args.local {
+        findings.extend(cluster(session));
+    }
+    let broken = findings.iter().filter(|at| at.grade == Grade::Bad).count();
+    if session.to.json {
+        let rows = findings.iter().map(|at| {
+            json!({"subject": at.subject, "grade": at.word().to_lowercase(), "found": at.found, "fix": at.fix})
+        });
+        say_json(&json!({"healthy": broken == 0, "findings": rows.collect::<Vec<_>>()}))?;
+        return Ok(broken == 0);
+    }
+    for at in &findings {
+        say(format_args!("{:<5} {:<18} {}", at.word(), at.subject, at.found))?;
+        if !at.fix.is_empty() {
+            say(format_args!("      {:<18} -> {}", "", at.fix))?;
+        }
+    }
+    match broken {
+        0 => say("nothing is broken")?,
+        1 => say("1 thing is broken")?,
+        more => say(format_args!("{more} things are broken"))?,
+    }
+    Ok(broken == 0)
+}
+
+fn cluster(session: &Session) -> Vec<Finding> {
+    let mut findings = vec![rpc(session), metadata(session)];
+    let admin = match session.admin() {
+        Ok(admin) => admin,
+        Err(error) => {
+            findings.push(Finding::bad("admin port", error.to_string(), "give --master HOST:PORT"));
+            return findings;
+        }
+    };
+    match admin.segments() {
+        Ok(segments) => {
+            findings.push(Finding::good("admin port", format!("{} answers", admin.address())));
+            findings.push(time_of_day(&admin));
+            findings.extend(reach(&segments, session));
+        }
+        Err(error) => findings.push(Finding::bad(
+            "admin port",
+            error.to_string(),
+            "start the master with --metrics_port, open it in the firewall, or give --admin HOST:PORT",
+        )),
+    }
+    findings
+}
+
+/// Leases are measured on clocks that nobody sets. What people put side by side, logs and events and dashboards, goes by the time of day.
+fn time_of_day(admin: &Admin) -> Finding {
+    let clock = SystemClock::new();
+    let before = clock.wall_ms();
+    match admin.wall_ms() {
+        Ok(Some(there)) => compared(there, before, clock.wall_ms()),
+        Ok(None) => {
+            Finding::unknown("time of day", format!("{} does not say what time it is there", admin.address()))
+        }
+        Err(error) => Finding::unknown("time of day", error.to_string()),
+    }
+}
+
+/// What the master said between two moments here; it speaks of whole seconds, the last one at worst.
+fn compared(there: u64, before: u64, after: u64) -> Finding {
+    let (ahead, behind) =
+        (there.saturating_sub(after), before.saturating_sub(there.saturating_add(SAID_LATE)));
+    let off = Duration::from_millis(ahead.max(behind));
+    if off <= SAME_TIME {
+        return Finding::good("time of day", "this host and the master agree");
+    }
+    let which = if ahead > 0 { "ahead of" } else { "behind" };
+    Finding::hint(
+        "time of day",
+        format!(
+            "the master's clock is {} s {which} this host's: logs and events of the two do not match",
+            off.as_secs()
+        ),
+        "synchronize both with one source: timedatectl set-ntp true, or chronyd (chronyc tracking shows which one is off)",
+    )
+}
+
+/// The RPC port, and whether the peer's version is one that we speak with.
+fn rpc(session: &Session) -> Finding {
+    let master = match session.leader() {
+        Ok(master) => master,
+        Err(error) => {
+            let fix = "start the masters with --enable_ha, or give the address of one (--master HOST:PORT)";
+            return Finding::bad("master", error.to_string(), fix);
+        }
+    };
+    match session.master_version() {
+        Ok(version) => match check_version(&version) {
+            Ok(()) => Finding::good("master", format!("{master} answers, version {version}")),
+            Err(error) => Finding::bad(
+                "master",
+                error.to_string(),
+                &format!(
+                    "use a master of version {}, or a client as old as the master",
+                    MASTER_VERSIONS.join(" or ")
+                ),
+            ),
+        },
+        Err(error) => {
+            let fix = match error.kind() {
+                _ if Admin::answers(master) => "give the RPC port (--rpc_port of the master, usually 50051)",
+                ErrorKind::Timeout => {
+                    "a firewall drops packets, or the address is wrong: nc -vz HOST PORT from here"
+                }
+                _ => "start mooncake_master there, or give its address (--master HOST:PORT)",
+            };
+            Finding::bad("master", error.to_string(), fix)
+        }
+    }
+}
+
+fn metadata(session: &Session) -> Finding {
+    let at = &session.to.metadata;
+    if at == "P2PHANDSHAKE" {
+        return Finding::good("metadata", "P2PHANDSHAKE: members find each other by address");
+    }
+    let Some(rest) = at.strip_prefix("http://") else {
+        return Finding::unknown("metadata", format!("{at} is not looked at: not an http:// URL"));
+    };
+    let authority = rest.split('/').next().unwrap_or(rest);
+    let authority =
+        if split_port(authority).1.is_some() { authority.to_owned() } else { format!("{authority}:80") };
+    match connects(&authority, session.to.timeout) {
+        Ok(()) => Finding::good("metadata", format!("{at} answers")),
+        Err(error) => Finding::bad(
+            "metadata",
+            format!("{at}: {error}"),
+            "start the master with --enable_http_metadata_server, or use P2PHANDSHAKE everywhere (--metadata)",
+        ),
+    }
+}
+
+/// Whether each segment can be reached from here, and whether its owner told an address that others can use.
+fn reach(segments: &[Segment], session: &Session) -> Vec<Finding> {
+    if segments.is_empty() {
+        let fix = "start a client that offers memory (global_segment_size, MOONCAKE_GLOBAL_SEGMENT_SIZE)";
+        return vec![Finding::bad("segments", "none is mounted: nothing can be stored", fix)];
+    }
+    let mut findings = Vec::new();
+    let mut reached = 0;
+    let master_is_here = session.leader().is_ok_and(|master| host_id(master).is_empty());
+    for at in segments.iter().take(MOST) {
+        let endpoint = &at.te_endpoint;
+        if host_id(endpoint).is_empty() && !master_is_here {
+            findings.push(Finding::bad(
+                "advertised address",
+                format!(
+                    "segment {} is offered at {endpoint}, which means another machine to everybody else",
+                    at.segment_name
+                ),
+                "give its client an address that others reach (local_hostname, MOONCAKE_LOCAL_HOSTNAME)",
+            ));
+        } else if split_port(endpoint).1.is_none() {
+            findings.push(Finding::unknown(
+                "segment",
+                format!("{}: {endpoint} is a name in the directory", at.segment_name),
+            ));
+        } else {
+            match connects(endpoint, session.to.timeout) {
+                Ok(()) => reached += 1,
+                Err(error) if is_unresolved(&error) => findings.push(Finding::bad(
+                    "segment",
+                    format!("{} at {endpoint} is not reached: {error}", at.segment_name),
+                    "DNS: the host name has no address here; give its client a name or an address that resolves (local_hostname)",
+                )),
+                Err(error) => findings.push(Finding::bad(
+                    "segment",
+                    format!("{} at {endpoint} is not reached: {error}", at.segment_name),
+                    "open that port between members; if its process is gone the master forgets it by itself (--client_ttl)",
+                )),
+            }
+        }
+    }
+    findings.push(Finding::good("segments", format!("{reached} of {} reached from here", segments.len())));
+    findings
+}
+
+/// Whether the name has no address.
+fn is_unresolved(error: &std::io::Error) -> bool {
+    // The standard library has no kind of its own for what `getaddrinfo` answers.
+    error.kind() == std::io::ErrorKind::NotFound || error.to_string().contains("failed to lookup address")
+}
+
+fn connects(address: &str, timeout: Duration) -> std::io::Result<()> {
+    let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
+    for at in address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&at, timeout) {
+            Ok(_) => return Ok(()),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_clocks_that_differ_are_named() {
+        let said = |there, before, after| format!("{:?}", compared(there, before, after));
+        for there in [8_000, 8_500, 10_000, 11_000] {
+            assert!(said(there, 10_000, 10_020).contains("Good"), "{there}");
+        }
+        assert!(said(20_000, 10_000, 10_000).contains("10 s ahead"));
+        assert!(said(1_000, 10_000, 10_000).contains("7 s behind"));
+        assert!(said(0, u64::MAX, u64::MAX).contains("behind") && said(u64::MAX, 0, 0).contains("ahead"));
+    }
+}

@@ -1,0 +1,296 @@
+//! `mooncake ls`, `get`, `put` and `rm`.
+
+use std::fs::File;
+use std::io::{BufRead, IsTerminal, Read, Write};
+use std::path::Path;
+
+use bytes::Bytes;
+use mooncake_core::fault_injection::is_planted;
+use mooncake_core::replica::ReplicateConfig;
+use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use serde_json::json;
+
+use super::args::{Get, Ls, Put, Rm};
+use super::progress::Progress;
+use super::{Session, human, say, say_json, table};
+use mooncake_client::{Client, PutOutcome};
+
+/// Keys asked about in one request: a URL has its limits.
+const AT_ONCE: usize = 50;
+
+pub(super) fn list(session: &Session, args: &Ls) -> Result<()> {
+    session.check_tenant(false)?;
+    let admin = session.admin()?;
+    let mut keys = admin.keys(&session.to.tenant)?;
+    keys.retain(|key| key.starts_with(&args.prefix));
+    if !args.long {
+        return if session.to.json { say_json(&json!(keys)) } else { keys.iter().try_for_each(say) };
+    }
+    let mut found = Vec::new();
+    for some in keys.chunks(AT_ONCE) {
+        let some: Vec<&str> = some.iter().map(String::as_str).collect();
+        let mut places = admin.places(&session.to.tenant, &some)?;
+        // What went meanwhile is not listed.
+        found.extend(
+            some.iter().filter_map(|key| Some((*key, places.remove(*key).filter(|at| !at.is_empty())?))),
+        );
+    }
+    if session.to.json {
+        let objects = found.iter().map(|(key, at)| {
+            let endpoints: Vec<&str> = at.iter().map(|at| at.transport_endpoint_.as_str()).collect();
+            json!({"key": key, "bytes": at[0].size_, "replicas": endpoints})
+        });
+        return say_json(&json!(objects.collect::<Vec<_>>()));
+    }
+    let mut rows = vec![["key", "size", "replicas"].map(String::from).to_vec()];
+    rows.extend(found.iter().map(|(key, at)| {
+        let endpoints: Vec<&str> = at.iter().map(|at| at.transport_endpoint_.as_str()).collect();
+        vec![(*key).to_owned(), human(at[0].size_), endpoints.join(" ")]
+    }));
+    say(table(&rows).trim_end())
+}
+
+pub(super) fn get(session: &Session, args: &Get) -> Result<()> {
+    let target = args.output.as_deref().filter(|path| *path != Path::new("-"));
+    session.check_tenant(false)?;
+    let client = session.join(0)?;
+    let shown = Progress::start(format!("get {:?}", args.key));
+    let got = session.runtime.block_on(client.get(&args.key)).map_err(|error| session.explained(error));
+    let value = leaving(session, &client, got)?.ok_or_else(|| {
+        let text = format!("no object has the key {:?} (tenant {})", args.key, session.to.tenant);
+        Error::new(ErrorCode::ObjectNotFound, text)
+    })?;
+    shown.end(value.len());
+    if target.is_none()
+        && std::io::stdout().is_terminal()
+        && is_binary(&value)
+        && !is_planted("binary-to-tty")
+    {
+        return Err(Error::invalid(format!(
+            "cannot write the value to a terminal: it is binary. key={:?} bytes={}; give --output FILE, or pipe it",
+            args.key,
+            value.len()
+        )));
+    }
+    match target {
+        Some(path) => std::fs::write(path, &value).map_err(|error| file_error("write", path, error)),
+        None => {
+            let mut out = std::io::stdout().lock();
+            out.write_all(&value).and_then(|()| out.flush()).map_err(Error::from)
+        }
+    }
+}
+
+pub(super) fn put(session: &Session, args: &Put) -> Result<()> {
+    let value = Bytes::from(input(args.file.as_deref())?);
+    let len = value.len();
+    if len == 0 {
+        return Err(Error::invalid("there is nothing to store: a value has at least one byte"));
+    }
+    session.check_tenant(false)?;
+    let client = session.join(0)?;
+    let shown = Progress::start(format!("put {:?}, {}", args.key, human(len as u64)));
+    let config = ReplicateConfig::replicas(args.replicas);
+    let stored = session.runtime.block_on(async {
+        if args.replace {
+            let mut answers = client.batch_upsert(&[(&args.key, &value)], &config).await?;
+            answers.pop().unwrap_or_else(|| Err(Error::internal("no answer"))).map(|()| PutOutcome::Stored)
+        } else {
+            client.put_bytes(&args.key, &value, &config).await
+        }
+    });
+    shown.end(len);
+    let stored = leaving(session, &client, stored).map_err(|error| match error.kind() {
+        ErrorKind::NoSpace => error.context(format!(
+            "the cluster has no room for {} ({len} bytes): `mooncake status` shows its segments, and a value must fit into one",
+            human(len as u64)
+        )),
+        _ => session.explained(error),
+    })?;
+    if stored == PutOutcome::Existed {
+        return Err(Error::new(
+            ErrorCode::ObjectAlreadyExists,
+            format!("the key {:?} exists: replace its value with --replace, or remove it first", args.key),
+        ));
+    }
+    match session.to.json {
+        true => say_json(&json!({"key": args.key, "bytes": len})),
+        false => Ok(()),
+    }
+}
+
+/// Whether each key is gone.
+pub(super) fn remove(session: &Session, args: &Rm) -> Result<bool> {
+    let checked = args.matching.as_deref().filter(|_| !is_planted("pattern-unchecked"));
+    let pattern = checked.map(compiled).transpose()?;
+    session.check_tenant(args.all || pattern.is_some())?;
+    if args.all && !confirmed(session, args)? {
+        return Ok(false);
+    }
+    let client = session.join(0)?;
+    let outcome = session.runtime.block_on(async {
+        if args.all {
+            return client.remove_all(args.force).await.map(|count| (count, Vec::new()));
+        }
+        if let Some(pattern) = &args.matching {
+            return client.remove_matching(pattern, args.force).await.map(|count| (count, Vec::new()));
+        }
+        let answers = client.batch_remove(&args.keys, args.force).await?;
+        let mut left = Vec::new();
+        for (key, answer) in args.keys.iter().zip(answers) {
+            if let Err(why) = gone(key, answer, args.force) {
+                left.push(why);
+            }
+        }
+        Ok(((args.keys.len() - left.len()) as u64, left))
+    });
+    let outcome = outcome.and_then(|(removed, left)| {
+        match &pattern {
+            _ if is_planted("silent-rm") => Ok((removed, left)),
+            Some(pattern) => left_over(session, &client, args, |key| pattern.is_match(key)),
+            None if args.all => left_over(session, &client, args, |_| true),
+            None => Ok((0, left)),
+        }
+        .map(|(later, left)| (removed + later, left))
+    });
+    let (removed, left) = leaving(session, &client, outcome).map_err(|error| session.explained(error))?;
+    match session.to.json {
+        true => say_json(&json!({"removed": removed, "failed": left}))?,
+        false => say(format_args!("{removed} removed"))?,
+    }
+    if args.keys.is_empty() && !left.is_empty() {
+        eprintln!("mooncake: {} left:", left.len());
+    }
+    left.iter().take(SHOWN).for_each(|line| eprintln!("mooncake: {line}"));
+    if left.len() > SHOWN {
+        eprintln!("mooncake: .. and {} more", left.len() - SHOWN);
+    }
+    Ok(left.is_empty())
+}
+
+/// Reasons that are listed one by one.
+const SHOWN: usize = 20;
+
+/// Why a key is still there, if it is.
+fn gone(key: &str, answer: Result<bool>, force: bool) -> Result<(), String> {
+    match answer {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(format!("no object has the key {key:?}")),
+        Err(error) if error.code() == ErrorCode::ObjectHasLease => Err(format!(
+            "{key:?} is in use, somebody has a lease on it ({error}): wait, or remove it with --force"
+        )),
+        Err(error) if error.kind() == ErrorKind::Busy && force => {
+            Err(format!("{key:?} is being written, copied or moved ({error}): try again"))
+        }
+        Err(error) if error.kind() == ErrorKind::Busy => {
+            Err(format!("{key:?} is in use ({error}): wait, or remove it with --force"))
+        }
+        Err(error) => Err(format!("{key:?}: {error}")),
+    }
+}
+
+/// Removes one by one what the call for many has left, so that there is a reason for each key that stays.
+fn left_over(
+    session: &Session,
+    client: &Client,
+    args: &Rm,
+    wanted: impl Fn(&[u8]) -> bool,
+) -> Result<(u64, Vec<String>)> {
+    let listed = session.admin().and_then(|admin| admin.keys(&session.to.tenant));
+    let mut keys = match listed {
+        Ok(keys) => keys,
+        Err(error) => {
+            eprintln!("mooncake: cannot tell what is left: {error}");
+            return Ok((0, Vec::new()));
+        }
+    };
+    keys.retain(|key| wanted(key.as_bytes()));
+    let (mut removed, mut left) = (0, Vec::new());
+    for some in keys.chunks(500) {
+        let answers = session.runtime.block_on(client.batch_remove(some, args.force))?;
+        for (key, answer) in some.iter().zip(answers) {
+            match answer {
+                // Somebody else has removed it.
+                Ok(false) => {}
+                answer => match gone(key, answer, args.force) {
+                    Ok(()) => removed += 1,
+                    Err(why) => left.push(why),
+                },
+            }
+        }
+    }
+    Ok((removed, left))
+}
+
+/// Compiles the pattern as the master does, so that a mistake in it is shown with its place.
+fn compiled(pattern: &str) -> Result<regex::bytes::Regex> {
+    mooncake_master::pattern::compile(pattern).map_err(|error| {
+        error.context(format!("cannot remove by pattern: {pattern:?} is no regular expression (--matching)"))
+    })
+}
+
+/// Whether a person, or `--yes`, agrees that all objects go.
+fn confirmed(session: &Session, args: &Rm) -> Result<bool> {
+    if args.yes || is_planted("rm-all-unasked") {
+        return Ok(true);
+    }
+    let count = session.admin().and_then(|admin| admin.keys(&session.to.tenant)).map(|keys| keys.len());
+    let objects = count.map_or_else(|_| "all objects".to_owned(), |count| format!("all {count} objects"));
+    let whose = format!("{objects} of tenant {:?} at {}", session.to.tenant, session.leader()?);
+    if !std::io::stdin().is_terminal() {
+        return Err(Error::invalid(format!(
+            "cannot ask whether to remove {whose}: standard input is no terminal; give --yes"
+        )));
+    }
+    eprint!("Remove {whose}? [y/N] ");
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer)?;
+    let yes = matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes");
+    if !yes {
+        eprintln!("mooncake: nothing is removed");
+    }
+    Ok(yes)
+}
+
+/// Whether a terminal could take the value for commands, or cannot show it.
+fn is_binary(value: &[u8]) -> bool {
+    std::str::from_utf8(value)
+        .map_or(true, |text| text.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\r' | '\t')))
+}
+
+/// Leaves the cluster after an error.
+pub(super) fn leaving_if_err<T>(session: &Session, client: &Client, outcome: Result<T>) -> Result<T> {
+    match outcome {
+        Ok(value) => Ok(value),
+        Err(error) => leaving(session, client, Err(error)),
+    }
+}
+
+/// Leaves the cluster, whatever came of it.
+pub(super) fn leaving<T>(session: &Session, client: &Client, outcome: Result<T>) -> Result<T> {
+    if let Err(error) = session.runtime.block_on(client.close()) {
+        tracing::debug!("leaving: {error}");
+    }
+    outcome
+}
+
+fn input(file: Option<&Path>) -> Result<Vec<u8>> {
+    let mut value = Vec::new();
+    match file.filter(|path| *path != Path::new("-")) {
+        Some(path) => {
+            let read = File::open(path).and_then(|mut file| file.read_to_end(&mut value));
+            read.map_err(|error| file_error("read", path, error))?;
+        }
+        None => {
+            if std::io::stdin().is_terminal() {
+                eprintln!("mooncake: reading the value from the terminal, until Ctrl-D");
+            }
+            std::io::stdin().lock().read_to_end(&mut value)?;
+        }
+    }
+    Ok(value)
+}
+
+fn file_error(what: &str, path: &Path, error: std::io::Error) -> Error {
+    Error::invalid(format!("cannot {what} {}: {error}", path.display())).with_source(error)
+}
