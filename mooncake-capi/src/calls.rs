@@ -438,7 +438,7 @@ fn code(name: &str, work: impl FnOnce() -> Result<()>) -> c_int {
             Ok(()) => 0,
             Err(error) => {
                 tracing::warn!(call = name, "{error}");
-                EngineCode::of(&error).number()
+                error.engine_code().number()
             }
         })
     })

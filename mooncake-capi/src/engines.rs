@@ -122,7 +122,7 @@ impl Engine {
                 Ok(target)
             }
             None => Err(Error::new(ErrorCode::InvalidParams, format!("{id} is no opened segment"))
-                .with_source(EngineCode::InvalidArgument)),
+                .with_engine_code(EngineCode::InvalidArgument)),
         }
     }
 

@@ -1,98 +1,153 @@
-//! One error type for every crate. Its [`ErrorCode`] is the number the existing system uses on the wire and in Python;
-//! its [`ErrorKind`] says what the caller should do next.
+//! The error type of every crate. [`ErrorCode`] is the number of Mooncake C++ for clients and Python,
+//! and [`ErrorKind`] tells the caller how to continue.
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::fmt;
+use std::sync::Arc;
 
 pub use crate::code::ErrorCode;
+use crate::engine_code::EngineCode;
 
 /// Result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What the caller does next. Coarse on purpose: match on this, log the rest.
+/// Class of an error, for the decision of the caller. Match on the kind and log the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// It is not there: treat as a miss.
+    /// The object does not exist: a cache miss.
     NotFound,
-    /// It is there already: for a cache, as good as done.
+    /// The object exists already: success for a cache.
     AlreadyExists,
-    /// No room now: write less, or later.
+    /// No free space: write less, or later.
     NoSpace,
-    /// Somebody holds it (a lease, a task, a write in progress): try again later.
+    /// A lease, a task or a write holds the object: retry later.
     Busy,
-    /// The answer came too late to be trusted (a lease ran out): ask again.
+    /// A lease expired before the response came: send the request again.
     Expired,
-    /// The call itself is wrong and will never succeed as it is.
+    /// The request is invalid and never succeeds.
     Invalid,
-    /// The other side cannot be reached or is going away: try another, or later.
+    /// The other side is unreachable or shuts down: use another one, or retry later.
     Unavailable,
-    /// No answer in time; it may or may not have happened. Every call of this project may be repeated.
+    /// No response in time: the request may have been executed. Every request may be repeated.
     Timeout,
-    /// Bytes arrived that are not the ones written.
+    /// The bytes differ from those written.
     Corrupt,
-    /// Both sides work, but not with each other.
+    /// Both sides work, but have incompatible versions.
     VersionMismatch,
-    /// Not built, not switched on, or not possible here.
+    /// The build, the configuration or the platform lacks the function.
     Unsupported,
-    /// A bug or a broken machine: report it.
+    /// A bug or a hardware fault: report it.
     Internal,
 }
 
-/// An error with its code, a sentence, and the path it took.
-///
-/// One pointer wide, so that results stay small on the data path.
-pub struct Error(Box<Inner>);
+/// Cause of an error that callers in this workspace act on, where the code alone does not tell it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The caller cancelled the operation before it began.
+    NotStarted,
+    /// No route leads from the local address to the peer.
+    RouteLookup,
+    /// A connection was open and broke.
+    ConnectionBroken,
+}
 
+/// Error with a code, a message and its context.
+///
+/// An error is one pointer wide, so that results stay small on the data path. Clones share the message
+/// and the source.
+#[derive(Clone)]
+pub struct Error(Arc<Inner>);
+
+#[derive(Clone)]
 struct Inner {
     code: ErrorCode,
     message: Cow<'static, str>,
     context: Vec<Cow<'static, str>>,
-    source: Option<Box<dyn StdError + Send + Sync>>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
+    reason: Option<Reason>,
+    engine_code: Option<EngineCode>,
 }
 
 impl Error {
-    /// An error with a code and a sentence that says what was wrong and, where it can, what to do.
+    /// Creates an error with a code and a message that says what failed, why and what to do.
     pub fn new(code: ErrorCode, message: impl Into<Cow<'static, str>>) -> Self {
-        Self(Box::new(Inner { code, message: message.into(), context: Vec::new(), source: None }))
+        Self(Arc::new(Inner {
+            code,
+            message: message.into(),
+            context: Vec::new(),
+            source: None,
+            reason: None,
+            engine_code: None,
+        }))
     }
 
-    /// Shorthand for [`ErrorCode::InvalidParams`].
+    /// Creates an error with code [`ErrorCode::InvalidParams`].
     pub fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorCode::InvalidParams, message)
     }
 
-    /// Shorthand for [`ErrorCode::InternalError`].
+    /// Creates an error with code [`ErrorCode::InternalError`].
     pub fn internal(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorCode::InternalError, message)
     }
 
-    /// Keeps the error that caused this one.
+    /// Sets the error that caused this one.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        self.0.source = Some(source.into());
+        self.inner_mut().source = Some(source.into().into());
         self
     }
 
-    /// Adds where it happened (innermost first); shown in front of the message.
+    /// Sets the cause that callers act on.
+    #[must_use]
+    pub fn with_reason(mut self, reason: Reason) -> Self {
+        self.inner_mut().reason = Some(reason);
+        self
+    }
+
+    /// Sets the number that calls of the transfer engine return for this error.
+    #[must_use]
+    pub fn with_engine_code(mut self, code: EngineCode) -> Self {
+        self.inner_mut().engine_code = Some(code);
+        self
+    }
+
+    /// Adds the place of the error, innermost first. It precedes the message.
     #[must_use]
     pub fn context(mut self, context: impl Into<Cow<'static, str>>) -> Self {
-        self.0.context.push(context.into());
+        self.inner_mut().context.push(context.into());
         self
     }
 
-    /// The existing system's number for it.
+    fn inner_mut(&mut self) -> &mut Inner {
+        Arc::make_mut(&mut self.0)
+    }
+
+    /// Returns the number that Mooncake C++ uses for the error.
     pub fn code(&self) -> ErrorCode {
         self.0.code
     }
 
-    /// What to do next.
+    /// Returns the class of the error.
     pub fn kind(&self) -> ErrorKind {
         self.0.code.kind()
     }
 
-    /// The sentence, without context and source.
+    /// Returns the cause that callers act on.
+    pub fn reason(&self) -> Option<Reason> {
+        self.0.reason
+    }
+
+    /// Returns the number that calls of the transfer engine return: the one that was set, or that of
+    /// the kind.
+    pub fn engine_code(&self) -> EngineCode {
+        self.0.engine_code.unwrap_or_else(|| self.kind().into())
+    }
+
+    /// Returns the message without context and source.
     pub fn message(&self) -> &str {
         &self.0.message
     }
@@ -119,7 +174,7 @@ impl From<std::io::Error> for Error {
 
 impl From<crate::ids::KeyError> for Error {
     fn from(error: crate::ids::KeyError) -> Self {
-        // The existing master answers -600 for an empty key.
+        // The master of Mooncake C++ returns -600 for an empty key.
         Self::new(ErrorCode::InvalidParams, error.to_string())
     }
 }
@@ -183,6 +238,16 @@ mod tests {
         assert_eq!(error.to_string(), "get \"k\": replica 3: the lease ran out (LEASE_EXPIRED -707)");
         assert_eq!(error.kind(), ErrorKind::Expired);
         assert_eq!(size_of::<Error>(), size_of::<usize>());
+    }
+
+    #[test]
+    fn a_clone_shares_the_source_and_takes_its_own_context() {
+        let io = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        let error = Error::from(io).with_reason(Reason::ConnectionBroken);
+        let clone = error.clone().context("b");
+        assert_eq!(clone.reason(), Some(Reason::ConnectionBroken));
+        assert!(StdError::source(&clone).is_some());
+        assert!(clone.to_string().starts_with("b: ") && !error.to_string().starts_with("b: "));
     }
 
     #[test]

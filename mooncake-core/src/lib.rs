@@ -5,6 +5,7 @@ pub mod alloc;
 pub mod backoff;
 pub mod clock;
 mod code;
+mod engine_code;
 pub mod error;
 pub mod evict;
 pub mod fault_injection;
@@ -20,4 +21,5 @@ pub mod tables;
 pub mod testkit;
 
 pub use clock::{Clock, SharedClock};
-pub use error::{Error, ErrorCode, ErrorKind, Result};
+pub use engine_code::EngineCode;
+pub use error::{Error, ErrorCode, ErrorKind, Reason, Result};

@@ -207,7 +207,7 @@ impl Regions {
         if let Some((at, len)) = before.filter(|(at, len)| at + len > start) {
             drop(regions);
             let text = format!("{len} bytes at {at:#x}, some of which these are, are registered already");
-            return Err(Error::invalid(text).with_source(EngineCode::AddressOverlapped));
+            return Err(Error::invalid(text).with_engine_code(EngineCode::AddressOverlapped));
         }
         regions.insert(start, Registered { region, gone, kind: Kind::Program });
         Ok(())
@@ -247,7 +247,7 @@ impl Regions {
             };
             if !is_there || starts[..index].contains(start) {
                 let text = format!("no buffer is registered at {start:#x}");
-                return Err(Error::invalid(text).with_source(EngineCode::AddressNotRegistered));
+                return Err(Error::invalid(text).with_engine_code(EngineCode::AddressNotRegistered));
             }
         }
         let mut taken = Vec::new();
@@ -364,7 +364,7 @@ impl Regions {
             let text = format!(
                 "{len} bytes at {address:#x} do not lie in registered memory; register it first (Python: register_memory, register_buffer)"
             );
-            Error::invalid(text).with_source(EngineCode::AddressNotRegistered)
+            Error::invalid(text).with_engine_code(EngineCode::AddressNotRegistered)
         };
         let regions = self.by_start.read();
         let (start, registered) = regions.range(..=address).next_back().ok_or_else(unknown)?;

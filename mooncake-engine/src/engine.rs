@@ -1,4 +1,4 @@
-//! The engine over all built-in wires, and how it is started.
+//! The transfer engine over every transport of the build, and its builder.
 
 use std::net::Ipv6Addr;
 use std::ops::Deref;
@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::{Error, ErrorKind, Result};
+use mooncake_transport::config::{RdmaConfig, TcpConfig};
 use mooncake_transport::directory::{DirectoryOptions, P2P, RedisLogin};
 use mooncake_transport::engine::{Engine, HandshakePort, LocalCopies};
 use mooncake_transport::net::default_host_v6;
@@ -24,20 +25,20 @@ use crate::managed::Managed;
 use crate::summary::log_every;
 use crate::transport_set::{TransportOptions, TransportSet};
 
-/// What stands for the devices there are.
+/// Name that selects every device.
 const AUTO: &str = "auto-discovery";
 
-/// A transfer engine. A handle: clones are the same engine; the last one withdraws its segment in the background, if the runtime lives that
-/// long; `close` waits until the directory has forgotten it.
+/// Transfer engine over every transport of the build. It has the methods of [`Engine`] and its own.
 ///
-/// What it can do is what [`Engine`] can, over all built-in wires.
+/// Clones are handles of the same engine. The drop of the last one removes the segment from the
+/// metadata service in the background, if the runtime lives long enough; `close` waits for it.
 #[derive(Clone, Debug)]
 pub struct TransferEngine {
     engine: Engine<TransportSet>,
     pub(crate) parts: Arc<Parts>,
 }
 
-/// What an engine has beside the one inside.
+/// State of a transfer engine beside the inner engine.
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) batches: Batches,
@@ -49,7 +50,6 @@ pub(crate) struct Parts {
     longest: Option<Duration>,
     summary: Option<AbortHandle>,
     instead: Option<Error>,
-    #[cfg(feature = "transport-nvlink")]
     pub(crate) streams: crate::on_stream::Streams,
 }
 
@@ -62,41 +62,44 @@ impl Drop for Parts {
 }
 
 impl TransferEngine {
-    /// Why it has TCP alone, if it was to have another wire ([`or_tcp`](TransferEngineBuilder::or_tcp)).
+    /// Returns the error of the selected transport, if TCP replaces it
+    /// ([`or_tcp`](TransferEngineBuilder::or_tcp)).
     pub fn instead(&self) -> Option<&Error> {
         self.parts.instead.as_ref()
     }
 
-    /// Settings; [`start`](TransferEngineBuilder::start) starts it.
+    /// Returns a builder; [`start`](TransferEngineBuilder::start) starts the engine.
     pub fn builder() -> TransferEngineBuilder {
         TransferEngineBuilder::default()
     }
 
-    /// Which network devices are near which memory of this host: what the builder was told, or what was found at the start.
+    /// Returns the network devices near each memory location: those of the builder, or those found at
+    /// the start.
     pub fn topology(&self) -> &Topology {
         &self.parts.topology
     }
 
-    /// The engine inside, for what is generic in the wire.
+    /// Returns the inner engine, for code that is generic in the transport.
     pub fn engine(&self) -> &Engine<TransportSet> {
         &self.engine
     }
 
-    /// How long a transfer of that many bytes may take when nothing else is said: the engine's timeout, and a nanosecond per byte.
+    /// Returns the default time limit of a transfer: the engine's timeout and a nanosecond per byte.
     pub fn patience(&self, bytes: u64) -> Duration {
         let patience = self.parts.timeout.saturating_add(Duration::from_nanos(bytes));
         self.parts.longest.map_or(patience, |longest| patience.min(longest))
     }
 
-    /// Memory registered by address, for those who look ranges up themselves.
+    /// Returns the table of memory registered by address.
     pub fn regions(&self) -> &Arc<Regions> {
         &self.parts.regions
     }
 
-    /// Registers memory of the caller's by its address, for peers and for requests that name it by address.
+    /// Registers memory of the caller by its address, for peers and for requests that name an address.
     ///
     /// # Errors
-    /// `INVALID_PARAMS`: no bytes, not mapped, or ([`EngineCode::AddressOverlapped`](mooncake_transport::engine::EngineCode)) an overlap.
+    /// `INVALID_PARAMS` for an empty or unmapped range, and for an overlap, with
+    /// [`EngineCode::AddressOverlapped`](mooncake_transport::engine::EngineCode).
     ///
     /// # Safety
     /// As [`register_raw_many`](Self::register_raw_many).
@@ -106,18 +109,19 @@ impl TransferEngine {
         unsafe { self.register_raw_many(&pieces) }.await
     }
 
-    /// The same for several pieces, all or none, published once.
+    /// Registers several ranges, all or none, and publishes them once.
     ///
     /// # Errors
     /// As [`register_raw`](Self::register_raw).
     ///
     /// # Safety
-    /// Until [`unregister_raw`](Self::unregister_raw) has returned without an error, or the engine and all that was taken from it is dropped, the bytes stay
-    /// allocated, readable and writable, and the caller expects peers and requests to read and write them at any time.
+    /// The bytes stay allocated, readable and writable until [`unregister_raw`](Self::unregister_raw)
+    /// has returned without an error, or the engine and everything taken from it is dropped. The caller
+    /// expects peers and requests to read and write them at any time.
     pub async unsafe fn register_raw_many(&self, pieces: &[(u64, usize)]) -> Result<()> {
         let (mut sources, mut signs) = (Vec::new(), Vec::new());
         for &(address, len) in pieces {
-            // SAFETY: promised by the caller; unregistering waits for the sign.
+            // SAFETY: promised by the caller; `unregister_raw` waits for the signal.
             let (source, gone) = unsafe { foreign(address, len) }?;
             sources.push(source);
             signs.push(gone);
@@ -132,34 +136,37 @@ impl TransferEngine {
         Ok(())
     }
 
-    /// Closes memory that was registered by its address, all pieces or none, and waits until no transfer uses it any more.
+    /// Unregisters memory by its addresses, all or none, and waits until no transfer uses it.
     ///
     /// # Errors
-    /// [`EngineCode::AddressNotRegistered`](mooncake_transport::engine::EngineCode) when no registered memory begins at an address. `OBJECT_REPLICA_BUSY` when a transfer does not
-    /// end within a minute: then the memory must stay allocated for good.
+    /// [`EngineCode::AddressNotRegistered`](mooncake_transport::engine::EngineCode) if no registered
+    /// memory begins at an address. `OBJECT_REPLICA_BUSY` if a transfer does not end within a minute:
+    /// the memory must stay allocated for ever then.
     pub async fn unregister_raw(&self, addresses: &[u64]) -> Result<()> {
         let mut all_gone = true;
         for gone in self.parts.regions.take(addresses)? {
             all_gone &= gone.within(UNUSED_WITHIN).await;
         }
         let published = self.engine.settle_publication().await;
-        // Whatever became of the directory: who hears that the memory is in use must not free it.
+        // Memory in use must not be freed, so that this error precedes one of the publication.
         if all_gone { published } else { Err(still_in_use()) }
     }
 
-    /// Registers memory of the caller's for as long as `work` runs. Returns when it is closed again and the last slice of it is
-    /// gone; a slice that is kept for ever keeps the caller here for ever.
+    /// Registers memory of the caller while `work` runs. Returns when the memory is unregistered and its
+    /// last slice is dropped; a slice that is never dropped blocks the caller for ever.
     ///
-    /// Blocks the thread: on a runtime it must be one with several threads. `work` may begin transfers and wait for their tickets.
+    /// The call blocks the thread, so that a runtime around it needs several threads. `work` may begin
+    /// transfers and wait for their tickets.
     ///
     /// # Panics
     /// In a task of a `LocalSet`, which cannot be blocked.
     ///
     /// # Errors
-    /// As [`register_raw`](Self::register_raw), and `INVALID_PARAMS` on a runtime of one thread. `work` has not run then.
+    /// Those of [`register_raw`](Self::register_raw), and `INVALID_PARAMS` on a single-threaded runtime.
+    /// `work` has not run then.
     pub fn lend<R>(&self, bytes: &mut [u8], work: impl FnOnce(&Region<TransportSet>) -> R) -> Result<R> {
         let span = NonNull::from(&mut *bytes).cast::<u8>();
-        // SAFETY: `until_gone` does not let go of the borrow before the sign is set, even when `work` panics.
+        // SAFETY: `until_gone` holds the borrow until the signal is set, even if `work` panics.
         let (source, gone) = unsafe { foreign(span.as_ptr().expose_provenance() as u64, bytes.len()) }?;
         let until_gone = UntilGone(gone);
         let region = self.block_on(self.engine.register(source))??;
@@ -172,40 +179,39 @@ impl TransferEngine {
 
     fn block_on<F: Future>(&self, future: F) -> Result<F::Output> {
         match Handle::try_current() {
-            Ok(here) if here.runtime_flavor() == RuntimeFlavor::CurrentThread => Err(Error::invalid(
-                "this call blocks, and would block the one thread of this runtime; make it on a thread of its own",
-            )),
+            Ok(here) if here.runtime_flavor() == RuntimeFlavor::CurrentThread => {
+                Err(Error::invalid("cannot block: the runtime has one thread; call from another thread"))
+            }
             Ok(_) => Ok(tokio::task::block_in_place(|| self.parts.runtime.block_on(future))),
             Err(_) => Ok(self.parts.runtime.block_on(future)),
         }
     }
 
-    /// A new buffer of registered memory, cut from larger regions; its address.
+    /// Allocates a buffer of registered memory from larger regions, and returns its address.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for no bytes; whatever keeps memory from being allocated or registered.
+    /// `INVALID_PARAMS` for a length of 0, or the error of the allocation or registration.
     pub async fn allocate_managed(&self, len: u64) -> Result<u64> {
         self.parts.managed.allocate(&self.engine, &self.parts.regions, len).await
     }
 
-    /// Gives back what [`allocate_managed`](Self::allocate_managed) gave. Its memory is used again when no transfer uses it any more.
+    /// Frees a buffer of [`allocate_managed`](Self::allocate_managed). Its memory is reused when no
+    /// transfer uses it.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` when no managed buffer of that length begins there: nothing is freed.
+    /// `INVALID_PARAMS` if no managed buffer of that length begins there. Nothing is freed then.
     pub fn free_managed(&self, address: u64, len: u64) -> Result<()> {
         self.parts.managed.free(&self.parts.regions, address, len)
     }
 }
 
-/// Holds on to borrowed memory until nothing uses it.
+/// Guard that waits on drop until nothing uses the borrowed memory.
 struct UntilGone(Arc<Gone>);
 
 impl Drop for UntilGone {
     fn drop(&mut self) {
         while !self.0.wait(UNUSED_WITHIN) {
-            tracing::warn!(
-                "memory that was lent for a while is still in use; waiting for who kept a part of it"
-            );
+            tracing::warn!("borrowed memory is still in use; waiting until its slices are dropped");
         }
     }
 }
@@ -220,7 +226,7 @@ impl Deref for TransferEngine {
 
 /// Settings of a [`TransferEngine`].
 #[derive(Clone, Debug)]
-#[must_use = "nothing happens before `start`"]
+#[must_use = "the engine begins with `start`"]
 pub struct TransferEngineBuilder {
     name: String,
     metadata: String,
@@ -229,7 +235,7 @@ pub struct TransferEngineBuilder {
     protocol: String,
     devices: Vec<String>,
     or_tcp: bool,
-    wires: Option<TransportOptions>,
+    transports: Option<TransportOptions>,
     pub(crate) handshake: HandshakePort,
     local_copies: Option<LocalCopies>,
     topology: Option<Topology>,
@@ -238,9 +244,9 @@ pub struct TransferEngineBuilder {
     pub(crate) longest: Option<Duration>,
     pub(crate) caches: bool,
     pub(crate) refresh: Option<Duration>,
-    // Said by the environment only.
+    // Set by the environment only.
     pub(crate) port_of_name: bool,
-    /// The address others are told, where the environment says it.
+    /// Address to publish, if the environment sets one.
     pub(crate) told: Option<String>,
     pub(crate) ipv6: bool,
     pub(crate) ports: (Option<u16>, Option<u16>),
@@ -250,18 +256,13 @@ pub struct TransferEngineBuilder {
     pub(crate) discovery: Discovery,
     pub(crate) summary: bool,
     pub(crate) summary_interval: Duration,
-    #[cfg(feature = "transport-rdma")]
-    pub(crate) rdma: Option<mooncake_rdma::RdmaConfig>,
-    #[cfg(feature = "transport-rdma")]
+    pub(crate) rdma: Option<RdmaConfig>,
     pub(crate) partners: (bool, Vec<(String, Vec<String>)>),
-    #[cfg(feature = "transport-nvlink")]
     pub(crate) gpu: Gpu,
-    #[cfg(feature = "transport-tcp")]
-    pub(crate) tcp: Option<mooncake_tcp::TcpConfig>,
+    pub(crate) tcp: Option<TcpConfig>,
 }
 
-/// What the environment says of NVLink.
-#[cfg(feature = "transport-nvlink")]
+/// NVLink settings of the environment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Gpu {
     pub(crate) force: bool,
@@ -279,7 +280,7 @@ impl Default for TransferEngineBuilder {
             protocol: String::new(),
             devices: Vec::new(),
             or_tcp: false,
-            wires: None,
+            transports: None,
             handshake: HandshakePort::default(),
             local_copies: None,
             topology: None,
@@ -298,142 +299,147 @@ impl Default for TransferEngineBuilder {
             discovery: Discovery::default(),
             summary: false,
             summary_interval: Duration::from_secs(5),
-            #[cfg(feature = "transport-rdma")]
             rdma: None,
-            #[cfg(feature = "transport-rdma")]
             partners: (false, Vec::new()),
-            #[cfg(feature = "transport-nvlink")]
             gpu: Gpu::default(),
-            #[cfg(feature = "transport-tcp")]
             tcp: None,
         }
     }
 }
 
 impl TransferEngineBuilder {
-    /// The segment's name, under which others open it. With `P2PHANDSHAKE` only its host counts, and the handshake port is added:
-    /// see [`Engine::name`] of what was started.
+    /// Sets the name of the segment. With `P2PHANDSHAKE`, only its host is used and the handshake port
+    /// is added: [`Engine::name`] returns the result.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// Where segments are found, as the existing system spells it: `P2PHANDSHAKE` (the default), `http://host:port/metadata`,
-    /// `etcd://host:port,host:port` or `redis://host:port` (features `metadata-etcd`, `metadata-redis`); `rocksdb:///path` for the engines of one process (`metadata-rocksdb`).
+    /// Sets the metadata service, as Mooncake C++ spells it: `P2PHANDSHAKE` (the default),
+    /// `http://host:port/metadata`, `etcd://host:port,host:port` or `redis://host:port` (features
+    /// `metadata-etcd`, `metadata-redis`), or `rocksdb:///path` for the engines of one process
+    /// (`metadata-rocksdb`).
     pub fn metadata(mut self, text: impl Into<String>) -> Self {
         self.metadata = text.into();
         self
     }
 
-    /// What tells the keys of this cluster from those of others in the same directory (`MC_METADATA_CLUSTER_ID`).
+    /// Sets the prefix of this cluster's keys in the metadata service (`MC_METADATA_CLUSTER_ID`).
     pub fn cluster_id(mut self, id: impl Into<String>) -> Self {
         self.options.cluster_id = id.into();
         self
     }
 
-    /// Who we are to a directory in Redis (`MC_REDIS_USERNAME`, `MC_REDIS_PASSWORD`, `MC_REDIS_DB_INDEX`).
+    /// Sets the login of a metadata service in Redis (`MC_REDIS_USERNAME`, `MC_REDIS_PASSWORD`,
+    /// `MC_REDIS_DB_INDEX`).
     pub fn redis_login(mut self, login: RedisLogin) -> Self {
         self.options.redis = login;
         self
     }
 
-    /// A directory of the caller's, in place of [`metadata`](Self::metadata).
+    /// Sets a metadata service of the caller, in place of [`metadata`](Self::metadata).
     pub fn directory(mut self, directory: Directory) -> Self {
         self.directory = Some(directory);
         self
     }
 
-    /// The wire between hosts by its name (`tcp`); the best one built in when empty. Shared memory is used beside it.
+    /// Sets the transport between hosts by its name, such as `tcp`. Empty selects the first one of the
+    /// build. Shared memory is used beside it.
     pub fn protocol(mut self, protocol: impl Into<String>) -> Self {
         self.protocol = protocol.into();
         self
     }
 
-    /// The devices of that wire, with commas between them; all there are when empty or `auto-discovery`. Only RDMA has devices, and
-    /// each one named must work.
+    /// Sets the devices of the transport, separated by commas. Empty or `auto-discovery` selects all.
+    /// Only RDMA has devices, and every named device must work.
     pub fn devices(mut self, names: &str) -> Self {
         let named = names.split(',').map(str::trim).filter(|name| !name.is_empty());
         self.devices = if names.trim() == AUTO { Vec::new() } else { named.map(str::to_owned).collect() };
         self
     }
 
-    /// Goes on with TCP alone where the wire of that name cannot be had: it is not built in, or there is no device for it. The log
-    /// says so, and [`TransferEngine::instead`]. By default that is an error, and with `MC_FORCE_HCA` it stays one, as do settings of the wire
-    /// that cannot work.
+    /// Uses TCP alone if the selected transport cannot be opened: the build lacks it, or it has no
+    /// device. [`TransferEngine::instead`] and the log have the error. Without this call the start fails.
+    /// It fails in any case with `MC_FORCE_HCA` and for invalid settings.
     pub fn or_tcp(mut self) -> Self {
         self.or_tcp = true;
         self
     }
 
-    /// The wires one by one, in place of [`protocol`](Self::protocol).
-    pub fn wires(mut self, wires: TransportOptions) -> Self {
-        self.wires = Some(wires);
+    /// Sets the transports one by one, in place of [`protocol`](Self::protocol).
+    pub fn transports(mut self, transports: TransportOptions) -> Self {
+        self.transports = Some(transports);
         self
     }
 
-    /// The handshake port: host, address and ports to choose from.
+    /// Sets the handshake port: host, address and ports to choose from.
     pub fn handshake(mut self, port: HandshakePort) -> Self {
         self.handshake = port;
         self
     }
 
-    /// Which transfers are plain copies; by default those inside this process.
+    /// Selects the transfers that are plain copies; by default those inside this process.
     pub fn local_copies(mut self, which: LocalCopies) -> Self {
         self.local_copies = Some(which);
         self
     }
 
-    /// Which devices are near which memory, in place of what is found on this host.
+    /// Sets the devices near each memory location, in place of those found on this host.
     pub fn topology(mut self, topology: Topology) -> Self {
         self.topology = Some(topology);
         self
     }
 
-    /// The clock of deadlines.
+    /// Sets the clock of deadlines.
     pub fn clock(mut self, clock: SharedClock) -> Self {
         self.clock = clock;
         self
     }
 
-    /// How long a transfer may take when it is given no deadline, beside a nanosecond per byte; 30 s.
+    /// Sets the time limit of a transfer without a deadline, beside a nanosecond per byte; 30 s by
+    /// default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Whether an opened segment is looked up once, and again when a transfer with it fails (the default), or at each opening.
+    /// Sets whether descriptors are cached: a segment is looked up once, and again after a failed
+    /// transfer (the default). Otherwise each opening looks it up.
     pub fn cache_descriptors(mut self, yes: bool) -> Self {
         self.caches = yes;
         self
     }
 
-    /// Looks all opened segments up at this interval, a millisecond at least.
+    /// Looks up all opened segments at this interval, at least 1 ms.
     pub fn refresh_every(mut self, interval: Duration) -> Self {
         self.refresh = Some(interval);
         self
     }
 
-    /// Logs what was moved, a line at this interval (a millisecond at least) if there was anything; by default it does not.
+    /// Logs a summary of the transfers at this interval, at least 1 ms, if there were any. The default
+    /// is no summary.
     pub fn summary_every(mut self, interval: Duration) -> Self {
         (self.summary, self.summary_interval) = (true, interval.max(Duration::from_millis(1)));
         self
     }
 
-    /// Opens the wires and the handshake port, takes the name and publishes an empty segment. All runs on the current tokio runtime.
+    /// Opens the transports and the handshake port, claims the name and publishes an empty segment. The
+    /// engine runs on the current tokio runtime.
     ///
     /// # Errors
-    /// `NOT_SUPPORTED` for a wire or directory that is not built in, `INVALID_PARAMS` outside a runtime, `SEGMENT_ALREADY_EXISTS`
-    /// for a name in use; a port that is in use, or a directory that does not answer, by name.
+    /// `NOT_SUPPORTED` for a transport or metadata service that the build lacks, `INVALID_PARAMS`
+    /// outside a runtime, `SEGMENT_ALREADY_EXISTS` for a name in use, or the error of a port or of the
+    /// metadata service.
     pub async fn start(mut self) -> Result<TransferEngine> {
         let runtime = Handle::try_current().map_err(|_| {
-            Error::invalid("a transfer engine is started on a tokio runtime, and there is none here")
+            Error::invalid("cannot start transfer engine: no tokio runtime; start it inside one")
         })?;
         let directory = match self.directory.take() {
             Some(directory) => directory,
             None => Directory::connect_with(&self.metadata, &self.options)?,
         };
         self.settle_port(&directory);
-        let (transport, instead) = self.open_wires(&runtime)?;
+        let (transport, instead) = self.open_transports(&runtime)?;
         let transport = Arc::new(transport);
         let mut engine = Engine::builder(transport)
             .name(self.name)
@@ -463,18 +469,17 @@ impl TransferEngineBuilder {
             longest: self.longest,
             summary,
             instead,
-            #[cfg(feature = "transport-nvlink")]
             streams: crate::on_stream::Streams::default(),
         };
         Ok(TransferEngine { engine, parts: Arc::new(parts) })
     }
 
-    fn open_wires(&mut self, runtime: &Handle) -> Result<(TransportSet, Option<Error>)> {
-        if let Some(wires) = self.wires.take() {
-            return Ok((wires.open(runtime, &self.clock)?, None));
+    fn open_transports(&mut self, runtime: &Handle) -> Result<(TransportSet, Option<Error>)> {
+        if let Some(transports) = self.transports.take() {
+            return Ok((transports.open(runtime, &self.clock)?, None));
         }
-        match self.transport_options().and_then(|wires| wires.open(runtime, &self.clock)) {
-            // Settings that are wrong stay wrong, and whoever made them is to know.
+        match self.transport_options().and_then(|transports| transports.open(runtime, &self.clock)) {
+            // Invalid settings are reported, not replaced.
             Err(error)
                 if self.or_tcp
                     && !self.force_rdma
@@ -482,34 +487,29 @@ impl TransferEngineBuilder {
                     && error.kind() != ErrorKind::Invalid =>
             {
                 self.protocol = "tcp".into();
-                let wires = self.transport_options()?;
-                tracing::warn!("{error}; going on with tcp");
-                Ok((wires.open(runtime, &self.clock)?, Some(error)))
+                let transports = self.transport_options()?;
+                tracing::warn!(%error, "transport unavailable; using tcp");
+                Ok((transports.open(runtime, &self.clock)?, Some(error)))
             }
             opened => Ok((opened?, None)),
         }
     }
 
-    /// The wires of the [protocol](Self::protocol) with its devices, and what the environment says of them: what `start` opens.
+    /// Returns the transports that `start` opens: those of the [protocol](Self::protocol) with its
+    /// devices and the settings of the environment.
     ///
     /// # Errors
-    /// `NOT_SUPPORTED` for a wire that is not built in.
+    /// `NOT_SUPPORTED` for a transport that the build lacks.
     pub fn transport_options(&self) -> Result<TransportOptions> {
         let protocol = match (self.force_tcp, self.force_rdma) {
             (true, _) => "tcp",
             (_, true) => "rdma",
-            #[cfg(feature = "transport-nvlink")]
             _ if self.gpu.intra_node => "nvlink_intra",
-            #[cfg(feature = "transport-nvlink")]
             _ if self.gpu.force => "nvlink",
             _ => &self.protocol,
         };
-        #[allow(unused_mut, reason = "without a wire there is nothing to change")]
-        let mut wires = TransportOptions::named(protocol)?;
-        #[cfg(not(feature = "transport-rdma"))]
-        let _ = &self.devices;
-        #[cfg(feature = "transport-rdma")]
-        if let Some(rdma) = &mut wires.rdma {
+        let mut transports = TransportOptions::named(protocol)?;
+        if let Some(rdma) = &mut transports.rdma {
             *rdma = self.rdma.clone().unwrap_or_default();
             rdma.discovery = self.discovery.clone();
             rdma.topology = self.custom_topology();
@@ -520,21 +520,18 @@ impl TransferEngineBuilder {
                 rdma.partners.clone_from(partners);
             }
         }
-        #[cfg(feature = "transport-nvlink")]
-        if let Some(nvlink) = &mut wires.nvlink {
+        if let Some(nvlink) = &mut transports.nvlink {
             nvlink.fabric &= !self.gpu.ipc;
         }
-        #[cfg(feature = "transport-tcp")]
-        if let Some(tcp) = &mut wires.tcp {
+        if let Some(tcp) = &mut transports.tcp {
             *tcp = self.tcp.clone().unwrap_or_default();
             if let Some(ports) = self.drawn_ports() {
                 tcp.ports = ports;
             }
         }
-        Ok(if self.force_tcp { wires.without_shared_memory() } else { wires })
+        Ok(if self.force_tcp { transports.without_shared_memory() } else { transports })
     }
 
-    #[cfg(feature = "transport-rdma")]
     fn custom_topology(&self) -> Option<Topology> {
         let read = |path: &PathBuf| {
             let read = Topology::read(path);
@@ -544,14 +541,14 @@ impl TransferEngineBuilder {
         said.or_else(|| self.topology_file.as_ref().and_then(read))
     }
 
-    /// How members find each other and where they answer, as the environment has it: for who starts an [`Engine`] without this builder. That a
-    /// port is the name's (`MC_LEGACY_RPC_PORT_BINDING`) is not in it.
+    /// Returns the settings of the metadata service and the handshake port, for an [`Engine`] that is
+    /// started without this builder. `MC_LEGACY_RPC_PORT_BINDING` has no effect on them.
     pub fn meeting(mut self) -> (DirectoryOptions, HandshakePort) {
         self.settle_addresses(self.metadata == P2P && !self.name.is_empty());
         (self.options, self.handshake)
     }
 
-    /// Host and ports of the handshake port, where the environment has a say in them.
+    /// Applies the environment to the host and the ports of the handshake port.
     fn settle_port(&mut self, directory: &Directory) {
         self.settle_addresses(directory.is_p2p() && !self.name.is_empty());
         if !self.port_of_name {
@@ -562,7 +559,7 @@ impl TransferEngineBuilder {
                 self.handshake.host = Some(host);
                 self.handshake.ports = port..=port;
             }
-            Err(error) => tracing::warn!(%error, "one is drawn"),
+            Err(error) => tracing::warn!(%error, "the engine name has no port; choosing one"),
         }
     }
 
@@ -570,13 +567,13 @@ impl TransferEngineBuilder {
         if let Some(ports) = self.drawn_ports() {
             self.handshake.ports = ports;
         }
-        // Who is found by a name that is an address is told to others as that.
+        // An engine whose name is an address publishes that address.
         if !named {
             let first = || self.ipv6.then(|| default_host_v6().to_string());
             self.handshake.host = self.told.take().or(self.handshake.host.take()).or_else(first);
         }
         if self.ipv6 && self.handshake.bind.is_none() {
-            // Both families.
+            // This address accepts both families.
             self.handshake.bind = Some(Ipv6Addr::UNSPECIFIED.into());
         }
     }
@@ -585,11 +582,10 @@ impl TransferEngineBuilder {
 #[cfg(all(test, feature = "transport-rdma", feature = "transport-tcp"))]
 mod tests {
     use super::*;
-    use mooncake_rdma::RdmaConfig;
 
-    /// No device, no library: TCP. Settings that cannot work: an error, with a device or without.
+    /// TCP replaces RDMA without a device or library. Invalid settings fail with or without a device.
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-    async fn tcp_stands_in_for_what_is_missing_and_not_for_what_is_wrong() {
+    async fn tcp_replaces_a_missing_transport_and_not_an_invalid_one() {
         let with = |rdma: RdmaConfig| {
             let builder =
                 TransferEngine::builder().name("127.0.0.1").protocol("rdma").devices("no such device");

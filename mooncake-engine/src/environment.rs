@@ -1,6 +1,5 @@
-//! The environment: the variables of the existing transfer engine that mean something here. No other file of the crate reads it.
-//!
-//! Nothing is read unless the builder is told so ([`TransferEngineBuilder::environment`]).
+//! Environment variables of Mooncake C++'s transfer engine. No other file of the crate reads the
+//! environment, and this one only for [`TransferEngineBuilder::environment`] and [`log_level`].
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -8,25 +7,22 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use mooncake_core::{Error, Result};
-#[cfg(feature = "transport-rdma")]
-use mooncake_rdma::RdmaConfig;
-#[cfg(feature = "transport-tcp")]
-use mooncake_tcp::{Framing, TcpConfig};
+use mooncake_transport::config::{Framing, RdmaConfig, TcpConfig};
 use mooncake_transport::net::DEFAULT_PORTS;
 
 use crate::engine::TransferEngineBuilder;
 use crate::summary::log_filter;
 
-/// Ports that the kernel gives to outgoing connections, where a listener could be in their way.
+/// Ports that the kernel uses for outgoing connections.
 const OUTGOING: RangeInclusive<u16> = 32768..=60999;
 
-/// One setting, under all its names.
+/// Variable with all its names.
 pub struct Variable {
-    /// The name, and older ones; the first that is set counts.
+    /// Name, and older names. The first one that is set is used.
     pub names: &'static [&'static str],
-    /// What holds without it.
+    /// Default value.
     pub default: &'static str,
-    /// What it does, in a sentence.
+    /// Effect, in a sentence.
     pub effect: &'static str,
     set: fn(&mut TransferEngineBuilder, &str) -> Result<(), String>,
 }
@@ -46,7 +42,7 @@ const fn variable(
     Variable { names, default, effect, set }
 }
 
-/// Every variable that is read.
+/// Every variable of the engine.
 pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_TRANSFER_TIMEOUT"],
@@ -194,7 +190,6 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-nvlink")]
     variable(
         &["MC_FORCE_MNNVL"],
         "",
@@ -204,7 +199,6 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-nvlink")]
     variable(
         &["MC_INTRANODE_NVLINK", "MC_INTRA_NVLINK"],
         "",
@@ -214,7 +208,6 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-nvlink")]
     variable(
         &["MC_USE_NVLINK_IPC"],
         "",
@@ -264,12 +257,10 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-tcp")]
     variable(&["MC_TCP_PROTO"], "", "1: ask peers without acknowledgements, as of old", |engine, text| {
         tcp(engine).framing = if text == "1" { Framing::Plain } else { Framing::Acknowledged };
         Ok(())
     }),
-    #[cfg(feature = "transport-tcp")]
     variable(
         &["MC_TCP_STATUS_TIMEOUT_SEC"],
         "30",
@@ -279,7 +270,6 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-tcp")]
     variable(
         &["MC_TCP_PROGRESS_TIMEOUT_SEC"],
         "30",
@@ -289,7 +279,6 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-tcp")]
     variable(
         &["MC_TCP_LANES_PER_PEER", "MC_TCP_MAX_CONNECTIONS_PER_PEER"],
         "4",
@@ -299,7 +288,6 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-tcp")]
     variable(
         &["MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"],
         "65536",
@@ -309,7 +297,6 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-rdma")]
     variable(
         &["MC_GID_INDEX", "NCCL_IB_GID_INDEX"],
         "-1",
@@ -320,7 +307,6 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-rdma")]
     variable(
         &["MC_AUTO_GID_MAX_RETRIES"],
         "2",
@@ -330,12 +316,10 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-rdma")]
     variable(&["MC_IB_PORT"], "1", "Port (1 to 255) of each RDMA device", |engine, text| {
         rdma(engine).port = within(text, 1, 255)?;
         Ok(())
     }),
-    #[cfg(feature = "transport-rdma")]
     variable(
         &["MC_MTU"],
         "4096",
@@ -349,24 +333,20 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-rdma")]
     variable(&["MC_PKEY_INDEX"], "0", "Index of the partition key", |engine, text| {
         rdma(engine).pkey_index = parse(text)?;
         Ok(())
     }),
-    #[cfg(feature = "transport-rdma")]
     variable(&["MC_IB_TC"], "-1", "Traffic class (0 to 255) of RDMA packets; -1 is 0", |engine, text| {
         let class: i16 = within(text, -1, 255)?;
         rdma(engine).traffic_class = u8::try_from(class).unwrap_or(0);
         Ok(())
     }),
-    #[cfg(feature = "transport-rdma")]
     variable(&["MC_IB_SL"], "-1", "Service level (0 to 15) of RDMA packets; -1 is 0", |engine, text| {
         let level: i16 = within(text, -1, 15)?;
         rdma(engine).service_level = u8::try_from(level).unwrap_or(0);
         Ok(())
     }),
-    #[cfg(feature = "transport-rdma")]
     variable(
         &["MC_NUM_QP_PER_EP"],
         "2",
@@ -376,7 +356,6 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-rdma")]
     variable(
         &["MC_MAX_WR"],
         "256",
@@ -386,7 +365,6 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-rdma")]
     variable(
         &["MC_MAX_CQE_PER_CTX"],
         "4096",
@@ -396,7 +374,6 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-rdma")]
     variable(
         &["MC_MAX_EP_PER_CTX"],
         "65536",
@@ -406,7 +383,6 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-rdma")]
     variable(
         &["MC_SLICE_SIZE"],
         "65536",
@@ -418,7 +394,6 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-rdma")]
     variable(
         &["MC_FRAGMENT_RATIO"],
         "4",
@@ -429,7 +404,6 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-rdma")]
     variable(
         &["MC_RETRY_CNT"],
         "9",
@@ -439,7 +413,6 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-rdma")]
     variable(
         &["MC_RDMA_RAIL_PAUSE_SECONDS"],
         "30",
@@ -449,7 +422,6 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-rdma")]
     variable(
         &["MC_CONN_PAUSE_TTL_MS"],
         "0",
@@ -459,7 +431,6 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-rdma")]
     variable(
         &["MC_ENABLE_HCA_PEER_AFFINITY"],
         "",
@@ -469,7 +440,6 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-rdma")]
     variable(
         &["MC_NIC_PEER_AFFINITY"],
         "",
@@ -479,7 +449,6 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-rdma")]
     variable(
         &["MC_IB_PCI_RELAXED_ORDERING"],
         "1",
@@ -489,7 +458,6 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-rdma")]
     variable(
         &["MC_MAX_MR_SIZE"],
         "1099511627776",
@@ -499,7 +467,6 @@ pub const VARIABLES: &[Variable] = &[
             Ok(())
         },
     ),
-    #[cfg(feature = "transport-rdma")]
     variable(
         &["MC_RDMA_BIND_ADDRESS"],
         "",
@@ -512,8 +479,9 @@ pub const VARIABLES: &[Variable] = &[
     ),
 ];
 
-/// What the log of a program takes that says nothing of it itself: by `MC_LOG_LEVEL` (`TRACE`, `DEBUG`, `INFO`, `WARNING`, `ERROR`; warnings
-/// without it), and the summaries that `MC_TE_METRIC` asks for. For `tracing_subscriber::EnvFilter`.
+/// Returns the log filter of a program, for `tracing_subscriber::EnvFilter`: the level of
+/// `MC_LOG_LEVEL` (`TRACE`, `DEBUG`, `INFO`, `WARNING` or `ERROR`; warnings without it), and the
+/// summaries of `MC_TE_METRIC`.
 #[allow(clippy::disallowed_methods, reason = "this is the file that reads the environment")]
 pub fn log_level() -> String {
     level_of(&std::env::var("MC_LOG_LEVEL").unwrap_or_default())
@@ -526,19 +494,20 @@ fn level_of(text: &str) -> String {
 }
 
 impl TransferEngineBuilder {
-    /// Takes what the environment of this process says, over what was said before; what is said afterwards goes over it. A value that
-    /// makes no sense is warned of, and changes nothing.
+    /// Applies the environment of this process. It overrides earlier settings, and later settings
+    /// override it. An invalid value is logged and ignored.
     ///
-    /// What it says of wires goes for those chosen by name, not for [`wires`](Self::wires).
+    /// Variables of transports apply to those selected by name, not to
+    /// [`transports`](Self::transports).
     #[allow(clippy::disallowed_methods, reason = "this is the file that reads the environment")]
     pub fn environment(self) -> Self {
         self.environment_of(|name| std::env::var(name).ok())
     }
 
-    /// The same with variables from elsewhere.
+    /// Applies the variables that `get` returns.
     pub fn environment_of(mut self, get: impl Fn(&str) -> Option<String>) -> Self {
         for variable in VARIABLES {
-            // An empty variable is one that is not set.
+            // An empty variable counts as unset.
             let set =
                 variable.names.iter().find_map(|name| Some((name, get(name).filter(|v| !v.is_empty())?)));
             let Some((name, value)) = set else { continue };
@@ -549,7 +518,7 @@ impl TransferEngineBuilder {
         self
     }
 
-    /// The ports to draw from, if any were named that can be.
+    /// Returns the ports to choose from, if valid ones are set.
     pub(crate) fn drawn_ports(&self) -> Option<RangeInclusive<u16>> {
         let (first, last) = match self.ports {
             (None, None) => return None,
@@ -563,17 +532,14 @@ impl TransferEngineBuilder {
     }
 }
 
-#[cfg(feature = "transport-rdma")]
 fn rdma(engine: &mut TransferEngineBuilder) -> &mut RdmaConfig {
     engine.rdma.get_or_insert_default()
 }
 
-#[cfg(feature = "transport-tcp")]
 fn tcp(engine: &mut TransferEngineBuilder) -> &mut TcpConfig {
     engine.tcp.get_or_insert_default()
 }
 
-#[cfg(feature = "transport-rdma")]
 fn partners(text: &str) -> Result<Vec<(String, Vec<String>)>, String> {
     let entries = text.split(';').map(str::trim).filter(|entry| !entry.is_empty());
     let entry = |entry: &str| {
@@ -614,7 +580,10 @@ fn is_off(text: &str) -> bool {
     ["0", "false", "no", "off"].iter().any(|off| text.eq_ignore_ascii_case(off))
 }
 
-/// Fails where a name that has to have one has no port.
+/// Returns the host and the port of an engine name.
+///
+/// # Errors
+/// `INVALID_PARAMS` if the name has no port.
 pub(crate) fn own_port(name: &str) -> Result<(String, u16)> {
     let at = mooncake_transport::net::HostPort::parse(name, 0);
     if at.host.is_empty() || at.port == 0 {

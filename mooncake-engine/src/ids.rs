@@ -113,7 +113,7 @@ impl Batches {
             None => Err(Error::invalid(format!(
                 "{id} is no batch of this engine: it was freed, or never allocated here"
             ))
-            .with_source(EngineCode::InvalidArgument)),
+            .with_engine_code(EngineCode::InvalidArgument)),
         }
     }
 }
@@ -189,7 +189,7 @@ impl TransferEngine {
                     entry.capacity
                 );
                 return Err(
-                    Error::new(ErrorCode::InvalidParams, text).with_source(EngineCode::TooManyRequests)
+                    Error::new(ErrorCode::InvalidParams, text).with_engine_code(EngineCode::TooManyRequests)
                 );
             }
             let part = entry.parts.len();
@@ -295,7 +295,7 @@ impl TransferEngine {
                 return Ok(());
             }
             let text = format!("batch {id} is under way");
-            Err(Error::new(ErrorCode::ObjectReplicaBusy, text).with_source(EngineCode::BatchBusy))
+            Err(Error::new(ErrorCode::ObjectReplicaBusy, text).with_engine_code(EngineCode::BatchBusy))
         })?;
         self.parts.batches.open.lock().remove(&id);
         Ok(())

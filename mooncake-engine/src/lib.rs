@@ -1,8 +1,11 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
+#[allow(dead_code, unsafe_code, reason = "a build with every feature has nothing absent")]
+mod absent;
 #[allow(unsafe_code)]
 pub mod addressed;
+mod built_in;
 #[cfg(feature = "cli")]
 pub mod cli;
 #[allow(unsafe_code)]
@@ -12,7 +15,6 @@ pub mod flags;
 mod ids;
 #[allow(unsafe_code)]
 mod managed;
-#[cfg(feature = "transport-nvlink")]
 #[allow(unsafe_code)]
 pub mod on_stream;
 mod summary;
@@ -20,4 +22,4 @@ pub mod transport_set;
 
 pub use engine::{TransferEngine, TransferEngineBuilder};
 pub use ids::{AddressRequest, INVALID_BATCH};
-pub use transport_set::{TransportOptions, TransportSet, Wires};
+pub use transport_set::{TransportOptions, TransportSet, Transports};

@@ -89,7 +89,7 @@ impl Managed {
     pub(crate) fn free(&self, regions: &Regions, address: u64, len: u64) -> Result<()> {
         let unknown = || {
             let text = format!("no managed buffer of {len} bytes begins at {address:#x}");
-            Error::invalid(text).with_source(EngineCode::AddressNotRegistered)
+            Error::invalid(text).with_engine_code(EngineCode::AddressNotRegistered)
         };
         let arena = self.arena_of(address).ok_or_else(unknown)?;
         let buffer = {

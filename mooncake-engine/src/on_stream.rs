@@ -1,4 +1,4 @@
-//! Transfers in the order of a CUDA stream, over any wire of the engine.
+//! Transfers in the order of a CUDA stream, over any transport of the engine.
 //!
 //! ```no_run
 //! # use mooncake_engine::TransferEngine;
@@ -10,10 +10,10 @@
 //!     let deadline = writer.clock().now().after(limit);
 //!     writer.write(&peer, at, local, Some(deadline)).await.0
 //! };
-//! // The kernels on the stream so far have filled `local`; those put on it from here on may overwrite it.
+//! // Earlier kernels of the stream have filled `local`; later ones may overwrite it.
 //! // SAFETY: the stream lives until the transfer is over.
 //! unsafe { engine.after_stream(stream, 2 * limit, write) }?;
-//! // What failed is told by the next call, or here.
+//! // The next call reports a failure, or this one.
 //! engine.check_streams()
 //! # }
 //! ```
@@ -23,27 +23,27 @@ use std::time::Duration;
 
 use mooncake_core::Result;
 use mooncake_core::memory::Location;
-use mooncake_nvlink::{Cuda, CudaDriver, StreamOrder};
 use mooncake_transport::{Protocol, Transport, device};
 
+use crate::built_in::{Cuda, CudaDriver, StreamOrder};
 use crate::engine::TransferEngine;
 use crate::ids::AddressRequest;
 use crate::transport_set::TransportSet;
 
-/// The order of an engine's transfers with streams, from the first that asks for it.
+/// Stream order of an engine's transfers, created by the first transfer that needs it.
 #[derive(Debug, Default)]
 pub(crate) struct Streams(OnceLock<StreamOrder>);
 
-/// Waits until the work is over that the default stream of a device has now, for calls that name no stream and are expected to come after it: as in the existing
-/// system, over every wire but RDMA, which reads memory as it is. Nothing for memory of the host's.
-/// Without wires it is a copy of the driver's that is to come after it.
+/// Waits for the work that the default stream of a device has now. Calls without a stream come after
+/// that work as in Mooncake C++, over every transport but RDMA, which reads memory as it is. Does
+/// nothing for host memory. Without transports, the caller is a copy by the driver.
 ///
 /// # Errors
-/// What that work came to.
-pub fn after_default_stream(wires: Option<&TransportSet>, location: Location) -> Result<()> {
+/// The error of that work.
+pub fn after_default_stream(transports: Option<&TransportSet>, location: Location) -> Result<()> {
     match location {
         Location::Cuda(number)
-            if wires.is_none_or(|wires| wires.protocol() != Protocol::RDMA) && Cuda::present().is_some() =>
+            if transports.is_none_or(|set| set.protocol() != Protocol::RDMA) && Cuda::present().is_some() =>
         {
             CudaDriver::serve(None)?.settle(number)
         }
@@ -60,21 +60,24 @@ impl TransferEngine {
         Ok(self.parts.streams.0.get_or_init(|| StreamOrder::new(driver, &self.parts.runtime)))
     }
 
-    /// Has `transfer` run on the engine's runtime when the work is over that the stream has now, and has the stream's further work wait until it is over, well
-    /// or not. Returns at once. It must not do anything before it is first polled (an `async` block does not), nor block. A failure never ends the process: it is
-    /// kept.
+    /// Runs `transfer` on the engine's runtime after the work that the stream has now, and lets later
+    /// work of the stream wait until the transfer is over. Returns at once. `transfer` must not act
+    /// before its first poll (an `async` block does not), and must not block. A failed transfer never
+    /// ends the process; its error is kept.
     ///
-    /// The stream waits for it no longer than `limit` from when it begins. If it is not over then, whatever deadline it has itself, that is a failure, and it is seen
-    /// through without the stream.
+    /// The stream waits at most `limit` from the begin of the transfer. A longer transfer counts as
+    /// failed, whatever its deadline, and finishes without the stream.
     ///
-    /// Nobody may wait for the stream, or for one that waits for it, on the way of the transfer.
+    /// The transfer must not depend on the stream, nor on a stream that waits for it.
     ///
     /// # Errors
-    /// The failure of an earlier one that was not told yet: then this one is not begun. `NOT_SUPPORTED` without a CUDA driver, or while the stream is captured
-    /// into a graph. `INVALID_PARAMS` for what is no stream.
+    /// The unreported error of an earlier transfer; this one is not begun then. `NOT_SUPPORTED` without
+    /// a CUDA driver or feature `transport-nvlink`, or while the stream is captured into a graph.
+    /// `INVALID_PARAMS` for an invalid stream.
     ///
     /// # Safety
-    /// `stream` is a `cudaStream_t` (`CUstream`), 0 for the default one, that lives until the transfer is over.
+    /// `stream` is a `cudaStream_t` (`CUstream`), or 0 for the default one, and lives until the transfer
+    /// is over.
     pub unsafe fn after_stream(
         &self,
         stream: u64,
@@ -85,10 +88,11 @@ impl TransferEngine {
         unsafe { self.stream_order()?.after_stream(stream, limit, transfer) }
     }
 
-    /// [`after_default_stream`] for the local memory of requests. Where no memory of a device's is registered, it looks at nothing.
+    /// Calls [`after_default_stream`] for the local memory of requests, if any device memory is
+    /// registered.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`after_default_stream`].
     pub fn after_default_streams(&self, requests: &[AddressRequest]) -> Result<()> {
         if !device::in_use() {
             return Ok(());
@@ -104,18 +108,19 @@ impl TransferEngine {
         Ok(())
     }
 
-    /// Tells the first failure of a transfer in stream order that was not told yet, once.
+    /// Reports the first unreported error of a transfer in stream order, once.
     ///
     /// # Errors
-    /// That.
+    /// That error.
     pub fn check_streams(&self) -> Result<()> {
         self.parts.streams.0.get().map_or(Ok(()), StreamOrder::check)
     }
 
-    /// Waits until no transfer in stream order is under way, and tells as [`check_streams`](Self::check_streams) does. Blocks the thread.
+    /// Waits until no transfer in stream order is in flight, and reports as
+    /// [`check_streams`](Self::check_streams) does. Blocks the thread.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`check_streams`](Self::check_streams).
     pub fn settle_streams(&self) -> Result<()> {
         self.parts.streams.0.get().map_or(Ok(()), StreamOrder::settle)
     }

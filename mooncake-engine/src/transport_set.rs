@@ -1,192 +1,126 @@
-//! The wires a node has, as one: which of them leads to a peer is decided by the peer's descriptor.
+//! The transports of a node as one. The descriptor of a peer selects the transport that leads to it.
 //!
-//! The only place that knows which wires are built in. A feature `transport-*` adds a member and changes nothing else; with
-//! none of them the set still works inside one process.
+//! Every path below is compiled in every build: [`built_in`](crate::built_in) replaces a transport that
+//! the build leaves out. Without any feature `transport-*`, the set works inside one process.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use mooncake_core::clock::SharedClock;
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, ErrorCode, Result};
-#[cfg(feature = "transport-nvlink")]
-use mooncake_nvlink::{CudaDriver, NvlinkConfig, NvlinkPeer, NvlinkTransport};
-#[cfg(feature = "transport-rdma")]
-use mooncake_rdma::{RdmaConfig, RdmaPeer, RdmaTransport};
-#[cfg(feature = "transport-shm")]
-use mooncake_shm::{ShmConfig, ShmPeer, ShmTransport};
-#[cfg(feature = "transport-tcp")]
-use mooncake_tcp::{TcpConfig, TcpPeer, TcpTransport};
 use mooncake_transport::admission::raise_descriptor_limit;
-use mooncake_transport::fallback::Behind;
-#[cfg(all(any(feature = "transport-rdma", feature = "transport-shm"), feature = "transport-tcp"))]
-use mooncake_transport::fallback::{self, with_fallback};
+use mooncake_transport::config::{NvlinkConfig, RdmaConfig, ShmConfig, TcpConfig};
+use mooncake_transport::fallback::{FallbackCounter, FallbackPeer, PartialTransport};
+use mooncake_transport::handshake::AcceptConnection;
 use mooncake_transport::loopback::{LoopbackPeer, LoopbackRegistration};
 use mooncake_transport::{
-    Access, Capabilities, Completion, Loopback, LoopbackNet, Op, Protocol, SegmentDesc, ThroughHost,
-    Transport,
+    Access, Capabilities, Completion, Loopback, LoopbackNet, Op, PathStatistics, Protocol, SegmentDesc,
+    ThroughHost, Transport,
 };
 use tokio::runtime::Handle;
 
-/// Which wires to open.
+use crate::built_in::{self, CudaDriver, Nvlink, Rdma, Shm, Tcp};
+
+/// Transports to open.
 #[derive(Clone, Debug, Default)]
 pub struct TransportOptions {
-    /// The way to nodes of the same process on that network. (Plain copies inside the process are the engine's affair and
-    /// need no wire.)
+    /// Network of nodes in this process. The engine copies memory inside the process without it.
     pub loopback: Option<LoopbackNet>,
-    /// Shared memory, to nodes of the same host. Beside another wire it is a shorter way where it leads, and nothing else changes: what
-    /// it does not reach (another user's process or network namespace, memory that is not shared) goes over the other one.
-    #[cfg(feature = "transport-shm")]
+    /// Shared memory, to nodes of the same host. Beside another transport it is a faster path where it
+    /// leads. Other memory (another user's process or network namespace, memory that is not shared)
+    /// goes over the other transport.
     pub shm: Option<ShmConfig>,
-    /// RDMA. With TCP beside it, memory that is not registered and what fails goes over that; peers need not speak it.
-    #[cfg(feature = "transport-rdma")]
+    /// RDMA. With TCP beside it, operations with unregistered memory and failed operations go over TCP,
+    /// and peers need not support RDMA.
     pub rdma: Option<RdmaConfig>,
-    /// Copies between GPUs, over NVLink and CUDA IPC. Beside another wire it is a shorter way to memory of devices where it leads, and nothing else
-    /// changes. Opening it uses CUDA, after which children made by `fork` cannot.
-    #[cfg(feature = "transport-nvlink")]
+    /// Copies between GPUs, over NVLink and CUDA IPC. Beside another transport it is a faster path to
+    /// device memory where it leads. Opening it uses CUDA; children made by `fork` cannot use CUDA then.
     pub nvlink: Option<NvlinkConfig>,
     /// TCP.
-    #[cfg(feature = "transport-tcp")]
     pub tcp: Option<TcpConfig>,
 }
 
-/// The wires between processes that are built in.
-const BUILT_IN: &[&str] = &[
-    #[cfg(feature = "transport-tcp")]
-    "tcp",
-    #[cfg(feature = "transport-shm")]
-    "shm",
-    #[cfg(feature = "transport-rdma")]
-    "rdma",
-    #[cfg(feature = "transport-nvlink")]
-    "nvlink",
-    #[cfg(feature = "transport-nvlink")]
-    "nvlink_intra",
-];
-
-/// Names of the RDMA devices that the library for them knows.
+/// Names of the RDMA devices that the verbs library knows.
 ///
 /// # Errors
-/// `NOT_SUPPORTED` without the library, saying how to get it.
-#[cfg(feature = "transport-rdma")]
+/// `NOT_SUPPORTED` without the library, with the way to install it, or without feature
+/// `transport-rdma`.
 pub fn rdma_devices() -> Result<Vec<String>> {
-    mooncake_rdma::verbs::device_names()
+    built_in::device_names()
 }
 
-/// Key of our own in descriptors of nodes on RDMA or NVLink: their TCP data port serves too. The existing system reads one wire's name there.
-#[cfg(all(any(feature = "transport-rdma", feature = "transport-nvlink"), feature = "transport-tcp"))]
+/// Key in the descriptors of nodes with RDMA or NVLink whose TCP data port serves too. Mooncake C++
+/// reads the name of one transport only.
 const TCP_BESIDE: &str = "tcp_beside";
 
 impl TransportOptions {
-    /// Nothing but the way inside one process, over that network.
+    /// Selects the network inside one process alone.
     pub fn in_process(net: LoopbackNet) -> Self {
         Self { loopback: Some(net), ..Self::default() }
     }
 
-    /// The wire of that name, as descriptors spell it, with shared memory beside TCP, TCP beside RDMA, and both beside NVLink, where those are built in; TCP for
-    /// an empty name, if that is built in.
+    /// Selects the transport of that name, as descriptors spell it, with the transports beside it that
+    /// this build has: shared memory beside TCP, TCP beside RDMA, and both beside NVLink. An empty name
+    /// selects TCP, or the first transport that this build has.
     ///
     /// # Errors
-    /// `NOT_SUPPORTED`, naming those built in.
+    /// `NOT_SUPPORTED` with the names of the transports that this build has.
     pub fn named(protocol: &str) -> Result<Self> {
-        let protocol = if protocol.is_empty() { BUILT_IN.first().copied().unwrap_or("") } else { protocol };
+        let protocol = if protocol.is_empty() { built_in::names().next().unwrap_or("") } else { protocol };
+        let shm = || built_in::has("shm").then(ShmConfig::default);
+        let tcp = || built_in::has("tcp").then(TcpConfig::default);
         match protocol {
-            #[cfg(feature = "transport-tcp")]
-            "tcp" => Ok(Self {
-                #[cfg(feature = "transport-shm")]
-                shm: Some(ShmConfig::default()),
-                tcp: Some(TcpConfig::default()),
-                ..Self::default()
-            }),
-            #[cfg(feature = "transport-shm")]
-            "shm" => Ok(Self { shm: Some(ShmConfig::default()), ..Self::default() }),
-            #[cfg(feature = "transport-rdma")]
-            "rdma" => Ok(Self {
-                rdma: Some(RdmaConfig::default()),
-                #[cfg(feature = "transport-tcp")]
-                tcp: Some(TcpConfig::default()),
-                ..Self::default()
-            }),
-            #[cfg(feature = "transport-nvlink")]
-            "nvlink" | "nvlink_intra" => Ok(Self {
-                nvlink: Some(NvlinkConfig { intra_node: protocol != "nvlink", ..NvlinkConfig::default() }),
-                #[cfg(feature = "transport-shm")]
-                shm: Some(ShmConfig::default()),
-                #[cfg(feature = "transport-tcp")]
-                tcp: Some(TcpConfig::default()),
-                ..Self::default()
-            }),
-            other => Err(Error::new(
-                ErrorCode::NotSupported,
-                format!(
-                    "no wire {other:?} is built in between processes; there is: {}",
-                    if BUILT_IN.is_empty() {
-                        "none (see the features `transport-*`)".into()
-                    } else {
-                        BUILT_IN.join(", ")
-                    }
-                ),
-            )),
+            _ if !built_in::has(protocol) => Err(unknown_transport(protocol)),
+            "shm" => Ok(Self { shm: shm(), ..Self::default() }),
+            "rdma" => Ok(Self { rdma: Some(RdmaConfig::default()), tcp: tcp(), ..Self::default() }),
+            "nvlink" | "nvlink_intra" => {
+                let intra_node = protocol != "nvlink";
+                let nvlink = Some(NvlinkConfig { intra_node, ..NvlinkConfig::default() });
+                Ok(Self { nvlink, shm: shm(), tcp: tcp(), ..Self::default() })
+            }
+            _ => Ok(Self { shm: shm(), tcp: tcp(), ..Self::default() }),
         }
     }
 
-    /// The same without shared memory.
+    /// Removes shared memory.
     pub fn without_shared_memory(self) -> Self {
-        Self {
-            #[cfg(feature = "transport-shm")]
-            shm: None,
-            ..self
-        }
+        Self { shm: None, ..self }
     }
 
-    /// Opens the wires; their tasks run on `runtime`, and deadlines are moments of `clock`.
+    /// Opens the transports. Their tasks run on `runtime`, and deadlines are moments of `clock`.
     ///
     /// # Errors
-    /// A port that is in use, no wire at all, or whatever else keeps one from opening, by name.
+    /// `INVALID_PARAMS` without any transport, `NOT_SUPPORTED` for a transport that this build leaves
+    /// out, or the error of a transport that cannot be opened, such as a port in use.
     pub fn open(&self, runtime: &Handle, clock: &SharedClock) -> Result<TransportSet> {
-        let _ = (runtime, clock);
         raise_descriptor_limit();
-        // Whatever wires there are: from now on memory of devices is known as such. Nothing is loaded for that.
-        #[cfg(feature = "transport-nvlink")]
-        if let Err(error) = CudaDriver::serve(self.nvlink.as_ref().and_then(|config| config.libcuda.clone()))
-        {
-            tracing::debug!(%error, "memory of GPUs is another driver's");
+        // Device memory is recognised from now on, whatever the transports are. This loads nothing.
+        let libcuda = self.nvlink.as_ref().and_then(|config| config.libcuda.clone());
+        if let Err(error) = CudaDriver::serve(libcuda) {
+            tracing::debug!(%error, "CUDA does not serve device memory");
         }
-        let wires = Wires {
+        let rdma = |config| Rdma::start_with_clock(config, runtime, clock.clone());
+        let nvlink = |config| Nvlink::start_with_clock(config, runtime, clock.clone());
+        let tcp = |config| Tcp::start_with_clock(config, runtime, clock.clone()).map(Arc::new);
+        let transports = Transports {
             loopback: self.loopback.as_ref().map(LoopbackNet::node),
-            #[cfg(feature = "transport-shm")]
             shm: self.open_shm(runtime, clock)?,
-            #[cfg(feature = "transport-rdma")]
-            rdma: self
-                .rdma
-                .clone()
-                .map(|config| RdmaTransport::start_with_clock(config, runtime, clock.clone()))
-                .transpose()?,
-            #[cfg(feature = "transport-nvlink")]
-            nvlink: self
-                .nvlink
-                .clone()
-                .map(|config| NvlinkTransport::start_with_clock(config, runtime, clock.clone()))
-                .transpose()?,
-            #[cfg(feature = "transport-tcp")]
-            tcp: self
-                .tcp
-                .clone()
-                .map(|config| TcpTransport::start_with_clock(config, runtime, clock.clone()).map(Arc::new))
-                .transpose()?,
+            rdma: self.rdma.clone().map(rdma).transpose()?,
+            nvlink: self.nvlink.clone().map(nvlink).transpose()?,
+            tcp: self.tcp.clone().map(tcp).transpose()?,
         };
-        if wires.is_empty() {
-            return Err(Error::invalid("a node needs one wire at least"));
+        if transports.is_empty() {
+            return Err(Error::invalid("cannot open transports: none is selected. select at least one"));
         }
-        Ok(ThroughHost::unless(Arc::new(wires), clock.clone(), Wires::takes_device))
+        Ok(ThroughHost::unless(Arc::new(transports), clock.clone(), Transports::takes_device))
     }
 
-    #[cfg(feature = "transport-shm")]
-    fn open_shm(&self, runtime: &Handle, clock: &SharedClock) -> Result<Option<ShmTransport>> {
+    fn open_shm(&self, runtime: &Handle, clock: &SharedClock) -> Result<Option<Shm>> {
         let Some(config) = self.shm.clone() else { return Ok(None) };
-        match ShmTransport::start_with_clock(config, runtime, clock.clone()) {
-            #[cfg(feature = "transport-tcp")]
+        match Shm::start_with_clock(config, runtime, clock.clone()) {
             Err(error) if self.tcp.is_some() => {
-                tracing::warn!(%error, "no shared memory with nodes of this host; all goes over the wire");
+                tracing::warn!(%error, "shared memory unavailable; using tcp");
                 Ok(None)
             }
             opened => opened.map(Some),
@@ -194,110 +128,91 @@ impl TransportOptions {
     }
 }
 
-/// The wires of one node. Device memory goes through the host where the wire to a peer does not take it.
-pub type TransportSet = ThroughHost<Wires>;
-
-/// The wires by themselves.
-#[derive(Debug)]
-pub struct Wires {
-    loopback: Option<Loopback>,
-    #[cfg(feature = "transport-shm")]
-    shm: Option<ShmTransport>,
-    #[cfg(feature = "transport-rdma")]
-    rdma: Option<RdmaTransport>,
-    #[cfg(feature = "transport-nvlink")]
-    nvlink: Option<NvlinkTransport>,
-    #[cfg(feature = "transport-tcp")]
-    tcp: Option<Arc<TcpTransport>>,
+fn unknown_transport(name: &str) -> Error {
+    let built: Vec<_> = built_in::names().collect();
+    let built = if built.is_empty() { "none".to_owned() } else { built.join(", ") };
+    Error::new(
+        ErrorCode::NotSupported,
+        format!(
+            "cannot open transport {name:?}: this build does not have it. built={built}; choose one of \
+             these, or enable a feature transport-*"
+        ),
+    )
 }
 
-/// Memory as each wire knows it.
+/// The transports of one node. Device memory goes through the host where the transport to a peer does
+/// not access it.
+pub type TransportSet = ThroughHost<Transports>;
+
+/// The transports alone.
+#[derive(Debug)]
+pub struct Transports {
+    loopback: Option<Loopback>,
+    shm: Option<Shm>,
+    rdma: Option<Rdma>,
+    nvlink: Option<Nvlink>,
+    tcp: Option<Arc<Tcp>>,
+}
+
+/// Memory with the registration of each transport.
 #[derive(Debug)]
 pub struct SetRegistration {
     loopback: Option<LoopbackRegistration>,
-    #[cfg(feature = "transport-shm")]
-    shm: Option<mooncake_shm::Registration>,
-    #[cfg(feature = "transport-rdma")]
-    rdma: Option<mooncake_rdma::Registration>,
-    #[cfg(feature = "transport-nvlink")]
-    nvlink: Option<mooncake_nvlink::Registration>,
-    #[cfg(feature = "transport-tcp")]
-    tcp: Option<mooncake_tcp::Registration>,
+    shm: Option<RegistrationOf<Shm>>,
+    rdma: Option<RegistrationOf<Rdma>>,
+    nvlink: Option<RegistrationOf<Nvlink>>,
+    tcp: Option<RegistrationOf<Tcp>>,
 }
 
-/// A peer, by the wire that leads to it.
+type RegistrationOf<T> = <T as Transport>::Registration;
+type PeerOf<T> = <T as Transport>::Peer;
+
+/// A peer, by the transport that leads to it.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum SetPeer {
-    /// In this process.
+pub struct SetPeer(Path);
+
+#[derive(Clone, Debug)]
+enum Path {
+    /// Inside this process.
     Loopback(LoopbackPeer),
-    /// In shared memory where that reaches, over the wire where it does not.
-    #[cfg(feature = "transport-shm")]
-    Shm(ShmPeer, Beside),
-    /// Over RDMA, and what that cannot over TCP.
-    #[cfg(feature = "transport-rdma")]
-    Rdma(RdmaPeer, Beside),
-    /// By copies of a device's own, and what those do not reach by the way behind, if there is one.
-    #[cfg(feature = "transport-nvlink")]
-    Nvlink(NvlinkPeer, Option<Box<SetPeer>>),
-    /// Over TCP.
-    #[cfg(feature = "transport-tcp")]
-    Tcp(TcpPeer),
+    /// Shared memory, and TCP for memory that is not shared.
+    Shm(FallbackPeer<PeerOf<Shm>, PeerOf<Tcp>>),
+    /// RDMA, and TCP for what RDMA does not carry.
+    Rdma(FallbackPeer<PeerOf<Rdma>, PeerOf<Tcp>>),
+    /// Copies between devices, and the path for what they do not reach.
+    Nvlink(PeerOf<Nvlink>, Option<Box<Path>>),
+    /// TCP.
+    Tcp(PeerOf<Tcp>),
 }
 
-/// The wire to a peer for what the better one does not carry.
-#[cfg(any(feature = "transport-rdma", feature = "transport-shm"))]
-#[derive(Clone, Debug)]
-pub struct Beside {
-    #[cfg(feature = "transport-tcp")]
-    tcp: Option<TcpPeer>,
-    #[cfg(feature = "transport-tcp")]
-    behind: Arc<Behind>,
-}
-
-#[cfg(any(feature = "transport-rdma", feature = "transport-shm"))]
-impl Beside {
-    /// What figures call a way that is the better wire's as far as that leads.
-    fn with(&self, better: Protocol) -> Protocol {
-        #[cfg(feature = "transport-tcp")]
-        if self.tcp.is_some() {
-            return Protocol::new(format!("{better}+{}", Protocol::TCP));
-        }
-        better
-    }
-
-    fn count(&mut self, behind: &Arc<Behind>) {
-        let _ = behind;
-        #[cfg(feature = "transport-tcp")]
-        self.behind.clone_from(behind);
-    }
-
-    /// Has TCP do what the better wire does not.
-    #[cfg(feature = "transport-tcp")]
-    fn submit(&self, tcp: &TcpTransport, left: Vec<(Op<'_, mooncake_tcp::Registration>, Completion)>) {
-        if let Some(peer) = self.tcp.as_ref().filter(|_| !left.is_empty()) {
-            self.behind.add(&left);
-            tcp.submit_shares(peer, left);
-        }
-    }
-}
-
+/// Returns the operations with the registrations of one of the transports.
 #[allow(unsafe_code)]
-impl Wires {
-    /// Whether the wire to that peer takes an operation's device memory from where it is.
+fn ops_of<'a, R: 'a, I>(
+    ops: I,
+    registration: impl Fn(&'a SetRegistration) -> Option<&'a R>,
+) -> impl ExactSizeIterator<Item = Op<'a, R>>
+where
+    I: ExactSizeIterator<Item = Op<'a, SetRegistration>>,
+{
+    // SAFETY: the registration of each transport covers the same bytes, and lives as long as the set's.
+    ops.map(move |op| unsafe { op.with_registration(op.registration().and_then(&registration)) })
+}
+
+impl Transports {
+    /// Whether the transport to that peer accesses the device memory of an operation directly.
     fn takes_device(&self, peer: &SetPeer, op: &Op<'_, SetRegistration>) -> bool {
-        let _ = op;
-        match peer {
-            SetPeer::Loopback(_) => true,
-            #[cfg(feature = "transport-rdma")]
-            SetPeer::Rdma(..) => op.registration().is_some_and(|registration| registration.rdma.is_some()),
-            #[cfg(feature = "transport-nvlink")]
-            SetPeer::Nvlink(peer, behind) => {
+        self.path_takes_device(&peer.0, op)
+    }
+
+    fn path_takes_device(&self, path: &Path, op: &Op<'_, SetRegistration>) -> bool {
+        match path {
+            Path::Loopback(_) => true,
+            Path::Rdma(_) => op.registration().is_some_and(|registration| registration.rdma.is_some()),
+            Path::Nvlink(peer, next) => {
                 peer.leads_to(op.remote(), op.len() as u64)
-                    || behind.as_ref().is_some_and(|behind| self.takes_device(behind, op))
+                    || next.as_ref().is_some_and(|next| self.path_takes_device(next, op))
             }
-            #[allow(unreachable_patterns, reason = "with no other wire there is no other peer")]
-            _ => false,
+            Path::Shm(_) | Path::Tcp(_) => false,
         }
     }
 
@@ -305,130 +220,61 @@ impl Wires {
         self.loopback.is_none() && self.between_processes().is_none()
     }
 
-    /// Whether TCP carries what RDMA does not.
-    #[cfg(feature = "transport-rdma")]
-    fn tcp_is_beside(&self) -> bool {
-        #[cfg(feature = "transport-tcp")]
-        return self.tcp.is_some();
-        #[cfg(not(feature = "transport-tcp"))]
-        false
-    }
-
-    /// The wire that leads out of this process.
+    /// Returns the name of the transport that leads out of this process.
     fn between_processes(&self) -> Option<Protocol> {
-        #[cfg(feature = "transport-rdma")]
-        if let Some(rdma) = &self.rdma {
-            return Some(rdma.protocol());
-        }
-        #[cfg(feature = "transport-nvlink")]
-        if let Some(nvlink) = &self.nvlink {
-            return Some(nvlink.protocol());
-        }
-        #[cfg(feature = "transport-tcp")]
-        if let Some(tcp) = &self.tcp {
-            return Some(tcp.protocol());
-        }
-        #[cfg(feature = "transport-shm")]
-        if let Some(shm) = &self.shm {
-            return Some(shm.protocol());
-        }
-        None
+        let rdma = self.rdma.as_ref().map(Transport::protocol);
+        let nvlink = || self.nvlink.as_ref().map(Transport::protocol);
+        let tcp = || self.tcp.as_ref().map(|tcp| tcp.protocol());
+        let shm = || self.shm.as_ref().map(Transport::protocol);
+        rdma.or_else(nvlink).or_else(tcp).or_else(shm)
     }
 
-    /// The way to a segment's owner in another process, apart from what devices copy themselves.
-    async fn connect_others(&self, desc: &SegmentDesc) -> Result<SetPeer> {
-        #[cfg(feature = "transport-tcp")]
+    /// Opens the path to a segment's owner in another process, without copies between devices.
+    async fn connect_host(&self, desc: &SegmentDesc) -> Result<Path> {
         let tcp = self.connect_tcp(desc).await?;
-        #[cfg(feature = "transport-shm")]
         if let Some(shm) = self.shm.as_ref().filter(|shm| shm.reaches(desc)) {
             match shm.connect(desc).await {
-                #[cfg(feature = "transport-tcp")]
-                Ok(peer) => return Ok(SetPeer::Shm(peer, Beside { tcp, behind: Arc::default() })),
-                #[cfg(not(feature = "transport-tcp"))]
-                Ok(peer) => return Ok(SetPeer::Shm(peer, Beside {})),
-                #[cfg(feature = "transport-tcp")]
+                Ok(peer) => return Ok(Path::Shm(FallbackPeer::new(peer, tcp))),
                 Err(error) if tcp.is_some() => {
-                    tracing::debug!(segment = desc.name, %error, "its memory is not shared with us");
+                    tracing::debug!(segment = desc.name, %error, "shared memory does not reach the segment");
                 }
                 Err(error) => return Err(error),
             }
         }
-        #[cfg(feature = "transport-rdma")]
         if let Some(rdma) = self.rdma.as_ref().filter(|rdma| rdma.reaches(desc)) {
-            let beside = Beside {
-                #[cfg(feature = "transport-tcp")]
-                tcp,
-                #[cfg(feature = "transport-tcp")]
-                behind: Arc::default(),
-            };
-            return rdma.connect(desc).await.map(|peer| SetPeer::Rdma(peer, beside));
+            return Ok(Path::Rdma(FallbackPeer::new(rdma.connect(desc).await?, tcp)));
         }
-        #[cfg(feature = "transport-tcp")]
         if let Some(peer) = tcp {
-            return Ok(SetPeer::Tcp(peer));
+            return Ok(Path::Tcp(peer));
         }
         let theirs: Vec<&str> = desc.protocols.iter().map(Protocol::as_str).collect();
         Err(Error::new(
             ErrorCode::NotSupported,
             format!(
-                "segment {:?} is reached by {}, this node speaks {}",
+                "cannot open segment {:?}: no common transport. segment={} node={}",
                 desc.name,
-                theirs.join(", "),
+                theirs.join(","),
                 self.protocol()
             ),
         ))
     }
 
-    /// The same with what devices copy themselves in front, where that leads.
-    #[cfg(feature = "transport-nvlink")]
-    async fn connect_nvlink(&self, desc: &SegmentDesc) -> Result<SetPeer> {
+    /// Opens the path to a segment's owner in another process, with copies between devices first.
+    async fn connect_out(&self, desc: &SegmentDesc) -> Result<Path> {
         let Some(nvlink) = self.nvlink.as_ref().filter(|nvlink| nvlink.reaches(desc)) else {
-            return self.connect_others(desc).await;
+            return self.connect_host(desc).await;
         };
-        match (nvlink.connect(desc).await, self.connect_others(desc).await) {
-            (Ok(peer), behind) => Ok(SetPeer::Nvlink(peer, behind.ok().map(Box::new))),
-            (Err(error), Ok(behind)) => {
-                tracing::debug!(segment = desc.name, %error, "its devices are not opened to ours");
-                Ok(behind)
+        match (nvlink.connect(desc).await, self.connect_host(desc).await) {
+            (Ok(peer), next) => Ok(Path::Nvlink(peer, next.ok().map(Box::new))),
+            (Err(error), Ok(next)) => {
+                tracing::debug!(segment = desc.name, %error, "nvlink does not reach the segment");
+                Ok(next)
             }
             (Err(error), Err(_)) => Err(error),
         }
     }
 
-    #[cfg(feature = "transport-nvlink")]
-    fn submit_nvlink<'a, I>(&self, peer: &NvlinkPeer, behind: Option<&SetPeer>, ops: I, done: Completion)
-    where
-        I: ExactSizeIterator<Item = Op<'a, SetRegistration>>,
-    {
-        let Some(nvlink) = &self.nvlink else { return done.finish(Err(not_ours())) };
-        let ops: Vec<_> = ops.collect();
-        // SAFETY: the member's registration covers the same bytes, and lives as long as the composite.
-        let own = |op: &Op<'a, SetRegistration>| unsafe {
-            op.with_registration(op.registration().and_then(|r| r.nvlink.as_ref()))
-        };
-        let Some(behind) = behind else { return nvlink.submit(peer, ops.iter().map(own), done) };
-        // Most often all is memory of the host's, and stays one submission.
-        if !ops.iter().any(|op| peer.leads_to(op.remote(), op.len() as u64)) {
-            return self.submit(behind, ops.into_iter(), done);
-        }
-        let (first, mut missed) = (done.numbers().start, Vec::new());
-        nvlink.submit_or(peer, ops.iter().map(own), done, |_, share, why| missed.push((share, why)));
-        for (share, why) in missed {
-            let op = ops[share.numbers().start - first];
-            if op.local().location.is_device() && !self.takes_device(behind, &op) {
-                // Unavailable, so that it is tried again through the host.
-                let text = format!("{} does not reach the peer's memory ({why:?})", op.local().location);
-                share.finish(Err(Error::new(ErrorCode::TransferFail, text)));
-                continue;
-            }
-            tracing::debug!(?why, "an operation goes by the way behind");
-            self.submit(behind, std::iter::once(op), share);
-        }
-    }
-
-    #[cfg(feature = "transport-tcp")]
-    async fn connect_tcp(&self, desc: &SegmentDesc) -> Result<Option<TcpPeer>> {
-        #[cfg(any(feature = "transport-rdma", feature = "transport-nvlink"))]
+    async fn connect_tcp(&self, desc: &SegmentDesc) -> Result<Option<PeerOf<Tcp>>> {
         let desc = &*with_tcp(desc);
         match self.tcp.as_ref().filter(|tcp| tcp.reaches(desc)) {
             Some(tcp) => tcp.connect(desc).await.map(Some),
@@ -436,75 +282,97 @@ impl Wires {
         }
     }
 
-    #[cfg(feature = "transport-rdma")]
-    fn submit_rdma<'a, I>(&self, peer: &RdmaPeer, beside: &Beside, ops: I, done: Completion)
+    fn submit_to<'a, I>(&self, path: &Path, ops: I, done: Completion)
     where
         I: ExactSizeIterator<Item = Op<'a, SetRegistration>>,
     {
-        let Some(rdma) = &self.rdma else { return done.finish(Err(not_ours())) };
-        // SAFETY: the member's registration covers the same bytes, and lives as long as the composite.
-        let ops =
-            ops.map(|op| unsafe { op.with_registration(op.registration().and_then(|r| r.rdma.as_ref())) });
-        #[cfg(feature = "transport-tcp")]
-        if let (Some(tcp), true) = (&self.tcp, beside.tcp.is_some()) {
-            let (wire, way) = (Arc::downgrade(tcp), beside.clone());
-            let guarded = with_fallback(ops, done, rdma.clock(), fallback::of_the_way, move |failed| {
-                if let Some(wire) = wire.upgrade() {
-                    way.submit(&wire, failed);
-                }
-            });
-            let (ops, elsewhere, mut missed) = (guarded.ops, guarded.elsewhere, Vec::new());
-            rdma.submit_or(peer, ops.into_iter(), guarded.done, |op, share| {
-                elsewhere.add(&share);
-                // SAFETY: none is given, and TCP asks for none.
-                missed.push((unsafe { op.with_registration(None) }, share));
-            });
-            return beside.submit(tcp, missed);
+        match path {
+            Path::Loopback(peer) => match &self.loopback {
+                Some(node) => node.submit(peer, ops_of(ops, |r| r.loopback.as_ref()), done),
+                None => done.finish(Err(foreign_peer())),
+            },
+            Path::Shm(peer) => match &self.shm {
+                Some(shm) => peer.submit(shm, self.tcp.as_ref(), ops_of(ops, |r| r.shm.as_ref()), done),
+                None => done.finish(Err(foreign_peer())),
+            },
+            Path::Rdma(peer) => match &self.rdma {
+                Some(rdma) => peer.submit(rdma, self.tcp.as_ref(), ops_of(ops, |r| r.rdma.as_ref()), done),
+                None => done.finish(Err(foreign_peer())),
+            },
+            Path::Nvlink(peer, next) => self.submit_nvlink(peer, next.as_deref(), ops, done),
+            Path::Tcp(peer) => match &self.tcp {
+                Some(tcp) => tcp.submit(peer, ops_of(ops, |r| r.tcp.as_ref()), done),
+                None => done.finish(Err(foreign_peer())),
+            },
         }
-        let _ = beside;
-        rdma.submit(peer, ops, done);
     }
 
-    #[cfg(feature = "transport-shm")]
-    fn submit_shm<'a, I>(&self, peer: &ShmPeer, beside: &Beside, ops: I, done: Completion)
+    fn submit_nvlink<'a, I>(&self, peer: &PeerOf<Nvlink>, next: Option<&Path>, ops: I, done: Completion)
     where
         I: ExactSizeIterator<Item = Op<'a, SetRegistration>>,
     {
-        let Some(shm) = &self.shm else { return done.finish(Err(not_ours())) };
-        // SAFETY: the member's registration covers the same bytes, and lives as long as the composite.
-        let ops =
-            ops.map(|op| unsafe { op.with_registration(op.registration().and_then(|r| r.shm.as_ref())) });
-        #[cfg(feature = "transport-tcp")]
-        if let (Some(tcp), true) = (&self.tcp, beside.tcp.is_some()) {
-            let ops: Vec<_> = ops.collect();
-            let mut missed = Vec::new();
-            // What is copied here and now finishes before this returns, and what is not there is seen at once.
-            if ops.iter().map(Op::len).sum::<usize>() <= shm.inline_bytes() {
-                shm.submit_or(peer, ops.into_iter(), done, |op, share| missed.push((bare(&op), share)));
-                return beside.submit(tcp, missed);
-            }
-            // Longer copies may fail when half of them is done, and then there is still the wire.
-            let (wire, way) = (Arc::downgrade(tcp), beside.clone());
-            let guarded = with_fallback(ops.into_iter(), done, shm.clock(), fallback::any, move |failed| {
-                if let Some(wire) = wire.upgrade() {
-                    way.submit(&wire, failed);
-                }
-            });
-            shm.submit_or(peer, guarded.ops.into_iter(), guarded.done, |op, share| {
-                guarded.elsewhere.add(&share);
-                missed.push((bare(&op), share));
-            });
-            return beside.submit(tcp, missed);
+        let Some(nvlink) = &self.nvlink else { return done.finish(Err(foreign_peer())) };
+        let ops: Vec<_> = ops.collect();
+        let Some(next) = next else {
+            return nvlink.submit(peer, ops_of(ops.into_iter(), |r| r.nvlink.as_ref()), done);
+        };
+        // Most submissions have host memory only, and stay one submission.
+        if !ops.iter().any(|op| peer.leads_to(op.remote(), op.len() as u64)) {
+            return self.submit_to(next, ops.into_iter(), done);
         }
-        let _ = beside;
-        shm.submit(peer, ops, done);
+        let (first, mut missed) = (done.numbers().start, Vec::new());
+        let own = ops_of(ops.iter().copied(), |r| r.nvlink.as_ref());
+        nvlink.submit_or(peer, own, done, |_, share| missed.push(share));
+        for share in missed {
+            let op = ops[share.numbers().start - first];
+            let location = op.local().location;
+            if location.is_device() && !self.path_takes_device(next, &op) {
+                // A path error, so that the operation is retried through the host.
+                let text =
+                    format!("cannot copy between devices: no path to the peer's memory. local={location}");
+                share.finish(Err(Error::new(ErrorCode::TransferFail, text)));
+                continue;
+            }
+            self.submit_to(next, std::iter::once(op), share);
+        }
+    }
+
+    fn path_name(&self, path: &Path) -> Protocol {
+        match path {
+            Path::Loopback(_) => Protocol::LOOPBACK,
+            Path::Rdma(peer) => peer.path_name(&Protocol::RDMA, &Protocol::TCP),
+            Path::Shm(peer) => peer.path_name(&Protocol::SHM, &Protocol::TCP),
+            Path::Nvlink(_, None) => Protocol::NVLINK,
+            Path::Nvlink(_, Some(next)) => {
+                Protocol::new(format!("{}+{}", Protocol::NVLINK, self.path_name(next)))
+            }
+            Path::Tcp(_) => Protocol::TCP,
+        }
     }
 }
 
-// SAFETY: every call goes to one member, and with it what the member promises; a registration holds one of each, and a
-// composite is dropped with its parts.
+impl PathStatistics<SetPeer> for Transports {
+    fn path_name(&self, peer: &SetPeer) -> Protocol {
+        self.path_name(&peer.0)
+    }
+
+    fn count_fallback(&self, peer: &mut SetPeer, counter: &Arc<FallbackCounter>) {
+        let mut path = &mut peer.0;
+        while let Path::Nvlink(_, Some(next)) = path {
+            path = next;
+        }
+        match path {
+            Path::Rdma(peer) => peer.count_fallback(counter),
+            Path::Shm(peer) => peer.count_fallback(counter),
+            Path::Loopback(_) | Path::Nvlink(..) | Path::Tcp(_) => {}
+        }
+    }
+}
+
+// SAFETY: every call goes to one transport, and with it the contract that it upholds. A registration
+// holds one of each, and is dropped with its parts.
 #[allow(unsafe_code)]
-unsafe impl Transport for Wires {
+unsafe impl Transport for Transports {
     type Registration = SetRegistration;
     type Peer = SetPeer;
 
@@ -513,90 +381,44 @@ unsafe impl Transport for Wires {
     }
 
     fn capabilities(&self) -> Capabilities {
-        #[cfg(all(feature = "transport-rdma", not(feature = "transport-tcp")))]
-        if let Some(rdma) = &self.rdma {
-            return rdma.capabilities();
-        }
-        #[cfg(all(feature = "transport-rdma", feature = "transport-tcp"))]
         if let Some(rdma) = self.rdma.as_ref().filter(|_| self.tcp.is_none()) {
             return rdma.capabilities();
         }
-        #[cfg(feature = "transport-tcp")]
         if let Some(tcp) = &self.tcp {
-            let can = tcp.capabilities();
-            #[cfg(feature = "transport-shm")]
-            let can = can.shared_memory(self.shm.is_some());
-            return can;
+            return tcp.capabilities().shared_memory(self.shm.is_some());
         }
-        #[cfg(feature = "transport-shm")]
-        if let Some(shm) = &self.shm {
-            return shm.capabilities();
-        }
-        #[cfg(feature = "transport-nvlink")]
-        if let Some(nvlink) = &self.nvlink {
-            return nvlink.capabilities();
-        }
-        self.loopback.as_ref().map_or_else(Capabilities::default, Transport::capabilities)
+        let shm = self.shm.as_ref().map(Transport::capabilities);
+        let nvlink = || self.nvlink.as_ref().map(Transport::capabilities);
+        let loopback = || self.loopback.as_ref().map(Transport::capabilities);
+        shm.or_else(nvlink).or_else(loopback).unwrap_or_default()
     }
 
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<SetRegistration> {
-        let loopback = match &self.loopback {
-            // SAFETY: the caller keeps the memory for as long as the whole registration.
-            Some(node) => Some(unsafe { node.register(span, access) }?),
-            None => None,
-        };
-        #[cfg(feature = "transport-shm")]
-        let shm = match &self.shm {
-            // SAFETY: as above.
-            Some(shm) => Some(unsafe { shm.register(span, access) }?),
-            None => None,
-        };
-        // Listed while it is registered: devices take it by the descriptor then.
-        #[cfg(all(feature = "transport-rdma", feature = "transport-nvlink"))]
+        // Devices register the memory by the descriptor while it is listed.
         let _buffer = match (&self.rdma, span.location.is_device()) {
             (Some(_), true) => CudaDriver::serve(None).and_then(|driver| driver.list_dma_buf(span)).ok(),
             _ => None,
         };
-        #[cfg(feature = "transport-rdma")]
-        let rdma = match &self.rdma {
-            // SAFETY: as above.
-            Some(rdma) => match unsafe { rdma.register(span, access) } {
-                Err(error) if span.location.is_device() && self.tcp_is_beside() => {
-                    tracing::debug!(%error, place = %span.location, "memory that goes over the other wire");
-                    None
-                }
-                registered => Some(registered?),
-            },
-            None => None,
-        };
-        #[cfg(feature = "transport-nvlink")]
-        let nvlink = match &self.nvlink {
-            // SAFETY: as above.
-            Some(nvlink) => Some(unsafe { nvlink.register(span, access) }?),
-            None => None,
-        };
-        #[cfg(feature = "transport-tcp")]
-        let tcp = match &self.tcp {
-            // SAFETY: as above.
-            Some(tcp) => Some(unsafe { tcp.register(span, access) }?),
-            None => None,
-        };
-        Ok(SetRegistration {
-            loopback,
-            #[cfg(feature = "transport-shm")]
-            shm,
-            #[cfg(feature = "transport-rdma")]
-            rdma,
-            #[cfg(feature = "transport-nvlink")]
-            nvlink,
-            #[cfg(feature = "transport-tcp")]
-            tcp,
-        })
+        // SAFETY: the caller keeps the memory for as long as the whole registration.
+        unsafe {
+            Ok(SetRegistration {
+                loopback: self.loopback.as_ref().map(|node| node.register(span, access)).transpose()?,
+                shm: self.shm.as_ref().map(|shm| shm.register(span, access)).transpose()?,
+                rdma: match self.rdma.as_ref().map(|rdma| rdma.register(span, access)) {
+                    Some(Err(error)) if span.location.is_device() && self.tcp.is_some() => {
+                        tracing::debug!(%error, location = %span.location, "device memory goes over tcp");
+                        None
+                    }
+                    registered => registered.transpose()?,
+                },
+                nvlink: self.nvlink.as_ref().map(|nvlink| nvlink.register(span, access)).transpose()?,
+                tcp: self.tcp.as_ref().map(|tcp| tcp.register(span, access)).transpose()?,
+            })
+        }
     }
 
-    #[cfg(feature = "transport-rdma")]
     fn export(&self, registration: &SetRegistration) -> Vec<u8> {
-        // The only wire with keys.
+        // RDMA is the only transport with keys.
         match (&self.rdma, &registration.rdma) {
             (Some(rdma), Some(registration)) => rdma.export(registration),
             _ => Vec::new(),
@@ -604,30 +426,24 @@ unsafe impl Transport for Wires {
     }
 
     fn describe(&self, desc: &mut SegmentDesc) {
-        #[cfg(feature = "transport-tcp")]
         if let Some(tcp) = &self.tcp {
             tcp.describe(desc);
         }
-        #[cfg(feature = "transport-rdma")]
         if let Some(rdma) = &self.rdma {
-            #[cfg(feature = "transport-tcp")]
             if self.tcp.is_some() {
-                desc.protocols.retain(|wire| *wire != Protocol::TCP);
+                desc.protocols.retain(|protocol| *protocol != Protocol::TCP);
                 desc.extra.insert(TCP_BESIDE.into(), true.into());
             }
             rdma.describe(desc);
         }
-        #[cfg(feature = "transport-nvlink")]
         if let Some(nvlink) = &self.nvlink {
-            #[cfg(feature = "transport-tcp")]
             if desc.protocols == [Protocol::TCP] {
                 desc.protocols.clear();
                 desc.extra.insert(TCP_BESIDE.into(), true.into());
             }
             nvlink.describe(desc);
         }
-        // After the wire, beside which it is not named.
-        #[cfg(feature = "transport-shm")]
+        // Shared memory is named only where no other transport is.
         if let Some(shm) = &self.shm {
             shm.describe(desc);
         }
@@ -637,142 +453,53 @@ unsafe impl Transport for Wires {
     }
 
     fn reaches(&self, desc: &SegmentDesc) -> bool {
-        #[cfg(feature = "transport-nvlink")]
-        if self.nvlink.as_ref().is_some_and(|nvlink| nvlink.reaches(desc)) {
-            return true;
-        }
-        #[cfg(feature = "transport-rdma")]
-        if self.rdma.as_ref().is_some_and(|rdma| rdma.reaches(desc)) {
-            return true;
-        }
-        #[cfg(all(any(feature = "transport-rdma", feature = "transport-nvlink"), feature = "transport-tcp"))]
-        let desc = &*with_tcp(desc);
-        #[cfg(feature = "transport-tcp")]
-        if self.tcp.as_ref().is_some_and(|tcp| tcp.reaches(desc)) {
-            return true;
-        }
-        #[cfg(feature = "transport-shm")]
-        if self.shm.as_ref().is_some_and(|shm| shm.reaches(desc)) {
-            return true;
-        }
-        self.loopback.as_ref().is_some_and(|node| node.reaches(desc))
+        self.nvlink.as_ref().is_some_and(|nvlink| nvlink.reaches(desc))
+            || self.rdma.as_ref().is_some_and(|rdma| rdma.reaches(desc))
+            || self.tcp.as_ref().is_some_and(|tcp| tcp.reaches(&with_tcp(desc)))
+            || self.shm.as_ref().is_some_and(|shm| shm.reaches(desc))
+            || self.loopback.as_ref().is_some_and(|node| node.reaches(desc))
     }
 
     async fn connect(&self, desc: &SegmentDesc) -> Result<SetPeer> {
-        // The shortest way first.
+        // The shortest path first.
         if let Some(node) = self.loopback.as_ref().filter(|node| node.reaches(desc)) {
-            return node.connect(desc).await.map(SetPeer::Loopback);
+            return node.connect(desc).await.map(|peer| SetPeer(Path::Loopback(peer)));
         }
-        #[cfg(feature = "transport-nvlink")]
-        return self.connect_nvlink(desc).await;
-        #[cfg(not(feature = "transport-nvlink"))]
-        self.connect_others(desc).await
+        self.connect_out(desc).await.map(SetPeer)
     }
 
-    #[cfg(feature = "transport-rdma")]
-    async fn accept(&self, request: serde_json::Value) -> serde_json::Value {
-        match &self.rdma {
-            Some(rdma) => rdma.accept(request).await,
-            None => mooncake_transport::handshake::no_connection(),
-        }
+    fn connection_handler(&self) -> Option<&dyn AcceptConnection> {
+        self.rdma.as_ref()?.connection_handler()
     }
 
-    fn wire_to(&self, peer: &SetPeer) -> Protocol {
-        match peer {
-            SetPeer::Loopback(_) => Protocol::LOOPBACK,
-            #[cfg(feature = "transport-rdma")]
-            SetPeer::Rdma(_, beside) => beside.with(Protocol::RDMA),
-            #[cfg(feature = "transport-shm")]
-            SetPeer::Shm(_, beside) => beside.with(Protocol::SHM),
-            #[cfg(feature = "transport-nvlink")]
-            SetPeer::Nvlink(_, None) => Protocol::NVLINK,
-            #[cfg(feature = "transport-nvlink")]
-            SetPeer::Nvlink(_, Some(behind)) => {
-                Protocol::new(format!("{}+{}", Protocol::NVLINK, self.wire_to(behind)))
-            }
-            #[cfg(feature = "transport-tcp")]
-            SetPeer::Tcp(_) => Protocol::TCP,
-        }
-    }
-
-    fn count_behind(&self, peer: &mut SetPeer, behind: &Arc<Behind>) {
-        let _ = behind;
-        match peer {
-            #[cfg(feature = "transport-rdma")]
-            SetPeer::Rdma(_, beside) => beside.count(behind),
-            #[cfg(feature = "transport-shm")]
-            SetPeer::Shm(_, beside) => beside.count(behind),
-            #[cfg(feature = "transport-nvlink")]
-            SetPeer::Nvlink(_, Some(way)) => self.count_behind(way, behind),
-            _ => {}
-        }
+    fn path_statistics(&self) -> Option<&dyn PathStatistics<SetPeer>> {
+        Some(self)
     }
 
     fn submit<'a, I>(&self, peer: &SetPeer, ops: I, done: Completion)
     where
         I: ExactSizeIterator<Item = Op<'a, SetRegistration>>,
     {
-        match peer {
-            SetPeer::Loopback(peer) => match &self.loopback {
-                Some(node) => node.submit(
-                    peer,
-                    // SAFETY: the member's registration covers the same bytes, and lives as long as the composite.
-                    ops.map(|op| unsafe {
-                        op.with_registration(op.registration().and_then(|r| r.loopback.as_ref()))
-                    }),
-                    done,
-                ),
-                None => done.finish(Err(not_ours())),
-            },
-            #[cfg(feature = "transport-shm")]
-            SetPeer::Shm(peer, beside) => self.submit_shm(peer, beside, ops, done),
-            #[cfg(feature = "transport-rdma")]
-            SetPeer::Rdma(peer, beside) => self.submit_rdma(peer, beside, ops, done),
-            #[cfg(feature = "transport-nvlink")]
-            SetPeer::Nvlink(peer, behind) => self.submit_nvlink(peer, behind.as_deref(), ops, done),
-            #[cfg(feature = "transport-tcp")]
-            SetPeer::Tcp(peer) => match &self.tcp {
-                Some(tcp) => tcp.submit(
-                    peer,
-                    // SAFETY: as above.
-                    ops.map(|op| unsafe {
-                        op.with_registration(op.registration().and_then(|r| r.tcp.as_ref()))
-                    }),
-                    done,
-                ),
-                None => done.finish(Err(not_ours())),
-            },
-        }
+        self.submit_to(&peer.0, ops, done);
     }
 }
 
-/// The same for the wire that asks for no registration.
-#[cfg(all(feature = "transport-shm", feature = "transport-tcp"))]
-#[allow(unsafe_code)]
-fn bare<'a, S>(op: &Op<'a, mooncake_shm::Registration>) -> Op<'a, S> {
-    // SAFETY: none is given.
-    unsafe { op.with_registration(None) }
-}
-
-/// A descriptor as TCP is to see it: that of a node on RDMA or NVLink, when its TCP data port serves as well.
-#[cfg(all(any(feature = "transport-rdma", feature = "transport-nvlink"), feature = "transport-tcp"))]
-fn with_tcp(desc: &SegmentDesc) -> std::borrow::Cow<'_, SegmentDesc> {
+/// Returns a descriptor for TCP: that of a node with RDMA or NVLink lists TCP if its data port serves.
+fn with_tcp(desc: &SegmentDesc) -> Cow<'_, SegmentDesc> {
     let beside = desc.extra.get(TCP_BESIDE).is_some_and(|beside| *beside == true);
     if !beside || desc.speaks(&Protocol::TCP) {
-        return std::borrow::Cow::Borrowed(desc);
+        return Cow::Borrowed(desc);
     }
     let mut desc = desc.clone();
     desc.protocols.push(Protocol::TCP);
-    std::borrow::Cow::Owned(desc)
+    Cow::Owned(desc)
 }
 
-/// Whether a node serves a wire of that name: also TCP beside RDMA or NVLink, which its descriptor does not list as a wire of its own.
-pub fn serves(desc: &SegmentDesc, wire: &str) -> bool {
-    #[cfg(all(any(feature = "transport-rdma", feature = "transport-nvlink"), feature = "transport-tcp"))]
-    let desc = &*with_tcp(desc);
-    desc.protocols.iter().any(|protocol| protocol.as_str() == wire)
+/// Whether a node serves the transport of that name, TCP beside RDMA or NVLink included.
+pub fn serves(desc: &SegmentDesc, transport: &str) -> bool {
+    with_tcp(desc).protocols.iter().any(|protocol| protocol.as_str() == transport)
 }
 
-fn not_ours() -> Error {
-    Error::invalid("the peer was connected by another set of wires")
+fn foreign_peer() -> Error {
+    Error::invalid("cannot submit: the peer belongs to another set of transports")
 }

@@ -9,17 +9,18 @@ use mooncake_core::{ErrorKind, Result};
 use mooncake_engine::addressed::{Landing, Regions, foreign};
 use mooncake_engine::{AddressRequest, INVALID_BATCH, TransferEngine, TransportOptions, TransportSet};
 use mooncake_tcp::TcpConfig;
-use mooncake_transport::engine::{EngineCode, LocalCopies, Status};
+use mooncake_transport::engine::{LocalCopies, Status};
 use mooncake_transport::{Opcode, Region, RegionPool};
 
 async fn engine() -> TransferEngine {
     let wires = TransportOptions::named("tcp").unwrap().without_shared_memory();
-    let builder = TransferEngine::builder().name("127.0.0.1").wires(wires).local_copies(LocalCopies::Never);
+    let builder =
+        TransferEngine::builder().name("127.0.0.1").transports(wires).local_copies(LocalCopies::Never);
     builder.start().await.unwrap()
 }
 
 fn number<T: std::fmt::Debug>(result: Result<T>) -> i32 {
-    EngineCode::of(&result.unwrap_err()).number()
+    result.unwrap_err().engine_code().number()
 }
 
 struct Memory(Arc<HostMemory>);
@@ -123,7 +124,7 @@ async fn a_batch_under_way_is_not_freed() {
     drop(a);
     let mut wires = TransportOptions::named("tcp").unwrap().without_shared_memory();
     wires.tcp = Some(TcpConfig { connections: 1, window: 1, ..wires.tcp.unwrap_or_default() });
-    let a = TransferEngine::builder().name("a").directory(directory).wires(wires).start().await.unwrap();
+    let a = TransferEngine::builder().name("a").directory(directory).transports(wires).start().await.unwrap();
     let mine = Memory::new(4096, 7);
     // SAFETY: it outlives the engine, and expects everything.
     unsafe { a.register_raw(mine.at(), 4096).await.unwrap() };

@@ -17,7 +17,7 @@ async fn engine(copies: LocalCopies) -> TransferEngine {
     let tcp = TcpConfig { data_host: "127.0.0.1".into(), ..TcpConfig::default() };
     let wires =
         TransportOptions { tcp: Some(tcp), shm: Some(ShmConfig::default()), ..TransportOptions::default() };
-    let builder = TransferEngine::builder().name("127.0.0.1").wires(wires).local_copies(copies);
+    let builder = TransferEngine::builder().name("127.0.0.1").transports(wires).local_copies(copies);
     builder.start().await.unwrap()
 }
 

@@ -65,7 +65,7 @@ unsafe impl Transport for Both {
         I: ExactSizeIterator<Item = Op<'a, Registered>>,
     {
         let (wire, way) = (Arc::downgrade(&self.slow), peer.1.clone());
-        let guarded = with_fallback(ops, done, &self.clock, fallback::of_the_way, move |failed| {
+        let guarded = with_fallback(ops, done, &self.clock, fallback::is_path_error, move |failed| {
             if let Some(wire) = wire.upgrade() {
                 wire.submit_shares(&way, failed);
             }

@@ -23,7 +23,8 @@ fn tcp(data_host: &str) -> Option<TcpConfig> {
 
 async fn engine(wires: TransportOptions) -> TransferEngine {
     load();
-    let builder = TransferEngine::builder().name("127.0.0.1").wires(wires).local_copies(LocalCopies::Never);
+    let builder =
+        TransferEngine::builder().name("127.0.0.1").transports(wires).local_copies(LocalCopies::Never);
     builder.start().await.unwrap()
 }
 

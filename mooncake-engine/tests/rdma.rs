@@ -28,7 +28,7 @@ fn wires(device: &str, data_host: &str) -> TransportOptions {
 }
 
 async fn engine(device: &str, data_host: &str) -> TransferEngine {
-    let builder = TransferEngine::builder().name("127.0.0.1").wires(wires(device, data_host));
+    let builder = TransferEngine::builder().name("127.0.0.1").transports(wires(device, data_host));
     builder.local_copies(LocalCopies::Never).start().await.unwrap()
 }
 
@@ -104,7 +104,7 @@ async fn names_of_a_directory_lead_to_handshake_ports() {
         let directory = Directory::new(Arc::<MemoryMetadata>::default());
         let start = |name: &str, device: &str| {
             let builder = TransferEngine::builder().name(name).directory(directory.clone());
-            builder.wires(wires(device, NOWHERE)).local_copies(LocalCopies::Never).start()
+            builder.transports(wires(device, NOWHERE)).local_copies(LocalCopies::Never).start()
         };
         let (a, b) = (start("node-a", ours).await.unwrap(), start("node-b", theirs).await.unwrap());
         let region = b.register(memory(4096)).await.unwrap();

@@ -20,7 +20,8 @@ use mooncake_transport::{Directory, Protocol, SegmentDesc};
 use socket2::{Domain, Socket, Type};
 
 async fn engine(wires: TransportOptions) -> TransferEngine {
-    let builder = TransferEngine::builder().name("127.0.0.1").wires(wires).local_copies(LocalCopies::Never);
+    let builder =
+        TransferEngine::builder().name("127.0.0.1").transports(wires).local_copies(LocalCopies::Never);
     builder.start().await.unwrap()
 }
 
@@ -108,7 +109,7 @@ async fn a_peer_that_does_not_answer_holds_up_nobody_else() {
     directory.publish(&desc, true).await.unwrap();
     let start = |name: &str| {
         let builder = TransferEngine::builder().name(name).directory(directory.clone());
-        builder.wires(both("127.0.0.1").without_shared_memory()).local_copies(LocalCopies::Never).start()
+        builder.transports(both("127.0.0.1").without_shared_memory()).local_copies(LocalCopies::Never).start()
     };
     let (owner, user) = (start("owner").await.unwrap(), start("user").await.unwrap());
     let region = owner.register(memory(4096, false)).await.unwrap();
@@ -162,7 +163,7 @@ async fn what_waits_in_a_batch_that_is_given_up_is_not_sent() {
     let mut wires = both("127.0.0.1").without_shared_memory();
     wires.tcp = Some(TcpConfig { connections: 1, window: 1, ..wires.tcp.unwrap_or_default() });
     let user =
-        TransferEngine::builder().name("user").directory(directory).wires(wires).start().await.unwrap();
+        TransferEngine::builder().name("user").directory(directory).transports(wires).start().await.unwrap();
     let slow = user.open("slow").await.unwrap();
     let sources: Vec<_> = (0..4).map(|_| memory(100, false)).collect();
     let mut batch = Batch::new();
@@ -207,7 +208,7 @@ async fn what_waits_to_be_repeated_is_given_up_too() {
     let user = TransferEngine::builder()
         .name("user")
         .directory(directory.clone())
-        .wires(wires)
+        .transports(wires)
         .start()
         .await
         .unwrap();
@@ -254,7 +255,7 @@ async fn a_notification_that_nobody_takes_ends_with_the_deadline() {
     let user = TransferEngine::builder()
         .name("user")
         .directory(directory)
-        .wires(both("127.0.0.1"))
+        .transports(both("127.0.0.1"))
         .start()
         .await
         .unwrap();

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use mooncake_core::clock::SharedClock;
 use mooncake_core::memory::{Location, MemorySpan};
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_transport::ticket::copy_of;
 use mooncake_transport::{Completion, Opcode};
 use tokio::runtime::Handle;
 
@@ -201,7 +200,7 @@ impl Flights {
     fn finish(self, result: Result<()>) {
         for Flight { _inside: inside, _import: import, share } in self.0 {
             drop((inside, import));
-            share.finish(result.as_ref().copied().map_err(copy_of));
+            share.finish(result.clone());
         }
     }
 }

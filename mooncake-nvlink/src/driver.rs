@@ -7,7 +7,6 @@ use mooncake_core::memory::{
     DeviceDriver, ListedDmaBuf, Location, MemorySource, MemorySpan, PendingCopy, offer_device_memory,
 };
 use mooncake_core::{Error, Result};
-use mooncake_transport::ticket::copy_of;
 use parking_lot::Mutex;
 
 use crate::cuda::{self, Cuda, Device, Event, Pinned};
@@ -195,7 +194,7 @@ impl PendingCopy for Copying {
             self.result = event.poll()?;
             self.event = None;
         }
-        Some(self.result.as_ref().copied().map_err(copy_of))
+        Some(self.result.clone())
     }
 
     fn wait(mut self: Box<Self>) -> Result<()> {

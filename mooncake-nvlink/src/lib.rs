@@ -3,7 +3,6 @@
 
 #[allow(unsafe_code)]
 pub mod allocator;
-mod config;
 #[allow(unsafe_code)]
 mod copier;
 #[allow(unsafe_code)]
@@ -23,10 +22,10 @@ pub mod testkit;
 #[allow(unsafe_code)]
 mod transport;
 
-pub use config::NvlinkConfig;
 pub use copier::Refusal;
 pub use cuda::{Cuda, Device, DeviceMemory, Stream};
 pub use driver::CudaDriver;
+pub use mooncake_transport::config::NvlinkConfig;
 pub use ordered::{Ordered, StreamOrder};
 pub use peer::NvlinkPeer;
 #[doc(hidden)]

@@ -9,7 +9,6 @@ use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::same_host::record::RECORD_LEN;
 use mooncake_transport::same_host::{self, Mapping, Shared};
-use mooncake_transport::ticket::copy_of;
 use parking_lot::Mutex;
 
 use crate::cuda::{Allocation, Device, HANDLE_BYTES, Imported, Kind};
@@ -192,7 +191,7 @@ impl Remote {
         };
         match &opened[known].1 {
             Ok(import) => Ok(Here { at: import.at(), import: Some(import.clone()) }),
-            Err(error) => Err(copy_of(error)),
+            Err(error) => Err(error.clone()),
         }
     }
 }

@@ -7,13 +7,14 @@ use std::sync::{Arc, Weak};
 use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::memory::{Location, MemorySpan};
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::config::NvlinkConfig;
+use mooncake_transport::fallback::{PartialTransport, is_path_error};
 use mooncake_transport::same_host::{self, Endpoint, Limits, Links, Owner, Seat};
 use mooncake_transport::{Access, Capabilities, Completion, Op, Protocol, SegmentDesc, Transport};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use crate::config::{INTRA, NvlinkConfig};
 use crate::copier::{Copier, Copy, Refusal, closed, gone};
 use crate::cuda::{Allocation, Kind};
 use crate::driver::CudaDriver;
@@ -113,11 +114,6 @@ impl NvlinkTransport {
         })
     }
 
-    /// The clock of [`Completion::deadline`].
-    pub fn clock(&self) -> &SharedClock {
-        &self.copier.clock
-    }
-
     /// The driver it copies by.
     pub fn driver(&self) -> &Arc<CudaDriver> {
         &self.copier.driver
@@ -128,9 +124,9 @@ impl NvlinkTransport {
         self.exports.lock().len()
     }
 
-    /// [`Transport::submit`] for a node with another wire to the same peer: operations whose remote range is no device's memory that can be opened here are
-    /// handed to `other` untouched.
-    pub fn submit_or<'a, I, F>(&self, peer: &NvlinkPeer, ops: I, done: Completion, mut other: F)
+    /// Submits operations, and passes those whose remote range cannot be opened here to `other` with
+    /// the reason.
+    pub fn submit_or_refuse<'a, I, F>(&self, peer: &NvlinkPeer, ops: I, done: Completion, mut other: F)
     where
         I: ExactSizeIterator<Item = Op<'a, Registration>>,
         F: FnMut(Op<'a, Registration>, Completion, Refusal),
@@ -218,7 +214,7 @@ unsafe impl Transport for NvlinkTransport {
 
     fn reaches(&self, desc: &SegmentDesc) -> bool {
         endpoint(desc).is_some_and(|theirs| theirs.same_host(&self.endpoint))
-            || ((desc.speaks(&Protocol::NVLINK) || desc.speaks(&Protocol::new(INTRA)))
+            || ((desc.speaks(&Protocol::NVLINK) || desc.speaks(&Protocol::NVLINK_INTRA))
                 && desc.buffers.iter().any(listed::has_handle)
                 && self.kind_of(desc).is_some())
     }
@@ -246,7 +242,7 @@ unsafe impl Transport for NvlinkTransport {
         I: ExactSizeIterator<Item = Op<'a, Registration>>,
     {
         let mut again = Vec::new();
-        self.submit_or(peer, ops, done, |op, share, why| match why {
+        self.submit_or_refuse(peer, ops, done, |op, share, why| match why {
             Refusal::Failed(error) => share.finish(Err(error)),
             Refusal::NotThere if peer.is_gone() => share.finish(Err(gone())),
             Refusal::NotThere if op.is_empty() => share.finish(Err(closed(op.remote(), op.len()))),
@@ -264,6 +260,27 @@ unsafe impl Transport for NvlinkTransport {
         } else {
             self.copier.after_refresh(peer, again, true);
         }
+    }
+}
+
+/// The faster transport beside others: it carries operations with device memory of the peer that can
+/// be opened here.
+impl PartialTransport for NvlinkTransport {
+    const IS_RETRYABLE: fn(&Error) -> bool = is_path_error;
+
+    fn clock(&self) -> &SharedClock {
+        &self.copier.clock
+    }
+
+    fn submit_or<'a, I, F>(&self, peer: &NvlinkPeer, ops: I, done: Completion, mut missed: F)
+    where
+        I: ExactSizeIterator<Item = Op<'a, Registration>>,
+        F: FnMut(Op<'a, Registration>, Completion),
+    {
+        self.submit_or_refuse(peer, ops, done, |op, share, why| {
+            tracing::debug!(?why, "operation falls back to the next transport");
+            missed(op, share);
+        });
     }
 }
 

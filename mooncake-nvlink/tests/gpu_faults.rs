@@ -9,6 +9,7 @@ use mooncake_core::memory::{
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_nvlink::testkit::{Double, Fault, load};
 use mooncake_nvlink::{Cuda, CudaDriver, Device, DeviceMemory, NvlinkConfig, NvlinkPeer, NvlinkTransport};
+use mooncake_transport::fallback::PartialTransport;
 use mooncake_transport::testkit::write_when_begun;
 use mooncake_transport::transfer::{self, Transfer};
 use mooncake_transport::{Access, BufferDesc, Region, SegmentDesc, Ticket, Transport};

@@ -7,6 +7,7 @@ use mooncake_core::memory::MemorySource;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_nvlink::testkit::{Double, Fault, load};
 use mooncake_nvlink::{Device, DeviceMemory, NvlinkConfig, NvlinkPeer, NvlinkTransport, Stream, StreamOrder};
+use mooncake_transport::fallback::PartialTransport;
 use mooncake_transport::transfer::{self, Transfer};
 use mooncake_transport::{Access, BufferDesc, Region, SegmentDesc, Slice, Transport, ticket};
 use tokio::runtime::Runtime;

@@ -168,9 +168,7 @@ impl InnerTransferEngine {
     /// Closes several ranges: those that are registered, even if others are not.
     async fn unregister(&self, addresses: &[u64]) -> Result<()> {
         match self.engine.unregister_raw(addresses).await {
-            Err(error)
-                if addresses.len() > 1 && EngineCode::of(&error) == EngineCode::AddressNotRegistered =>
-            {
+            Err(error) if addresses.len() > 1 && error.engine_code() == EngineCode::AddressNotRegistered => {
                 let mut outcome = Ok(());
                 for address in addresses {
                     outcome = outcome.and(self.engine.unregister_raw(&[*address]).await);
@@ -276,7 +274,7 @@ impl EngineCalls {
         outcome.map_or_else(
             |error| {
                 self.errors.note(&error);
-                EngineCode::of(&error).number().into()
+                error.engine_code().number().into()
             },
             |()| 0,
         )

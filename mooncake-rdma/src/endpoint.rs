@@ -5,7 +5,6 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use crate::config::RdmaConfig;
 use crate::flow::{Ended, Flow, Message};
 use crate::message::Connection;
 use crate::nic::Nic;
@@ -16,6 +15,7 @@ use crate::sync::Mutex;
 use crate::verbs::{Completed, Posting, QueuePair, Request};
 use mooncake_core::clock::Moment;
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::config::RdmaConfig;
 use mooncake_transport::{Completion, Opcode};
 
 /// A part of an operation, as one message.

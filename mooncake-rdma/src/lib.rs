@@ -1,7 +1,6 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
-mod config;
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod costs;
@@ -30,7 +29,7 @@ mod transport;
 #[allow(unsafe_code)]
 pub mod verbs;
 
-pub use config::RdmaConfig;
+pub use mooncake_transport::config::RdmaConfig;
 pub use peer::RdmaPeer;
 pub use registration::Registration;
 pub use transport::{NicInfo, RdmaTransport};

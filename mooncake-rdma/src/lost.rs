@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mooncake_core::ErrorKind;
 use mooncake_core::memory::{HostMemory, ListedDmaBuf, MemorySource, MemorySpan};
-use mooncake_transport::fallback::{Retry, any, with_fallback};
+use mooncake_transport::fallback::{PartialTransport, Retry, is_any_error, with_fallback};
 use mooncake_transport::ticket::{OpState, Watch, ticket, watched};
 use mooncake_transport::topology::Topology;
 use mooncake_transport::transfer::{self, Transfer};
@@ -288,10 +288,13 @@ fn what_is_not_posted_can_be_given_up() {
             match behind {
                 false => alone.node.submit(&peer, ops.into_iter(), done),
                 true => {
-                    let guarded =
-                        with_fallback(ops.into_iter(), done, &clock, any, |failed: Vec<Retry<()>>| {
-                            panic!("{} operations are tried again", failed.len())
-                        });
+                    let guarded = with_fallback(
+                        ops.into_iter(),
+                        done,
+                        &clock,
+                        is_any_error,
+                        |failed: Vec<Retry<()>>| panic!("{} operations are tried again", failed.len()),
+                    );
                     alone.node.submit(&peer, guarded.ops.into_iter(), guarded.done);
                 }
             }

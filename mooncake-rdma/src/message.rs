@@ -3,9 +3,9 @@
 use std::net::Ipv6Addr;
 
 use mooncake_core::{Error, Result};
+use mooncake_transport::config::MAX_PAIRS;
 use serde_json::{Map, Value, json};
 
-use crate::config::MAX_PAIRS;
 use crate::gid;
 
 /// One side's view of a connection: a request, or the reply to one.

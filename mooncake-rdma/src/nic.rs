@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use mooncake_core::clock::Moment;
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::config::RdmaConfig;
 
-use crate::config::RdmaConfig;
 use crate::endpoint::Endpoint;
 use crate::gid;
 use crate::room::{Alarm, Credits, Starved};

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use mooncake_core::clock::{Moment, SharedClock};
-use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_core::{Error, ErrorCode, ErrorKind, Reason, Result};
 use mooncake_transport::SegmentDesc;
+use mooncake_transport::config::RdmaConfig;
 use mooncake_transport::handshake::{Kind, exchange};
 use mooncake_transport::net::{DEFAULT_PORT, HostPort};
 use mooncake_transport::topology::Topology;
@@ -13,7 +14,6 @@ use serde_json::Value;
 use tokio::runtime::Handle;
 use tracing::{debug, warn};
 
-use crate::config::RdmaConfig;
 use crate::endpoint::{Apart, Endpoint, Phase, Piece, Setup, too_late};
 use crate::flow::Ended;
 use crate::message::Connection;
@@ -161,7 +161,7 @@ impl Node {
                     return pieces.drain(..).for_each(|piece| self.moved(piece, &error));
                 }
                 Err(error) => {
-                    return pieces.drain(..).for_each(|piece| piece.done.finish(Err(copy(&error))));
+                    return pieces.drain(..).for_each(|piece| piece.done.finish(Err(error.clone())));
                 }
             };
             let soonest = pieces.iter().filter_map(|piece| piece.done.deadline()).min();
@@ -339,7 +339,7 @@ impl Node {
 
     fn connection_failed(self: &Arc<Self>, endpoint: &Arc<Endpoint>, error: &Error) {
         debug!(?endpoint, %error, "could not connect");
-        if error.message().contains("finding the way") && self.config.gid_retries > 0 {
+        if error.reason() == Some(Reason::RouteLookup) && self.config.gid_retries > 0 {
             endpoint.nic.try_another_gid();
         }
         self.blame(&endpoint.rail);
@@ -622,7 +622,7 @@ fn open_devices(config: &RdmaConfig) -> Result<Vec<Arc<Nic>>> {
         return Ok(nics);
     }
     let mut faults = Vec::new();
-    for name in device_names()?.into_iter().filter(|name| config.counts(name)) {
+    for name in device_names()?.into_iter().filter(|name| config.selects(name)) {
         match Nic::open(nics.len(), &name, config) {
             Ok(nic) => nics.push(nic),
             Err(error) => {
@@ -648,10 +648,6 @@ fn lost(nic: &Nic) -> Error {
 
 fn closed() -> Error {
     Error::new(ErrorCode::TransferFail, "the RDMA transport is closed")
-}
-
-fn copy(error: &Error) -> Error {
-    Error::new(error.code(), error.message().to_owned())
 }
 
 /// Pieces by our device, while a submission is cut up.

@@ -8,14 +8,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
+use async_trait::async_trait;
 use mooncake_core::clock::{Moment, SystemClock};
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, ErrorCode, Result, SharedClock};
+use mooncake_transport::config::RdmaConfig;
+use mooncake_transport::fallback::{PartialTransport, is_path_error};
+use mooncake_transport::handshake::{AcceptConnection, ConnectionDescriptor};
 use mooncake_transport::{Access, Capabilities, Completion, Op, Protocol, SegmentDesc, Transport};
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 
-use crate::config::RdmaConfig;
 use crate::endpoint::{Piece, Registered, too_late};
 use crate::gid;
 use crate::node::{ByDevice, Node};
@@ -102,52 +105,6 @@ impl RdmaTransport {
     /// Whether a device of ours works.
     pub fn works(&self) -> bool {
         self.node.nics.iter().any(|nic| nic.is_up())
-    }
-
-    /// The clock of [`Completion::deadline`].
-    pub fn clock(&self) -> &SharedClock {
-        &self.node.clock
-    }
-
-    /// [`Transport::submit`], but operations that cannot go over this wire now (local memory that is not registered, remote memory that
-    /// is listed without keys, no device that works) are handed to `elsewhere` with their shares, in order, before it returns.
-    pub fn submit_or<'a, I>(
-        &self,
-        peer: &RdmaPeer,
-        ops: I,
-        done: Completion,
-        mut elsewhere: impl FnMut(Op<'a, Registration>, Completion),
-    ) where
-        I: ExactSizeIterator<Item = Op<'a, Registration>>,
-    {
-        if peer.shared.owner != self.node.id {
-            return done.finish(Err(Error::invalid("the peer was connected by another transport")));
-        }
-        let plan = Plan {
-            now: self.node.clock.now(),
-            turn: peer.shared.turn.fetch_add(1, Ordering::Relaxed),
-            longest: self.node.nics.iter().map(|nic| nic.longest()).min().unwrap_or(1),
-        };
-        if done.deadline().is_some_and(|at| plan.now >= at) {
-            return done.finish(Err(too_late()));
-        }
-        let given_up = self.sweep_when_given_up(peer, &done);
-        let works = self.works();
-        // Taken out, as finishing a share may come back here.
-        let mut lists = CUT.take();
-        for (op, share) in ops.zip(done.each()) {
-            let has_no_keys = peer.shared.about.has_no_keys(op.remote(), op.len());
-            match works && op.registration().is_some() && !has_no_keys {
-                true => self.cut(peer, &op, share, &plan, &mut lists),
-                false => elsewhere(op, share),
-            }
-        }
-        self.post(&peer.shared, &mut lists);
-        CUT.set(lists);
-        // Who looked before it was posted has not found it.
-        if given_up.is_some_and(|given_up| given_up.load(Ordering::SeqCst)) {
-            self.node.sweep(&peer.shared);
-        }
     }
 
     /// Sees to it that what waits for its turn goes back when the caller gives it up, if the caller can. Whether that has happened is in the result.
@@ -320,8 +277,8 @@ unsafe impl Transport for RdmaTransport {
         Ok(RdmaPeer { shared: Arc::new(self.node.peer(about)) })
     }
 
-    async fn accept(&self, request: Value) -> Value {
-        self.node.accept(&request).await
+    fn connection_handler(&self) -> Option<&dyn AcceptConnection> {
+        Some(self)
     }
 
     fn submit<'a, I>(&self, peer: &RdmaPeer, ops: I, done: Completion)
@@ -337,6 +294,58 @@ unsafe impl Transport for RdmaTransport {
                 Some(_) => no_device(),
             }));
         });
+    }
+}
+
+#[async_trait]
+impl AcceptConnection for RdmaTransport {
+    async fn accept(&self, request: ConnectionDescriptor) -> ConnectionDescriptor {
+        ConnectionDescriptor(self.node.accept(&request.0).await)
+    }
+}
+
+/// The faster transport beside TCP: it does not carry operations with unregistered local memory, with
+/// remote memory listed without keys, or while no device works.
+impl PartialTransport for RdmaTransport {
+    const IS_RETRYABLE: fn(&Error) -> bool = is_path_error;
+
+    fn clock(&self) -> &SharedClock {
+        &self.node.clock
+    }
+
+    fn submit_or<'a, I, F>(&self, peer: &RdmaPeer, ops: I, done: Completion, mut missed: F)
+    where
+        I: ExactSizeIterator<Item = Op<'a, Registration>>,
+        F: FnMut(Op<'a, Registration>, Completion),
+    {
+        if peer.shared.owner != self.node.id {
+            return done.finish(Err(Error::invalid("the peer was connected by another transport")));
+        }
+        let plan = Plan {
+            now: self.node.clock.now(),
+            turn: peer.shared.turn.fetch_add(1, Ordering::Relaxed),
+            longest: self.node.nics.iter().map(|nic| nic.longest()).min().unwrap_or(1),
+        };
+        if done.deadline().is_some_and(|at| plan.now >= at) {
+            return done.finish(Err(too_late()));
+        }
+        let given_up = self.sweep_when_given_up(peer, &done);
+        let works = self.works();
+        // Taken out, as finishing a share may come back here.
+        let mut lists = CUT.take();
+        for (op, share) in ops.zip(done.each()) {
+            let has_no_keys = peer.shared.about.has_no_keys(op.remote(), op.len());
+            match works && op.registration().is_some() && !has_no_keys {
+                true => self.cut(peer, &op, share, &plan, &mut lists),
+                false => missed(op, share),
+            }
+        }
+        self.post(&peer.shared, &mut lists);
+        CUT.set(lists);
+        // Who looked before it was posted has not found it.
+        if given_up.is_some_and(|given_up| given_up.load(Ordering::SeqCst)) {
+            self.node.sweep(&peer.shared);
+        }
     }
 }
 

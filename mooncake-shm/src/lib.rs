@@ -1,7 +1,6 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
-mod config;
 #[allow(unsafe_code)]
 mod copy;
 #[allow(unsafe_code)]
@@ -9,6 +8,6 @@ mod pages;
 #[allow(unsafe_code)]
 mod transport;
 
-pub use config::ShmConfig;
+pub use mooncake_transport::config::ShmConfig;
 pub use pages::Registration;
 pub use transport::{ShmPeer, ShmTransport};

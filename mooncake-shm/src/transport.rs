@@ -6,12 +6,13 @@ use std::sync::Arc;
 use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::memory::{MemorySpan, shared_pages};
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::config::ShmConfig;
+use mooncake_transport::fallback::{PartialTransport, is_any_error};
 use mooncake_transport::same_host::{self, Endpoint, Limits, Links, Owner};
 use mooncake_transport::{Access, Capabilities, Completion, Op, Opcode, Protocol, SegmentDesc, Transport};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use crate::config::ShmConfig;
 use crate::copy::{Copiers, Copy, Link, Outcome, closed, gone};
 use crate::pages::{MappedFile, Pages, Registration};
 
@@ -78,60 +79,6 @@ impl ShmTransport {
             links,
             tasks,
         })
-    }
-
-    /// The clock of [`Completion::deadline`].
-    pub fn clock(&self) -> &SharedClock {
-        &self.clock
-    }
-
-    /// Bytes of a submission that are copied before it returns.
-    pub fn inline_bytes(&self) -> usize {
-        self.config.inline_bytes
-    }
-
-    /// [`Transport::submit`] for a node with another wire to the same peer: operations this wire cannot do, because the owner is gone or the
-    /// remote range is not in shared memory, are handed to `other` untouched.
-    pub fn submit_or<'a, I, F>(&self, peer: &ShmPeer, ops: I, done: Completion, mut other: F)
-    where
-        I: ExactSizeIterator<Item = Op<'a, Registration>>,
-        F: FnMut(Op<'a, Registration>, Completion),
-    {
-        let link = &peer.link;
-        let mapped = link.is_alive().then(|| link.mapped());
-        let deadline = done.deadline();
-        let (mut inline, mut missed) = (self.config.inline_bytes, false);
-        for (op, share) in ops.zip(done.each()) {
-            let region = mapped.as_ref().filter(|_| !op.local().location.is_device());
-            let Some(region) = region.and_then(|mapped| mapped.find(op.remote(), op.len() as u64)) else {
-                missed = true;
-                other(op, share);
-                continue;
-            };
-            let copy = Copy {
-                link: link.clone(),
-                region: region.clone(),
-                opcode: op.opcode(),
-                local: op.local(),
-                remote: op.remote(),
-            };
-            if op.len() <= inline {
-                inline -= op.len();
-                // SAFETY: `find` saw the range in the region; whoever made the op vouches for the local bytes until the share is finished.
-                match unsafe { copy.run(deadline, &self.clock) } {
-                    Outcome::Closed => {
-                        missed = true;
-                        other(op, share);
-                    }
-                    outcome => share.finish(copy.result(outcome)),
-                }
-            } else {
-                self.in_pieces(copy, share, &mut inline);
-            }
-        }
-        if missed && mapped.is_some() && link.is_stale() {
-            self.runtime.spawn(link.clone().refresh_alone());
-        }
     }
 
     /// Splits a long copy between the copying threads and, as far as may be, this one.
@@ -225,6 +172,62 @@ unsafe impl Transport for ShmTransport {
         if !again.is_empty() {
             let (link, clock) = (peer.link.clone(), self.clock.clone());
             self.runtime.spawn(after_refresh(link, again, clock));
+        }
+    }
+}
+
+/// The faster transport beside TCP: it does not carry operations if the owner of the memory is gone,
+/// or if the remote range is not shared memory.
+impl PartialTransport for ShmTransport {
+    const IS_RETRYABLE: fn(&Error) -> bool = is_any_error;
+
+    fn clock(&self) -> &SharedClock {
+        &self.clock
+    }
+
+    fn inline_bytes(&self) -> usize {
+        self.config.inline_bytes
+    }
+
+    fn submit_or<'a, I, F>(&self, peer: &ShmPeer, ops: I, done: Completion, mut missed: F)
+    where
+        I: ExactSizeIterator<Item = Op<'a, Registration>>,
+        F: FnMut(Op<'a, Registration>, Completion),
+    {
+        let link = &peer.link;
+        let mapped = link.is_alive().then(|| link.mapped());
+        let deadline = done.deadline();
+        let (mut inline, mut any_missed) = (self.config.inline_bytes, false);
+        for (op, share) in ops.zip(done.each()) {
+            let region = mapped.as_ref().filter(|_| !op.local().location.is_device());
+            let Some(region) = region.and_then(|mapped| mapped.find(op.remote(), op.len() as u64)) else {
+                any_missed = true;
+                missed(op, share);
+                continue;
+            };
+            let copy = Copy {
+                link: link.clone(),
+                region: region.clone(),
+                opcode: op.opcode(),
+                local: op.local(),
+                remote: op.remote(),
+            };
+            if op.len() <= inline {
+                inline -= op.len();
+                // SAFETY: `find` saw the range in the region; whoever made the op vouches for the local bytes until the share is finished.
+                match unsafe { copy.run(deadline, &self.clock) } {
+                    Outcome::Closed => {
+                        any_missed = true;
+                        missed(op, share);
+                    }
+                    outcome => share.finish(copy.result(outcome)),
+                }
+            } else {
+                self.in_pieces(copy, share, &mut inline);
+            }
+        }
+        if any_missed && mapped.is_some() && link.is_stale() {
+            self.runtime.spawn(link.clone().refresh_alone());
         }
     }
 }

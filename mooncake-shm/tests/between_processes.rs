@@ -8,6 +8,7 @@ use std::time::Duration;
 use mooncake_core::ErrorKind;
 use mooncake_core::memory::{HostMemory, HostMemoryOptions};
 use mooncake_shm::{ShmConfig, ShmPeer, ShmTransport};
+use mooncake_transport::fallback::PartialTransport;
 use mooncake_transport::transfer::{self, Transfer};
 use mooncake_transport::{Access, BufferDesc, Region, SegmentDesc, Transport};
 use tokio::runtime::Runtime;

@@ -3,7 +3,7 @@
 use mooncake_core::clock::SystemClock;
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
 use mooncake_shm::{ShmConfig, ShmTransport};
-use mooncake_transport::fallback::{Retry, any, with_fallback};
+use mooncake_transport::fallback::{Retry, is_any_error, with_fallback};
 use mooncake_transport::ticket::{OpState, watched};
 use mooncake_transport::{Access, Op, Opcode, SegmentDesc, Transport};
 
@@ -35,7 +35,7 @@ async fn queued_copies_are_given_up() {
         match behind {
             false => user.submit(&peer, ops, done),
             true => {
-                let guarded = with_fallback(ops, done, &clock, any, |failed: Vec<Retry<()>>| {
+                let guarded = with_fallback(ops, done, &clock, is_any_error, |failed: Vec<Retry<()>>| {
                     panic!("{} operations are tried again", failed.len())
                 });
                 user.submit(&peer, guarded.ops.into_iter(), guarded.done);

@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+pub use mooncake_transport::config::Framing;
+
 use crate::hello::Hello;
 
 /// Length of a request header in bytes.
@@ -18,15 +20,6 @@ const READ: u8 = 0;
 const KIND: u8 = 0x7f;
 const ACKNOWLEDGED: u8 = 0x80;
 const STATUS_MARK: u32 = 0x4d43_5456;
-
-/// How replies are framed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Framing {
-    /// Version 1: a write has no answer, a read is answered by its bytes alone, a refusal is a closed connection.
-    Plain,
-    /// Version 2: every answer opens with a status frame.
-    Acknowledged,
-}
 
 /// Direction of a transfer, seen from the side that asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Waker;
 
 use mooncake_core::clock::{Clock, Moment};
+use mooncake_transport::config::TcpConfig;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::net::TcpStream;
 
-use crate::config::TcpConfig;
 use crate::piece::{Headers, Piece};
 use crate::socket::{self, IoList};
 

@@ -1,7 +1,6 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
-mod config;
 #[allow(unsafe_code)]
 mod device;
 #[allow(unsafe_code)]
@@ -25,8 +24,8 @@ mod table;
 #[allow(unsafe_code)]
 mod transport;
 
-pub use config::TcpConfig;
 pub use frame::Framing;
 pub use hello::Instance;
+pub use mooncake_transport::config::TcpConfig;
 pub use table::Registration;
 pub use transport::{TcpPeer, TcpTransport};

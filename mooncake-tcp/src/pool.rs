@@ -9,11 +9,11 @@ use std::time::Duration;
 use mooncake_core::backoff::{Backoff, Pace};
 use mooncake_core::clock::{Moment, Rng};
 use mooncake_core::{Error, ErrorCode, SharedClock};
+use mooncake_transport::config::TcpConfig;
 use mooncake_transport::{Completion, Op, Opcode};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-use crate::config::TcpConfig;
 use crate::driver::Driver;
 use crate::frame::{Direction, Framing};
 use crate::hello::{Instance, OtherInstance};

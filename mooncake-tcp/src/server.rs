@@ -14,12 +14,12 @@ use mooncake_core::fault_injection::is_planted;
 use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::admission::{Connections, ListenerLimits, Place};
+use mooncake_transport::config::TcpConfig;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use crate::config::TcpConfig;
 use crate::device::{self, Stages};
 use crate::frame::{ADDRESS_REFUSED, DEVICE_FAILED, Direction, Framing, Inbox, Request, STATUS_LEN, Status};
 use crate::hello::{self, Answer, Instance};

@@ -9,12 +9,12 @@ use mooncake_core::clock::{Moment, Rng, SystemClock};
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, Result, SharedClock};
+use mooncake_transport::config::TcpConfig;
 use mooncake_transport::device::not_host_memory;
 use mooncake_transport::{Access, Completion, Op, Protocol, SegmentDesc, Transport};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-use crate::config::TcpConfig;
 use crate::frame::Framing;
 use crate::hello::{INSTANCE_KEY, Instance};
 use crate::pool::{self, Pool, Transfer};
@@ -81,19 +81,6 @@ impl TcpTransport {
     /// The clock of [`Completion::deadline`].
     pub fn clock(&self) -> &SharedClock {
         &self.clock
-    }
-
-    /// [`Transport::submit`] for operations that have shares of their own already; together they travel better than one by one.
-    pub fn submit_shares<'a>(
-        &self,
-        peer: &TcpPeer,
-        ops: impl IntoIterator<Item = (Op<'a, Registration>, Completion)>,
-    ) {
-        let mut ops = ops.into_iter().peekable();
-        let Some((_, first)) = ops.peek() else { return };
-        let deadline = pool::deadline(first);
-        first.when_given_up(|| peer.pool.sweeper());
-        self.submit_each(peer, ops, deadline);
     }
 
     fn submit_each<'a>(
@@ -204,6 +191,13 @@ unsafe impl Transport for TcpTransport {
         let deadline = pool::deadline(&done);
         done.when_given_up(|| peer.pool.sweeper());
         self.submit_each(peer, ops.zip(done.each()), deadline);
+    }
+
+    fn submit_shares(&self, peer: &TcpPeer, ops: Vec<(Op<'_, Registration>, Completion)>) {
+        let Some((_, first)) = ops.first() else { return };
+        let deadline = pool::deadline(first);
+        first.when_given_up(|| peer.pool.sweeper());
+        self.submit_each(peer, ops.into_iter(), deadline);
     }
 }
 

@@ -16,8 +16,6 @@ use mooncake_core::memory::{MemorySpan, PendingCopy, driver_for};
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::{Condvar, Mutex};
 
-use crate::ticket::copy_of;
-
 /// How often copies under way are looked at: a megabyte takes longer.
 const TICK: Duration = Duration::from_micros(20);
 /// How often those are woken who only watch the clock.
@@ -107,7 +105,7 @@ impl Future for DeviceCopy {
             }
         }
         Poll::Ready(match &*state {
-            State::Over(Err(error)) => Err(of_a_device(copy_of(error))),
+            State::Over(Err(error)) => Err(of_a_device(error.clone())),
             _ => Ok(()),
         })
     }

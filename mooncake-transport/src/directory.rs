@@ -21,25 +21,12 @@ const PROBE: Duration = Duration::from_millis(1500);
 /// How often a name is claimed that others claim too.
 const CLAIMS: usize = 8;
 
-/// What can be connected to.
-const BUILT_IN: &[&str] = &[
-    P2P,
-    #[cfg(feature = "http")]
-    "http://host:port/metadata",
-    #[cfg(feature = "metadata-etcd")]
-    "etcd://host:port",
-    #[cfg(feature = "metadata-redis")]
-    "redis://host:port",
-    #[cfg(feature = "metadata-rocksdb")]
-    "rocksdb:///path",
-];
-
-/// By which feature what a scheme names is built in.
-const FEATURES: &[(&str, &str)] = &[
-    ("http", "http"),
-    ("etcd", "metadata-etcd"),
-    ("redis", "metadata-redis"),
-    ("rocksdb", "metadata-rocksdb"),
+/// Scheme, connection string and feature of each metadata service, and whether the build has it.
+const SERVICES: [(&str, &str, &str, bool); 4] = [
+    ("http", "http://host:port/metadata", "http", cfg!(feature = "http")),
+    ("etcd", "etcd://host:port", "metadata-etcd", cfg!(feature = "metadata-etcd")),
+    ("redis", "redis://host:port", "metadata-redis", cfg!(feature = "metadata-redis")),
+    ("rocksdb", "rocksdb:///path", "metadata-rocksdb", cfg!(feature = "metadata-rocksdb")),
 ];
 
 /// What a connection string does not say.
@@ -99,10 +86,11 @@ pub fn own(url: &str) -> Result<Arc<dyn MetadataBackend>> {
 }
 
 fn not_built_in(text: &str, scheme: &str) -> Error {
-    let feature = FEATURES.iter().find(|(known, _)| *known == scheme);
-    let needs =
-        feature.map_or_else(String::new, |(_, name)| format!(" and needs a build with feature `{name}`"));
-    let there = BUILT_IN.join(", ");
+    let feature = SERVICES.iter().find(|(known, ..)| *known == scheme);
+    let needs = feature
+        .map_or_else(String::new, |(_, _, name, _)| format!(" and needs a build with feature `{name}`"));
+    let built = SERVICES.iter().filter(|(.., built)| *built).map(|(_, example, ..)| *example);
+    let there = std::iter::once(P2P).chain(built).collect::<Vec<_>>().join(", ");
     let text = format!("metadata directory {text:?}: {scheme:?} is not built in{needs}; there is {there}");
     Error::new(ErrorCode::NotSupported, text)
 }

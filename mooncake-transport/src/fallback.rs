@@ -1,86 +1,71 @@
-//! One wire as the fallback of another: what fails on the faster one is asked of the slower one, operation by operation.
+//! A slower transport as the fallback of a faster one: each operation that the faster transport does
+//! not carry, or that fails there, is submitted to the slower one.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use mooncake_core::clock::SharedClock;
 use mooncake_core::{Error, ErrorKind};
 use parking_lot::Mutex;
 
+pub use crate::statistics::FallbackCounter;
 use crate::ticket::{Completion, is_given_back};
-use crate::transport::Op;
+use crate::transport::{Op, Protocol, Transport};
 
-/// An operation as the slower wire is asked for it, and its share. It has neither registration nor key: the slower wire needs none.
+/// Operation for the slower transport, and its share of the completion. It has no registration and no
+/// key, because the slower transport needs none.
 pub type Retry<S> = (Op<'static, S>, Completion);
 
-/// Counts what a faster wire has left to the slower one behind it.
-#[derive(Debug, Default)]
-pub struct Behind {
-    requests: AtomicU64,
-    bytes: AtomicU64,
-}
-
-impl Behind {
-    /// These operations go to the slower wire.
-    pub fn add<S>(&self, left: &[(Op<'_, S>, Completion)]) {
-        self.requests.fetch_add(left.len() as u64, Ordering::Relaxed);
-        let bytes: usize = left.iter().map(|(op, _)| op.len()).sum();
-        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-    }
-
-    /// Requests and their bytes.
-    pub fn so_far(&self) -> (u64, u64) {
-        (self.requests.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
-    }
-}
-
-/// A submission to the faster wire, wrapped by [`with_fallback`].
+/// Submission to the faster transport, wrapped by [`with_fallback`].
 #[derive(Debug)]
 pub struct Guarded<'a, R> {
-    /// What to submit,
+    /// Operations to submit to the faster transport.
     pub ops: Vec<Op<'a, R>>,
-    /// and the completion to submit it with.
+    /// Completion to submit with the operations.
     pub done: Completion,
-    /// Operations that are with the slower wire already.
+    /// Operations that the slower transport carries already.
     pub elsewhere: Elsewhere,
 }
 
-/// Which operations of a submission are not to be tried again.
+/// Set of the operations of a submission whose failure is final.
 #[derive(Clone, Debug, Default)]
 pub struct Elsewhere(Arc<Mutex<Vec<usize>>>);
 
 impl Elsewhere {
-    /// The operations of this share are with the slower wire: what comes of them there is final.
+    /// Adds the operations of a share. The slower transport carries them, so that their outcome is
+    /// final.
     pub fn add(&self, share: &Completion) {
         self.0.lock().extend(share.numbers());
     }
 }
 
-/// Whether an error says that the way to the peer failed, or the peer: another way may lead there. A request that is wrong, of memory that the
-/// peer has not registered for one, is wrong on every way.
-pub fn of_the_way(error: &Error) -> bool {
+/// Whether an error is one of the path or the peer, so that another transport may succeed. An invalid
+/// request, such as one for memory that the peer has not registered, fails on every transport.
+pub fn is_path_error(error: &Error) -> bool {
     error.kind() != ErrorKind::Invalid
 }
 
-/// Any error, for a wire that knows of part of the peer's memory only, and cannot say that there is no other.
-pub fn any(_: &Error) -> bool {
+/// Accepts every error. For a transport that knows a part of the peer's memory only, and cannot tell
+/// an invalid range from one of the other part.
+pub fn is_any_error(_: &Error) -> bool {
     true
 }
 
-/// Wraps a submission to the faster wire. Those operations that fail there while there is time, with an error that `is_worth_it`
-/// ([`of_the_way`], [`any`]), are handed to `again`, together, when all are over; each finishes once, with what became of it last.
+/// Wraps a submission to the faster transport. When all operations are finished, those that failed
+/// before the deadline with an error accepted by `is_retryable` ([`is_path_error`],
+/// [`is_any_error`]) are passed to `retry` together. Each operation finishes once, with its last
+/// outcome.
 ///
-/// Costs a few allocations per submission, and none per operation.
+/// The cost is a few allocations per submission, and none per operation.
 pub fn with_fallback<'a, R: 'a, S: Send + Sync + 'static>(
     ops: impl ExactSizeIterator<Item = Op<'a, R>>,
     done: Completion,
     clock: &SharedClock,
-    is_worth_it: fn(&Error) -> bool,
-    again: impl FnOnce(Vec<Retry<S>>) + Send + 'static,
+    is_retryable: fn(&Error) -> bool,
+    retry: impl FnOnce(Vec<Retry<S>>) + Send + 'static,
 ) -> Guarded<'a, R> {
     let ops: Vec<Op<'a, R>> = ops.collect();
-    // SAFETY: what was promised for an operation holds until its completion is finished; the one that was given is not before all
-    // that is made from these is over.
+    // SAFETY: the promises for an operation hold until its completion is finished, and `done` finishes
+    // after all operations made from these.
     let bare: Vec<Op<'static, S>> =
         ops.iter().map(|op| unsafe { Op::new(op.opcode(), None, op.local(), op.remote(), &[]) }).collect();
     let (clock, elsewhere) = (Arc::clone(clock), Elsewhere::default());
@@ -95,18 +80,110 @@ pub fn with_fallback<'a, R: 'a, S: Send + Sync + 'static>(
             match failure {
                 None => share.finish(Ok(())),
                 Some(error) if is_given_back(&error) => share.give_back(),
-                Some(error) if in_time && wanted && is_worth_it(&error) && !final_ones.contains(&index) => {
+                Some(error) if in_time && wanted && is_retryable(&error) && !final_ones.contains(&index) => {
                     failed.push((bare[index], share));
                 }
                 Some(error) => share.finish(Err(error)),
             }
         }
         if !failed.is_empty() {
-            tracing::debug!(operations = failed.len(), "the faster wire failed; going on with the other one");
-            again(failed);
+            tracing::debug!(operations = failed.len(), "operations fall back to the slower transport");
+            retry(failed);
         }
     });
     Guarded { ops, done, elsewhere }
+}
+
+/// Transport that reaches a part of the peers' memory, in front of a slower one that reaches all.
+pub trait PartialTransport: Transport {
+    /// Accepts the errors after which the slower transport is tried.
+    const IS_RETRYABLE: fn(&Error) -> bool;
+
+    /// Returns the clock of completion deadlines.
+    fn clock(&self) -> &SharedClock;
+
+    /// Returns the length of submissions that finish before the submit call returns.
+    fn inline_bytes(&self) -> usize {
+        0
+    }
+
+    /// Submits operations as [`Transport::submit`] does, and passes each operation that this transport
+    /// does not carry to `missed` before it returns.
+    fn submit_or<'a, I, F>(&self, peer: &Self::Peer, ops: I, done: Completion, missed: F)
+    where
+        I: ExactSizeIterator<Item = Op<'a, Self::Registration>>,
+        F: FnMut(Op<'a, Self::Registration>, Completion);
+}
+
+/// Peer of a faster transport, with its peer of the slower transport if that reaches it.
+#[derive(Clone, Debug)]
+pub struct FallbackPeer<F, S> {
+    fast: F,
+    slow: Option<S>,
+    counter: Arc<FallbackCounter>,
+}
+
+impl<F, S: Clone + Send + Sync + 'static> FallbackPeer<F, S> {
+    /// Joins the peers of both transports.
+    pub fn new(fast: F, slow: Option<S>) -> Self {
+        Self { fast, slow, counter: Arc::default() }
+    }
+
+    /// Returns the name of the path: that of the faster transport, or `fast+slow`.
+    pub fn path_name(&self, fast: &Protocol, slow: &Protocol) -> Protocol {
+        match self.slow {
+            Some(_) => Protocol::new(format!("{fast}+{slow}")),
+            None => fast.clone(),
+        }
+    }
+
+    /// Sets the counter of operations that fall back.
+    pub fn count_fallback(&mut self, counter: &Arc<FallbackCounter>) {
+        self.counter.clone_from(counter);
+    }
+
+    /// Submits operations to the faster transport, and to the slower one those that the faster
+    /// transport does not carry or that fail there. The slower transport needs no registrations.
+    pub fn submit<'a, T, U, I>(&self, fast: &T, slow: Option<&Arc<U>>, ops: I, done: Completion)
+    where
+        T: PartialTransport<Peer = F>,
+        U: Transport<Peer = S>,
+        I: ExactSizeIterator<Item = Op<'a, T::Registration>>,
+    {
+        let (Some(slow), Some(peer)) = (slow, &self.slow) else {
+            return fast.submit(&self.fast, ops, done);
+        };
+        let (ops, mut missed): (Vec<_>, _) = (ops.collect(), Vec::new());
+        // SAFETY: none is given.
+        let bare = |op: &Op<'a, T::Registration>| unsafe { op.with_registration(None) };
+        let inline = fast.inline_bytes();
+        // A short submission finishes before the call returns, and its missed operations are known.
+        if inline > 0 && ops.iter().map(Op::len).sum::<usize>() <= inline {
+            fast.submit_or(&self.fast, ops.into_iter(), done, |op, share| missed.push((bare(&op), share)));
+        } else {
+            let (weak, peer, counter) = (Arc::downgrade(slow), peer.clone(), self.counter.clone());
+            let guarded =
+                with_fallback(ops.into_iter(), done, fast.clock(), T::IS_RETRYABLE, move |failed| {
+                    if let Some(slow) = weak.upgrade() {
+                        count(&counter, &failed);
+                        slow.submit_shares(&peer, failed);
+                    }
+                });
+            let elsewhere = guarded.elsewhere;
+            fast.submit_or(&self.fast, guarded.ops.into_iter(), guarded.done, |op, share| {
+                elsewhere.add(&share);
+                missed.push((bare(&op), share));
+            });
+        }
+        if !missed.is_empty() {
+            count(&self.counter, &missed);
+            slow.submit_shares(peer, missed);
+        }
+    }
+}
+
+fn count<S>(counter: &FallbackCounter, ops: &[(Op<'_, S>, Completion)]) {
+    counter.add(ops.len(), ops.iter().map(|(op, _)| op.len()).sum());
 }
 
 #[cfg(test)]
@@ -119,24 +196,26 @@ mod tests {
     use crate::ticket::ticket;
     use crate::transport::Opcode;
 
-    /// A request that is wrong is answered by the wire that found it out, and costs the other one nothing.
+    /// An invalid request finishes with the error of the faster transport.
     #[test]
-    fn only_what_failed_on_the_way_is_tried_again() {
+    fn only_path_errors_are_retried() {
         let memory = HostMemory::new(64).unwrap();
-        for (is_worth_it, asked) in [(of_the_way as fn(&Error) -> bool, vec![2, 3]), (any, vec![1, 2, 3])] {
+        for (is_retryable, retried) in
+            [(is_path_error as fn(&Error) -> bool, vec![2, 3]), (is_any_error, vec![1, 2, 3])]
+        {
             // SAFETY: nothing is moved.
             let op = |i: u64| unsafe { Op::<()>::new(Opcode::Read, None, memory.span(), i, &[]) };
             let (done, ticket) = ticket((), 4, None);
-            let again = move |failed: Vec<Retry<()>>| {
-                assert_eq!(failed.iter().map(|(op, _)| op.remote()).collect::<Vec<_>>(), asked);
+            let retry = move |failed: Vec<Retry<()>>| {
+                assert_eq!(failed.iter().map(|(op, _)| op.remote()).collect::<Vec<_>>(), retried);
                 failed.into_iter().for_each(|(_, share)| share.finish(Ok(())));
             };
             let guarded = with_fallback(
                 [0, 1, 2, 3].into_iter().map(op),
                 done,
                 &SystemClock::shared(),
-                is_worth_it,
-                again,
+                is_retryable,
+                retry,
             );
             let outcomes = [
                 Ok(()),
@@ -147,7 +226,7 @@ mod tests {
             guarded.done.each().zip(outcomes).for_each(|(share, outcome)| share.finish(outcome));
             let (results, ()) = ticket.results().wait();
             let failed: Vec<_> = results.iter().filter_map(|result| result.as_ref().err()).collect();
-            match is_worth_it(&Error::invalid("")) {
+            match is_retryable(&Error::invalid("")) {
                 true => assert!(failed.is_empty(), "{failed:?}"),
                 false => assert!(failed.len() == 1 && failed[0].message() == "no such memory", "{failed:?}"),
             }

@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 pub mod admission;
+pub mod config;
 #[allow(unsafe_code)]
 pub mod device;
 pub mod directory;
@@ -38,6 +39,7 @@ pub mod segment;
 pub mod staged;
 #[allow(unsafe_code)]
 pub mod stages;
+pub mod statistics;
 #[cfg(feature = "testkit")]
 pub mod testkit;
 #[allow(unsafe_code)]
@@ -63,4 +65,4 @@ pub use staged::{CopyTransport, Staged};
 pub use through_host::ThroughHost;
 pub use ticket::{Completion, Ticket, ticket};
 pub use transfer::Transfer;
-pub use transport::{Access, Capabilities, Op, Opcode, Protocol, Transport};
+pub use transport::{Access, Capabilities, Op, Opcode, PathStatistics, Protocol, Transport};

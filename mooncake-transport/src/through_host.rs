@@ -1,11 +1,10 @@
-//! Operations with device memory on a wire that only knows host memory: through page-locked buffers, of which one is copied to or from the
-//! device while another is on the wire.
+//! Device memory over a transport of host memory: page-locked bounce buffers, of which one is copied
+//! to or from the device while another one is transferred.
 //!
 //! Long operations are cut, short ones share a buffer. Nobody waits for a copy or a transfer on a thread of his own: all is seen through by the one
 //! thread of module `device`. Memory is bounded by the pool; who finds none waits his turn, until his deadline.
 
 use std::fmt;
-use std::future::Future;
 use std::sync::{Arc, Weak};
 
 use futures::StreamExt;
@@ -13,40 +12,43 @@ use mooncake_core::clock::{Moment, SharedClock};
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
-use serde_json::Value;
 
 use crate::device::{self, DeviceCopy};
-use crate::fallback::{self, Behind, with_fallback};
+use crate::fallback::{self, with_fallback};
+use crate::handshake::AcceptConnection;
 use crate::segment::SegmentDesc;
 use crate::stages::{Stage, StagePool};
-use crate::ticket::{Completion, copy_of, is_given_back, ticket};
-use crate::transport::{Access, Capabilities, Op, Opcode, Protocol, Transport};
+use crate::statistics::FallbackCounter;
+use crate::ticket::{Completion, is_given_back, ticket};
+use crate::transport::{Access, Capabilities, Op, Opcode, PathStatistics, Protocol, Transport};
 
-/// Bytes of a buffer: enough to keep a wire busy for longer than a copy takes to be noticed.
+/// Bytes of a buffer. A transfer of this length takes longer than the notice of a finished copy.
 const CHUNK: usize = 2 << 20;
 /// Buffers of one node.
 const CHUNKS: usize = 16;
-/// Buffers that one submission uses at a time: one that is copied, and two so that the wire does not run dry meanwhile.
+/// Buffers that one submission uses at a time: one is copied while two are transferred.
 const AT_ONCE: usize = 3;
 
-/// Whether a wire moves an operation's local bytes from where they are, although they are a device's.
-pub type Takes<W> = fn(&W, &<W as Transport>::Peer, &Op<'_, <W as Transport>::Registration>) -> bool;
+/// Predicate for operations whose local device memory the transport accesses directly.
+pub type Takes<T> = fn(&T, &<T as Transport>::Peer, &Op<'_, <T as Transport>::Registration>) -> bool;
 
-/// A wire, with device memory on the local side of its operations. Whether peers may reach device memory is its own affair.
-pub struct ThroughHost<W: Transport> {
-    wire: Arc<W>,
-    carrier: Arc<Carrier<W>>,
-    takes: Takes<W>,
+/// Transport with support of local device memory. Access of peers to device memory depends on the
+/// inner transport.
+pub struct ThroughHost<T: Transport> {
+    transport: Arc<T>,
+    carrier: Arc<Carrier<T>>,
+    takes: Takes<T>,
 }
 
-/// What outlives a submission. It does not keep the wire: who drops that wants what is under way to fail.
-struct Carrier<W: Transport> {
-    wire: Weak<W>,
-    stages: StagePool<W::Registration>,
+/// State that outlives a submission. It holds the transport weakly, so that operations in flight fail
+/// when the transport is dropped.
+struct Carrier<T: Transport> {
+    transport: Weak<T>,
+    stages: StagePool<T::Registration>,
     clock: SharedClock,
 }
 
-/// Memory as the wire knows it; device memory may be unknown to it.
+/// Registration with the inner transport, which may refuse device memory.
 #[derive(Debug)]
 pub struct ThroughRegistration<R> {
     inner: Option<R>,
@@ -61,7 +63,7 @@ pub struct ThroughPeer<P> {
 }
 
 impl<P> ThroughPeer<P> {
-    /// The peer as the wire knows it.
+    /// Returns the peer of the inner transport.
     pub fn inner(&self) -> &P {
         &self.inner
     }
@@ -74,31 +76,33 @@ impl<P> ThroughPeer<P> {
     }
 }
 
-impl<W: Transport> ThroughHost<W> {
-    /// All device memory goes through the host. `clock` is the wire's.
-    pub fn new(wire: Arc<W>, clock: SharedClock) -> Self {
-        Self::unless(wire, clock, |_, _, _| false)
+impl<T: Transport> ThroughHost<T> {
+    /// Copies all device memory through the host. `clock` is that of the transport.
+    pub fn new(transport: Arc<T>, clock: SharedClock) -> Self {
+        Self::unless(transport, clock, |_, _, _| false)
     }
 
-    /// All but what the wire takes. What fails there on the way goes through the host, too.
-    pub fn unless(wire: Arc<W>, clock: SharedClock, takes: Takes<W>) -> Self {
-        let carrier = Carrier { wire: Arc::downgrade(&wire), stages: StagePool::new(CHUNK, CHUNKS), clock };
-        Self { wire, carrier: Arc::new(carrier), takes }
+    /// Copies device memory through the host unless `takes` accepts the operation. An operation that
+    /// fails with a path error is retried through the host.
+    pub fn unless(transport: Arc<T>, clock: SharedClock, takes: Takes<T>) -> Self {
+        let carrier =
+            Carrier { transport: Arc::downgrade(&transport), stages: StagePool::new(CHUNK, CHUNKS), clock };
+        Self { transport, carrier: Arc::new(carrier), takes }
     }
 
-    /// The wire.
-    pub fn wire(&self) -> &Arc<W> {
-        &self.wire
+    /// Returns the inner transport.
+    pub fn transport(&self) -> &Arc<T> {
+        &self.transport
     }
 
-    fn way(&self, peer: &ThroughPeer<W::Peer>, op: &Op<'_, W::Registration>) -> Way {
+    fn way(&self, peer: &ThroughPeer<T::Peer>, op: &Op<'_, T::Registration>) -> Way {
         if !op.local().location.is_device() || op.is_empty() {
             return Way::Host;
         }
-        if (self.takes)(&self.wire, &peer.inner, op) { Way::Device } else { Way::Through }
+        if (self.takes)(&self.transport, &peer.inner, op) { Way::Device } else { Way::Through }
     }
 
-    fn submit_mixed(&self, peer: &ThroughPeer<W::Peer>, ops: &[Op<'_, W::Registration>], done: Completion) {
+    fn submit_mixed(&self, peer: &ThroughPeer<T::Peer>, ops: &[Op<'_, T::Registration>], done: Completion) {
         let mut rest = done;
         for run in ops.chunk_by(|a, b| self.way(peer, a) == self.way(peer, b)) {
             let (share, others) = rest.split_at(run.len());
@@ -109,25 +113,25 @@ impl<W: Transport> ThroughHost<W> {
                     Carrier::begin(&self.carrier, peer, ops.collect());
                 }
                 Some(Way::Device) => self.submit_direct(peer, run, share),
-                Some(Way::Host) | None => self.wire.submit(&peer.inner, run.iter().copied(), share),
+                Some(Way::Host) | None => self.transport.submit(&peer.inner, run.iter().copied(), share),
             }
         }
         rest.finish(Ok(()));
     }
 
-    fn submit_direct(&self, peer: &ThroughPeer<W::Peer>, ops: &[Op<'_, W::Registration>], done: Completion) {
+    fn submit_direct(&self, peer: &ThroughPeer<T::Peer>, ops: &[Op<'_, T::Registration>], done: Completion) {
         let (carrier, way) = (self.carrier.clone(), peer.clone());
         let guarded = with_fallback::<_, ()>(
             ops.iter().copied(),
             done,
             &self.carrier.clock,
-            fallback::of_the_way,
+            fallback::is_path_error,
             move |failed| {
                 let ops = failed.into_iter().map(|(op, share)| (Posted::of(&op), share)).collect();
                 Carrier::begin(&carrier, &way, ops);
             },
         );
-        self.wire.submit(&peer.inner, guarded.ops.into_iter(), guarded.done);
+        self.transport.submit(&peer.inner, guarded.ops.into_iter(), guarded.done);
     }
 }
 
@@ -136,38 +140,41 @@ impl<W: Transport> ThroughHost<W> {
 enum Way {
     /// It has no device memory.
     Host,
-    /// The wire takes it as it is.
+    /// The transport accesses the device memory directly.
     Device,
     /// Through the host.
     Through,
 }
 
-impl<W: Transport> fmt::Debug for ThroughHost<W> {
+impl<T: Transport> fmt::Debug for ThroughHost<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ThroughHost").field("wire", &self.wire).field("stages", &self.carrier.stages).finish()
+        f.debug_struct("ThroughHost")
+            .field("transport", &self.transport)
+            .field("stages", &self.carrier.stages)
+            .finish()
     }
 }
 
 // SAFETY: device memory is touched only by copies that are waited for before the share of their operation is finished or dropped (`carry`); all
-// else goes to the wire inside, with the registration it made.
-unsafe impl<W: Transport> Transport for ThroughHost<W> {
-    type Registration = ThroughRegistration<W::Registration>;
-    type Peer = ThroughPeer<W::Peer>;
+// other operations go to the inner transport, with its own registration.
+unsafe impl<T: Transport> Transport for ThroughHost<T> {
+    type Registration = ThroughRegistration<T::Registration>;
+    type Peer = ThroughPeer<T::Peer>;
 
     fn protocol(&self) -> Protocol {
-        self.wire.protocol()
+        self.transport.protocol()
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.wire.capabilities().device_memory(true)
+        self.transport.capabilities().device_memory(true)
     }
 
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Self::Registration> {
         // SAFETY: passed on.
-        match unsafe { self.wire.register(span, access) } {
+        match unsafe { self.transport.register(span, access) } {
             Ok(inner) => Ok(ThroughRegistration { inner: Some(inner) }),
             Err(error) if span.location.is_device() && access == Access::Local => {
-                tracing::debug!(%error, place = %span.location, "the wire does not know this memory; it goes through the host");
+                tracing::debug!(%error, place = %span.location, "device memory is copied through the host");
                 Ok(ThroughRegistration { inner: None })
             }
             Err(error) => Err(error),
@@ -175,52 +182,63 @@ unsafe impl<W: Transport> Transport for ThroughHost<W> {
     }
 
     fn export(&self, registration: &Self::Registration) -> Vec<u8> {
-        registration.inner.as_ref().map(|inner| self.wire.export(inner)).unwrap_or_default()
+        registration.inner.as_ref().map(|inner| self.transport.export(inner)).unwrap_or_default()
     }
 
     fn describe(&self, desc: &mut SegmentDesc) {
-        self.wire.describe(desc);
+        self.transport.describe(desc);
     }
 
     fn reaches(&self, desc: &SegmentDesc) -> bool {
-        self.wire.reaches(desc)
+        self.transport.reaches(desc)
     }
 
     async fn connect(&self, desc: &SegmentDesc) -> Result<Self::Peer> {
-        let inner = self.wire.connect(desc).await?;
+        let inner = self.transport.connect(desc).await?;
         let range = |addr: u64, length: u64| Some((addr, addr.checked_add(length)?));
         let mut regions: Vec<_> = desc.buffers.iter().filter_map(|b| range(b.addr, b.length)).collect();
         regions.sort_unstable();
         Ok(ThroughPeer { inner, regions: regions.into() })
     }
 
-    fn accept(&self, request: Value) -> impl Future<Output = Value> + Send {
-        self.wire.accept(request)
+    fn connection_handler(&self) -> Option<&dyn AcceptConnection> {
+        self.transport.connection_handler()
     }
 
-    fn wire_to(&self, peer: &Self::Peer) -> Protocol {
-        self.wire.wire_to(&peer.inner)
-    }
-
-    fn count_behind(&self, peer: &mut Self::Peer, behind: &Arc<Behind>) {
-        self.wire.count_behind(&mut peer.inner, behind);
+    fn path_statistics(&self) -> Option<&dyn PathStatistics<Self::Peer>> {
+        Some(self)
     }
 
     fn submit<'a, I>(&self, peer: &Self::Peer, ops: I, done: Completion)
     where
         I: ExactSizeIterator<Item = Op<'a, Self::Registration>>,
     {
-        // SAFETY: the wire's registration covers the same bytes, and lives as long as the one it is in.
+        // SAFETY: the inner registration covers the same bytes, and lives as long as the outer one.
         let ops =
             ops.map(|op| unsafe { op.with_registration(op.registration().and_then(|r| r.inner.as_ref())) });
         if !device::in_use() {
-            return self.wire.submit(&peer.inner, ops, done);
+            return self.transport.submit(&peer.inner, ops, done);
         }
         let ops: Vec<_> = ops.collect();
         if ops.iter().all(|op| self.way(peer, op) == Way::Host) {
-            return self.wire.submit(&peer.inner, ops.into_iter(), done);
+            return self.transport.submit(&peer.inner, ops.into_iter(), done);
         }
         self.submit_mixed(peer, &ops, done);
+    }
+}
+
+impl<T: Transport> PathStatistics<ThroughPeer<T::Peer>> for ThroughHost<T> {
+    fn path_name(&self, peer: &ThroughPeer<T::Peer>) -> Protocol {
+        match self.transport.path_statistics() {
+            Some(statistics) => statistics.path_name(&peer.inner),
+            None => self.transport.protocol(),
+        }
+    }
+
+    fn count_fallback(&self, peer: &mut ThroughPeer<T::Peer>, counter: &Arc<FallbackCounter>) {
+        if let Some(statistics) = self.transport.path_statistics() {
+            statistics.count_fallback(&mut peer.inner, counter);
+        }
     }
 }
 
@@ -262,7 +280,7 @@ struct Failed(Arc<Mutex<Option<Error>>>);
 
 impl Piece {
     fn fail(self, error: Error) {
-        self.failed.0.lock().get_or_insert_with(|| copy_of(&error));
+        self.failed.0.lock().get_or_insert_with(|| error.clone());
         self.share.finish(Err(error));
     }
 }
@@ -308,8 +326,8 @@ impl Cutter {
     }
 }
 
-impl<W: Transport> Carrier<W> {
-    fn begin(carrier: &Arc<Self>, peer: &ThroughPeer<W::Peer>, ops: Vec<(Posted, Completion)>) {
+impl<T: Transport> Carrier<T> {
+    fn begin(carrier: &Arc<Self>, peer: &ThroughPeer<T::Peer>, ops: Vec<(Posted, Completion)>) {
         let mut cutter = Cutter { chunk: carrier.stages.len(), loads: Vec::new() };
         for (op, share) in ops {
             let may_cut = peer.holds(op.remote, op.local.len);
@@ -325,7 +343,7 @@ impl<W: Transport> Carrier<W> {
     }
 
     /// Sees a load through; every piece of it is finished.
-    async fn carry(&self, peer: &W::Peer, load: Load) {
+    async fn carry(&self, peer: &T::Peer, load: Load) {
         let Load { opcode, pieces, bytes } = load;
         let pieces = self.still_wanted(pieces);
         let Some(first) = pieces.first() else { return };
@@ -355,11 +373,11 @@ impl<W: Transport> Carrier<W> {
         }
     }
 
-    async fn room(&self, bytes: usize) -> Result<Stage<W::Registration>> {
+    async fn room(&self, bytes: usize) -> Result<Stage<T::Registration>> {
         let register = |span| {
-            let wire = self.wire.upgrade().ok_or_else(closed)?;
+            let transport = self.transport.upgrade().ok_or_else(closed)?;
             // SAFETY: the buffer drops the registration before its memory.
-            unsafe { wire.register(span, Access::Local) }
+            unsafe { transport.register(span, Access::Local) }
         };
         if bytes > self.stages.len() {
             return self.stages.of_length(bytes, register);
@@ -371,7 +389,7 @@ impl<W: Transport> Carrier<W> {
     fn still_wanted(&self, pieces: Vec<Piece>) -> Vec<Piece> {
         let mut wanted = Vec::with_capacity(pieces.len());
         for piece in pieces {
-            let failed = piece.failed.0.lock().as_ref().map(copy_of);
+            let failed = piece.failed.0.lock().clone();
             match failed {
                 Some(error) => piece.share.finish(Err(error)),
                 None if piece.share.is_given_up() => piece.share.give_back(),
@@ -384,7 +402,7 @@ impl<W: Transport> Carrier<W> {
 
     fn fail(&self, pieces: Vec<Piece>, error: &Error) {
         for piece in self.still_wanted(pieces) {
-            piece.fail(copy_of(error));
+            piece.fail(error.clone());
         }
     }
 
@@ -393,7 +411,7 @@ impl<W: Transport> Carrier<W> {
     }
 
     /// Copies between the buffer and the device, all pieces at a time; those that made it.
-    async fn copy(&self, stage: &Stage<W::Registration>, pieces: Vec<Piece>, opcode: Opcode) -> Vec<Piece> {
+    async fn copy(&self, stage: &Stage<T::Registration>, pieces: Vec<Piece>, opcode: Opcode) -> Vec<Piece> {
         let copies = pieces.iter().map(|piece| {
             let here = stage.part(piece.at, piece.local.len);
             let copy = here.and_then(|here| {
@@ -418,19 +436,19 @@ impl<W: Transport> Carrier<W> {
         good
     }
 
-    /// Moves the pieces over the wire; those that made it, and the buffer.
+    /// Transfers the pieces. Returns those that succeeded, and the buffer.
     async fn transfer(
         &self,
-        peer: &W::Peer,
-        stage: Stage<W::Registration>,
+        peer: &T::Peer,
+        stage: Stage<T::Registration>,
         pieces: Vec<Piece>,
         opcode: Opcode,
         deadline: Option<Moment>,
-    ) -> (Vec<Piece>, Option<Stage<W::Registration>>) {
+    ) -> (Vec<Piece>, Option<Stage<T::Registration>>) {
         if pieces.is_empty() {
             return (pieces, None);
         }
-        let Some(wire) = self.wire.upgrade() else {
+        let Some(transport) = self.transport.upgrade() else {
             self.fail(pieces, &closed());
             return (Vec::new(), None);
         };
@@ -447,11 +465,11 @@ impl<W: Transport> Carrier<W> {
                         unsafe { Op::new(opcode, stage.registration(), place, piece.remote, &piece.key) }
                     });
                     let ops: Vec<_> = ops.collect();
-                    wire.submit(peer, ops.into_iter(), done);
+                    transport.submit(peer, ops.into_iter(), done);
                 }
             }
             drop(stage);
-            drop(wire);
+            drop(transport);
             ticket.results()
         };
         let (results, stage) = results.await;

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use futures::task::AtomicWaker;
 use mooncake_core::clock::{Clock, Moment, SystemClock};
-use mooncake_core::{Error, ErrorCode, ErrorKind, Result, SharedClock};
+use mooncake_core::{Error, ErrorCode, ErrorKind, Reason, Result, SharedClock};
 use parking_lot::Mutex;
 
 /// A ticket for `ops` operations on `buffer`, and the completion to submit with them.
@@ -63,14 +63,14 @@ struct Watched {
 
 type Tell = Box<dyn FnOnce() + Send>;
 
-/// What a share says that was given back.
-const NOT_BEGUN: &str = "given up by the caller before it began";
-/// The same of an operation of which another share was not.
-const CUT: &str = "given up by the caller when a part of it was done";
+/// Message for an operation that the caller cancelled before it began.
+const NOT_STARTED: &str = "cannot finish operation: cancelled by the caller before it began";
+/// Message for an operation that the caller cancelled when a part of it was done.
+const CUT: &str = "cannot finish operation: cancelled by the caller when a part was done";
 
-/// Whether that is why an operation failed.
+/// Whether an operation failed because the caller cancelled it before it began.
 pub(crate) fn is_given_back(error: &Error) -> bool {
-    error.message() == NOT_BEGUN
+    error.reason() == Some(Reason::NotStarted)
 }
 
 const FAILED: u32 = 1 << 31;
@@ -307,7 +307,7 @@ impl Completion {
 
     /// Reports that its operations were given up before they began.
     pub fn give_back(mut self) {
-        let error = Error::new(ErrorCode::TransferFail, NOT_BEGUN);
+        let error = Error::new(ErrorCode::TransferFail, NOT_STARTED).with_reason(Reason::NotStarted);
         self.end(Err(error), true);
     }
 
@@ -531,7 +531,7 @@ fn spread(progress: &Progress, failures: Failures) -> Vec<Result<()>> {
             Err(known) => late && known.kind() != ErrorKind::Timeout,
         };
         for result in results[ops].iter_mut().filter(outranked) {
-            *result = Err(copy_of(&error));
+            *result = Err(error.clone());
         }
     }
     if let Some(watch) = &progress.watch {
@@ -578,11 +578,6 @@ impl<B> Shared<B> {
         }
         Poll::Ready((failures, buffer))
     }
-}
-
-/// The same error for another operation that it hit. The source stays with the first.
-pub fn copy_of(error: &Error) -> Error {
-    Error::new(error.code(), error.message().to_owned())
 }
 
 struct Unpark(Thread);

@@ -1,4 +1,4 @@
-//! The one interface every wire implements: one-sided reads and writes between registered memory.
+//! The interface of a transport: one-sided reads and writes between registered memory.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,14 +9,13 @@ use std::sync::Arc;
 use mooncake_core::Result;
 use mooncake_core::memory::MemorySpan;
 
-use serde_json::Value;
-
-use crate::fallback::Behind;
-use crate::handshake;
+use crate::handshake::AcceptConnection;
 use crate::segment::SegmentDesc;
+use crate::statistics::FallbackCounter;
 use crate::ticket::Completion;
 
-/// Name of a wire as segment descriptors spell it. An open set: the constants are those this project knows.
+/// Name of a transport as segment descriptors spell it. The set is open: the constants are those of
+/// this project.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Protocol(Cow<'static, str>);
 
@@ -27,6 +26,8 @@ impl Protocol {
     pub const RDMA: Protocol = Protocol(Cow::Borrowed("rdma"));
     /// NVLink between GPUs.
     pub const NVLINK: Protocol = Protocol(Cow::Borrowed("nvlink"));
+    /// NVLink between GPUs of one host.
+    pub const NVLINK_INTRA: Protocol = Protocol(Cow::Borrowed("nvlink_intra"));
     /// Shared memory of one host, crate `mooncake-shm`.
     pub const SHM: Protocol = Protocol(Cow::Borrowed("shm"));
     /// Files and block devices, crate `mooncake-disk`.
@@ -34,12 +35,12 @@ impl Protocol {
     /// Inside one process, [`Loopback`](crate::loopback::Loopback).
     pub const LOOPBACK: Protocol = Protocol(Cow::Borrowed("loopback"));
 
-    /// A wire by its name.
+    /// Creates the name of a transport.
     pub fn new(name: impl Into<Cow<'static, str>>) -> Self {
         Self(name.into())
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -51,17 +52,18 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// What a wire can do and needs.
+/// Abilities and requirements of a transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// Longest operation in bytes. The engine refuses longer ones, it does not cut them.
+    /// Maximum length of an operation in bytes. The engine refuses longer operations.
     pub max_op_bytes: u64,
-    /// Local memory of an operation must be registered; without it [`Op::registration`] may be `None`.
+    /// Whether local memory must be registered. [`Op::registration`] may be `None` otherwise.
     pub needs_registration: bool,
-    /// Local and remote memory may be a device's.
+    /// Whether local and remote memory may be device memory.
     pub device_memory: bool,
-    /// Peers of this host have a shorter way to memory that is shared ([`HostMemoryOptions::shared`](mooncake_core::memory::HostMemoryOptions)).
+    /// Whether peers on this host access shared memory directly
+    /// ([`HostMemoryOptions::shared`](mooncake_core::memory::HostMemoryOptions)).
     pub shared_memory: bool,
 }
 
@@ -72,35 +74,35 @@ impl Default for Capabilities {
 }
 
 impl Capabilities {
-    /// The same with [`needs_registration`](Self::needs_registration) as given.
+    /// Sets [`needs_registration`](Self::needs_registration).
     #[must_use]
     pub fn needs_registration(self, yes: bool) -> Self {
         Self { needs_registration: yes, ..self }
     }
 
-    /// The same with [`device_memory`](Self::device_memory) as given.
+    /// Sets [`device_memory`](Self::device_memory).
     #[must_use]
     pub fn device_memory(self, yes: bool) -> Self {
         Self { device_memory: yes, ..self }
     }
 
-    /// The same with [`shared_memory`](Self::shared_memory) as given.
+    /// Sets [`shared_memory`](Self::shared_memory).
     #[must_use]
     pub fn shared_memory(self, yes: bool) -> Self {
         Self { shared_memory: yes, ..self }
     }
 }
 
-/// Who may touch registered memory.
+/// Access to registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// Only operations of this process, as their local side. Peers are refused.
+    /// Operations of this process use the memory as their local side. Peers are refused.
     Local,
-    /// Peers as well, reading and writing.
+    /// Peers read and write the memory as well.
     Remote,
 }
 
-/// Direction of an operation, as numbered by the existing system.
+/// Direction of an operation, with the numbers of Mooncake C++.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Opcode {
     /// Remote to local.
@@ -109,7 +111,8 @@ pub enum Opcode {
     Write = 1,
 }
 
-/// One contiguous transfer. Borrowed for the call of [`Transport::submit`]; the wire copies out what it needs later.
+/// Contiguous transfer. A transport borrows it for the call of [`Transport::submit`] and copies what
+/// it needs later.
 #[derive(Debug)]
 pub struct Op<'a, R> {
     opcode: Opcode,
@@ -120,11 +123,13 @@ pub struct Op<'a, R> {
 }
 
 impl<'a, R> Op<'a, R> {
-    /// An operation between `local` and the `local.len` bytes at the peer's address `remote`.
+    /// Creates an operation between `local` and the `local.len` bytes at address `remote` of the
+    /// peer.
     ///
     /// # Safety
-    /// Until the completion that is submitted along with it is done, and the call that submits it is over: the bytes of `local` stay allocated and, if given,
-    /// `registration` covers them and stays alive; a `Read`'s bytes are touched by nobody else; a `Write`'s are written by nobody.
+    /// Until the completion submitted with the operation is done and the submitting call has
+    /// returned: the bytes of `local` stay allocated; `registration`, if given, covers them and stays
+    /// alive; nobody else reads or writes the bytes of a `Read`; nobody writes the bytes of a `Write`.
     #[allow(unsafe_code)]
     pub unsafe fn new(
         opcode: Opcode,
@@ -136,50 +141,52 @@ impl<'a, R> Op<'a, R> {
         Self { opcode, registration, local, remote, key }
     }
 
-    /// Which way.
+    /// Returns the direction.
     pub fn opcode(&self) -> Opcode {
         self.opcode
     }
 
-    /// The registration that covers the local bytes; `None` when they are not registered.
+    /// Returns the registration that covers the local bytes, or `None` if they are not registered.
     pub fn registration(&self) -> Option<&'a R> {
         self.registration
     }
 
-    /// The local bytes: destination of a read, source of a write.
+    /// Returns the local bytes: destination of a read, source of a write.
     pub fn local(&self) -> MemorySpan {
         self.local
     }
 
-    /// First local byte.
+    /// Returns the address of the first local byte.
     pub fn ptr(&self) -> NonNull<u8> {
         self.local.ptr
     }
 
-    /// Length in bytes, the same on both sides.
+    /// Returns the length in bytes, the same on both sides.
     pub fn len(&self) -> usize {
         self.local.len
     }
 
-    /// Whether it moves nothing. Such an operation is an error, as it is for the existing system's targets.
+    /// Whether the operation moves no bytes. Such an operation fails, as with Mooncake C++.
     pub fn is_empty(&self) -> bool {
         self.local.len == 0
     }
 
-    /// Absolute address in the peer's process.
+    /// Returns the absolute address in the peer's process.
     pub fn remote(&self) -> u64 {
         self.remote
     }
 
-    /// Opaque right to touch the remote address, empty where none is needed. What [`Transport::export`] made on the other side.
+    /// Returns the opaque key of the remote memory, made by [`Transport::export`] of the peer. Empty
+    /// if the transport needs none.
     pub fn key(&self) -> &'a [u8] {
         self.key
     }
 
-    /// The same operation for a wire inside this one, with that wire's registration.
+    /// Returns the same operation for an inner transport, with the registration of that transport.
     ///
     /// # Safety
-    /// As for [`Op::new`]: if given, `registration` covers the local bytes and lives as long as this operation's own.
+    /// As for [`Op::new`]: `registration`, if given, covers the local bytes and lives as long as the
+    /// registration of this operation.
     #[allow(unsafe_code)]
     pub unsafe fn with_registration<S>(&self, registration: Option<&'a S>) -> Op<'a, S> {
         Op { opcode: self.opcode, registration, local: self.local, remote: self.remote, key: self.key }
@@ -194,83 +201,96 @@ impl<R> Clone for Op<'_, R> {
 
 impl<R> Copy for Op<'_, R> {}
 
-/// A wire: moves bytes between registered memory of two processes, one side passive.
+/// Transport of bytes between registered memory of two processes, of which one is passive.
 ///
 /// Contract (the conformance suite, feature `testkit`, has one case per sentence):
 /// - A completed read has put exactly the remote bytes into the local range, and nothing outside it.
-/// - Completed means applied: a completed write can be read back by anybody at once.
-/// - A remote range must be non-empty and lie in one registration with [`Access::Remote`]; one that is empty, overflows,
-///   lies outside or crosses two registrations fails with kind `Invalid`, and no byte changes on either side.
-/// - So does a write to memory that can only be read ([`MemorySpan::read_only`]).
-/// - Addresses are checked at each operation: once the registration is dropped, they are refused.
-/// - Dropping a registration returns when no operation of a peer touches its memory any more.
-/// - Once an operation's share of the completion is finished, its local bytes are never touched again.
-/// - Every share finishes: a peer that is dead, silent or slow is an error of kind `Unavailable` or `Timeout` when the
-///   completion's deadline comes, never a hang; what was not begun by then is not sent afterwards.
-/// - Operations of one submission may fail one by one and run in any order.
+/// - A completed write is applied: a read by any node returns it at once.
+/// - A remote range must be non-empty and lie in one registration with [`Access::Remote`]. A range
+///   that is empty, overflows, lies outside or crosses two registrations fails with kind `Invalid`,
+///   and no byte changes on either side.
+/// - A write to read-only memory ([`MemorySpan::read_only`]) fails in the same way.
+/// - Each operation checks its addresses: they are refused once the registration is dropped.
+/// - The drop of a registration returns when no operation of a peer uses its memory.
+/// - The local bytes of an operation are not used after its share of the completion is finished.
+/// - Every share finishes: a dead, silent or slow peer causes an error of kind `Unavailable` or
+///   `Timeout` at the completion's deadline. An operation that has not begun by then is not sent.
+/// - Operations of one submission fail independently and run in any order.
 ///
 /// # Safety
-/// Implementors touch memory through raw pointers and answer for the contract above, whatever the peer sends.
+/// Implementors access memory through raw pointers and uphold the contract above, whatever the peer
+/// sends.
 #[allow(unsafe_code)]
 pub unsafe trait Transport: fmt::Debug + Send + Sync + 'static {
-    /// What registering memory gives; deregisters on drop.
+    /// Registered memory. Its drop deregisters the memory.
     type Registration: fmt::Debug + Send + Sync + 'static;
-    /// A way to one peer, with whatever it caches (connections, queue pairs). Cheap to clone.
+    /// Path to one peer with its cached resources (connections, queue pairs). Cheap to clone.
     type Peer: Clone + fmt::Debug + Send + Sync + 'static;
 
-    /// The wire's name, and the `protocol` of descriptors it can reach.
+    /// Returns the name of the transport, which is also the `protocol` of reachable descriptors.
     fn protocol(&self) -> Protocol;
 
-    /// What it can do and needs.
+    /// Returns the abilities and requirements of the transport.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
     }
 
-    /// Makes memory usable; for peers as well when `access` says so.
+    /// Registers memory for this process, and for peers with [`Access::Remote`].
     ///
     /// # Safety
     /// The span's bytes stay allocated until the registration has been dropped.
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Self::Registration>;
 
-    /// The key a peer needs for this memory, empty where none is needed. Only this wire parses it.
+    /// Returns the key that peers need for this memory, empty if they need none. Only this transport
+    /// parses it.
     fn export(&self, registration: &Self::Registration) -> Vec<u8> {
         let _ = registration;
         Vec::new()
     }
 
-    /// Writes into our own descriptor how peers reach us: protocol, data port and the like. Called whenever the descriptor is
-    /// built, with the buffers already in it (each with its exported key).
+    /// Writes into the local descriptor how peers reach this node: protocol, data port and the like.
+    /// It is called whenever the descriptor is built, with the buffers and their exported keys in it.
     fn describe(&self, desc: &mut SegmentDesc);
 
-    /// Whether this wire leads to that segment. Answers from the descriptor alone.
+    /// Whether this transport reaches a segment, judged by its descriptor alone.
     fn reaches(&self, desc: &SegmentDesc) -> bool {
         desc.speaks(&self.protocol())
     }
 
-    /// A way to that segment's owner. May connect lazily.
+    /// Opens a path to the owner of a segment. The connection may be set up lazily.
     fn connect(&self, desc: &SegmentDesc) -> impl Future<Output = Result<Self::Peer>> + Send;
 
-    /// Answers a peer that sets up a connection of this wire at the node's handshake port, both in JSON; by default as one that has
-    /// nothing to set up.
-    fn accept(&self, request: Value) -> impl Future<Output = Value> + Send {
-        let _ = request;
-        std::future::ready(handshake::no_connection())
+    /// Returns the handler of connection requests at the handshake port, if the transport sets up
+    /// connections there.
+    fn connection_handler(&self) -> Option<&dyn AcceptConnection> {
+        None
     }
 
-    /// The wire that leads to this peer, where there are several in one; for figures only.
-    fn wire_to(&self, peer: &Self::Peer) -> Protocol {
-        let _ = peer;
-        self.protocol()
-    }
-
-    /// Has what the first of several wires to this peer leaves to the one behind it counted; for figures only.
-    fn count_behind(&self, peer: &mut Self::Peer, behind: &Arc<Behind>) {
-        let _ = (peer, behind);
+    /// Returns the statistics of paths, if the transport consists of several transports.
+    fn path_statistics(&self) -> Option<&dyn PathStatistics<Self::Peer>> {
+        None
     }
 
     /// Posts operations to one peer and returns without waiting. `ops.len()` equals `done.ops()`.
-    /// Nothing may be allocated per operation on the usual path; shares of `done` are how single operations finish.
+    /// Shares of `done` finish single operations. The usual path does not allocate per operation.
     fn submit<'a, I>(&self, peer: &Self::Peer, ops: I, done: Completion)
     where
         I: ExactSizeIterator<Item = Op<'a, Self::Registration>>;
+
+    /// Posts operations that have a completion each. A transport overrides this method if a joint
+    /// submission is cheaper than one submission per operation.
+    fn submit_shares(&self, peer: &Self::Peer, ops: Vec<(Op<'_, Self::Registration>, Completion)>) {
+        for (op, share) in ops {
+            self.submit(peer, std::iter::once(op), share);
+        }
+    }
+}
+
+/// Statistics of the paths of a transport that consists of several transports.
+pub trait PathStatistics<P> {
+    /// Returns the name of the transport to a peer, `fast+slow` if there are two.
+    fn path_name(&self, peer: &P) -> Protocol;
+
+    /// Sets the counter of operations that fall back to the slower transport of this peer.
+    fn count_fallback(&self, peer: &mut P, counter: &Arc<FallbackCounter>);
 }

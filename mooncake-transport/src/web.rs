@@ -22,28 +22,22 @@ pub(crate) struct Reply {
     pub(crate) body: Vec<u8>,
 }
 
+/// Method of a request, with its body.
 #[derive(Clone, Debug)]
+#[allow(dead_code, reason = "each metadata service uses some of the methods")]
 pub(crate) enum Verb {
-    #[cfg(feature = "http")]
     Get,
-    #[cfg(feature = "http")]
     Put(Bytes),
-    #[cfg(feature = "metadata-etcd")]
     Post(Bytes),
-    #[cfg(feature = "http")]
     Delete,
 }
 
 impl Verb {
     fn name(&self) -> &'static str {
         match self {
-            #[cfg(feature = "http")]
             Verb::Get => "GET",
-            #[cfg(feature = "http")]
             Verb::Put(_) => "PUT",
-            #[cfg(feature = "metadata-etcd")]
             Verb::Post(_) => "POST",
-            #[cfg(feature = "http")]
             Verb::Delete => "DELETE",
         }
     }
@@ -62,7 +56,7 @@ impl Web {
         Self { agent: config.new_agent() }
     }
 
-    #[cfg(feature = "metadata-etcd")]
+    #[allow(dead_code, reason = "the metadata service in etcd alone uses it")]
     pub(crate) fn agent(&self) -> &ureq::Agent {
         &self.agent
     }
@@ -88,13 +82,9 @@ impl Web {
 fn request(agent: &ureq::Agent, verb: Verb, url: &str) -> std::result::Result<Reply, ureq::Error> {
     const JSON: &str = "application/json";
     let mut response = match verb {
-        #[cfg(feature = "http")]
         Verb::Get => agent.get(url).call(),
-        #[cfg(feature = "http")]
         Verb::Put(value) => agent.put(url).content_type(JSON).send(&value[..]),
-        #[cfg(feature = "metadata-etcd")]
         Verb::Post(value) => agent.post(url).content_type(JSON).send(&value[..]),
-        #[cfg(feature = "http")]
         Verb::Delete => agent.delete(url).call(),
     }?;
     let body = response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec()?;

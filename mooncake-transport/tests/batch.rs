@@ -8,7 +8,7 @@ use mooncake_core::ErrorKind;
 use mooncake_core::clock::ManualClock;
 use mooncake_core::memory::{HostMemory, MemorySource};
 use mooncake_core::meta::{MemoryMetadata, MetadataBackend};
-use mooncake_transport::engine::{Batch, EngineCode, Progress, Status};
+use mooncake_transport::engine::{Batch, Progress, Status};
 use mooncake_transport::testkit::{Fault, Faults, Faulty};
 use mooncake_transport::{Directory, Engine, Loopback, LoopbackNet, Region, Transport};
 
@@ -159,13 +159,13 @@ fn many_regions_are_published_at_once_and_all_or_none() {
     assert_eq!(revision() - before, 1, "published once");
     assert_eq!(engine.descriptor().buffers.len(), 8);
     let overlap = now(engine.register_many(sources())).unwrap_err();
-    assert_eq!(EngineCode::of(&overlap).number(), -7);
+    assert_eq!(overlap.engine_code().number(), -7);
     let mut twice = sources();
     twice.push(parts[0].clone());
     now(engine.unregister_many(regions)).unwrap();
     assert!(engine.descriptor().buffers.is_empty());
     let within = now(engine.register_many(twice)).unwrap_err();
-    assert_eq!(EngineCode::of(&within).number(), -7, "an overlap inside the batch");
+    assert_eq!(within.engine_code().number(), -7, "an overlap inside the batch");
     assert!(engine.descriptor().buffers.is_empty(), "all or none");
 }
 

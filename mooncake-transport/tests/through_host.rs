@@ -165,7 +165,7 @@ fn a_wire_that_fails_in_the_middle_fails_the_operation() {
     let world = World::new(8 * MIB, SystemClock::shared(), true);
     let sent = bytes(8 * MIB, 5);
     for fault in [Fault::Fail, Fault::Drop, Fault::Cut, Fault::LoseAnswer] {
-        world.user.wire().set(Faults::none().with(fault, 1000));
+        world.user.transport().set(Faults::none().with(fault, 1000));
         let (_look, source) = world.local(&sent);
         let transfer = [Transfer::new(world.remote.addr(), source)];
         let (result, _) = write(&*world.user, &world.peer, transfer, None).wait();
@@ -177,7 +177,7 @@ fn a_wire_that_fails_in_the_middle_fails_the_operation() {
         if fault == Fault::Fail {
             assert!(look.bytes() == sent, "what did not come is not copied");
         }
-        world.user.wire().set(Faults::none());
+        world.user.transport().set(Faults::none());
     }
     let (look, into) = world.local(&vec![1; 8 * MIB]);
     read(&*world.user, &world.peer, [Transfer::new(world.remote.addr(), into)], None).wait().0.unwrap();

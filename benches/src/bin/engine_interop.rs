@@ -229,7 +229,7 @@ impl Ours {
             .name(name)
             .metadata(setting.metadata)
             .handshake(handshake)
-            .wires(wires)
+            .transports(wires)
             .local_copies(LocalCopies::Never)
             .start()
             .await

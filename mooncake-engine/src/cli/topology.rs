@@ -66,8 +66,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             None => println!("locked memory: unlimited"),
             Some(bytes) => println!("locked memory: {bytes} bytes at most, which is what can be registered"),
         }
-        #[cfg(feature = "transport-rdma")]
-        if let (Err(error), false) = (crate::transport_set::rdma_devices(), found.nics.is_empty()) {
+        if let (true, Err(error), false) =
+            (cfg!(feature = "transport-rdma"), crate::transport_set::rdma_devices(), found.nics.is_empty())
+        {
             println!("no device can be opened: {error}");
         }
     });

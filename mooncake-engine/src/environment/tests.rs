@@ -1,9 +1,10 @@
-//! What each variable does, and what makes no sense.
+//! Effect of each variable, and invalid values.
 
+use mooncake_core::ErrorKind;
 use mooncake_transport::topology::Discovery;
 
 use super::*;
-use crate::TransferEngine;
+use crate::{TransferEngine, built_in};
 
 fn with(variables: &[(&str, &str)]) -> TransferEngineBuilder {
     let clock = std::sync::Arc::new(mooncake_core::clock::ManualClock::new());
@@ -12,7 +13,6 @@ fn with(variables: &[(&str, &str)]) -> TransferEngineBuilder {
     })
 }
 
-#[cfg(feature = "transport-rdma")]
 fn of_rdma(engine: &TransferEngineBuilder, look: impl Fn(&RdmaConfig) -> String) -> String {
     look(&engine.rdma.clone().unwrap_or_default())
 }
@@ -20,9 +20,6 @@ fn of_rdma(engine: &TransferEngineBuilder, look: impl Fn(&RdmaConfig) -> String)
 type Look = fn(&TransferEngineBuilder) -> String;
 type Case = (&'static str, &'static str, Look, &'static str, &'static str);
 
-#[cfg(not(feature = "transport-rdma"))]
-const RDMA_CASES: &[Case] = &[];
-#[cfg(feature = "transport-rdma")]
 #[rustfmt::skip]
 const RDMA_CASES: &[Case] = &[
     ("MC_GID_INDEX", "3", |e| of_rdma(e, |c| format!("{:?}", c.gid_index)), "Some(3)", "None"),
@@ -86,9 +83,6 @@ const CASES: &[Case] = &[
     ("MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", "9", |e| format!("{:?}", e.tcp.as_ref().map(|t| t.max_queued)), "Some(9)", "None"),
 ];
 
-#[cfg(not(feature = "transport-nvlink"))]
-const GPU_CASES: &[Case] = &[];
-#[cfg(feature = "transport-nvlink")]
 #[rustfmt::skip]
 const GPU_CASES: &[Case] = &[
     ("MC_FORCE_MNNVL", "1", |e| e.gpu.force.to_string(), "true", "false"),
@@ -98,14 +92,17 @@ const GPU_CASES: &[Case] = &[
 ];
 
 #[test]
-#[cfg(feature = "transport-nvlink")]
-fn what_is_said_of_nvlink_reaches_the_wire() {
-    let wire = |variables: &[(&str, &str)]| with(variables).transport_options().unwrap().nvlink;
-    assert!(wire(&[]).is_none() && wire(&[("MC_FORCE_MNNVL", "0")]).is_none());
-    let forced = wire(&[("MC_FORCE_MNNVL", "1")]).unwrap();
+fn variables_of_nvlink_reach_the_transport() {
+    let nvlink = |variables: &[(&str, &str)]| with(variables).transport_options().unwrap().nvlink;
+    if !built_in::has("nvlink") {
+        let error = with(&[("MC_FORCE_MNNVL", "1")]).transport_options().unwrap_err();
+        return assert_eq!(error.kind(), ErrorKind::Unsupported);
+    }
+    assert!(nvlink(&[]).is_none() && nvlink(&[("MC_FORCE_MNNVL", "0")]).is_none());
+    let forced = nvlink(&[("MC_FORCE_MNNVL", "1")]).unwrap();
     assert!(forced.fabric && !forced.intra_node);
-    assert!(!wire(&[("MC_FORCE_MNNVL", "1"), ("MC_USE_NVLINK_IPC", "1")]).unwrap().fabric);
-    assert!(wire(&[("MC_INTRANODE_NVLINK", "1")]).unwrap().intra_node);
+    assert!(!nvlink(&[("MC_FORCE_MNNVL", "1"), ("MC_USE_NVLINK_IPC", "1")]).unwrap().fabric);
+    assert!(nvlink(&[("MC_INTRANODE_NVLINK", "1")]).unwrap().intra_node);
 }
 
 #[test]
@@ -159,7 +156,6 @@ fn what_makes_no_sense_changes_nothing() {
 }
 
 #[test]
-#[cfg(feature = "transport-rdma")]
 fn nor_does_it_of_rdma() {
     for (name, value) in [
         ("MC_GID_INDEX", "256"),
@@ -193,8 +189,11 @@ fn nor_does_it_of_rdma() {
 }
 
 #[test]
-#[cfg(feature = "transport-rdma")]
-fn what_is_said_of_devices_reaches_the_wire() {
+fn variables_of_devices_reach_the_transport() {
+    if !built_in::has("rdma") {
+        let error = with(&[("MC_FORCE_HCA", "1")]).transport_options().unwrap_err();
+        return assert_eq!(error.kind(), ErrorKind::Unsupported);
+    }
     let rdma =
         |engine: TransferEngineBuilder| engine.protocol("rdma").transport_options().unwrap().rdma.unwrap();
     let filters = [("MC_TE_FILTERS", "a,b"), ("MC_TE_FILTERS_EXCLUDE", "b"), ("MC_GID_INDEX", "3")];

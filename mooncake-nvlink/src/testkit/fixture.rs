@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::memory::MemorySource;
+use mooncake_transport::config::NvlinkConfig;
 use mooncake_transport::testkit::Fixture;
 use tokio::runtime::Runtime;
 
 use super::{device, filled};
-use crate::config::NvlinkConfig;
 use crate::transport::NvlinkTransport;
 
 /// Nodes with a runtime each, so that a node dies with its runtime.

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use mooncake_core::memory::MemorySource;
 use mooncake_core::{ErrorKind, Result};
+use mooncake_transport::config::NvlinkConfig;
+use mooncake_transport::fallback::PartialTransport;
 use mooncake_transport::transfer::{self, Transfer};
 use mooncake_transport::{Access, BufferDesc, Region, SegmentDesc, SliceMut, Transport};
 use tokio::runtime::Runtime;
 
 use super::{device, filled};
-use crate::config::NvlinkConfig;
 use crate::cuda::DeviceMemory;
 use crate::peer::NvlinkPeer;
 use crate::transport::NvlinkTransport;

@@ -89,7 +89,7 @@ impl Session {
             Err(error)
                 if self.engine.is_some()
                     && !self.client.needs_registration()
-                    && EngineCode::of(&error) == EngineCode::AddressOverlapped
+                    && error.engine_code() == EngineCode::AddressOverlapped
                     && self.regions.room(memory.span().addr()).is_err() =>
             {
                 Region::unregistered(memory)
@@ -253,7 +253,7 @@ impl Store {
 
 /// Whether the memory is none that this client has been told of; its engine may have been.
 fn is_unknown(error: &Error) -> bool {
-    EngineCode::of(error) == EngineCode::AddressNotRegistered
+    error.engine_code() == EngineCode::AddressNotRegistered
 }
 
 /// What [`Store::setup_native`] is told beside names.

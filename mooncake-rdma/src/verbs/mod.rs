@@ -62,7 +62,6 @@ mod queue;
 
 pub use device::{Device, DeviceLimits, Event, Gid, GidKind, Port, device_names};
 pub use memory::{Domain, MemoryRegion, Rights};
-pub(crate) use pair::MAX_RETRIES;
 pub use pair::{Path, Posting, QueuePair, QueueSizes, Request, Timing};
 pub use queue::{Batch, Completed, CompletionQueue, Status};
 

@@ -5,8 +5,9 @@ use std::net::Ipv6Addr;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use mooncake_core::{Error, Result};
+use mooncake_core::{Error, Reason, Result};
 use mooncake_transport::Opcode;
+use mooncake_transport::config::MAX_RETRIES;
 
 use super::ffi::{self, QpAttr, SendRequest, Sge};
 use super::memory::Domain;
@@ -77,8 +78,6 @@ const RECEIVER_RETRIES: u8 = 7;
 /// 0.64 ms, as the existing system has it.
 const MIN_RNR_TIMER: u8 = 12;
 const HOP_LIMIT: u8 = 16;
-/// Most that Soft-RoCE takes for a number and not for "for ever".
-pub(crate) const MAX_RETRIES: u8 = 6;
 
 impl QueuePair {
     /// A pair whose requests report to `queue`. It can be posted to when it is [connected](Self::connect).
@@ -175,7 +174,9 @@ impl QueuePair {
             | ffi::ATTR_RQ_PSN
             | ffi::ATTR_MAX_DEST_RD_ATOMIC
             | ffi::ATTR_MIN_RNR_TIMER;
-        self.modify(receive, mask, "finding the way for")?;
+        // The device looks up the route of the address in this step.
+        let found = self.modify(receive, mask, "finding the route of");
+        found.map_err(|error| error.with_reason(Reason::RouteLookup))?;
         let send = QpAttr {
             state: ffi::STATE_RTS,
             timeout: timing.timeout,

@@ -11,7 +11,10 @@ use mooncake_core::Result;
 use mooncake_core::clock::{Moment, Rng, SharedClock, SystemClock};
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
 use mooncake_rdma::{RdmaConfig, RdmaPeer, RdmaTransport};
-use mooncake_transport::handshake::{HandshakeServer, HandshakeService, Notification};
+use mooncake_transport::fallback::PartialTransport;
+use mooncake_transport::handshake::{
+    AcceptConnection, ConnectionDescriptor, HandshakeServer, HandshakeService, Notification,
+};
 use mooncake_transport::net::{self, DEFAULT_PORTS};
 use mooncake_transport::testkit::Fixture;
 use mooncake_transport::transfer::{self, Transfer};
@@ -41,10 +44,10 @@ impl HandshakeService for Port {
         false
     }
 
-    async fn connection(&self, request: Value) -> Value {
+    async fn connection(&self, request: ConnectionDescriptor) -> ConnectionDescriptor {
         match self.0.upgrade() {
             Some(node) => node.accept(request).await,
-            None => Value::Null,
+            None => ConnectionDescriptor(Value::Null),
         }
     }
 }

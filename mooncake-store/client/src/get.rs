@@ -22,7 +22,7 @@ use super::disk::{BORROWED, BYTES_BORROWED, Loan, on_disk};
 #[cfg(feature = "disk")]
 use super::disk::{in_file, is_gone};
 use super::metrics::{Counting, Operation};
-use super::{Inner, again, is_lost, shown};
+use super::{Inner, is_lost, shown};
 
 /// How often the master is asked where an object lies.
 const ROUNDS: usize = 2;
@@ -350,7 +350,7 @@ async fn fetch<T: Transport>(
                     (Ok(_), None) => {}
                     (Err(error), place) => {
                         reads[*i].place = place;
-                        reads[*i].state = State::Pending(Some(again(error)));
+                        reads[*i].state = State::Pending(Some(error.clone()));
                     }
                 }
             }
@@ -430,7 +430,7 @@ async fn borrow<T: Transport>(
             Ok(Err(error)) | Err(error) => {
                 // Whatever the reason, the disk has lost them, or as good as.
                 let error = Error::new(ErrorCode::TransferFail, error.to_string());
-                some.iter().for_each(|&i| reads[i].state = State::Pending(Some(again(&error))));
+                some.iter().for_each(|&i| reads[i].state = State::Pending(Some(error.clone())));
             }
         }
     }

@@ -367,11 +367,6 @@ impl<T: Transport> Drop for Inner<T> {
     }
 }
 
-/// The same error for another object that it hit. The source stays with the first.
-pub(crate) fn again(error: &Error) -> Error {
-    Error::new(error.code(), error.message().to_owned())
-}
-
 /// Whether that means that nobody could give the bytes of an object: the cache has lost them, or as good as.
 pub(crate) fn is_lost(error: &Error) -> bool {
     !matches!(error.kind(), ErrorKind::Expired | ErrorKind::Corrupt)

@@ -25,7 +25,7 @@ use super::disk::FilePut;
 use super::metrics::Operation;
 use super::room::{Room, may_come, too_large};
 use super::send::{Flight, Target};
-use super::{Inner, again, shown};
+use super::{Inner, shown};
 use mooncake_protocol::api::{EndItem, PutItem, WriteMode};
 
 /// How often space is asked for, when members that were to hold the object could not be reached.
@@ -185,7 +185,7 @@ pub(crate) async fn write<T: Transport>(
             Err(error) if !asked => return Err(error),
             Err(error) => {
                 for i in pending {
-                    outcomes[i] = Some(Err(again(&error)));
+                    outcomes[i] = Some(Err(error.clone()));
                 }
                 break;
             }
@@ -206,7 +206,7 @@ pub(crate) async fn write<T: Transport>(
     client.forget(items.iter().map(|item| item.key));
     for (item, stored) in repeated {
         if let Some(Err(error)) = &outcomes[stored] {
-            outcomes[item] = Some(Err(again(error)));
+            outcomes[item] = Some(Err(error.clone()));
         }
     }
     let lost = || Err(Error::internal("a put without an outcome"));
@@ -597,7 +597,7 @@ impl<'a, T: Transport> Writing<'a, T> {
             // ended by it. The master takes it back in its own time.
             Err(error) => ended.for_each(|grant| {
                 grant.settled = true;
-                outcomes[grant.item] = Some(Err(again(&error).context(shown(grant.key))));
+                outcomes[grant.item] = Some(Err(error.clone().context(shown(grant.key))));
             }),
         }
     }

@@ -25,7 +25,7 @@ use super::deadline::{Deadline, late};
 use super::disk::BORROWED;
 use super::located::{Answer, Located, Place, Reading, Renewed, name};
 use super::metrics::{Counting, Operation};
-use super::{Client, Inner, again, shown};
+use super::{Client, Inner, shown};
 
 /// How often what an answer of the master says is tried.
 const ROUNDS: usize = 2;
@@ -79,7 +79,7 @@ impl<T: Transport> Client<T> {
         let (usable, now) = (inner.usable(), inner.config.clock.now());
         let mut ranges: Vec<Range<T>> = reads.into_iter().map(|read| Range::new(read, now)).collect();
         if let Err(error) = &usable {
-            ranges.iter_mut().for_each(|range| range.outcome = Some(Err(again(error))));
+            ranges.iter_mut().for_each(|range| range.outcome = Some(Err(error.clone())));
         }
         for round in 0..ROUNDS {
             if round > 0 && (deadline.is_over() || !inner.locate_again(&mut ranges, &deadline).await) {
@@ -226,7 +226,7 @@ fn compare_parts<T: Transport>(ranges: &mut [Range<T>]) -> bool {
         };
         differ = true;
         for i in parts {
-            (ranges[i].outcome, ranges[i].failure) = (None, Some(again(&error)));
+            (ranges[i].outcome, ranges[i].failure) = (None, Some(error.clone()));
         }
     }
     differ
@@ -251,7 +251,7 @@ impl<T: Transport> Inner<T> {
                     range.left = range.answer.tries();
                     more = true;
                 }
-                Some(Err(error)) => range.outcome = Some(Err(again(error))),
+                Some(Err(error)) => range.outcome = Some(Err(error.clone())),
                 Some(Ok(false)) | None => {}
             }
         }
@@ -336,7 +336,7 @@ impl<T: Transport> Inner<T> {
             let (mut of, mut requests) = (Vec::new(), Vec::new());
             for &(i, _, remote) in wanted.iter().filter(|(_, p, _)| *p == peer) {
                 match reached {
-                    Err(error) => (ranges[i].failure, ranges[i].lent) = (Some(again(error)), None),
+                    Err(error) => (ranges[i].failure, ranges[i].lent) = (Some(error.clone()), None),
                     Ok(reached) => {
                         let Some(into) = ranges[i].into.take() else { continue };
                         of.push(i);

@@ -8,7 +8,6 @@ use mooncake_transport::engine::{self, Request};
 use mooncake_transport::ticket::Results;
 use mooncake_transport::{PoolBuf, Transport};
 
-use super::again;
 use super::buffers::{Outgoing, Part};
 use super::deadline::late;
 use super::put::{Grant, Item, Writing};
@@ -48,7 +47,7 @@ impl<T: Transport> Writing<'_, T> {
         let peers = self.client.reach_all(&self.endpoints, self.deadline).await;
         for target in &self.targets {
             if let Err(error) = &peers[target.peer] {
-                self.grants[target.grant].fail(again(error));
+                self.grants[target.grant].fail(error.clone());
             }
         }
         // What is left after this is for the call that ends the put.
@@ -126,7 +125,7 @@ impl<T: Transport> Writing<'_, T> {
     ) {
         loop {
             for piece in &pieces {
-                self.grants[piece.value].fail(again(error));
+                self.grants[piece.value].fail(error.clone());
             }
             if !cutter.fill(&mut pieces) {
                 return;

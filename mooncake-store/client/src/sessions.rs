@@ -16,7 +16,7 @@ use self::written::{Flight, Written};
 use super::metrics::Operation;
 use super::put::{Attempt, OURS_FOR, of_some};
 use super::room::{Room, may_come, too_large};
-use super::{Client, again, shown};
+use super::{Client, shown};
 use mooncake_protocol::api::{EndItem, PutItem, WriteMode};
 
 /// Space granted for an object that nobody can read yet.
@@ -167,7 +167,7 @@ impl<T: Transport> Client<T> {
                     of.push((peer, i));
                     requests.push(Request::new(target, remote, from));
                 }
-                Err(error) => outcomes[i] = Err(again(error)),
+                Err(error) => outcomes[i] = Err(error.clone()),
             }
         }
         let landing = deadline.portion(15, 16);

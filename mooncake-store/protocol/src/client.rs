@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mooncake_core::error::{Error, ErrorCode, Result};
+use mooncake_core::error::{Error, ErrorCode, Reason, Result};
 use mooncake_core::fault_injection::is_planted;
 use mooncake_transport::net;
 use parking_lot::Mutex;
@@ -249,19 +249,22 @@ impl RpcClient {
     }
 
     fn broken(&self, broken: Broken) -> Error {
-        let text = |cause: &dyn std::fmt::Display| format!("the connection to {} broke: {cause}", self.place);
+        let broke = |cause: &dyn std::fmt::Display| {
+            let text = format!("the connection to {} broke: {cause}", self.place);
+            Error::new(ErrorCode::RpcFail, text).with_reason(Reason::ConnectionBroken)
+        };
         match broken.cause {
             Cause::Oversized(len) => Error::invalid(format!(
                 "a request of {len} bytes; at most {} are sent",
                 self.options.max_body
             )),
-            Cause::Deposed => Error::new(ErrorCode::RpcFail, text(&"it leads no more")),
-            Cause::Closed => Error::new(ErrorCode::RpcFail, text(&"closed by the other side")),
-            Cause::Io(error) => Error::new(ErrorCode::RpcFail, text(&error)).with_source(error),
-            Cause::Frame(error) => Error::new(ErrorCode::RpcFail, text(&error)).with_source(error),
+            Cause::Deposed => broke(&"it leads no more"),
+            Cause::Closed => broke(&"closed by the other side"),
+            Cause::Io(error) => broke(&error).with_source(error),
+            Cause::Frame(error) => broke(&error).with_source(error),
             Cause::Seq { sent, got } => {
                 let (sent, got) = (sent & !FIRST_SEQ, got & !FIRST_SEQ);
-                Error::new(ErrorCode::RpcFail, text(&format!("asked {sent}, answered {got}")))
+                broke(&format!("asked {sent}, answered {got}"))
             }
         }
     }

@@ -12,14 +12,15 @@ use mooncake_core::clock::{Rng, SharedClock, SystemClock};
 use mooncake_core::meta::MemoryMetadata;
 use mooncake_core::{Error, Result};
 use parking_lot::Mutex;
-use serde_json::Value;
 
 use super::metrics::Meters;
 use super::regions::Regions;
 use super::target::keep_fresh;
 use super::{Engine, Inner};
 use crate::directory::Directory;
-use crate::handshake::{HandshakeConfig, HandshakeServer, HandshakeService, Notification, no_connection};
+use crate::handshake::{
+    ConnectionDescriptor, HandshakeConfig, HandshakeServer, HandshakeService, Notification,
+};
 use crate::net::{self, DEFAULT_PORTS, HostPort};
 use crate::transport::{Protocol, Transport};
 
@@ -252,10 +253,11 @@ impl<T: Transport> HandshakeService for Service<T> {
         }
     }
 
-    async fn connection(&self, request: Value) -> Value {
-        match self.0.upgrade() {
-            Some(engine) => engine.transport.accept(request).await,
-            None => no_connection(),
+    async fn connection(&self, request: ConnectionDescriptor) -> ConnectionDescriptor {
+        let Some(engine) = self.0.upgrade() else { return ConnectionDescriptor::default() };
+        match engine.transport.connection_handler() {
+            Some(handler) => handler.accept(request).await,
+            None => ConnectionDescriptor::default(),
         }
     }
 

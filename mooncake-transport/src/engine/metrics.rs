@@ -1,4 +1,4 @@
-//! What an engine has moved: counters by peer and wire, written without a lock.
+//! Counters of an engine by peer and transport, written without a lock.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use parking_lot::Mutex;
 
 use super::Engine;
 use super::batch::{Request, Way};
-use crate::fallback::Behind;
 use crate::region::Source;
+use crate::statistics::FallbackCounter;
 use crate::transport::{Opcode, Protocol, Transport};
 
 /// Latencies are counted by powers of two of a microsecond; the last bucket takes all that is longer.
 const BUCKETS: usize = 32;
 
-/// Counters of one peer over one wire.
+/// Counters of one peer over one transport.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     reads: AtomicU64,
@@ -26,24 +26,25 @@ pub(super) struct Meter {
     failures: AtomicU64,
     nanos: AtomicU64,
     latency: [AtomicU64; BUCKETS],
-    behind: Arc<Behind>,
+    fallback: Arc<FallbackCounter>,
 }
 
 /// Counters of an engine's peers.
 #[derive(Debug, Default)]
 pub(super) struct Meters(Mutex<BTreeMap<(String, Protocol), Arc<Meter>>>);
 
-/// What has become of requests to one peer over one wire, since the engine was started.
+/// Counters of requests to one peer over one transport, since the engine was started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerMetrics {
     /// The segment's name.
     pub peer: String,
-    /// The wire that leads there; `memory` for copies inside the process, `shm+tcp` and the like for a wire with another behind it.
+    /// Name of the transport: `memory` for copies inside the process, `shm+tcp` and the like for a
+    /// transport with a fallback.
     pub wire: Protocol,
-    /// What was counted.
+    /// Sums of the requests.
     pub counts: Counts,
-    /// How often the first of two wires left a request to the other one (of `shm+tcp`: to TCP), because it does not lead to that memory or failed. Above, each
-    /// request counts once, by what came of it in the end.
+    /// Number of requests that fell back to the second transport (TCP in `shm+tcp`), because the
+    /// first one does not reach the memory or failed. `counts` has each request once.
     pub requests_behind: u64,
     /// Bytes of those requests.
     pub bytes_behind: u64,
@@ -118,7 +119,7 @@ impl Counts {
 }
 
 impl Meters {
-    /// The counters of a peer over a wire, for as long as the engine lives.
+    /// Returns the counters of a peer over a transport. They live as long as the engine.
     pub(super) fn of(&self, peer: &str, wire: Protocol) -> Arc<Meter> {
         self.0.lock().entry((peer.to_owned(), wire)).or_default().clone()
     }
@@ -144,9 +145,9 @@ impl Sums {
 }
 
 impl Meter {
-    /// Counts what goes to the wire behind the first.
-    pub(super) fn behind(&self) -> &Arc<Behind> {
-        &self.behind
+    /// Returns the counter of operations that fall back to the slower of two transports.
+    pub(super) fn fallback(&self) -> &Arc<FallbackCounter> {
+        &self.fallback
     }
 
     fn add(&self, sums: &Sums, took: Duration) {
@@ -201,12 +202,12 @@ pub(super) fn count<T: Transport, B: Source<T>>(
 }
 
 impl<T: Transport> Engine<T> {
-    /// What was moved so far, by peer and wire. Transfers are counted when they are over and their outcome is taken: one whose future or ticket
-    /// was dropped is not.
+    /// Returns the counters by peer and transport. A transfer is counted when its outcome is taken.
+    /// A transfer whose future or ticket was dropped is not counted.
     pub fn metrics(&self) -> Vec<PeerMetrics> {
         let meters = self.inner.meters.0.lock();
         let line = |((peer, wire), meter): (&(String, Protocol), &Arc<Meter>)| {
-            let (requests_behind, bytes_behind) = meter.behind.so_far();
+            let (requests_behind, bytes_behind) = meter.fallback.totals();
             let (peer, wire, counts) = (peer.clone(), wire.clone(), meter.counts());
             PeerMetrics { peer, wire, counts, requests_behind, bytes_behind }
         };

@@ -3,7 +3,6 @@
 #[allow(unsafe_code)]
 mod batch;
 mod builder;
-mod code;
 mod inbox;
 mod metrics;
 #[allow(unsafe_code)]
@@ -35,9 +34,9 @@ use crate::transport::{Access, Transport};
 
 pub use batch::{Outcome, Request, Requests};
 pub use builder::{EngineBuilder, HandshakePort, LocalCopies};
-pub use code::EngineCode;
 pub use metrics::{Counts, PeerMetrics};
 pub use mixed::{Batch, BatchView, Buffer, Finished, Progress, Running, Status};
+pub use mooncake_core::EngineCode;
 pub use target::Target;
 
 use inbox::Inbox;

@@ -8,9 +8,9 @@ use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, Result};
 use parking_lot::Mutex;
 
-use super::code::EngineCode;
 use crate::exposed::{ExposedMemory, Exposure};
 use crate::segment::BufferDesc;
+use mooncake_core::EngineCode;
 
 /// Engines of this process by the instance their descriptors carry.
 static PROCESS: LazyLock<Mutex<HashMap<String, Member>>> = LazyLock::new(Mutex::default);
@@ -77,7 +77,7 @@ impl Regions {
         {
             let text =
                 format!("{len} bytes at {addr:#x} overlap the {} bytes registered at {other:#x}", entry.len);
-            return Err(Error::invalid(text).with_source(EngineCode::AddressOverlapped));
+            return Err(Error::invalid(text).with_engine_code(EngineCode::AddressOverlapped));
         }
         taken.insert(addr, Taken { len, open: None });
         Ok(Place { regions: self.clone(), addr })

@@ -134,9 +134,16 @@ impl<T: Transport> Inner<T> {
             LocalCopies::Never => None,
             LocalCopies::Process => instance.and_then(Regions::in_process),
         };
-        let wire = if local.is_some() { Protocol::new("memory") } else { self.transport.wire_to(&peer) };
-        let meter = self.meters.of(name, wire);
-        self.transport.count_behind(&mut peer, meter.behind());
+        let statistics = self.transport.path_statistics();
+        let path = match (&local, statistics) {
+            (Some(_), _) => Protocol::new("memory"),
+            (None, Some(statistics)) => statistics.path_name(&peer),
+            (None, None) => self.transport.protocol(),
+        };
+        let meter = self.meters.of(name, path);
+        if let Some(statistics) = statistics {
+            statistics.count_fallback(&mut peer, meter.fallback());
+        }
         Ok(Route { desc, peer, local, meter })
     }
 

@@ -1,5 +1,5 @@
-//! The handshake port: one request and one reply per connection, JSON in small frames. Serves descriptors, notifications,
-//! probes and the connection set-up of wires that need one.
+//! The handshake port: one request and one response per connection, JSON in small frames. It serves
+//! descriptors, notifications, probes and the connection setup of transports.
 
 mod client;
 mod frame;
@@ -78,17 +78,31 @@ pub trait HandshakeService: Send + Sync + 'static {
     /// Takes a notification, or rejects it.
     async fn notified(&self, notification: Notification) -> bool;
 
-    /// Sets up a connection of a wire; the default is the answer of an engine that has none to set up.
-    async fn connection(&self, request: Value) -> Value {
+    /// Sets up a connection of a transport. By default there is none to set up.
+    async fn connection(&self, request: ConnectionDescriptor) -> ConnectionDescriptor {
         let _ = request;
-        no_connection()
+        ConnectionDescriptor::default()
     }
 }
 
-/// The answer of an engine that has no connections to set up.
-pub fn no_connection() -> Value {
-    json!({
-        "local_gid": "", "local_lid": 0, "local_nic_path": "", "payload": "",
-        "peer_nic_path": "", "qp_num": [], "reply_msg": "",
-    })
+/// Handler of connection requests of one transport.
+#[async_trait]
+pub trait AcceptConnection: Send + Sync {
+    /// Sets up a connection that a peer requests at the handshake port.
+    async fn accept(&self, request: ConnectionDescriptor) -> ConnectionDescriptor;
+}
+
+/// Request or response of a connection setup, in JSON as in Mooncake C++. Its fields belong to the
+/// transport that sets up the connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnectionDescriptor(pub Value);
+
+impl Default for ConnectionDescriptor {
+    /// Returns the response of an engine without connections to set up.
+    fn default() -> Self {
+        Self(json!({
+            "local_gid": "", "local_lid": 0, "local_nic_path": "", "payload": "",
+            "peer_nic_path": "", "qp_num": [], "reply_msg": "",
+        }))
+    }
 }

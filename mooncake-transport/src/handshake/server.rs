@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::frame::{Frame, HEADER, Kind, encode, parse_payload, payload_len};
-use super::{HandshakeConfig, HandshakeService, Notification};
+use super::{ConnectionDescriptor, HandshakeConfig, HandshakeService, Notification};
 use crate::admission::{Connections, ListenerLimits, Place};
 
 /// Bytes a client may send after its request before it is cut off.
@@ -131,7 +131,10 @@ async fn answer(frame: &Frame<'_>, service: &dyn HandshakeService) -> Result<Vec
     Ok(match frame.kind {
         Kind::Metadata => service.descriptor().await,
         Kind::Probe => json!({"status": "success"}).to_string().into_bytes(),
-        Kind::Connection => service.connection(request).await.to_string().into_bytes(),
+        Kind::Connection => {
+            let response = service.connection(ConnectionDescriptor(request)).await;
+            response.0.to_string().into_bytes()
+        }
         Kind::Notify => {
             let text = |key: &str| request[key].as_str().unwrap_or_default().to_owned();
             let notification = Notification { name: text("name"), message: text("notify_msg") };

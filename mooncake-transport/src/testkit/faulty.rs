@@ -9,8 +9,8 @@ use mooncake_core::clock::Rng;
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
-use serde_json::Value;
 
+use crate::handshake::AcceptConnection;
 use crate::segment::SegmentDesc;
 use crate::ticket::{Completion, ticket};
 use crate::transport::{Access, Capabilities, Op, Opcode, Protocol, Transport};
@@ -249,8 +249,8 @@ unsafe impl<T: Transport> Transport for Faulty<T> {
         self.inner.connect(desc)
     }
 
-    fn accept(&self, request: Value) -> impl Future<Output = Value> + Send {
-        self.inner.accept(request)
+    fn connection_handler(&self) -> Option<&dyn AcceptConnection> {
+        self.inner.connection_handler()
     }
 
     fn submit<'a, I>(&self, peer: &T::Peer, ops: I, done: Completion)

@@ -46,7 +46,7 @@ impl<F: Fixture> Fixture for OnDevice<F> {
     }
 
     fn kill(&mut self, node: &Arc<Self::T>) {
-        self.inner.kill(node.wire());
+        self.inner.kill(node.transport());
     }
 
     fn block_on<G: Future>(&self, future: G) -> G::Output {

@@ -37,7 +37,12 @@ fn tcp() -> TransportOptions {
 }
 
 async fn engine(wires: TransportOptions) -> Result<TransferEngine> {
-    TransferEngine::builder().name("127.0.0.1").wires(wires).local_copies(LocalCopies::Never).start().await
+    TransferEngine::builder()
+        .name("127.0.0.1")
+        .transports(wires)
+        .local_copies(LocalCopies::Never)
+        .start()
+        .await
 }
 
 /// Bytes that nobody else would write.

@@ -148,8 +148,11 @@ async fn start(arguments: &Arguments) -> Result<TransferEngine> {
     if !arguments.protocol.is_empty() {
         builder = builder.protocol(&*arguments.protocol).devices(&arguments.device_name.join(","));
         let named = builder.transport_options()?;
-        builder =
-            builder.wires(if arguments.protocol == "shm" { named } else { named.without_shared_memory() });
+        builder = builder.transports(if arguments.protocol == "shm" {
+            named
+        } else {
+            named.without_shared_memory()
+        });
     }
     builder = builder.topology(match &arguments.nic_priority_matrix {
         Some(path) => Topology::read(path)?,

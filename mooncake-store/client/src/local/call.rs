@@ -61,7 +61,7 @@ impl Inner {
             Link::Down(error) => {
                 // Who tries again and again must let the task run that looks for the owner.
                 tokio::task::yield_now().await;
-                return Err(crate::again(&error));
+                return Err((*error).clone());
             }
         };
         let permit = up.calls.clone().acquire_owned().await;

@@ -17,7 +17,7 @@ use super::message::{
     self, Copy, Fetch, Item, Keys, NO_ROOM, Pattern, Place, RangeItem, Ranges, Read, ReadItem, Replicas,
     TaskOf, Verb, Write, WriteItem,
 };
-use crate::{Deadline, PutOutcome, again};
+use crate::{Deadline, PutOutcome};
 use mooncake_protocol::api::WriteMode;
 use mooncake_protocol::wire::TaskInfo;
 
@@ -639,7 +639,7 @@ impl<T: Transport> Rest<T> {
         };
         let settled = self.0.into_iter().map(|kept| match (kept, &failure) {
             (Err((error, into)), _) => (Err(error), Some(into)),
-            (Ok(kept), Some(error)) => (Err(again(error)), kept),
+            (Ok(kept), Some(error)) => (Err(error.clone()), kept),
             (Ok(kept), None) => {
                 let Some((item, sink)) = ended.next() else {
                     return (Err(Error::internal("an answer without an item")), kept);

@@ -7,7 +7,7 @@ use mooncake_core::replica::Replica;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::Transport;
 
-use super::{Range, again};
+use super::Range;
 use crate::Inner;
 use crate::deadline::{Deadline, late};
 use crate::disk::{BYTES_BORROWED, Loan, Wanted, on_disk};
@@ -112,7 +112,7 @@ impl<T: Transport> Inner<T> {
                     // Whatever the reason, the disk has lost them, or as good as.
                     let error = Error::new(ErrorCode::TransferFail, error.to_string());
                     for &i in pieces.iter().flat_map(|piece| &piece.of) {
-                        ranges[i].failure = Some(again(&error));
+                        ranges[i].failure = Some(error.clone());
                     }
                 }
             }

@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 
 use clap::Parser;
 use mooncake_core::fault_injection::is_planted;
-use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_core::{Error, ErrorCode, Reason, Result};
 use tokio::runtime::Runtime;
 use tracing_subscriber::EnvFilter;
 
@@ -177,7 +177,9 @@ impl Session {
                     "{master} speaks HTTP: give the RPC port of the master (--master, usually 50051), not the admin port"
                 )
             }
-            ErrorCode::RpcFail | ErrorCode::RpcTimeout if error.message().contains("broke") => {
+            ErrorCode::RpcFail | ErrorCode::RpcTimeout
+                if error.reason() == Some(Reason::ConnectionBroken) =>
+            {
                 format!("{master} is no master: something else listens there (--master)")
             }
             ErrorCode::RpcFail | ErrorCode::RpcTimeout => {

@@ -1,27 +1,31 @@
-//! Settings.
+//! Settings of the transport over shared memory.
 
 use std::time::Duration;
 
 use mooncake_core::{Error, Result};
 
-/// Settings of a [`ShmTransport`](crate::ShmTransport). Nothing here is read from the environment.
+use super::TransportConfig;
+
+/// Settings of the transport over shared memory (crate `mooncake-shm`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShmConfig {
-    /// Bytes of one submission that are copied on the submitting thread; what is beyond goes to the copying threads.
+    /// Bytes of one submission that the submitting thread copies. Copying threads copy the rest.
     pub inline_bytes: usize,
-    /// Bytes a copying thread takes at a time.
+    /// Bytes that a copying thread copies at a time.
     pub piece_bytes: usize,
-    /// Copying threads, started when there is something for them; at least 1.
+    /// Number of copying threads, at least 1. They start with the first long copy.
     pub copiers: usize,
-    /// How long an owner may take to answer, when it is connected and when it is asked again.
+    /// Maximum time until the owner of memory answers a connection or a later request.
     pub answer_timeout: Duration,
-    /// How long dropping a registration waits for copies of a peer that does not get on; after that the memory is cut off from it.
+    /// Maximum time that the drop of a registration waits for a peer whose copies make no
+    /// progress. The peer loses access to the memory then.
     pub drain_timeout: Duration,
-    /// How long a peer may stay in one copy, whatever else happens; between this and twice as much, the memory is cut off from it.
+    /// Maximum time of one copy by a peer. The peer loses access to the memory after one to two
+    /// times this duration.
     pub stall_timeout: Duration,
-    /// How often links to others are looked after: those of the dead are given up, with the memory they show.
+    /// Interval at which links to dead peers are closed and their memory is unmapped.
     pub upkeep_interval: Duration,
-    /// Peers served at a time; further ones are refused and take another wire.
+    /// Maximum number of peers served at a time. Further peers use another transport.
     pub max_served: usize,
 }
 
@@ -42,20 +46,27 @@ impl Default for ShmConfig {
 }
 
 impl ShmConfig {
-    /// Names the first setting that cannot work.
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Checks the settings.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` with the name of the first invalid setting.
+    pub fn check(&self) -> Result<()> {
         let fault = if self.piece_bytes == 0 || self.copiers == 0 || self.max_served == 0 {
             "piece_bytes, copiers and max_served must not be 0"
         } else if self.answer_timeout.is_zero()
             || self.stall_timeout.is_zero()
             || self.upkeep_interval.is_zero()
         {
-            "a time of 0 would fail everything"
+            "answer_timeout, stall_timeout and upkeep_interval must not be 0"
         } else {
             return Ok(());
         };
-        Err(Error::invalid(fault).context("shm configuration"))
+        Err(Error::invalid(fault).context("cannot use ShmConfig"))
     }
+}
+
+impl TransportConfig for ShmConfig {
+    const TRANSPORT: &'static str = "shm";
 }
 
 #[cfg(test)]
@@ -63,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_work_is_named() {
+    fn an_invalid_setting_is_refused() {
         let good = ShmConfig::default();
         good.check().unwrap();
         for config in [

@@ -1,12 +1,13 @@
-//! The numbers that calls of the existing transfer engine return, which are not those of its store.
+//! Numbers that calls of the transfer engine return in Mooncake C++. They differ from the store's.
 
 use std::fmt;
 
-use mooncake_core::{Error, ErrorKind};
+use crate::error::ErrorKind;
 
-/// Why a call of the engine failed, by the existing engine's numbers.
+/// Result of a failed call of the transfer engine, with the numbers of Mooncake C++.
 ///
-/// As the [source](std::error::Error::source) of an [`Error`] it says which number is meant where the kind alone does not.
+/// [`Error::with_engine_code`](crate::Error::with_engine_code) sets it where the kind of the error does
+/// not imply it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EngineCode {
@@ -16,7 +17,7 @@ pub enum EngineCode {
     TooManyRequests = -2,
     /// The memory is not registered.
     AddressNotRegistered = -3,
-    /// Not every request of the batch is over.
+    /// A request of the batch is not finished.
     BatchBusy = -4,
     /// No such device.
     DeviceNotFound = -6,
@@ -26,15 +27,15 @@ pub enum EngineCode {
     Dns = -101,
     /// A socket failed.
     Socket = -102,
-    /// Metadata is not what it should be.
+    /// Metadata is malformed.
     MalformedJson = -103,
     /// The peer refused.
     RejectHandshake = -104,
     /// The metadata directory failed.
     Metadata = -200,
-    /// A connection of a wire failed.
+    /// A connection of a transport failed.
     Endpoint = -201,
-    /// A wire failed.
+    /// A transport failed.
     Context = -202,
     /// A NUMA node failed.
     Numa = -300,
@@ -42,27 +43,27 @@ pub enum EngineCode {
     Clock = -301,
     /// No memory.
     Memory = -302,
-    /// Not built.
+    /// The build lacks the function.
     NotImplemented = -303,
 }
 
 impl EngineCode {
-    /// The number.
+    /// Returns the number.
     pub fn number(self) -> i32 {
         self as i32
     }
+}
 
-    /// The number for an error: the one it carries, else what its kind comes to.
-    pub fn of(error: &Error) -> Self {
-        let carried = std::error::Error::source(error).and_then(|source| source.downcast_ref::<Self>());
-        carried.copied().unwrap_or_else(|| match error.kind() {
+impl From<ErrorKind> for EngineCode {
+    fn from(kind: ErrorKind) -> Self {
+        match kind {
             ErrorKind::Unavailable | ErrorKind::Timeout => Self::Socket,
             ErrorKind::NoSpace => Self::Memory,
             ErrorKind::Busy => Self::BatchBusy,
             ErrorKind::NotFound => Self::Metadata,
             ErrorKind::Unsupported => Self::NotImplemented,
             _ => Self::InvalidArgument,
-        })
+        }
     }
 }
 
@@ -72,18 +73,17 @@ impl fmt::Display for EngineCode {
     }
 }
 
-impl std::error::Error for EngineCode {}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Error;
 
     #[test]
-    fn an_error_carries_its_number_or_its_kind_has_one() {
+    fn an_error_has_its_own_number_or_that_of_its_kind() {
         let error = Error::invalid("x");
-        assert_eq!(EngineCode::of(&error).number(), -1);
-        assert_eq!(EngineCode::of(&error.with_source(EngineCode::AddressOverlapped)).number(), -7);
+        assert_eq!(error.engine_code().number(), -1);
+        assert_eq!(error.with_engine_code(EngineCode::AddressOverlapped).engine_code().number(), -7);
         let io = Error::from(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
-        assert_eq!(EngineCode::of(&io), EngineCode::Socket);
+        assert_eq!(io.engine_code(), EngineCode::Socket);
     }
 }

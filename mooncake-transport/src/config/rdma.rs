@@ -1,76 +1,87 @@
-//! Settings, with the existing system's defaults where it has them and they can be lived with.
+//! Settings of the RDMA transport. Most defaults are those of Mooncake C++.
 
 use std::time::Duration;
 
+use super::TransportConfig;
+use crate::handshake::HandshakeConfig;
+use crate::topology::{Discovery, Topology};
 use mooncake_core::{Error, Result};
-use mooncake_transport::handshake::HandshakeConfig;
-use mooncake_transport::topology::{Discovery, Topology};
 
-use crate::verbs::MAX_RETRIES;
+/// Maximum of [`RdmaConfig::retries`]: 7 means no limit on some devices.
+pub const MAX_RETRIES: u8 = 6;
+/// Maximum of [`RdmaConfig::pairs`]: the index of a queue pair is one byte of a request number.
+pub const MAX_PAIRS: usize = 255;
 
-/// Settings of an [`RdmaTransport`](crate::RdmaTransport). Nothing here is read from the environment.
+/// Settings of the RDMA transport (crate `mooncake-rdma`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RdmaConfig {
-    /// Devices to use, by name; empty for every device whose port is active and has an address.
+    /// Names of the devices to use. Empty selects every device whose port is active and has an
+    /// address.
     pub devices: Vec<String>,
-    /// Which devices count when none is named.
+    /// Filter of the devices when none is named.
     pub discovery: Discovery,
-    /// Which devices are near which memory, in place of what the machine says; when none is named, no others count.
+    /// Devices near each memory location, in place of the topology of this host. Without named
+    /// devices, only the devices of this topology are used.
     pub topology: Option<Topology>,
-    /// Devices of peers that ours prefer, by our device's name; without an entry, one of the same name.
+    /// Preferred devices of peers for each local device. A device without an entry prefers the
+    /// device of the same name.
     pub partners: Vec<(String, Vec<String>)>,
-    /// Host that peers reach our handshake port by for this wire, and its port where that is another; empty when that is the
-    /// segment's name.
+    /// Host of the handshake port for RDMA connections, with its port if that differs. Empty
+    /// selects the segment name.
     pub server_name: String,
-    /// Port of each device.
+    /// Port number of each device.
     pub port: u8,
-    /// Index of the global address; `None` chooses (see [`gid`](crate::gid)).
+    /// Index of the global address; `None` chooses one.
     pub gid_index: Option<u8>,
-    /// How many other addresses are tried when there is no way from the chosen one.
+    /// Number of other global addresses to try when the chosen one has no route.
     pub gid_retries: u32,
     /// Index of the partition key.
     pub pkey_index: u16,
-    /// Traffic class of our packets.
+    /// Traffic class of sent packets.
     pub traffic_class: u8,
-    /// Service level of our packets.
+    /// Service level of sent packets.
     pub service_level: u8,
-    /// Largest packet in bytes: 256, 512, 1024, 2048 or 4096, as far as the port goes.
+    /// Maximum packet size in bytes: 256, 512, 1024, 2048 or 4096, limited by the port.
     pub mtu: u32,
-    /// How long an answer may take: 4.096 µs times two to this power.
+    /// Timeout of an acknowledgement: 4.096 µs times two to this power.
     pub timeout: u8,
-    /// How often a packet without an answer is sent again, at most 6.
+    /// Number of retransmissions of a packet without an acknowledgement, at most 6.
     pub retries: u8,
-    /// Queue pairs per connection. The other side must have as many.
+    /// Number of queue pairs per connection. Both sides must have the same number.
     pub pairs: usize,
-    /// Requests in one queue pair, as far as the device goes.
+    /// Maximum number of requests in one queue pair, limited by the device.
     pub requests: u32,
-    /// Completions in one device's queue, as far as it goes. At most so many requests are under way on it.
+    /// Capacity of a device's completion queue, limited by the device. It limits the requests in
+    /// flight.
     pub completions: u32,
-    /// Connections per device, as far as it goes; the one used longest ago gives way.
+    /// Maximum number of connections per device, limited by the device. A further connection
+    /// replaces the least recently used one.
     pub max_endpoints: usize,
-    /// Messages that may wait for room on one connection; more are refused.
+    /// Maximum number of messages that wait for send credits of one connection. Further messages
+    /// fail.
     pub max_waiting: usize,
     /// Bytes per message.
     pub slice_bytes: usize,
-    /// A last message that would be no longer than this goes with the one before.
+    /// Maximum length of a last message that is joined to the one before it.
     pub fragment_bytes: usize,
-    /// Shortest transfer in bytes that is spread over several devices.
+    /// Shortest transfer in bytes that is striped over several devices.
     pub stripe_bytes: usize,
-    /// How often a message is tried again, here or elsewhere.
+    /// Number of retries of a message, on the same or another device.
     pub attempts: u32,
-    /// How long a way that failed is left alone while there is another.
+    /// Pause of a failed path while another path exists.
     pub rail_pause: Duration,
-    /// How long a way on which connecting failed is not tried again: what is to go there fails at once.
+    /// Pause of a path after a failed connect. Requests for this path fail at once during it.
     pub connect_pause: Duration,
-    /// How long a queue pair that was given up may take to hand back its requests.
+    /// Maximum time until a closed queue pair returns its requests.
     pub drain_timeout: Duration,
-    /// How long a peer that connected to us may take to say that it is ready.
+    /// Maximum time until a connecting peer reports that it is ready.
     pub ready_timeout: Duration,
-    /// Longest registration in bytes, as far as every device goes; longer memory is registered in parts.
+    /// Maximum registration in bytes, limited by every device. Longer memory is registered in
+    /// parts.
     pub region_bytes: u64,
-    /// Lets devices write in any order where they can.
+    /// Whether devices may write in any order (PCI relaxed ordering).
     pub relaxed_ordering: bool,
-    /// Limits and patience at the handshake port.
+    /// Limits and timeouts of handshakes.
     pub handshake: HandshakeConfig,
 }
 
@@ -112,16 +123,19 @@ impl Default for RdmaConfig {
 }
 
 impl RdmaConfig {
-    /// Names the first setting that cannot work.
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Checks the settings.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` with the name of the first invalid setting.
+    pub fn check(&self) -> Result<()> {
         let fault = if self.retries > MAX_RETRIES {
-            "retries must be 0 to 6: more may mean for ever, and a dead peer is then never noticed"
+            "retries must be 0 to 6: a device may retry for ever otherwise, and never report a dead peer"
         } else if self.timeout == 0 || self.timeout > 31 {
-            "timeout must be 1 to 31: an answer that may take for ever is never missed"
+            "timeout must be 1 to 31: 0 waits for ever"
         } else if self.mtu_number().is_none() {
             "mtu must be 256, 512, 1024, 2048 or 4096"
         } else if self.port == 0 {
-            "ports are numbered from 1"
+            "port must be at least 1"
         } else if !(1..=MAX_PAIRS).contains(&self.pairs) {
             "pairs must be 1 to 255"
         } else if self.requests == 0
@@ -131,75 +145,78 @@ impl RdmaConfig {
         {
             "requests, completions, max_endpoints and max_waiting must not be 0"
         } else if self.region_bytes < 4096 {
-            "region_bytes must be a page at least, 4096"
+            "region_bytes must be at least 4096"
         } else if self.slice_bytes == 0 || self.service_level > 15 {
             "slice_bytes must not be 0, and service_level at most 15"
         } else {
             return Ok(());
         };
-        Err(Error::invalid(fault).context("rdma configuration"))
+        Err(Error::invalid(fault).context("cannot use RdmaConfig"))
     }
 
     /// Whether a device is used when none is named.
-    pub(crate) fn counts(&self, name: &str) -> bool {
+    pub fn selects(&self, name: &str) -> bool {
         let listed = |topology: &Topology| topology.devices().contains(&name);
         self.discovery.counts(name) && self.topology.as_ref().is_none_or(listed)
     }
 
-    /// The NUMA node that a device is near; `None` when it is not known, or near several.
-    pub(crate) fn node_of(&self, name: &str) -> Option<u32> {
+    /// Returns the NUMA node near a device, or `None` if it is unknown or there are several.
+    pub fn node_of(&self, name: &str) -> Option<u32> {
         let Some(topology) = &self.topology else { return self.discovery.node_of(name) };
         let near = topology.places().filter(|(_, devices)| devices.preferred.iter().any(|near| near == name));
         let mut nodes = near.filter_map(|(place, _)| place.strip_prefix("cpu:")?.parse().ok());
         nodes.next().filter(|_| nodes.next().is_none())
     }
 
-    /// Whether a device of a peer's is one that ours goes to rather than to others of the same peer.
-    pub(crate) fn are_partners(&self, ours: &str, theirs: &str) -> bool {
+    /// Whether local device `ours` prefers device `theirs` of a peer.
+    pub fn are_partners(&self, ours: &str, theirs: &str) -> bool {
         match self.partners.iter().find(|(name, _)| name == ours) {
             Some((_, partners)) => partners.iter().any(|name| name == theirs),
             None => ours == theirs,
         }
     }
 
-    /// The interface's number for the largest packet.
-    pub(crate) fn mtu_number(&self) -> Option<u32> {
+    /// Returns the verbs number of the maximum packet size.
+    pub fn mtu_number(&self) -> Option<u32> {
         [256, 512, 1024, 2048, 4096].iter().position(|mtu| *mtu == self.mtu).map(|i| i as u32 + 1)
     }
 }
 
-/// A queue pair's place fits a byte of a request's number.
-pub(crate) const MAX_PAIRS: usize = 255;
+impl TransportConfig for RdmaConfig {
+    const TRANSPORT: &'static str = "rdma";
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn which_devices_count_and_where_they_are() {
+    fn filters_and_topology_select_devices_and_nodes() {
         let all = RdmaConfig::default();
-        assert!(all.counts("a") && all.node_of("no such device").is_none());
+        assert!(all.selects("a") && all.node_of("no such device").is_none());
         let filtered = RdmaConfig { discovery: Discovery::default().only(["a"]), ..RdmaConfig::default() };
-        assert!(filtered.counts("a") && !filtered.counts("b"));
+        assert!(filtered.selects("a") && !filtered.selects("b"));
         let text = r#"{"cpu:0": [["a", "c"], ["b"]], "cpu:1": [["b", "c"], ["a"]], "cuda:0": [["a"], []]}"#;
-        let told = RdmaConfig { topology: Some(Topology::parse(text).unwrap()), ..RdmaConfig::default() };
-        assert!(told.counts("a") && told.counts("b") && !told.counts("d"));
-        let nodes = ["a", "b", "c"].map(|name| told.node_of(name));
-        assert_eq!(nodes, [Some(0), Some(1), None], "what is near both nodes is as good for either");
+        let config = RdmaConfig { topology: Some(Topology::parse(text).unwrap()), ..RdmaConfig::default() };
+        assert!(config.selects("a") && config.selects("b") && !config.selects("d"));
+        let nodes = ["a", "b", "c"].map(|name| config.node_of(name));
+        assert_eq!(nodes, [Some(0), Some(1), None], "a device near both nodes has no node");
     }
 
     #[test]
-    fn who_goes_to_whom() {
+    fn partners_are_those_named_or_of_the_same_name() {
         let same = RdmaConfig::default();
         assert!(same.are_partners("a", "a") && !same.are_partners("a", "b"));
         let partners = vec![("a".into(), vec!["c".into(), "b".into()])];
-        let told = RdmaConfig { partners, ..RdmaConfig::default() };
-        assert!(told.are_partners("a", "b") && told.are_partners("a", "c") && !told.are_partners("a", "a"));
-        assert!(told.are_partners("b", "b"), "of others nothing was said");
+        let config = RdmaConfig { partners, ..RdmaConfig::default() };
+        assert!(
+            config.are_partners("a", "b") && config.are_partners("a", "c") && !config.are_partners("a", "a")
+        );
+        assert!(config.are_partners("b", "b"), "a device without an entry");
     }
 
     #[test]
-    fn what_cannot_work_is_named() {
+    fn an_invalid_setting_is_refused() {
         let good = RdmaConfig::default();
         good.check().unwrap();
         assert_eq!(good.mtu_number(), Some(5));

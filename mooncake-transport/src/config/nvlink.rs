@@ -1,0 +1,88 @@
+//! Settings of the NVLink transport.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::TransportConfig;
+use crate::transport::Protocol;
+use mooncake_core::{Error, Result};
+
+/// Settings of the NVLink transport (crate `mooncake-nvlink`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NvlinkConfig {
+    /// Library of the CUDA driver. `None` loads `libcuda.so.1` from the system's search path.
+    pub libcuda: Option<PathBuf>,
+    /// Whether the transport serves one host only. Descriptors name it `nvlink_intra` then, and
+    /// `nvlink` otherwise.
+    pub intra_node: bool,
+    /// Whether memory is exported to the NVLink fabric, where the devices belong to one. CUDA IPC
+    /// reaches this host only.
+    pub fabric: bool,
+    /// Maximum time until the owner of memory answers a connection or a later request.
+    pub answer_timeout: Duration,
+    /// Time after which a warning is logged while the drop of a registration waits for copies of
+    /// peers. The drop has no timeout, because device memory cannot be taken from a peer.
+    pub drain_timeout: Duration,
+    /// Interval at which links to dead peers are closed and their memory is unmapped.
+    pub upkeep_interval: Duration,
+    /// Maximum number of peers served at a time. Further peers use another transport.
+    pub max_served: usize,
+}
+
+impl Default for NvlinkConfig {
+    fn default() -> Self {
+        Self {
+            libcuda: None,
+            intra_node: false,
+            fabric: true,
+            answer_timeout: Duration::from_secs(1),
+            drain_timeout: Duration::from_secs(1),
+            upkeep_interval: Duration::from_secs(1),
+            max_served: 1024,
+        }
+    }
+}
+
+impl NvlinkConfig {
+    /// Checks the settings.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` with the name of the first invalid setting.
+    pub fn check(&self) -> Result<()> {
+        let fault = if self.max_served == 0 {
+            "max_served must not be 0"
+        } else if self.answer_timeout.is_zero() || self.upkeep_interval.is_zero() {
+            "answer_timeout and upkeep_interval must not be 0"
+        } else {
+            return Ok(());
+        };
+        Err(Error::invalid(fault).context("cannot use NvlinkConfig"))
+    }
+
+    /// Name of the transport in descriptors.
+    pub fn protocol(&self) -> Protocol {
+        if self.intra_node { Protocol::NVLINK_INTRA } else { Protocol::NVLINK }
+    }
+}
+
+impl TransportConfig for NvlinkConfig {
+    const TRANSPORT: &'static str = "nvlink";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_invalid_setting_is_refused() {
+        let good = NvlinkConfig::default();
+        good.check().unwrap();
+        for config in [
+            NvlinkConfig { max_served: 0, ..good.clone() },
+            NvlinkConfig { answer_timeout: Duration::ZERO, ..good.clone() },
+            NvlinkConfig { upkeep_interval: Duration::ZERO, ..good.clone() },
+        ] {
+            config.check().unwrap_err();
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Settings of the TCP transport. Defaults are those of Mooncake C++ where it has the setting.
+
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use mooncake_core::{Error, Result};
+
+use super::TransportConfig;
+
+/// Framing of replies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Framing {
+    /// Version 1: a write has no reply, a read is answered by its bytes alone, and a refusal closes
+    /// the connection.
+    Plain,
+    /// Version 2: every reply begins with a status frame.
+    Acknowledged,
+}
+
+/// Settings of the TCP transport (crate `mooncake-tcp`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TcpConfig {
+    /// Address of the data port; `None` listens on every address of both families.
+    pub bind: Option<IpAddr>,
+    /// Data ports to choose from at random. A range of one is a fixed port, and `0..=0` lets the
+    /// kernel choose.
+    pub ports: RangeInclusive<u16>,
+    /// Host to publish for the data port. Peers use the host of the handshake port if it is empty.
+    pub data_host: String,
+    /// Newest framing to request from a peer. An older peer is sent the framing it supports.
+    pub framing: Framing,
+    /// Maximum number of connections to one peer, 1 to 64.
+    pub connections: usize,
+    /// Timeout of connecting.
+    pub connect_timeout: Duration,
+    /// Maximum time without progress of a response. The connection is closed after it.
+    pub answer_timeout: Duration,
+    /// Time without progress after which a second connection is attempted. Requests move to the
+    /// second connection if it opens while the first one still makes no progress: a new connection
+    /// notices a repaired network long before the old one does.
+    pub probe_after: Duration,
+    /// Maximum time without progress of a peer that sends a request body or reads a response.
+    pub progress_timeout: Duration,
+    /// Maximum number of requests in flight on one connection. Further requests wait in its queue.
+    pub window: usize,
+    /// Maximum number of waiting and in-flight requests of one connection. Further requests fail.
+    pub max_queued: usize,
+    /// Shortest transfer in bytes that is striped over several connections.
+    pub stripe_threshold: usize,
+    /// Number of stripes, at least 1 and at most the number of connections. Stripes are faster even
+    /// on a single-threaded runtime, because the data in each socket fits the processor's caches.
+    pub stripes: usize,
+    /// Maximum number of connections served at a time, and at most half of the process's file
+    /// descriptor limit. A further connection replaces the connection that has waited longest for
+    /// a request. It is closed if every connection has a request in progress.
+    pub max_served: usize,
+    /// Send buffer of a connection in bytes; 0 lets the kernel adapt it.
+    pub send_buffer: usize,
+    /// Receive buffer of a connection in bytes; 0 lets the kernel adapt it.
+    pub receive_buffer: usize,
+}
+
+impl Default for TcpConfig {
+    fn default() -> Self {
+        Self {
+            bind: None,
+            ports: 15000..=17000,
+            data_host: String::new(),
+            framing: Framing::Acknowledged,
+            connections: 4,
+            connect_timeout: Duration::from_secs(5),
+            answer_timeout: Duration::from_secs(30),
+            probe_after: Duration::from_secs(1),
+            progress_timeout: Duration::from_secs(30),
+            window: 256,
+            max_queued: 65536,
+            stripe_threshold: 2 << 20,
+            stripes: 4,
+            max_served: 4096,
+            send_buffer: 0,
+            receive_buffer: 0,
+        }
+    }
+}
+
+impl TcpConfig {
+    /// Checks the settings.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` with the name of the first invalid setting.
+    pub fn check(&self) -> Result<()> {
+        let fault = if self.ports.is_empty() {
+            "the range of data ports is empty"
+        } else if !(1..=MAX_CONNECTIONS).contains(&self.connections) {
+            "connections must be 1 to 64"
+        } else if self.window == 0 || self.max_queued == 0 || self.max_served == 0 || self.stripes == 0 {
+            "window, max_queued, max_served and stripes must not be 0"
+        } else if self.connect_timeout.is_zero()
+            || self.answer_timeout.is_zero()
+            || self.progress_timeout.is_zero()
+            || self.probe_after.is_zero()
+        {
+            "connect_timeout, answer_timeout, progress_timeout and probe_after must not be 0"
+        } else {
+            return Ok(());
+        };
+        Err(Error::invalid(fault).context("cannot use TcpConfig"))
+    }
+}
+
+impl TransportConfig for TcpConfig {
+    const TRANSPORT: &'static str = "tcp";
+}
+
+/// Maximum number of connections to one peer: the number of bits of a word.
+const MAX_CONNECTIONS: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_invalid_setting_is_refused() {
+        let good = TcpConfig::default();
+        good.check().unwrap();
+        #[allow(clippy::reversed_empty_ranges)]
+        let bad = [
+            TcpConfig { ports: 2..=1, ..good.clone() },
+            TcpConfig { connections: 0, ..good.clone() },
+            TcpConfig { connections: 65, ..good.clone() },
+            TcpConfig { window: 0, ..good.clone() },
+            TcpConfig { answer_timeout: Duration::ZERO, ..good.clone() },
+        ];
+        for config in bad {
+            config.check().unwrap_err();
+        }
+    }
+}
