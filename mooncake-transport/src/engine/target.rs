@@ -162,7 +162,9 @@ impl<T: Transport> Target<T> {
 
     /// Something to sort by, equal for handles of the same target and route.
     pub(super) fn id(&self) -> usize {
-        self.pinned.as_ref().map_or_else(|| Arc::as_ptr(&self.inner).addr(), |route| Arc::as_ptr(route).addr())
+        self.pinned
+            .as_ref()
+            .map_or_else(|| Arc::as_ptr(&self.inner).addr(), |route| Arc::as_ptr(route).addr())
     }
 }
 
