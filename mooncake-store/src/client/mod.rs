@@ -334,7 +334,11 @@ impl<T: Transport> Inner<T> {
             let text = format!("cannot use memory of member {endpoint}: it is not mounted");
             return Err(Unreached::Failed(Error::new(ErrorCode::TransferFail, text)));
         }
-        target.pinned(before).map_err(Unreached::Newer)
+        target.pinned(before).map_err(|error| {
+            // What failed was an earlier process.
+            self.unreachable.answered(endpoint);
+            Unreached::Newer(error)
+        })
     }
 
     /// Learns from a transfer whether its member answers.
