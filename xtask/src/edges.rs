@@ -56,6 +56,34 @@ const EDGES: &[(&str, &[Edge])] = &[
         }],
     ),
     (
+        "sessions",
+        &[Edge {
+            program: "client",
+            test: "session_property::sessions_commit_what_was_written_and_keep_space_while_bytes_may_land",
+            bugs: &["session-forgets-dropped-writes", "session-ignores-late-writes"],
+        }],
+    ),
+    (
+        "D",
+        &[
+            Edge {
+                program: "client",
+                test: "identity::an_object_of_the_process_before_is_not_read_from_the_next_one",
+                bugs: &["store-ignores-instances"],
+            },
+            Edge {
+                program: "client",
+                test: "identity::memory_that_waits_for_its_mount_is_not_used",
+                bugs: &["store-ignores-pending-mounts"],
+            },
+            Edge {
+                program: "client",
+                test: "identity::a_reservation_of_the_process_before_is_not_written_to_the_next_one",
+                bugs: &["store-ignores-instances"],
+            },
+        ],
+    ),
+    (
         "C",
         &[
             Edge {

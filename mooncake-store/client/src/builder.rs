@@ -460,7 +460,10 @@ impl<W: Wires> ClientBuilder<W> {
             resolve_own(&name, &deadline).await?;
         }
         let engine = match shared {
-            Some(engine) => engine,
+            Some(engine) => {
+                engine.expect_mount();
+                engine
+            }
             None => {
                 let engine = Engine::builder(transport).name(&name).directory(directory.clone());
                 let with_port = embedded.is_none() || p2p;
@@ -556,7 +559,7 @@ async fn start<T: Transport>(
     config: &ClientConfig,
     with_port: bool,
 ) -> Result<Engine<T>> {
-    engine = engine.clock(config.clock.clone());
+    engine = engine.clock(config.clock.clone()).expect_mount();
     if !config.copy_in_process {
         engine = engine.local_copies(LocalCopies::Never);
     }

@@ -13,7 +13,7 @@ use mooncake_core::clock::Moment;
 use mooncake_core::memory::HostMemory;
 use mooncake_core::replica::{MemoryLocation, ReplicaList, ReplicaStatus};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
-use mooncake_transport::engine::Request;
+use mooncake_transport::engine::{LookUps, Request};
 use mooncake_transport::{BufferPool, PoolBuf, PoolConfig, SliceMut, Source, Transport};
 
 use super::buffers::{Front, Incoming};
@@ -21,11 +21,14 @@ use super::deadline::{Deadline, late};
 use super::disk::{BORROWED, BYTES_BORROWED, Loan, on_disk};
 #[cfg(feature = "disk")]
 use super::disk::{in_file, is_gone};
+use super::located::Asked;
 use super::metrics::{Counting, Operation};
-use super::{Inner, is_lost, shown};
+use super::{Inner, Owner, is_lost, shown};
 
 /// How often the master is asked where an object lies.
 const ROUNDS: usize = 2;
+/// How often the master is asked again because a member was found after it was asked.
+const LATE_ROUNDS: usize = 2;
 /// From this length on a value gets pages of its own when the local buffer has no room for it.
 const OWN_PAGES: usize = 64 << 10;
 
@@ -61,7 +64,8 @@ pub(super) async fn read<T: Transport>(
     let mut reads: Vec<Read<'_, T>> =
         keys.iter().zip(wants).map(|(key, want)| Read::new(key, want)).collect();
     let mut asked = client.usable();
-    for round in 0..ROUNDS {
+    let (mut round, mut rounds) = (0, ROUNDS);
+    while round < rounds {
         if asked.is_err() || (round > 0 && deadline.is_over()) {
             break;
         }
@@ -78,6 +82,8 @@ pub(super) async fn read<T: Transport>(
             Err(error) if round == 0 => asked = Err(error),
             Err(_) => break,
         }
+        rounds += usize::from(rounds < ROUNDS + LATE_ROUNDS && reads.iter().any(|read| read.too_early));
+        round += 1;
     }
     for read in reads.iter().filter(|read| read.from_afar) {
         if let State::Found(len) = read.state {
@@ -104,7 +110,7 @@ pub(super) async fn read_to<T: Transport>(
     client: &Arc<Inner<T>>,
     key: &[u8],
     list: ReplicaList,
-    asked: Moment,
+    asked: Asked,
     room: PoolBuf<T>,
     deadline: &Deadline,
 ) -> Result<Option<Bytes>> {
@@ -138,6 +144,10 @@ struct Read<'a, T: Transport> {
     /// What an owner has lent.
     loan: Option<Arc<Loan>>,
     lease: Moment,
+    /// What the engine knew when the master was asked.
+    known: LookUps,
+    /// The master was asked before a member was found, and has to be asked again.
+    too_early: bool,
     /// What the bytes must come to, when this client compares.
     checksum: Option<u64>,
     /// The value, as this client has kept it.
@@ -171,6 +181,8 @@ impl<'a, T: Transport> Read<'a, T> {
             company: BORROWED,
             loan: None,
             lease: Moment::default(),
+            known: LookUps::default(),
+            too_early: false,
             checksum: None,
             kept: None,
             from_afar: false,
@@ -180,6 +192,11 @@ impl<'a, T: Transport> Read<'a, T> {
 
     fn pending(&self) -> bool {
         matches!(self.state, State::Pending(_))
+    }
+
+    /// Whether there is something to try by the present answer.
+    fn open(&self) -> bool {
+        self.pending() && !self.too_early
     }
 
     fn outcome(self) -> Outcome<T> {
@@ -202,7 +219,8 @@ impl<'a, T: Transport> Read<'a, T> {
     }
 
     /// Takes in the master's answer.
-    fn located(&mut self, client: &Inner<T>, answer: Result<ReplicaList>, asked: Moment) {
+    fn located(&mut self, client: &Inner<T>, answer: Result<ReplicaList>, asked: Asked) {
+        (self.known, self.too_early) = (asked.known, false);
         let list = match answer {
             Ok(list) => list,
             Err(error) => {
@@ -215,7 +233,7 @@ impl<'a, T: Transport> Read<'a, T> {
                 return;
             }
         };
-        self.lease = asked.after(list.lease);
+        self.lease = asked.at.after(list.lease);
         self.checksum = list.checksum.filter(|_| client.config.checksum);
         self.replicas.clear();
         let readable = || list.replicas.iter().filter(|replica| replica.status == ReplicaStatus::Complete);
@@ -276,7 +294,7 @@ async fn locate<T: Transport>(
 ) -> Result<()> {
     let keys: Vec<&[u8]> = pending.iter().map(|&i| reads[i].key).collect();
     // The lease began when the master answered; counting from before we asked is on the safe side.
-    let asked = client.config.clock.now();
+    let asked = client.asked();
     let call = client.master.locate(&client.config.tenant, &keys);
     let answers = deadline.bound("replica list", call).await?;
     for (&i, answer) in pending.iter().zip(answers) {
@@ -309,15 +327,17 @@ async fn fetch<T: Transport>(
     counting: &mut Counting<'_>,
 ) {
     loop {
-        let mut endpoints: Vec<String> = Vec::new();
+        let mut owners: Vec<Owner> = Vec::new();
         let mut wanted: Vec<(usize, usize, MemoryLocation)> = Vec::new();
         let mut others = false;
-        for (i, read) in reads.iter_mut().enumerate().filter(|(_, read)| read.pending()) {
+        for (i, read) in reads.iter_mut().enumerate().filter(|(_, read)| read.open()) {
             let Some(at) = read.replicas.pop() else { continue };
             others |= !read.replicas.is_empty();
-            let peer = endpoints.iter().position(|e| *e == at.endpoint).unwrap_or_else(|| {
-                endpoints.push(at.endpoint.clone());
-                endpoints.len() - 1
+            let named = read.loan.is_none().then_some(read.known);
+            let peer = owners.iter().position(|(e, n)| *e == at.endpoint && *n == named);
+            let peer = peer.unwrap_or_else(|| {
+                owners.push((at.endpoint.clone(), named));
+                owners.len() - 1
             });
             wanted.push((i, peer, at));
         }
@@ -331,7 +351,7 @@ async fn fetch<T: Transport>(
             }
             return;
         }
-        let peers = client.reach_all(&endpoints, deadline).await;
+        let peers = client.reach_owners(&owners, deadline).await;
         // A member that keeps us waiting must not use up the time of the one that stands in for it.
         let landing = if others { deadline.portion(1, 2) } else { deadline.portion(15, 16) };
         let (since, mut bytes) = (counting.moving(), 0);
@@ -348,9 +368,10 @@ async fn fetch<T: Transport>(
                         requests.push(Request::new(reached, at.address, place));
                     }
                     (Ok(_), None) => {}
-                    (Err(error), place) => {
+                    (Err(why), place) => {
                         reads[*i].place = place;
-                        reads[*i].state = State::Pending(Some(error.clone()));
+                        reads[*i].too_early = why.is_newer();
+                        reads[*i].state = State::Pending(Some(why.error().clone()));
                     }
                 }
             }
@@ -370,9 +391,9 @@ async fn fetch<T: Transport>(
             let Some((peer, of, (results, requests))) = landed else { break };
             let now = client.config.clock.now();
             for ((i, result), request) in of.into_iter().zip(results).zip(requests) {
-                client.note(&endpoints[peer], &result);
+                client.note(&owners[peer].0, &result);
                 bytes += if result.is_ok() { request.transfer.buffer.local().span.len as u64 } else { 0 };
-                reads[i].from_afar = client.is_afar(&endpoints[peer]);
+                reads[i].from_afar = client.is_afar(&owners[peer].0);
                 reads[i].landed(result, request.transfer.buffer, now);
             }
         }
@@ -388,7 +409,7 @@ async fn borrow<T: Transport>(
 ) -> bool {
     let mut asked: Vec<(String, Vec<usize>, u64)> = Vec::new();
     let mut company = BORROWED;
-    for (i, read) in reads.iter_mut().enumerate().filter(|(_, read)| read.pending()) {
+    for (i, read) in reads.iter_mut().enumerate().filter(|(_, read)| read.open()) {
         let (Some(endpoint), Some(place)) = (read.disks.last(), &read.place) else { continue };
         let len = Source::<T>::local(place).span.len as u64;
         match asked.iter_mut().find(|(known, ..)| known == endpoint) {
@@ -445,7 +466,7 @@ async fn read_files<T: Transport>(
     deadline: &Deadline,
 ) -> bool {
     let Some(files) = &client.files else { return false };
-    let asked = reads.iter_mut().filter(|read| read.pending()).filter_map(|read| {
+    let asked = reads.iter_mut().filter(|read| read.open()).filter_map(|read| {
         let path = read.files.pop()?;
         let mut place = read.place.take()?;
         Some(async move {

@@ -39,12 +39,13 @@ mod version;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::time::Duration;
 
 use mooncake_core::clock::Rng;
 use mooncake_core::fork::ParentOnly;
 use mooncake_core::ids::ClientId;
-use mooncake_core::{Error, ErrorKind, Result};
-use mooncake_transport::engine::{Engine, Target};
+use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_transport::engine::{Engine, LookUps, Target};
 use mooncake_transport::{Directory, Transport};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -287,14 +288,7 @@ impl<T: Transport> Inner<T> {
         Ok(())
     }
 
-    /// Ways to the members at these endpoints, each for itself.
-    async fn reach_all(&self, endpoints: &[String], deadline: &Deadline) -> Vec<Result<Target<T>>> {
-        match endpoints {
-            [one] => vec![self.reach(one, deadline).await],
-            many => futures::future::join_all(many.iter().map(|one| self.reach(one, deadline))).await,
-        }
-    }
-
+    /// A way to the member at an endpoint.
     async fn reach(&self, endpoint: &str, deadline: &Deadline) -> Result<Target<T>> {
         self.unreachable.check(endpoint)?;
         let reached = deadline.bound("reaching a member", self.engine.open(endpoint)).await;
@@ -302,6 +296,57 @@ impl<T: Transport> Inner<T> {
             self.failed(endpoint, error);
         }
         reached.map_err(|error| error.context(format!("member {endpoint}")))
+    }
+
+    /// Ways to the owners of memory, each for itself.
+    async fn reach_owners(&self, owners: &[Owner], deadline: &Deadline) -> Vec<Reached<T>> {
+        match owners {
+            [(one, named)] => vec![self.reach_owner(one, *named, deadline).await],
+            many => {
+                let reached = many.iter().map(|(one, named)| self.reach_owner(one, *named, deadline));
+                futures::future::join_all(reached).await
+            }
+        }
+    }
+
+    /// Ways to the owners of memory that the master granted, each for itself. `known` is from before the master was asked.
+    async fn reach_granted(
+        &self,
+        endpoints: &[String],
+        known: LookUps,
+        deadline: &Deadline,
+    ) -> Vec<Reached<T>> {
+        match endpoints {
+            [one] => vec![self.reach_owner(one, Some(known), deadline).await],
+            many => {
+                let reached = many.iter().map(|one| self.reach_owner(one, Some(known), deadline));
+                futures::future::join_all(reached).await
+            }
+        }
+    }
+
+    async fn reach_owner(&self, endpoint: &str, named: Option<LookUps>, deadline: &Deadline) -> Reached<T> {
+        let mut target = self.reach(endpoint, deadline).await.map_err(Unreached::Failed)?;
+        let Some(before) = named else { return Ok(target) };
+        // Its mount is under way, or it is gone again.
+        for pause in MOUNT_PAUSES {
+            if !target.awaits_mount() {
+                break;
+            }
+            self.engine.forget(endpoint);
+            tokio::time::sleep(pause.min(deadline.left())).await;
+            target = self.reach(endpoint, deadline).await.map_err(Unreached::Failed)?;
+        }
+        if target.awaits_mount() {
+            self.engine.forget(endpoint);
+            let text = format!("cannot use memory of member {endpoint}: it is not mounted");
+            return Err(Unreached::Failed(Error::new(ErrorCode::TransferFail, text)));
+        }
+        target.pinned(before).map_err(|error| {
+            // What failed was an earlier process.
+            self.unreachable.answered(endpoint);
+            Unreached::Newer(error)
+        })
     }
 
     /// Learns from a transfer whether its member answers.
@@ -324,6 +369,41 @@ impl<T: Transport> Inner<T> {
     fn is_near(&self, endpoint: &str) -> bool {
         config::split_port(endpoint).0 == config::split_port(&self.endpoint).0
     }
+}
+
+/// Pauses between look-ups of a member whose mount is under way.
+const MOUNT_PAUSES: [Duration; 3] =
+    [Duration::from_millis(5), Duration::from_millis(20), Duration::from_millis(80)];
+
+/// Endpoint of the owner of memory. If the master named the memory: what the engine knew before the master was asked.
+type Owner = (String, Option<LookUps>);
+
+/// A way to the owner of memory that an answer of the master names, good for that memory only.
+type Reached<T> = Result<Target<T>, Unreached>;
+
+/// Reason why memory that an answer of the master names cannot be used.
+#[derive(Debug)]
+enum Unreached {
+    /// The member does not answer.
+    Failed(Error),
+    /// The member was found after the master was asked, so the answer may be about an earlier process. The master has to be asked again.
+    Newer(Error),
+}
+
+impl Unreached {
+    fn error(&self) -> &Error {
+        match self {
+            Unreached::Failed(error) | Unreached::Newer(error) => error,
+        }
+    }
+
+    fn is_newer(&self) -> bool {
+        matches!(self, Unreached::Newer(_))
+    }
+}
+
+fn is_newer<T: Transport>(reached: &Reached<T>) -> bool {
+    reached.as_ref().is_err_and(Unreached::is_newer)
 }
 
 impl<T: Transport> Clone for Client<T> {

@@ -16,6 +16,7 @@ use mooncake_core::clock::Moment;
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaStatus};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::Transport;
+use mooncake_transport::engine::LookUps;
 use parking_lot::Mutex;
 
 use super::deadline::Deadline;
@@ -70,9 +71,18 @@ pub(super) enum Verdict {
     Ask,
 }
 
+/// The moment before the master was asked, and what the engine knew then.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    pub(super) at: Moment,
+    pub(super) known: LookUps,
+}
+
 /// What the master said of an object.
 #[derive(Clone, Debug)]
 pub(super) struct Answer {
+    /// Processes that were found before the master was asked: the memory that it named is of none before these.
+    pub(super) known: LookUps,
     /// Those that can be read, the best last; before them those on disks.
     replicas: Vec<Replica>,
     pub(super) lease: Moment,
@@ -258,17 +268,22 @@ pub(super) fn name<S>(shared: &Arc<S>) -> usize {
 }
 
 impl<T: Transport> Inner<T> {
-    pub(super) fn located(&self, key: &[u8], list: ReplicaList, asked: Moment) -> Result<Located> {
+    /// Notes that the master is asked now.
+    pub(super) fn asked(&self) -> Asked {
+        Asked { at: self.config.clock.now(), known: self.engine.look_ups() }
+    }
+
+    pub(super) fn located(&self, key: &[u8], list: ReplicaList, asked: Asked) -> Result<Located> {
         let (size, answer) = self.answer(key, list, asked)?;
         let known = Mutex::new(Known { answer: Arc::new(answer), given: Given::Nothing, on_disk: None });
         Ok(Located { place: Arc::new(Place { key: key.to_vec(), size, known }) })
     }
 
     /// The object's length, and the answer.
-    fn answer(&self, key: &[u8], list: ReplicaList, asked: Moment) -> Result<(u64, Answer)> {
+    fn answer(&self, key: &[u8], list: ReplicaList, asked: Asked) -> Result<(u64, Answer)> {
         let kept = self.kept(key, &list);
         // The lease began when the master answered; counting from before we asked is on the safe side.
-        let lease = asked.after(list.lease);
+        let lease = asked.at.after(list.lease);
         let mut replicas = list.replicas;
         replicas.retain(|replica| {
             let readable = replica.location.memory().is_some() || on_disk(replica).is_some();
@@ -287,7 +302,8 @@ impl<T: Transport> Inner<T> {
         #[cfg(feature = "disk")]
         replicas.sort_by_key(|replica| in_file(replica).is_none());
         let kept = kept.filter(|kept| kept.len() as u64 == size);
-        Ok((size, Answer { replicas, lease, checksum: list.checksum, kept, value: 0 }))
+        let known = asked.known;
+        Ok((size, Answer { known, replicas, lease, checksum: list.checksum, kept, value: 0 }))
     }
 
     /// Asks the master again where these objects lie. What became of each: whether there is something new, or that it is gone.
@@ -326,7 +342,7 @@ impl<T: Transport> Inner<T> {
     /// What the master says of these objects now; nothing when it does not answer.
     pub(super) async fn ask(&self, places: &[Arc<Place>], deadline: &Deadline) -> Vec<Result<(u64, Answer)>> {
         let keys: Vec<&[u8]> = places.iter().map(|place| &*place.key).collect();
-        let asked = self.config.clock.now();
+        let asked = self.asked();
         match deadline.bound("replica list", self.master.locate(&self.config.tenant, &keys)).await {
             Ok(answers) => {
                 let answers = keys.iter().zip(answers);
@@ -355,7 +371,7 @@ mod tests {
             status: ReplicaStatus::Complete,
         };
         let replicas = ids.iter().map(replica).collect();
-        Answer { replicas, lease: Moment(10), checksum, kept: None, value: 0 }
+        Answer { known: LookUps::default(), replicas, lease: Moment(10), checksum, kept: None, value: 0 }
     }
 
     /// Of one value for all time.

@@ -15,6 +15,7 @@ use mooncake_core::clock::Moment;
 use mooncake_core::ids::ObjectKey;
 use mooncake_core::replica::{Replica, ReplicaLocation, ReplicaType, ReplicateConfig};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_transport::engine::{self, LookUps};
 use mooncake_transport::{Slice, Transport};
 
 use super::buffers::Outgoing;
@@ -25,7 +26,7 @@ use super::disk::FilePut;
 use super::metrics::Operation;
 use super::room::{Room, may_come, too_large};
 use super::send::{Flight, Target};
-use super::{Inner, shown};
+use super::{Inner, is_newer, shown};
 use mooncake_protocol::api::{EndItem, PutItem, WriteMode};
 
 /// How often space is asked for, when members that were to hold the object could not be reached.
@@ -191,6 +192,7 @@ pub(crate) async fn write<T: Transport>(
             }
         }
         asked = true;
+        writing.reach_owners(items, &config).await;
         let since = counting.moving();
         writing.transfer(items).await;
         counting.moved(since, writing.landed_bytes(items));
@@ -402,6 +404,10 @@ pub(super) struct Writing<'a, T: Transport> {
     pub(super) grants: Vec<Grant<'a>>,
     pub(super) targets: Vec<Target>,
     pub(super) endpoints: Vec<String>,
+    /// What the engine knew before the master was asked for space.
+    known: LookUps,
+    /// Ways to the members, in the order of `endpoints`.
+    pub(super) peers: Vec<Result<engine::Target<T>>>,
     pub(super) flights: VecDeque<Flight<T>>,
     /// Some replica is of a kind that is not written from here.
     others: bool,
@@ -417,6 +423,8 @@ impl<'a, T: Transport> Writing<'a, T> {
             grants: Vec::new(),
             targets: Vec::new(),
             endpoints: Vec::new(),
+            known: client.engine.look_ups(),
+            peers: Vec::new(),
             flights: VecDeque::new(),
             others: false,
         }
@@ -500,6 +508,41 @@ impl<'a, T: Transport> Writing<'a, T> {
         }
         if !written {
             self.grants[grant].fail(Error::internal("the master granted no memory to write to"));
+        }
+    }
+
+    /// Finds ways to the members that space was granted at. If a member was found after the master was asked, the grant may be in memory of
+    /// an earlier process. So the master is asked again, and repeats the grant only if it still stands. A master that does not
+    /// [fence writes](crate::api::MasterApi::fences_writes) cannot repeat it.
+    async fn reach_owners(&mut self, items: &[Item<'a, T>], config: &ReplicateConfig) {
+        let mut reached = self.client.reach_granted(&self.endpoints, self.known, self.deadline).await;
+        if reached.iter().any(is_newer) && !self.deadline.is_over() {
+            self.known = self.client.engine.look_ups();
+            if self.client.master.fences_writes() {
+                self.confirm_grants(items, config).await;
+            }
+            reached = self.client.reach_granted(&self.endpoints, self.known, self.deadline).await;
+        }
+        self.peers = reached.into_iter().map(|reached| reached.map_err(|why| why.error().clone())).collect();
+    }
+
+    /// Asks for the same space again, and fails the grants that are gone.
+    async fn confirm_grants(&mut self, items: &[Item<'a, T>], config: &ReplicateConfig) {
+        let of: Vec<usize> = self.grants.iter().map(|grant| grant.item).collect();
+        let config = of_some(config, &of, items.len());
+        let item = |&i: &usize| PutItem { key: items[i].key, len: items[i].value.len() as u64 };
+        let asked: Vec<PutItem<'_>> = of.iter().map(item).collect();
+        match self.ask(&asked, &config).await {
+            Ok(answers) => {
+                for (grant, answer) in answers.into_iter().enumerate() {
+                    let targets = self.targets.iter().filter(|target| target.grant == grant);
+                    let granted = targets.map(|target| (&*self.endpoints[target.peer], target.remote));
+                    if !answer.is_ok_and(|replicas| are_at(&replicas, granted)) {
+                        self.grants[grant].fail(Error::new(ErrorCode::TransferFail, REPLACED));
+                    }
+                }
+            }
+            Err(error) => self.grants.iter_mut().for_each(|grant| grant.fail(error.clone())),
         }
     }
 
@@ -601,6 +644,18 @@ impl<'a, T: Transport> Writing<'a, T> {
             }),
         }
     }
+}
+
+/// The owner of granted space was replaced by another process.
+pub(super) const REPLACED: &str = "cannot write to granted space: its owner was replaced by another process";
+
+/// Whether the replicas in memory are at these endpoints and addresses, in this order.
+pub(super) fn are_at<'a>(replicas: &[Replica], mut granted: impl Iterator<Item = (&'a str, u64)>) -> bool {
+    let mut memory = replicas.iter().filter_map(|replica| replica.location.memory());
+    let all = granted.all(|(endpoint, address)| {
+        memory.next().is_some_and(|at| at.endpoint == endpoint && at.address == address)
+    });
+    all && memory.next().is_none()
 }
 
 /// A master that no longer knows of a write was restarted, or lost the memory it was to lie in.

@@ -25,10 +25,13 @@ use super::deadline::{Deadline, late};
 use super::disk::BORROWED;
 use super::located::{Answer, Located, Place, Reading, Renewed, name};
 use super::metrics::{Counting, Operation};
-use super::{Client, Inner, shown};
+use super::{Client, Inner, Owner, shown};
 
 /// How often what an answer of the master says is tried.
 const ROUNDS: usize = 2;
+
+/// How often the master is asked again because a member was found after it was asked.
+const LATE_ROUNDS: usize = 2;
 
 /// A part of an object to read.
 #[derive(Debug)]
@@ -51,11 +54,11 @@ impl<T: Transport> Client<T> {
     /// The outer one means that nothing is known of any. `INVALID_REPLICA` for an object that is neither in memory nor on a client's disk.
     pub async fn locate<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Result<Option<Located>>>> {
         let inner = &self.inner;
-        let mut asked = inner.config.clock.now();
+        let mut asked = inner.asked();
         let mut answers = self.batch_replicas(keys).await?;
         // Leases that were over before the master answered are of no use to anybody, and now it does answer.
-        let now = inner.config.clock.now();
-        if answers.iter().flatten().flatten().any(|list| asked.after(list.lease) <= now) {
+        let now = inner.asked();
+        if answers.iter().flatten().flatten().any(|list| asked.at.after(list.lease) <= now.at) {
             asked = now;
             answers = self.batch_replicas(keys).await?;
         }
@@ -81,7 +84,8 @@ impl<T: Transport> Client<T> {
         if let Err(error) = &usable {
             ranges.iter_mut().for_each(|range| range.outcome = Some(Err(error.clone())));
         }
-        for round in 0..ROUNDS {
+        let (mut round, mut rounds) = (0, ROUNDS);
+        while round < rounds {
             if round > 0 && (deadline.is_over() || !inner.locate_again(&mut ranges, &deadline).await) {
                 break;
             }
@@ -92,6 +96,8 @@ impl<T: Transport> Client<T> {
                     break;
                 }
             }
+            rounds += usize::from(rounds < ROUNDS + LATE_ROUNDS && ranges.iter().any(Range::is_too_early));
+            round += 1;
         }
         inner.came_in_parts(&ranges);
         let ended: Vec<_> = ranges.into_iter().filter_map(Range::finish).collect();
@@ -105,6 +111,8 @@ struct Range<T: Transport> {
     object: Located,
     /// By which it is read.
     answer: Arc<Answer>,
+    /// The master gave the answer before a member was found, and has to be asked again.
+    too_early: bool,
     /// Replicas not tried yet, those on disks too.
     left: usize,
     /// Together with how many it may be asked of an owner of a disk: one has refused it with more. 0: not even in one piece with others.
@@ -140,6 +148,7 @@ impl<T: Transport> Range<T> {
         Self {
             object,
             answer,
+            too_early: false,
             left,
             company: BORROWED,
             lent: None,
@@ -150,6 +159,15 @@ impl<T: Transport> Range<T> {
             failure: None,
             outcome,
         }
+    }
+
+    /// Whether there is something to try by the present answer.
+    fn is_open(&self) -> bool {
+        self.outcome.is_none() && !self.too_early
+    }
+
+    fn is_too_early(&self) -> bool {
+        self.outcome.is_none() && self.too_early
     }
 
     fn finish(self) -> Option<RangeOutcome<T>> {
@@ -248,6 +266,7 @@ impl<T: Transport> Inner<T> {
             match learnt.get(&name(&range.object.place)) {
                 Some(Ok(true)) => {
                     range.answer = range.object.place.answer();
+                    range.too_early = false;
                     range.left = range.answer.tries();
                     more = true;
                 }
@@ -305,15 +324,17 @@ impl<T: Transport> Inner<T> {
         deadline: &Deadline,
         counting: &mut Counting<'_>,
     ) -> bool {
-        let mut endpoints: Vec<String> = Vec::new();
+        let mut owners: Vec<Owner> = Vec::new();
         let mut wanted: Vec<(usize, usize, u64)> = Vec::new();
         let mut others = false;
-        for (i, range) in ranges.iter_mut().enumerate().filter(|(_, range)| range.outcome.is_none()) {
+        for (i, range) in ranges.iter_mut().enumerate().filter(|(_, range)| range.is_open()) {
             let Some((endpoint, address)) = range.next_place() else { continue };
             others |= range.left > 0;
-            let peer = endpoints.iter().position(|e| *e == endpoint).unwrap_or_else(|| {
-                endpoints.push(endpoint);
-                endpoints.len() - 1
+            let named = range.lent.is_none().then_some(range.answer.known);
+            let peer = owners.iter().position(|(e, n)| *e == endpoint && *n == named);
+            let peer = peer.unwrap_or_else(|| {
+                owners.push((endpoint, named));
+                owners.len() - 1
             });
             wanted.push((i, peer, address));
         }
@@ -326,7 +347,7 @@ impl<T: Transport> Inner<T> {
             #[cfg(not(feature = "disk"))]
             return false;
         }
-        let peers = self.reach_all(&endpoints, deadline).await;
+        let peers = self.reach_owners(&owners, deadline).await;
         // A member that keeps us waiting must not use up the time of the one that stands in for it.
         let landing = if others { deadline.portion(1, 2) } else { deadline.portion(15, 16) };
         let since = counting.moving();
@@ -336,7 +357,10 @@ impl<T: Transport> Inner<T> {
             let (mut of, mut requests) = (Vec::new(), Vec::new());
             for &(i, _, remote) in wanted.iter().filter(|(_, p, _)| *p == peer) {
                 match reached {
-                    Err(error) => (ranges[i].failure, ranges[i].lent) = (Some(error.clone()), None),
+                    Err(why) => {
+                        (ranges[i].failure, ranges[i].lent) = (Some(why.error().clone()), None);
+                        ranges[i].too_early = why.is_newer();
+                    }
                     Ok(reached) => {
                         let Some(into) = ranges[i].into.take() else { continue };
                         of.push(i);
@@ -349,7 +373,7 @@ impl<T: Transport> Inner<T> {
                 flights.push(async move { (peer, of, results.await) });
             }
         }
-        let bytes = self.land(ranges, flights, &endpoints, deadline).await;
+        let bytes = self.land(ranges, flights, &owners, deadline).await;
         counting.moved(since, bytes);
         self.confirm(ranges, deadline).await;
         if deadline.is_over() {
@@ -366,7 +390,7 @@ impl<T: Transport> Inner<T> {
         self: &Arc<Self>,
         ranges: &mut [Range<T>],
         mut flights: FuturesUnordered<impl Future<Output = Flight<T>>>,
-        endpoints: &[String],
+        owners: &[Owner],
         deadline: &Deadline,
     ) -> u64 {
         let mut bytes = 0;
@@ -382,9 +406,9 @@ impl<T: Transport> Inner<T> {
                     let Some((peer, of, (results, requests))) = flight else { return bytes };
                     let now = clock.now();
                     for ((i, result), request) in of.into_iter().zip(results).zip(requests) {
-                        self.note(&endpoints[peer], &result);
+                        self.note(&owners[peer].0, &result);
                         bytes += if result.is_ok() { request.transfer.buffer.len() as u64 } else { 0 };
-                        ranges[i].from_afar = self.is_afar(&endpoints[peer]);
+                        ranges[i].from_afar = self.is_afar(&owners[peer].0);
                         ranges[i].landed(result, request.transfer.buffer, now, self.config.checksum);
                     }
                 }

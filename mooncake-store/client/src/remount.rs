@@ -186,6 +186,10 @@ impl<T: Transport> Inner<T> {
         }
         // A master of the existing system counts a client as known only after this call.
         deadline.bound("mounting again", self.master.remount(self.id, &all)).await?;
+        if !all.is_empty() {
+            // The master has given up what earlier processes had there, so its answers are about this one.
+            deadline.bound("publishing the mount", self.engine.mounted()).await?;
+        }
         let kept: Vec<_> = {
             let mut segments = self.segments.lock();
             segments.iter_mut().for_each(|mounted| mounted.confirmed = true);

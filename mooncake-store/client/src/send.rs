@@ -44,7 +44,7 @@ type Peers<T> = [Result<engine::Target<T>>];
 impl<T: Transport> Writing<'_, T> {
     /// Writes every replica of every grant; failures are noted in the grants.
     pub(super) async fn transfer(&mut self, items: &[Item<'_, T>]) {
-        let peers = self.client.reach_all(&self.endpoints, self.deadline).await;
+        let peers = std::mem::take(&mut self.peers);
         for target in &self.targets {
             if let Err(error) = &peers[target.peer] {
                 self.grants[target.grant].fail(error.clone());

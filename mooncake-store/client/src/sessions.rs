@@ -9,14 +9,15 @@ use mooncake_core::clock::Moment;
 use mooncake_core::ids::ObjectKey;
 use mooncake_core::replica::{MemoryLocation, Replica, ReplicaType, ReplicateConfig};
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_transport::engine::Request;
+use mooncake_transport::engine::{LookUps, Request};
 use mooncake_transport::{Slice, Transport};
 
 use self::written::{Flight, Written};
+use super::deadline::Deadline;
 use super::metrics::Operation;
-use super::put::{Attempt, OURS_FOR, of_some};
+use super::put::{Attempt, OURS_FOR, are_at, of_some};
 use super::room::{Room, may_come, too_large};
-use super::{Client, shown};
+use super::{Client, Owner, is_newer, shown};
 use mooncake_protocol::api::{EndItem, PutItem, WriteMode};
 
 /// Space granted for an object that nobody can read yet.
@@ -26,6 +27,8 @@ pub struct Reservation {
     size: u64,
     replicas: Vec<MemoryLocation>,
     attempt: Attempt,
+    /// Processes that were found before the master was last asked for the space.
+    known: LookUps,
     /// Shared with the tasks that wait for the transfers of dropped calls.
     written: Arc<Written>,
 }
@@ -76,7 +79,7 @@ impl<T: Transport> Client<T> {
         let deadline = inner.deadline();
         let puts: Vec<PutItem<'_>> =
             items.iter().map(|(key, len)| PutItem { key: key.as_ref(), len: *len }).collect();
-        let reservation = |put: &PutItem<'_>, answer: Result<Vec<Replica>>, attempt| {
+        let reservation = |put: &PutItem<'_>, answer: Result<Vec<Replica>>, attempt, known| {
             let replicas = answer.map_err(|error| error.context(shown(put.key)))?;
             let memory = replicas.iter().filter_map(|replica| replica.location.memory().cloned());
             let replicas: Vec<MemoryLocation> = memory.filter(|at| at.size == put.len).collect();
@@ -90,6 +93,7 @@ impl<T: Transport> Client<T> {
                 size: put.len,
                 replicas,
                 attempt,
+                known,
                 written: Arc::default(),
             })
         };
@@ -107,14 +111,18 @@ impl<T: Transport> Client<T> {
         let all = pending.len();
         while !pending.is_empty() {
             let attempt = Attempt::new(inner, WriteMode::Put);
+            let known = inner.engine.look_ups();
             let asked: Vec<PutItem<'_>> = pending.iter().map(|&i| puts[i]).collect();
             let config = of_some(config, &pending, puts.len());
             let call = inner.master.put_start(inner.caller(attempt.number), WriteMode::Put, &asked, &config);
             match deadline.bound("put start", call).await {
                 Ok(answers) => {
                     for (&i, answer) in pending.iter().zip(answers) {
-                        outcomes[i] = Some(reservation(&puts[i], answer, attempt));
+                        outcomes[i] = Some(reservation(&puts[i], answer, attempt, known));
                     }
+                    let of: Vec<usize> =
+                        pending.iter().copied().filter(|&i| matches!(outcomes[i], Some(Ok(_)))).collect();
+                    self.confirm_reserved(&of, &mut outcomes, &config, &deadline).await;
                 }
                 Err(error) if pending.len() == all => return Err(error),
                 // What was refused before stays refused.
@@ -127,6 +135,51 @@ impl<T: Transport> Client<T> {
         }
         let lost = || Err(Error::internal("a reservation without an outcome"));
         Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(lost).map_err(too_large)).collect())
+    }
+
+    /// Finds ways to the owners of reserved space. If one was found after the master was asked, the master is asked for the same space
+    /// again: the space may be in memory of an earlier process, and the master repeats the grant only if it still stands.
+    async fn confirm_reserved(
+        &self,
+        of: &[usize],
+        outcomes: &mut [Option<Result<Reservation>>],
+        config: &ReplicateConfig,
+        deadline: &Deadline,
+    ) {
+        let inner = &self.inner;
+        let mut objects: Vec<&mut Reservation> = Vec::with_capacity(of.len());
+        for (i, outcome) in outcomes.iter_mut().enumerate() {
+            if let Some(Ok(object)) = outcome.as_mut().filter(|_| of.contains(&i)) {
+                objects.push(object);
+            }
+        }
+        let Some(first) = objects.first() else { return };
+        let (attempt, known) = (first.attempt, first.known);
+        let mut endpoints: Vec<String> = Vec::new();
+        for at in objects.iter().flat_map(|object| &object.replicas) {
+            if !endpoints.contains(&at.endpoint) {
+                endpoints.push(at.endpoint.clone());
+            }
+        }
+        // A member that does not answer fails the writes to it.
+        if !inner.reach_granted(&endpoints, known, deadline).await.iter().any(is_newer) {
+            return;
+        }
+        let known = inner.engine.look_ups();
+        if !inner.master.fences_writes() {
+            objects.iter_mut().for_each(|object| object.known = known);
+            return;
+        }
+        let puts: Vec<PutItem<'_>> =
+            objects.iter().map(|object| PutItem { key: &object.key, len: object.size }).collect();
+        let call = inner.master.put_start(inner.caller(attempt.number), WriteMode::Put, &puts, config);
+        let Ok(answers) = deadline.bound("put start", call).await else { return };
+        for (object, answer) in objects.into_iter().zip(answers) {
+            let granted = object.replicas.iter().map(|at| (&*at.endpoint, at.address));
+            if answer.is_ok_and(|replicas: Vec<Replica>| are_at(&replicas, granted)) {
+                object.known = known;
+            }
+        }
     }
 
     /// Writes ranges of reserved objects to every replica of theirs, each range for itself.
@@ -147,18 +200,20 @@ impl<T: Transport> Client<T> {
             writes.iter().map(|write| write.check(inner.usable(), now)).collect();
         // Before the first await, so that a dropped future leaves its ranges unwritten.
         let mut flight = Flight::begin(inner, &writes, &mut outcomes);
-        let mut endpoints: Vec<String> = Vec::new();
+        let mut owners: Vec<Owner> = Vec::new();
         let mut posting = Vec::new();
         for (i, write) in writes.iter().enumerate().filter(|(i, _)| outcomes[*i].is_ok()) {
             for at in &write.object.replicas {
-                let peer = endpoints.iter().position(|e| *e == at.endpoint).unwrap_or_else(|| {
-                    endpoints.push(at.endpoint.clone());
-                    endpoints.len() - 1
+                let named = Some(write.object.known);
+                let peer = owners.iter().position(|(e, n)| *e == at.endpoint && *n == named);
+                let peer = peer.unwrap_or_else(|| {
+                    owners.push((at.endpoint.clone(), named));
+                    owners.len() - 1
                 });
                 posting.push((peer, i, at.address.saturating_add(write.offset), write.from.clone()));
             }
         }
-        let peers = inner.reach_all(&endpoints, &deadline).await;
+        let peers = inner.reach_owners(&owners, &deadline).await;
         posting.sort_by_key(|(peer, ..)| *peer);
         let (mut of, mut requests) = (Vec::with_capacity(posting.len()), Vec::with_capacity(posting.len()));
         for (peer, i, remote, from) in posting {
@@ -167,7 +222,7 @@ impl<T: Transport> Client<T> {
                     of.push((peer, i));
                     requests.push(Request::new(target, remote, from));
                 }
-                Err(error) => outcomes[i] = Err(error.clone()),
+                Err(why) => outcomes[i] = Err(why.error().clone()),
             }
         }
         let landing = deadline.portion(15, 16);
@@ -176,7 +231,7 @@ impl<T: Transport> Client<T> {
             flight.post(of, inner.engine.post_write(requests, Some(landing)).results());
         }
         for ((peer, i), result) in flight.landed().await {
-            inner.note(&endpoints[peer], &result);
+            inner.note(&owners[peer].0, &result);
             flight.note(i, &result);
             bytes += if result.is_ok() { writes[i].from.len() as u64 } else { 0 };
             if result.is_err() && outcomes[i].is_ok() {

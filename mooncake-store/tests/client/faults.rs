@@ -32,8 +32,14 @@ impl World {
     }
 
     pub(crate) async fn member(&self, segment: u64) -> (Client<Wire>, Arc<Wire>) {
+        self.named("127.0.0.1", segment).await
+    }
+
+    /// A member of that name.
+    pub(crate) async fn named(&self, name: &str, segment: u64) -> (Client<Wire>, Arc<Wire>) {
         let wire = Arc::new(Faulty::new(Arc::new(self.net.node()), 1, Faults::none()));
         let client = Client::builder()
+            .local_hostname(name)
             .master(MasterHandle::embedded(self.master.clone()))
             .segment(segment)
             .local_buffer(1 << 20)

@@ -27,7 +27,7 @@ async fn two_hundred_clients_return_to_a_restarted_master() {
     let wires = TransportOptions::named("tcp").unwrap().without_shared_memory();
     let engine = TransferEngine::builder()
         .handshake(host)
-        .wires(wires)
+        .transports(wires)
         .local_copies(LocalCopies::Never)
         .start()
         .await

@@ -17,6 +17,7 @@ mod herd;
 mod hot;
 #[path = "../http_support/mod.rs"]
 mod http;
+mod identity;
 mod lent;
 mod lossy;
 mod meeting;
@@ -27,6 +28,7 @@ mod room;
 #[cfg(all(feature = "transport-shm", feature = "transport-tcp"))]
 mod same_host;
 mod scenarios;
+mod session_property;
 mod sessions;
 #[cfg(feature = "transport-tcp")]
 mod shared_engine;

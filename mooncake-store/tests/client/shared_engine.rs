@@ -16,7 +16,7 @@ async fn engine() -> TransferEngine {
     let wires = TransportOptions::named("tcp").unwrap().without_shared_memory();
     TransferEngine::builder()
         .handshake(host)
-        .wires(wires)
+        .transports(wires)
         .local_copies(LocalCopies::Never)
         .start()
         .await

@@ -64,6 +64,7 @@ pub struct EngineBuilder<T: Transport> {
     local_copies: LocalCopies,
     caches: bool,
     refresh: Option<Duration>,
+    expects_mount: bool,
 }
 
 impl<T: Transport> EngineBuilder<T> {
@@ -84,6 +85,7 @@ impl<T: Transport> EngineBuilder<T> {
             local_copies,
             caches: true,
             refresh: None,
+            expects_mount: false,
         }
     }
 
@@ -144,6 +146,13 @@ impl<T: Transport> EngineBuilder<T> {
         self
     }
 
+    /// Calls [`Engine::expect_mount`] before the first descriptor is published.
+    #[must_use]
+    pub fn expect_mount(mut self) -> Self {
+        self.expects_mount = true;
+        self
+    }
+
     /// Opens the handshake port, takes the name and publishes an empty segment. With a handshake port it runs on the
     /// current tokio runtime; without one it needs none (an HTTP directory does).
     pub async fn start(mut self) -> Result<Engine<T>> {
@@ -185,6 +194,12 @@ impl<T: Transport> EngineBuilder<T> {
             caches: self.caches,
             meters: Meters::default(),
             targets: Mutex::new(HashMap::new()),
+            found: Default::default(),
+            mount: std::sync::atomic::AtomicU8::new(if self.expects_mount {
+                super::MOUNT_EXPECTED
+            } else {
+                super::NO_MOUNT
+            }),
             inbox: Arc::default(),
             server: Mutex::new(None),
             changes: AtomicU64::new(0),

@@ -15,7 +15,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::{FutureExt, Stream};
@@ -37,7 +37,7 @@ pub use builder::{EngineBuilder, HandshakePort, LocalCopies};
 pub use metrics::{Counts, PeerMetrics};
 pub use mixed::{Batch, BatchView, Buffer, Finished, Progress, Running, Status};
 pub use mooncake_core::EngineCode;
-pub use target::Target;
+pub use target::{LookUps, Target};
 
 use inbox::Inbox;
 use metrics::Meters;
@@ -48,6 +48,11 @@ use regions::{Entry, Regions};
 pub struct Engine<T: Transport> {
     inner: Arc<Inner<T>>,
 }
+
+/// States of [`Inner::mount`].
+const NO_MOUNT: u8 = 0;
+const MOUNT_EXPECTED: u8 = 1;
+const MOUNTED: u8 = 2;
 
 struct Inner<T: Transport> {
     transport: Arc<T>,
@@ -64,6 +69,9 @@ struct Inner<T: Transport> {
     regions: Arc<Regions>,
     meters: Meters,
     targets: Mutex<HashMap<String, Target<T>>>,
+    found: target::Found,
+    /// Whether descriptors tell that memory is not mounted yet.
+    mount: AtomicU8,
     inbox: Arc<Inbox>,
     server: Mutex<Option<HandshakeServer>>,
     /// How often what peers may reach has changed.
@@ -157,6 +165,32 @@ impl<T: Transport> Engine<T> {
 
     /// Waits until the directory says what is registered now.
     pub async fn settle_publication(&self) -> Result<()> {
+        self.inner.publish(false).await
+    }
+
+    /// Returns the processes found so far. Addresses that a third party is asked for afterwards may be used in these: see [`Target::pinned`].
+    pub fn look_ups(&self) -> LookUps {
+        self.inner.found.look_ups()
+    }
+
+    /// Lets descriptors tell, from the next publication on, that the memory is not mounted in a store yet. Until
+    /// [`mounted`](Self::mounted) is called, the store may hand out the same addresses for an earlier process of this name. Without effect
+    /// after the first mount.
+    pub fn expect_mount(&self) {
+        let mount = &self.inner.mount;
+        if mount.compare_exchange(NO_MOUNT, MOUNT_EXPECTED, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            self.inner.changes.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Publishes that a store has mounted memory of this engine, and so has given up what earlier processes had at its addresses.
+    ///
+    /// # Errors
+    /// Whatever keeps the directory from taking the descriptor.
+    pub async fn mounted(&self) -> Result<()> {
+        if self.inner.mount.swap(MOUNTED, Ordering::SeqCst) == MOUNT_EXPECTED {
+            self.inner.changes.fetch_add(1, Ordering::SeqCst);
+        }
         self.inner.publish(false).await
     }
 
@@ -294,6 +328,9 @@ impl<T: Transport> Inner<T> {
         desc.timestamp = timestamp(self.clock.wall_ms());
         desc.buffers = self.regions.buffers(&self.name);
         desc.extra.insert(target::INSTANCE.into(), self.regions.instance().into());
+        if self.mount.load(Ordering::SeqCst) == MOUNT_EXPECTED {
+            desc.extra.insert(target::UNMOUNTED.into(), true.into());
+        }
         desc.handshake.clone_from(&self.at);
         self.transport.describe(&mut desc);
         if desc.tcp_data_host.is_empty()

@@ -1,14 +1,17 @@
 //! Other engines as we know them: their descriptor, a way to them, and when to look again.
 
+use std::collections::VecDeque;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures::StreamExt;
 use mooncake_core::backoff::{Backoff, Pace};
 use mooncake_core::clock::{Moment, Rng};
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, ErrorCode, Result};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tracing::debug;
 
 use super::Inner;
@@ -23,6 +26,10 @@ use crate::transport::{Protocol, Transport};
 
 /// Key of our own in descriptors: tells one run of an engine from the next. Others ignore it.
 pub(super) const INSTANCE: &str = "instance";
+/// Key of our own in descriptors: the memory is not mounted in a store yet. Others ignore it.
+pub(super) const UNMOUNTED: &str = "unmounted";
+/// Processes whose numbers are remembered.
+const REMEMBERED: usize = 1024;
 /// How long a look-up that changed nothing keeps further ones away, so that a dead peer is not looked up per operation.
 const IN_VAIN: Pace = Pace { first: Duration::from_millis(250), most: Duration::from_secs(8) };
 /// How long a look-up takes at most, when the transfer has no deadline.
@@ -33,6 +40,8 @@ const LOOKS: usize = 16;
 /// An opened segment. A handle: clones share what is learned about it.
 pub struct Target<T: Transport> {
     inner: Arc<Shared<T>>,
+    /// The only route that transfers with this handle take.
+    pinned: Option<Arc<Route<T>>>,
 }
 
 struct Shared<T: Transport> {
@@ -49,13 +58,67 @@ pub(super) struct Route<T: Transport> {
     /// Its memory, when it is in this process.
     pub(super) local: Option<Arc<ExposedMemory>>,
     pub(super) meter: Arc<Meter>,
+    number: Number,
+}
+
+/// Point in the sequence in which an engine finds processes: all that it has found so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LookUps(u64);
+
+/// Place of a process in the sequence in which an engine finds processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Number(u64);
+
+impl Number {
+    /// This engine itself, and processes that name no instance: nothing tells them from earlier ones.
+    const ANY: Self = Self(0);
+    /// A process whose memory is not mounted yet.
+    const UNMOUNTED: Self = Self(u64::MAX);
+
+    fn is_in(self, before: LookUps) -> bool {
+        self.0 <= before.0
+    }
+}
+
+/// Numbers of the processes that an engine has found.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    last: AtomicU64,
+    /// Segment, instance and number of the latest, so that a process that is found again keeps its number.
+    latest: Mutex<VecDeque<(Box<str>, Box<str>, Number)>>,
+}
+
+impl Found {
+    pub(super) fn look_ups(&self) -> LookUps {
+        LookUps(self.last.load(Ordering::SeqCst))
+    }
+
+    /// Returns the number of the process that a descriptor of segment `name` tells of.
+    fn number(&self, name: &str, desc: &SegmentDesc) -> Number {
+        let Some(instance) = instance_of(desc) else { return Number::ANY };
+        if desc.extra.contains_key(UNMOUNTED) && !is_planted("store-ignores-pending-mounts") {
+            return Number::UNMOUNTED;
+        }
+        let mut latest = self.latest.lock();
+        if let Some((.., number)) = latest.iter().find(|(n, i, _)| **n == *name && **i == *instance) {
+            return *number;
+        }
+        let number = Number(self.last.fetch_add(1, Ordering::SeqCst) + 1);
+        latest.truncate(REMEMBERED - 1);
+        latest.push_front((name.into(), instance.into(), number));
+        number
+    }
+}
+
+fn instance_of(desc: &SegmentDesc) -> Option<&str> {
+    desc.extra.get(INSTANCE).and_then(|instance| instance.as_str())
 }
 
 impl<T: Transport> Target<T> {
     pub(super) fn new(name: &str, route: Route<T>, rng: Rng) -> Self {
         let route = RwLock::new(Arc::new(route));
         let refreshing = tokio::sync::Mutex::new(Backoff::new(rng));
-        Self { inner: Arc::new(Shared { name: name.into(), route, refreshing }) }
+        Self { inner: Arc::new(Shared { name: name.into(), route, refreshing }), pinned: None }
     }
 
     /// The segment's name.
@@ -68,19 +131,46 @@ impl<T: Transport> Target<T> {
         self.route().desc.clone()
     }
 
-    pub(super) fn route(&self) -> Arc<Route<T>> {
-        self.inner.route.read().clone()
+    /// Returns a handle whose transfers reach the process of the present route and no later one. For addresses that a third party,
+    /// such as the store's master, gave out after `before`.
+    ///
+    /// # Errors
+    /// `TRANSFER_FAIL` if that process was found after `before`, or waits for its first [mount](super::Engine::expect_mount): the addresses
+    /// may be those of an earlier process. Asking the third party again helps.
+    pub fn pinned(&self, before: LookUps) -> Result<Self> {
+        let route = self.route();
+        if !route.number.is_in(before) && !is_planted("store-ignores-instances") {
+            return Err(Error::new(
+                ErrorCode::TransferFail,
+                format!(
+                    "cannot use addresses in segment {:?}: its process was found after they were given out; ask for them again",
+                    self.inner.name
+                ),
+            ));
+        }
+        Ok(Self { inner: self.inner.clone(), pinned: Some(route) })
     }
 
-    /// Something to sort by, equal for handles of the same target.
+    /// Whether the process has told that its memory is not mounted yet.
+    pub fn awaits_mount(&self) -> bool {
+        self.route().number == Number::UNMOUNTED && !is_planted("store-ignores-pending-mounts")
+    }
+
+    pub(super) fn route(&self) -> Arc<Route<T>> {
+        self.pinned.clone().unwrap_or_else(|| self.inner.route.read().clone())
+    }
+
+    /// Something to sort by, equal for handles of the same target and route.
     pub(super) fn id(&self) -> usize {
-        Arc::as_ptr(&self.inner).addr()
+        self.pinned
+            .as_ref()
+            .map_or_else(|| Arc::as_ptr(&self.inner).addr(), |route| Arc::as_ptr(route).addr())
     }
 }
 
 impl<T: Transport> Clone for Target<T> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone() }
+        Self { inner: self.inner.clone(), pinned: self.pinned.clone() }
     }
 }
 
@@ -92,7 +182,7 @@ impl<T: Transport> fmt::Debug for Target<T> {
 
 impl<T: Transport> Route<T> {
     fn instance(&self) -> Option<&str> {
-        self.desc.extra.get(INSTANCE).and_then(|i| i.as_str())
+        instance_of(&self.desc)
     }
 
     /// Whether a request that failed on `old` may run here: the range is (still, or by now) registered, and it is not memory of an
@@ -129,7 +219,7 @@ impl<T: Transport> Inner<T> {
         }
         let mut peer =
             self.transport.connect(&desc).await.map_err(|e| e.context(format!("segment {name:?}")))?;
-        let instance = desc.extra.get(INSTANCE).and_then(|i| i.as_str());
+        let instance = instance_of(&desc);
         let local = match self.local_copies {
             LocalCopies::Never => None,
             LocalCopies::Process => instance.and_then(Regions::in_process),
@@ -144,7 +234,8 @@ impl<T: Transport> Inner<T> {
         if let Some(statistics) = statistics {
             statistics.count_fallback(&mut peer, meter.fallback());
         }
-        Ok(Route { desc, peer, local, meter })
+        let number = if name == self.name { Number::ANY } else { self.found.number(name, &desc) };
+        Ok(Route { desc, peer, local, meter, number })
     }
 
     /// Looks a target up again after a transfer failed on `stale`. The route to use now, or `None` when nothing has changed.
@@ -186,6 +277,7 @@ impl<T: Transport> Inner<T> {
             }
         }
     }
+
     /// Looks a target up, whatever was found before. The new route, or `None` when the descriptor is as it was.
     pub(super) async fn look_again(
         &self,

@@ -209,7 +209,7 @@ async fn fetch<T: Transport>(
 ) -> Result<Option<Entry>> {
     client.usable()?;
     let deadline = client.deadline();
-    let asked = client.config.clock.now();
+    let asked = client.asked();
     let keys = [key];
     let call = client.master.locate(&client.config.tenant, &keys);
     let Some(answer) = deadline.bound("replica list", call).await?.pop() else { return Ok(None) };

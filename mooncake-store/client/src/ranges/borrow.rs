@@ -159,7 +159,7 @@ impl<T: Transport> Inner<T> {
 fn plan<T: Transport>(ranges: &mut [Range<T>]) -> Vec<Asking> {
     let mut open: Vec<usize> = Vec::new();
     for (i, range) in ranges.iter_mut().enumerate() {
-        if range.outcome.is_none() && range.next_disk().is_some() {
+        if range.is_open() && range.next_disk().is_some() {
             match range.end() > range.offset {
                 true => open.push(i),
                 // Nothing of it is all of it.

@@ -36,7 +36,7 @@ impl<T: Transport> Inner<T> {
     /// Reads what is open from files, where these come next; whether there were any.
     pub(super) async fn read_files(&self, ranges: &mut [Range<T>], deadline: &Deadline) -> bool {
         let Some(files) = &self.files else { return false };
-        let asked = ranges.iter_mut().filter(|range| range.outcome.is_none()).filter_map(|range| {
+        let asked = ranges.iter_mut().filter(|range| range.is_open()).filter_map(|range| {
             let copy = range.next_file()?;
             let mut into = range.into.take()?;
             range.left -= 1;

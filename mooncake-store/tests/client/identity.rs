@@ -1,0 +1,167 @@
+//! Owners that are replaced by another process of the same name, with the same memory at the same addresses.
+
+use std::sync::Arc;
+
+use mooncake_core::ErrorCode;
+use mooncake_core::memory::{HostMemory, MemorySource};
+use mooncake_core::replica::ReplicateConfig;
+use mooncake_store::client::{Client, RangeRead, RangeWrite};
+use mooncake_store::master::MasterOptions;
+use mooncake_transport::{Region, Slice};
+
+use crate::faults::{Wire, World, locate};
+use crate::support::value;
+
+const LEN: usize = 4096;
+const SEGMENT: usize = 1 << 16;
+const NAME: &str = "owner:7";
+
+/// A process of the name [`NAME`].
+struct Process {
+    client: Client<Wire>,
+    wire: Arc<Wire>,
+}
+
+impl Process {
+    async fn start(world: &World) -> Self {
+        let (client, wire) = world.named(NAME, 0).await;
+        Self { client, wire }
+    }
+
+    /// Dies without a word to the master. Nobody hears of it before the time of the client is up.
+    async fn die(self) {
+        self.wire.inner().kill();
+        // Its name can be taken, as a directory of processes lets the next one of a host and port take it.
+        self.client.engine().close().await.unwrap();
+        std::mem::forget(self.client);
+    }
+}
+
+fn memory() -> Arc<HostMemory> {
+    Arc::new(HostMemory::new(SEGMENT).unwrap())
+}
+
+/// All bytes of memory that is registered for a look at it.
+fn contents(region: &Region<Wire>) -> Vec<u8> {
+    let slice: Slice<Wire> = region.slice(0..SEGMENT).unwrap();
+    let mut bytes = vec![0; SEGMENT];
+    slice.copy_to(0, &mut bytes).unwrap();
+    bytes
+}
+
+/// Memory of the process that comes next, at the addresses of the process before.
+async fn next(world: &World, memory: &Arc<HostMemory>, byte: u8) -> (Process, Region<Wire>) {
+    let process = Process::start(world).await;
+    let region = process.client.engine().register(memory.clone() as Arc<dyn MemorySource>).await.unwrap();
+    let mut all = region.exclusive().unwrap();
+    all.copy_from(0, &vec![byte; SEGMENT]).unwrap();
+    (process, all.into_region().unwrap())
+}
+
+async fn read(client: &Client<Wire>, object: &mooncake_store::client::Located) -> Result<Vec<u8>, ErrorCode> {
+    let into = client.alloc_registered(LEN).unwrap().exclusive().unwrap();
+    let (outcome, into) =
+        client.read_ranges(vec![RangeRead { object: object.clone(), offset: 0, into }]).await.remove(0);
+    let mut bytes = vec![0; LEN];
+    into.copy_to(0, &mut bytes).unwrap();
+    outcome.map(|()| bytes).map_err(|error| error.code())
+}
+
+/// The process before, with one object.
+async fn first(world: &World, memory: &Arc<HostMemory>) -> Process {
+    let process = Process::start(world).await;
+    process.client.mount_memory(memory.clone()).await.unwrap();
+    process.client.put("k", value(1, LEN)).await.unwrap();
+    process
+}
+
+#[tokio::test]
+async fn an_object_of_the_process_before_is_not_read_from_the_next_one() {
+    // With and without a route from before.
+    for known in [true, false] {
+        let world = World::new(MasterOptions::default());
+        let memory = memory();
+        let before = first(&world, &memory).await;
+        let (reader, _) = world.member(0).await;
+        let [object] = locate(&reader, ["k"]).await;
+        if known {
+            assert_eq!(read(&reader, &object).await.unwrap(), value(1, LEN));
+        }
+        before.die().await;
+        let (after, region) = next(&world, &memory, 0xee).await;
+        drop(region);
+        after.client.mount_memory(memory.clone()).await.unwrap();
+        for _ in 0..3 {
+            let outcome = read(&reader, &object).await;
+            assert!(outcome.is_err(), "bytes of another process were taken for the object");
+            world.clock.advance(std::time::Duration::from_millis(1500));
+        }
+        assert_eq!(reader.get("k").await.unwrap(), None);
+        // The next process is used for what is its own.
+        after.client.put("l", value(2, LEN)).await.unwrap();
+        assert_eq!(reader.get("l").await.unwrap().unwrap(), value(2, LEN));
+    }
+}
+
+#[tokio::test]
+async fn memory_that_waits_for_its_mount_is_not_used() {
+    let world = World::new(MasterOptions::default());
+    let memory = memory();
+    let before = first(&world, &memory).await;
+    let (reader, _) = world.member(0).await;
+    before.die().await;
+    // It is registered and published, and the master still names the process before.
+    let (after, region) = next(&world, &memory, 0xee).await;
+    for _ in 0..2 {
+        let got = reader.get("k").await.unwrap();
+        assert!(got.is_none(), "bytes of another process were taken for the object");
+        world.clock.advance(std::time::Duration::from_millis(1500));
+    }
+    let put = reader.put("p", value(3, LEN)).await;
+    assert!(put.is_err(), "stored in memory that no master has");
+    assert_eq!(contents(&region), [0xee; SEGMENT], "a put has landed in another process");
+    drop(region);
+    after.client.mount_memory(memory.clone()).await.unwrap();
+    assert_eq!(reader.get("k").await.unwrap(), None);
+    world.clock.advance(std::time::Duration::from_secs(2));
+    after.client.put("l", value(2, LEN)).await.unwrap();
+    assert_eq!(reader.get("l").await.unwrap().unwrap(), value(2, LEN));
+}
+
+#[tokio::test]
+async fn a_reservation_of_the_process_before_is_not_written_to_the_next_one() {
+    for known in [true, false] {
+        let world = World::new(MasterOptions::default());
+        let memory = memory();
+        let before = first(&world, &memory).await;
+        let (writer, _) = world.member(0).await;
+        if known {
+            assert_eq!(writer.get("k").await.unwrap().unwrap(), value(1, LEN));
+        }
+        let reserved = writer.reserve(&[("r", LEN as u64)], &ReplicateConfig::default()).await.unwrap();
+        let object = reserved.into_iter().next().unwrap().unwrap();
+        before.die().await;
+        let (after, region) = next(&world, &memory, 0xee).await;
+        drop(region);
+        after.client.mount_memory(memory.clone()).await.unwrap();
+        for _ in 0..3 {
+            let mut from = writer.alloc_registered(LEN).unwrap().exclusive().unwrap();
+            from.copy_from(0, &value(5, LEN)).unwrap();
+            let from = from.into_shared();
+            let outcome =
+                writer.write_ranges(vec![RangeWrite { object: &object, offset: 0, from }]).await.remove(0);
+            assert!(outcome.is_err(), "a write for another process has succeeded");
+            world.clock.advance(std::time::Duration::from_millis(1500));
+        }
+        after.die().await;
+        let (_look, region) = look(&world, &memory).await;
+        assert_eq!(contents(&region), [0xee; SEGMENT], "a write has landed in another process");
+    }
+}
+
+/// A look at memory, by a process that leaves it as it is.
+async fn look(world: &World, memory: &Arc<HostMemory>) -> (Client<Wire>, Region<Wire>) {
+    let (client, _) = world.member(0).await;
+    let region = client.engine().register(memory.clone() as Arc<dyn MemorySource>).await.unwrap();
+    (client, region)
+}
