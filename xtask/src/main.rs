@@ -1,6 +1,7 @@
 //! The task runner: `cargo xtask help`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
 
+mod arrows;
 mod aside;
 mod debian;
 mod edges;
@@ -12,9 +13,11 @@ mod header;
 mod mixed;
 mod network;
 mod peer;
+mod prose;
 mod python;
 mod rdma;
 mod run;
+mod source;
 mod vm;
 
 use std::process::ExitCode;
@@ -30,6 +33,10 @@ cargo xtask <task>
   wheel         the wheel to hand out, for Linux with glibc 2.28 or newer, built with zig (installs it with pip), and tests of it
   memcheck      a few arguments for every call of the Python package, under valgrind (Debian: installs it)
   lint          rustfmt and clippy, warnings are errors; rustdoc, warnings are errors
+  arrows        cycles between the modules of a crate, and dependencies between crates that ARCHITECTURE.md does not name
+                (words choose crates, --summary leaves out the uses)
+  prose         the rules of CONTRIBUTING for comments, documents and texts of programs; words choose files and folders,
+                --rule NAME one rule, --summary prints a table of crates and rules
   edges         tests of rare interleavings, each also with the bug it must detect (words choose subjects or tests)
   mixed         clusters of this version and the last release (xtask/last-release), which it builds
   features      each crate with each of its features alone
@@ -66,6 +73,8 @@ fn main() -> ExitCode {
         ["wheel"] => python::wheel(),
         ["memcheck"] => python::memcheck(),
         ["lint"] => lint(),
+        ["arrows", rest @ ..] => arrows::check(rest),
+        ["prose", rest @ ..] => prose::check(rest),
         ["edges", rest @ ..] => edges::run(rest),
         ["mixed"] => mixed::test(),
         ["features"] => features::each_alone(),
@@ -176,6 +185,7 @@ fn ci() -> Result {
     // What runs aside takes the processors that the other steps leave idle while they wait.
     let miri = aside::Aside::start(&["miri"])?;
     lint()?;
+    // Turned on when the tree has no violation: `arrows::check(&[])?; prose::check(&[])?;`
     header::check()?;
     python::install_torch()?;
     step("test");

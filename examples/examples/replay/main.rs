@@ -1,7 +1,7 @@
 //! Replays a trace of LLM requests against a real cluster and checks every byte of every hit.
 //!
 //! ```sh
-//! cargo run --release --example replay -- --trace conversation_trace.jsonl --capacity 640MiB --processes 3
+//! cargo run --release -p mooncake-examples --example replay -- --trace conversation_trace.jsonl --capacity 640MiB --processes 3
 //! ```
 //!
 //! Starts a master and `--processes` clients, each a process of its own, on loopback. A request of the trace
