@@ -131,9 +131,8 @@ impl Session {
         self.wire.set(rates);
         let cut = self.rng.range(1..LEN as u64) as usize;
         let whole = self.rng.below(2) == 0;
-        let ranges: Vec<Range<usize>> =
-            if whole { vec![0..cut, cut..LEN] } else { vec![cut / 2..cut.max(1)] };
-        let ranges: Vec<Range<usize>> = ranges.into_iter().filter(|range| !range.is_empty()).collect();
+        let mut ranges: Vec<Range<usize>> = vec![if whole { 0 } else { cut / 2 }..cut, cut..LEN];
+        ranges.truncate(if whole { 2 } else { 1 });
         let values: Vec<Vec<u8>> = ranges
             .iter()
             .map(|range| {

@@ -80,12 +80,20 @@ impl Number {
     }
 }
 
+/// A process that an engine has found.
+#[derive(Debug)]
+struct FoundProcess {
+    segment: Box<str>,
+    instance: Box<str>,
+    number: Number,
+}
+
 /// Numbers of the processes that an engine has found.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     last: AtomicU64,
-    /// Segment, instance and number of the latest, so that a process that is found again keeps its number.
-    latest: Mutex<VecDeque<(Box<str>, Box<str>, Number)>>,
+    /// The latest, so that a process that is found again keeps its number.
+    latest: Mutex<VecDeque<FoundProcess>>,
 }
 
 impl Found {
@@ -100,12 +108,13 @@ impl Found {
             return Number::UNMOUNTED;
         }
         let mut latest = self.latest.lock();
-        if let Some((.., number)) = latest.iter().find(|(n, i, _)| **n == *name && **i == *instance) {
-            return *number;
+        let is_same = |known: &&FoundProcess| *known.segment == *name && *known.instance == *instance;
+        if let Some(known) = latest.iter().find(is_same) {
+            return known.number;
         }
         let number = Number(self.last.fetch_add(1, Ordering::SeqCst) + 1);
         latest.truncate(REMEMBERED - 1);
-        latest.push_front((name.into(), instance.into(), number));
+        latest.push_front(FoundProcess { segment: name.into(), instance: instance.into(), number });
         number
     }
 }
