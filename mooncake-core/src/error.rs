@@ -1,5 +1,5 @@
-//! One error type for every crate. Its [`ErrorCode`] is the number the existing system uses on the wire and in Python;
-//! its [`ErrorKind`] says what the caller should do next.
+//! Error type of every crate. Its [`ErrorCode`] is the number that Mooncake C++ uses in its
+//! protocol and in Python; its [`ErrorKind`] says what the caller can do next.
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
@@ -10,37 +10,38 @@ pub use crate::code::ErrorCode;
 /// Result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What the caller does next. Coarse on purpose: match on this, log the rest.
+/// Coarse class of an error, by what the caller can do next. Match on the kind, and log the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// It is not there: treat as a miss.
+    /// Missing: treat it as a miss.
     NotFound,
-    /// It is there already: for a cache, as good as done.
+    /// Already present: for a cache, as good as done.
     AlreadyExists,
-    /// No room now: write less, or later.
+    /// Not enough space now: write less, or later.
     NoSpace,
-    /// Somebody holds it (a lease, a task, a write in progress): try again later.
+    /// Held by somebody (a lease, a task, a write in progress): try again later.
     Busy,
-    /// The answer came too late to be trusted (a lease ran out): ask again.
+    /// Received after the lease expired, and therefore not trusted: ask again.
     Expired,
-    /// The call itself is wrong and will never succeed as it is.
+    /// Invalid call, which never succeeds as it is.
     Invalid,
-    /// The other side cannot be reached or is going away: try another, or later.
+    /// Server unreachable or shutting down: try another, or later.
     Unavailable,
-    /// No answer in time; it may or may not have happened. Every call of this project may be repeated.
+    /// No response in time. The call may or may not have happened; every call of this project may
+    /// be repeated.
     Timeout,
-    /// Bytes arrived that are not the ones written.
+    /// Received bytes differ from the written ones.
     Corrupt,
-    /// Both sides work, but not with each other.
+    /// Incompatible versions of client and server.
     VersionMismatch,
-    /// Not built, not switched on, or not possible here.
+    /// Not built, not enabled, or not possible here.
     Unsupported,
-    /// A bug or a broken machine: report it.
+    /// Bug or broken machine: report it.
     Internal,
 }
 
-/// An error with its code, a sentence, and the path it took.
+/// Error with its code, a message and the context in which it happened.
 ///
 /// One pointer wide, so that results stay small on the data path.
 pub struct Error(Box<Inner>);
@@ -53,46 +54,48 @@ struct Inner {
 }
 
 impl Error {
-    /// An error with a code and a sentence that says what was wrong and, where it can, what to do.
+    /// Creates an error with a code and a message that says what was wrong and, where possible,
+    /// what to do.
     pub fn new(code: ErrorCode, message: impl Into<Cow<'static, str>>) -> Self {
         Self(Box::new(Inner { code, message: message.into(), context: Vec::new(), source: None }))
     }
 
-    /// Shorthand for [`ErrorCode::InvalidParams`].
+    /// Creates an error with [`ErrorCode::InvalidParams`].
     pub fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorCode::InvalidParams, message)
     }
 
-    /// Shorthand for [`ErrorCode::InternalError`].
+    /// Creates an error with [`ErrorCode::InternalError`].
     pub fn internal(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorCode::InternalError, message)
     }
 
-    /// Keeps the error that caused this one.
+    /// Attaches the error that caused this one.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.0.source = Some(source.into());
         self
     }
 
-    /// Adds where it happened (innermost first); shown in front of the message.
+    /// Adds the place where the error happened (innermost first). `Display` prints it in front of
+    /// the message.
     #[must_use]
     pub fn context(mut self, context: impl Into<Cow<'static, str>>) -> Self {
         self.0.context.push(context.into());
         self
     }
 
-    /// The existing system's number for it.
+    /// Returns the error code of Mooncake C++.
     pub fn code(&self) -> ErrorCode {
         self.0.code
     }
 
-    /// What to do next.
+    /// Returns the class of the error, by what the caller can do next.
     pub fn kind(&self) -> ErrorKind {
         self.0.code.kind()
     }
 
-    /// The sentence, without context and source.
+    /// Returns the message, without context and source.
     pub fn message(&self) -> &str {
         &self.0.message
     }
@@ -119,7 +122,7 @@ impl From<std::io::Error> for Error {
 
 impl From<crate::ids::KeyError> for Error {
     fn from(error: crate::ids::KeyError) -> Self {
-        // The existing master answers -600 for an empty key.
+        // The master of Mooncake C++ responds with -600 to an empty key.
         Self::new(ErrorCode::InvalidParams, error.to_string())
     }
 }
@@ -159,7 +162,7 @@ impl StdError for Error {
     }
 }
 
-/// Adds context to an error on its way up.
+/// Extension of results that adds context to an error on its way up.
 pub trait ResultExt<T> {
     /// Adds a fixed or formatted context, computed only on failure.
     fn context<C: Into<Cow<'static, str>>>(self, context: impl FnOnce() -> C) -> Result<T>;
