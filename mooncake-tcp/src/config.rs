@@ -1,4 +1,4 @@
-//! Settings, with the existing system's defaults where it has them.
+//! Settings of the transport, with the defaults of Mooncake C++ where it has them.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -8,43 +8,51 @@ use mooncake_core::{Error, Result};
 
 use crate::frame::Framing;
 
-/// Settings of a [`TcpTransport`](crate::TcpTransport). Nothing here is read from the environment.
+/// Settings of a [`TcpTransport`](crate::TcpTransport). None of them is read from the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TcpConfig {
-    /// Address the data port is bound to; `None` is every address of both families.
+    /// Address that the data port is bound to. `None` stands for every address of both families.
     pub bind: Option<IpAddr>,
-    /// Data ports to choose from at random; a range of one is a fixed port, and `0..=0` leaves it to the kernel.
+    /// Data ports to choose from at random. A range of one is a fixed port, and `0..=0` leaves the
+    /// choice to the kernel.
     pub ports: RangeInclusive<u16>,
-    /// Host to publish for the data port; empty lets peers use the host of the handshake port.
+    /// Host to publish for the data port. With an empty host, peers use the host of the handshake
+    /// port.
     pub data_host: String,
-    /// Newest framing to ask a peer for; an older peer gets what it speaks.
+    /// Newest framing to request. An older peer gets the framing that it supports.
     pub framing: Framing,
-    /// Most connections to one peer, at least 1.
+    /// Maximum number of connections to one peer, at least 1.
     pub connections: usize,
-    /// How long to wait for a connection.
+    /// Timeout of a connection attempt.
     pub connect_timeout: Duration,
-    /// How long an asked peer may leave us without moving a byte, before its connection is given up.
+    /// Time after which a connection is closed on which the peer moves no byte while requests are
+    /// pending.
     pub answer_timeout: Duration,
-    /// How long a connection may stand still with requests on it before another one is tried beside it. If that one comes about while the first still
-    /// stands, the requests move there: a network that was down for a while is noticed by a new connection long before an old one is repaired.
+    /// Time without progress on a connection with pending requests, after which a second connection
+    /// is tried beside it. If the second one is established while the first still makes no
+    /// progress, the requests move there. After an outage of the network, a new connection works
+    /// long before an old one recovers.
     pub probe_after: Duration,
-    /// How long a peer that asked may stop half-way: a body it does not send on, an answer it does not read.
+    /// Time for which a peer may stop half-way: in the body of its write, or before it reads a
+    /// response.
     pub progress_timeout: Duration,
-    /// Requests that may be on the way on one connection; more wait in its queue.
+    /// Maximum number of requests in flight on one connection. More wait in its queue.
     pub window: usize,
-    /// Requests that may wait and be on the way on one connection; more are refused.
+    /// Maximum number of requests that wait or are in flight on one connection. More are refused.
     pub max_queued: usize,
-    /// Shortest transfer in bytes that is cut up for several connections.
+    /// Shortest transfer in bytes that is split over several connections.
     pub stripe_threshold: usize,
-    /// Pieces it is cut into, at least 1 and as far as there are connections. Pays even for a runtime on one thread: what
-    /// waits in each socket stays small enough for the processor's caches.
+    /// Number of pieces of a split transfer, at least 1 and at most the number of connections.
+    /// Splitting pays even for a runtime on one thread: the data in each socket stays small enough
+    /// for the caches of the processor.
     pub stripes: usize,
-    /// Connections served at a time, and no more than half of the descriptors that the process may open. One more takes the place of the connection that has
-    /// waited longest for a request; it is closed where every connection is in the middle of one.
+    /// Maximum number of connections served at a time, at most half of the descriptors that the
+    /// process may open. A further connection replaces the one that has waited longest for a
+    /// request. It is closed if every connection is in the middle of a request.
     pub max_served: usize,
-    /// Kernel buffer for sending per connection in bytes; 0 lets the kernel adapt it.
+    /// Send buffer of the kernel per connection in bytes. 0 lets the kernel adapt it.
     pub send_buffer: usize,
-    /// Kernel buffer for receiving per connection in bytes; 0 lets the kernel adapt it.
+    /// Receive buffer of the kernel per connection in bytes. 0 lets the kernel adapt it.
     pub receive_buffer: usize,
 }
 
@@ -72,7 +80,7 @@ impl Default for TcpConfig {
 }
 
 impl TcpConfig {
-    /// Names the first setting that cannot work.
+    /// Checks the settings. The error names the first invalid one.
     pub(crate) fn check(&self) -> Result<()> {
         let fault = if self.ports.is_empty() {
             "the range of data ports is empty"
@@ -85,7 +93,7 @@ impl TcpConfig {
             || self.progress_timeout.is_zero()
             || self.probe_after.is_zero()
         {
-            "a timeout of 0 would fail everything"
+            "timeouts must not be 0"
         } else {
             return Ok(());
         };
@@ -93,7 +101,7 @@ impl TcpConfig {
     }
 }
 
-/// Connections to one peer fit in the bits of one word.
+/// Maximum number of connections to one peer: they fit in the bits of one word.
 pub(crate) const MAX_LANES: usize = 64;
 
 #[cfg(test)]
@@ -101,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_work_is_named() {
+    fn invalid_settings_are_named() {
         let good = TcpConfig::default();
         good.check().unwrap();
         #[allow(clippy::reversed_empty_ranges)]
