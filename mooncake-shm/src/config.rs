@@ -1,27 +1,32 @@
-//! Settings.
+//! Settings of the transport.
 
 use std::time::Duration;
 
 use mooncake_core::{Error, Result};
 
-/// Settings of a [`ShmTransport`](crate::ShmTransport). Nothing here is read from the environment.
+/// Settings of a [`ShmTransport`](crate::ShmTransport). None of them is read from the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShmConfig {
-    /// Bytes of one submission that are copied on the submitting thread; what is beyond goes to the copying threads.
+    /// Bytes of one submission that the submitting thread copies. The copying threads copy the
+    /// rest.
     pub inline_bytes: usize,
-    /// Bytes a copying thread takes at a time.
+    /// Bytes that a copying thread takes at a time.
     pub piece_bytes: usize,
-    /// Copying threads, started when there is something for them; at least 1.
+    /// Number of copying threads, started on demand; at least 1.
     pub copiers: usize,
-    /// How long an owner may take to answer, when it is connected and when it is asked again.
+    /// Timeout for the response of an owner, to the connection and to each request for its regions.
     pub answer_timeout: Duration,
-    /// How long dropping a registration waits for copies of a peer that does not get on; after that the memory is cut off from it.
+    /// Time for which dropping a registration waits for copies of a stalled peer. After that, the
+    /// memory is detached from the peer.
     pub drain_timeout: Duration,
-    /// How long a peer may stay in one copy, whatever else happens; between this and twice as much, the memory is cut off from it.
+    /// Time for which a peer may stay in one copy. Between this and twice as much, the memory is
+    /// detached from the peer.
     pub stall_timeout: Duration,
-    /// How often links to others are looked after: those of the dead are given up, with the memory they show.
+    /// Interval of the check of connections to owners. The connections of dead owners are closed,
+    /// and their memory is unmapped.
     pub upkeep_interval: Duration,
-    /// Peers served at a time; further ones are refused and take another wire.
+    /// Maximum number of peers served at a time. Further ones are refused and use another
+    /// transport.
     pub max_served: usize,
 }
 
@@ -42,7 +47,7 @@ impl Default for ShmConfig {
 }
 
 impl ShmConfig {
-    /// Names the first setting that cannot work.
+    /// Checks the settings. The error names the first invalid one.
     pub(crate) fn check(&self) -> Result<()> {
         let fault = if self.piece_bytes == 0 || self.copiers == 0 || self.max_served == 0 {
             "piece_bytes, copiers and max_served must not be 0"
@@ -50,7 +55,7 @@ impl ShmConfig {
             || self.stall_timeout.is_zero()
             || self.upkeep_interval.is_zero()
         {
-            "a time of 0 would fail everything"
+            "times must not be 0"
         } else {
             return Ok(());
         };
@@ -63,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_work_is_named() {
+    fn invalid_settings_are_named() {
         let good = ShmConfig::default();
         good.check().unwrap();
         for config in [
