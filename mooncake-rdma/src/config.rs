@@ -1,4 +1,4 @@
-//! Settings, with the existing system's defaults where it has them and they can be lived with.
+//! Settings of the transport, with the defaults of Mooncake C++ where they are usable.
 
 use std::time::Duration;
 
@@ -8,69 +8,76 @@ use mooncake_transport::topology::{Discovery, Topology};
 
 use crate::verbs::MAX_RETRIES;
 
-/// Settings of an [`RdmaTransport`](crate::RdmaTransport). Nothing here is read from the environment.
+/// Settings of an [`RdmaTransport`](crate::RdmaTransport). None of them is read from the
+/// environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RdmaConfig {
-    /// Devices to use, by name; empty for every device whose port is active and has an address.
+    /// Names of the devices to use. Empty for every device whose port is active and has an address.
     pub devices: Vec<String>,
-    /// Which devices count when none is named.
+    /// Filter of the devices when `devices` is empty.
     pub discovery: Discovery,
-    /// Which devices are near which memory, in place of what the machine says; when none is named, no others count.
+    /// Affinity of devices and memory, instead of the discovered one. When `devices` is empty, only
+    /// the devices of the topology are used.
     pub topology: Option<Topology>,
-    /// Devices of peers that ours prefer, by our device's name; without an entry, one of the same name.
+    /// Preferred devices of peers, by the name of the local device. Without an entry, the device of
+    /// the same name is preferred.
     pub partners: Vec<(String, Vec<String>)>,
-    /// Host that peers reach our handshake port by for this wire, and its port where that is another; empty when that is the
-    /// segment's name.
+    /// Host of the handshake port for this transport, and its port if it differs. Empty if it is
+    /// the name of the segment.
     pub server_name: String,
-    /// Port of each device.
+    /// Port number of each device.
     pub port: u8,
-    /// Index of the global address; `None` chooses (see [`gid`](crate::gid)).
+    /// Index of the GID; `None` chooses one (see [`gid`](crate::gid)).
     pub gid_index: Option<u8>,
-    /// How many other addresses are tried when there is no way from the chosen one.
+    /// Number of other GIDs to try when there is no route from the chosen one.
     pub gid_retries: u32,
     /// Index of the partition key.
     pub pkey_index: u16,
-    /// Traffic class of our packets.
+    /// Traffic class of sent packets.
     pub traffic_class: u8,
-    /// Service level of our packets.
+    /// Service level of sent packets.
     pub service_level: u8,
-    /// Largest packet in bytes: 256, 512, 1024, 2048 or 4096, as far as the port goes.
+    /// Largest packet in bytes: 256, 512, 1024, 2048 or 4096, limited by the port.
     pub mtu: u32,
-    /// How long an answer may take: 4.096 µs times two to this power.
+    /// Timeout of an acknowledgement: 4.096 µs times two to this power.
     pub timeout: u8,
-    /// How often a packet without an answer is sent again, at most 6.
+    /// Number of retransmissions of a packet without an acknowledgement, at most 6.
     pub retries: u8,
-    /// Queue pairs per connection. The other side must have as many.
+    /// Number of queue pairs per connection. Both sides must use the same number.
     pub pairs: usize,
-    /// Requests in one queue pair, as far as the device goes.
+    /// Number of requests in one queue pair, limited by the device.
     pub requests: u32,
-    /// Completions in one device's queue, as far as it goes. At most so many requests are under way on it.
+    /// Number of completions in the queue of one device, limited by the device. At most so many
+    /// requests are in flight on it.
     pub completions: u32,
-    /// Connections per device, as far as it goes; the one used longest ago gives way.
+    /// Maximum number of connections per device, limited by the device. The least recently used one
+    /// is closed for a new one.
     pub max_endpoints: usize,
-    /// Messages that may wait for room on one connection; more are refused.
+    /// Maximum number of messages that wait for send credit on one connection. More are refused.
     pub max_waiting: usize,
-    /// Bytes per message.
+    /// Length of a message in bytes.
     pub slice_bytes: usize,
-    /// A last message that would be no longer than this goes with the one before.
+    /// Maximum length of a last message that is merged with the one before.
     pub fragment_bytes: usize,
     /// Shortest transfer in bytes that is spread over several devices.
     pub stripe_bytes: usize,
-    /// How often a message is tried again, here or elsewhere.
+    /// Number of retries of a message, on this rail or another.
     pub attempts: u32,
-    /// How long a way that failed is left alone while there is another.
+    /// Time for which a failed rail is avoided while there is another.
     pub rail_pause: Duration,
-    /// How long a way on which connecting failed is not tried again: what is to go there fails at once.
+    /// Time for which a rail is not connected again after a failed connection attempt. Messages for
+    /// it fail at once.
     pub connect_pause: Duration,
-    /// How long a queue pair that was given up may take to hand back its requests.
+    /// Timeout for the completion of the requests of a retired queue pair.
     pub drain_timeout: Duration,
-    /// How long a peer that connected to us may take to say that it is ready.
+    /// Timeout for the ready message of a peer that has connected.
     pub ready_timeout: Duration,
-    /// Longest registration in bytes, as far as every device goes; longer memory is registered in parts.
+    /// Longest registration in bytes, limited by every device. Longer memory is registered in
+    /// parts.
     pub region_bytes: u64,
-    /// Lets devices write in any order where they can.
+    /// Whether devices may write in any order where they support it.
     pub relaxed_ordering: bool,
-    /// Limits and patience at the handshake port.
+    /// Limits and timeouts of the handshake port.
     pub handshake: HandshakeConfig,
 }
 
@@ -112,16 +119,16 @@ impl Default for RdmaConfig {
 }
 
 impl RdmaConfig {
-    /// Names the first setting that cannot work.
+    /// Checks the settings. The error names the first invalid one.
     pub(crate) fn check(&self) -> Result<()> {
         let fault = if self.retries > MAX_RETRIES {
-            "retries must be 0 to 6: more may mean for ever, and a dead peer is then never noticed"
+            "retries must be 0 to 6: a higher number may mean for ever, and a dead peer is then never detected"
         } else if self.timeout == 0 || self.timeout > 31 {
-            "timeout must be 1 to 31: an answer that may take for ever is never missed"
+            "timeout must be 1 to 31: an acknowledgement that may take for ever is never missed"
         } else if self.mtu_number().is_none() {
             "mtu must be 256, 512, 1024, 2048 or 4096"
         } else if self.port == 0 {
-            "ports are numbered from 1"
+            "port must not be 0: ports are numbered from 1"
         } else if !(1..=MAX_PAIRS).contains(&self.pairs) {
             "pairs must be 1 to 255"
         } else if self.requests == 0
@@ -131,7 +138,7 @@ impl RdmaConfig {
         {
             "requests, completions, max_endpoints and max_waiting must not be 0"
         } else if self.region_bytes < 4096 {
-            "region_bytes must be a page at least, 4096"
+            "region_bytes must be at least 4096, a page"
         } else if self.slice_bytes == 0 || self.service_level > 15 {
             "slice_bytes must not be 0, and service_level at most 15"
         } else {
@@ -140,13 +147,14 @@ impl RdmaConfig {
         Err(Error::invalid(fault).context("rdma configuration"))
     }
 
-    /// Whether a device is used when none is named.
-    pub(crate) fn counts(&self, name: &str) -> bool {
+    /// Returns whether a device is used when none is named.
+    pub(crate) fn is_candidate(&self, name: &str) -> bool {
         let listed = |topology: &Topology| topology.devices().contains(&name);
         self.discovery.counts(name) && self.topology.as_ref().is_none_or(listed)
     }
 
-    /// The NUMA node that a device is near; `None` when it is not known, or near several.
+    /// Returns the NUMA node near a device. Returns `None` if it is unknown, or if the device is
+    /// near several nodes.
     pub(crate) fn node_of(&self, name: &str) -> Option<u32> {
         let Some(topology) = &self.topology else { return self.discovery.node_of(name) };
         let near = topology.places().filter(|(_, devices)| devices.preferred.iter().any(|near| near == name));
@@ -154,7 +162,7 @@ impl RdmaConfig {
         nodes.next().filter(|_| nodes.next().is_none())
     }
 
-    /// Whether a device of a peer's is one that ours goes to rather than to others of the same peer.
+    /// Returns whether a local device prefers a device of a peer to the other devices of that peer.
     pub(crate) fn are_partners(&self, ours: &str, theirs: &str) -> bool {
         match self.partners.iter().find(|(name, _)| name == ours) {
             Some((_, partners)) => partners.iter().any(|name| name == theirs),
@@ -162,13 +170,13 @@ impl RdmaConfig {
         }
     }
 
-    /// The interface's number for the largest packet.
+    /// Returns the number of the packet size in the verbs interface.
     pub(crate) fn mtu_number(&self) -> Option<u32> {
         [256, 512, 1024, 2048, 4096].iter().position(|mtu| *mtu == self.mtu).map(|i| i as u32 + 1)
     }
 }
 
-/// A queue pair's place fits a byte of a request's number.
+/// The index of a queue pair fits into a byte of the request id.
 pub(crate) const MAX_PAIRS: usize = 255;
 
 #[cfg(test)]
@@ -176,30 +184,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn which_devices_count_and_where_they_are() {
+    fn devices_are_filtered_and_located() {
         let all = RdmaConfig::default();
-        assert!(all.counts("a") && all.node_of("no such device").is_none());
+        assert!(all.is_candidate("a") && all.node_of("no such device").is_none());
         let filtered = RdmaConfig { discovery: Discovery::default().only(["a"]), ..RdmaConfig::default() };
-        assert!(filtered.counts("a") && !filtered.counts("b"));
+        assert!(filtered.is_candidate("a") && !filtered.is_candidate("b"));
         let text = r#"{"cpu:0": [["a", "c"], ["b"]], "cpu:1": [["b", "c"], ["a"]], "cuda:0": [["a"], []]}"#;
         let told = RdmaConfig { topology: Some(Topology::parse(text).unwrap()), ..RdmaConfig::default() };
-        assert!(told.counts("a") && told.counts("b") && !told.counts("d"));
+        assert!(told.is_candidate("a") && told.is_candidate("b") && !told.is_candidate("d"));
         let nodes = ["a", "b", "c"].map(|name| told.node_of(name));
-        assert_eq!(nodes, [Some(0), Some(1), None], "what is near both nodes is as good for either");
+        assert_eq!(nodes, [Some(0), Some(1), None], "a device near both nodes suits both");
     }
 
     #[test]
-    fn who_goes_to_whom() {
+    fn partners_are_preferred() {
         let same = RdmaConfig::default();
         assert!(same.are_partners("a", "a") && !same.are_partners("a", "b"));
         let partners = vec![("a".into(), vec!["c".into(), "b".into()])];
         let told = RdmaConfig { partners, ..RdmaConfig::default() };
         assert!(told.are_partners("a", "b") && told.are_partners("a", "c") && !told.are_partners("a", "a"));
-        assert!(told.are_partners("b", "b"), "of others nothing was said");
+        assert!(told.are_partners("b", "b"), "other devices keep the default");
     }
 
     #[test]
-    fn what_cannot_work_is_named() {
+    fn invalid_settings_are_named() {
         let good = RdmaConfig::default();
         good.check().unwrap();
         assert_eq!(good.mtu_number(), Some(5));
