@@ -45,7 +45,7 @@ pub fn after_default_stream(wires: Option<&TransportSet>, location: Location) ->
         Location::Cuda(number)
             if wires.is_none_or(|wires| wires.protocol() != Protocol::RDMA) && Cuda::present().is_some() =>
         {
-            CudaDriver::serve(None)?.settle(number)
+            CudaDriver::serve(None)?.wait_for_default_stream(number)
         }
         _ => Ok(()),
     }
@@ -117,6 +117,6 @@ impl TransferEngine {
     /// # Errors
     /// As there.
     pub fn settle_streams(&self) -> Result<()> {
-        self.parts.streams.0.get().map_or(Ok(()), StreamOrder::settle)
+        self.parts.streams.0.get().map_or(Ok(()), StreamOrder::wait_for_all)
     }
 }

@@ -1,4 +1,4 @@
-//! Settings.
+//! Settings of the transport.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,22 +6,28 @@ use std::time::Duration;
 use mooncake_core::{Error, Result};
 use mooncake_transport::Protocol;
 
-/// Settings of an [`NvlinkTransport`](crate::NvlinkTransport). Nothing here is read from the environment.
+/// Settings of an [`NvlinkTransport`](crate::NvlinkTransport). None of them is read from the
+/// environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NvlinkConfig {
-    /// The CUDA driver's library; `libcuda.so.1`, wherever the system finds it, when `None`.
+    /// Library of the CUDA driver. `None` stands for the `libcuda.so.1` that the system finds.
     pub libcuda: Option<PathBuf>,
-    /// Whether it is the wire within hosts only, which descriptors call `nvlink_intra`; `nvlink` otherwise.
+    /// Whether the transport is limited to one host, which descriptors call `nvlink_intra`;
+    /// `nvlink` otherwise.
     pub intra_node: bool,
-    /// Whether memory made for it is exported to the whole NVLink fabric, where the devices are in one. CUDA IPC alone reaches this host only.
+    /// Whether memory allocated for it is exported to the whole NVLink fabric, if the devices are
+    /// in one. CUDA IPC alone reaches only this host.
     pub fabric: bool,
-    /// How long an owner may take to answer, when it is connected and when it is asked again.
+    /// Timeout for the response of an owner, to the connection and to each request for its regions.
     pub answer_timeout: Duration,
-    /// How long dropping a registration waits for a peer's copies before the log says so. It waits on: a device's memory cannot be cut off.
+    /// Time after which the log reports that dropping a registration waits for copies of a peer.
+    /// The wait continues: device memory cannot be detached.
     pub drain_timeout: Duration,
-    /// How often links to others are looked after: those of the dead are given up, with the memory they show.
+    /// Interval of the check of connections to owners. The connections of dead owners are closed,
+    /// and their memory is unmapped.
     pub upkeep_interval: Duration,
-    /// Peers served at a time; further ones are refused and take another wire.
+    /// Maximum number of peers served at a time. Further ones are refused and use another
+    /// transport.
     pub max_served: usize,
 }
 
@@ -40,25 +46,25 @@ impl Default for NvlinkConfig {
 }
 
 impl NvlinkConfig {
-    /// Names the first setting that cannot work.
+    /// Checks the settings. The error names the first invalid one.
     pub(crate) fn check(&self) -> Result<()> {
         let fault = if self.max_served == 0 {
             "max_served must not be 0"
         } else if self.answer_timeout.is_zero() || self.upkeep_interval.is_zero() {
-            "a time of 0 would fail everything"
+            "times must not be 0"
         } else {
             return Ok(());
         };
         Err(Error::invalid(fault).context("nvlink configuration"))
     }
 
-    /// What descriptors call the wire.
+    /// Returns the name of the transport in descriptors.
     pub(crate) fn protocol(&self) -> Protocol {
         if self.intra_node { Protocol::new(INTRA) } else { Protocol::NVLINK }
     }
 }
 
-/// What descriptors call the wire within hosts.
+/// Name of the transport within hosts in descriptors.
 pub(crate) const INTRA: &str = "nvlink_intra";
 
 #[cfg(test)]
@@ -66,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_work_is_named() {
+    fn invalid_settings_are_named() {
         let good = NvlinkConfig::default();
         good.check().unwrap();
         for config in [
