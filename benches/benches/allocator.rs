@@ -1,9 +1,9 @@
-//! Time and utilisation of the allocators beside the existing system's bin scheme, all in one run.
+//! Time and utilisation of the allocators beside the bin scheme of Mooncake C++, all in one run.
 //!
-//! Work: fill the segment to the first refusal, then 400 times release a random tenth and fill up again.
-//! Only the calls are timed. The allocators take turns; the quickest turn counts, as other work on the
-//! machine only adds. "bins" is the scheme behind the same interface as ours; "bare bins" spares the look-up by offset, which its
-//! caller would have to make.
+//! Work: fill the segment to the first refusal, then release a random tenth and fill up again, 400
+//! times. Only the calls are timed. The allocators take turns, and the fastest turn counts, because
+//! other work on the machine only adds time. "bins" is the scheme behind the allocator interface.
+//! "bare bins" omits the lookup by offset, which its caller would have to do.
 
 #![allow(clippy::print_stdout)]
 
@@ -14,7 +14,7 @@ use mooncake_core::clock::{Clock, Rng, SystemClock};
 const GIB: u64 = 1 << 30;
 const KIB: u64 = 1 << 10;
 
-/// Length of the next allocation: by chance, or by its number.
+/// Length of the next allocation: random, or by its number.
 type Sizes = fn(&mut Rng, usize) -> u64;
 
 fn main() {
@@ -29,7 +29,7 @@ fn main() {
         ("KV pair, 64 GiB", 64 * GIB, |_, turn| [3_120_000, 643_000][turn % 2]),
     ];
     println!(
-        "ns of one allocate and its release (each), time against the bin scheme, utilisation at refusal: mean (worst), of the worst turn"
+        "ns per allocate + release, time relative to the bin scheme, utilisation at refusal: mean (worst), of the worst turn"
     );
     println!("{:<22} {:<10} {:>14} {:>8} {:>18}", "work", "allocator", "ns", "ratio", "utilisation");
     for (name, capacity, size) in works {
@@ -58,14 +58,14 @@ fn least<T>(runs: &[T], value: impl Fn(&T) -> f64) -> f64 {
     runs.iter().map(value).fold(f64::INFINITY, f64::min)
 }
 
-/// What is common to our allocators and the bin scheme.
+/// Common interface of the allocators and the bin scheme.
 trait Subject {
     type Handle;
     fn take(&mut self, len: u64) -> Option<Self::Handle>;
     fn give(&mut self, handle: Self::Handle);
 }
 
-/// One of our allocators.
+/// Allocator of this project.
 struct Ours<A>(A);
 
 impl<A: SegmentAllocator> Subject for Ours<A> {
@@ -116,7 +116,7 @@ impl Work<'_> {
         let (mut allocate, mut release) = (Spent::default(), Spent::default());
         let mut seen = Vec::new();
         for round in 0..=self.rounds {
-            // Sizes are drawn beforehand so that only allocate is timed.
+            // Sizes are drawn beforehand, so that only the allocation is timed.
             let room = self.capacity - used;
             let (mut drawn, mut sizes) = (0, Vec::new());
             while drawn <= room {

@@ -1,7 +1,9 @@
-//! Time of the eviction policies: insert, touch and evict, with no slot refused and with one in a hundred always refused.
+//! Time of the eviction policies: insert, touch and evict, with no slot refused and with one in a
+//! hundred always refused.
 //!
-//! Work: as many slots as given are held; skewed touches, then a batch evicted and inserted again, many times.
-//! Only the calls are timed. Each policy takes turns; the median of the turns counts.
+//! Work: the given number of slots is held; skewed touches follow, then a batch is evicted and
+//! inserted again, many times. Only the calls are timed. The policies take turns, and the median of
+//! the turns counts.
 
 #![allow(clippy::print_stdout)]
 
@@ -35,7 +37,8 @@ fn main() {
     }
 }
 
-/// ns of an insert, a touch and an evict. Every `pinned`th slot is always refused, none if 0.
+/// Measures the ns of an insert, a touch and an evict. Every `pinned`th slot is always refused,
+/// none if 0.
 fn run(kind: PolicyKind, slots: u32, batches: usize, pinned: u32, seed: u64) -> [f64; 3] {
     const BATCH: usize = 500;
     let (clock, mut rng) = (SystemClock::new(), Rng::seeded(seed));

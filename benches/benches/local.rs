@@ -1,6 +1,7 @@
-//! A light client beside an ordinary one: single calls of one caller, one at a time. Master and owner (`mooncake_client`'s code) run in a process of
-//! their own, both requesters in this one, in turn.
-#![allow(clippy::print_stdout, reason = "a command line tool talks to its terminal")]
+//! IPC client beside a full client: single calls of one caller, one at a time. Master and owner
+//! (the code of `mooncake_client`) run in a process of their own, both requesters in this one, in
+//! turn.
+#![allow(clippy::print_stdout, reason = "a command line tool prints to its terminal")]
 
 use std::io::{BufRead, BufReader};
 use std::net::Ipv4Addr;
@@ -19,7 +20,7 @@ use mooncake_transport::{Region, SliceMut};
 use tokio::runtime::{Builder, Runtime};
 
 const SIZES: [(&str, usize); 3] = [("4 KiB", 4 << 10), ("64 KiB", 64 << 10), ("1 MiB", 1 << 20)];
-/// How long a cell is measured at a time, and how often.
+/// Duration of one measurement of a cell.
 const TURN: Duration = Duration::from_millis(300);
 const ROUNDS: usize = 5;
 
@@ -57,7 +58,8 @@ async fn serve(path: String) -> Result<()> {
     std::future::pending().await
 }
 
-/// Microseconds of one call, the median of the rounds, for each of `calls`, which take turns.
+/// Returns the microseconds of one call, the median of the rounds, for each of `calls`, which take
+/// turns.
 fn compare(runtime: &Runtime, calls: &mut [Box<dyn FnMut() -> Result<()> + '_>]) -> Result<Vec<f64>> {
     let clock = SystemClock::new();
     let mut cells: Vec<Vec<f64>> = calls.iter().map(|_| Vec::new()).collect();
@@ -100,7 +102,7 @@ fn table(runtime: &Runtime, master: &str, path: &std::path::Path) -> Result<()> 
     let ordinary = runtime.block_on(member(master).segment(0).connect())?;
     let config = LocalConfig { buffer: 32 << 20, ..LocalConfig::at(path.to_string_lossy()) };
     let light = runtime.block_on(LocalClient::connect(config))?;
-    println!("microseconds a call, one caller; ordinary client (shared memory) | light client");
+    println!("microseconds per call, one caller; full client (shared memory) | IPC client");
     for (name, size) in SIZES {
         let value = vec![7u8; size];
         let key = format!("hot-{size}");
@@ -112,20 +114,22 @@ fn table(runtime: &Runtime, master: &str, path: &std::path::Path) -> Result<()> 
                 Box::new(|| runtime.block_on(light.get(&key)).map(drop)),
             ],
         )?;
-        let mut theirs = Some(ordinary.alloc_registered(size)?.exclusive().expect("new memory"));
+        let mut theirs =
+            Some(ordinary.alloc_registered(size)?.exclusive().expect("new memory has one handle"));
         let region: Region<TransportSet> = runtime.block_on(light.alloc_registered(size))?;
-        let mut ours: Option<SliceMut<TransportSet>> = Some(region.exclusive().expect("new memory"));
+        let mut ours: Option<SliceMut<TransportSet>> =
+            Some(region.exclusive().expect("new memory has one handle"));
         let get_into = compare(
             runtime,
             &mut [
                 Box::new(|| {
-                    let into = theirs.take().expect("it came back");
+                    let into = theirs.take().expect("the buffer was returned");
                     let (read, into) = runtime.block_on(ordinary.get_into(&key, into));
                     theirs = Some(into);
                     read.map(drop)
                 }),
                 Box::new(|| {
-                    let into = ours.take().expect("it came back");
+                    let into = ours.take().expect("the buffer was returned");
                     let (read, into) = runtime.block_on(light.get_into(&key, into));
                     ours = into;
                     read.map(drop)

@@ -1,4 +1,4 @@
-//! Time to write and to read the messages of the RPC wire that carry most of the traffic.
+//! Time to encode and decode the RPC messages that carry most of the traffic.
 
 #![allow(clippy::print_stdout)]
 
@@ -26,14 +26,14 @@ fn main() {
     let key = b"vllm@model:llama@block:0123456789abcdef".as_slice();
     let exist = ExistKey { key, tenant: "default" };
     bench.row("ExistKey", &exist, |body| _ = black_box(pack::decode::<ExistKey<'_>>(body)));
-    bench.row("  its answer", &Answer::Ok(true), |body| _ = black_box(pack::decode::<Answer<bool>>(body)));
+    bench.row("  its response", &Answer::Ok(true), |body| _ = black_box(pack::decode::<Answer<bool>>(body)));
 
     let names: Vec<String> = (0..500).map(|i| format!("vllm@model:llama@block:{i:016x}")).collect();
     let keys: Vec<&[u8]> = names.iter().map(String::as_bytes).collect();
     let batch = BatchExistKey { keys: Cow::Borrowed(&keys), tenant: "default" };
     bench.row("BatchExistKey, 500", &batch, |body| _ = black_box(pack::decode::<BatchExistKey<'_>>(body)));
     let answers: Vec<Answer<bool>> = vec![Ok(true); 500];
-    bench.row("  its answer", &answers, |body| _ = black_box(pack::decode::<Vec<Answer<bool>>>(body)));
+    bench.row("  its response", &answers, |body| _ = black_box(pack::decode::<Vec<Answer<bool>>>(body)));
 
     let list: Answer<ReplicaList> =
         Ok(ReplicaList { replicas: vec![replica()], lease: Duration::from_secs(10), checksum: None });
@@ -48,7 +48,7 @@ fn main() {
     let put = PutStart { client, key, size: 1 << 20, config: Cow::Borrowed(&config), tenant: "default" };
     bench.row("PutStart", &put, |body| _ = black_box(pack::decode::<PutStart<'_>>(body)));
     let granted: Answer<Vec<Replica>> = Ok(vec![replica()]);
-    bench.row("  its answer", &granted, |body| _ = black_box(pack::decode::<Answer<Vec<Replica>>>(body)));
+    bench.row("  its response", &granted, |body| _ = black_box(pack::decode::<Answer<Vec<Replica>>>(body)));
 }
 
 fn replica() -> Replica {
@@ -67,12 +67,13 @@ fn replica() -> Replica {
 struct Bench {
     clock: SystemClock,
     turns: usize,
-    /// How long a turn is to last, in microseconds.
+    /// Duration of a turn in microseconds.
     span_us: u64,
 }
 
 impl Bench {
-    /// One line of the table: the message written to a buffer that is kept, read, and its bytes just copied.
+    /// Prints one line of the table: the message encoded into a reused buffer, decoded, and its
+    /// bytes copied.
     fn row<T: Pack>(&self, name: &str, message: &T, read: impl Fn(&[u8])) {
         let mut body = Vec::new();
         pack::encode(message, &mut body);
@@ -91,7 +92,7 @@ impl Bench {
         println!("{name:<24} {:>8} {write:>12.1} {read:>12.1} {copy:>12.1}", body.len());
     }
 
-    /// Nanoseconds of one call, the median of the turns.
+    /// Returns the nanoseconds of one call, the median of the turns.
     fn median_ns(&self, mut work: impl FnMut()) -> f64 {
         let span = Duration::from_micros(self.span_us);
         let mut times: Vec<f64> = (0..self.turns)

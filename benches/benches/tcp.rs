@@ -1,8 +1,9 @@
-//! Reads and writes over `mooncake-tcp` between two processes, beside raw loopback TCP and memcpy in the same run.
+//! Reads and writes over `mooncake-tcp` between two processes, beside raw loopback TCP and memcpy
+//! in the same run.
 //!
-//! Raw TCP is a blocking socket on each side: a write is the chunk and an 8-byte acknowledgement, a read is an 8-byte request
-//! and the chunk. Sizes and subjects take turns; the median counts. Options: `--quick`, and for tuning
-//! `--key=value` with a key of `Tuning` below.
+//! Raw TCP is a blocking socket on each side: a write is the chunk and an 8-byte acknowledgement, a
+//! read is an 8-byte request and the chunk. Sizes and subjects take turns, and the median counts.
+//! Options: `--quick`, and for tuning `--key=value` with a key of `Tuning` below.
 
 #![allow(clippy::print_stdout)]
 
@@ -30,7 +31,9 @@ fn main() {
         return serve(&tuning);
     }
     let server = Server::start(&args);
-    println!("median microseconds per transfer (GB/s); ratio is raw TCP's time over ours, higher is better");
+    println!(
+        "median microseconds per transfer (GB/s); ratio is the time of raw TCP over that of mooncake-tcp, higher is better"
+    );
     println!(
         "{:<7} {:>8} {:>18} {:>18} {:>18} {:>18} {:>7} {:>7}",
         "", "chunk", "raw TCP", "async caller", "blocking caller", "memcpy", "async", "block"
@@ -70,7 +73,7 @@ fn main() {
     }
 }
 
-/// What can be changed from the command line to find good defaults.
+/// Settings from the command line, to find good defaults.
 #[derive(Clone, Default)]
 struct Tuning {
     stripes: usize,
@@ -78,9 +81,9 @@ struct Tuning {
     threshold: usize,
     send_buffer: usize,
     receive_buffer: usize,
-    /// Worker threads of the server's runtime; 0 is a runtime on one thread.
+    /// Worker threads of the server's runtime; 0 stands for a runtime on one thread.
     server_threads: usize,
-    /// Only this chunk size.
+    /// The only chunk size to measure.
     only: usize,
 }
 
@@ -88,7 +91,7 @@ impl Tuning {
     fn parse(args: &[String]) -> Self {
         let mut tuning = Self::default();
         for (key, value) in args.iter().filter_map(|arg| arg.strip_prefix("--")?.split_once('=')) {
-            let value = value.parse().unwrap_or_else(|_| panic!("--{key} wants a number"));
+            let value = value.parse().unwrap_or_else(|_| panic!("invalid --{key}: expected a number"));
             *match key {
                 "stripes" => &mut tuning.stripes,
                 "connections" => &mut tuning.connections,
@@ -97,7 +100,7 @@ impl Tuning {
                 "receive-buffer" => &mut tuning.receive_buffer,
                 "server-threads" => &mut tuning.server_threads,
                 "only" => &mut tuning.only,
-                _ => panic!("no option --{key}"),
+                _ => panic!("unknown option --{key}"),
             } = value;
         }
         tuning
@@ -119,7 +122,7 @@ impl Tuning {
     }
 }
 
-/// The other process: a node with open memory, and a raw TCP server.
+/// Other process: a node with registered memory, and a raw TCP server.
 struct Server {
     process: Child,
     desc: SegmentDesc,
@@ -144,7 +147,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It reads its standard input to the end.
+        // The process reads its standard input to the end.
         drop(self.process.stdin.take());
         let _ = self.process.wait();
     }
@@ -173,7 +176,7 @@ fn serve(tuning: &Tuning) {
         }
     });
     runtime.block_on(async {
-        // Standard input is read on a thread, so that this one serves.
+        // A thread reads standard input, so that this one serves.
         let (gone, wait) = tokio::sync::oneshot::channel();
         std::thread::spawn(move || {
             let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
@@ -183,7 +186,7 @@ fn serve(tuning: &Tuning) {
     });
 }
 
-/// Blocking sockets, nothing else.
+/// Plain blocking sockets.
 struct Raw {
     stream: TcpStream,
     chunk: Vec<u8>,
@@ -226,9 +229,9 @@ impl Raw {
 }
 
 enum Caller {
-    /// Awaits on the runtime's only thread.
+    /// Awaits on the only thread of the runtime.
     Async,
-    /// Parks a thread outside the runtime.
+    /// Blocks a thread outside the runtime.
     Blocking,
 }
 

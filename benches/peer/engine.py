@@ -1,4 +1,4 @@
-"""A transfer engine of the reference system that does what it is told.
+"""Transfer engine of Mooncake C++ that executes commands.
 
 Reads one JSON command a line on standard input and answers one JSON line each: ["init", host, metadata], ["write", name, at, peer address, length], ...
 Its memory is the file named first on the command line, so that the driver compares bytes without being told about them.
@@ -29,7 +29,7 @@ def init(host, metadata):
 
 
 def batch(write, name, at, remote, length, count):
-    """`count` requests of `length` bytes each, side by side."""
+    """Returns `count` requests of `length` bytes each, one behind the other."""
     call = engine.batch_transfer_sync_write if write else engine.batch_transfer_sync_read
     steps = [i * length for i in range(count)]
     return call(name, [BASE + at + s for s in steps], [remote + s for s in steps], [length] * count)
@@ -41,7 +41,7 @@ def write_with_message(name, at, remote, length, about, text):
 
 
 def start_writing(name, at, remote, length):
-    """Writes again and again in a thread, until one fails."""
+    """Writes repeatedly in a thread, until a write fails."""
     outcome = []
 
     def run():
@@ -84,9 +84,9 @@ def main():
             answer = {"ok": COMMANDS[name](*arguments)}
         except Exception as error:  # the driver decides what an exception means
             answer = {"error": f"{type(error).__name__}: {error}"}
-        # The library logs to standard output too; the mark tells an answer from a log line.
+        # The library logs to standard output too; the mark distinguishes a response from a log line.
         print("\x01" + json.dumps(answer), flush=True)
-    # Destroyed while the interpreter is whole, so that it withdraws what it published.
+    # Destroyed before the interpreter ends, so that the engine removes its metadata.
     global engine
     engine = None
 

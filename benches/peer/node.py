@@ -1,4 +1,4 @@
-"""A node of the reference system that does what it is told.
+"""Node of Mooncake C++ that executes commands.
 
 Reads one JSON command a line on standard input and answers one JSON line each, so that a test or a bench in
 another language can drive real clients of that system: ["put", key, "hex"], ["get", key], ...
@@ -18,7 +18,7 @@ buffers = {}
 
 
 def buffer(size):
-    """A registered buffer of at least `size` bytes, kept for later calls."""
+    """Returns a registered buffer of at least `size` bytes, kept for later calls."""
     for have, (address, memory) in buffers.items():
         if have >= size:
             return address, memory
@@ -77,7 +77,7 @@ def batch_get_into(keys, size):
 
 
 def median_us(call, count):
-    """Median time of `call(i)` in microseconds, and whether every call said it went well."""
+    """Returns the median time of `call(i)` in microseconds, and whether every call succeeded."""
     times, good = [], True
     for i in range(count):
         before = time.perf_counter_ns()
@@ -107,7 +107,7 @@ def bench_batch_exist(prefix, keys, count):
 
 
 def peak_rss():
-    """Largest resident size so far, in bytes."""
+    """Returns the largest resident size so far, in bytes."""
     for line in open("/proc/self/status"):
         if line.startswith("VmHWM"):
             return int(line.split()[1]) * 1024
@@ -151,7 +151,7 @@ def main():
             answer = {"ok": COMMANDS[name](*arguments)}
         except Exception as error:  # the driver decides what an exception means
             answer = {"error": f"{type(error).__name__}: {error}"}
-        # The store library logs to standard output too; the mark tells an answer from a log line.
+        # The store library logs to standard output too; the mark distinguishes a response from a log line.
         print("\x01" + json.dumps(answer), flush=True)
 
 

@@ -1,9 +1,10 @@
-//! The allocator that the existing system uses by default, rebuilt from its description as a yardstick.
+//! Reimplementation of the default allocator of Mooncake C++, from its description, for comparison.
 //!
-//! 32 × 8 size bins, which are small floats with three mantissa bits. A request is rounded up to the size of its bin,
-//! a free block is filed in the bin below, neighbours merge. Sizes are 32-bit; beyond 3.75 GiB everything is
-//! counted in units of a power of two. A handle is the block's index, so releasing needs no look-up; [`BinAllocator`] is
-//! the same behind the interface of our allocators, which release by offset and refuse what is not live.
+//! 32 × 8 size bins, which are small floats with three mantissa bits. A request is rounded up to
+//! the size of its bin, a free block is filed in the bin below, and neighbours merge. Sizes are
+//! 32-bit; beyond 3.75 GiB everything is counted in units of a power of two. A handle is the index
+//! of the block, so a release needs no lookup. [`BinAllocator`] has the interface of the other
+//! allocators, which release by offset and refuse extents that are not live.
 
 use std::collections::HashMap;
 
@@ -16,7 +17,7 @@ const LARGEST_BIN: u64 = 15 << 28;
 /// Handle of an allocation.
 #[derive(Clone, Copy, Debug)]
 pub struct Handle {
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
     node: u32,
 }
@@ -32,9 +33,9 @@ struct Node {
     after: u32,
 }
 
-/// The bin scheme over one segment.
+/// Bin scheme over one segment.
 pub struct BinScheme {
-    /// A unit is `1 << scale` bytes.
+    /// Logarithm of the unit: a unit is `1 << scale` bytes.
     scale: u32,
     tops: u32,
     leaves: [u8; 32],
@@ -62,7 +63,7 @@ fn bin_len(bin: u32) -> u32 {
 }
 
 impl BinScheme {
-    /// Over `capacity` bytes, all free.
+    /// Creates the scheme over `capacity` bytes, all free.
     pub fn new(capacity: u64) -> Self {
         let mut scale = 0;
         while capacity >> scale > LARGEST_BIN {
@@ -81,7 +82,7 @@ impl BinScheme {
         new
     }
 
-    /// Takes at least `len` bytes.
+    /// Allocates at least `len` bytes.
     pub fn allocate(&mut self, len: u64) -> Option<Handle> {
         let units = u32::try_from(len.div_ceil(1 << self.scale)).ok().filter(|&units| units != 0)?;
         if u64::from(units) > LARGEST_BIN {
@@ -103,7 +104,7 @@ impl BinScheme {
         Some(Handle { offset: u64::from(offset) << self.scale, node })
     }
 
-    /// Gives it back.
+    /// Frees an allocation.
     pub fn release(&mut self, handle: Handle) {
         let Node { mut offset, mut len, mut before, mut after, .. } = self.nodes[handle.node as usize];
         if before != NIL && !self.nodes[before as usize].live {
@@ -194,10 +195,10 @@ impl BinScheme {
     }
 }
 
-/// [`BinScheme`] as a [`SegmentAllocator`] (`reserve` left out, `align` beyond 1 refused).
+/// [`BinScheme`] as a [`SegmentAllocator`] (without `reserve`, and with `align` 1 only).
 pub struct BinAllocator {
     bins: BinScheme,
-    /// Node by offset.
+    /// Nodes by offset.
     live: HashMap<u64, u32, DefaultHashBuilder>,
     capacity: u64,
     used: u64,

@@ -1,4 +1,5 @@
-//! Processes of the reference system, driven line by line: its master, and Python nodes that do what they are told.
+//! Processes of Mooncake C++, driven line by line: its master, and Python nodes that execute
+//! commands.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -7,27 +8,28 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// Where the reference system is installed: the python of its virtual environment.
+/// Installation of Mooncake C++, by the Python of its virtual environment.
 #[derive(Clone, Debug)]
 pub struct Installation {
     python: PathBuf,
 }
 
-/// What a peer's process may fail with.
+/// Result with the failure of a process as text.
 pub type Result<T> = std::result::Result<T, String>;
 
 impl Installation {
-    /// The installation whose interpreter this is.
+    /// Creates the installation of this interpreter.
     pub fn new(python: impl Into<PathBuf>) -> Self {
         Self { python: python.into() }
     }
 
-    /// Starts its master on this RPC port, with its HTTP metadata server when a port is given, and waits until it listens.
+    /// Starts the master on this RPC port, with its HTTP metadata server if a port is given, and
+    /// waits until it listens.
     pub fn master(&self, rpc_port: u16, metadata_port: Option<u16>) -> Result<Process> {
         self.master_with(rpc_port, metadata_port, &[])
     }
 
-    /// The same with further flags.
+    /// Starts the master with additional flags.
     pub fn master_with(&self, rpc_port: u16, metadata_port: Option<u16>, flags: &[&str]) -> Result<Process> {
         let binary = self.package()?.join("mooncake_master");
         let mut command = Command::new(binary);
@@ -40,7 +42,7 @@ impl Installation {
                 .arg("--enable_http_metadata_server=true")
                 .arg(format!("--http_metadata_server_port={port}"));
         }
-        let process = Process::start(command, "the peer's master")?;
+        let process = Process::start(command, "the master of Mooncake C++")?;
         wait_for_port(rpc_port)?;
         if let Some(port) = metadata_port {
             wait_for_port(port)?;
@@ -53,7 +55,8 @@ impl Installation {
         self.script("node.py", &[], &[])
     }
 
-    /// Starts one of the scripts in `peer/`, which wait for commands, with arguments and variables of the environment.
+    /// Starts one of the scripts in `peer/`, which wait for commands, with arguments and
+    /// environment variables.
     pub fn script(&self, name: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Result<Node> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peer").join(name);
         let mut command = Command::new(&self.python);
@@ -65,20 +68,21 @@ impl Installation {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
-        let mut child = command.spawn().map_err(|e| format!("cannot start the peer's python: {e}"))?;
+        let mut child =
+            command.spawn().map_err(|e| format!("cannot start the Python of Mooncake C++: {e}"))?;
         let input = child.stdin.take().ok_or("no standard input")?;
         let output = BufReader::new(child.stdout.take().ok_or("no standard output")?);
         Ok(Node { child, input, output })
     }
 
-    /// Starts one of its modules as a program.
+    /// Starts a Python module as a program.
     pub fn module(&self, name: &str, arguments: &[&str]) -> Result<Process> {
         let mut command = Command::new(&self.python);
         command.args(["-m", name]).args(arguments);
         Process::start(command, name)
     }
 
-    /// Path of one of its programs.
+    /// Returns the path of a program.
     pub fn program(&self, name: &str) -> Result<PathBuf> {
         Ok(self.package()?.join(name))
     }
@@ -90,18 +94,22 @@ impl Installation {
             .output()
             .map_err(|e| format!("cannot start {}: {e}", self.python.display()))?;
         let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-        if text.is_empty() { Err("the peer is not installed there".into()) } else { Ok(PathBuf::from(text)) }
+        if text.is_empty() {
+            Err("Mooncake C++ is not installed there".into())
+        } else {
+            Ok(PathBuf::from(text))
+        }
     }
 }
 
-/// A process that dies with this value.
+/// Process that is killed on drop.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
 }
 
 impl Process {
-    /// Starts it with its output thrown away.
+    /// Starts the process, and discards its output.
     pub fn start(mut command: Command, what: &str) -> Result<Self> {
         let child = command
             .stdin(Stdio::null())
@@ -112,7 +120,7 @@ impl Process {
         Ok(Self { child })
     }
 
-    /// Its process number.
+    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -120,13 +128,13 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Already gone is as good as killed.
+        // A process that has ended already counts as killed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A Python process of the reference system with one client in it.
+/// Python process of Mooncake C++ with one client.
 #[derive(Debug)]
 pub struct Node {
     child: Child,
@@ -135,7 +143,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Starts the client: `setup` of its API.
+    /// Starts the client with `setup` of its API.
     pub fn setup(
         &mut self,
         host: &str,
@@ -146,21 +154,21 @@ impl Node {
     ) -> Result<()> {
         match self.call(json!(["setup", host, metadata, segment, local, master]))?.as_i64() {
             Some(0) => Ok(()),
-            code => Err(format!("the peer's setup answered {code:?}")),
+            code => Err(format!("setup of Mooncake C++ failed: {code:?}")),
         }
     }
 
-    /// Sends one command and waits for its answer.
+    /// Sends one command and waits for its response.
     pub fn call(&mut self, command: Value) -> Result<Value> {
-        let gone = |e: std::io::Error| format!("the peer's node is gone: {e}");
+        let gone = |e: std::io::Error| format!("the node of Mooncake C++ has ended: {e}");
         writeln!(self.input, "{command}").and_then(|()| self.input.flush()).map_err(gone)?;
         let mut line = String::new();
         loop {
             line.clear();
             if self.output.read_line(&mut line).map_err(gone)? == 0 {
-                return Err(format!("the peer's node ended during {command}"));
+                return Err(format!("the node of Mooncake C++ ended during {command}"));
             }
-            // Log lines of the library end up on the same stream; an answer carries a mark.
+            // Log lines of the library share the stream; a response carries a mark.
             let Some(at) = line.find('\u{1}') else { continue };
             let answer: Value = serde_json::from_str(line[at + 1..].trim()).map_err(|e| e.to_string())?;
             if let Some(error) = answer.get("error") {
@@ -178,10 +186,10 @@ impl Drop for Node {
     }
 }
 
-/// Waits until something listens on this port of every local address.
+/// Waits until a process listens on this port of every local address.
 pub fn wait_for_port(port: u16) -> Result<()> {
     let address = std::net::SocketAddr::from(([127, 0, 0, 1], port));
-    // Nothing tells us when a foreign process listens, so ask until it answers.
+    // No event reports that another process listens, so this polls.
     for _ in 0..200 {
         if std::net::TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok() {
             return Ok(());
@@ -191,7 +199,7 @@ pub fn wait_for_port(port: u16) -> Result<()> {
     Err(format!("nothing listens on port {port} after 10 s"))
 }
 
-/// Bytes as the node's commands carry them.
+/// Encodes bytes as the commands of a node carry them.
 pub fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
@@ -200,7 +208,7 @@ pub fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// The way back from [`hex`].
+/// Decodes the output of [`hex`].
 pub fn unhex(text: &str) -> Result<Vec<u8>> {
     (0..text.len())
         .step_by(2)

@@ -1,7 +1,8 @@
-//! An allocator of your own, used by a master, checked by the public conformance suite.
+//! Custom allocator, used by a master and checked by the public conformance suite.
 //!
-//! First fit over a sorted list of free ranges: simple, and slow when memory is in many pieces.
-#![allow(clippy::print_stdout, reason = "an example talks to its terminal")]
+//! First fit over a sorted list of free ranges: simple, and slow when the free memory is
+//! fragmented.
+#![allow(clippy::print_stdout, reason = "an example prints to its terminal")]
 
 use std::sync::Arc;
 
@@ -11,14 +12,14 @@ use mooncake_core::evict::BuiltinPolicyConfig;
 use mooncake_store::client::Client;
 use mooncake_store::master::{Master, MasterOptions};
 
-/// Takes the first free range that is long enough.
+/// Allocator that takes the first free range that is long enough.
 #[derive(Debug)]
 pub struct FirstFit {
     capacity: u64,
     used: u64,
-    /// Free ranges in order of offset; no two touch.
+    /// Free ranges in order of offset. No two ranges touch.
     free: Vec<Extent>,
-    /// Live extents in order of offset, so that a double release is noticed.
+    /// Live extents in order of offset, to detect a double release.
     live: Vec<Extent>,
 }
 
@@ -61,12 +62,15 @@ impl SegmentAllocator for FirstFit {
     }
 
     fn release(&mut self, extent: Extent) {
-        let at = self.live.binary_search(&extent).unwrap_or_else(|_| panic!("{extent:?} is not live"));
+        let at = self
+            .live
+            .binary_search(&extent)
+            .unwrap_or_else(|_| panic!("cannot release extent: it is not live. extent={extent:?}"));
         self.live.remove(at);
         self.used -= extent.len;
         let next = self.free.partition_point(|hole| hole.offset < extent.offset);
         self.free.insert(next, extent);
-        // Melt it together with its neighbours.
+        // Merges the range with its neighbours.
         if self.free.get(next + 1).is_some_and(|after| extent.offset + extent.len == after.offset) {
             let after = self.free.remove(next + 1);
             self.free[next].len += after.len;

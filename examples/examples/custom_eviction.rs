@@ -1,7 +1,7 @@
-//! An eviction policy of your own, used by a master, checked by the public conformance suite.
+//! Custom eviction policy, used by a master and checked by the public conformance suite.
 //!
-//! Drops the largest object first, the oldest of equals: keeps as many objects as possible.
-#![allow(clippy::print_stdout, reason = "an example talks to its terminal")]
+//! Evicts the largest object first, and the oldest of equals, to keep as many objects as possible.
+#![allow(clippy::print_stdout, reason = "an example prints to its terminal")]
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -15,7 +15,7 @@ use mooncake_core::ids::SlotId;
 use mooncake_store::client::Client;
 use mooncake_store::master::{Master, MasterOptions};
 
-/// Largest first.
+/// Policy that evicts the largest object first.
 #[derive(Debug)]
 pub struct LargestFirst {
     /// Victims in order: large before small, old before new.
@@ -65,7 +65,7 @@ mooncake_core::eviction_conformance!(LargestFirst);
 
 #[tokio::main]
 async fn main() -> mooncake_core::Result<()> {
-    // No lease: an object may go as soon as it is read.
+    // Without a lease, an object may be evicted as soon as it is read.
     let options = MasterOptions { lease_ttl: Duration::ZERO, ..MasterOptions::default() };
     let clock = SystemClock::shared();
     let master: Master<BuiltinAllocator, LargestFirst> =

@@ -1,7 +1,8 @@
-//! A metadata backend of your own, used by two clients to find each other, checked by the public conformance suite.
+//! Custom metadata backend through which two clients find each other, checked by the public
+//! conformance suite.
 //!
 //! A folder with one file per key: enough for a cluster whose machines share a file system.
-#![allow(clippy::print_stdout, reason = "an example talks to its terminal")]
+#![allow(clippy::print_stdout, reason = "an example prints to its terminal")]
 
 use std::fmt::Write as _;
 use std::io;
@@ -18,14 +19,14 @@ use mooncake_store::config::MasterConfig;
 use mooncake_store::server::MasterServer;
 use mooncake_transport::Directory;
 
-/// One file per key. A revision is eight bytes in front of the value.
+/// Metadata backend with one file per key. A revision is eight bytes in front of the value.
 #[derive(Debug)]
 pub struct FolderMetadata {
     folder: PathBuf,
 }
 
 impl FolderMetadata {
-    /// Keeps its files in this folder, which is made if it is not there.
+    /// Creates a backend with its files in this folder, which is created if missing.
     pub fn new(folder: impl Into<PathBuf>) -> Result<Self> {
         let folder = folder.into();
         std::fs::create_dir_all(&folder)?;
@@ -33,7 +34,7 @@ impl FolderMetadata {
     }
 
     fn path(&self, key: &str) -> PathBuf {
-        // Hex keeps every key apart and every character out of the file system's way.
+        // Hex keeps every key distinct, and every character valid for the file system.
         let name = key.bytes().fold(String::new(), |mut name, byte| {
             let _ = write!(name, "{byte:02x}");
             name
@@ -66,13 +67,13 @@ impl MetadataBackend for FolderMetadata {
         if !holds {
             return Err(Error::new(
                 ErrorCode::ObjectAlreadyExists,
-                format!("{key} is at revision {current:?}"),
+                format!("cannot write metadata key: revision differs. key={key:?} revision={current:?}"),
             ));
         }
         let revision = current.unwrap_or(0) + 1;
         let mut bytes = revision.to_le_bytes().to_vec();
         bytes.extend_from_slice(&value);
-        // A rename replaces the file in one step: nobody reads half a value.
+        // A rename replaces the file atomically: nobody reads half a value.
         let path = self.path(key);
         let fresh = path.with_extension("new");
         std::fs::write(&fresh, bytes)?;
@@ -94,7 +95,7 @@ impl MetadataBackend for FolderMetadata {
             let name = entry?.file_name();
             let Some(key) = name.to_str().and_then(unhex) else { continue };
             if key.starts_with(prefix) {
-                // Gone between listing and reading: then it is not there.
+                // A file that was removed after the listing is skipped.
                 found.extend(self.get(&key).await?.map(|value| (key, value)));
             }
         }
@@ -103,13 +104,16 @@ impl MetadataBackend for FolderMetadata {
     }
 
     async fn watch(&self, _prefix: &str) -> Result<BoxStream<'static, MetaEvent>> {
-        Err(Error::new(ErrorCode::NotSupported, "a folder cannot be watched"))
+        Err(Error::new(ErrorCode::NotSupported, "cannot watch a folder"))
     }
 }
 
 fn parse(key: &str, bytes: Vec<u8>) -> Result<MetaValue> {
     let Some((revision, _)) = bytes.split_first_chunk::<8>() else {
-        return Err(Error::new(ErrorCode::DeserializeFail, format!("the file of {key} is too short")));
+        return Err(Error::new(
+            ErrorCode::DeserializeFail,
+            format!("cannot read metadata: the file is too short. key={key:?}"),
+        ));
     };
     let revision = u64::from_le_bytes(*revision);
     Ok(MetaValue { value: Bytes::from(bytes).slice(8..), revision })
@@ -125,8 +129,8 @@ fn unhex(name: &str) -> Option<String> {
 #[cfg(test)]
 #[test]
 fn folder_metadata_conforms() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let backend = Arc::new(FolderMetadata::new(folder.path()).expect("a backend"));
+    let folder = tempfile::tempdir().expect("cannot create a folder");
+    let backend = Arc::new(FolderMetadata::new(folder.path()).expect("cannot create a backend"));
     futures::executor::block_on(mooncake_core::testkit::meta::check(backend));
 }
 
@@ -150,7 +154,7 @@ async fn main() -> Result<()> {
     };
     let (alice, bob) = (join("alice").await?, join("bob").await?);
     alice.put("greeting", "found through a folder").await?;
-    let value = bob.get("greeting").await?.ok_or_else(|| Error::internal("the value is gone"))?;
+    let value = bob.get("greeting").await?.ok_or_else(|| Error::internal("the value is missing"))?;
     println!("bob read: {}", String::from_utf8_lossy(&value));
     println!("files: {}", std::fs::read_dir(folder.path())?.count());
     alice.close().await?;

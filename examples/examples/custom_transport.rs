@@ -1,8 +1,10 @@
-//! A wire of your own in safe Rust, under the store's client, checked by the public conformance suite.
+//! Custom transport in safe Rust, used by the store's client and checked by the public conformance
+//! suite.
 //!
-//! Unix sockets, one connection per operation: a request is a direction, an address and a length; the answer one byte,
-//! then the data. `Staged` turns the two copying methods into a `Transport`.
-#![allow(clippy::print_stdout, reason = "an example talks to its terminal")]
+//! Unix sockets, with one connection per operation. A request is a direction, an address and a
+//! length; the response is one byte, then the data. `Staged` turns the two copying methods into a
+//! `Transport`.
+#![allow(clippy::print_stdout, reason = "an example prints to its terminal")]
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,40 +22,41 @@ use tokio::task::JoinHandle;
 const READ: u8 = 0;
 const WRITE: u8 = 1;
 const YES: u8 = 1;
-/// Bytes copied between socket and memory at a time.
+/// Number of bytes copied between socket and memory at a time.
 const PIECE: usize = 256 << 10;
 
-/// The wire: serves its own memory at a socket, and reaches that of others at theirs.
+/// Transport that serves its own memory at a socket, and reaches the memory of peers at their
+/// sockets.
 #[derive(Debug)]
-pub struct UnixWire {
+pub struct UnixTransport {
     path: PathBuf,
     runtime: Handle,
     server: std::sync::OnceLock<JoinHandle<()>>,
 }
 
-impl UnixWire {
-    /// A wire whose socket will be at this path.
+impl UnixTransport {
+    /// Creates a transport whose socket will be at this path.
     pub fn new(path: impl Into<PathBuf>, runtime: Handle) -> Self {
         Self { path: path.into(), runtime, server: std::sync::OnceLock::new() }
     }
 
-    /// Stops answering, as if the process had died.
+    /// Stops serving, as if the process had died.
     pub fn kill(&self) {
         if let Some(server) = self.server.get() {
             server.abort();
         }
-        // Whoever connects from now on finds nothing.
+        // Later connections find no socket.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-impl Drop for UnixWire {
+impl Drop for UnixTransport {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
-impl CopyTransport for UnixWire {
+impl CopyTransport for UnixTransport {
     type Peer = PathBuf;
 
     fn protocol(&self) -> Protocol {
@@ -64,7 +67,7 @@ impl CopyTransport for UnixWire {
         let path = self.path.clone();
         let _ = self.server.set(self.runtime.spawn(async move {
             match UnixListener::bind(&path) {
-                Ok(listener) => answer_all(listener, memory).await,
+                Ok(listener) => serve_all(listener, memory).await,
                 Err(error) => tracing::error!(path = %path.display(), %error, "cannot listen"),
             }
         }));
@@ -92,7 +95,7 @@ impl CopyTransport for UnixWire {
         let mut stream = ask(peer, WRITE, addr, from.len()).await?;
         accepted(&mut stream, addr).await?;
         stream.write_all(from).await.map_err(|e| failed(peer, e))?;
-        // The second yes comes when the last byte lies where it belongs.
+        // The second acceptance byte arrives when the last byte is in memory.
         accepted(&mut stream, addr).await
     }
 }
@@ -109,8 +112,10 @@ async fn ask(peer: &PathBuf, direction: u8, addr: u64, len: usize) -> Result<Uni
 async fn accepted(stream: &mut UnixStream, addr: u64) -> Result<()> {
     match stream.read_u8().await {
         Ok(YES) => Ok(()),
-        Ok(_) => Err(Error::invalid(format!("the peer does not offer address {addr:#x}"))),
-        Err(error) => Err(Error::new(ErrorCode::TransferFail, "the peer went away").with_source(error)),
+        Ok(_) => Err(Error::invalid(format!("the peer has no registered memory at address {addr:#x}"))),
+        Err(error) => {
+            Err(Error::new(ErrorCode::TransferFail, "connection closed by the peer").with_source(error))
+        }
     }
 }
 
@@ -118,27 +123,27 @@ fn failed(peer: &std::path::Path, error: std::io::Error) -> Error {
     Error::new(ErrorCode::TransferFail, format!("{}: {error}", peer.display())).with_source(error)
 }
 
-/// Every connection is a task of this set, so that they end with the listener.
-async fn answer_all(listener: UnixListener, memory: Arc<ExposedMemory>) {
+/// Serves every connection in a task of one set, so that the connections end with the listener.
+async fn serve_all(listener: UnixListener, memory: Arc<ExposedMemory>) {
     let mut connections = tokio::task::JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
         let memory = memory.clone();
         connections.spawn(async move {
-            // A connection that breaks concerns nobody but its caller, who sees it too.
-            let _ = answer(stream, &memory).await;
+            // A broken connection concerns only its caller, who sees the error too.
+            let _ = serve_request(stream, &memory).await;
         });
         while connections.try_join_next().is_some() {}
     }
 }
 
-async fn answer(mut stream: UnixStream, memory: &ExposedMemory) -> std::io::Result<()> {
+async fn serve_request(mut stream: UnixStream, memory: &ExposedMemory) -> std::io::Result<()> {
     let (direction, addr, len) =
         (stream.read_u8().await?, stream.read_u64_le().await?, stream.read_u64_le().await?);
-    // The whole range is checked before the first byte moves.
+    // The whole range is checked before the first byte is transferred.
     let checked = match direction {
         READ => memory.check(addr, len),
         WRITE => memory.check_write(addr, len),
-        _ => Err(Error::invalid("neither a read nor a write")),
+        _ => Err(Error::invalid("invalid direction: neither a read nor a write")),
     };
     let allowed = checked.is_ok();
     stream.write_u8(u8::from(allowed)).await?;
@@ -166,7 +171,7 @@ async fn main() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let master = Arc::new(Master::new(MasterOptions::default())?);
     let join = |name: &str| {
-        let wire = UnixWire::new(folder.path().join(name), Handle::current());
+        let wire = UnixTransport::new(folder.path().join(name), Handle::current());
         let transport =
             Arc::new(Staged::new(wire, Executor::Tokio(Handle::current()), master.clock().clone()));
         Client::builder()
@@ -177,8 +182,8 @@ async fn main() -> Result<()> {
             .connect()
     };
     let (alice, bob) = (join("alice").await?, join("bob").await?);
-    alice.put("greeting", "over a wire of my own").await?;
-    let value = bob.get("greeting").await?.ok_or_else(|| Error::internal("the value is gone"))?;
+    alice.put("greeting", "over a custom transport").await?;
+    let value = bob.get("greeting").await?.ok_or_else(|| Error::internal("the value is missing"))?;
     println!("bob read: {}", String::from_utf8_lossy(&value));
     alice.close().await?;
     bob.close().await
@@ -202,8 +207,8 @@ mod conformance {
         fn new() -> Self {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
             Self {
-                folder: tempfile::tempdir().expect("a folder"),
-                runtime: runtime.expect("a runtime"),
+                folder: tempfile::tempdir().expect("cannot create a folder"),
+                runtime: runtime.expect("cannot start a runtime"),
                 clock: SystemClock::shared(),
                 nodes: 0,
             }
@@ -211,14 +216,14 @@ mod conformance {
     }
 
     impl Fixture for OnUnixSockets {
-        type T = Staged<UnixWire>;
+        type T = Staged<UnixTransport>;
 
         fn node(&mut self) -> Arc<Self::T> {
             self.nodes += 1;
             let path = self.folder.path().join(self.nodes.to_string());
-            let wire = UnixWire::new(&path, self.runtime.handle().clone());
+            let wire = UnixTransport::new(&path, self.runtime.handle().clone());
             let node = Staged::new(wire, Executor::Tokio(self.runtime.handle().clone()), self.clock.clone());
-            // It listens from the moment its socket is there.
+            // The node listens from the moment its socket exists.
             while !path.exists() {
                 std::thread::yield_now();
             }

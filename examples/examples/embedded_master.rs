@@ -1,7 +1,8 @@
-//! A master inside your own program, on sockets: other processes join it, and so can you.
+//! Master inside your own program, on sockets: other processes join it, and so can the program.
 //!
-//! Starts a master with admin pages on free ports, joins it over TCP as any client would, and reads its metrics.
-#![allow(clippy::print_stdout, reason = "an example talks to its terminal")]
+//! Starts a master with admin endpoints on free ports, joins it over TCP as any client would, and
+//! reads its metrics.
+#![allow(clippy::print_stdout, reason = "an example prints to its terminal")]
 
 use mooncake_core::{Error, Result};
 use mooncake_store::client::Client;
@@ -20,7 +21,7 @@ async fn main() -> Result<()> {
     };
     let server = MasterServer::start(config).await?;
     let address = server.addresses().rpc.to_string();
-    println!("a master answers at {address}");
+    println!("master listening at {address}");
 
     let client = Client::builder()
         .master(address)
@@ -30,10 +31,11 @@ async fn main() -> Result<()> {
         .connect()
         .await?;
     client.put("hello", "over sockets").await?;
-    let value = client.get("hello").await?.ok_or_else(|| Error::internal("the value is gone"))?;
+    let value = client.get("hello").await?.ok_or_else(|| Error::internal("the value is missing"))?;
     println!("hello = {}", String::from_utf8_lossy(&value));
 
-    // The program that embeds it sees what the master counts, and so does whoever scrapes it.
+    // The embedding program can read the statistics of the master, and so can a scraper of its
+    // metrics.
     println!("{} object, {} bytes", server.master().stats().objects, server.master().stats().value_bytes);
     if let Some(admin) = server.addresses().admin {
         let mut http = tokio::net::TcpStream::connect(admin).await?;

@@ -1,6 +1,6 @@
-//! A metadata backend of your own for transfer engines: two groups of engines share one directory, each under a prefix, and neither sees the
-//! other. Checked by the public conformance suite.
-#![allow(clippy::print_stdout, reason = "an example talks to its terminal")]
+//! Custom metadata backend for transfer engines: two groups of engines share one directory, each
+//! under a prefix, and neither sees the other. Checked by the public conformance suite.
+#![allow(clippy::print_stdout, reason = "an example prints to its terminal")]
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use mooncake_engine::TransferEngine;
 use mooncake_transport::Directory;
 use mooncake_transport::engine::HandshakePort;
 
-/// A directory inside another one: every key has a prefix there, which nobody sees here.
+/// Directory inside another one: every key has a prefix there that callers do not see.
 #[derive(Debug)]
 pub struct Prefixed {
     prefix: String,
@@ -23,7 +23,7 @@ pub struct Prefixed {
 }
 
 impl Prefixed {
-    /// The part of `inner` under this prefix.
+    /// Creates the directory of the keys of `inner` under this prefix.
     pub fn new(prefix: impl Into<String>, inner: Arc<dyn MetadataBackend>) -> Self {
         Self { prefix: prefix.into(), inner }
     }
@@ -82,7 +82,7 @@ async fn engine(group: &str, name: &str, shared: &Arc<MemoryMetadata>) -> Result
 #[tokio::main]
 async fn main() -> Result<()> {
     let shared = Arc::new(MemoryMetadata::new());
-    // The same name twice, in two groups.
+    // The same name in two groups.
     let red = engine("red", "owner", &shared).await?;
     let blue = engine("blue", "owner", &shared).await?;
     let red_user = engine("red", "user", &shared).await?;
@@ -96,10 +96,10 @@ async fn main() -> Result<()> {
     others.slice(0..12)?.copy_to(0, &mut theirs)?;
     println!("red has {:?}, blue has {theirs:?}", String::from_utf8_lossy(&ours));
     if &ours != b"for red only" || theirs != [0; 12] {
-        return Err(Error::internal("the bytes went astray"));
+        return Err(Error::internal("the bytes arrived at the wrong engine"));
     }
     let keys: Vec<String> = shared.list("").await?.into_iter().map(|(key, _)| key).collect();
-    println!("the directory they share: {}", keys.join(", "));
+    println!("the shared directory: {}", keys.join(", "));
     for engine in [red_user, red, blue] {
         engine.close().await?;
     }

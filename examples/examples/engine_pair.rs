@@ -1,6 +1,6 @@
-//! The transfer engine without a store: this process and a child of it, each with memory of its own, one writing and reading the other's, and
-//! telling it by a notification when there is something to look at.
-#![allow(clippy::print_stdout, reason = "an example talks to its terminal")]
+//! Transfer engine without a store: this process and a child, each with memory of its own. This
+//! process writes and reads the memory of the child, and notifies the child.
+#![allow(clippy::print_stdout, reason = "an example prints to its terminal")]
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -17,24 +17,25 @@ use tokio::process::Command;
 
 const BLOCK: usize = 64 << 10;
 const BLOCKS: usize = 16;
-/// Longer than any step takes.
+/// Timeout that no step reaches.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Owns memory, waits to be told that it is filled, and answers in it.
+/// Runs the owner: registers memory, waits for the notification that it is filled, and responds
+/// with the result of its check.
 async fn owner() -> Result<()> {
     let engine = TransferEngine::builder().name("127.0.0.1").environment().start().await?;
     let region = engine.register(Arc::new(HostMemory::new(BLOCKS * BLOCK)?)).await?;
     let mut notifications = std::pin::pin!(engine.notifications());
-    // How the other side learns of us; a metadata directory would do without.
+    // The user reads the name from this line; with a metadata directory, it would need no line.
     println!("{}", engine.name());
     let told = tokio::time::timeout(PATIENCE, notifications.next()).await.ok().flatten();
-    let told = told.ok_or_else(|| Error::internal("nobody wrote anything"))?;
+    let told = told.ok_or_else(|| Error::internal("no notification arrived"))?;
     let mut bytes = vec![0; BLOCKS * BLOCK];
     region.slice(0..bytes.len())?.copy_to(0, &mut bytes)?;
     let right = bytes.chunks(BLOCK).zip(1..).all(|(block, fill)| block.iter().all(|byte| *byte == fill));
     let answer = Notification { name: told.name, message: if right { "as written" } else { "wrong" }.into() };
     engine.notify(&told.message, &answer).await?;
-    // The memory is there until the other side has read it, and says so.
+    // The memory stays registered until the user has read it, and notifies the owner.
     tokio::time::timeout(PATIENCE, notifications.next()).await.ok();
     drop(region);
     engine.close().await
@@ -50,9 +51,14 @@ async fn user() -> Result<()> {
     let engine = TransferEngine::builder().name("127.0.0.1").environment().start().await?;
     let mut notifications = std::pin::pin!(engine.notifications());
     let target = engine.open(&name).await?;
-    let at = target.descriptor().buffers.first().ok_or_else(|| Error::internal("it has no memory"))?.addr;
+    let at = target
+        .descriptor()
+        .buffers
+        .first()
+        .ok_or_else(|| Error::internal("the child has no registered memory"))?
+        .addr;
 
-    // Registered memory of ours, as a wire with devices would need it.
+    // Registered local memory, as a transport with devices would need it.
     let local = engine.register_local(Arc::new(HostMemory::new(BLOCKS * BLOCK)?))?;
     let mut all = local.exclusive().map_err(|_| Error::internal("a new region has another user"))?;
     let mut batch = Batch::new();
@@ -71,18 +77,18 @@ async fn user() -> Result<()> {
     }
     println!("wrote {BLOCKS} blocks of {BLOCK} bytes into the memory of {name}");
     let answer = tokio::time::timeout(PATIENCE, notifications.next()).await.ok().flatten();
-    let answer = answer.ok_or_else(|| Error::internal("no answer"))?;
-    println!("its owner says: {}", answer.message);
+    let answer = answer.ok_or_else(|| Error::internal("no response"))?;
+    println!("response of the owner: {}", answer.message);
     let (result, last) = engine.read(&target, at + ((BLOCKS - 1) * BLOCK) as u64, vec![0; BLOCK], None).await;
     result?;
     if answer.message != "as written" || last != [BLOCKS as u8; BLOCK] {
-        return Err(Error::internal("the bytes are not the ones written"));
+        return Err(Error::internal("the bytes differ from the written ones"));
     }
     println!("read the last block back");
     for line in engine.metrics() {
         let counts = &line.counts;
         println!(
-            "over {}: {} bytes written, {} read ({} left to the wire behind)",
+            "over {}: {} bytes written, {} read ({} by the fallback transport)",
             line.wire, counts.bytes_written, counts.bytes_read, line.bytes_behind
         );
     }

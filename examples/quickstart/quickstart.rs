@@ -1,9 +1,10 @@
-//! A master and two clients in one process: put, get, replicate, upsert, remove, and what each did.
+//! Master and two clients in one process: put, get, replicate, upsert, remove, and the result of
+//! each step.
 //!
 //! ```sh
 //! cargo run --release --example quickstart
 //! ```
-#![allow(clippy::print_stdout, reason = "an example talks to its terminal")]
+#![allow(clippy::print_stdout, reason = "an example prints to its terminal")]
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ const MIB: usize = 1 << 20;
 #[tokio::main]
 async fn main() -> Result<()> {
     let master = Arc::new(Master::new(MasterOptions::default())?);
-    // Each client offers 64 MiB; the cluster has 128.
+    // Each client provides 64 MiB, so the cluster has 128 MiB.
     let alice =
         Client::builder().master(master.clone()).segment(64 << 20).local_hostname("alice").connect().await?;
     let bob =
@@ -32,7 +33,7 @@ async fn main() -> Result<()> {
     let read = table.row("bob gets it", "every byte equal", bob.get("layer/0")).await?;
     check(read.as_deref() == Some(&value[..]), "bob read other bytes")?;
 
-    // Zero copy: from registered memory straight to where the objects lie, two copies in two segments.
+    // Zero copy: from registered memory directly to the segments, two copies in two segments.
     let region = alice.alloc_registered(16 * MIB)?;
     let items: Vec<_> = (0..16)
         .map(|i| Ok((format!("block/{i}"), region.slice(i * MIB..(i + 1) * MIB)?)))
@@ -40,7 +41,7 @@ async fn main() -> Result<()> {
     let copies = ReplicateConfig::replicas(2);
     let puts = table.row("16 MiB, two copies", "one batch", alice.batch_put_from(&items, &copies)).await?;
     puts.into_iter().collect::<Result<Vec<_>>>()?;
-    let list = bob.replicas("block/7").await?.ok_or_else(|| Error::internal("block/7 is gone"))?;
+    let list = bob.replicas("block/7").await?.ok_or_else(|| Error::internal("block/7 is missing"))?;
     check(list.replicas.len() == 2, "block/7 should have two replicas")?;
 
     table.row("bob replaces a value", "upserted", bob.upsert("layer/0", b"short")).await?;
@@ -61,7 +62,7 @@ fn check(holds: bool, otherwise: &'static str) -> Result<()> {
     if holds { Ok(()) } else { Err(Error::internal(otherwise)) }
 }
 
-/// What was done, how it went, and how long it took.
+/// Table of the steps, with the outcome and the duration of each.
 struct Table {
     clock: SystemClock,
     rows: Vec<(String, String, f64)>,

@@ -1,6 +1,6 @@
-//! The examples are in `examples/`; this library only makes the README's program a test.
+//! Doctest of the README. The examples themselves are in `examples/`.
 
-/// The project's README.
+/// README of the project.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 pub struct Readme;

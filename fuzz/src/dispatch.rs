@@ -1,4 +1,4 @@
-//! The RPC dispatch with a live master behind it: calls one after the other, as an input spells them.
+//! RPC dispatch with a live master behind it: a sequence of calls that the input encodes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,11 +10,12 @@ use mooncake_store::protocol::message::{ADDED, Shape, TABLE};
 use mooncake_store::protocol::server::Service;
 use mooncake_store::protocol::service::MasterService;
 
-/// Most calls of one input.
+/// Maximum number of calls of one input.
 const CALLS: usize = 64;
 
-/// Calls of any number with any body, with well-formed arguments, and with these a little wrong. Whatever comes, it is answered with what
-/// the table says or refused, and the master can still count what it has.
+/// Makes calls of any number with any body, with well-formed arguments, and with slightly malformed
+/// ones. Each call must be refused, or get a response of the type in the table, and the statistics
+/// of the master must stay consistent.
 pub fn rpc_dispatch(data: &[u8]) {
     let mut input = Input(data);
     let switches = input.byte();
@@ -34,7 +35,7 @@ pub fn rpc_dispatch(data: &[u8]) {
     let clock = Arc::new(ManualClock::new());
     let master: mooncake_core::Result<Master> =
         Master::with_parts(options, &Default::default(), &Default::default(), clock.clone(), 1);
-    let Ok(master) = master.map(Arc::new) else { panic!("these options do not contradict each other") };
+    let Ok(master) = master.map(Arc::new) else { panic!("these options are consistent") };
     let service = MasterService(master.clone());
     let shapes: Vec<&Shape> = TABLE.iter().chain(ADDED).collect();
     for _ in 0..CALLS {
@@ -66,7 +67,12 @@ pub fn rpc_dispatch(data: &[u8]) {
         if service.call(function, &body, &mut out).is_ok() {
             let answer = shapes.iter().find(|shape| shape.function == function);
             let again = answer.map(|shape| shape.rewrite_reply(&out, false));
-            assert_eq!(again, Some(Ok(out)), "{} answers something else than the table says", shape.name);
+            assert_eq!(
+                again,
+                Some(Ok(out)),
+                "the response of {} differs from its type in the table",
+                shape.name
+            );
         }
     }
     let stats = master.stats();
@@ -76,15 +82,15 @@ pub fn rpc_dispatch(data: &[u8]) {
     clock.advance(Duration::from_secs(3600));
     master.tick();
     master.remove_all(true);
-    assert_eq!(master.stats().used(), 0, "what was taken has come back");
+    assert_eq!(master.stats().used(), 0, "all allocated space is free again");
 }
 
-/// Words that calls share, so that they mean each other's objects and segments.
+/// Words shared by calls, so that they refer to the objects and segments of each other.
 const WORDS: [&str; 12] =
     ["k", "k1", "key/2", "default", "a", "node1:1", "node2:1", "tcp", "10.0.0.1:1", "^k", "(", ""];
 const NUMBERS: [u64; 12] = [0, 1, 2, 3, 4, 64, 100, 4096, 1 << 20, 1 << 40, 1 << 63, u64::MAX];
 
-/// Well-formed arguments of a call, chosen by the input.
+/// Encodes well-formed arguments of a call, chosen by the input.
 fn arguments(shape: &Shape, input: &mut Input<'_>, body: &mut Vec<u8>) {
     if shape.arguments.is_empty() {
         return;
@@ -94,7 +100,8 @@ fn arguments(shape: &Shape, input: &mut Input<'_>, body: &mut Vec<u8>) {
     value(&mut spelling, input, &mut Some(body));
 }
 
-/// Appends a value of the type that the spelling begins with, and takes that type away. Without a body it only does the latter.
+/// Appends a value of the first type of the spelling, and removes that type. Without a body, it
+/// only removes the type.
 fn value(spelling: &mut &[u8], input: &mut Input<'_>, body: &mut Option<&mut Vec<u8>>) {
     let [symbol, rest @ ..] = *spelling else { return };
     *spelling = rest;
@@ -120,18 +127,18 @@ fn value(spelling: &mut &[u8], input: &mut Input<'_>, body: &mut Option<&mut Vec
                         *spelling = &spelling[1..];
                         return;
                     }
-                    // How it is aligned.
+                    // Skips the alignment.
                     137..250 => *spelling = &spelling[1..],
                     _ => value(spelling, input, body),
                 }
             }
             return;
         }
-        other => panic!("no argument is spelled with {other}"),
+        other => panic!("unknown type symbol {other}"),
     };
     if let Some(body) = body {
         let number = NUMBERS[usize::from(input.byte()) % NUMBERS.len()];
-        // Kinds and switches have few values.
+        // Kinds and flags have few values.
         let number = if width == 4 {
             number % 8
         } else if width == 1 {
@@ -159,7 +166,7 @@ fn several(list: bool, spelling: &mut &[u8], input: &mut Input<'_>, body: &mut O
     value(spelling, input, &mut None);
 }
 
-/// Cuts a body, flips a bit of it, or appends to it.
+/// Cuts a body, flips one of its bits, or appends to it.
 fn spoil(body: &mut Vec<u8>, input: &mut Input<'_>) {
     let at = usize::from(input.byte()).min(body.len().saturating_sub(1));
     match input.byte() % 3 {
@@ -169,7 +176,7 @@ fn spoil(body: &mut Vec<u8>, input: &mut Input<'_>) {
     }
 }
 
-/// What is left of an input; zeros after that.
+/// Rest of an input; zeros after its end.
 struct Input<'d>(&'d [u8]);
 
 impl<'d> Input<'d> {
@@ -179,7 +186,7 @@ impl<'d> Input<'d> {
         *first
     }
 
-    /// Up to 255 bytes, as the next one says.
+    /// Returns up to 255 bytes; the next byte is their number.
     fn some(&mut self) -> &'d [u8] {
         let count = usize::from(self.byte()).min(self.0.len());
         let (some, rest) = self.0.split_at(count);

@@ -1,5 +1,5 @@
-//! One function per parser of bytes from outside. It must not panic, hang, or allocate out of proportion, and what it
-//! understood must survive being written and read again.
+//! Fuzz targets, one function per parser of bytes from outside. A target must not panic, hang, or
+//! allocate out of proportion, and its results must survive encoding and decoding again.
 
 mod dispatch;
 
@@ -31,7 +31,7 @@ use mooncake_transport::{Directory, SegmentDesc};
 
 pub use dispatch::rpc_dispatch;
 
-/// All of them, by the name of their corpus.
+/// Targets by the name of their corpus.
 pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("tcp_frame", tcp_frame),
     ("tcp_hello", tcp_hello),
@@ -52,10 +52,11 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("snapshot", snapshot),
 ];
 
-/// Longest body taken by the RPC target.
+/// Longest body that the RPC target accepts.
 const MAX_BODY: usize = 1 << 20;
 
-/// The data port: a stream of headers and payload, in pieces as a socket gives them, and status frames.
+/// Fuzzes the data port: a stream of headers and payload, in pieces as a socket returns them, and
+/// status frames.
 pub fn tcp_frame(data: &[u8]) {
     if let Some(header) = data.first_chunk::<HEADER_LEN>() {
         let request = Request::decode(header);
@@ -88,13 +89,14 @@ pub fn tcp_frame(data: &[u8]) {
     }
 }
 
-/// The data port: the first frame of a connection in pieces, the answer to a hello, and the instance in a descriptor.
+/// Fuzzes the data port: the first frame of a connection in pieces, the answer to a hello, and the
+/// instance in a descriptor.
 pub fn tcp_hello(data: &[u8]) {
     if let Some(frame) = data.first_chunk::<HELLO_LEN>()
         && let Some(hello) = Hello::decode(frame)
     {
         assert_eq!(hello.encode(), *frame);
-        // Nodes without hellos refuse it: no request of theirs is mistaken for one.
+        // Nodes without hellos refuse a hello: it looks like no request of theirs.
         let request = Request::decode(frame);
         assert_eq!((request.direction, request.len), (Direction::Read, 0));
     }
@@ -118,11 +120,11 @@ pub fn tcp_hello(data: &[u8]) {
     let whole = data.first_chunk::<HELLO_LEN>();
     assert_eq!(first, whole.map(Hello::decode));
     if let (Some(None), Some(frame)) = (first, whole) {
-        assert_eq!(inbox.next_request(), Some(Request::decode(frame)), "a request stays");
+        assert_eq!(inbox.next_request(), Some(Request::decode(frame)), "a request stays in the inbox");
     }
 }
 
-/// The RPC port: requests and replies, one after the other.
+/// Fuzzes the RPC port: requests and responses, one after the other.
 pub fn rpc_frame(data: &[u8]) {
     let mut rest = data;
     while let Ok(Parsed::Whole(request, used)) = parse_request(rest, MAX_BODY) {
@@ -131,7 +133,7 @@ pub fn rpc_frame(data: &[u8]) {
         write_request(&mut again, request.seq, request.function, |out| out.extend_from_slice(request.body));
         match parse_request(&again, MAX_BODY) {
             Ok(Parsed::Whole(same, _)) => assert_eq!((same.seq, same.body), (request.seq, request.body)),
-            other => panic!("a request of ours is not one: {other:?}"),
+            other => panic!("an encoded request does not parse: {other:?}"),
         }
         rest = &rest[used..];
     }
@@ -142,21 +144,21 @@ pub fn rpc_frame(data: &[u8]) {
     }
 }
 
-/// Bodies: the bytes as arguments and as answer of every call.
+/// Fuzzes bodies: the bytes as arguments and as response of every call.
 pub fn struct_pack(data: &[u8]) {
     for shape in [TABLE, ADDED, DISK_TABLE, DISK_ADDED].into_iter().flatten() {
         for rewrite in [Shape::rewrite_arguments as Rewrite, Shape::rewrite_reply] {
             let Ok(written) = rewrite(shape, data, false) else { continue };
             let again = rewrite(shape, &written, false);
-            assert_eq!(again.as_deref(), Ok(&written[..]), "{} does not come back", shape.name);
+            assert_eq!(again.as_deref(), Ok(&written[..]), "{} does not round-trip", shape.name);
         }
     }
 }
 
 type Rewrite = fn(&Shape, &[u8], bool) -> Result<Vec<u8>, PackError>;
 
-/// What a master that was there before has written down: as it is, and with checksums that are right, around pieces that each have their length before
-/// them.
+/// Fuzzes snapshots of an earlier master: as they are, and with correct checksums, around pieces
+/// that each have their length in front.
 pub fn snapshot(data: &[u8]) {
     let mut sealed = Vec::new();
     let mut rest = data;
@@ -171,9 +173,10 @@ pub fn snapshot(data: &[u8]) {
     for bytes in [data, &sealed_as(b"mksnap01"), &sealed_as(b"mksnap02"), &sealed_as(b"mksnap03")] {
         let Ok(snapshot) = Snapshot::read(bytes) else { continue };
         let again = Snapshot::read(&snapshot.write());
-        assert!(again.is_ok_and(|again| again == snapshot), "a snapshot does not come back");
-        // Whatever it says, a master goes on.
-        let master = Master::new(MasterOptions { shards: 1, ..MasterOptions::default() }).expect("a master");
+        assert!(again.is_ok_and(|again| again == snapshot), "a snapshot does not round-trip");
+        // Whatever the snapshot contains, the master still works.
+        let master = Master::new(MasterOptions { shards: 1, ..MasterOptions::default() })
+            .expect("cannot create a master");
         master.recall(snapshot);
         assert!(master.snapshot(|_| Ok(())).is_ok());
         assert_eq!(master.stats().keys, 0, "a snapshot makes nothing readable");
@@ -181,27 +184,27 @@ pub fn snapshot(data: &[u8]) {
     }
 }
 
-/// Segment descriptors.
+/// Fuzzes segment descriptors.
 pub fn descriptor(data: &[u8]) {
     if let Ok(desc) = SegmentDesc::decode(data) {
         let again = SegmentDesc::decode(&desc.encode());
-        assert!(again.is_ok_and(|again| again.same_but_for_time(&desc)), "a descriptor does not come back");
+        assert!(again.is_ok_and(|again| again.same_but_for_time(&desc)), "a descriptor does not round-trip");
     }
 }
 
-/// The handshake port.
+/// Fuzzes the handshake port.
 pub fn handshake_frame(data: &[u8]) {
     if let Ok(Some((frame, used))) = handshake::parse(data, 1 << 20) {
         assert!(used <= data.len());
         let again = handshake::encode(frame.kind, frame.legacy, frame.body);
         match handshake::parse(&again, 1 << 20) {
             Ok(Some((same, _))) => assert_eq!(same, frame),
-            other => panic!("a frame of ours is not one: {other:?}"),
+            other => panic!("an encoded frame does not parse: {other:?}"),
         }
     }
 }
 
-/// Queries of the HTTP metadata server.
+/// Fuzzes queries of the HTTP metadata server.
 pub fn metadata_key(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     if let Some(key) = parameter(Some(&text), "key") {
@@ -209,7 +212,7 @@ pub fn metadata_key(data: &[u8]) {
     }
 }
 
-/// What a peer says when it sets up an RDMA connection.
+/// Fuzzes the message of a peer that sets up an RDMA connection.
 pub fn rdma_connection(data: &[u8]) {
     let Ok(value) = serde_json::from_slice(data) else { return };
     if let Ok(message) = Connection::decode(&value) {
@@ -217,12 +220,13 @@ pub fn rdma_connection(data: &[u8]) {
     }
 }
 
-/// The socket of shared memory: records, and an answer made of them, each region with the size of its file before it.
+/// Fuzzes the socket of shared memory: records, and a response made of them, each region with the
+/// size of its file in front.
 pub fn shm_record(data: &[u8]) {
-    // The same socket with memory of GPUs has a handle and what it is of behind each region.
+    // The same socket with GPU memory has a handle and its allocation behind each region.
     let (records, _) = data.as_chunks::<RECORD_LEN>();
     for records in records.windows(2) {
-        if let Ok(again) = mooncake_nvlink::records_again(records) {
+        if let Ok(again) = mooncake_nvlink::reencode_records(records) {
             assert_eq!(again, records);
         }
     }
@@ -249,7 +253,7 @@ pub fn shm_record(data: &[u8]) {
     }
 }
 
-/// A disk cache's files: the header of an index and what is appended to it, and the header of a record.
+/// Fuzzes the files of a disk cache: the header of an index, its notes, and the header of a record.
 pub fn disk_layout(data: &[u8]) {
     if let Some(header) = IndexHeader::decode(data) {
         assert_eq!(IndexHeader::decode(&header.encode()), Some(header));
@@ -271,7 +275,7 @@ pub fn disk_layout(data: &[u8]) {
                 rest = &rest[used..];
             }
             Line::More(len) => {
-                assert!(len > rest.len(), "what is there is enough");
+                assert!(len > rest.len(), "the length exceeds the available bytes");
                 rest = &rest[1..];
             }
             Line::Bad => rest = &rest[1..],
@@ -279,7 +283,8 @@ pub fn disk_layout(data: &[u8]) {
     }
 }
 
-/// The socket of light clients: control records, heads, and bodies as every call and every answer.
+/// Fuzzes the socket of IPC clients: control records, headers, and bodies as every request and
+/// every response.
 pub fn local(data: &[u8]) {
     if let Some(bytes) = data.first_chunk::<RECORD_LEN>()
         && let Ok(record) = LocalRecord::decode(bytes)
@@ -298,16 +303,20 @@ pub fn local(data: &[u8]) {
         for answer in [false, true] {
             let Ok(written) = message::rewrite(verb, answer, body) else { continue };
             let again = message::rewrite(verb, answer, &written);
-            assert_eq!(again.as_deref(), Ok(&written[..]), "{verb:?} does not come back");
+            assert_eq!(again.as_deref(), Ok(&written[..]), "{verb:?} does not round-trip");
         }
     }
 }
 
-/// A priority matrix: a custom file, or part of a descriptor.
+/// Fuzzes priority matrices: a custom file, or part of a descriptor.
 pub fn topology(data: &[u8]) {
     let Ok(topology) = Topology::parse(&String::from_utf8_lossy(data)) else { return };
     assert_eq!(Topology::from_json(&topology.to_json()).as_ref().ok(), Some(&topology));
-    assert_eq!(Topology::parse(&topology.styled()).as_ref().ok(), Some(&topology), "what people are shown");
+    assert_eq!(
+        Topology::parse(&topology.styled()).as_ref().ok(),
+        Some(&topology),
+        "the displayed form round-trips"
+    );
     let all = topology.devices();
     for (location, _) in topology.places().chain([(ANYWHERE, &Default::default())]) {
         let near = topology.near(location);
@@ -319,7 +328,7 @@ pub fn topology(data: &[u8]) {
     }
 }
 
-/// What etcd's JSON gateway answers to a range, and a line of a watch.
+/// Fuzzes the response of etcd's JSON gateway to a range, and a line of a watch.
 pub fn etcd_answer(data: &[u8]) {
     let Ok(json) = answer::json(data) else { return };
     if let Ok((entries, _)) = answer::entries(&json) {
@@ -333,7 +342,8 @@ pub fn etcd_answer(data: &[u8]) {
     }
 }
 
-/// What a metadata directory (over HTTP, in etcd, in Redis) holds under a segment's two keys.
+/// Fuzzes the values of a segment's two keys in a metadata directory (over HTTP, in etcd, in
+/// Redis).
 pub fn metadata_value(data: &[u8]) {
     let backend = Arc::new(MemoryMetadata::new());
     for key in ["mooncake/rpc_meta/n", "mooncake/ram/n"] {
@@ -341,18 +351,19 @@ pub fn metadata_value(data: &[u8]) {
         assert!(matches!(put, Some(Ok(_))));
     }
     let directory = Directory::new(backend);
-    let (limits, now) = (HandshakeConfig::default(), "an answer at once");
+    let (limits, now) = (HandshakeConfig::default(), "the future is ready at once");
     let at = directory.locate("n").now_or_never().expect(now);
     if let Ok(Some(at)) = &at {
         assert!(at.host.len() <= 3 * data.len());
     }
     if let Ok(desc) = directory.descriptor("n", b"{}", &limits).now_or_never().expect(now) {
         let again = SegmentDesc::decode(&desc.encode());
-        assert!(again.is_ok_and(|again| again.same_but_for_time(&desc)), "a descriptor does not come back");
+        assert!(again.is_ok_and(|again| again.same_but_for_time(&desc)), "a descriptor does not round-trip");
     }
 }
 
-/// Values of the engine's variables: one for all, and the lines of the input for one after the other.
+/// Fuzzes values of the engine's variables: one value for all, and the lines of the input for one
+/// after the other.
 pub fn environment(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let lines: Vec<&str> = text.split('\n').collect();

@@ -7,22 +7,22 @@
 #include <stdint.h>
 
 /*
- The engine's own segment.
+ Number of the engine's own segment.
  */
 #define LOCAL_SEGMENT 0
 
 /*
- No batch.
+ Number of no batch.
  */
 #define INVALID_BATCH UINT64_MAX
 
 /*
- From the target into local memory.
+ Transfer from the target into local memory.
  */
 #define OPCODE_READ 0
 
 /*
- From local memory to the target.
+ Transfer from local memory to the target.
  */
 #define OPCODE_WRITE 1
 
@@ -32,27 +32,27 @@
 #define STATUS_WAITING 0
 
 /*
- Under way.
+ In progress.
  */
 #define STATUS_PENDING 1
 
 /*
- Makes no sense.
+ Invalid request.
  */
 #define STATUS_INVALID 2
 
 /*
- Given up.
+ Cancelled.
  */
 #define STATUS_CANCELED 3
 
 /*
- Done.
+ Completed.
  */
 #define STATUS_COMPLETED 4
 
 /*
- Not done in time.
+ Not completed in time.
  */
 #define STATUS_TIMEOUT 5
 
@@ -62,46 +62,46 @@
 #define STATUS_FAILED 6
 
 /*
- An engine. A number in disguise: it leads nowhere.
+ Handle of an engine. The value is a number, not a valid address.
  */
 typedef void *transfer_engine_t;
 
 /*
- A wire of an engine; it is only compared with NULL.
+ Transport of an engine. The value is only compared with NULL.
  */
 typedef void *transport_t;
 
 /*
- An opened segment.
+ Number of an opened segment.
  */
 typedef int32_t segment_id_t;
 
 /*
- A piece of memory.
+ Piece of memory.
  */
 typedef struct buffer_entry {
   /*
-   Where it begins.
+   Address of the first byte.
    */
   void *addr;
   /*
-   Bytes.
+   Length in bytes.
    */
   size_t length;
 } buffer_entry;
 
 /*
- A piece of memory.
+ Piece of memory.
  */
 typedef struct buffer_entry buffer_entry_t;
 
 /*
- A batch.
+ Number of a batch.
  */
 typedef uint64_t batch_id_t;
 
 /*
- One transfer.
+ Transfer request.
  */
 typedef struct transfer_request {
   /*
@@ -109,11 +109,11 @@ typedef struct transfer_request {
    */
   int opcode;
   /*
-   Local memory, registered.
+   Registered local memory.
    */
   void *source;
   /*
-   The other side.
+   Segment of the other side.
    */
   segment_id_t target_id;
   /*
@@ -121,40 +121,40 @@ typedef struct transfer_request {
    */
   uint64_t target_offset;
   /*
-   Bytes.
+   Length in bytes.
    */
   uint64_t length;
 } transfer_request;
 
 /*
- A message of one engine to another.
+ Message of one engine to another.
  */
 typedef struct notify_msg {
   /*
-   What it is about.
+   Subject of the message.
    */
   char *name;
   /*
-   The message.
+   Text of the message.
    */
   char *msg;
 } notify_msg;
 
 /*
- A message of one engine to another.
+ Message of one engine to another.
  */
 typedef struct notify_msg notify_msg_t;
 
 /*
- How a transfer stands.
+ Status of a transfer.
  */
 typedef struct transfer_status {
   /*
-   `STATUS_...`
+   One of the `STATUS_...` constants.
    */
   int status;
   /*
-   Bytes that were moved for sure.
+   Bytes that were certainly transferred.
    */
   uint64_t transferred_bytes;
 } transfer_status;
@@ -165,12 +165,12 @@ typedef struct transfer_status {
 typedef int32_t segment_handle_t;
 
 /*
- One transfer.
+ Transfer request.
  */
 typedef struct transfer_request transfer_request_t;
 
 /*
- How a transfer stands.
+ Status of a transfer.
  */
 typedef struct transfer_status transfer_status_t;
 
@@ -179,11 +179,12 @@ extern "C" {
 #endif // __cplusplus
 
 /*
- Starts an engine with all its wires. `ip_or_host_name` and `rpc_port` have no effect, as in the existing system, and devices are always looked for.
- NULL on failure; the reason is on standard error.
+ Starts an engine with all its transports. `ip_or_host_name` and `rpc_port` have no effect, as in
+ Mooncake C++, and devices are always discovered. Returns NULL on failure; the reason is on
+ standard error.
 
  # Safety
- The texts are NULL or end with a zero byte.
+ The strings are NULL or end with a zero byte.
  */
 transfer_engine_t createTransferEngine(const char *metadata_conn_string,
                                        const char *local_server_name,
@@ -192,12 +193,12 @@ transfer_engine_t createTransferEngine(const char *metadata_conn_string,
                                        int auto_discover);
 
 /*
- Ends an engine. Its memory must not be freed before this returns.
+ Stops an engine. Its memory must not be freed before this returns.
  */
 void destroyTransferEngine(transfer_engine_t engine);
 
 /*
- Looks for devices, which the start has done already: 0.
+ Returns 0: the start of the engine has already discovered the devices.
  */
 int discoverTopology(transfer_engine_t engine);
 
@@ -210,7 +211,8 @@ int discoverTopology(transfer_engine_t engine);
 int getLocalIpAndPort(transfer_engine_t engine, char *buf_out, size_t buf_len);
 
 /*
- Whether the engine has a wire of this name: something that is not NULL. Wires come with the engine.
+ Returns a value other than NULL if the engine has a transport of this name. The transports are
+ installed by the start of the engine.
 
  # Safety
  `proto` is NULL or ends with a zero byte.
@@ -218,7 +220,7 @@ int getLocalIpAndPort(transfer_engine_t engine, char *buf_out, size_t buf_len);
 transport_t installTransport(transfer_engine_t engine, const char *proto, void **args);
 
 /*
- Opens a segment: its number, -1 on failure. The same name has the same number.
+ Opens a segment. Returns its number, or -1 on failure. The same name has the same number.
 
  # Safety
  The name is NULL or ends with a zero byte.
@@ -226,23 +228,23 @@ transport_t installTransport(transfer_engine_t engine, const char *proto, void *
 segment_id_t openSegment(transfer_engine_t engine, const char *segment_name);
 
 /*
- The same, looked up anew.
+ Opens a segment after a fresh lookup, past the cache.
 
  # Safety
- As for `openSegment`.
+ The conditions of `openSegment` hold.
  */
 segment_id_t openSegmentNoCache(transfer_engine_t engine, const char *segment_name);
 
 /*
- Does nothing, as in the existing system: numbers stay good.
+ Does nothing, as in Mooncake C++: numbers stay valid.
  */
 int closeSegment(transfer_engine_t engine, segment_id_t segment_id);
 
 /*
- Address and length of a segment's first registered memory.
+ Returns address and length of the first registered memory of a segment.
 
  # Safety
- Both outputs are writable, or NULL where they are not wanted.
+ Both outputs are writable, or NULL if not wanted.
  */
 int getSegmentFirstBufferAddress(transfer_engine_t engine,
                                  segment_id_t segment_id,
@@ -250,15 +252,17 @@ int getSegmentFirstBufferAddress(transfer_engine_t engine,
                                  uint64_t *length_out);
 
 /*
- Looks all opened segments up anew.
+ Refreshes the descriptors of all opened segments.
  */
 int syncSegmentCache(transfer_engine_t engine);
 
 /*
- Opens memory to requests, and to peers if `remote_accessible` is not 0. Where it lies is found out; `location` has no effect.
+ Registers memory for requests, and for peers if `remote_accessible` is not 0. The engine finds
+ the device of the memory; `location` has no effect.
 
  # Safety
- The bytes stay allocated until they are unregistered without an error, or the engine is destroyed; peers and requests may read and write them at any time.
+ The bytes stay allocated until they are unregistered without an error, or the engine is
+ destroyed; peers and requests may read and write them at any time.
  */
 int registerLocalMemory(transfer_engine_t engine,
                         void *addr,
@@ -267,15 +271,16 @@ int registerLocalMemory(transfer_engine_t engine,
                         int remote_accessible);
 
 /*
- Closes memory, and waits until no transfer uses it.
+ Unregisters memory, and waits until no transfer uses it.
  */
 int unregisterLocalMemory(transfer_engine_t engine, void *addr);
 
 /*
- Opens several pieces of memory to requests and peers, all or none.
+ Registers several pieces of memory for requests and peers, all or none.
 
  # Safety
- There are `buffer_len` entries at `buffer_list`; for each, as for `registerLocalMemory`.
+ There are `buffer_len` entries at `buffer_list`; each satisfies the conditions of
+ `registerLocalMemory`.
  */
 int registerLocalMemoryBatch(transfer_engine_t engine,
                              buffer_entry_t *buffer_list,
@@ -283,7 +288,7 @@ int registerLocalMemoryBatch(transfer_engine_t engine,
                              const char *location);
 
 /*
- Closes several pieces of memory, all or none.
+ Unregisters several pieces of memory, all or none.
 
  # Safety
  There are `addr_len` addresses at `addr_list`.
@@ -291,13 +296,14 @@ int registerLocalMemoryBatch(transfer_engine_t engine,
 int unregisterLocalMemoryBatch(transfer_engine_t engine, void **addr_list, size_t addr_len);
 
 /*
- A batch for up to `batch_size` requests; `INVALID_BATCH` for an engine that there is not.
+ Allocates a batch for up to `batch_size` requests. Returns `INVALID_BATCH` for an unknown
+ engine.
  */
 batch_id_t allocateBatchID(transfer_engine_t engine, size_t batch_size);
 
 /*
- Posts requests as the next ones of a batch, and returns at once. On an error nothing is sent: -2 when there are too many, -3 for local memory that is not
- registered.
+ Posts requests as the next ones of a batch, and returns at once. On an error nothing is sent: -2
+ for too many requests, -3 for local memory that is not registered.
 
  # Safety
  There are `count` requests at `entries`.
@@ -308,10 +314,12 @@ int submitTransfer(transfer_engine_t engine,
                    size_t count);
 
 /*
- The same; when all of these requests have succeeded, the message is sent to the target of the first.
+ Posts requests like `submitTransfer`. When all of them have succeeded, the message is sent to
+ the target of the first.
 
  # Safety
- As for `submitTransfer`; the message's texts are NULL or end with a zero byte.
+ The conditions of `submitTransfer` hold; the strings of the message are NULL or end with a zero
+ byte.
  */
 int submitTransferWithNotify(transfer_engine_t engine,
                              batch_id_t batch_id,
@@ -320,7 +328,7 @@ int submitTransferWithNotify(transfer_engine_t engine,
                              notify_msg_t notify_msg);
 
 /*
- How a request of a batch stands.
+ Returns the status of a request of a batch.
 
  # Safety
  `status` is writable.
@@ -331,12 +339,13 @@ int getTransferStatus(transfer_engine_t engine,
                       struct transfer_status *status);
 
 /*
- Forgets a batch; -4 while a request of it is under way.
+ Frees a batch. Returns -4 while a request of it is in progress.
  */
 int freeBatchID(transfer_engine_t engine, batch_id_t batch_id);
 
 /*
- Messages that arrived since the last call, and how many; NULL when there are none. `freeNotifsMsgBuf` frees them.
+ Returns the messages that arrived since the last call, and their number, or NULL if there are
+ none. `freeNotifsMsgBuf` frees them.
 
  # Safety
  `size` is writable.
@@ -345,18 +354,19 @@ notify_msg_t *getNotifsFromEngine(transfer_engine_t engine,
                                   int *size);
 
 /*
- Frees what `getNotifsFromEngine` returned.
+ Frees the messages that `getNotifsFromEngine` returned.
 
  # Safety
- Pointer and size are as they came from there, and are not used again; or NULL.
+ Pointer and size are those of `getNotifsFromEngine`, and are not used again; or the pointer is
+ NULL.
  */
 int freeNotifsMsgBuf(notify_msg_t *msg, int size);
 
 /*
- Sends a message to a segment's engine.
+ Sends a message to the engine of a segment.
 
  # Safety
- The message's texts are NULL or end with a zero byte.
+ The strings of the message are NULL or end with a zero byte.
  */
 int genNotifyInEngine(transfer_engine_t engine, uint64_t target_id, notify_msg_t notify_msg);
 

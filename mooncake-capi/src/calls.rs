@@ -1,6 +1,8 @@
-//! The functions. Each turns what C gives into values, and outcomes into codes; a panic becomes a code too.
+//! Exported functions. Each converts the arguments from C, and the outcome to a code. A panic
+//! becomes a code too.
 //!
-//! Texts and lists are read during the call only, and may be freed after it. Codes are 0 or those of the existing engine, below 0.
+//! Strings and lists are read during the call only, and may be freed after it. Codes are 0 or those
+//! of Mooncake C++, below 0.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,11 +23,12 @@ use crate::types::{
     transfer_engine_t, transfer_request, transfer_status, transport_t,
 };
 
-/// Starts an engine with all its wires. `ip_or_host_name` and `rpc_port` have no effect, as in the existing system, and devices are always looked for.
-/// NULL on failure; the reason is on standard error.
+/// Starts an engine with all its transports. `ip_or_host_name` and `rpc_port` have no effect, as in
+/// Mooncake C++, and devices are always discovered. Returns NULL on failure; the reason is on
+/// standard error.
 ///
 /// # Safety
-/// The texts are NULL or end with a zero byte.
+/// The strings are NULL or end with a zero byte.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn createTransferEngine(
     metadata_conn_string: *const c_char,
@@ -42,16 +45,16 @@ pub unsafe extern "C" fn createTransferEngine(
     })
 }
 
-/// Ends an engine. Its memory must not be freed before this returns.
+/// Stops an engine. Its memory must not be freed before this returns.
 #[unsafe(no_mangle)]
 pub extern "C" fn destroyTransferEngine(engine: transfer_engine_t) {
     guarded("destroyTransferEngine", (), || Engine::destroy(engine.addr()));
 }
 
-/// Looks for devices, which the start has done already: 0.
+/// Returns 0: the start of the engine has already discovered the devices.
 #[unsafe(no_mangle)]
 pub extern "C" fn discoverTopology(engine: transfer_engine_t) -> c_int {
-    code("discoverTopology", || Engine::of(engine.addr()).map(drop))
+    code("discoverTopology", || Engine::find(engine.addr()).map(drop))
 }
 
 /// Writes the address of the handshake port, `host:port`, and a zero byte.
@@ -65,12 +68,14 @@ pub unsafe extern "C" fn getLocalIpAndPort(
     buf_len: usize,
 ) -> c_int {
     code("getLocalIpAndPort", || {
-        let engine = Engine::of(engine.addr())?;
+        let engine = Engine::find(engine.addr())?;
         let at = engine.engine.handshake_addr().map(ToString::to_string).unwrap_or_default();
         if buf_out.is_null() || buf_len <= at.len() {
-            return Err(Error::invalid(format!("{buf_len} bytes have no room for {at:?}")));
+            return Err(Error::invalid(format!(
+                "cannot write address: buffer is too small. buf_len={buf_len} address={at:?}"
+            )));
         }
-        // SAFETY: promised by the caller; it fits, with its end.
+        // SAFETY: promised by the caller; the text and its zero byte fit.
         unsafe {
             ptr::copy_nonoverlapping(at.as_ptr(), buf_out.cast(), at.len());
             buf_out.add(at.len()).write(0);
@@ -79,7 +84,8 @@ pub unsafe extern "C" fn getLocalIpAndPort(
     })
 }
 
-/// Whether the engine has a wire of this name: something that is not NULL. Wires come with the engine.
+/// Returns a value other than NULL if the engine has a transport of this name. The transports are
+/// installed by the start of the engine.
 ///
 /// # Safety
 /// `proto` is NULL or ends with a zero byte.
@@ -93,16 +99,16 @@ pub unsafe extern "C" fn installTransport(
     guarded("installTransport", ptr::null_mut(), || {
         // SAFETY: promised by the caller.
         let name = unsafe { text(proto) }?;
-        let descriptor = Engine::of(engine.addr())?.engine.descriptor();
+        let descriptor = Engine::find(engine.addr())?.engine.descriptor();
         if transport_set::serves(&descriptor, &name) {
             return Ok(engine);
         }
         let there: Vec<&str> = descriptor.protocols.iter().map(|protocol| protocol.as_str()).collect();
-        Err(Error::invalid(format!("no wire {name:?}; there is {}", there.join(", "))))
+        Err(Error::invalid(format!("unknown transport {name:?}; use one of {}", there.join(", "))))
     })
 }
 
-/// Opens a segment: its number, -1 on failure. The same name has the same number.
+/// Opens a segment. Returns its number, or -1 on failure. The same name has the same number.
 ///
 /// # Safety
 /// The name is NULL or ends with a zero byte.
@@ -111,14 +117,14 @@ pub unsafe extern "C" fn openSegment(engine: transfer_engine_t, segment_name: *c
     guarded("openSegment", -1, || {
         // SAFETY: promised by the caller.
         let name = unsafe { text(segment_name) }?;
-        Engine::of(engine.addr())?.open(&name, false)
+        Engine::find(engine.addr())?.open(&name, false)
     })
 }
 
-/// The same, looked up anew.
+/// Opens a segment after a fresh lookup, past the cache.
 ///
 /// # Safety
-/// As for `openSegment`.
+/// The conditions of `openSegment` hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn openSegmentNoCache(
     engine: transfer_engine_t,
@@ -127,20 +133,20 @@ pub unsafe extern "C" fn openSegmentNoCache(
     guarded("openSegmentNoCache", -1, || {
         // SAFETY: promised by the caller.
         let name = unsafe { text(segment_name) }?;
-        Engine::of(engine.addr())?.open(&name, true)
+        Engine::find(engine.addr())?.open(&name, true)
     })
 }
 
-/// Does nothing, as in the existing system: numbers stay good.
+/// Does nothing, as in Mooncake C++: numbers stay valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn closeSegment(engine: transfer_engine_t, segment_id: segment_id_t) -> c_int {
-    code("closeSegment", || Engine::of(engine.addr())?.target(segment_id.into()).map(drop))
+    code("closeSegment", || Engine::find(engine.addr())?.target(segment_id.into()).map(drop))
 }
 
-/// Address and length of a segment's first registered memory.
+/// Returns address and length of the first registered memory of a segment.
 ///
 /// # Safety
-/// Both outputs are writable, or NULL where they are not wanted.
+/// Both outputs are writable, or NULL if not wanted.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getSegmentFirstBufferAddress(
     engine: transfer_engine_t,
@@ -149,13 +155,13 @@ pub unsafe extern "C" fn getSegmentFirstBufferAddress(
     length_out: *mut u64,
 ) -> c_int {
     code("getSegmentFirstBufferAddress", || {
-        let engine = Engine::of(engine.addr())?;
+        let engine = Engine::find(engine.addr())?;
         let target = engine.target(segment_id.into())?;
         let desc = if segment_id == 0 { engine.engine.descriptor() } else { target.descriptor() };
         let first = desc
             .buffers
             .first()
-            .ok_or_else(|| Error::invalid(format!("segment {:?} has no memory", desc.name)))?;
+            .ok_or_else(|| Error::invalid(format!("segment {:?} has no registered memory", desc.name)))?;
         for (out, value) in [(addr_out, first.addr), (length_out, first.length)] {
             if !out.is_null() {
                 // SAFETY: promised by the caller.
@@ -166,16 +172,18 @@ pub unsafe extern "C" fn getSegmentFirstBufferAddress(
     })
 }
 
-/// Looks all opened segments up anew.
+/// Refreshes the descriptors of all opened segments.
 #[unsafe(no_mangle)]
 pub extern "C" fn syncSegmentCache(engine: transfer_engine_t) -> c_int {
-    code("syncSegmentCache", || Engine::of(engine.addr())?.sync())
+    code("syncSegmentCache", || Engine::find(engine.addr())?.sync())
 }
 
-/// Opens memory to requests, and to peers if `remote_accessible` is not 0. Where it lies is found out; `location` has no effect.
+/// Registers memory for requests, and for peers if `remote_accessible` is not 0. The engine finds
+/// the device of the memory; `location` has no effect.
 ///
 /// # Safety
-/// The bytes stay allocated until they are unregistered without an error, or the engine is destroyed; peers and requests may read and write them at any time.
+/// The bytes stay allocated until they are unregistered without an error, or the engine is
+/// destroyed; peers and requests may read and write them at any time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn registerLocalMemory(
     engine: transfer_engine_t,
@@ -186,32 +194,33 @@ pub unsafe extern "C" fn registerLocalMemory(
 ) -> c_int {
     let _ = location;
     code("registerLocalMemory", || {
-        let engine = Engine::of(engine.addr())?;
+        let engine = Engine::find(engine.addr())?;
         let address = addr.expose_provenance() as u64;
         if remote_accessible != 0 {
             // SAFETY: promised by the caller.
             return engine.block_on(unsafe { engine.engine.register_raw(address, length) });
         }
-        // SAFETY: promised by the caller; unregistering waits for the sign.
+        // SAFETY: promised by the caller; unregistering waits for the signal.
         let (source, gone) = unsafe { foreign(address, length) }?;
         let region = engine.engine.register_local(source)?;
         engine.engine.regions().add(region, gone)
     })
 }
 
-/// Closes memory, and waits until no transfer uses it.
+/// Unregisters memory, and waits until no transfer uses it.
 #[unsafe(no_mangle)]
 pub extern "C" fn unregisterLocalMemory(engine: transfer_engine_t, addr: *mut c_void) -> c_int {
     code("unregisterLocalMemory", || {
-        let engine = Engine::of(engine.addr())?;
+        let engine = Engine::find(engine.addr())?;
         engine.block_on(engine.engine.unregister_raw(&[addr.addr() as u64]))
     })
 }
 
-/// Opens several pieces of memory to requests and peers, all or none.
+/// Registers several pieces of memory for requests and peers, all or none.
 ///
 /// # Safety
-/// There are `buffer_len` entries at `buffer_list`; for each, as for `registerLocalMemory`.
+/// There are `buffer_len` entries at `buffer_list`; each satisfies the conditions of
+/// `registerLocalMemory`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn registerLocalMemoryBatch(
     engine: transfer_engine_t,
@@ -221,7 +230,7 @@ pub unsafe extern "C" fn registerLocalMemoryBatch(
 ) -> c_int {
     let _ = location;
     code("registerLocalMemoryBatch", || {
-        let engine = Engine::of(engine.addr())?;
+        let engine = Engine::find(engine.addr())?;
         // SAFETY: promised by the caller.
         let entries = unsafe { list(buffer_list, buffer_len) }?;
         let pieces: Vec<(u64, usize)> =
@@ -231,7 +240,7 @@ pub unsafe extern "C" fn registerLocalMemoryBatch(
     })
 }
 
-/// Closes several pieces of memory, all or none.
+/// Unregisters several pieces of memory, all or none.
 ///
 /// # Safety
 /// There are `addr_len` addresses at `addr_list`.
@@ -242,7 +251,7 @@ pub unsafe extern "C" fn unregisterLocalMemoryBatch(
     addr_len: usize,
 ) -> c_int {
     code("unregisterLocalMemoryBatch", || {
-        let engine = Engine::of(engine.addr())?;
+        let engine = Engine::find(engine.addr())?;
         // SAFETY: promised by the caller.
         let addresses = unsafe { list(addr_list, addr_len) }?;
         let addresses: Vec<u64> = addresses.iter().map(|addr| addr.addr() as u64).collect();
@@ -250,16 +259,17 @@ pub unsafe extern "C" fn unregisterLocalMemoryBatch(
     })
 }
 
-/// A batch for up to `batch_size` requests; `INVALID_BATCH` for an engine that there is not.
+/// Allocates a batch for up to `batch_size` requests. Returns `INVALID_BATCH` for an unknown
+/// engine.
 #[unsafe(no_mangle)]
 pub extern "C" fn allocateBatchID(engine: transfer_engine_t, batch_size: usize) -> batch_id_t {
     guarded("allocateBatchID", INVALID_BATCH, || {
-        Ok(Engine::of(engine.addr())?.engine.allocate_batch(batch_size))
+        Ok(Engine::find(engine.addr())?.engine.allocate_batch(batch_size))
     })
 }
 
-/// Posts requests as the next ones of a batch, and returns at once. On an error nothing is sent: -2 when there are too many, -3 for local memory that is not
-/// registered.
+/// Posts requests as the next ones of a batch, and returns at once. On an error nothing is sent: -2
+/// for too many requests, -3 for local memory that is not registered.
 ///
 /// # Safety
 /// There are `count` requests at `entries`.
@@ -274,10 +284,12 @@ pub unsafe extern "C" fn submitTransfer(
     code("submitTransfer", || unsafe { submit(engine, batch_id, entries, count, None) })
 }
 
-/// The same; when all of these requests have succeeded, the message is sent to the target of the first.
+/// Posts requests like `submitTransfer`. When all of them have succeeded, the message is sent to
+/// the target of the first.
 ///
 /// # Safety
-/// As for `submitTransfer`; the message's texts are NULL or end with a zero byte.
+/// The conditions of `submitTransfer` hold; the strings of the message are NULL or end with a zero
+/// byte.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn submitTransferWithNotify(
     engine: transfer_engine_t,
@@ -292,7 +304,7 @@ pub unsafe extern "C" fn submitTransferWithNotify(
     })
 }
 
-/// How a request of a batch stands.
+/// Returns the status of a request of a batch.
 ///
 /// # Safety
 /// `status` is writable.
@@ -304,9 +316,9 @@ pub unsafe extern "C" fn getTransferStatus(
     status: *mut transfer_status,
 ) -> c_int {
     code("getTransferStatus", || {
-        let progress = Engine::of(engine.addr())?.engine.request_progress(batch_id, task_id)?;
+        let progress = Engine::find(engine.addr())?.engine.request_progress(batch_id, task_id)?;
         if status.is_null() {
-            return Err(Error::invalid("there is nowhere to write the status"));
+            return Err(Error::invalid("cannot return status: status is NULL"));
         }
         let found =
             transfer_status { status: progress.status as c_int, transferred_bytes: progress.transferred };
@@ -316,13 +328,14 @@ pub unsafe extern "C" fn getTransferStatus(
     })
 }
 
-/// Forgets a batch; -4 while a request of it is under way.
+/// Frees a batch. Returns -4 while a request of it is in progress.
 #[unsafe(no_mangle)]
 pub extern "C" fn freeBatchID(engine: transfer_engine_t, batch_id: batch_id_t) -> c_int {
-    code("freeBatchID", || Engine::of(engine.addr())?.engine.free_batch(batch_id))
+    code("freeBatchID", || Engine::find(engine.addr())?.engine.free_batch(batch_id))
 }
 
-/// Messages that arrived since the last call, and how many; NULL when there are none. `freeNotifsMsgBuf` frees them.
+/// Returns the messages that arrived since the last call, and their number, or NULL if there are
+/// none. `freeNotifsMsgBuf` frees them.
 ///
 /// # Safety
 /// `size` is writable.
@@ -333,23 +346,23 @@ pub unsafe extern "C" fn getNotifsFromEngine(
 ) -> *mut notify_msg_t {
     guarded("getNotifsFromEngine", ptr::null_mut(), || {
         if size.is_null() {
-            return Err(Error::invalid("there is nowhere to write how many there are"));
+            return Err(Error::invalid("cannot return notifications: size is NULL"));
         }
         // SAFETY: promised by the caller.
         unsafe { size.write(0) };
-        let engine = Engine::of(engine.addr())?;
+        let engine = Engine::find(engine.addr())?;
         let messages = engine.engine.take_notifications();
         if messages.is_empty() {
             return Ok(ptr::null_mut());
         }
-        // SAFETY: room for that many; each is written before it is counted.
+        // SAFETY: allocates that many entries; each is written before it is counted.
         let found = unsafe { libc::calloc(messages.len(), size_of::<notify_msg_t>()) }.cast::<notify_msg_t>();
         if found.is_null() {
-            return Err(Error::internal("no memory for notifications"));
+            return Err(Error::internal("cannot return notifications: out of memory"));
         }
         for (at, message) in messages.iter().enumerate() {
             let entry = notify_msg_t { name: duplicate(&message.name), msg: duplicate(&message.message) };
-            // SAFETY: inside of what was allocated.
+            // SAFETY: inside the allocation.
             unsafe { found.add(at).write(entry) };
         }
         // SAFETY: promised by the caller.
@@ -358,10 +371,11 @@ pub unsafe extern "C" fn getNotifsFromEngine(
     })
 }
 
-/// Frees what `getNotifsFromEngine` returned.
+/// Frees the messages that `getNotifsFromEngine` returned.
 ///
 /// # Safety
-/// Pointer and size are as they came from there, and are not used again; or NULL.
+/// Pointer and size are those of `getNotifsFromEngine`, and are not used again; or the pointer is
+/// NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn freeNotifsMsgBuf(msg: *mut notify_msg_t, size: c_int) -> c_int {
     code("freeNotifsMsgBuf", || {
@@ -382,10 +396,10 @@ pub unsafe extern "C" fn freeNotifsMsgBuf(msg: *mut notify_msg_t, size: c_int) -
     })
 }
 
-/// Sends a message to a segment's engine.
+/// Sends a message to the engine of a segment.
 ///
 /// # Safety
-/// The message's texts are NULL or end with a zero byte.
+/// The strings of the message are NULL or end with a zero byte.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn genNotifyInEngine(
     engine: transfer_engine_t,
@@ -393,7 +407,7 @@ pub unsafe extern "C" fn genNotifyInEngine(
     notify_msg: notify_msg_t,
 ) -> c_int {
     code("genNotifyInEngine", || {
-        let engine = Engine::of(engine.addr())?;
+        let engine = Engine::find(engine.addr())?;
         // SAFETY: promised by the caller.
         let message = unsafe { message(&notify_msg) }?;
         let target = engine.target(i64::try_from(target_id).unwrap_or(-1))?;
@@ -401,6 +415,8 @@ pub unsafe extern "C" fn genNotifyInEngine(
     })
 }
 
+/// Posts requests of a batch, and a message to send after them.
+///
 /// # Safety
 /// There are `count` requests at `entries`.
 unsafe fn submit(
@@ -410,7 +426,7 @@ unsafe fn submit(
     count: usize,
     notify: Option<Notification>,
 ) -> Result<()> {
-    let engine = Engine::of(engine.addr())?;
+    let engine = Engine::find(engine.addr())?;
     // SAFETY: promised by the caller.
     let entries = unsafe { list(entries, count) }?;
     let requests = entries.iter().map(|entry| {
@@ -418,12 +434,12 @@ unsafe fn submit(
             opcode: match entry.opcode {
                 OPCODE_READ => Opcode::Read,
                 OPCODE_WRITE => Opcode::Write,
-                other => return Err(Error::invalid(format!("{other} is no opcode"))),
+                other => return Err(Error::invalid(format!("invalid opcode: expected {OPCODE_READ} (read) or {OPCODE_WRITE} (write). opcode={other}"))),
             },
             local: entry.source.addr() as u64,
             target: engine.target(entry.target_id.into())?,
             remote: entry.target_offset,
-            len: usize::try_from(entry.length).map_err(|_| Error::invalid("more bytes than there are"))?,
+            len: usize::try_from(entry.length).map_err(|_| Error::invalid("length exceeds the address space"))?,
         })
     });
     let requests = requests.collect::<Result<Vec<_>>>()?;
@@ -431,7 +447,7 @@ unsafe fn submit(
     engine.engine.submit_batch(batch, &requests, notify, None)
 }
 
-/// A call that answers with a code.
+/// Runs a call that returns a code.
 fn code(name: &str, work: impl FnOnce() -> Result<()>) -> c_int {
     guarded(name, EngineCode::InvalidArgument.number(), || {
         Ok(match work() {
@@ -444,7 +460,7 @@ fn code(name: &str, work: impl FnOnce() -> Result<()>) -> c_int {
     })
 }
 
-/// A call that answers with a value, or with another when it fails. No panic goes further than here.
+/// Runs a call that returns a value, or `otherwise` when it fails. No panic leaves this function.
 fn guarded<R>(name: &str, otherwise: R, work: impl FnOnce() -> Result<R>) -> R {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => value,
@@ -452,46 +468,55 @@ fn guarded<R>(name: &str, otherwise: R, work: impl FnOnce() -> Result<R>) -> R {
             tracing::warn!(call = name, "{error}");
             otherwise
         }
-        // What was said about it is on standard error.
+        // The panic message is on standard error.
         Err(_) => otherwise,
     }
 }
 
+/// Copies a string from C.
+///
 /// # Safety
-/// NULL, or ends with a zero byte.
+/// The pointer is NULL, or the string ends with a zero byte.
 unsafe fn text(from: *const c_char) -> Result<String> {
     if from.is_null() {
-        return Err(Error::invalid("a text is missing (NULL)"));
+        return Err(Error::invalid("invalid string: NULL"));
     }
     // SAFETY: promised by the caller.
     let text = unsafe { CStr::from_ptr(from) };
-    text.to_str().map(str::to_owned).map_err(|_| Error::invalid("a text is not UTF-8"))
+    text.to_str().map(str::to_owned).map_err(|_| Error::invalid("invalid string: not UTF-8"))
 }
 
+/// Copies a message from C.
+///
 /// # Safety
-/// The texts are NULL or end with a zero byte.
+/// The strings are NULL or end with a zero byte.
 unsafe fn message(from: &notify_msg_t) -> Result<Notification> {
     // SAFETY: promised by the caller.
     unsafe { Ok(Notification { name: text(from.name)?, message: text(from.msg)? }) }
 }
 
+/// Returns a list from C as a slice.
+///
 /// # Safety
-/// There are that many at `from`, or it is NULL.
+/// There are that many entries at `from`, or it is NULL.
 unsafe fn list<'a, T>(from: *const T, count: usize) -> Result<&'a [T]> {
     if count == 0 {
         return Ok(&[]);
     }
     if from.is_null() || !from.is_aligned() || count > isize::MAX as usize / size_of::<T>().max(1) {
-        return Err(Error::invalid(format!("no list of {count} entries")));
+        return Err(Error::invalid(format!(
+            "invalid list: pointer is NULL or not aligned, or count is too large. count={count}"
+        )));
     }
     // SAFETY: promised by the caller.
     Ok(unsafe { slice::from_raw_parts(from, count) })
 }
 
-/// A copy that C frees; what follows a zero byte is lost. NULL when there is no memory.
+/// Returns a copy that C frees. The bytes behind a zero byte are lost. Returns NULL when no memory
+/// is left.
 fn duplicate(text: &str) -> *mut c_char {
     let text = text.split('\0').next().unwrap_or_default();
-    // SAFETY: room for the text and its end, which is zero already.
+    // SAFETY: the allocation holds the text and its end, which is zero already.
     unsafe {
         let copy = libc::calloc(text.len() + 1, 1).cast::<c_char>();
         if !copy.is_null() {
@@ -506,7 +531,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_panic_gets_out() {
+    fn no_panic_leaves_a_call() {
         assert_eq!(guarded("test", 7, || panic!("inside of a call")), 7);
         assert_eq!(code("test", || panic!("inside of a call")), -1);
         assert_eq!(code("test", || Ok(())), 0);

@@ -1,4 +1,4 @@
-//! The engines of this process, by number.
+//! Engines of this process, by number.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,25 +13,25 @@ use mooncake_transport::engine::{EngineCode, Target};
 use parking_lot::{Mutex, RwLock};
 use tokio::runtime::Runtime;
 
-/// How long the end of an engine waits for what its tasks still do.
+/// Time that the end of an engine waits for its remaining tasks.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 static ENGINES: RwLock<Option<HashMap<usize, Arc<Engine>>>> = RwLock::new(None);
-/// The next engine's number. No address is that small, so that none is taken for one.
+/// Number of the next engine. No address is that small, so that no address is taken for an engine.
 static NEXT: AtomicUsize = AtomicUsize::new(1);
 
-/// An engine and what C programs name by numbers in it.
+/// Engine, and the segments that C programs refer to by numbers.
 pub(crate) struct Engine {
     pub(crate) engine: TransferEngine,
-    /// Opened segments; the first is our own.
+    /// Opened segments. The first is the engine's own.
     segments: Mutex<Vec<Option<Target<TransportSet>>>>,
     runtime: Option<Runtime>,
 }
 
 impl Engine {
-    /// Starts an engine; its number.
+    /// Starts an engine. Returns its number.
     pub(crate) fn start(metadata: &str, name: &str) -> Result<usize> {
-        // Somebody else's log is as good.
+        // A log subscriber that the program has installed stays in use.
         let _ = tracing_subscriber::fmt()
             .with_env_filter(log_level())
             .with_writer(std::io::stderr)
@@ -53,18 +53,19 @@ impl Engine {
         Ok(id)
     }
 
-    /// The engine of a number.
-    pub(crate) fn of(id: usize) -> Result<Arc<Self>> {
+    /// Returns the engine of a number.
+    pub(crate) fn find(id: usize) -> Result<Arc<Self>> {
         let known = ENGINES.read().as_ref().and_then(|engines| engines.get(&id).cloned());
         known.ok_or_else(|| {
-            Error::invalid(format!("{id:#x} is no engine: it was destroyed, or never created"))
+            Error::invalid(format!("unknown engine {id:#x}: it was destroyed, or never created"))
         })
     }
 
-    /// Ends an engine: when it returns, nobody uses registered memory any more, whatever calls of other threads are under way.
+    /// Stops an engine. When it returns, nobody uses registered memory any more, even if other
+    /// threads are in the middle of calls.
     pub(crate) fn destroy(id: usize) -> Result<()> {
         let engine = ENGINES.write().as_mut().and_then(|engines| engines.remove(&id));
-        let engine = engine.ok_or_else(|| Error::invalid(format!("{id:#x} is no engine")))?;
+        let engine = engine.ok_or_else(|| Error::invalid(format!("unknown engine {id:#x}")))?;
         engine.block_on(async {
             let closed = engine.engine.close().await;
             engine.engine.regions().clear().await;
@@ -75,11 +76,12 @@ impl Engine {
     pub(crate) fn block_on<R>(&self, work: impl Future<Output = Result<R>>) -> Result<R> {
         match &self.runtime {
             Some(runtime) => runtime.block_on(work),
-            None => Err(Error::internal("the engine has no runtime any more")),
+            None => Err(Error::internal("the runtime of the engine has been shut down")),
         }
     }
 
-    /// The number of a segment, opened if it is not yet; `again` looks it up anew.
+    /// Returns the number of a segment, and opens it if it is not open yet. `again` forces a fresh
+    /// lookup.
     pub(crate) fn open(&self, name: &str, again: bool) -> Result<i32> {
         let name = name.trim_start_matches('/');
         if name == self.engine.name() {
@@ -94,7 +96,8 @@ impl Engine {
             return number(at);
         }
         let target = self.block_on(self.engine.open(name))?;
-        // It may have other names: with or without a port, brackets around an address.
+        // The segment may be open under another form of the name: with or without a port, brackets
+        // around an address.
         let name = target.name().to_owned();
         if name == self.engine.name() {
             return Ok(0);
@@ -109,24 +112,25 @@ impl Engine {
         number(at)
     }
 
-    /// The segment of a number.
+    /// Returns the segment of a number.
     pub(crate) fn target(&self, id: i64) -> Result<Target<TransportSet>> {
         let at = usize::try_from(id).ok();
         let slot = at.and_then(|at| self.segments.lock().get(at).cloned());
         match slot {
             Some(Some(target)) => Ok(target),
-            // Our own is opened when it is first needed, so that it shows what is registered by then.
+            // The engine's own segment is opened when it is first needed, so that it contains the
+            // memory registered by then.
             Some(None) => {
                 let target = self.block_on(self.engine.open(self.engine.name()))?;
                 self.segments.lock()[0] = Some(target.clone());
                 Ok(target)
             }
-            None => Err(Error::new(ErrorCode::InvalidParams, format!("{id} is no opened segment"))
+            None => Err(Error::new(ErrorCode::InvalidParams, format!("unknown segment {id}; open it first"))
                 .with_engine_code(EngineCode::InvalidArgument)),
         }
     }
 
-    /// Looks all opened segments up anew; the first failure.
+    /// Refreshes the descriptors of all opened segments. Returns the first failure.
     pub(crate) fn sync(&self) -> Result<()> {
         let names: Vec<String> =
             self.segments.lock().iter().flatten().map(|target| target.name().to_owned()).collect();
@@ -140,7 +144,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // Not by dropping it, which waits without an end.
+        // A plain drop of the runtime would wait without a limit.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_timeout(FAREWELL);
         }

@@ -1,93 +1,93 @@
-//! What goes over the border, laid out as C programs expect it.
+//! Types of the C interface, laid out as in the header of Mooncake C++.
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// An engine. A number in disguise: it leads nowhere.
+/// Handle of an engine. The value is a number, not a valid address.
 pub type transfer_engine_t = *mut c_void;
-/// A wire of an engine; it is only compared with NULL.
+/// Transport of an engine. The value is only compared with NULL.
 pub type transport_t = *mut c_void;
-/// An opened segment.
+/// Number of an opened segment.
 pub type segment_id_t = i32;
 /// Older name of `segment_id_t`.
 pub type segment_handle_t = i32;
-/// A batch.
+/// Number of a batch.
 pub type batch_id_t = u64;
 
-/// The engine's own segment.
+/// Number of the engine's own segment.
 pub const LOCAL_SEGMENT: i32 = 0;
-/// No batch.
+/// Number of no batch.
 pub const INVALID_BATCH: u64 = u64::MAX;
 
-/// From the target into local memory.
+/// Transfer from the target into local memory.
 pub const OPCODE_READ: c_int = 0;
-/// From local memory to the target.
+/// Transfer from local memory to the target.
 pub const OPCODE_WRITE: c_int = 1;
 
 /// Not sent yet.
 pub const STATUS_WAITING: c_int = 0;
-/// Under way.
+/// In progress.
 pub const STATUS_PENDING: c_int = 1;
-/// Makes no sense.
+/// Invalid request.
 pub const STATUS_INVALID: c_int = 2;
-/// Given up.
+/// Cancelled.
 pub const STATUS_CANCELED: c_int = 3;
-/// Done.
+/// Completed.
 pub const STATUS_COMPLETED: c_int = 4;
-/// Not done in time.
+/// Not completed in time.
 pub const STATUS_TIMEOUT: c_int = 5;
 /// Failed.
 pub const STATUS_FAILED: c_int = 6;
 
-/// One transfer.
+/// Transfer request.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct transfer_request {
     /// `OPCODE_READ` or `OPCODE_WRITE`.
     pub opcode: c_int,
-    /// Local memory, registered.
+    /// Registered local memory.
     pub source: *mut c_void,
-    /// The other side.
+    /// Segment of the other side.
     pub target_id: segment_id_t,
     /// Address in the other process.
     pub target_offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
 }
-/// One transfer.
+/// Transfer request.
 pub type transfer_request_t = transfer_request;
 
-/// How a transfer stands.
+/// Status of a transfer.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct transfer_status {
-    /// `STATUS_...`
+    /// One of the `STATUS_...` constants.
     pub status: c_int,
-    /// Bytes that were moved for sure.
+    /// Bytes that were certainly transferred.
     pub transferred_bytes: u64,
 }
-/// How a transfer stands.
+/// Status of a transfer.
 pub type transfer_status_t = transfer_status;
 
-/// A message of one engine to another.
+/// Message of one engine to another.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct notify_msg {
-    /// What it is about.
+    /// Subject of the message.
     pub name: *mut c_char,
-    /// The message.
+    /// Text of the message.
     pub msg: *mut c_char,
 }
-/// A message of one engine to another.
+/// Message of one engine to another.
 pub type notify_msg_t = notify_msg;
 
-/// A piece of memory.
+/// Piece of memory.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct buffer_entry {
-    /// Where it begins.
+    /// Address of the first byte.
     pub addr: *mut c_void,
-    /// Bytes.
+    /// Length in bytes.
     pub length: usize,
 }
-/// A piece of memory.
+/// Piece of memory.
 pub type buffer_entry_t = buffer_entry;

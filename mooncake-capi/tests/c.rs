@@ -1,8 +1,8 @@
-//! A C program, compiled with the system's compiler and linked with the library, in two processes.
+//! C program, compiled with the system's compiler and linked with the library, in two processes.
 #![allow(
     clippy::disallowed_methods,
     clippy::print_stderr,
-    reason = "finds its compiler, and says when there is none"
+    reason = "finds its compiler, and prints that it is skipped when there is none"
 )]
 
 use transfer_engine as _;
@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The folder of the library that was built with this test.
+/// Returns the folder of the library that was built with this test.
 fn library() -> PathBuf {
     let here = std::env::current_exe().unwrap();
     let folders = here.ancestors().skip(1).take(2);
@@ -40,7 +40,8 @@ fn compile(folder: &Path) -> Option<PathBuf> {
     }
 }
 
-/// The program with the library it was linked with: cargo names folders for libraries, too, and one of them may have an older one.
+/// Returns a command that runs the program with the library that it was linked with. Cargo sets
+/// folders for libraries, too, and one of them may contain an older library.
 fn run(program: &Path) -> Command {
     let mut command = Command::new(program);
     command.env_remove("LD_LIBRARY_PATH");
@@ -48,7 +49,7 @@ fn run(program: &Path) -> Command {
 }
 
 #[test]
-fn a_c_program_moves_bytes_and_is_answered_with_codes() {
+fn a_c_program_transfers_bytes_and_gets_codes() {
     let folder = tempfile::tempdir().unwrap();
     let Some(program) = compile(folder.path()) else { return };
     let mut server = run(&program).arg("serve").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -61,9 +62,9 @@ fn a_c_program_moves_bytes_and_is_answered_with_codes() {
     }
     assert!(user.status.success(), "{said}");
     assert!(!said.contains("panicked"), "{said}");
-    // The end of its input is the end of the server.
+    // The end of its input stops the server.
     drop(server.stdin.take());
-    assert!(server.wait().unwrap().success(), "the serving side says why above");
+    assert!(server.wait().unwrap().success(), "the server failed; its message is above");
 }
 
 #[test]

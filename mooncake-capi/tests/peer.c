@@ -1,4 +1,5 @@
-/* Two sides of a transfer through the C interface: `serve` offers memory until its input ends, `use NAME` works on it. */
+/* Both sides of a transfer through the C interface: `serve` registers memory until its input ends, `use NAME` transfers
+   from and to it. */
 #include <arpa/inet.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -27,7 +28,7 @@ static void pause_a_little(void) {
     nanosleep(&time, NULL);
 }
 
-/* Waits until a request is over; its status. */
+/* Waits until a request is complete, and returns its status. */
 static int outcome(transfer_engine_t engine, batch_id_t batch, size_t task) {
     struct transfer_status status = {STATUS_WAITING, 0};
     do {
@@ -55,7 +56,7 @@ static int serve(void) {
     while ((messages = getNotifsFromEngine(engine, &count)) == NULL) pause_a_little();
     CHECK(count == 1 && strcmp(messages[0].name, "done") == 0 && strcmp(messages[0].msg, "all of it") == 0);
     CHECK(freeNotifsMsgBuf(messages, count) == 0);
-    /* What the other side wrote was here before its message. */
+    /* The bytes of the other side have arrived before its message. */
     for (size_t at = 0; at < SIZE; at++) CHECK(memory[at] == (at < SIZE / 2 ? (unsigned char)(at * 13 >> 3) : 7));
     while (getchar() != EOF) {
     }
@@ -105,7 +106,7 @@ static void *open_silent(void *engine) {
     return NULL;
 }
 
-/* A destroyed engine serves its memory no more, whatever calls of it are under way in other threads. */
+/* A destroyed engine no longer serves its memory, even if other threads are in the middle of calls. */
 static void destroyed_is_out_of_use(transfer_engine_t user) {
     struct sockaddr_in at = {0};
     socklen_t len = sizeof at;
@@ -204,7 +205,8 @@ static int use(const char *name) {
     return 0;
 }
 
-/* The child of a fork has the parent's memory at the same addresses, but it is its own: what it writes to the parent must get there. */
+/* A forked child has a copy of the parent's memory at the same addresses: its transfers must reach the memory of the
+   parent. */
 static int forked(void) {
     transfer_engine_t parent = createTransferEngine("P2PHANDSHAKE", "127.0.0.1", "", 0, 1);
     unsigned char *memory = calloc(1, SIZE);

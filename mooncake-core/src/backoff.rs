@@ -1,28 +1,28 @@
-//! How long something that failed is left alone: twice as long after each failure in a row, up to a limit.
+//! Pauses between retries: twice as long after each consecutive failure, up to a limit.
 
 use std::time::Duration;
 
 use crate::clock::{Moment, Rng};
 
-/// How the pauses of a kind of failure grow.
+/// Growth of the pauses of a kind of failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// The first pause.
+    /// First pause.
     pub first: Duration,
-    /// The longest pause.
+    /// Longest pause.
     pub most: Duration,
 }
 
 impl Pace {
-    /// The pause after so many failures in a row, before chance shortens it.
+    /// Returns the pause after so many consecutive failures, before it is shortened at random.
     fn nominal(&self, failures: u32) -> Duration {
         let doublings = failures.saturating_sub(1).min(31);
         self.first.saturating_mul(1 << doublings).min(self.most)
     }
 }
 
-/// What is known of somebody's failures. Chance takes up to a quarter off each pause, so that many who lost the same peer do not all come back
-/// to it at once.
+/// Retry state of one target. Each pause is shortened by up to a quarter at random, so that many
+/// clients that lost the same server do not all come back at once.
 #[derive(Clone, Debug)]
 pub struct Backoff {
     failures: u32,
@@ -31,23 +31,24 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Nothing has failed yet. The same seed gives the same pauses.
+    /// Creates the state without failures. The same seed gives the same pauses.
     pub fn new(rng: Rng) -> Self {
         Self { failures: 0, until: Moment::default(), rng }
     }
 
-    /// When the next try may be made.
+    /// Returns the earliest time of the next attempt.
     pub fn until(&self) -> Moment {
         self.until
     }
 
-    /// Whether it is to be left alone now.
+    /// Returns whether the pause still lasts.
     pub fn rests(&self, now: Moment) -> bool {
         now < self.until
     }
 
-    /// A try that began at `began` has failed. Tries that began before an earlier one had failed say nothing new, and the pause stays as it is; one that
-    /// comes long after the last pause begins anew. Returns until when it is left alone.
+    /// Records the failure of an attempt that began at `began`, and returns the end of the pause.
+    /// An attempt that began before the pause does not lengthen it. A failure long after the last
+    /// pause counts as the first one again.
     pub fn failed(&mut self, began: Moment, now: Moment, pace: &Pace) -> Moment {
         if self.failures > 0 && began < self.until {
             return self.until;
@@ -62,7 +63,7 @@ impl Backoff {
         self.until
     }
 
-    /// A try has succeeded: the next failure is the first one again.
+    /// Records a success. The next failure counts as the first one again.
     pub fn worked(&mut self) {
         (self.failures, self.until) = (0, Moment::default());
     }
@@ -91,7 +92,7 @@ mod tests {
             clock.advance(pause - Duration::from_nanos(1));
             assert!(backoff.rests(clock.now()));
             clock.advance(Duration::from_nanos(1));
-            assert!(!backoff.rests(clock.now()), "tried again when the pause is over");
+            assert!(!backoff.rests(clock.now()), "the next attempt may begin when the pause is over");
         }
         backoff.worked();
         assert!(fail(&mut backoff, &clock) <= PACE.first);

@@ -1,4 +1,5 @@
-//! The only door to time and chance, so that a failing run can be replayed.
+//! Time and random numbers. Every other module takes them from here, so that a failing run can be
+//! replayed.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -6,49 +7,51 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A point on a clock that never goes back, in nanoseconds since an origin of the clock's choosing.
-/// Meaningful only against other points of the same clock.
+/// Point on a monotonic clock, in nanoseconds since an origin that the clock chooses. Meaningful
+/// only in comparison with other points of the same clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Moment(pub u64);
 
 impl Moment {
-    /// The moment `span` later, at most the end of time.
+    /// Returns the moment `span` later, or the largest moment if the sum overflows.
     #[must_use]
     pub fn after(self, span: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// Time from `earlier` to here, zero if `earlier` is later.
+    /// Returns the time since `earlier`, or zero if `earlier` is later.
     pub fn since(self, earlier: Moment) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// A source of monotonic time, and of wall-clock time for what people read.
+/// Source of monotonic time, and of wall-clock time for display.
 pub trait Clock: Debug + Send + Sync + 'static {
-    /// Now, never earlier than before. Leases and timeouts use this one.
+    /// Returns the current time, never earlier than before. Leases and timeouts use this time.
     fn now(&self) -> Moment;
 
-    /// Milliseconds since 1970 UTC. For logs and fields that carry a date; never for a decision.
+    /// Returns milliseconds since 1970 UTC. For logs and fields that carry a date, never for a
+    /// decision.
     fn wall_ms(&self) -> u64;
 }
 
-/// A clock shared by the parts of one node.
+/// Clock shared by the parts of one node.
 pub type SharedClock = Arc<dyn Clock>;
 
-/// The machine's clock. On Linux it goes on while the machine is suspended: a lease does not last longer for that.
+/// Clock of the machine. On Linux it also counts the time of a suspended machine, so that no lease
+/// lasts longer because of a suspension.
 #[derive(Clone, Copy, Debug)]
 pub struct SystemClock {
     origin: Duration,
 }
 
 impl SystemClock {
-    /// A clock whose origin is now.
+    /// Creates a clock whose origin is now.
     pub fn new() -> Self {
         Self { origin: uptime() }
     }
 
-    /// The same, ready to be shared.
+    /// Creates a shared clock whose origin is now.
     pub fn shared() -> SharedClock {
         Arc::new(Self::new())
     }
@@ -62,11 +65,11 @@ impl Default for SystemClock {
 
 impl Clock for SystemClock {
     fn now(&self) -> Moment {
-        // One second ahead of the origin, so that zero can stand for "long ago".
+        // Starts at one second, so that zero can stand for "long ago".
         Moment(1_000_000_000).after(uptime().saturating_sub(self.origin))
     }
 
-    #[allow(clippy::disallowed_methods, reason = "this is the door")]
+    #[allow(clippy::disallowed_methods, reason = "the only place that reads time")]
     fn wall_ms(&self) -> u64 {
         std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
@@ -74,48 +77,50 @@ impl Clock for SystemClock {
     }
 }
 
-/// Time since the machine was started, suspended or not.
+/// Returns the time since the machine was started, including suspended time.
 #[cfg(all(target_os = "linux", not(miri)))]
 #[allow(unsafe_code)]
 fn uptime() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel fills the struct in. Every Linux that Rust runs on has this clock.
+    // SAFETY: the kernel fills in the struct. Every Linux that Rust supports has this clock.
     unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Time since this was first asked, where that is all there is.
+/// Returns the time since the first call, on systems without a better clock.
 #[cfg(not(all(target_os = "linux", not(miri))))]
-#[allow(clippy::disallowed_methods, reason = "this is the door")]
+#[allow(clippy::disallowed_methods, reason = "the only place that reads time")]
 fn uptime() -> Duration {
     static FIRST: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
     FIRST.get_or_init(std::time::Instant::now).elapsed()
 }
 
-/// Processor time that the calling thread has used, in the kernel too. Zero where it is not known.
+/// Returns the processor time that the calling thread has used, kernel time included. Zero if
+/// unknown.
 #[cfg(all(target_os = "linux", not(miri)))]
 #[allow(unsafe_code)]
 pub fn thread_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel fills the struct in, or leaves it at zero.
+    // SAFETY: the kernel fills in the struct, or leaves it at zero.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Processor time that the calling thread has used, in the kernel too. Zero where it is not known.
+/// Returns the processor time that the calling thread has used, kernel time included. Zero if
+/// unknown.
 #[cfg(not(all(target_os = "linux", not(miri))))]
 pub fn thread_time() -> Duration {
     Duration::ZERO
 }
 
-/// A clock that moves only when told to.
+/// Clock that moves only when told to. For tests.
 #[derive(Debug)]
 pub struct ManualClock {
     nanos: AtomicU64,
 }
 
 impl ManualClock {
-    /// A clock that stands at one second.
+    /// Creates a clock that stands at one second.
     pub fn new() -> Self {
         Self { nanos: AtomicU64::new(1_000_000_000) }
     }
@@ -142,16 +147,16 @@ impl Clock for ManualClock {
     }
 }
 
-/// Small fast generator of numbers that look random (xoshiro256++). Not for secrets.
+/// Small, fast pseudorandom number generator (xoshiro256++). Not for secrets.
 #[derive(Clone, Debug)]
 pub struct Rng {
     state: [u64; 4],
 }
 
 impl Rng {
-    /// The generator of this seed; the same seed gives the same numbers on every machine.
+    /// Creates the generator of this seed. The same seed gives the same numbers on every machine.
     pub fn seeded(seed: u64) -> Self {
-        // splitmix64 spreads the seed, as the generator's authors advise.
+        // The authors of the generator advise splitmix64 to spread the seed.
         let mut x = seed;
         let state = std::array::from_fn(|_| {
             x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -163,22 +168,23 @@ impl Rng {
         Self { state }
     }
 
-    /// A generator seeded by the operating system.
+    /// Creates a generator seeded by the operating system.
     pub fn from_os() -> Self {
         use std::hash::{BuildHasher, Hasher};
-        // The standard library's hasher keys are the one source of OS randomness that needs no dependency.
+        // The hasher keys of the standard library are the only source of OS randomness without a
+        // dependency.
         let mut hasher = std::collections::hash_map::RandomState::new().build_hasher();
         hasher.write_u32(std::process::id());
         Self::seeded(hasher.finish())
     }
 
-    /// A generator of its own for somebody else.
+    /// Creates an independent generator, seeded by this one.
     #[must_use]
     pub fn split(&mut self) -> Self {
         Self::seeded(self.next_u64())
     }
 
-    /// Any 64-bit number.
+    /// Returns any 64-bit number.
     pub fn next_u64(&mut self) -> u64 {
         let [s0, s1, s2, s3] = &mut self.state;
         let result = s0.wrapping_add(*s3).rotate_left(23).wrapping_add(*s0);
@@ -192,18 +198,18 @@ impl Rng {
         result
     }
 
-    /// A number in `0..bound`; 0 when `bound` is 0.
+    /// Returns a number in `0..bound`, or 0 when `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         // Multiply-shift: the bias is below 2^-32 for every bound used here.
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// A number in `range`; its start when the range is empty.
+    /// Returns a number in `range`, or its start when the range is empty.
     pub fn range(&mut self, range: Range<u64>) -> u64 {
         range.start + self.below(range.end.saturating_sub(range.start))
     }
 
-    /// Fills a buffer.
+    /// Fills a buffer with random bytes.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
             let word = self.next_u64().to_le_bytes();

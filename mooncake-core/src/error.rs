@@ -1,5 +1,5 @@
-//! The error type of every crate. [`ErrorCode`] is the number of Mooncake C++ for clients and Python,
-//! and [`ErrorKind`] tells the caller how to continue.
+//! Error type of every crate. Its [`ErrorCode`] is the number that Mooncake C++ uses in its
+//! protocol and in Python; its [`ErrorKind`] says what the caller can do next.
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
@@ -12,33 +12,34 @@ use crate::engine_code::EngineCode;
 /// Result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Class of an error, for the decision of the caller. Match on the kind and log the rest.
+/// Coarse class of an error, by what the caller can do next. Match on the kind, and log the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The object does not exist: a cache miss.
+    /// Missing: treat it as a miss.
     NotFound,
-    /// The object exists already: success for a cache.
+    /// Already present: for a cache, as good as done.
     AlreadyExists,
-    /// No free space: write less, or later.
+    /// Not enough space now: write less, or later.
     NoSpace,
-    /// A lease, a task or a write holds the object: retry later.
+    /// Held by somebody (a lease, a task, a write in progress): try again later.
     Busy,
-    /// A lease expired before the response came: send the request again.
+    /// Received after the lease expired, and therefore not trusted: ask again.
     Expired,
-    /// The request is invalid and never succeeds.
+    /// Invalid call, which never succeeds as it is.
     Invalid,
-    /// The other side is unreachable or shuts down: use another one, or retry later.
+    /// Server unreachable or shutting down: try another, or later.
     Unavailable,
-    /// No response in time: the request may have been executed. Every request may be repeated.
+    /// No response in time. The call may or may not have happened; every call of this project may
+    /// be repeated.
     Timeout,
-    /// The bytes differ from those written.
+    /// Received bytes differ from the written ones.
     Corrupt,
-    /// Both sides work, but have incompatible versions.
+    /// Incompatible versions of client and server.
     VersionMismatch,
-    /// The build, the configuration or the platform lacks the function.
+    /// Not built, not enabled, or not possible here.
     Unsupported,
-    /// A bug or a hardware fault: report it.
+    /// Bug or broken machine: report it.
     Internal,
 }
 
@@ -54,7 +55,7 @@ pub enum Reason {
     ConnectionBroken,
 }
 
-/// Error with a code, a message and its context.
+/// Error with its code, a message and the context in which it happened.
 ///
 /// An error is one pointer wide, so that results stay small on the data path. Clones share the message
 /// and the source.
@@ -72,7 +73,8 @@ struct Inner {
 }
 
 impl Error {
-    /// Creates an error with a code and a message that says what failed, why and what to do.
+    /// Creates an error with a code and a message that says what was wrong and, where possible,
+    /// what to do.
     pub fn new(code: ErrorCode, message: impl Into<Cow<'static, str>>) -> Self {
         Self(Arc::new(Inner {
             code,
@@ -84,17 +86,17 @@ impl Error {
         }))
     }
 
-    /// Creates an error with code [`ErrorCode::InvalidParams`].
+    /// Creates an error with [`ErrorCode::InvalidParams`].
     pub fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorCode::InvalidParams, message)
     }
 
-    /// Creates an error with code [`ErrorCode::InternalError`].
+    /// Creates an error with [`ErrorCode::InternalError`].
     pub fn internal(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorCode::InternalError, message)
     }
 
-    /// Sets the error that caused this one.
+    /// Attaches the error that caused this one.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.inner_mut().source = Some(source.into().into());
@@ -115,7 +117,8 @@ impl Error {
         self
     }
 
-    /// Adds the place of the error, innermost first. It precedes the message.
+    /// Adds the place where the error happened (innermost first). `Display` prints it in front of
+    /// the message.
     #[must_use]
     pub fn context(mut self, context: impl Into<Cow<'static, str>>) -> Self {
         self.inner_mut().context.push(context.into());
@@ -126,12 +129,12 @@ impl Error {
         Arc::make_mut(&mut self.0)
     }
 
-    /// Returns the number that Mooncake C++ uses for the error.
+    /// Returns the error code of Mooncake C++.
     pub fn code(&self) -> ErrorCode {
         self.0.code
     }
 
-    /// Returns the class of the error.
+    /// Returns the class of the error, by what the caller can do next.
     pub fn kind(&self) -> ErrorKind {
         self.0.code.kind()
     }
@@ -147,7 +150,7 @@ impl Error {
         self.0.engine_code.unwrap_or_else(|| self.kind().into())
     }
 
-    /// Returns the message without context and source.
+    /// Returns the message, without context and source.
     pub fn message(&self) -> &str {
         &self.0.message
     }
@@ -174,7 +177,7 @@ impl From<std::io::Error> for Error {
 
 impl From<crate::ids::KeyError> for Error {
     fn from(error: crate::ids::KeyError) -> Self {
-        // The master of Mooncake C++ returns -600 for an empty key.
+        // The master of Mooncake C++ responds with -600 to an empty key.
         Self::new(ErrorCode::InvalidParams, error.to_string())
     }
 }
@@ -214,7 +217,7 @@ impl StdError for Error {
     }
 }
 
-/// Adds context to an error on its way up.
+/// Extension of results that adds context to an error on its way up.
 pub trait ResultExt<T> {
     /// Adds a fixed or formatted context, computed only on failure.
     fn context<C: Into<Cow<'static, str>>>(self, context: impl FnOnce() -> C) -> Result<T>;

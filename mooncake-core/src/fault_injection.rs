@@ -1,9 +1,10 @@
-//! Bugs that test builds contain on request, so that a test can be shown to detect them.
+//! Bugs that test builds contain on request, so that a test can prove that it detects them.
 //!
-//! Each bug reverts one fix. `MOONCAKE_PLANTED_BUG=<name>` enables one bug for a whole process; `cargo xtask edges` runs each
-//! test of its table with its bug enabled and expects a failure. Builds without the feature `testkit` contain no bug.
+//! Each bug reverts one fix. `MOONCAKE_PLANTED_BUG=<name>` enables one bug for a whole process.
+//! `cargo xtask edges` runs each test of its table with its bug enabled and expects a failure.
+//! Builds without the feature `testkit` contain no bug.
 
-/// Environment variable that names the bug of a process.
+/// Environment variable that names the enabled bug.
 pub const VARIABLE: &str = "MOONCAKE_PLANTED_BUG";
 
 /// Returns whether the bug called `name` is enabled in this process.

@@ -1,9 +1,11 @@
-//! Descriptors that stay with this process when it forks.
+//! Descriptors that children of a fork do not inherit.
 //!
-//! A forked child inherits every descriptor. A listening socket or a file lock is free only after the last copy is closed, so a child
-//! that lives on, such as a worker of Python's `multiprocessing`, would keep ports and files of its dead parent. In a child of
-//! `fork`, each descriptor of a [`ParentOnly`] refers to `/dev/null` instead. Its number stays taken, so that a destructor which
-//! runs in the child closes nothing else. A child that becomes another program closes its copies then (`O_CLOEXEC`), as before.
+//! A forked child inherits every descriptor. A listening socket or a file lock is free only after
+//! the last copy is closed, so a child that lives on, such as a worker of Python's
+//! `multiprocessing`, would keep ports and files of its dead parent. In a child of `fork`, each
+//! descriptor of a [`ParentOnly`] refers to `/dev/null` instead. Its number stays taken, so that a
+//! destructor which runs in the child closes nothing else. A child that becomes another program
+//! closes its copies then (`O_CLOEXEC`), as before.
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -13,18 +15,19 @@ use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
-/// Descriptors that can be registered at a time. Any more are inherited.
+/// Number of descriptors that can be registered at a time. Children inherit any more.
 const SLOTS: usize = 32 << 10;
 const FREE: i32 = -1;
 
-/// Registered descriptors. A table of fixed size, because a child of `fork` may neither allocate nor lock.
+/// Registered descriptors. A table of fixed size, because a child of `fork` may neither allocate
+/// nor lock.
 static DESCRIPTORS: [AtomicI32; SLOTS] = [const { AtomicI32::new(FREE) }; SLOTS];
 /// Slot where the next search begins: mostly a free one.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 /// Descriptor of `/dev/null`.
 static NULL: AtomicI32 = AtomicI32::new(FREE);
 
-/// A listener, a locked file or another owner of one descriptor, which children of a fork do not inherit.
+/// Listener, locked file or another owner of one descriptor that children of a fork do not inherit.
 #[derive(Debug)]
 pub struct ParentOnly<T> {
     // Dropped first: the number may belong to another descriptor as soon as the owner is gone.
@@ -92,7 +95,8 @@ impl Drop for Slot {
     }
 }
 
-/// Returns whether children of a fork give up what is registered. The first call arranges that.
+/// Returns whether children of a fork close the registered descriptors. The first call installs the
+/// handler.
 #[cfg(not(miri))]
 fn is_prepared() -> bool {
     static PREPARED: OnceLock<bool> = OnceLock::new();
@@ -100,10 +104,10 @@ fn is_prepared() -> bool {
         let Ok(null) = std::fs::File::options().read(true).write(true).open("/dev/null") else {
             return false;
         };
-        // Open for the life of the process.
+        // Stays open for the life of the process.
         NULL.store(null.into_raw_fd(), Ordering::Release);
-        // SAFETY: the handler does only what is allowed in a child of `fork`.
-        unsafe { libc::pthread_atfork(None, None, Some(give_up_in_child)) == 0 }
+        // SAFETY: the handler makes only calls that are allowed in a child of `fork`.
+        unsafe { libc::pthread_atfork(None, None, Some(release_in_child)) == 0 }
     })
 }
 
@@ -112,14 +116,16 @@ fn is_prepared() -> bool {
     false
 }
 
-/// Runs in each child, on its only thread, before `fork` returns there.
+/// Redirects the registered descriptors of a child, on its only thread, before `fork` returns
+/// there.
 #[cfg(not(miri))]
-extern "C" fn give_up_in_child() {
+extern "C" fn release_in_child() {
     let null: RawFd = NULL.load(Ordering::Acquire);
     for slot in &DESCRIPTORS {
         let descriptor = slot.load(Ordering::Acquire);
         if descriptor != FREE {
-            // SAFETY: `dup3` is async-signal-safe, and both numbers are open descriptors. It fails in no way that could be told.
+            // SAFETY: `dup3` is async-signal-safe, and both numbers are open descriptors. A failure
+            // could not be reported.
             unsafe { libc::dup3(null, descriptor, libc::O_CLOEXEC) };
         }
     }
@@ -135,10 +141,11 @@ mod tests {
     use crate::memory::{HostMemory, lock_alone};
     use crate::testkit::ForkedChild;
 
-    /// Held by each test: the child of another test inherits a descriptor that is open and not registered yet.
+    /// Lock held by each test: the child of another test inherits a descriptor that is open and not
+    /// registered yet.
     static ALONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 
-    /// Target of a descriptor of a child.
+    /// Returns the target of a descriptor of a child.
     fn descriptor(child: &ForkedChild, number: i32) -> String {
         let link = std::fs::read_link(format!("/proc/{}/fd/{number}", child.0));
         link.map(|to| to.display().to_string()).unwrap_or_default()
@@ -151,7 +158,7 @@ mod tests {
         let at = listener.local_addr().unwrap();
         let child = ForkedChild::fork().unwrap();
         assert_eq!(descriptor(&child, listener.as_raw_fd()), "/dev/null");
-        // The parent still serves it.
+        // The parent still accepts connections.
         let mut caller = TcpStream::connect(at).unwrap();
         drop(listener.accept().unwrap());
         assert_eq!(caller.read(&mut [0]).unwrap(), 0);
@@ -166,7 +173,7 @@ mod tests {
         let open = || File::options().read(true).write(true).create(true).truncate(false).open(&path);
         let memory = HostMemory::map_alone(open().unwrap(), 4096, None).unwrap();
         let child = ForkedChild::fork().unwrap();
-        assert!(lock_alone(&open().unwrap()).is_err(), "the parent has it");
+        assert!(lock_alone(&open().unwrap()).is_err(), "the parent holds the lock");
         drop(memory);
         lock_alone(&open().unwrap()).unwrap();
         drop(child);
@@ -174,12 +181,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_is_not_given_up() {
+    fn a_dropped_owner_is_not_redirected() {
         let _alone = ALONE.lock();
         let first = ParentOnly::new(TcpListener::bind("127.0.0.1:0").unwrap());
         let number = first.as_raw_fd();
         drop(first);
-        // Most likely the same number, now of a file that children may have.
+        // Most likely the same number, now of a file that children may inherit.
         let file = File::open("/dev/zero").unwrap();
         let child = ForkedChild::fork().unwrap();
         if file.as_raw_fd() == number {

@@ -1,10 +1,10 @@
-//! Names of things: objects, segments, clients, slots.
+//! Names and identifiers: objects, segments, clients, slots.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// A 128-bit identifier as two 64-bit halves, printed as the existing system prints it: `first-second` in decimal.
+/// 128-bit identifier in two 64-bit halves, printed as in Mooncake C++: `first-second` in decimal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Uuid {
     /// High half.
@@ -14,7 +14,7 @@ pub struct Uuid {
 }
 
 impl Uuid {
-    /// An identifier from its halves.
+    /// Creates an identifier from its halves.
     pub const fn new(first: u64, second: u64) -> Self {
         Self { first, second }
     }
@@ -32,13 +32,13 @@ impl fmt::Debug for Uuid {
     }
 }
 
-/// The text was not `decimal-decimal`.
+/// Error for a text that is not `decimal-decimal`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParseUuidError;
 
 impl fmt::Display for ParseUuidError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an id is two decimal numbers joined by '-'")
+        f.write_str("invalid id: expected two decimal numbers joined by '-'")
     }
 }
 
@@ -91,60 +91,65 @@ macro_rules! uuid_newtype {
 }
 
 uuid_newtype! {
-    /// A client of the store, for as long as its process lives.
+    /// Identifier of a client of the store, for the life of its process.
     ClientId
 }
 uuid_newtype! {
-    /// One mounted range of a client's memory.
+    /// Identifier of one mounted range of a client's memory.
     SegmentId
 }
 
-/// Index of an object's place in a shard, as eviction policies see it. Reused after the object is gone.
+/// Index of an object's slot in a shard, as eviction policies see it. Reused after the object is
+/// gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotId(pub u32);
 
 impl SlotId {
-    /// The index as `usize`, for tables.
+    /// Returns the index as `usize`, for tables.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// Number of a replica; 0 stands for none. Never reused while a master lives, so it serves as the replica's generation too.
+/// Number of a replica; 0 stands for none. A master never reuses a number, so it serves as the
+/// generation of the replica too.
 ///
-/// The existing system counts from 1 in each process, and a value that is written over in place keeps its number. Numbers of
-/// ours begin somewhere in the upper half, drawn anew by each master, and each is that of one value:
-/// [`is_of_one_value`](Self::is_of_one_value) tells them apart.
+/// Mooncake C++ counts from 1 in each process, and a value that is overwritten in place keeps its
+/// number. The numbers of this project begin somewhere in the upper half, at a random number of
+/// each master, and each belongs to one value: [`is_of_one_value`](Self::is_of_one_value) tells
+/// them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ReplicaId(pub u64);
 
 impl ReplicaId {
-    /// Where a master begins to count, made of a number that it drew.
+    /// Returns the first number of a master, made of a random number.
     pub fn first(drawn: u64) -> Self {
-        // The bit below stays 0: room for more numbers than a master can give out.
+        // The bit below stays 0, which leaves more numbers than a master can use.
         Self(1 << 63 | drawn >> 2)
     }
 
-    /// Whether no other value ever has this number, not even under the same key after a restart of the master.
+    /// Returns whether no other value ever has this number, not even under the same key after a
+    /// restart of the master.
     pub fn is_of_one_value(self) -> bool {
         self.0 >> 63 == 1
     }
 }
 
-/// Longest object key accepted, in bytes. The existing system has no limit; this one is beyond any key in use, and keeps a batch
-/// of hundreds in one RPC frame.
+/// Longest accepted object key, in bytes. Mooncake C++ has no limit. This limit exceeds any key in
+/// use, and keeps a batch of hundreds in one RPC frame.
 pub const MAX_KEY_LEN: usize = 128 * 1024;
 
-/// Name of an object: 1 to [`MAX_KEY_LEN`] bytes, any content (NUL and newlines included). Cheap to clone.
+/// Name of an object: 1 to [`MAX_KEY_LEN`] bytes of any content (NUL and newlines included). Cheap
+/// to clone.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectKey(Arc<[u8]>);
 
-/// Why a byte string is no [`ObjectKey`].
+/// Reason for which a byte string is not an [`ObjectKey`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyError {
-    /// No bytes at all.
+    /// Empty key.
     Empty,
-    /// More than [`MAX_KEY_LEN`] bytes; the length is given.
+    /// Key of more than [`MAX_KEY_LEN`] bytes. Holds the length.
     TooLong(usize),
 }
 
@@ -169,7 +174,7 @@ impl ObjectKey {
         Ok(Self(bytes.into()))
     }
 
-    /// Whether `bytes` may be a key, without making one.
+    /// Checks that `bytes` can be a key, without creating one.
     pub fn check(bytes: &[u8]) -> Result<(), KeyError> {
         match bytes.len() {
             0 => Err(KeyError::Empty),
@@ -178,7 +183,7 @@ impl ObjectKey {
         }
     }
 
-    /// The key's bytes.
+    /// Returns the bytes of the key.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }

@@ -1,66 +1,67 @@
-//! What the master says about objects: segments, replicas, and how a put wants them placed.
+//! Data model of objects: segments, replicas, and the options of a put.
 
 use std::time::Duration;
 
 use crate::ids::{ClientId, ReplicaId, SegmentId};
 
-/// A range of a client's memory that the master may place objects in.
+/// Range of a client's memory in which the master places objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Chosen by the client when it mounts; mounting the same id again is the same mount.
+    /// Identifier chosen by the client. A second mount of the same id is the same mount.
     pub id: SegmentId,
-    /// The client's `host:port`. Several segments may share it; preferences name it.
+    /// `host:port` of the client. Several segments may share a name; preferences refer to it.
     pub name: String,
-    /// Virtual address of the first byte in the owner's process.
+    /// Virtual address of the first byte in the process of the client.
     pub base: u64,
     /// Length in bytes.
     pub size: u64,
-    /// What a peer opens to reach it: `ip:port` in peer-to-peer mode, else the segment's name in the directory.
+    /// Endpoint to open: `ip:port` in peer-to-peer mode, else the name of the segment in the
+    /// directory.
     pub endpoint: String,
-    /// Wire it is registered with (`tcp`, `rdma`, ..).
+    /// Transport that the segment is registered with (`tcp`, `rdma`, ..).
     pub protocol: String,
-    /// Host of the owner, empty when unknown; replicas of one object go to distinct hosts first.
+    /// Host of the client, empty when unknown. Replicas of one object go to distinct hosts first.
     pub host_id: String,
 }
 
-/// State of a mounted segment, with the existing system's numbers.
+/// State of a mounted segment, with the numbers of Mooncake C++.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum SegmentStatus {
-    /// Not known.
+    /// Unknown.
     Undefined = 0,
     /// Readable and open for new objects.
     Ok = 1,
-    /// Objects are being moved away; nothing new is placed here.
+    /// Draining: objects are being moved away, and no new ones are placed here.
     Draining = 2,
-    /// Nothing is left in it.
+    /// Drained: no object is left.
     Drained = 3,
-    /// Will go after a grace period; nothing new is placed here.
+    /// Unmounting after a grace period; no new objects are placed here.
     GracefullyUnmounting = 4,
-    /// Going now.
+    /// Unmounting now.
     Unmounting = 5,
 }
 
-/// State of one replica, with the existing system's numbers.
+/// State of one replica, with the numbers of Mooncake C++.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum ReplicaStatus {
-    /// Not known.
+    /// Unknown.
     Undefined = 0,
-    /// Made, not yet being written.
+    /// Created, not yet being written.
     Initialized = 1,
-    /// Space granted, bytes on their way.
+    /// Space allocated, write in progress.
     Processing = 2,
     /// Readable.
     Complete = 3,
-    /// Dropped.
+    /// Removed.
     Removed = 4,
-    /// The write failed.
+    /// Failed write.
     Failed = 5,
 }
 
 impl ReplicaStatus {
-    /// The status of a number.
+    /// Returns the status of a number.
     pub fn from_number(number: i32) -> Option<Self> {
         Some(match number {
             0 => Self::Undefined,
@@ -74,26 +75,27 @@ impl ReplicaStatus {
     }
 }
 
-/// Which replicas an end or revoke speaks of, with the existing system's numbers.
+/// Kind of replicas that the end or the revocation of a put refers to, with the numbers of Mooncake
+/// C++.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum ReplicaType {
-    /// In a client's memory.
+    /// Replica in the memory of a client.
     Memory = 0,
-    /// A file on a shared file system.
+    /// File on a shared file system.
     Disk = 1,
-    /// On the owner's own disk, served by the owner.
+    /// Replica on a client's own disk, served by that client.
     LocalDisk = 2,
-    /// On an NVMe-oF target.
+    /// Replica on an NVMe-oF target.
     NofSsd = 3,
-    /// Every kind.
+    /// Replicas of every kind.
     All = 4,
-    /// In a sharded distributed file system.
+    /// Replica in a sharded distributed file system.
     Dfs = 5,
 }
 
 impl ReplicaType {
-    /// The type of a number.
+    /// Returns the type of a number.
     pub fn from_number(number: i32) -> Option<Self> {
         Some(match number {
             0 => Self::Memory,
@@ -107,47 +109,47 @@ impl ReplicaType {
     }
 }
 
-/// Where one replica lies in a client's memory.
+/// Place of a replica in the memory of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MemoryLocation {
     /// Length in bytes.
     pub size: u64,
-    /// Virtual address in the owner's process.
+    /// Virtual address in the process of the client.
     pub address: u64,
-    /// Wire to reach it with.
+    /// Transport of the segment.
     pub protocol: String,
-    /// What to open to reach it ([`Segment::endpoint`]).
+    /// Endpoint of the segment ([`Segment::endpoint`]).
     pub endpoint: String,
 }
 
-/// Where one replica lies.
+/// Place of one replica.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ReplicaLocation {
-    /// In a client's memory.
+    /// Memory of a client.
     Memory(MemoryLocation),
-    /// On an NVMe-oF target, described like memory.
+    /// NVMe-oF target, described like memory.
     NofSsd(MemoryLocation),
-    /// A file on a shared file system.
+    /// File on a shared file system.
     Disk {
         /// Path of the file.
         path: String,
         /// Length in bytes.
         size: u64,
     },
-    /// On a client's own disk.
+    /// Disk of a client.
     LocalDisk {
-        /// The owner.
+        /// Client that owns the disk.
         client: ClientId,
         /// Length in bytes.
         size: u64,
-        /// Where the owner serves reads.
+        /// Endpoint at which the client serves reads.
         endpoint: String,
     },
-    /// In a shard of a distributed file system.
+    /// Shard of a distributed file system.
     Dfs {
         /// Path of the shard.
         path: String,
-        /// First byte in the shard.
+        /// Offset of the first byte in the shard.
         offset: u64,
         /// Length in bytes.
         size: u64,
@@ -159,7 +161,7 @@ pub enum ReplicaLocation {
 }
 
 impl ReplicaLocation {
-    /// Length of the object in bytes.
+    /// Returns the length of the object in bytes.
     pub fn size(&self) -> u64 {
         match self {
             Self::Memory(at) | Self::NofSsd(at) => at.size,
@@ -167,7 +169,7 @@ impl ReplicaLocation {
         }
     }
 
-    /// The memory location, if that is what it is.
+    /// Returns the memory location, if the replica is in memory.
     pub fn memory(&self) -> Option<&MemoryLocation> {
         match self {
             Self::Memory(at) => Some(at),
@@ -176,43 +178,44 @@ impl ReplicaLocation {
     }
 }
 
-/// One copy of an object.
+/// Copy of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Replica {
-    /// Its number, never used twice by one master.
+    /// Number of the replica, which one master never uses twice.
     pub id: ReplicaId,
-    /// Where it lies.
+    /// Place of the replica.
     pub location: ReplicaLocation,
-    /// Whether it can be read.
+    /// State of the replica.
     pub status: ReplicaStatus,
 }
 
-/// Answer to "where is this object?": its readable replicas and how long they stay put.
+/// Readable replicas of an object, and the lease on them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaList {
     /// Readable replicas, at least one.
     pub replicas: Vec<Replica>,
-    /// The master neither moves nor reuses their space for this long after it answered.
+    /// Time after the response during which the master neither moves the replicas nor reuses their
+    /// space.
     pub lease: Duration,
-    /// CRC-64 of the value, when the writer gave one.
+    /// CRC-64 of the value, if the writer sent one.
     pub checksum: Option<u64>,
 }
 
-/// What to do with an object's soft pin, with the existing system's numbers.
+/// Change of the soft pin of an object, with the numbers of Mooncake C++.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[repr(u8)]
 pub enum SoftPin {
-    /// Leave it as it is.
+    /// Leaves the pin unchanged.
     #[default]
     Preserve = 0,
-    /// Pin: evicted only when nothing else is left.
+    /// Pins the object: it is evicted only when nothing else is left.
     Enable = 1,
-    /// Unpin.
+    /// Unpins the object.
     Disable = 2,
 }
 
 impl SoftPin {
-    /// The action of a number.
+    /// Returns the action of a number.
     pub fn from_number(number: u8) -> Option<Self> {
         Some(match number {
             0 => Self::Preserve,
@@ -223,38 +226,39 @@ impl SoftPin {
     }
 }
 
-/// What a value is, for statistics; with the existing system's numbers (unknown ones are kept).
+/// Type of a value, for statistics, with the numbers of Mooncake C++ (unknown ones are kept).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct DataType(pub u8);
 
-/// How a put wants its object kept.
+/// Replication options of a put.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicateConfig {
-    /// Copies in memory, each in another segment. Best effort: at least one.
+    /// Number of copies in memory, each in another segment. Best effort: at least one.
     pub replicas: u64,
-    /// Copies on NVMe-oF targets (refused: no such targets here).
+    /// Number of copies on NVMe-oF targets (refused: not supported here).
     pub nof_replicas: u64,
-    /// Copies in a distributed file system (refused).
+    /// Number of copies in a distributed file system (refused).
     pub dfs_replicas: u64,
-    /// What to do with the soft pin.
+    /// Change of the soft pin.
     pub soft_pin: SoftPin,
-    /// How long a soft pin lasts; the master's default when absent. Only with [`SoftPin::Enable`].
+    /// Duration of a soft pin, or the default of the master when absent. Only with
+    /// [`SoftPin::Enable`].
     pub soft_pin_ttl_ms: Option<u64>,
-    /// Never evict; only an explicit remove takes it away.
+    /// Whether the object is never evicted. Only an explicit remove deletes it.
     pub hard_pin: bool,
-    /// Segment names to try first, in order.
+    /// Names of the segments to try first, in order.
     pub preferred_segments: Vec<String>,
-    /// Older form of the above; wins when not empty.
+    /// Older form of [`preferred_segments`](Self::preferred_segments); wins when not empty.
     pub preferred_segment: String,
-    /// Segment names for NVMe-oF copies.
+    /// Names of the segments for NVMe-oF copies.
     pub preferred_nof_segments: Vec<String>,
-    /// Prefer segments of the writer's own host.
+    /// Whether segments on the host of the writer are preferred.
     pub same_node: bool,
-    /// What the value is.
+    /// Type of the value.
     pub data_type: DataType,
     /// Host of the writer, empty when unknown.
     pub host_id: String,
-    /// One group per key of the batch, empty for none.
+    /// Group of each key of the batch, empty for none.
     pub group_ids: Option<Vec<String>>,
 }
 
@@ -279,12 +283,12 @@ impl Default for ReplicateConfig {
 }
 
 impl ReplicateConfig {
-    /// The defaults with this many copies in memory.
+    /// Creates the default options with this many copies in memory.
     pub fn replicas(replicas: u64) -> Self {
         Self { replicas, ..Self::default() }
     }
 
-    /// Segment names to try first: the older single form wins when it is set.
+    /// Returns the names of the segments to try first. The older single form wins when it is set.
     pub fn preferred(&self) -> &[String] {
         if self.preferred_segment.is_empty() {
             &self.preferred_segments

@@ -1,11 +1,12 @@
-//! How often things happened lately, in little memory.
+//! Frequencies of recent events, in little memory.
 
 const ROWS: usize = 4;
 
-/// A count-min sketch with conservative updates: its answer is never too low (but for ageing), and seldom too high.
+/// Count-min sketch with conservative updates. Apart from ageing, its counts are never too low, and
+/// seldom too high.
 #[derive(Debug)]
 pub struct Sketch {
-    /// Row by row.
+    /// Counters, row by row.
     counts: Box<[u8]>,
     width: usize,
     added: usize,
@@ -13,14 +14,15 @@ pub struct Sketch {
 }
 
 impl Sketch {
-    /// Four rows of `width` counters of a byte each, a power of two. After every `fades_after` additions all are halved, so that what was
-    /// long ago counts less and less.
+    /// Creates a sketch with four rows of `width` one-byte counters, rounded up to a power of two.
+    /// Every `fades_after` additions halve all counters, so that older events count less and less.
     pub fn new(width: usize, fades_after: usize) -> Self {
         let width = width.next_power_of_two();
         Self { counts: vec![0; width * ROWS].into(), width, added: 0, fades_after }
     }
 
-    /// Counts one more of that hash; how many there were lately, this one included, up to 255.
+    /// Counts an event with that hash. Returns the number of recent ones, this one included, up to
+    /// 255.
     pub fn add(&mut self, hash: u64) -> u8 {
         self.added += 1;
         if self.added >= self.fades_after {
@@ -57,13 +59,13 @@ mod tests {
         }
         let seldom = fades_after / 52;
         let high = (0..seldom).filter(|_| sketch.add(rng.next_u64()) > 1).count();
-        assert!(high <= seldom / 100, "{high} of {seldom} keys that came once");
+        assert!(high <= seldom / 100, "{high} of {seldom} keys seen once");
         assert_eq!(sketch.add(hot), 4);
         for _ in 0..fades_after {
             sketch.add(rng.next_u64());
         }
         let left = (0..20).filter(|_| sketch.add(rng.next_u64()) > 16).count();
-        assert_eq!(left, 0, "old keys do not fill it for good");
+        assert_eq!(left, 0, "old keys do not fill the sketch for ever");
     }
 
     #[test]

@@ -1,26 +1,27 @@
-//! Entries found by a hash, in many small tables instead of one that doubles: to double a table of a million entries takes
-//! tens of milliseconds, for which whoever needs it waits.
+//! Hash index in many small tables instead of one that doubles. Doubling a table of a million
+//! entries takes tens of milliseconds, during which a caller would wait.
 
 use hashbrown::HashTable;
 
-/// Entries of a table before it is split in two: what moves then moves in less than a tenth of a millisecond.
+/// Entries of a table before it is split in two. A split takes less than a tenth of a millisecond.
 const FULL: usize = 3584;
 /// The upper bits of a tag choose a table, from the lowest of them upwards.
 const FIRST_BIT: u32 = 12;
 const MOST_BITS: u32 = u32::BITS - FIRST_BIT;
 
-/// Numbers of things, by a hash of each (extendible hashing).
+/// Index of numbers by a hash of each (extendible hashing).
 ///
-/// The hash is kept beside the number, so that growing never looks at the things themselves, which would have to be fetched from memory one by one.
+/// The index keeps the hash beside the number, so that growth never reads the hashed values, which
+/// would have to be fetched from memory one by one.
 pub struct Tables {
     tables: Vec<Table>,
-    /// For each value of the bits that count, which table it is in.
+    /// Table of each value of the routing bits.
     routes: Vec<u32>,
 }
 
 struct Table {
     entries: HashTable<Entry>,
-    /// How many bits are the same for all of its entries.
+    /// Number of bits that all entries of the table share.
     bits: u32,
 }
 
@@ -37,13 +38,13 @@ impl Default for Tables {
 }
 
 impl Tables {
-    /// The number with this hash that `is` says is the one.
+    /// Returns the number with this hash for which `is` returns true.
     pub fn find(&self, tag: u32, mut is: impl FnMut(u32) -> bool) -> Option<u32> {
         let entries = &self.tables[self.route(tag)].entries;
         entries.find(spread(tag), |entry| entry.tag == tag && is(entry.number)).map(|entry| entry.number)
     }
 
-    /// Adds a number that is not there.
+    /// Adds a number that is not in the index.
     pub fn insert(&mut self, tag: u32, number: u32) {
         let mut at = self.route(tag);
         while self.tables[at].entries.len() >= FULL && self.tables[at].bits < MOST_BITS {
@@ -53,7 +54,7 @@ impl Tables {
         self.tables[at].entries.insert_unique(spread(tag), Entry { tag, number }, |entry| spread(entry.tag));
     }
 
-    /// Removes the number with this hash that `is` says is the one, and returns it.
+    /// Removes and returns the number with this hash for which `is` returns true.
     pub fn remove(&mut self, tag: u32, mut is: impl FnMut(u32) -> bool) -> Option<u32> {
         let at = self.route(tag);
         let found =
@@ -66,7 +67,7 @@ impl Tables {
         self.routes[bits] as usize
     }
 
-    /// Moves what has a one in the next bit to a table of its own.
+    /// Moves the entries with a one in the next bit to a new table.
     #[cold]
     fn split(&mut self, at: usize) {
         let bit = self.tables[at].bits;
@@ -89,7 +90,7 @@ impl Tables {
     }
 }
 
-/// A table looks at the lowest bits and the highest seven.
+/// Mixes a tag: a table uses the lowest bits and the highest seven.
 fn spread(tag: u32) -> u64 {
     let product = u64::from(tag).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     product ^ product >> 32
@@ -106,9 +107,10 @@ mod tests {
     const STEPS: u64 = if cfg!(miri) { 1_000 } else { 200_000 };
 
     #[test]
-    fn finds_what_is_there_whatever_was_split() {
+    fn finds_every_entry_after_any_split() {
         let mut rng = Rng::seeded(3);
-        // Bits that are often the same, so that splitting once does not always help, and tags of more than one.
+        // Uses bits that are often equal, so that one split does not always help, and repeated
+        // tags.
         let tag = |rng: &mut Rng| {
             let same = rng.below(64) << FIRST_BIT;
             (rng.next_u64() & !same) as u32 & !(rng.below(2) as u32)

@@ -1,6 +1,7 @@
-//! The allocators of this crate pass the public suite, waste as little as promised, and the suite finds planted bugs.
+//! Tests of the allocators of this crate: they pass the public suite and waste as little as
+//! promised, and the suite finds planted bugs.
 
-// Miri would take hours, and there is no unsafe code here for it to check.
+// Miri would take hours, and there is no unsafe code here to check.
 #![cfg(not(miri))]
 
 use std::panic::catch_unwind;
@@ -47,7 +48,8 @@ fn utilisation<A: SegmentAllocator>(allocator: &A) -> f64 {
     allocator.used() as f64 / allocator.capacity() as f64
 }
 
-/// Every uniform size: nothing is wasted but what is left over at the end, at first and after any churn.
+/// Checks every uniform size: nothing is wasted except the rest at the end, at first and after any
+/// churn.
 fn uniform_sizes<A: SegmentAllocator>(config: &A::Config) {
     let mut rng = Rng::seeded(1);
     let powers = (0..24).map(|bit| 1 << bit);
@@ -55,7 +57,7 @@ fn uniform_sizes<A: SegmentAllocator>(config: &A::Config) {
     let sizes: Vec<u64> =
         near.chain((0..20).map(|_| rng.range(1..8 * MIB))).filter(|&size| size != 0).collect();
     for size in sizes {
-        // No multiple of the size, and a prime for most sizes.
+        // The capacity is no multiple of the size, and a prime for most sizes.
         let capacity = (size * 1500 + 997).min(GIB);
         let mut allocator = A::new(capacity, config);
         let mut live = Vec::new();
@@ -65,7 +67,7 @@ fn uniform_sizes<A: SegmentAllocator>(config: &A::Config) {
             release_a_tenth(&mut allocator, &mut live, &mut rng);
         }
         let wasted = (capacity % size) as f64 / capacity as f64;
-        assert!(wasted <= 0.01, "{size} in {capacity}: the case leaves room for less than 0.99");
+        assert!(wasted <= 0.01, "{size} in {capacity}: the case allows less than 0.99");
     }
 }
 
@@ -84,7 +86,8 @@ fn a_gibibyte_of_just_more_than_a_power_of_two() {
     }
 }
 
-/// Mean and worst utilisation at the first refusal, 1 KiB to 1 MiB in 1 GiB, over 400 times a tenth released.
+/// Returns mean and worst utilisation at the first refusal, 1 KiB to 1 MiB in 1 GiB, over 400 times
+/// a tenth released.
 fn random_sizes<A: SegmentAllocator>(config: &A::Config, seed: u64) -> (f64, f64) {
     let mut rng = Rng::seeded(seed);
     let mut allocator = A::new(GIB, config);
@@ -108,7 +111,7 @@ fn random_sizes_waste_little() {
     assert!(mean >= 0.975 && worst >= 0.94, "best fit: {mean} on average, {worst} at worst");
 }
 
-/// A key and its value cache, 3.12 MB and 643 kB.
+/// Sizes of a key and its value cache, 3.12 MB and 643 kB.
 #[test]
 fn pairs_of_sizes_waste_little() {
     let mut rng = Rng::seeded(2);
@@ -125,7 +128,7 @@ fn pairs_of_sizes_waste_little() {
 }
 
 #[test]
-fn tlsf_knows_exactly_what_it_can_give() {
+fn tlsf_reports_the_largest_free_range_exactly() {
     let mut rng = Rng::seeded(4);
     let mut allocator = Tlsf::new(64 * MIB, &TlsfConfig::default());
     let mut live = Vec::new();
@@ -139,7 +142,7 @@ fn tlsf_knows_exactly_what_it_can_give() {
     }
 }
 
-/// What a segment that comes back after a master's restart does: as many reserves as it has objects.
+/// Reserves as many extents as a segment has objects, as a restarted master does.
 #[test]
 fn a_large_layout_is_rebuilt_quickly() {
     let (count, mut rng) = (60_000u64, Rng::seeded(5));
@@ -157,7 +160,7 @@ fn a_large_layout_is_rebuilt_quickly() {
     assert!(allocator.allocate(4096, 4096).is_ok());
 }
 
-/// A best fit allocator with one thing wrong.
+/// Best-fit allocator with one bug.
 struct Buggy<const BUG: u8> {
     inner: BestFit,
     calls: u64,
@@ -184,7 +187,7 @@ impl<const BUG: u8> SegmentAllocator for Buggy<BUG> {
     fn allocate(&mut self, len: u64, align: u64) -> Result<Extent, AllocError> {
         self.calls += 1;
         match BUG {
-            // Now and then one byte less is taken than is handed out.
+            // Now and then the allocator takes one byte less than it returns.
             0 if self.calls.is_multiple_of(5) && len > 1 => {
                 self.inner.allocate(len - 1, align).map(|extent| Extent { len, ..extent })
             }
@@ -195,7 +198,7 @@ impl<const BUG: u8> SegmentAllocator for Buggy<BUG> {
     }
 
     fn release(&mut self, extent: Extent) {
-        // The last byte of what does not end at the segment's end is never free again.
+        // The last byte of an extent that does not end at the end of the segment is never freed.
         let lost =
             u64::from(BUG == 1 && extent.len > 1 && extent.offset + extent.len < self.inner.capacity());
         if lost == 1 {

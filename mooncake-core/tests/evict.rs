@@ -1,6 +1,7 @@
-//! The policies of this crate pass the public suite, keep their order exactly, and the suite finds planted bugs.
+//! Tests of the policies of this crate: they pass the public suite and keep their order exactly,
+//! and the suite finds planted bugs.
 
-// Miri would take hours, and there is no unsafe code here for it to check.
+// Miri would take hours, and there is no unsafe code here to check.
 #![cfg(not(miri))]
 
 use std::collections::{BTreeSet, VecDeque};
@@ -36,7 +37,7 @@ eviction_conformance!(builtin_lru, BuiltinPolicy, PolicyKind::Lru.into());
 eviction_conformance!(builtin_s3fifo, BuiltinPolicy, PolicyKind::S3Fifo.into());
 eviction_conformance!(builtin_tenure, BuiltinPolicy, PolicyKind::Tenure.into());
 
-/// The order that a policy's description asks for, written down as simply as possible.
+/// Eviction order of a policy, written as simply as possible.
 trait Model: Default {
     type Policy: EvictionPolicy;
     fn insert(&mut self, slot: SlotId, bytes: u64);
@@ -80,7 +81,7 @@ fn agrees<M: Model>(steps: &[EvictStep]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Oldest first.
+/// Slots in order, oldest first.
 #[derive(Default)]
 struct InOrder<const BY_USE: bool>(Vec<SlotId>);
 
@@ -131,7 +132,7 @@ macro_rules! in_order {
 in_order!(FifoModel, Fifo, false);
 in_order!(LruModel, Lru, true);
 
-/// S3-FIFO without its ghost queue; (slot, bytes, touches), oldest at the front.
+/// S3-FIFO without its ghost queue: (slot, bytes, touches), oldest at the front.
 #[derive(Default)]
 struct S3Model {
     small: VecDeque<(SlotId, u64, u32)>,
@@ -213,7 +214,8 @@ impl Model for TenureModel {
     }
 
     fn evict(&mut self, refused: &BTreeSet<SlotId>) -> Option<SlotId> {
-        // Twice as long, in whole uses; of two that are due at the same time one with the lower slot, of one kind the older.
+        // A tenured slot counts as unused half as long, in whole uses. Of two slots that are due at
+        // the same time, the lower slot goes first, and of one kind the older.
         let unused = |entry: &(SlotId, u64, bool)| {
             let unused = self.now - entry.1;
             if entry.2 { unused / 2 } else { unused }
@@ -262,9 +264,10 @@ fn refusal_does_not_reorder() {
     assert_eq!(order::<Lru>(()), [0, 1, 2, 3, 4, 6, 7]);
 }
 
-/// What was evicted and comes back under the same key enters the main queue; under another key it does not.
+/// An evicted object that comes back under the same key enters the main queue; under another key it
+/// does not.
 #[test]
-fn s3fifo_knows_who_comes_back() {
+fn s3fifo_recognises_objects_that_come_back() {
     let survives = |hash_again: Option<u64>| {
         let mut policy = S3Fifo::new(100, &S3FifoConfig::default());
         (0..100).for_each(|slot| policy.insert_hashed(SlotId(slot), 1, slot.into()));
@@ -274,7 +277,7 @@ fn s3fifo_knows_who_comes_back() {
             Some(hash) => policy.insert_hashed(slot, 1, hash),
             None => policy.insert(slot, 1),
         }
-        // As many new objects pass through as the small queue can hold, and then some.
+        // More new objects pass through than the small queue can hold.
         (1000..1150u64).all(|hash| {
             let victim = policy.evict(&mut |_| true).expect("a slot is there");
             policy.insert_hashed(victim, 1, hash);
@@ -286,9 +289,10 @@ fn s3fifo_knows_who_comes_back() {
     assert!(!survives(None), "nor is an unknown key");
 }
 
-/// A slot that is refused for long costs about nothing: it is asked about once in a round of its queue.
+/// A slot that is refused for long costs little: the policy asks about it once per round of its
+/// queue.
 #[test]
-fn s3fifo_does_not_ask_about_pins_all_the_time() {
+fn s3fifo_seldom_asks_about_pinned_slots() {
     let (mut policy, mut asked) = (S3Fifo::new(2000, &S3FifoConfig::default()), 0);
     (0..2000).for_each(|slot| policy.insert(SlotId(slot), 1));
     for _ in 0..10_000 {
@@ -301,7 +305,7 @@ fn s3fifo_does_not_ask_about_pins_all_the_time() {
     assert!(asked < 25_000, "{asked} questions for 10000 victims");
 }
 
-/// Share of hits among what is asked for, in this order.
+/// Returns the share of hits among requests, in this order.
 fn hit_rate<P: EvictionPolicy>(config: &P::Config, slots: u32, asked: impl Iterator<Item = u64>) -> f64 {
     let mut policy = P::new(slots as usize, config);
     let mut held = std::collections::HashMap::new();
@@ -327,7 +331,7 @@ fn hit_rate<P: EvictionPolicy>(config: &P::Config, slots: u32, asked: impl Itera
     f64::from(hits) / f64::from(all)
 }
 
-/// Objects asked for as often as Zipf's law says, among a stream of objects used once.
+/// Returns requests that follow Zipf's law, among a stream of objects used once.
 fn zipf_in_a_stream() -> impl Iterator<Item = u64> {
     let mut rng = Rng::seeded(11);
     (0..100_000).map(move |ask| {
@@ -336,7 +340,8 @@ fn zipf_in_a_stream() -> impl Iterator<Item = u64> {
     })
 }
 
-/// Blocks of conversations: two in five requests continue one of the last thousand, the others begin a new one.
+/// Returns blocks of conversations: two in five requests continue one of the last thousand, the
+/// others begin a new one.
 fn conversations(seed: u64) -> impl Iterator<Item = u64> {
     let (mut rng, mut fresh) = (Rng::seeded(seed), 1);
     let mut recent: Vec<Vec<u64>> = vec![vec![0]];
@@ -361,7 +366,8 @@ fn s3fifo_resists_a_stream_of_objects_used_once() {
     assert!(lru > fifo && s3fifo > lru + 0.02, "fifo {fifo}, lru {lru}, s3fifo {s3fifo}");
 }
 
-/// What can be said of made traces: at each size, of three of them together (single ones may be a hair behind).
+/// Compares hit rates on synthetic traces: at each size, of three traces together (a single one may
+/// be slightly behind).
 #[test]
 fn the_default_is_nowhere_behind_lru() {
     let conversations = || (1..4).flat_map(|seed| conversations(seed).map(move |id| id + (seed << 32)));
@@ -380,9 +386,10 @@ fn the_default_is_nowhere_behind_lru() {
     }
 }
 
-/// What was evicted and comes back within two lives of a new object is tenured; later, or under another key, it is a new one.
+/// An evicted object that comes back within two lives of a new object is tenured; later, or under
+/// another key, it counts as new.
 #[test]
-fn tenure_knows_who_comes_back() {
+fn tenure_recognises_objects_that_come_back() {
     let outlives = |between: u64, key: u64| {
         let mut policy = Tenure::new(100, &TenureConfig::default());
         (0..100).for_each(|slot| policy.insert_hashed(SlotId(slot), 1, slot.into()));
@@ -400,12 +407,13 @@ fn tenure_knows_who_comes_back() {
     };
     assert!(outlives(50, 0), "the key is known");
     assert!(!outlives(50, 4000), "another key is not");
-    assert!(!outlives(350, 0), "nor what went long ago");
+    assert!(!outlives(350, 0), "nor is an object evicted long ago");
 }
 
-/// Shards that are told one time agree on who goes first: the victim of one that is used more is as old as that of the other.
+/// Shards with a common clock agree on the order: the victim of a busier shard is as old as that of
+/// another.
 #[test]
-fn tenure_counts_in_the_time_it_is_told() {
+fn tenure_counts_in_the_given_time() {
     let mut policy = Tenure::new(4, &TenureConfig::default());
     for (time, slot) in [(100, 0), (200, 1)] {
         policy.set_time(time);
@@ -415,25 +423,25 @@ fn tenure_counts_in_the_time_it_is_told() {
     policy.touch(SlotId(0));
     policy.set_time(450);
     policy.insert(SlotId(2), 1);
-    // Unused for 250 as a new one, and for 150 with tenure, which counts as 75.
+    // A new object unused for 250, and a tenured one unused for 150, which counts as 75.
     assert_eq!(policy.evict(&mut |_| true), Some(SlotId(1)));
     assert_eq!(policy.evict(&mut |slot| slot.0 == 0), Some(SlotId(0)));
     assert_eq!(policy.victim_since(), Some(451 - 150 / 2));
 }
 
-/// LRU with one thing wrong.
+/// LRU policy with one bug.
 struct Buggy<const BUG: u8> {
     inner: Lru,
     calls: u32,
 }
 
 const BUGS: [(&str, fn()); 6] = [
-    ("takes without asking", || testkit::evict::random_steps_agree_with_the_oracle::<Buggy<0>>(&())),
-    ("takes what was refused", || testkit::evict::random_steps_agree_with_the_oracle::<Buggy<1>>(&())),
-    ("forgets what was refused", || testkit::evict::random_steps_agree_with_the_oracle::<Buggy<2>>(&())),
+    ("evicts without asking", || testkit::evict::random_steps_agree_with_the_oracle::<Buggy<0>>(&())),
+    ("evicts refused slots", || testkit::evict::random_steps_agree_with_the_oracle::<Buggy<1>>(&())),
+    ("forgets refused slots", || testkit::evict::random_steps_agree_with_the_oracle::<Buggy<2>>(&())),
     ("ignores remove", || testkit::evict::random_steps_agree_with_the_oracle::<Buggy<3>>(&())),
     ("gives up early", || testkit::evict::random_steps_agree_with_the_oracle::<Buggy<4>>(&())),
-    ("inserts what is touched", || testkit::evict::random_steps_agree_with_the_oracle::<Buggy<5>>(&())),
+    ("inserts touched slots", || testkit::evict::random_steps_agree_with_the_oracle::<Buggy<5>>(&())),
 ];
 
 impl<const BUG: u8> EvictionPolicy for Buggy<BUG> {

@@ -1,4 +1,4 @@
-//! Memory as `O_DIRECT` wants it.
+//! Memory aligned for `O_DIRECT`.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
@@ -12,7 +12,8 @@ use mooncake_transport::region::{Local, Sink, Source};
 
 use crate::layout::BLOCK;
 
-/// Zero-filled memory that starts at a block boundary and is blocks long. Writes from it and reads into it need no copy on the way to a disk.
+/// Zero-filled memory that begins at a block boundary and consists of whole blocks. Writes from it
+/// and reads into it need no copy on the way to a disk.
 pub struct Frame {
     ptr: NonNull<u8>,
     len: usize,
@@ -20,13 +21,19 @@ pub struct Frame {
 
 // SAFETY: the allocation belongs to this value alone.
 unsafe impl Send for Frame {}
-// SAFETY: shared use reads only.
+// SAFETY: shared access only reads.
 unsafe impl Sync for Frame {}
 
 impl Frame {
-    /// At least `len` bytes, rounded up to blocks of 4096. `BufferOverflow` when there is no such memory.
+    /// Allocates at least `len` bytes, rounded up to blocks of 4096.
+    ///
+    /// # Errors
+    ///
+    /// Returns `BufferOverflow` if there is not enough memory.
     pub fn new(len: usize) -> Result<Self> {
-        let none = || Error::new(ErrorCode::BufferOverflow, format!("no aligned buffer of {len} bytes"));
+        let none = || {
+            Error::new(ErrorCode::BufferOverflow, format!("cannot allocate aligned buffer of {len} bytes"))
+        };
         let len = len.max(1).checked_next_multiple_of(BLOCK as usize).ok_or_else(none)?;
         let layout = Layout::from_size_align(len, BLOCK as usize).map_err(|_| none())?;
         // SAFETY: the layout is not empty.
@@ -52,7 +59,7 @@ impl Deref for Frame {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: ours, initialised, and while a wire has it, the wire holds the value.
+        // SAFETY: owned and initialised; while a transport uses it, the transport holds the value.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
 }
@@ -70,7 +77,8 @@ impl fmt::Debug for Frame {
     }
 }
 
-// SAFETY: the bytes are on the heap and stay there when the value is moved; whoever holds the value is alone with them.
+// SAFETY: the bytes are on the heap and stay there when the value is moved; the holder of the value
+// is their only user.
 unsafe impl<T: Transport> Source<T> for Frame {
     fn local(&self) -> Local<'_, T::Registration> {
         Local { registration: None, span: MemorySpan::new(self.ptr, self.len) }

@@ -1,4 +1,4 @@
-//! Settings.
+//! Settings of the transport and the store.
 
 use std::path::PathBuf;
 
@@ -8,10 +8,10 @@ use mooncake_core::{Error, Result};
 
 use crate::layout::BLOCK;
 
-/// How reads and writes reach the kernel.
+/// I/O engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineKind {
-    /// io_uring, or threads where the kernel refuses it.
+    /// io_uring, or threads if the kernel refuses it.
     #[default]
     Auto,
     /// io_uring, or an error.
@@ -20,21 +20,24 @@ pub enum EngineKind {
     Threads,
 }
 
-/// Settings of a [`DiskTransport`](crate::DiskTransport). Nothing here is read from the environment.
+/// Settings of a [`DiskTransport`](crate::DiskTransport). None of them is read from the
+/// environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskConfig {
-    /// How I/O is done.
+    /// I/O engine to use.
     pub engine: EngineKind,
-    /// Requests that io_uring has under way at a time.
+    /// Maximum number of requests that io_uring processes at a time.
     pub depth: usize,
-    /// Threads, where I/O is done by threads.
+    /// Number of I/O threads, if threads do the I/O.
     pub threads: usize,
-    /// Longest request to the kernel in bytes, a multiple of 4096; longer operations are cut.
+    /// Longest request to the kernel in bytes, a multiple of 4096. Longer operations are split.
     pub piece_bytes: usize,
-    /// Read and write aligned operations straight from the caller's memory. The kernel then holds that memory until the request is over, so a disk that
-    /// never answers holds the share of the completion too; without it (the price is one copy), a share is finished by its deadline whatever the disk does.
+    /// Whether aligned operations read and write the memory of the caller without a copy. The
+    /// kernel then holds that memory until the request is complete, so a disk that never answers
+    /// also holds the share of the completion. Without this, at the price of one copy, a share is
+    /// completed by its deadline whatever the disk does.
     pub zero_copy: bool,
-    /// Go past the page cache (`O_DIRECT`) where the file system can.
+    /// Whether I/O bypasses the page cache (`O_DIRECT`) if the file system supports it.
     pub direct: bool,
 }
 
@@ -56,13 +59,13 @@ impl DiskConfig {
         let whole = self.piece_bytes.is_multiple_of(BLOCK as usize);
         if self.piece_bytes == 0 || !whole || self.piece_bytes > 1 << 30 {
             return Err(Error::invalid(format!(
-                "piece_bytes is {}; it must be a multiple of {BLOCK}, at most 1 GiB",
+                "invalid piece_bytes {}: it must be a multiple of {BLOCK}, at most 1 GiB",
                 self.piece_bytes
             )));
         }
         if !(1..=4096).contains(&self.depth) || !(1..=1024).contains(&self.threads) {
             return Err(Error::invalid(format!(
-                "depth is {} and threads {}; 1 to 4096 and 1 to 1024 are possible",
+                "invalid depth {} or threads {}: they must be 1 to 4096 and 1 to 1024",
                 self.depth, self.threads
             )));
         }
@@ -73,26 +76,27 @@ impl DiskConfig {
 /// Settings of a [`FileStore`](crate::FileStore).
 #[derive(Clone, Debug)]
 pub struct StoreConfig<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = BuiltinPolicy> {
-    /// Directory of the store's files; it is made if need be. One process at a time.
+    /// Directory of the files of the store, created if missing. Only one process at a time uses it.
     pub dir: PathBuf,
-    /// Where the objects lie: a block device, or a file elsewhere. `None` for a file in `dir`.
+    /// Path of the objects: a block device, or a file elsewhere. `None` stands for a file in `dir`.
     pub data: Option<PathBuf>,
-    /// Bytes for objects, a multiple of 4096. A store that is opened again with less drops what lies beyond.
+    /// Bytes for objects, a multiple of 4096. A store that is reopened with less drops the objects
+    /// beyond.
     pub capacity: u64,
-    /// Most objects.
+    /// Maximum number of objects.
     pub max_objects: usize,
-    /// Fill, as a part of `capacity`, above which [`FileStore::trim`](crate::FileStore::trim) evicts.
+    /// Fraction of `capacity` above which [`FileStore::trim`](crate::FileStore::trim) evicts.
     pub high_watermark: f64,
-    /// Fill down to which it evicts.
+    /// Fraction of `capacity` down to which it evicts.
     pub low_watermark: f64,
-    /// How space is divided.
+    /// Options of the allocator.
     pub allocator: A::Config,
-    /// What goes first.
+    /// Options of the eviction policy.
     pub eviction: E::Config,
 }
 
 impl StoreConfig {
-    /// A store in `dir` of `capacity` bytes.
+    /// Creates the settings of a store in `dir` with `capacity` bytes.
     pub fn new(dir: impl Into<PathBuf>, capacity: u64) -> Self {
         Self {
             dir: dir.into(),
@@ -111,14 +115,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> StoreConfig<A, E> {
     pub(crate) fn check(&self) -> Result<()> {
         if self.capacity == 0 || !self.capacity.is_multiple_of(BLOCK) || self.capacity > 1 << 50 {
             return Err(Error::invalid(format!(
-                "a capacity of {} bytes; it must be a multiple of {BLOCK}, at most 2^50",
+                "invalid capacity of {} bytes: it must be a multiple of {BLOCK}, at most 2^50",
                 self.capacity
             )));
         }
         let (low, high) = (self.low_watermark, self.high_watermark);
         if !(0.0 < low && low <= high && high <= 1.0) {
             return Err(Error::invalid(format!(
-                "watermarks {low} and {high}: 0 < low <= high <= 1 is needed"
+                "invalid watermarks {low} and {high}: 0 < low <= high <= 1 must hold"
             )));
         }
         Ok(())

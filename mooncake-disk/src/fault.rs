@@ -1,33 +1,34 @@
-//! A disk that misbehaves as a test tells it to (feature `testkit`).
+//! Fault injection: a disk that misbehaves as a test tells it to (feature `testkit`).
 
 use std::fmt;
 
-/// One request, as it is about to go to the kernel.
+/// Request that is about to go to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IoRequest {
-    /// Whether it writes.
+    /// Whether the request writes.
     pub write: bool,
-    /// Where in the file.
+    /// Offset in the file.
     pub offset: u64,
     /// Length in bytes.
     pub len: usize,
 }
 
-/// What becomes of a request.
+/// Fault of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoFault {
-    /// It goes through.
+    /// No fault.
     None,
-    /// It fails with this `errno`, and the kernel never sees it.
+    /// Failure with this `errno`. The kernel never sees the request.
     Errno(i32),
-    /// Only that many bytes are moved (at least one, rounded to blocks where the file needs that).
+    /// Transfer of only that many bytes (at least one, rounded to blocks where the file needs
+    /// that).
     Short(usize),
-    /// It is never answered.
+    /// Request without an answer.
     Stall,
 }
 
-/// Decides about requests. Called from the threads that do the I/O.
+/// Fault decisions of a test. The I/O threads call this.
 pub trait IoFaults: fmt::Debug + Send + Sync + 'static {
-    /// What becomes of this one.
+    /// Returns the fault of a request.
     fn fault(&self, request: IoRequest) -> IoFault;
 }

@@ -1,4 +1,4 @@
-//! An open file or block device, and which of its blocks are being written.
+//! Open files and block devices, and the blocks of theirs that are being written.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -13,17 +13,17 @@ use rustix::fs::OFlags;
 use crate::job::Job;
 use crate::layout::BLOCK;
 
-/// A file that jobs read and write.
+/// File that jobs read and write.
 #[derive(Debug)]
 pub(crate) struct BlockFile {
     file: File,
     path: PathBuf,
-    /// What offsets and lengths must be multiples of: 1 where the page cache does the work.
+    /// Alignment of offsets and lengths: 1 with the page cache.
     align: u64,
     claims: Mutex<Claims>,
 }
 
-/// Writes under way, where a write of part of a block means reading and writing the whole block.
+/// Writes in progress on a file whose partial blocks are read, changed and written back.
 #[derive(Debug, Default)]
 struct Claims {
     last: u64,
@@ -40,19 +40,26 @@ struct Claim {
 }
 
 impl BlockFile {
-    /// Opens a file for reading and writing, made if need be. A regular file shorter than `len` is extended to it, without taking space.
+    /// Opens a file for reading and writing, and creates it if missing. A regular file shorter than
+    /// `len` is extended to it, without allocating space.
     pub(crate) fn open(path: &Path, len: Option<u64>, direct: bool) -> Result<Self> {
         let cannot = |e: io::Error| cannot_open(path, e);
         let plain = options().open(path).map_err(cannot)?;
         let about = plain.metadata().map_err(cannot)?;
         let device = about.file_type().is_block_device();
         if !device && !about.is_file() {
-            return Err(Error::invalid(format!("{} is no file and no block device", path.display())));
+            return Err(Error::invalid(format!(
+                "cannot open {}: it is neither a file nor a block device",
+                path.display()
+            )));
         }
         if let Some(len) = len {
             let size = if device { size_of_device(&plain).map_err(cannot)? } else { about.len() };
             if device && size < len {
-                return Err(Error::invalid(format!("{} has {size} bytes, {len} are needed", path.display())));
+                return Err(Error::invalid(format!(
+                    "cannot open {}: it has {size} bytes, but {len} are needed",
+                    path.display()
+                )));
             }
             if !device && size < len {
                 plain.set_len(len).map_err(cannot)?;
@@ -61,7 +68,7 @@ impl BlockFile {
         Self::from_open(plain, path, direct)
     }
 
-    /// The same for a file that is open. `path` leads to it.
+    /// Wraps a file that is already open at `path`.
     pub(crate) fn from_open(plain: File, path: &Path, direct: bool) -> Result<Self> {
         let about = plain.metadata().map_err(|e| cannot_open(path, e))?;
         let whole = about.file_type().is_block_device() || about.len().is_multiple_of(BLOCK);
@@ -83,7 +90,7 @@ impl BlockFile {
         self.file.as_raw_fd()
     }
 
-    /// Lets a job start, or keeps it until what it would collide with is over.
+    /// Returns a job that may start, or keeps it until the jobs that it collides with are done.
     pub(crate) fn admit(&self, mut job: Job) -> Option<Job> {
         if !job.writes() || self.align == 1 {
             return Some(job);
@@ -99,7 +106,7 @@ impl BlockFile {
         Some(job)
     }
 
-    /// Ends a job's claim; the jobs that may start now.
+    /// Ends the claim of a job. Returns the jobs that may start now.
     pub(crate) fn release(&self, id: u64) -> Vec<Job> {
         let mut claims = self.claims.lock();
         claims.held.retain(|claim| claim.id != id);
@@ -137,7 +144,8 @@ fn claim_of(job: &Job) -> Claim {
     Claim { id: 0, lo, hi, partial: job.is_partial() }
 }
 
-/// Two whole writes may run side by side: whoever asks for both has no right to an order.
+/// Returns whether two claims collide. Two whole writes may run in parallel: callers that post both
+/// have no right to an order.
 fn collide(a: &Claim, b: &Claim) -> bool {
     (a.partial || b.partial) && a.lo < b.hi && b.lo < a.hi
 }
@@ -149,7 +157,8 @@ fn options() -> OpenOptions {
     options
 }
 
-/// `None` where the file system knows no `O_DIRECT`, or refuses a first block.
+/// Opens a file with `O_DIRECT`. Returns `None` where the file system does not support it, or
+/// refuses the first block.
 fn open_direct(path: &Path) -> Option<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true);

@@ -1,4 +1,4 @@
-//! A piece of an operation, on its way to the kernel.
+//! Jobs: pieces of an operation, on their way to the kernel.
 
 use std::sync::Arc;
 
@@ -9,18 +9,18 @@ use crate::file::BlockFile;
 use crate::queue::Queue;
 use crate::space::Use;
 
-/// One request of at most `piece_bytes`, with everything it needs until it is over.
+/// Request of at most `piece_bytes`, with everything that it needs until it is complete.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) queue: Arc<Queue>,
-    /// Its entry in the queue's table, where its share of the completion is parked.
+    /// Key of the entry in the table of the queue, where the share of the completion is parked.
     pub(crate) key: usize,
     pub(crate) opcode: Opcode,
-    /// Keeps the range of the file from being closed.
+    /// Use of the file range, which keeps it from being closed.
     pub(crate) used: Use,
-    /// First byte in the file.
+    /// Offset of the first byte in the file.
     pub(crate) start: u64,
-    /// The caller's memory.
+    /// Memory of the caller.
     pub(crate) local: MemorySpan,
     pub(crate) claim: Option<u64>,
 }
@@ -38,13 +38,13 @@ impl Job {
         self.start + self.local.len as u64
     }
 
-    /// The blocks it lies in.
+    /// Returns the range of blocks that contains the job.
     pub(crate) fn blocks(&self) -> (u64, u64) {
         let align = self.file().align();
         (self.start - self.start % align, self.end().next_multiple_of(align))
     }
 
-    /// Whether it is a part of its blocks only.
+    /// Returns whether the job covers only a part of its blocks.
     pub(crate) fn is_partial(&self) -> bool {
         self.blocks() != (self.start, self.end())
     }

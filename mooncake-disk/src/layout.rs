@@ -1,24 +1,29 @@
-//! What lies on the disk, as bytes. Pure: nothing here does I/O, and any bytes may come in.
+//! Layout of the files on the disk. The module does no I/O, and accepts any bytes.
 //!
-//! A store is two files. `objects` holds records at multiples of [`BLOCK`]: a header with the key and the sums of the value, padded to
-//! blocks, then the value. `index` holds a header and then one note per put, appended; a note leads to a record and counts only if the record's own header
-//! agrees with it. Removing an object overwrites the first block of its record, so whatever becomes of the index, what was removed stays removed.
+//! A store is two files. `objects` holds records at multiples of [`BLOCK`]: a header with the key
+//! and the checksums of the value, padded to blocks, then the value. `index` holds a header and
+//! then one note per put, appended. A note refers to a record and counts only if the header of the
+//! record agrees with it. Removing an object overwrites the first block of its record, so a removed
+//! object stays removed whatever happens to the index.
 //!
-//! All numbers are little endian; all sums are CRC32C.
+//! All numbers are little endian; all checksums are CRC32C.
 //!
 //! ```text
-//! index header   magic 8 | version 4 | block 4 | store 16 | capacity 8 | zeros 20 | sum of all before 4
-//! note           magic 4 | sum of all behind 4 | seq 8 | offset 8 | value length 8 | key length 4 | key
-//! record header  magic 4 | sum of all behind 4 | version 4 | key length 4 | store 16 | seq 8 | value length 8 | key | sum 4 per chunk | zeros
+//! index header   magic 8 | version 4 | block 4 | store 16 | capacity 8 | zeros 20
+//!                | checksum of all before 4
+//! note           magic 4 | checksum of all behind 4 | seq 8 | offset 8 | value length 8
+//!                | key length 4 | key
+//! record header  magic 4 | checksum of all behind 4 | version 4 | key length 4 | store 16 | seq 8
+//!                | value length 8 | key | checksum 4 per chunk | zeros
 //! ```
 
 use crc_fast::{CrcAlgorithm, checksum};
 
 /// Version of the layout, in the index header and in each record.
 pub const VERSION: u32 = 1;
-/// What offsets in the file of objects are multiples of.
+/// Alignment of offsets in the file of objects.
 pub const BLOCK: u64 = 4096;
-/// Bytes of a value under one sum, so that a part of it can be read and checked alone.
+/// Bytes of a value under one checksum, so that a part of it can be read and verified alone.
 pub const CHUNK: usize = 64 << 10;
 /// Longest key in bytes.
 pub const MAX_KEY: usize = 1 << 20;
@@ -33,35 +38,35 @@ const RECORD_MAGIC: [u8; 4] = *b"mcob";
 const NOTE_FIXED: usize = 36;
 const RECORD_FIXED: usize = 48;
 
-/// CRC32C of bytes.
+/// Returns the CRC32C of bytes.
 pub fn sum(bytes: &[u8]) -> u32 {
-    // The algorithm is of 32 bits.
+    // The algorithm has 32 bits.
     checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
-/// Sums of a value's chunks.
+/// Returns the checksums of the chunks of a value.
 pub fn sums(value: &[u8]) -> Vec<u32> {
     value.chunks(CHUNK).map(sum).collect()
 }
 
-/// Number of chunks of a value.
+/// Returns the number of chunks of a value.
 pub fn chunks(value_len: u64) -> u64 {
     value_len.div_ceil(CHUNK as u64)
 }
 
-/// First bytes of an index.
+/// Header of an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexHeader {
-    /// Version of everything behind it.
+    /// Version of everything behind the header.
     pub version: u32,
-    /// Drawn when the store was made; records of another store do not count.
+    /// Random number of the store. Records of another store do not count.
     pub store: u128,
-    /// Bytes for objects when the index was written.
+    /// Bytes for objects at the time when the index was written.
     pub capacity: u64,
 }
 
 impl IndexHeader {
-    /// Its bytes.
+    /// Returns the encoded header.
     pub fn encode(&self) -> [u8; INDEX_HEADER] {
         let mut out = [0; INDEX_HEADER];
         out[..8].copy_from_slice(&INDEX_MAGIC);
@@ -74,7 +79,7 @@ impl IndexHeader {
         out
     }
 
-    /// The header these bytes begin with, of whatever version; `None` when they are none, or damaged.
+    /// Parses the header of any version. Returns `None` if the bytes are not a header, or damaged.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.first_chunk::<INDEX_HEADER>()?;
         let (body, tail) = bytes.split_at(INDEX_HEADER - 4);
@@ -86,37 +91,37 @@ impl IndexHeader {
     }
 }
 
-/// One line of an index: where a put went.
+/// Entry of an index: the place of a put.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note<'a> {
-    /// Counts the puts of a store; the highest of a key counts.
+    /// Sequence number of the put. The highest number of a key counts.
     pub seq: u64,
-    /// Where the record begins in the file of objects.
+    /// Offset of the record in the file of objects.
     pub offset: u64,
     /// Length of the value in bytes.
     pub value_len: u64,
-    /// The object's key.
+    /// Key of the object.
     pub key: &'a [u8],
 }
 
-/// What [`Note::parse`] found.
+/// Result of [`Note::parse`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Parsed<'a> {
-    /// A note and how many bytes it took.
+    /// Complete note, and its length in bytes.
     Whole(Note<'a>, usize),
-    /// It may be a note if there are at least so many bytes.
+    /// Possible note, if there are at least so many bytes.
     More(usize),
-    /// No note begins here.
+    /// No note.
     Bad,
 }
 
 impl<'a> Note<'a> {
-    /// Bytes it takes.
+    /// Returns the length in bytes.
     pub fn encoded_len(&self) -> usize {
         NOTE_FIXED + self.key.len()
     }
 
-    /// Appends its bytes.
+    /// Appends the encoded note.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(&NOTE_MAGIC);
@@ -124,14 +129,14 @@ impl<'a> Note<'a> {
         out.extend_from_slice(&self.seq.to_le_bytes());
         out.extend_from_slice(&self.offset.to_le_bytes());
         out.extend_from_slice(&self.value_len.to_le_bytes());
-        // `MAX_KEY` fits.
+        // The cast is lossless, because keys have at most `MAX_KEY` bytes.
         out.extend_from_slice(&(self.key.len() as u32).to_le_bytes());
         out.extend_from_slice(self.key);
         let sum = sum(&out[start + 8..]);
         out[start + 4..start + 8].copy_from_slice(&sum.to_le_bytes());
     }
 
-    /// The note these bytes begin with.
+    /// Parses the note at the start of the bytes.
     pub fn parse(bytes: &'a [u8]) -> Parsed<'a> {
         if !bytes.starts_with(&NOTE_MAGIC[..bytes.len().min(4)]) {
             return Parsed::Bad;
@@ -152,38 +157,38 @@ impl<'a> Note<'a> {
     }
 }
 
-/// The header of a record.
+/// Header of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
-    /// The store's number.
+    /// Number of the store.
     pub store: u128,
-    /// Number of the put, as in its note.
+    /// Sequence number of the put, as in its note.
     pub seq: u64,
     /// Length of the value in bytes.
     pub value_len: u64,
-    /// The object's key.
+    /// Key of the object.
     pub key: &'a [u8],
-    /// A sum per chunk of the value.
+    /// Checksum of each chunk of the value.
     pub sums: Vec<u32>,
 }
 
-/// Bytes a record's header takes, a multiple of [`BLOCK`].
+/// Returns the length of the header of a record, a multiple of [`BLOCK`].
 pub fn header_len(key_len: usize, value_len: u64) -> u64 {
     (RECORD_FIXED as u64 + key_len as u64 + 4 * chunks(value_len)).next_multiple_of(BLOCK)
 }
 
-/// Bytes a record takes in all, a multiple of [`BLOCK`].
+/// Returns the length of a record, a multiple of [`BLOCK`].
 pub fn record_len(key_len: usize, value_len: u64) -> u64 {
     header_len(key_len, value_len) + value_len.next_multiple_of(BLOCK)
 }
 
 impl<'a> Record<'a> {
-    /// Writes it to the front of a buffer that has room for it, as [`header_len`] says.
+    /// Writes the header to the front of a buffer of at least [`header_len`] bytes.
     pub fn encode(&self, out: &mut [u8]) {
         let keys = RECORD_FIXED + self.key.len();
         out[..4].copy_from_slice(&RECORD_MAGIC);
         out[8..12].copy_from_slice(&VERSION.to_le_bytes());
-        // `MAX_KEY` fits.
+        // The cast is lossless, because keys have at most `MAX_KEY` bytes.
         out[12..16].copy_from_slice(&(self.key.len() as u32).to_le_bytes());
         out[16..32].copy_from_slice(&self.store.to_le_bytes());
         out[32..40].copy_from_slice(&self.seq.to_le_bytes());
@@ -197,7 +202,8 @@ impl<'a> Record<'a> {
         out[4..8].copy_from_slice(&sum.to_le_bytes());
     }
 
-    /// The header these bytes begin with; `None` when they are none of this version, cut off or damaged.
+    /// Parses the header of a record. Returns `None` if it has another version, is cut off or
+    /// damaged.
     pub fn decode(bytes: &'a [u8]) -> Option<Self> {
         let fixed = bytes.first_chunk::<RECORD_FIXED>()?;
         let (key_len, value_len) = (u32_at(fixed, 12)? as usize, u64_at(fixed, 40)?);
@@ -236,13 +242,13 @@ mod tests {
 
     #[test]
     fn known_sums() {
-        assert_eq!(sum(b"123456789"), 0xe306_9283, "CRC32C as the whole world computes it");
+        assert_eq!(sum(b"123456789"), 0xe306_9283, "the check value of CRC32C");
         assert_eq!(sums(&[0; CHUNK + 1]).len(), 2);
         assert_eq!((chunks(0), chunks(1), chunks(CHUNK as u64), chunks(CHUNK as u64 + 1)), (0, 1, 1, 2));
     }
 
     #[test]
-    fn every_flip_and_every_cut_is_noticed() {
+    fn every_flip_and_every_cut_is_detected() {
         let header = IndexHeader { version: VERSION, store: 7 << 100, capacity: 1 << 30 }.encode();
         let mut note = Vec::new();
         Note { seq: 3, offset: 8192, value_len: 100, key: b"a key" }.encode(&mut note);
@@ -293,7 +299,7 @@ mod tests {
         }
 
         #[test]
-        fn noise_is_taken_for_nothing(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn noise_is_never_a_note_or_record(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             prop_assert_eq!(IndexHeader::decode(&bytes), None);
             prop_assert_eq!(Record::decode(&bytes), None);
             prop_assert!(!matches!(Note::parse(&bytes), Parsed::Whole(..)));

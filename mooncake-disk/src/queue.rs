@@ -1,4 +1,5 @@
-//! Jobs that wait for the kernel, and shares of completions that must be finished by their deadline whatever the disk does.
+//! Queue of jobs for the kernel, and shares of completions that must be completed by their deadline
+//! whatever the disk does.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,14 +16,14 @@ use slab::Slab;
 use crate::job::Job;
 use crate::stats::{Counters, add};
 
-/// What a transport hands to its engine.
+/// Queue between a transport and its engine.
 pub(crate) struct Queue {
-    state: Mutex<State>,
-    /// Threads wait here for a job.
+    state: Mutex<QueueState>,
+    /// Condition of threads that wait for a job.
     work: Condvar,
-    /// The watch waits here for the next deadline.
+    /// Condition of the watch thread, which waits for the next deadline.
     watch: Condvar,
-    /// Where io_uring waits instead, and whether it does.
+    /// Event that io_uring waits for instead, and whether it waits.
     event: Option<OwnedFd>,
     asleep: AtomicBool,
     clock: SharedClock,
@@ -32,19 +33,20 @@ pub(crate) struct Queue {
 }
 
 #[derive(Default)]
-struct State {
+struct QueueState {
     ready: VecDeque<Job>,
     parked: Slab<Parked>,
-    /// When the watch looks again.
+    /// Time of the next check of the watch thread.
     next_look: Option<Moment>,
-    /// When a job was last through, or the first of those that are there came.
+    /// Time of the last completed job, or when the first pending one arrived.
     moved: Moment,
     closed: bool,
 }
 
 struct Parked {
     deadline: Option<Moment>,
-    /// Nothing while an engine moves bytes of the caller, or once it has been finished.
+    /// Share of the completion, absent while an engine moves bytes of the caller, and once it is
+    /// completed.
     done: Option<Completion>,
 }
 
@@ -63,7 +65,8 @@ impl Queue {
         }
     }
 
-    /// Takes a share in; the result goes into the job that will finish it. The share comes back when the queue is closed.
+    /// Parks a share; its key goes into the job that will complete it. Returns the share if the
+    /// queue is closed.
     pub(crate) fn enter(&self, done: Completion) -> Result<usize, Completion> {
         let deadline = done.deadline();
         let mut state = self.state.lock();
@@ -73,11 +76,11 @@ impl Queue {
         if state.parked.is_empty() {
             state.moved = self.clock.now();
         }
-        self.look_by(&mut state, deadline);
+        self.schedule_check(&mut state, deadline);
         Ok(state.parked.insert(Parked { deadline, done: Some(done) }))
     }
 
-    fn look_by(&self, state: &mut State, deadline: Option<Moment>) {
+    fn schedule_check(&self, state: &mut QueueState, deadline: Option<Moment>) {
         if let Some(deadline) = deadline
             && state.next_look.is_none_or(|at| deadline < at)
         {
@@ -86,7 +89,7 @@ impl Queue {
         }
     }
 
-    /// Puts a job in line. [`wake`](Self::wake) is still to be called.
+    /// Queues a job. The caller then calls [`wake`](Self::wake).
     pub(crate) fn push(&self, job: Job) {
         let mut state = self.state.lock();
         if state.closed {
@@ -96,12 +99,12 @@ impl Queue {
         state.ready.push_back(job);
     }
 
-    /// Tells the engine of jobs that were pushed.
+    /// Notifies the engine of queued jobs.
     pub(crate) fn wake(&self, jobs: usize) {
         match &self.event {
             Some(event) => {
                 if self.asleep.swap(false, Ordering::SeqCst) {
-                    // A full counter is as good as a written one.
+                    // A full counter wakes the engine, too.
                     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
                 }
             }
@@ -114,13 +117,13 @@ impl Queue {
         }
     }
 
-    /// The next job, if there is one.
+    /// Returns the next job, if there is one.
     #[cfg(feature = "disk-io-uring")]
     pub(crate) fn next(&self) -> Option<Job> {
         self.state.lock().ready.pop_front()
     }
 
-    /// Waits for the next job; `None` when the queue is closed.
+    /// Waits for the next job. Returns `None` when the queue is closed.
     pub(crate) fn wait(&self) -> Option<Job> {
         let mut state = self.state.lock();
         loop {
@@ -134,7 +137,8 @@ impl Queue {
         }
     }
 
-    /// Says that the engine is about to sleep until the event is written; false when there is something to do first.
+    /// Announces that the engine is about to sleep until the event is written. Returns false if
+    /// there is work to do first.
     #[cfg(feature = "disk-io-uring")]
     pub(crate) fn falls_asleep(&self) -> bool {
         self.asleep.store(true, Ordering::SeqCst);
@@ -146,7 +150,7 @@ impl Queue {
         idle
     }
 
-    /// The event, read so that it can be waited for again.
+    /// Reads the event, so that it can be waited for again.
     #[cfg(feature = "disk-io-uring")]
     pub(crate) fn clear_event(&self) {
         if let Some(event) = &self.event {
@@ -164,22 +168,23 @@ impl Queue {
         self.state.lock().closed
     }
 
-    /// Takes a share away from the watch; `None` when it was given up, or its deadline has come.
+    /// Takes a share from the watch thread. Returns `None` if the share was cancelled, or its
+    /// deadline has passed.
     pub(crate) fn unpark(&self, key: usize) -> Option<Completion> {
         self.state.lock().parked.get_mut(key).and_then(|parked| parked.done.take())
     }
 
-    /// Gives a share back to the watch.
+    /// Returns a share to the watch thread.
     pub(crate) fn park(&self, key: usize, done: Completion) {
         let deadline = done.deadline();
         let mut state = self.state.lock();
         if let Some(parked) = state.parked.get_mut(key) {
             parked.done = Some(done);
         }
-        self.look_by(&mut state, deadline);
+        self.schedule_check(&mut state, deadline);
     }
 
-    /// Whether a deadline has come.
+    /// Returns whether a deadline has passed.
     pub(crate) fn is_late(&self, deadline: Option<Moment>) -> bool {
         deadline.is_some_and(|deadline| self.clock.now() >= deadline)
     }
@@ -190,7 +195,8 @@ impl Queue {
         self.end(job, done, result);
     }
 
-    /// Ends a job: frees what it held, counts, starts what waited for it, and finishes its share.
+    /// Ends a job: frees its resources, updates the counters, starts the jobs that waited for it,
+    /// and completes its share.
     pub(crate) fn end(&self, job: Job, done: Option<Completion>, result: Result<()>) {
         let parked = {
             let mut state = self.state.lock();
@@ -205,14 +211,14 @@ impl Queue {
             queue.push(other);
             queue.wake(1);
         }
-        // Before the share: whoever waits for it may close the file.
+        // Dropped before the share is completed: the waiter may then close the file.
         drop(job);
         if let Some(done) = done.or(parked) {
             done.finish(result);
         }
     }
 
-    /// For how long there has been something to do and nothing was through.
+    /// Returns the time for which jobs have been pending without a completed one.
     pub(crate) fn stalled_for(&self) -> Duration {
         let state = self.state.lock();
         match state.parked.is_empty() {
@@ -243,7 +249,7 @@ impl Queue {
         }
     }
 
-    /// Ends the engine's threads and fails what has not begun.
+    /// Ends the threads of the engine and fails the jobs that have not begun.
     pub(crate) fn close(&self) {
         let waiting = {
             let mut state = self.state.lock();
@@ -258,7 +264,8 @@ impl Queue {
         self.wake(1);
     }
 
-    /// Finishes parked shares at their deadline, until the queue is closed and nothing is parked with a deadline.
+    /// Completes parked shares at their deadline, until the queue is closed and nothing is parked
+    /// with a deadline.
     pub(crate) fn watch(&self) {
         let mut state = self.state.lock();
         loop {
@@ -298,9 +305,9 @@ impl fmt::Debug for Queue {
 }
 
 pub(crate) fn late() -> Error {
-    Error::new(ErrorCode::RpcTimeout, "the deadline passed before the disk had answered")
+    Error::new(ErrorCode::RpcTimeout, "disk did not answer before the deadline")
 }
 
 pub(crate) fn gone() -> Error {
-    Error::new(ErrorCode::TransferFail, "the disk has been closed")
+    Error::new(ErrorCode::TransferFail, "disk is closed")
 }

@@ -1,4 +1,4 @@
-//! Finding out what survived.
+//! Recovery of the objects of a store.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,25 +19,25 @@ use crate::layout::{INDEX_HEADER, IndexHeader, Note, Parsed, Record, VERSION, he
 use crate::space::DiskSegment;
 use crate::transport::DiskTransport;
 
-/// What opening a store found.
+/// Result of the recovery when a store is opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
-    /// Objects that are there.
+    /// Number of recovered objects.
     pub objects: u64,
     /// Bytes of their values.
     pub bytes: u64,
-    /// Notes without their record: removed objects for the most part, and damaged ones.
+    /// Number of notes without their record: mostly removed objects, and damaged ones.
     pub dropped: u64,
-    /// Bytes of the index that were no notes: cut off by a crash, or damaged.
+    /// Bytes of the index that are not notes: cut off by a crash, or damaged.
     pub skipped_bytes: u64,
-    /// The index was there and could not be read at all; the store begins empty.
+    /// Whether the index was present and unreadable; the store is empty.
     pub index_lost: bool,
-    /// Layout version of an index that another version of this program wrote. The index is set aside as
-    /// `index.version-<N>` and the store begins empty.
+    /// Layout version of an index that another version of this program wrote. The index is set
+    /// aside as `index.version-<N>`, and the store is empty.
     pub other_version: Option<u32>,
 }
 
-/// An object that survived.
+/// Recovered object.
 pub(crate) struct Survivor {
     pub(crate) key: Vec<u8>,
     pub(crate) seq: u64,
@@ -46,18 +46,19 @@ pub(crate) struct Survivor {
     pub(crate) sums: Vec<u32>,
 }
 
-/// Holds a directory for this process.
+/// Lock on a directory for this process.
 #[derive(Debug)]
 pub(crate) struct Lock(ParentOnly<File>);
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // By name, because a child that has been forked and not yet become another program has the file open too.
+        // Unlocked explicitly, because a forked child that has not become another program yet has
+        // the file open too.
         let _ = flock(&*self.0, FlockOperation::Unlock);
     }
 }
 
-/// The files of a store in its directory.
+/// Paths of the files of a store in its directory.
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
     pub(crate) dir: PathBuf,
@@ -76,7 +77,12 @@ impl Files {
         self.dir.join("objects")
     }
 
-    /// Makes the directory, if need be, and takes it for this process until the file is closed. Says who has it, whose it is, or why it cannot be written.
+    /// Creates the directory if it is missing, and locks it until the file is closed.
+    ///
+    /// # Errors
+    ///
+    /// The message names the process that holds the directory, its owner, or why it cannot be
+    /// written.
     pub(crate) fn take(&self) -> Result<Lock> {
         let shown = self.dir.display();
         std::fs::create_dir_all(&self.dir).map_err(|e| cannot_open(&self.dir, e))?;
@@ -86,7 +92,7 @@ impl Files {
             return Err(Error::new(
                 ErrorCode::FileOpenFail,
                 format!(
-                    "{shown} belongs to user {owner} and this process runs as user {me}; give it the directory or another one"
+                    "cannot use {shown}: it belongs to user {owner}, and this process runs as user {me}; change the owner or use another directory"
                 ),
             ));
         }
@@ -96,7 +102,7 @@ impl Files {
         let mut file = open.map_err(|e| match e.kind() {
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => Error::new(
                 ErrorCode::FileOpenFail,
-                format!("{shown} cannot be written: {e}; a disk cache needs a directory of its own that it may write"),
+                format!("{shown} cannot be written: {e}; use a writable directory for the disk cache"),
             )
             .with_source(e),
             _ => cannot_open(&path, e),
@@ -111,7 +117,7 @@ impl Files {
                 format!("{shown} is in use by {holder}; every client needs a directory of its own"),
             ));
         }
-        // Only for the message above; whether it can be written is found out by others.
+        // The process id serves only the message above, so a failed write is ignored.
         let _ = file.set_len(0).and_then(|()| file.write_all(std::process::id().to_string().as_bytes()));
         Ok(Lock(ParentOnly::new(file)))
     }
@@ -126,7 +132,7 @@ impl Files {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(fresh()),
             Err(e) => return Err(cannot_open(&path, e)),
         };
-        let mut reader = Window::new(file);
+        let mut reader = LookaheadReader::new(file);
         let failed = |e: io::Error| {
             Error::new(ErrorCode::FileReadFail, format!("cannot read {}: {e}", path.display())).with_source(e)
         };
@@ -137,9 +143,9 @@ impl Files {
         };
         if header.version != VERSION {
             if is_planted("refuse-other-disk-version") {
-                return Err(Error::new(ErrorCode::InvalidVersion, "the version of the index is unknown"));
+                return Err(Error::new(ErrorCode::InvalidVersion, "cannot read index: unknown version"));
             }
-            // The records count only with their index, so the new store cannot meet them.
+            // Records count only with their index, so the new store never finds them.
             let aside = self.dir.join(format!("index.version-{}", header.version));
             std::fs::rename(&path, &aside).map_err(|e| cannot_open(&aside, e))?;
             found.other_version = Some(header.version);
@@ -160,17 +166,18 @@ impl Files {
     }
 }
 
-/// What an index says.
+/// Content of an index.
 pub(crate) struct OldIndex {
     pub(crate) store: u128,
-    /// The highest number in it, of notes that do not count any more too: none of them may ever fit a record again.
+    /// Highest sequence number in the index, notes that no longer count included: no later record
+    /// may match one of them.
     pub(crate) last_seq: u64,
-    /// Its length, if there is one that can be written on.
+    /// Length of the index, if it can be extended.
     pub(crate) len: Option<u64>,
     pub(crate) notes: Vec<OwnedNote>,
 }
 
-/// A note read from a file.
+/// Note read from a file.
 #[derive(Debug)]
 pub(crate) struct OwnedNote {
     seq: u64,
@@ -179,7 +186,7 @@ pub(crate) struct OwnedNote {
     key: Vec<u8>,
 }
 
-fn next_note(reader: &mut Window, skipped: &mut u64) -> io::Result<Option<OwnedNote>> {
+fn next_note(reader: &mut LookaheadReader, skipped: &mut u64) -> io::Result<Option<OwnedNote>> {
     let mut need = 4;
     loop {
         let bytes = reader.at_least(need)?;
@@ -197,7 +204,8 @@ fn next_note(reader: &mut Window, skipped: &mut u64) -> io::Result<Option<OwnedN
                 need = more;
                 continue;
             }
-            // What a crash cut off, or something else was written over: the next note may begin anywhere behind it.
+            // The note is cut off by a crash, or overwritten: the next one may begin anywhere
+            // behind it.
             Parsed::More(_) | Parsed::Bad => 1 + bytes[1..].iter().take_while(|b| **b != b'm').count(),
         };
         *skipped += skip as u64;
@@ -206,20 +214,20 @@ fn next_note(reader: &mut Window, skipped: &mut u64) -> io::Result<Option<OwnedN
     }
 }
 
-/// A file read from front to back, with room to look ahead.
-struct Window {
+/// Reader of a file from front to back, with look-ahead.
+struct LookaheadReader {
     file: File,
     bytes: Vec<u8>,
     from: usize,
     ended: bool,
 }
 
-impl Window {
+impl LookaheadReader {
     fn new(file: File) -> Self {
         Self { file, bytes: Vec::new(), from: 0, ended: false }
     }
 
-    /// What comes next: so many bytes or more, fewer at the end of the file.
+    /// Returns the next bytes: so many or more, fewer at the end of the file.
     fn at_least(&mut self, len: usize) -> io::Result<&[u8]> {
         while self.bytes.len() - self.from < len && !self.ended {
             self.bytes.drain(..self.from);
@@ -243,7 +251,8 @@ impl Window {
     }
 }
 
-/// Notes whose records are there, newest first. Headers are read many at a time.
+/// Returns the recovered objects: notes whose records are present, newest first. Headers are read
+/// many at a time.
 pub(crate) fn survivors(
     transport: &DiskTransport,
     data: &DiskSegment,
@@ -263,14 +272,14 @@ pub(crate) fn survivors(
     for some in notes.chunks(AT_ONCE) {
         let reads = some.iter().map(|note| {
             let header = usize::try_from(header_len(note.key.len(), note.value_len))
-                .map_err(|_| Error::invalid("a header that does not fit into memory"))?;
+                .map_err(|_| Error::invalid("cannot read record: header exceeds the address space"))?;
             Ok(Transfer::new(data.addr() + note.offset, Frame::new(header)?))
         });
         let reads: Vec<_> = reads.collect::<Result<_>>()?;
         let ticket = transfer::read(transport, &transport.own(), reads, None);
         let (results, reads) = ticket.results().wait();
         for ((note, result), read) in some.iter().zip(results).zip(reads) {
-            // A block that cannot be read is an object less, no more.
+            // A block that cannot be read costs one object.
             let Some(record) = result.ok().and_then(|()| Record::decode(&read.buffer)) else { continue };
             let same = record.store == store
                 && record.seq == note.seq
@@ -291,7 +300,7 @@ pub(crate) fn survivors(
     Ok(there)
 }
 
-/// Writes a new index beside the old one and puts it in its place.
+/// Writes a new index beside the old one and replaces it.
 pub(crate) fn write_index<'a>(
     files: &Files,
     header: IndexHeader,
@@ -323,7 +332,8 @@ pub(crate) fn write_index<'a>(
     Ok(len)
 }
 
-/// So that the new name is on the disk. A file system that cannot do this loses the index to a power failure, and with it the cache, no more.
+/// Flushes the directory, so that the new name is on the disk. On a file system that cannot do
+/// this, a power failure loses the index, and with it the cache.
 fn sync_dir(dir: &Path) {
     let _ = File::open(dir).and_then(|dir| dir.sync_all());
 }

@@ -1,4 +1,5 @@
-//! A job in work: which request to the kernel comes next, and what its answer means. The same for both engines.
+//! State machine of a job: the next request to the kernel, and the meaning of its answer. Both
+//! engines use it.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -12,7 +13,7 @@ use crate::job::Job;
 use crate::layout::BLOCK;
 use crate::queue::late;
 
-/// A request to the kernel.
+/// Request to the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Io {
     pub(crate) fd: RawFd,
@@ -22,10 +23,10 @@ pub(crate) struct Io {
     pub(crate) offset: u64,
 }
 
-// SAFETY: an address and numbers; whoever uses it answers for that.
+// SAFETY: an address and numbers; the code that uses the address makes sure that it is valid.
 unsafe impl Send for Io {}
 
-/// Buffers of one engine thread, kept for reuse.
+/// Bounce buffers of one engine thread, kept for reuse.
 #[derive(Debug)]
 pub(crate) struct Bounces {
     free: Vec<Frame>,
@@ -35,9 +36,9 @@ pub(crate) struct Bounces {
 }
 
 impl Bounces {
-    /// Buffers for requests of at most `piece` bytes, of which `keep` stay.
+    /// Creates the buffers for requests of at most `piece` bytes. At most `keep` of them are kept.
     pub(crate) fn new(piece: usize, keep: usize, zero_copy: bool) -> Self {
-        // One block more, where the edges of partial writes are read to.
+        // One more block receives the edges of partial writes.
         Self { free: Vec::new(), bytes: piece + 2 * BLOCK as usize, keep, zero_copy }
     }
 
@@ -56,34 +57,35 @@ impl Bounces {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Reading the first block of a partial write.
+    /// Read of the first block of a partial write.
     Head,
-    /// Reading its last.
+    /// Read of the last block of a partial write.
     Tail,
-    /// Moving the bytes.
+    /// Transfer of the bytes.
     Main,
 }
 
-/// A job that has begun.
+/// Job in progress.
 #[derive(Debug)]
 pub(crate) struct Run {
     job: Job,
-    /// Held here while the kernel has the caller's memory; parked while it has the bounce buffer.
+    /// Share of the completion, held here while the kernel uses the memory of the caller, and
+    /// parked while it uses the bounce buffer.
     done: Option<Completion>,
     bounce: Option<Frame>,
     lo: u64,
     hi: u64,
     phase: Phase,
-    /// Bytes of the phase that are through.
+    /// Number of transferred bytes of the phase.
     at: usize,
     stuck: u32,
 }
 
-/// Answers without progress after which a file is called broken.
+/// Answers without progress after which a file counts as broken.
 const PATIENCE: u32 = 100;
 
 impl Run {
-    /// Begins a job, unless it is too late for it.
+    /// Begins a job, unless its deadline has passed.
     pub(crate) fn begin(job: Job, bounces: &mut Bounces) -> Option<Self> {
         let queue = job.queue.clone();
         let Some(done) = queue.unpark(job.key) else {
@@ -114,12 +116,13 @@ impl Run {
             run.fill();
             run.phase = run.edge_after(None);
         }
-        // From here on only the buffer of our own is touched, so the share may be finished without us.
+        // From here on the kernel touches only the bounce buffer, so the watch thread may complete
+        // the share.
         queue.park(run.job.key, done);
         Some(run)
     }
 
-    /// The request that comes next.
+    /// Returns the next request.
     pub(crate) fn io(&self) -> Io {
         let fd = self.job.file().fd();
         let block = BLOCK as usize;
@@ -142,7 +145,8 @@ impl Run {
         }
     }
 
-    /// Takes the kernel's answer to [`io`](Self::io); the result, when there is no more to do.
+    /// Processes the answer of the kernel to [`io`](Self::io). Returns the result when the job is
+    /// complete.
     pub(crate) fn answer(&mut self, answer: io::Result<usize>) -> Option<Result<()>> {
         let moved = match answer {
             Ok(moved) => moved,
@@ -174,7 +178,7 @@ impl Run {
                 }
             }
         }
-        // What is left starts at a block again, even if some bytes are moved twice.
+        // The rest begins at a block again, even if some bytes are transferred twice.
         let align = self.job.file().align() as usize;
         let at = reached - reached % align;
         if at == self.at {
@@ -184,7 +188,8 @@ impl Run {
         None
     }
 
-    /// Ends it: bytes that were read go to the caller, unless he has been told that they do not come.
+    /// Ends the job. The caller gets the bytes of a read, unless its share was completed with an
+    /// error before.
     pub(crate) fn end(mut self, result: Result<()>, bounces: &mut Bounces) {
         let queue = self.job.queue.clone();
         let done = self.done.take().or_else(|| queue.unpark(self.job.key));
@@ -192,7 +197,8 @@ impl Run {
             (&self.bounce, done.is_some(), result.is_ok(), self.job.writes())
         {
             let skip = (self.job.start - self.lo) as usize;
-            // SAFETY: the caller's bytes are ours until the share, which is in `done`, is finished; the buffer is longer than the job.
+            // SAFETY: the job may write the memory of the caller until the share in `done` is
+            // completed; the buffer is longer than the job.
             unsafe {
                 self.job.local.ptr.copy_from_nonoverlapping(frame.ptr().add(skip), self.job.local.len);
             }
@@ -206,7 +212,7 @@ impl Run {
         &self.job.queue
     }
 
-    /// What offsets and lengths of its requests are multiples of.
+    /// Returns the alignment of offsets and lengths of its requests.
     #[cfg(feature = "testkit")]
     pub(crate) fn align(&self) -> usize {
         self.job.file().align() as usize
@@ -218,27 +224,29 @@ impl Run {
 
     fn ptr(&self, at: usize) -> NonNull<u8> {
         let first = self.bounce.as_ref().map_or(self.job.local.ptr, Frame::ptr);
-        // SAFETY: `at` is less than the range's length, or lies in the buffer's last block.
+        // SAFETY: `at` is less than the length of the range, or lies in the last block of the
+        // buffer.
         unsafe { first.add(at) }
     }
 
-    /// Where in the buffer the edges are read to.
+    /// Returns the offset in the buffer at which edges are read.
     fn scratch(&self) -> usize {
         self.bounce.as_ref().map_or(0, |frame| frame.len() - BLOCK as usize)
     }
 
-    /// Copies the caller's bytes into the buffer.
+    /// Copies the bytes of the caller into the buffer.
     fn fill(&mut self) {
         let skip = (self.job.start - self.lo) as usize;
         if let Some(frame) = &self.bounce {
-            // SAFETY: nobody writes the caller's bytes until the share is finished, which this run holds; the buffer is longer than the job.
+            // SAFETY: nobody writes the bytes of the caller until the share is completed, which
+            // this run holds; the buffer is longer than the job.
             unsafe {
                 self.job.local.ptr.copy_to_nonoverlapping(frame.ptr().add(skip), self.job.local.len);
             }
         }
     }
 
-    /// The phase that follows: edges that are not ours are read first.
+    /// Returns the next phase: the edges outside of the job are read first.
     fn edge_after(&self, phase: Option<Phase>) -> Phase {
         let head = self.job.start != self.lo;
         let tail = self.job.end() != self.hi;
@@ -250,7 +258,7 @@ impl Run {
         }
     }
 
-    /// Puts the bytes of an edge that are not the caller's around his.
+    /// Restores the bytes of an edge around those of the caller.
     fn patch(&mut self) {
         let block = BLOCK as usize;
         let (scratch, total) = (self.scratch(), self.total());
@@ -273,10 +281,10 @@ impl Run {
 
     fn cut_short(&self, at: u64) -> Error {
         let (code, what) = match self.job.writes() {
-            true => (ErrorCode::FileWriteFail, "takes nothing"),
-            false => (ErrorCode::FileReadFail, "ends"),
+            true => (ErrorCode::FileWriteFail, "cannot write: write returned 0 bytes"),
+            false => (ErrorCode::FileReadFail, "cannot read: file ends"),
         };
-        Error::new(code, format!("{} {what} at {at}", self.job.file().path().display()))
+        Error::new(code, format!("{what}. path={} offset={at}", self.job.file().path().display()))
     }
 
     fn failure(&self, e: io::Error) -> Error {

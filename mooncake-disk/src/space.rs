@@ -1,4 +1,4 @@
-//! Which addresses are which bytes of which file.
+//! Address ranges that stand for ranges of files.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,35 +10,35 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::file::BlockFile;
 
-/// Addresses of files that are not mapped: no processor has memory there.
+/// Next address of files that are not mapped. No processor has memory there.
 static NEXT: AtomicU64 = AtomicU64::new(1 << 60);
 
-/// The ranges of one node. They do not overlap.
+/// Ranges of one node. They do not overlap.
 #[derive(Debug, Default)]
 pub(crate) struct Spaces {
     by_addr: RwLock<BTreeMap<u64, Arc<Space>>>,
 }
 
-/// A range of addresses that stands for a range of a file.
+/// Range of addresses that stands for a range of a file.
 #[derive(Debug)]
 pub(crate) struct Space {
     addr: u64,
     len: u64,
     file: Arc<BlockFile>,
-    /// Where in the file the first byte lies.
+    /// Offset of the first byte in the file.
     offset: u64,
     users: Mutex<usize>,
     idle: Condvar,
 }
 
-/// Keeps a range listed; when it goes, it waits for the operations on it.
+/// Registration of a range. Its drop waits for the operations on the range.
 #[derive(Debug)]
 pub(crate) struct Listed {
     spaces: Arc<Spaces>,
     space: Arc<Space>,
 }
 
-/// One operation's hold on a range.
+/// Use of a range by one operation.
 #[derive(Debug)]
 pub(crate) struct Use(Arc<Space>);
 
@@ -51,14 +51,16 @@ impl Spaces {
         offset: u64,
     ) -> Result<Listed> {
         if len == 0 || addr.checked_add(len).is_none() {
-            return Err(Error::invalid(format!("{len} bytes at {addr:#x} cannot be opened to peers")));
+            return Err(Error::invalid(format!(
+                "cannot open range to peers: invalid range. address={addr:#x} len={len}"
+            )));
         }
         let mut by_addr = self.by_addr.write();
         if let Some((other, space)) = by_addr.range(..addr + len).next_back()
             && other + space.len > addr
         {
             return Err(Error::invalid(format!(
-                "{len} bytes at {addr:#x} overlap the {} bytes at {other:#x}",
+                "cannot open range to peers: {len} bytes at {addr:#x} overlap the {} bytes at {other:#x}",
                 space.len
             )));
         }
@@ -68,27 +70,30 @@ impl Spaces {
         Ok(Listed { spaces: self.clone(), space })
     }
 
-    /// As [`list`](Self::list), at addresses of our choice.
+    /// Registers a range like [`list`](Self::list), at the next free addresses.
     pub(crate) fn list_anywhere(self: &Arc<Self>, len: u64, file: Arc<BlockFile>) -> Result<Listed> {
-        // A gap, so that no operation that runs over an end finds the next range.
+        // A gap between ranges, so that an operation that runs over an end does not find the next
+        // range.
         let step = len.saturating_add(1 << 20).next_multiple_of(1 << 20);
         self.list(NEXT.fetch_add(step, Ordering::Relaxed), len, file, 0)
     }
 
-    /// Where in which file `[addr, addr + len)` lies, held until the use is dropped.
+    /// Returns the file range of `[addr, addr + len)`, held until the use is dropped.
     pub(crate) fn find(&self, addr: u64, len: u64) -> Result<(Use, u64)> {
         if len == 0 {
-            return Err(Error::invalid(format!("a transfer of zero bytes at {addr:#x}")));
+            return Err(Error::invalid(format!("invalid transfer: no bytes. address={addr:#x}")));
         }
         let Some(end) = addr.checked_add(len) else {
-            return Err(Error::invalid(format!("{len} bytes from {addr:#x} overflow")));
+            return Err(Error::invalid(format!(
+                "invalid transfer: range overflows. address={addr:#x} len={len}"
+            )));
         };
         let by_addr = self.by_addr.read();
         let space = by_addr.range(..=addr).next_back().map(|(_, space)| space);
         let space = space.filter(|space| end <= space.addr + space.len).ok_or_else(|| {
             Error::invalid(format!("{len} bytes at {addr:#x} do not lie in one open range of a file"))
         })?;
-        // Under the table's lock, so that closing sees it.
+        // Counted under the lock of the table, so that closing the range sees it.
         Ok((Use::new(space.clone()), space.offset + (addr - space.addr)))
     }
 }
@@ -130,36 +135,38 @@ impl Drop for Listed {
     }
 }
 
-/// How [`DiskTransport::open`](crate::DiskTransport::open) opens a file.
+/// Options of [`DiskTransport::open`](crate::DiskTransport::open).
 #[derive(Clone, Debug)]
 pub struct OpenSegment {
-    /// A file, made if need be, or a block device.
+    /// Path of a file, created if missing, or of a block device.
     pub path: PathBuf,
     /// Length in bytes.
     pub len: u64,
-    /// The file grows as it is written, through the page cache, and `len` is only its limit.
+    /// Whether the file grows as it is written, through the page cache. `len` is then only its
+    /// limit.
     pub grows: bool,
 }
 
-/// A file as a segment: addresses from [`addr`](Self::addr) on are its bytes from 0 on. Closes on drop.
+/// File opened as a segment. Addresses from [`addr`](Self::addr) on stand for its bytes from 0 on.
+/// Closed on drop.
 #[derive(Debug)]
 pub struct DiskSegment {
     pub(crate) listed: Listed,
 }
 
 impl DiskSegment {
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     pub fn addr(&self) -> u64 {
         self.listed.space.addr
     }
 
-    /// Length in bytes.
-    #[allow(clippy::len_without_is_empty, reason = "it never is")]
+    /// Returns the length in bytes.
+    #[allow(clippy::len_without_is_empty, reason = "a segment is never empty")]
     pub fn len(&self) -> u64 {
         self.listed.space.len
     }
 
-    /// Whether the page cache is gone past.
+    /// Returns whether I/O bypasses the page cache.
     pub fn is_direct(&self) -> bool {
         self.listed.space.file.align() != 1
     }

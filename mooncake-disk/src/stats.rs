@@ -1,25 +1,25 @@
-//! What a transport counts.
+//! Statistics of a transport.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Requests to the kernel since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskStats {
-    /// Reads that succeeded.
+    /// Number of successful reads.
     pub reads: u64,
-    /// Bytes they were asked for.
+    /// Bytes requested by successful reads.
     pub read_bytes: u64,
-    /// Writes that succeeded.
+    /// Number of successful writes.
     pub writes: u64,
-    /// Bytes they were given.
+    /// Bytes of successful writes.
     pub written_bytes: u64,
-    /// Reads that failed.
+    /// Number of failed reads.
     pub read_errors: u64,
-    /// Writes that failed, those for want of space among them.
+    /// Number of failed writes, those for want of space included.
     pub write_errors: u64,
-    /// Writes that failed because the file system is full.
+    /// Number of writes that failed because the file system is full.
     pub no_space: u64,
-    /// Transfers given up at their deadline.
+    /// Number of transfers that missed their deadline.
     pub timeouts: u64,
 }
 

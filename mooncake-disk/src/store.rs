@@ -1,4 +1,5 @@
-//! Objects in a file: an allocator for its space, a policy for what goes first, and enough on the disk to find them again.
+//! Store of objects in a file: an allocator for its space, a policy for eviction, and enough
+//! information on the disk to recover the objects.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -27,16 +28,17 @@ use crate::space::{DiskSegment, OpenSegment};
 use crate::stats::{DiskStats, add};
 use crate::transport::{DiskPeer, DiskTransport, Registration};
 
-/// An index longer than this, and than four times what is live in it, is written anew.
+/// Length above which an index is rewritten, if it is also longer than four times its live notes.
 const COMPACT_FROM: u64 = 1 << 20;
-/// Most an index may grow to.
+/// Maximum length of an index.
 const INDEX_LIMIT: u64 = 1 << 40;
 
-/// A store of objects in a directory, which finds them again when it is opened the next time.
+/// Store of objects in a directory, which recovers them when it is reopened.
 ///
-/// A put that has returned survives the death of the process. What a power failure left incomplete fails its checksum and is a miss.
-/// Its methods wait for the disk without a deadline of their own. Whoever cannot wait drops the future: that breaks nothing, but what a removal has not
-/// made unreadable by then may be found when the store is opened the next time.
+/// A put that has returned survives the death of the process. An object that a power failure left
+/// incomplete fails its checksum and is a miss. The methods wait for the disk without a deadline of
+/// their own. A caller that cannot wait drops the future. That is safe, but an object whose removal
+/// was interrupted may be recovered when the store is reopened.
 pub struct FileStore<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = BuiltinPolicy> {
     transport: DiskTransport,
     peer: DiskPeer,
@@ -44,45 +46,45 @@ pub struct FileStore<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy =
     files: Files,
     store: u128,
     config: StoreConfig<A, E>,
-    state: Mutex<State<A, E>>,
-    /// Shared by puts, held alone by whoever writes the index anew.
+    state: Mutex<StoreState<A, E>>,
+    /// Index, shared by puts and held exclusively during a rewrite.
     index: tokio::sync::RwLock<Index>,
     counters: Counters,
     _lock: Lock,
 }
 
-struct State<A: SegmentAllocator, E> {
-    entries: Slab<Entry<A>>,
+struct StoreState<A: SegmentAllocator, E> {
+    entries: Slab<StoredObject<A>>,
     by_key: HashMap<Arc<[u8]>, SlotId>,
     policy: E,
     space: Arc<Mutex<A>>,
     seq: u64,
     bytes: u64,
-    /// Bytes of notes that still count.
+    /// Bytes of live notes.
     live_notes: u64,
     departed: Vec<Arc<[u8]>>,
 }
 
-/// Most keys remembered for [`FileStore::take_departed`].
+/// Maximum number of keys remembered for [`FileStore::take_departed`].
 const DEPARTED: usize = 1 << 20;
 
-struct Entry<A: SegmentAllocator> {
+struct StoredObject<A: SegmentAllocator> {
     key: Arc<[u8]>,
     seq: u64,
     value_len: u64,
     sums: Arc<[u32]>,
-    place: Arc<Place<A>>,
+    place: Arc<RecordExtent<A>>,
 }
 
-/// An extent, given back when nobody reads or writes it any more.
-struct Place<A: SegmentAllocator> {
+/// Extent that is freed when nobody reads or writes it any more.
+struct RecordExtent<A: SegmentAllocator> {
     extent: Extent,
-    /// Where the value begins, counted from the start of the file.
+    /// Offset of the value in the file.
     value: u64,
     space: Arc<Mutex<A>>,
 }
 
-impl<A: SegmentAllocator> Drop for Place<A> {
+impl<A: SegmentAllocator> Drop for RecordExtent<A> {
     fn drop(&mut self) {
         self.space.lock().release(self.extent);
     }
@@ -93,13 +95,13 @@ struct Index {
     end: AtomicU64,
 }
 
-/// A buffer on its way to an extent: as long as the disk has it, the extent is nobody else's.
+/// Buffer of a write to an extent. The extent stays allocated as long as the disk uses the buffer.
 struct Bound<A: SegmentAllocator> {
     frame: Frame,
-    _place: Arc<Place<A>>,
+    _place: Arc<RecordExtent<A>>,
 }
 
-// SAFETY: as the frame inside.
+// SAFETY: guaranteed by the frame inside.
 #[allow(unsafe_code)]
 unsafe impl<A: SegmentAllocator> Source<DiskTransport> for Bound<A> {
     fn local(&self) -> Local<'_, Registration> {
@@ -107,7 +109,7 @@ unsafe impl<A: SegmentAllocator> Source<DiskTransport> for Bound<A> {
     }
 }
 
-/// A value in the making, for [`FileStore::put`].
+/// Value under construction, for [`FileStore::put`].
 #[derive(Debug)]
 pub struct Put {
     key: Arc<[u8]>,
@@ -117,37 +119,37 @@ pub struct Put {
 }
 
 impl Put {
-    /// The key it is for.
+    /// Returns the key of the object.
     pub fn key(&self) -> &Arc<[u8]> {
         &self.key
     }
 
-    /// The value's bytes, zero to begin with.
+    /// Returns the bytes of the value, initially zero.
     pub fn value(&mut self) -> &mut [u8] {
         &mut self.frame[self.header..self.header + self.len]
     }
 }
 
-/// What a store holds and has seen.
+/// Content and statistics of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreStats {
-    /// Objects held.
+    /// Number of objects held.
     pub objects: u64,
     /// Bytes of their values.
     pub bytes: u64,
-    /// Bytes of the file they take, headers and padding included.
+    /// Bytes of the file in use, headers and padding included.
     pub used: u64,
     /// Bytes of the file for objects.
     pub capacity: u64,
-    /// Objects evicted since the start.
+    /// Number of objects evicted since the start.
     pub evicted: u64,
-    /// Objects dropped because bytes came back that were not the ones written.
+    /// Number of objects dropped because their bytes differ from the written ones.
     pub corrupt: u64,
-    /// Objects dropped because they could not be read.
+    /// Number of objects dropped because they could not be read.
     pub unreadable: u64,
-    /// Puts that failed.
+    /// Number of failed puts.
     pub failed_puts: u64,
-    /// What the disk did.
+    /// Statistics of the disk.
     pub disk: DiskStats,
 }
 
@@ -160,14 +162,20 @@ struct Counters {
 }
 
 impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
-    /// Opens the store in `config.dir`, or makes one, and finds what survived. Blocks while it reads. A clear error when the directory cannot be written,
-    /// is another user's, is in use by another process, or holds a store of another version.
+    /// Opens the store in `config.dir`, creates it if it is missing, and recovers its objects.
+    /// Blocks while it reads.
+    ///
+    /// # Errors
+    ///
+    /// The message says whether the directory cannot be written, belongs to another user, is in use
+    /// by another process, or holds a store of another version.
     pub fn open(disk: DiskConfig, config: StoreConfig<A, E>) -> Result<(Self, Recovery)> {
-        // Bytes that are abandoned stay with the kernel until it is done with them, so that their extent cannot be used again too early.
+        // The kernel keeps the memory of abandoned writes until it is done with it, so that their
+        // extent is not reused too early.
         Self::open_on(DiskTransport::start(DiskConfig { zero_copy: true, ..disk })?, config)
     }
 
-    /// The same on a disk that misbehaves as it is told to.
+    /// Opens the store on a disk with injected faults.
     #[cfg(feature = "testkit")]
     pub fn open_with_faults(
         disk: DiskConfig,
@@ -188,7 +196,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
         let path = config.data.clone().unwrap_or_else(|| files.objects());
         let data = transport.open(&OpenSegment { path, len: config.capacity, grows: false })?;
         let survivors = survivors(&transport, &data, store, notes, &mut found)?;
-        let mut state = State {
+        let mut state = StoreState {
             entries: Slab::new(),
             by_key: HashMap::new(),
             policy: E::new(1024, &config.eviction),
@@ -198,7 +206,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
             live_notes: 0,
             departed: Vec::new(),
         };
-        // Newest first, so that it is the older one that goes where two claim the same place; then in the order of their puts.
+        // Newest first, so that the older one is dropped when two claim the same extent; then in
+        // the order of their puts.
         let mut kept: Vec<_> = survivors.into_iter().filter_map(|s| state.reserve(s)).collect();
         kept.reverse();
         found.objects = kept.len() as u64;
@@ -207,10 +216,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
         }
         found.bytes = state.bytes;
         let header = IndexHeader { version: VERSION, store, capacity: config.capacity };
-        // What is not in it any more cannot come back, whatever becomes of the rest. Where there is no room for that, the old one goes on.
+        // Notes that are not in the new index cannot come back, whatever happens to the records.
+        // Without space for a new index, the old one stays in use.
         let len = match (write_index(&files, header, state.notes()), old_len) {
             (Err(error), Some(len)) if error.kind() == ErrorKind::NoSpace => {
-                warn!(%error, "the index of the disk cache stays as it is");
+                warn!(%error, "cannot rewrite the index of the disk cache; the old one stays in use");
                 len
             }
             (written, _) => written?,
@@ -224,33 +234,41 @@ impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
         Ok((this, found))
     }
 
-    /// Room for a value of `len` bytes under `key`. `Invalid` when either is empty or too long.
+    /// Creates the buffer of a value of `len` bytes under `key`.
+    ///
+    /// # Errors
+    ///
+    /// Returns `Invalid` if either is empty or too long.
     pub fn value(&self, key: &[u8], len: usize) -> Result<Put> {
         if key.is_empty() || key.len() > MAX_KEY || len == 0 || len as u64 > MAX_VALUE {
             return Err(Error::invalid(format!(
-                "a key of {} bytes and a value of {len}: a disk takes keys of 1 to {MAX_KEY} and values of 1 to {MAX_VALUE}",
+                "cannot store object: key must have 1 to {MAX_KEY} bytes and value 1 to {MAX_VALUE}. key_len={} value_len={len}",
                 key.len()
             )));
         }
-        // Both are far below what an address holds.
+        // Both fit easily into the address space.
         let header = header_len(key.len(), len as u64) as usize;
         let frame = Frame::new(header + len)?;
         Ok(Put { key: key.into(), frame, header, len })
     }
 
-    /// Writes an object; an older one of its key goes. Makes room by evicting. `NoSpace` when there is none to be had: the file system is full, or the
-    /// object is larger than the store.
+    /// Writes an object and replaces an older one of its key. Evicts objects if needed.
+    ///
+    /// # Errors
+    ///
+    /// Returns `NoSpace` if no space can be freed: the file system is full, or the object is larger
+    /// than the store.
     pub async fn put(&self, put: Put) -> Result<()> {
-        let outcome = self.put_down(put).await;
+        let outcome = self.write_object(put).await;
         if outcome.is_err() {
             add(&self.counters.failed_puts, 1);
         }
         outcome
     }
 
-    async fn put_down(&self, put: Put) -> Result<()> {
+    async fn write_object(&self, put: Put) -> Result<()> {
         let Put { key, mut frame, header, len } = put;
-        let place = self.place(record_len(key.len(), len as u64), header as u64).await?;
+        let place = self.allocate_extent(record_len(key.len(), len as u64), header as u64).await?;
         let sums: Arc<[u32]> = sums(&frame[header..header + len]).into();
         let seq = {
             let mut state = self.state.lock();
@@ -261,14 +279,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
         Record { store: self.store, seq, value_len, key: &key, sums: sums.to_vec() }.encode(&mut frame);
         let at = self.data.addr() + place.extent.offset;
         self.write(at, Bound { frame, _place: place.clone() }).await?;
-        let entry = Entry { key, seq, value_len, sums, place };
-        let old = self.note_down(entry).await?;
-        self.wipe(old.into_iter().collect()).await;
+        let entry = StoredObject { key, seq, value_len, sums, place };
+        let old = self.append_note(entry).await?;
+        self.overwrite_records(old.into_iter().collect()).await;
         self.compact_if_worth_it().await
     }
 
-    /// An extent, evicting until there is one.
-    async fn place(&self, len: u64, header: u64) -> Result<Arc<Place<A>>> {
+    /// Allocates an extent, and evicts until one is free.
+    async fn allocate_extent(&self, len: u64, header: u64) -> Result<Arc<RecordExtent<A>>> {
         loop {
             let victims = {
                 let mut state = self.state.lock();
@@ -280,29 +298,30 @@ impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
                 match taken {
                     Ok(extent) => {
                         let (value, space) = (extent.offset + header, state.space.clone());
-                        return Ok(Arc::new(Place { extent, value, space }));
+                        return Ok(Arc::new(RecordExtent { extent, value, space }));
                     }
                     Err(AllocError::Full) => state.victims(len),
                     Err(other) => return Err(other.into()),
                 }
             };
             if victims.is_empty() {
-                let text = format!("no room for {len} bytes, and nothing to evict");
+                let text = format!("cannot allocate {len} bytes: no free space, and nothing to evict");
                 return Err(Error::new(ErrorCode::NoAvailableHandle, text));
             }
             self.evict(victims).await;
         }
     }
 
-    /// Appends an entry's note and lists it: from here on it is found. The entry it takes the place of comes back.
-    async fn note_down(&self, entry: Entry<A>) -> Result<Option<Entry<A>>> {
+    /// Appends the note of an entry and adds the entry: from here on readers find it. Returns the
+    /// entry that it replaces.
+    async fn append_note(&self, entry: StoredObject<A>) -> Result<Option<StoredObject<A>>> {
         let index = self.index.read().await;
         let mut note = Vec::new();
         entry.note().encode(&mut note);
         let at = index.end.fetch_add(note.len() as u64, Ordering::Relaxed);
         self.write(index.segment.addr() + at, note).await?;
         let mut state = self.state.lock();
-        // Two puts of one key: the later number stays, whichever is through first.
+        // Of two puts of one key, the later number wins, whichever completes first.
         let known = state.by_key.get(&entry.key).map(|slot| state.entries[slot.index()].seq);
         if known.is_some_and(|known| known > entry.seq) {
             return Ok(Some(entry));
@@ -314,13 +333,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
         transfer::write(&self.transport, &self.peer, [Transfer::new(at, bytes)], None).await.0
     }
 
-    /// Makes records unreadable on the disk, then gives up their place. A record that cannot be overwritten keeps its place until the store is opened again,
-    /// so that nothing stale is found under a key that was written anew.
-    async fn wipe(&self, gone: Vec<Entry<A>>) {
+    /// Makes records unreadable on the disk, then frees their extents. A record that cannot be
+    /// overwritten keeps its extent until the store is reopened, so that no stale value is found
+    /// under a key that was written again.
+    async fn overwrite_records(&self, gone: Vec<StoredObject<A>>) {
         if gone.is_empty() {
             return;
         }
-        let blank = |entry: &Entry<A>| {
+        let blank = |entry: &StoredObject<A>| {
             let frame = Frame::new(BLOCK as usize)?;
             let at = self.data.addr() + entry.place.extent.offset;
             Ok(Transfer::new(at, Bound { frame, _place: entry.place.clone() }))
@@ -332,47 +352,53 @@ impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
         };
         for (at, entry) in gone.into_iter().enumerate() {
             if !matches!(results.get(at), Some(Ok(()))) {
-                warn!(
-                    offset = entry.place.extent.offset,
-                    "a record could not be removed; its place stays unused"
-                );
+                warn!(offset = entry.place.extent.offset, "cannot remove record; its extent stays unused");
                 std::mem::forget(entry.place);
             }
         }
     }
 
-    /// Length of an object's value.
+    /// Returns the length of an object's value.
     pub fn value_len(&self, key: &[u8]) -> Option<u64> {
         let state = self.state.lock();
         state.by_key.get(key).map(|slot| state.entries[slot.index()].value_len)
     }
 
-    /// Reads a whole value into a buffer of exactly its length. `NotFound` when there is none; an object that comes back damaged or cannot be read is
-    /// dropped, and is `Corrupt` or `Internal` this once.
+    /// Reads a whole value into a buffer of exactly its length.
+    ///
+    /// # Errors
+    ///
+    /// Returns `NotFound` if there is no object. An object that is damaged or cannot be read is
+    /// dropped, and the error is `Corrupt` or `Internal` this once.
     pub async fn read<B: Sink<DiskTransport>>(&self, key: &[u8], into: B) -> (Result<()>, B) {
         let len = into.local().span.len as u64;
         let Some(found) = self.find(key) else { return (Err(missing()), into) };
         if found.value_len != len {
-            let text = format!("the value has {} bytes, the buffer {len}", found.value_len);
+            let text =
+                format!("cannot read object: value has {} bytes, but the buffer has {len}", found.value_len);
             return (Err(Error::invalid(text)), into);
         }
         self.fetch(key, &found, 0, into).await
     }
 
-    /// Reads a part of a value, and of the file only the chunks it lies in. `Invalid` when it is empty or not inside.
+    /// Reads a part of a value, and from the file only the chunks that contain it.
+    ///
+    /// # Errors
+    ///
+    /// Returns `Invalid` if the part is empty or not inside.
     pub async fn read_part(&self, key: &[u8], range: Range<u64>) -> Result<Part> {
         let found = self.find(key).ok_or_else(missing)?;
         if range.start >= range.end || range.end > found.value_len {
             return Err(Error::invalid(format!(
-                "bytes {}..{} are not a part of the {} there are",
+                "cannot read object: bytes {}..{} are not a part of its {} bytes",
                 range.start, range.end, found.value_len
             )));
         }
         let chunk = CHUNK as u64;
         let from = range.start - range.start % chunk;
         let end = range.end.next_multiple_of(chunk).min(found.value_len);
-        // No longer than the value, which was once in memory.
-        let frame = Cut { frame: Frame::new((end - from) as usize)?, len: (end - from) as usize };
+        // The length is at most that of the value, which was once in memory.
+        let frame = FrameFront { frame: Frame::new((end - from) as usize)?, len: (end - from) as usize };
         let (result, cut) = self.fetch(key, &found, from, frame).await;
         result?;
         let first = (range.start - from) as usize;
@@ -380,25 +406,25 @@ impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
         Ok(Part { frame: cut.frame, range, version: self.version(found.seq), value_len: found.value_len })
     }
 
-    /// A number that no other value has, of this store or, as good as, of any.
+    /// Returns a number that no other value has, of this store or, practically, of any store.
     fn version(&self, seq: u64) -> u64 {
         let [low, high] = [self.store, self.store >> 64].map(|half| half as u64);
         (low ^ high).wrapping_add(seq)
     }
 
-    fn find(&self, key: &[u8]) -> Option<Found<A>> {
+    fn find(&self, key: &[u8]) -> Option<FoundObject<A>> {
         let mut state = self.state.lock();
         let slot = *state.by_key.get(key)?;
         state.policy.touch(slot);
-        let Entry { seq, value_len, sums, place, .. } = &state.entries[slot.index()];
-        Some(Found { seq: *seq, value_len: *value_len, sums: sums.clone(), place: place.clone() })
+        let StoredObject { seq, value_len, sums, place, .. } = &state.entries[slot.index()];
+        Some(FoundObject { seq: *seq, value_len: *value_len, sums: sums.clone(), place: place.clone() })
     }
 
-    /// Reads whole chunks from `from` on and checks them.
+    /// Reads whole chunks from `from` on and verifies them.
     async fn fetch<B: Sink<DiskTransport>>(
         &self,
         key: &[u8],
-        found: &Found<A>,
+        found: &FoundObject<A>,
         from: u64,
         into: B,
     ) -> (Result<()>, B) {
@@ -412,43 +438,47 @@ impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
             if bytes_of(&into).chunks(CHUNK).zip(expected).all(|(chunk, expected)| sum(chunk) == *expected) {
                 return Ok(());
             }
-            Err(Error::new(ErrorCode::ChecksumMismatch, "the disk gave bytes that are not the ones written"))
+            Err(Error::new(
+                ErrorCode::ChecksumMismatch,
+                "cannot read object: checksum differs from the written one",
+            ))
         });
         if let Err(error) = &result
             && !matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout)
         {
             let corrupt = error.kind() == ErrorKind::Corrupt;
             add(if corrupt { &self.counters.corrupt } else { &self.counters.unreadable }, 1);
-            warn!(%error, "an object on disk is dropped");
+            warn!(%error, "unreadable object dropped");
             let taken: Vec<_> = {
                 let mut state = self.state.lock();
-                let taken: Vec<_> = state.take(key, Some(found.seq)).into_iter().collect();
-                state.depart(&taken);
+                let taken: Vec<_> = state.remove_entry(key, Some(found.seq)).into_iter().collect();
+                state.record_departed(&taken);
                 taken
             };
-            self.wipe(taken).await;
+            self.overwrite_records(taken).await;
         }
         (result, into)
     }
 
-    /// Removes objects; how many there were. They do not come back, whatever happens.
+    /// Removes objects. Returns how many there were. They never come back.
     pub async fn remove<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> usize {
         let gone: Vec<_> = {
             let mut state = self.state.lock();
-            keys.into_iter().filter_map(|key| state.take(key.as_ref(), None)).collect()
+            keys.into_iter().filter_map(|key| state.remove_entry(key.as_ref(), None)).collect()
         };
         let count = gone.len();
-        self.wipe(gone).await;
+        self.overwrite_records(gone).await;
         count
     }
 
-    /// Removes the objects whose keys `which` picks; how many there were.
+    /// Removes the objects whose keys `which` selects. Returns how many there were.
     pub async fn remove_where(&self, which: impl Fn(&[u8]) -> bool) -> usize {
         let keys: Vec<_> = self.keys().into_iter().filter(|key| which(key)).collect();
         self.remove(keys).await
     }
 
-    /// When the store is filled beyond its high watermark: evicts down to the low one. How many objects went.
+    /// Evicts down to the low watermark if the store is filled above the high one. Returns the
+    /// number of evicted objects.
     pub async fn trim(&self) -> usize {
         let gone = {
             let mut state = self.state.lock();
@@ -463,13 +493,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
         count
     }
 
-    async fn evict(&self, gone: Vec<Entry<A>>) {
+    async fn evict(&self, gone: Vec<StoredObject<A>>) {
         add(&self.counters.evicted, gone.len() as u64);
-        self.state.lock().depart(&gone);
-        self.wipe(gone).await;
+        self.state.lock().record_departed(&gone);
+        self.overwrite_records(gone).await;
     }
 
-    /// Keys that went by themselves (evicted, damaged, unreadable) since this was last asked, and are not back.
+    /// Returns the keys that were evicted, damaged or unreadable since the last call, and were not
+    /// stored again.
     pub fn take_departed(&self) -> Vec<Arc<[u8]>> {
         let mut state = self.state.lock();
         let mut departed = std::mem::take(&mut state.departed);
@@ -477,22 +508,22 @@ impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
         departed
     }
 
-    /// Every key, in no order.
+    /// Returns every key, in no order.
     pub fn keys(&self) -> Vec<Arc<[u8]>> {
         self.state.lock().by_key.keys().cloned().collect()
     }
 
-    /// Every key with the length of its value, in no order.
+    /// Returns every key with the length of its value, in no order.
     pub fn listing(&self) -> Vec<(Arc<[u8]>, u64)> {
         self.state.lock().entries.iter().map(|(_, entry)| (entry.key.clone(), entry.value_len)).collect()
     }
 
-    /// Whether an object is there.
+    /// Returns whether the store has an object.
     pub fn contains(&self, key: &[u8]) -> bool {
         self.state.lock().by_key.contains_key(key)
     }
 
-    /// What it holds and has seen.
+    /// Returns the content and statistics of the store.
     pub fn stats(&self) -> StoreStats {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let state = self.state.lock();
@@ -510,12 +541,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
         }
     }
 
-    /// For how long the disk has been asked for something and has answered nothing.
+    /// Returns the time for which requests to the disk have been pending without an answer.
     pub fn stalled_for(&self) -> Duration {
         self.transport.stalled_for()
     }
 
-    /// Asks the disk for a block of the file: returns when it has answered, with whatever.
+    /// Reads a block of the file, and returns when the disk has answered, with any result.
     pub async fn probe(&self) {
         if let Ok(frame) = Frame::new(BLOCK as usize) {
             let read = [Transfer::new(self.data.addr(), frame)];
@@ -523,7 +554,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
         }
     }
 
-    /// The wire under it.
+    /// Returns the transport of the store.
     pub fn transport(&self) -> &DiskTransport {
         &self.transport
     }
@@ -542,25 +573,25 @@ impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
         }
         let state = self.state.lock();
         let header = IndexHeader { version: VERSION, store: self.store, capacity: self.config.capacity };
-        // The old one stays in use when this fails, and grows.
+        // The old index stays in use when this fails, and grows.
         let written = write_index(&self.files, header, state.notes());
         drop(state);
         match written.and_then(|len| Ok((len, open_index(&self.transport, &self.files)?))) {
             Ok((len, segment)) => *index = Index { segment, end: AtomicU64::new(len) },
-            Err(error) => warn!(%error, "the index cannot be written anew"),
+            Err(error) => warn!(%error, "cannot rewrite the index"),
         }
         Ok(())
     }
 }
 
-struct Found<A: SegmentAllocator> {
+struct FoundObject<A: SegmentAllocator> {
     seq: u64,
     value_len: u64,
     sums: Arc<[u32]>,
-    place: Arc<Place<A>>,
+    place: Arc<RecordExtent<A>>,
 }
 
-/// Some bytes of a value, from [`FileStore::read_part`].
+/// Part of a value, from [`FileStore::read_part`].
 #[derive(Debug)]
 pub struct Part {
     frame: Frame,
@@ -570,12 +601,13 @@ pub struct Part {
 }
 
 impl Part {
-    /// Which value it is a part of: parts with the same number are of the same value, and a value that takes its place has another.
+    /// Returns the version of the value: parts with the same number belong to the same value, and a
+    /// replacement has another number.
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// Length of the whole value.
+    /// Returns the length of the whole value.
     pub fn value_len(&self) -> u64 {
         self.value_len
     }
@@ -589,15 +621,15 @@ impl std::ops::Deref for Part {
     }
 }
 
-/// The front of a frame.
-struct Cut {
+/// Front of a frame.
+struct FrameFront {
     frame: Frame,
     len: usize,
 }
 
-// SAFETY: as the frame inside, of which it is a part: `len` is at most what the frame was made for.
+// SAFETY: guaranteed by the frame inside: `len` is at most the length of the frame.
 #[allow(unsafe_code)]
-unsafe impl Source<DiskTransport> for Cut {
+unsafe impl Source<DiskTransport> for FrameFront {
     fn local(&self) -> Local<'_, Registration> {
         let mut local = Source::<DiskTransport>::local(&self.frame);
         local.span.len = self.len;
@@ -605,36 +637,38 @@ unsafe impl Source<DiskTransport> for Cut {
     }
 }
 
-// SAFETY: as the frame inside.
+// SAFETY: guaranteed by the frame inside.
 #[allow(unsafe_code)]
-unsafe impl Sink<DiskTransport> for Cut {}
+unsafe impl Sink<DiskTransport> for FrameFront {}
 
 #[allow(unsafe_code)]
 fn bytes_of<B: Sink<DiskTransport>>(sink: &B) -> &[u8] {
     let span = sink.local().span;
-    // SAFETY: whoever holds a sink is the only one to touch its bytes, and it is borrowed here as long as they are looked at.
+    // SAFETY: the holder of a sink is the only user of its bytes, and the sink is borrowed here
+    // while they are read.
     unsafe { std::slice::from_raw_parts(span.ptr.as_ptr(), span.len) }
 }
 
-impl<A: SegmentAllocator> Entry<A> {
+impl<A: SegmentAllocator> StoredObject<A> {
     fn note(&self) -> Note<'_> {
         Note { seq: self.seq, offset: self.place.extent.offset, value_len: self.value_len, key: &self.key }
     }
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> State<A, E> {
-    /// Takes the place of a survivor; `None` when a newer one has it, or it lies outside.
-    fn reserve(&self, survivor: Survivor) -> Option<Entry<A>> {
+impl<A: SegmentAllocator, E: EvictionPolicy> StoreState<A, E> {
+    /// Allocates the extent of a recovered object. Returns `None` if a newer one has it, or if it
+    /// lies outside.
+    fn reserve(&self, survivor: Survivor) -> Option<StoredObject<A>> {
         let Survivor { key, seq, offset, value_len, sums } = survivor;
         let extent = Extent { offset, len: record_len(key.len(), value_len) };
         self.space.lock().reserve(extent).ok()?;
         let value = offset + header_len(key.len(), value_len);
-        let place = Arc::new(Place { extent, value, space: self.space.clone() });
-        Some(Entry { key: key.into(), seq, value_len, sums: sums.into(), place })
+        let place = Arc::new(RecordExtent { extent, value, space: self.space.clone() });
+        Some(StoredObject { key: key.into(), seq, value_len, sums: sums.into(), place })
     }
 
-    fn insert(&mut self, entry: Entry<A>) -> Option<Entry<A>> {
-        let old = self.take(&entry.key.clone(), None);
+    fn insert(&mut self, entry: StoredObject<A>) -> Option<StoredObject<A>> {
+        let old = self.remove_entry(&entry.key.clone(), None);
         let (key, len, note) = (entry.key.clone(), entry.value_len, entry.note().encoded_len() as u64);
         let bytes = entry.place.extent.len;
         // A slab of more than 2^32 entries would not fit into memory.
@@ -646,17 +680,17 @@ impl<A: SegmentAllocator, E: EvictionPolicy> State<A, E> {
         old
     }
 
-    /// Takes an entry out, if it is (still) this put's.
-    fn take(&mut self, key: &[u8], seq: Option<u64>) -> Option<Entry<A>> {
+    /// Removes an entry, if it still belongs to this put.
+    fn remove_entry(&mut self, key: &[u8], seq: Option<u64>) -> Option<StoredObject<A>> {
         let slot = *self.by_key.get(key)?;
         if seq.is_some_and(|seq| self.entries[slot.index()].seq != seq) {
             return None;
         }
         self.policy.remove(slot);
-        Some(self.forget(slot))
+        Some(self.remove_slot(slot))
     }
 
-    fn forget(&mut self, slot: SlotId) -> Entry<A> {
+    fn remove_slot(&mut self, slot: SlotId) -> StoredObject<A> {
         let entry = self.entries.remove(slot.index());
         self.by_key.remove(&entry.key);
         self.bytes -= entry.value_len;
@@ -664,25 +698,25 @@ impl<A: SegmentAllocator, E: EvictionPolicy> State<A, E> {
         entry
     }
 
-    /// Takes out what should go first, for `bytes` bytes of the file.
-    fn victims(&mut self, bytes: u64) -> Vec<Entry<A>> {
+    /// Removes the entries to evict first, for `bytes` bytes of the file.
+    fn victims(&mut self, bytes: u64) -> Vec<StoredObject<A>> {
         let (mut gone, mut freed) = (Vec::new(), 0);
         while freed < bytes {
             let Some(slot) = self.policy.evict(&mut |_| true) else { break };
-            let entry = self.forget(slot);
+            let entry = self.remove_slot(slot);
             freed += entry.place.extent.len;
             gone.push(entry);
         }
         gone
     }
 
-    /// Remembers that these went, for whoever asks.
-    fn depart(&mut self, gone: &[Entry<A>]) {
+    /// Records the keys of evicted entries for [`FileStore::take_departed`].
+    fn record_departed(&mut self, gone: &[StoredObject<A>]) {
         let room = DEPARTED.saturating_sub(self.departed.len());
         self.departed.extend(gone.iter().take(room).map(|entry| entry.key.clone()));
     }
 
-    /// Bytes used, and bytes there are.
+    /// Returns the used bytes and the capacity.
     fn fill(&self) -> (f64, f64) {
         let space = self.space.lock();
         (space.used() as f64, space.capacity() as f64)
@@ -706,12 +740,12 @@ fn open_index(transport: &DiskTransport, files: &Files) -> Result<DiskSegment> {
 fn report(files: &Files, found: &Recovery) {
     let dir = files.dir.display();
     if found.index_lost {
-        warn!(%dir, "the index of the disk cache is damaged; it begins empty");
+        warn!(%dir, "index of the disk cache is damaged; the cache is empty");
     }
     if let Some(version) = found.other_version {
-        warn!(%dir, version, known = VERSION, "the disk cache has another layout version; it begins empty");
+        warn!(%dir, version, known = VERSION, "disk cache has another layout version; the cache is empty");
     }
-    info!(%dir, objects = found.objects, bytes = found.bytes, dropped = found.dropped, "disk cache open");
+    info!(%dir, objects = found.objects, bytes = found.bytes, dropped = found.dropped, "disk cache opened");
 }
 
 fn missing() -> Error {

@@ -23,16 +23,17 @@ use crate::queue::{Queue, gone, late};
 use crate::space::{DiskSegment, Listed, OpenSegment, Spaces, Use};
 use crate::stats::DiskStats;
 
-/// Key of descriptors: which node of this process.
+/// Key in descriptors of a node of this process.
 const NODE: &str = "disk_node";
 
 static NODES: Mutex<Vec<Weak<Node>>> = Mutex::new(Vec::new());
 static LAST: AtomicU64 = AtomicU64::new(0);
 
-/// Files of this process, read and written as peers' memory is.
+/// Transport to files of this process, which are read and written like the memory of a peer.
 ///
-/// A node's files are reached by itself and by other nodes of the same process: a file has one owner, and whoever else wants its bytes asks that one.
-/// Calls may come from any thread and need no runtime.
+/// The files of a node are reached by the node and by other nodes of the same process: a file has
+/// one owner, and other processes request its bytes from the owner. Calls may come from any thread
+/// and need no runtime.
 pub struct DiskTransport {
     node: Arc<Node>,
     queue: Arc<Queue>,
@@ -41,41 +42,46 @@ pub struct DiskTransport {
     clock: SharedClock,
 }
 
-/// What others see of a transport.
+/// State of a transport that other nodes see.
 struct Node {
     name: String,
     alive: AtomicBool,
     spaces: Arc<Spaces>,
     config: DiskConfig,
-    /// One entry per file, so that partial writes to it meet.
+    /// Open files by device and inode, so that all partial writes to a file are coordinated.
     files: Mutex<HashMap<(u64, u64), Weak<BlockFile>>>,
 }
 
-/// A way to one node's files.
+/// Connection to the files of one node.
 #[derive(Clone)]
 pub struct DiskPeer {
     node: Arc<Node>,
 }
 
-/// Memory this wire may use.
+/// Memory that this transport may use.
 #[derive(Debug)]
 pub struct Registration {
     _listed: Option<Listed>,
 }
 
 impl DiskTransport {
-    /// Starts the engine's threads. `Invalid` when the configuration cannot work, `Unsupported` when it insists on an engine there is not.
+    /// Starts the threads of the engine.
+    ///
+    /// # Errors
+    ///
+    /// Returns `Invalid` when the configuration cannot work, and `Unsupported` when the required
+    /// engine is missing.
     pub fn start(config: DiskConfig) -> Result<Self> {
         Self::start_with_clock(config, SystemClock::shared())
     }
 
-    /// The same with a clock, on which the deadlines of completions are understood.
+    /// Starts the transport with a clock for the deadlines of completions.
     pub fn start_with_clock(config: DiskConfig, clock: SharedClock) -> Result<Self> {
         let at = clock.clone();
         Self::start_on(config, clock, move |event| Queue::new(event, at.clone()))
     }
 
-    /// The same with a disk that misbehaves as it is told to.
+    /// Starts the transport on a disk with injected faults.
     #[cfg(feature = "testkit")]
     pub fn start_with_faults(
         config: DiskConfig,
@@ -99,7 +105,8 @@ impl DiskTransport {
         let (queue, engine) = io::start(&config, queue)?;
         let id = LAST.fetch_add(1, Ordering::Relaxed);
         let node = Arc::new(Node {
-            // Random too, so that another process's node is never taken for one of ours.
+            // The name has a random part, so that a node of another process is never taken for one
+            // of this process.
             name: format!("{}-{id}-{:016x}", std::process::id(), Rng::from_os().next_u64()),
             alive: AtomicBool::new(true),
             spaces: Arc::default(),
@@ -113,17 +120,21 @@ impl DiskTransport {
         Ok(Self { node, queue, engine, config, clock })
     }
 
-    /// How I/O is done.
+    /// Returns the running engine.
     pub fn engine(&self) -> RunningEngine {
         self.engine
     }
 
-    /// The clock of its deadlines.
+    /// Returns the clock of the deadlines.
     pub fn clock(&self) -> &SharedClock {
         &self.clock
     }
 
-    /// Opens a file or block device as a segment of this node. Says which file and why when it cannot be opened; `Invalid` when a device is too short.
+    /// Opens a file or block device as a segment of this node.
+    ///
+    /// # Errors
+    ///
+    /// The message names the file and the reason. Returns `Invalid` when a device is too short.
     pub fn open(&self, open: &OpenSegment) -> Result<DiskSegment> {
         let len = (!open.grows).then_some(open.len);
         let direct = self.config.direct && !open.grows;
@@ -131,22 +142,23 @@ impl DiskTransport {
         Ok(DiskSegment { listed: self.node.spaces.list_anywhere(open.len, file)? })
     }
 
-    /// The way to this node's own files.
+    /// Returns the connection to the files of this node.
     pub fn own(&self) -> DiskPeer {
         DiskPeer { node: self.node.clone() }
     }
 
-    /// What has been read and written.
+    /// Returns the statistics of reads and writes.
     pub fn stats(&self) -> DiskStats {
         self.queue.counters.stats()
     }
 
-    /// For how long the disk has been asked for something and has answered nothing.
+    /// Returns the time for which requests to the disk have been pending without an answer.
     pub fn stalled_for(&self) -> Duration {
         self.queue.stalled_for()
     }
 
-    /// Makes the node unreachable for good, for its peers and itself. What the kernel has is waited for by nobody.
+    /// Makes the node unreachable for good, for its peers and for itself. Does not wait for
+    /// requests in the kernel.
     pub fn stop(&self) {
         self.node.alive.store(false, Ordering::SeqCst);
         self.queue.close();
@@ -172,7 +184,7 @@ impl fmt::Debug for DiskPeer {
 }
 
 impl Node {
-    /// Opens the file behind shared memory, past the page cache if that is wanted.
+    /// Opens the file behind shared memory, bypassing the page cache if configured.
     fn file_behind(&self, file: &std::fs::File) -> Result<Arc<BlockFile>> {
         use std::os::fd::AsRawFd;
         let about = file.metadata().map_err(Error::from)?;
@@ -190,8 +202,9 @@ impl Node {
     }
 }
 
-// SAFETY: local bytes are touched by a `Run` only, which holds the share of the completion, or has it parked while the bytes are out of the kernel's and
-// its own reach; remote ones are bytes of files in ranges that are listed and held.
+// SAFETY: only a `Run` touches local bytes. It holds the share of the completion, or has parked it
+// while neither the kernel nor the run uses the bytes. Remote bytes are bytes of files in ranges
+// that are registered and held.
 unsafe impl Transport for DiskTransport {
     type Registration = Registration;
     type Peer = DiskPeer;
@@ -204,7 +217,8 @@ unsafe impl Transport for DiskTransport {
         Capabilities::default()
     }
 
-    /// For peers, memory that shows a file ([`shared_pages`]): they get at the file, past the memory. Anything else has no place on a disk, and is `Invalid`.
+    /// Registers memory. For peers, only memory that maps a file ([`shared_pages`]) is possible:
+    /// they access the file directly. Other memory returns `Invalid`.
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Registration> {
         if span.location.is_device() {
             return Err(not_host_memory(span));
@@ -214,7 +228,7 @@ unsafe impl Transport for DiskTransport {
         }
         let pages = shared_pages(span).filter(|_| !span.read_only).ok_or_else(|| {
             Error::invalid(format!(
-                "{} bytes at {:#x} show no file; a disk can be opened to peers, memory cannot",
+                "cannot open memory to peers: it maps no file. len={} address={:#x}",
                 span.len,
                 span.addr()
             ))
@@ -233,12 +247,18 @@ unsafe impl Transport for DiskTransport {
     async fn connect(&self, desc: &SegmentDesc) -> Result<DiskPeer> {
         let name = desc.extra.get(NODE).and_then(|name| name.as_str());
         let name = name.ok_or_else(|| {
-            Error::invalid(format!("segment {:?} has no {NODE:?}: it is on no disk", desc.name))
+            Error::invalid(format!(
+                "cannot connect to segment {:?}: it is not on a disk (no {NODE:?})",
+                desc.name
+            ))
         })?;
         let nodes: Vec<_> = NODES.lock().iter().filter_map(Weak::upgrade).collect();
         let node = nodes.into_iter().find(|node| node.name == name && node.alive.load(Ordering::SeqCst));
         node.map(|node| DiskPeer { node }).ok_or_else(|| {
-            Error::new(ErrorCode::TransferFail, format!("no disk {name} is open in this process"))
+            Error::new(
+                ErrorCode::TransferFail,
+                format!("cannot connect to disk {name}: it is not open in this process"),
+            )
         })
     }
 
@@ -268,13 +288,14 @@ impl DiskTransport {
             return Err(late());
         }
         if op.local().location.is_device() {
-            // `ThroughHost` is for such memory.
+            // `ThroughHost` handles such memory.
             return Err(not_host_memory(op.local()));
         }
         peer.node.spaces.find(op.remote(), op.len() as u64)
     }
 
-    /// Cuts an operation where the file's pieces end, so that all but its first and last are whole blocks.
+    /// Splits an operation at the boundaries of file pieces, so that all jobs but the first and
+    /// last are whole blocks.
     fn post(&self, op: &Op<'_, Registration>, used: Use, start: u64, share: Completion) -> usize {
         let piece = self.config.piece_bytes as u64;
         let (mut share, mut at, mut jobs) = (Some(share), 0, 0);
@@ -282,10 +303,10 @@ impl DiskTransport {
             let from = start + at as u64;
             let room = usize::try_from(piece - from % piece).unwrap_or(usize::MAX);
             let len = room.min(op.len() - at);
-            // SAFETY: inside the operation's bytes.
+            // SAFETY: inside the bytes of the operation.
             let ptr = unsafe { op.ptr().add(at) };
             at += len;
-            // The operation's own share goes with its last piece.
+            // The last piece takes the share of the operation.
             let part = if at == op.len() { share.take() } else { share.as_mut().map(Completion::share) };
             let Some(part) = part else { break };
             let key = match self.queue.enter(part) {

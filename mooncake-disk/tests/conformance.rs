@@ -1,11 +1,11 @@
-//! The public conformance suite: memory that shows a file, reached through the file.
+//! The public conformance suite, on memory that maps a file and is accessed through the file.
 
 mod common;
 
 use std::future::Future;
 use std::sync::Arc;
 
-use common::Told;
+use common::FakeFaults;
 use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::memory::{HostMemory, MemorySource};
 use mooncake_disk::{DiskConfig, DiskTransport, EngineKind, IoFault, RunningEngine};
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 struct OnFiles {
     config: DiskConfig,
-    faults: Option<Arc<Told>>,
+    faults: Option<Arc<FakeFaults>>,
     clock: SharedClock,
     dir: TempDir,
 }
@@ -66,7 +66,8 @@ fn with(engine: EngineKind) -> DiskConfig {
 
 mod uring {
     use super::*;
-    // The kernel may refuse it, to containers for the most part; what is run then are the threads, once more.
+    // The kernel may refuse io_uring, mostly to containers. Then the suite runs on threads once
+    // more.
     mooncake_transport::transport_conformance!(OnFiles::new(with(EngineKind::Auto)));
 }
 
@@ -95,9 +96,9 @@ mod threads_through_the_page_cache {
     }));
 }
 
-/// Half the requests are cut short, some are interrupted: nobody may notice.
+/// Cuts half of the requests short, and interrupts some. The results must not change.
 fn short(config: DiskConfig) -> OnFiles {
-    let cut = Told::new(|n, request| match n % 4 {
+    let cut = FakeFaults::new(|n, request| match n % 4 {
         0 => IoFault::Short(1 + request.len / 3),
         1 if n % 8 == 1 => IoFault::Errno(4),
         2 if request.len > 8192 => IoFault::Short(4096),

@@ -1,7 +1,7 @@
-//! Stores that releases wrote, read by this version.
+//! Reads stores that releases have written.
 //!
-//! `MOONCAKE_CORPUS=v0.1.0 cargo test -p mooncake-disk --test corpus -- --ignored` writes the store of this version. A release
-//! adds its folder and never changes the folder of another.
+//! `MOONCAKE_CORPUS=v0.1.0 cargo test -p mooncake-disk --test corpus -- --ignored` writes the store
+//! of this version. A release adds its folder and never changes the folder of another.
 
 mod common;
 
@@ -52,7 +52,7 @@ fn write() {
 fn stores_of_every_release_are_read() {
     let releases = std::fs::read_dir(corpus()).unwrap().map(|entry| entry.unwrap().path());
     let releases: Vec<_> = releases.collect();
-    assert!(!releases.is_empty(), "there is no release");
+    assert!(!releases.is_empty(), "the corpus has at least one release");
     for release in releases {
         let folder = dir();
         copy(&release, folder.path());

@@ -1,4 +1,5 @@
-//! Whatever a crash or a bad sector leaves behind: a value that is read is one that was put, and what was acknowledged before a crash is there.
+//! Crashes and bad sectors: a value that is read is one that was put, and an object that was
+//! acknowledged before a crash is present.
 
 mod common;
 
@@ -20,7 +21,8 @@ fn threads() -> DiskConfig {
 
 type Live = Vec<(&'static str, Vec<u8>)>;
 
-/// A store with objects put, replaced and removed. `live` are those that are there, `dead` keys that are not.
+/// Creates a store with objects put, replaced and removed. `live` are present keys, `dead` are
+/// missing ones.
 fn image() -> (TempDir, Live, Vec<&'static str>) {
     let dir = dir();
     let (store, _) = open(&threads(), dir.path(), CAPACITY);
@@ -43,7 +45,8 @@ fn copy(from: &Path) -> TempDir {
     to
 }
 
-/// Opens a damaged copy and reads everything; how many objects are right. None may be wrong.
+/// Opens a damaged copy and reads everything. Returns how many objects are right. None may be
+/// wrong.
 fn check(dir: &Path, live: &[(&str, Vec<u8>)], dead: &[&str], what: &str) -> usize {
     let (store, found) = open(&threads(), dir, CAPACITY);
     let mut right = 0;
@@ -56,11 +59,7 @@ fn check(dir: &Path, live: &[(&str, Vec<u8>)], dead: &[&str], what: &str) -> usi
             }
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Corrupt, "{what}: {key}: {error}");
-                assert_eq!(
-                    get(&store, key.as_bytes()).unwrap(),
-                    None,
-                    "{what}: {key} is a miss from then on"
-                );
+                assert_eq!(get(&store, key.as_bytes()).unwrap(), None, "{what}: {key} stays a miss");
             }
         }
     }
@@ -80,17 +79,17 @@ fn every_prefix_of_the_index() {
         let copy = copy(dir.path());
         std::fs::write(copy.path().join("index"), &index[..len]).unwrap();
         let right = check(copy.path(), &live, &dead, &format!("{len} bytes of the index"));
-        assert!(right >= most, "more of the index is not less of the objects");
+        assert!(right >= most, "a longer index never has fewer objects");
         most = right;
     }
-    assert_eq!(most, live.len(), "all of it is all of them");
+    assert_eq!(most, live.len(), "the whole index has all objects");
 }
 
 #[test]
 fn every_prefix_of_the_objects() {
     let (dir, live, dead) = image();
     let objects = std::fs::read(dir.path().join("objects")).unwrap();
-    // Each byte where something is, and the middle of what is empty.
+    // Tests each byte of the used parts, and the middle of the empty ones.
     let used: Vec<usize> = (0..objects.len()).filter(|at| objects[*at] != 0 || at % 512 == 0).collect();
     for len in used.iter().copied().step_by(7).chain([objects.len()]) {
         let copy = copy(dir.path());
@@ -108,7 +107,7 @@ fn every_flipped_byte() {
         let mut harmed = 0;
         let mut flipped = 0;
         for at in 0..bytes.len() {
-            // Zeros far from anything are covered by their neighbours.
+            // Zeros far from any record are covered by their neighbours.
             if bytes[at] == 0 && at % 64 != 0 && name == "objects" {
                 continue;
             }
@@ -123,12 +122,12 @@ fn every_flipped_byte() {
             let right = check(copy.path(), &live, &dead, &format!("byte {at} of {name}"));
             assert!(
                 right + 1 >= live.len() || (name == "index" && at < 64),
-                "byte {at} of {name} costs one object"
+                "byte {at} of {name} costs at most one object"
             );
             harmed += usize::from(right < live.len());
             flipped += 1;
         }
-        assert!(harmed > 100, "{name}: {harmed} of {flipped} flips were noticed at all");
+        assert!(harmed > 100, "{name}: only {harmed} of {flipped} flips were detected");
     }
 }
 
@@ -152,7 +151,7 @@ fn an_index_of_another_version_is_set_aside_and_the_store_begins_empty() {
     assert_eq!((found.objects, found.other_version), (1, None));
 }
 
-/// Objects of one store are not taken for another's, even where they lie in the same place.
+/// Objects of one store are not taken for those of another, even at the same offset.
 #[test]
 fn records_of_another_store_do_not_count() {
     let (one, live, dead) = image();
@@ -161,7 +160,8 @@ fn records_of_another_store_do_not_count() {
     assert_eq!(check(one.path(), &live, &dead, "objects of another store"), 0);
 }
 
-/// Not a test of its own: the process that the next one kills. It says what it is about to do, does it, and says that it is done.
+/// Process that the next test kills. It prints what it is about to do, does it, and prints that it
+/// is done.
 #[test]
 #[ignore = "run by killed_while_writing"]
 fn writer() {
@@ -194,7 +194,7 @@ fn writer() {
 fn killed_while_writing() {
     let dir = dir();
     let mut rng = Rng::from_os();
-    // What each key may hold: what was acknowledged last, and what was under way.
+    // Possible content of each key: the last acknowledged value, and the one in progress.
     let mut may: std::collections::HashMap<u64, Vec<Option<(u64, u64)>>> = Default::default();
     let (mut survivors, mut rounds) = (0, 0);
     for seed in 0..200u64 {
@@ -222,7 +222,7 @@ fn killed_while_writing() {
             }
             left -= 1;
             if left == 0 && !killed {
-                // In the middle of something as often as not: the child runs on while this does.
+                // Often in the middle of an operation: the child runs while this loop does.
                 for n in 0..rng.below(200_000) {
                     std::hint::black_box(n);
                 }
@@ -247,7 +247,7 @@ fn killed_while_writing() {
             let now = options.iter().position(is);
             let now = now.unwrap_or_else(|| {
                 let read = read.as_ref().map(Vec::len);
-                panic!("round {seed}, key {key}: {read:?} bytes, may be {options:?}")
+                panic!("round {seed}, key {key}: {read:?} bytes, expected one of {options:?}")
             });
             survivors += usize::from(read.is_some());
             *options = vec![options[now]];

@@ -1,4 +1,4 @@
-//! What a store promises while it is open, and what it finds when it is opened again.
+//! Promises of a store while it is open, and after it is reopened.
 
 mod common;
 
@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Told, dir, engines, get, open, pattern, put};
+use common::{FakeFaults, dir, engines, get, open, pattern, put};
 use futures::executor::block_on;
 use mooncake_core::clock::Rng;
 use mooncake_core::{ErrorCode, ErrorKind};
@@ -15,7 +15,7 @@ use mooncake_disk::{DiskConfig, FileStore, IoFault, IoRequest, StoreConfig};
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn what_is_put_is_read_in_whole_and_in_part_now_and_later() {
+fn values_are_read_in_whole_and_in_part_now_and_after_reopening() {
     for disk in engines() {
         let dir = dir();
         let (store, found) = open(&disk, dir.path(), 64 * MIB);
@@ -50,7 +50,7 @@ fn what_is_put_is_read_in_whole_and_in_part_now_and_later() {
 }
 
 #[test]
-fn a_part_costs_the_chunks_it_lies_in_and_no_more() {
+fn reading_a_part_reads_only_its_chunks() {
     let dir = dir();
     let (store, _) = open(&DiskConfig::default(), dir.path(), 64 * MIB);
     put(&store, b"long", &pattern(1, 8 << 20)).unwrap();
@@ -60,7 +60,7 @@ fn a_part_costs_the_chunks_it_lies_in_and_no_more() {
 }
 
 #[test]
-fn parts_say_of_which_value_they_are() {
+fn parts_carry_the_version_of_their_value() {
     let [one, other] = [dir(), dir()];
     let version = |store: &FileStore, from| {
         let part = block_on(store.read_part(b"k", from..from + 10)).unwrap();
@@ -75,14 +75,14 @@ fn parts_say_of_which_value_they_are() {
     let (store, _) = open(&DiskConfig::default(), one.path(), 16 * MIB);
     assert_eq!(version(&store, 7), first);
     put(&store, b"k", &pattern(1, 200_000)).unwrap();
-    assert_ne!(version(&store, 7), first, "put anew, it is another");
+    assert_ne!(version(&store, 7), first, "a new put has another version");
     let (store, _) = open(&DiskConfig::default(), other.path(), 16 * MIB);
     put(&store, b"k", &pattern(1, 200_000)).unwrap();
     assert_ne!(version(&store, 7), first);
 }
 
 #[test]
-fn a_disk_that_answers_nothing_is_known_by_that() {
+fn a_disk_without_answers_is_reported_as_stalled() {
     for disk in engines() {
         let dir = dir();
         let long = |_, request: IoRequest| match request.len > 64 << 10 && !request.write {
@@ -90,7 +90,7 @@ fn a_disk_that_answers_nothing_is_known_by_that() {
             false => IoFault::None,
         };
         let config = StoreConfig::new(dir.path(), 16 * MIB);
-        let (store, _) = FileStore::open_with_faults(disk, config, Told::new(long)).unwrap();
+        let (store, _) = FileStore::open_with_faults(disk, config, FakeFaults::new(long)).unwrap();
         put(&store, b"short", &pattern(1, 100)).unwrap();
         put(&store, b"long", &pattern(2, 200_000)).unwrap();
         assert_eq!(store.stalled_for(), Duration::ZERO);
@@ -99,19 +99,19 @@ fn a_disk_that_answers_nothing_is_known_by_that() {
         while store.stalled_for() < Duration::from_millis(20) {
             std::thread::yield_now();
         }
-        // Whatever it answers, it answers.
+        // Any answer counts.
         while store.stalled_for() >= Duration::from_millis(20) {
             block_on(store.probe());
         }
         assert!(get(&store, b"short").unwrap().is_some());
         drop(hangs);
-        // Closing a file waits for what the kernel has of it.
+        // Closing a file waits for its requests in the kernel.
         std::mem::forget(store);
     }
 }
 
 #[test]
-fn what_was_removed_or_replaced_does_not_come_back() {
+fn removed_and_replaced_values_do_not_come_back() {
     for disk in engines() {
         let dir = dir();
         let (store, _) = open(&disk, dir.path(), 16 * MIB);
@@ -142,7 +142,8 @@ fn what_was_removed_or_replaced_does_not_come_back() {
     }
 }
 
-/// Random puts, reads and removals against a map, with too little room for all, and the store opened again now and then.
+/// Random puts, reads and removals beside a map, with too little space for all, and the store
+/// reopened now and then.
 #[test]
 fn agrees_with_a_map() {
     let mut rng = Rng::seeded(7);
@@ -183,15 +184,15 @@ fn agrees_with_a_map() {
             assert!(store.stats().used <= 2 * MIB);
         }
         for (key, value) in &model {
-            assert!(get(&store, key.as_bytes()).unwrap().as_ref() == Some(value), "{key} is still there");
+            assert!(get(&store, key.as_bytes()).unwrap().as_ref() == Some(value), "{key} is still present");
         }
-        assert_eq!(store.stats().objects, model.len() as u64, "and nothing else");
+        assert_eq!(store.stats().objects, model.len() as u64, "no other object is present");
         assert!(store.stats().corrupt == 0 && evicted > 0);
     }
 }
 
 #[test]
-fn the_least_recently_used_goes_first_and_the_index_stays_small() {
+fn the_least_recently_used_is_evicted_first_and_the_index_stays_small() {
     let dir = dir();
     let (store, _) = open(&DiskConfig::default(), dir.path(), 10 * 12_288);
     for i in 0..10u64 {
@@ -233,11 +234,11 @@ fn many_at_once() {
 }
 
 #[test]
-fn a_disk_that_errs_costs_objects_and_never_an_answer() {
-    // Reads of values fail at times, writes too: with EIO, or for want of space.
+fn disk_errors_cost_objects_and_never_a_wrong_value() {
+    // Reads of values fail at times, and writes too: with EIO, or for want of space.
     for disk in engines() {
         let dir = dir();
-        let faults = Told::new(|n, request| match n % 7 {
+        let faults = FakeFaults::new(|n, request| match n % 7 {
             3 if !request.write => IoFault::Errno(5),
             4 if request.write => IoFault::Errno(28),
             5 if request.write => IoFault::Errno(5),
@@ -255,7 +256,7 @@ fn a_disk_that_errs_costs_objects_and_never_an_answer() {
                         assert!(read == value, "{i}");
                         there += 1;
                     }
-                    Ok(None) => panic!("it was put"),
+                    Ok(None) => panic!("the object was put"),
                     Err(error) => {
                         assert_eq!(error.code(), ErrorCode::FileReadFail);
                         assert_eq!(
@@ -281,7 +282,8 @@ fn a_disk_that_errs_costs_objects_and_never_an_answer() {
         assert!(stats.disk.no_space > 0 && stats.disk.write_errors > stats.disk.no_space);
         assert_eq!((stats.unreadable, stats.failed_puts), (lost, refused));
         drop(store);
-        // On the disk as it is now, nothing stale and nothing wrong: each object is one that was put under its key.
+        // On the disk as it is now, nothing is stale or wrong: each object is one that was put
+        // under its key.
         let (store, _) = open(&disk, dir.path(), 8 * MIB);
         for key in store.keys() {
             let n: u64 = std::str::from_utf8(&key).unwrap().parse().unwrap();
@@ -292,14 +294,14 @@ fn a_disk_that_errs_costs_objects_and_never_an_answer() {
 }
 
 #[test]
-fn a_disk_that_does_not_answer_holds_nobody() {
+fn a_disk_that_does_not_answer_delays_no_deadline() {
     use mooncake_core::clock::{Clock, SystemClock};
     use mooncake_disk::{DiskTransport, OpenSegment};
     use mooncake_transport::transfer::{self, Transfer};
     for config in engines() {
         let dir = dir();
         let clock = SystemClock::shared();
-        let faults = Told::new(|n, _| if n == 0 { IoFault::Stall } else { IoFault::None });
+        let faults = FakeFaults::new(|n, _| if n == 0 { IoFault::Stall } else { IoFault::None });
         let disk = DiskTransport::start_with_faults(config, clock.clone(), faults).unwrap();
         let path = dir.path().join("segment");
         let segment = disk.open(&OpenSegment { path, len: MIB, grows: false }).unwrap();
@@ -310,10 +312,10 @@ fn a_disk_that_does_not_answer_holds_nobody() {
         let start = clock.now();
         let (result, _) = write(0, Some(start.after(Duration::from_millis(100)))).wait();
         assert_eq!(result.unwrap_err().kind(), ErrorKind::Timeout);
-        assert!(clock.now() >= start.after(Duration::from_millis(100)), "not before its time");
+        assert!(clock.now() >= start.after(Duration::from_millis(100)), "the share does not end early");
         write(8192, None).wait().0.unwrap();
         assert_eq!(disk.stats().timeouts, 1);
-        // The kernel may still write there, so the segment cannot be closed: that is for the process's end.
+        // The kernel may still write there, so the segment stays open until the process ends.
         std::mem::forget(segment);
     }
     let _: &dyn Clock = &SystemClock::new();
@@ -333,7 +335,7 @@ fn an_object_that_cannot_fit_is_refused_and_costs_nothing() {
 }
 
 #[test]
-fn the_page_cache_is_gone_past_where_the_file_system_can() {
+fn the_page_cache_is_bypassed_if_the_file_system_supports_it() {
     use mooncake_disk::{DiskTransport, OpenSegment};
     let dir = dir();
     let path = dir.path().join("segment");

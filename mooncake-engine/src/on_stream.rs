@@ -45,7 +45,7 @@ pub fn after_default_stream(transports: Option<&TransportSet>, location: Locatio
         Location::Cuda(number)
             if transports.is_none_or(|set| set.protocol() != Protocol::RDMA) && Cuda::present().is_some() =>
         {
-            CudaDriver::serve(None)?.settle(number)
+            CudaDriver::serve(None)?.wait_for_default_stream(number)
         }
         _ => Ok(()),
     }
@@ -122,6 +122,6 @@ impl TransferEngine {
     /// # Errors
     /// Those of [`check_streams`](Self::check_streams).
     pub fn settle_streams(&self) -> Result<()> {
-        self.parts.streams.0.get().map_or(Ok(()), StreamOrder::settle)
+        self.parts.streams.0.get().map_or(Ok(()), StreamOrder::wait_for_all)
     }
 }

@@ -1,8 +1,10 @@
-// A double of libcuda.so.1 for tests on machines without a GPU: the calls that mooncake-nvlink makes, on memory of the host's.
+// Fake libcuda.so.1 for tests on machines without a GPU: the calls of mooncake-nvlink, on host memory.
 //
-// A device address is mapped without any right, so a processor that touches it crashes. The bytes lie in a memfd mapped elsewhere, which another process opens
-// through /proc by what the handle says. Each stream is a thread that takes its time. Misuse that the real driver leaves undefined ends the process with a word
-// of why: freeing memory a copy is under way in, calling CUDA from a host function.
+// A device address is mapped without access rights, so that a direct access by the processor
+// crashes. The bytes lie in a memfd mapped elsewhere, which another process opens through /proc by
+// the content of the handle. Each stream is a thread with delays. Misuse that the real driver leaves
+// undefined ends the process with a message: freeing memory during a copy, or calling CUDA from a
+// host function.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -46,7 +48,7 @@ static void die(const char *why) {
     abort();
 }
 
-// ---- calls, counted -------------------------------------------------------------------------------------------------
+// ---- counted calls --------------------------------------------------------------------------------------------------
 
 static struct { const char *name; long count; } counts[128];
 static int counted;
@@ -73,7 +75,8 @@ long double_calls(const char *name) {
     return found;
 }
 
-// Copies between devices one of which may not touch the other's memory: the real driver takes them through the host.
+// Copies between devices without access to the memory of each other. The real driver copies through
+// the host.
 long double_unaided(void) {
     pthread_mutex_lock(&lock);
     long now = unaided;
@@ -97,7 +100,7 @@ static __thread int depth;
 
 static struct context *current(void) { return depth ? stack[depth - 1] : NULL; }
 
-// What a call in the current context comes to before it does anything.
+// Returns the error that a call in the current context has before it does anything.
 static CUresult here(void) {
     if (!initialised) return NOT_INITIALIZED;
     struct context *context = current();
@@ -120,14 +123,14 @@ struct range {
     ino_t inode;
     unsigned generation;
     struct block *block;
-    // Whose it is, if it is another process's, and what it is called there.
+    // Owner of the memory and its id there, for memory of another process.
     int32_t pid;
     uint64_t theirs, id;
 };
 static struct range *ranges;
 static uint64_t last_id;
 
-// Addresses that were memory are given out again, the last first, as the real driver does.
+// Freed addresses are reused, the last one first, as by the real driver.
 static struct { uint64_t at; size_t len; } spare[256];
 static int spares;
 
@@ -225,7 +228,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *ptr, size_t len) {
     return result;
 }
 
-// Giving memory back waits for all work that the context has now, as with the real driver.
+// Freeing memory waits for all current work of the context, as with the real driver.
 static void wait_for_all(void);
 
 CUresult cuMemFree_v2(CUdeviceptr at) {

@@ -1,4 +1,4 @@
-// Devices, contexts, errors, and what happens on demand. A part of cuda.c.
+// Devices, contexts, errors, and injected faults. Part of cuda.c.
 
 CUresult cuInit(unsigned flags) {
     CALL;
@@ -115,7 +115,7 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *activ
     return initialised ? OK : NOT_INITIALIZED;
 }
 
-// The devices are numbered against the order of their addresses, as CUDA may number them.
+// The numbers of the devices are in reverse order of their addresses, which CUDA permits.
 CUresult cuDeviceGetPCIBusId(char *text, int len, CUdevice device) {
     CALL;
     snprintf(text, (size_t)len, "0000:%02X:00.0", 0xa0 - device);
@@ -187,7 +187,7 @@ long double_contexts(int device) {
     return now;
 }
 
-// ---- what happens on demand -----------------------------------------------------------------------------------------
+// ---- injected faults -------- -----------------------------------------------------------------------------------------
 
 void double_inject(int fault, long how) {
     pthread_mutex_lock(&lock);

@@ -1,4 +1,5 @@
-// Handles that lead to memory in other processes, and memory that is made and mapped apart. A part of cuda.c.
+// Handles of memory in other processes, and memory that is created and mapped separately. Part of
+// cuda.c.
 
 static void describe(struct handle *handle, char sort, int fd, uint64_t at, size_t len, int device) {
     struct stat about;
@@ -40,13 +41,13 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *at, struct handle handle, unsigned f
     CALL;
     pthread_mutex_lock(&lock);
     CUresult result = here();
-    // The real driver does not open a process's own handles either.
+    // The real driver does not open the handles of its own process either.
     if (result == OK && handle.pid == getpid()) result = INVALID_CONTEXT;
     int fd = result == OK ? open_file(&handle, 'I') : -1;
     if (result == OK && fd < 0) result = INVALID_HANDLE;
     struct range *r = ranges;
     while (r && !(r->kind == IMPORTED && r->pid == handle.pid && r->theirs == handle.at)) r = r->next;
-    // What was there before is open still: nothing is opened in its place.
+    // The earlier memory is still open: nothing can be opened at its address.
     if (result == OK && r && r->inode != handle.inode) {
         close(fd);
         result = ALREADY_MAPPED;
@@ -227,7 +228,7 @@ CUresult cuMemGetAllocationPropertiesFromHandle(struct properties *p, uint64_t h
     return OK;
 }
 
-// A descriptor of the file the bytes are in stands for the dma-buf that it would be.
+// The descriptor of the file with the bytes stands for the dma-buf.
 CUresult cuMemGetHandleForAddressRange(void *into, CUdeviceptr at, size_t len, int type, uint64_t flags) {
     CALL;
     (void)flags;

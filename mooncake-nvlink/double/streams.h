@@ -1,4 +1,4 @@
-// Streams and events, and what is put on them. A part of cuda.c.
+// Streams and events, and their work. Part of cuda.c.
 
 enum sort { COPY, FILL, CALLBACK, MARK, WAIT_STREAM, WAIT_VALUE };
 
@@ -38,12 +38,12 @@ static void nap(struct stream *s, int copy) {
     if (us) usleep((useconds_t)us);
 }
 
-// Does what is at the head of the queue; the lock is held before and after.
+// Runs the work at the head of the queue. The lock is held before and after.
 static void perform(struct stream *s, struct work *w) {
     switch (w->sort) {
     case COPY:
     case FILL:
-        // In two halves, so that who looks too early sees one. Nothing is touched once the context is lost.
+        // In two halves, so that an early reader sees only one. A lost context touches nothing.
         for (int half = 0; half < 2; half++) {
             pthread_mutex_unlock(&lock);
             nap(s, !half);
@@ -121,7 +121,7 @@ static void after(struct stream *s, struct stream *other) {
         push(s, (struct work){.sort = WAIT_STREAM, .other = other, .until = other->submitted});
 }
 
-// The stream of a handle: 0 and 1 are the default one of the current context.
+// Returns the stream of a handle. 0 and 1 are the default stream of the current context.
 static CUresult stream_of(void *handle, struct stream **into) {
     if (!initialised) return NOT_INITIALIZED;
     if ((uintptr_t)handle > 2) {
@@ -136,7 +136,7 @@ static CUresult stream_of(void *handle, struct stream **into) {
     return lost ? LAUNCH_FAILED : OK;
 }
 
-// Puts work on a stream, in order with the default stream as the driver has it.
+// Appends work to a stream, ordered with the default stream as in the driver.
 static void submit(struct stream *s, struct work what) {
     struct stream *legacy = s->context->legacy;
     if (s == legacy) {
@@ -162,7 +162,7 @@ static void wait_for_all(void) {
     }
 }
 
-// Where bytes are; what is no device's must be the host's.
+// Returns the place of bytes. Memory of no device must be host memory.
 static CUresult place(uint64_t at, size_t len, char **bytes, struct range **r) {
     *r = find(at);
     if (!*r) {
@@ -179,7 +179,7 @@ static CUresult copy(struct stream *s, uint64_t to, uint64_t from, size_t len) {
     CUresult result = place(to, len, &w.to, &w.ranges[0]);
     if (result == OK) result = place(from, len, &w.from, &w.ranges[1]);
     if (result != OK) return result;
-    // Of one device's stream, memory of others.
+    // Memory of other devices than that of the stream.
     for (int i = 0; i < 2; i++) {
         struct range *r = w.ranges[i];
         int own = s->context->device;
@@ -308,7 +308,8 @@ CUresult cuStreamWaitValue32_v2(void *handle, CUdeviceptr at, uint32_t value, un
     CALL;
     struct stream *s;
     if (no_wait_value) return NOT_SUPPORTED;
-    // Without the flush, what a NIC wrote before may be seen late: nobody here has a reason not to ask for it.
+    // Without the flush, earlier writes of a NIC may become visible late, so every caller must request
+    // it.
     if (flags != 1u << 30) return INVALID_VALUE;
     pthread_mutex_lock(&lock);
     CUresult result = stream_of(handle, &s);

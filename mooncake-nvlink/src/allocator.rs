@@ -1,4 +1,5 @@
-//! Memory for frameworks that let others allocate (PyTorch's pluggable allocator): such that peers can open it by the best way there is.
+//! Memory for frameworks with a pluggable allocator (PyTorch), in a form that peers can open with
+//! the fastest transport available.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -10,16 +11,17 @@ use parking_lot::Mutex;
 use crate::cuda::{DeviceMemory, StreamRef};
 use crate::driver::CudaDriver;
 
-/// What [`allocate`] makes of a device's memory, by the numbers of the existing system's `mc_allocator_probe`.
+/// Kind of device memory that [`allocate`] creates, with the numbers of `mc_allocator_probe` in
+/// Mooncake C++.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
-    /// `cuMemAlloc`: peers of this host.
+    /// Memory of `cuMemAlloc`, for peers on this host.
     Plain = 0,
-    /// `cuMemCreate`: peers in the fabric.
+    /// Memory of `cuMemCreate`, for peers in the fabric.
     Fabric = 1,
-    /// There is no such device.
+    /// Unknown device.
     Unknown = -1,
-    /// There is no driver.
+    /// Missing driver.
     Unsupported = -2,
 }
 
@@ -28,7 +30,7 @@ fn live() -> &'static Mutex<HashMap<usize, DeviceMemory>> {
     LIVE.get_or_init(Mutex::default)
 }
 
-/// What a device's memory is made of.
+/// Returns the kind of memory that a device gets.
 pub fn probe(device: u32) -> Backend {
     let Ok(driver) = CudaDriver::serve(None) else { return Backend::Unsupported };
     if driver.cuda().is_err() {
@@ -41,10 +43,11 @@ pub fn probe(device: u32) -> Backend {
     }
 }
 
-/// Allocates memory of a device; its address. It is this module's until [`free`].
+/// Allocates memory of a device and returns its address. The module owns the memory until [`free`].
 ///
 /// # Errors
-/// `NOT_SUPPORTED` without a driver, `INVALID_PARAMS` for no bytes or no such device, `BUFFER_OVERFLOW` when there is no room.
+/// Returns `NOT_SUPPORTED` without a driver, `INVALID_PARAMS` for no bytes or an unknown device,
+/// `BUFFER_OVERFLOW` without enough memory.
 pub fn allocate(len: usize, device: u32) -> Result<u64> {
     let device = CudaDriver::serve(None)?.device(device)?;
     let fabric = if device.has_fabric() {
@@ -52,17 +55,19 @@ pub fn allocate(len: usize, device: u32) -> Result<u64> {
     } else {
         DeviceMemory::new(&device, len)
     };
-    // A machine may have the hardware and not the permission to export.
+    // A machine may have the hardware, but not the permission to export.
     let memory = fabric.or_else(|_| DeviceMemory::new(&device, len))?;
     let at = memory.span().ptr.as_ptr().expose_provenance();
     live().lock().insert(at, memory);
     Ok(at as u64)
 }
 
-/// Frees what [`allocate`] gave, when the work is over that the stream and the default one have now; whether it was that.
+/// Frees memory of [`allocate`] after the current work of the stream and of the default stream.
+/// Returns whether the address was such memory.
 ///
 /// # Safety
-/// `stream` is a `cudaStream_t`, 0 for the default one. No other stream uses the memory any more.
+/// `stream` is a `cudaStream_t`, or 0 for the default one. No other stream uses the memory any
+/// more.
 pub unsafe fn free(addr: u64, stream: u64) -> bool {
     let memory = usize::try_from(addr).ok().and_then(|addr| live().lock().remove(&addr));
     let Some(memory) = memory else { return false };
@@ -72,11 +77,11 @@ pub unsafe fn free(addr: u64, stream: u64) -> bool {
         let stream = unsafe { StreamRef::new(device.cuda(), stream, Some(device.number())) };
         let _ = stream.and_then(|stream| stream.mark()?.wait());
     }
-    let _ = device.settle();
+    let _ = device.wait_for_default_stream();
     true
 }
 
-/// Allocations that are not freed yet.
+/// Returns the number of allocations that are not freed yet.
 pub fn allocated() -> usize {
     live().lock().len()
 }

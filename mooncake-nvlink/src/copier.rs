@@ -1,4 +1,5 @@
-//! The copying itself: operations of one submission go to each device as one batch, and finish when the device says so.
+//! Copies: the operations of one submission go to each device as one batch, and complete when the
+//! device reports it.
 
 use std::sync::Arc;
 
@@ -8,49 +9,50 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::{Completion, Opcode};
 use tokio::runtime::Handle;
 
+use crate::codec::Inside;
 use crate::cuda::{Device, Imported};
 use crate::driver::CudaDriver;
 use crate::peer::{NvlinkPeer, View};
-use crate::poller::{Poller, Then};
-use crate::shown::Inside;
+use crate::poller::{OnEvent, Poller};
 
-/// One operation.
+/// Copy of one operation.
 #[derive(Clone, Copy)]
 pub(crate) struct Copy {
     pub(crate) opcode: Opcode,
     pub(crate) local: MemorySpan,
-    /// Address in the owner's process.
+    /// Address in the process of the owner.
     pub(crate) remote: u64,
 }
 
-/// Why an operation is not one of this wire's.
+/// Reason for which this transport cannot perform an operation.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The owner is gone, or no region that is open here holds all of the remote range.
+    /// Dead owner, or a remote range that no open region contains.
     NotThere,
-    /// The peer's memory cannot be opened, or a device not be used.
+    /// Failure to open the memory of the peer, or to use a device.
     Failed(Error),
 }
 
-/// Copies of one device, begun together.
+/// Copies of one device that begin together.
 pub(crate) struct Batch {
     device: Arc<Device>,
-    /// Some local memory is the host's and not page-locked: who begins the copies waits for them.
+    /// Whether some local memory is host memory that is not page-locked. The thread that begins
+    /// such copies waits for them.
     blocks: bool,
     copies: Vec<(u64, u64, usize)>,
     flights: Vec<Flight>,
 }
 
-/// What a copy holds until it is over.
+/// Resources that a copy holds until it is complete.
 struct Flight {
-    // Drop order: the owner no longer counts us in, then the memory may go from here.
+    // Drop order: first the owner stops counting this copy, then the memory may be unmapped here.
     _inside: Option<Inside>,
     _import: Option<Arc<Imported>>,
     share: Completion,
 }
 
-/// Copies for one node.
+/// Copier of one node.
 pub(crate) struct Copier {
     pub(crate) driver: Arc<CudaDriver>,
     pub(crate) clock: SharedClock,
@@ -58,7 +60,7 @@ pub(crate) struct Copier {
 }
 
 impl Copier {
-    /// Gets an operation ready. What is refused comes back.
+    /// Prepares an operation. A refused operation is returned.
     pub(crate) fn add(
         &self,
         batches: &mut Vec<Batch>,
@@ -83,7 +85,7 @@ impl Copier {
         Ok(())
     }
 
-    #[allow(clippy::type_complexity, reason = "taken apart at once")]
+    #[allow(clippy::type_complexity, reason = "destructured at once")]
     fn prepare(
         &self,
         view: &View<'_>,
@@ -93,7 +95,8 @@ impl Copier {
         let found = view.find(copy.remote, len as u64).ok_or(Refusal::NotThere)?;
         let remote = found.remote();
         let device = self.device_for(copy.local, &remote.allocation().uuid).map_err(Refusal::Failed)?;
-        // Counted in before anything is opened: what is open now stays until the copy is over.
+        // Counted before any memory is opened: a region that is open now stays open until the copy
+        // is complete.
         let inside = view.enter(&found).ok_or(Refusal::NotThere)?;
         let here = remote.at(&device).map_err(Refusal::Failed)?;
         if here.import.is_none()
@@ -111,7 +114,8 @@ impl Copier {
         Ok((device, copied, inside, here.import))
     }
 
-    /// The device that copies: the one the local bytes are on, or else the one the remote bytes are on.
+    /// Returns the device that copies: the one of the local bytes, or else the one of the remote
+    /// bytes.
     fn device_for(&self, local: MemorySpan, uuid: &[u8; 16]) -> Result<Arc<Device>> {
         match local.location {
             Location::Cuda(number) => self.driver.device(number),
@@ -122,12 +126,13 @@ impl Copier {
         }
     }
 
-    /// Whether a copy there keeps the thread that begins it: memory of the host's that is not page-locked.
+    /// Returns whether a copy blocks the thread that begins it, because of host memory that is not
+    /// page-locked.
     fn blocks(&self, local: MemorySpan) -> bool {
         !local.location.is_device() && !self.driver.cuda().is_ok_and(|cuda| cuda.knows(local.addr()))
     }
 
-    /// Begins what was got ready.
+    /// Begins the prepared copies.
     pub(crate) fn post(&self, batches: Vec<Batch>) {
         for batch in batches {
             let clock = self.clock.clone();
@@ -139,7 +144,7 @@ impl Copier {
         }
     }
 
-    /// Operations that were not found before the owner was asked what it has open now.
+    /// Retries operations whose range was unknown, after the owner has sent its current regions.
     pub(crate) fn after_refresh(&self, peer: &NvlinkPeer, copies: Vec<(Copy, Completion)>, refreshed: bool) {
         let (mut batches, view) = (Vec::new(), peer.view());
         for (copy, share) in copies {
@@ -159,20 +164,21 @@ impl Copier {
 
 impl Batch {
     fn post(mut self, clock: &SharedClock) {
-        self.leave_out_the_late(clock);
+        self.remove_late_and_cancelled(clock);
         if self.copies.is_empty() {
             return;
         }
-        // SAFETY: whoever made the operations vouches for the local bytes until their shares are finished, and each flight holds what its remote bytes need; both
-        // are kept until the device has said that the copies are over.
+        // SAFETY: the maker of the operations promises the local bytes until their shares are
+        // completed, and each flight holds the resources of its remote bytes. Both are kept until
+        // the device has reported the end of the copies.
         match unsafe { self.device.copy(&self.copies) } {
             Ok(event) => Poller::shared().watch(event, Box::new(Flights(self.flights))),
             Err(error) => Flights(self.flights).finish(Err(error)),
         }
     }
 
-    /// What is too late, or nobody waits for any more, is not begun.
-    fn leave_out_the_late(&mut self, clock: &SharedClock) {
+    /// Removes copies that are late or cancelled.
+    fn remove_late_and_cancelled(&mut self, clock: &SharedClock) {
         let mut at = 0;
         while at < self.flights.len() {
             let share = &self.flights[at].share;
@@ -187,7 +193,7 @@ impl Batch {
             if given_up {
                 share.give_back();
             } else {
-                let text = "the deadline passed before the copy began";
+                let text = "cannot copy: the deadline passed before the copy began";
                 share.finish(Err(Error::new(ErrorCode::RpcTimeout, text)));
             }
         }
@@ -205,18 +211,16 @@ impl Flights {
     }
 }
 
-impl Then for Flights {
-    fn over(self: Box<Self>, result: Result<()>) {
+impl OnEvent for Flights {
+    fn complete(self: Box<Self>, result: Result<()>) {
         self.finish(result);
     }
 }
 
 pub(crate) fn gone() -> Error {
-    Error::new(ErrorCode::TransferFail, "the owner of the memory is gone")
+    Error::new(ErrorCode::TransferFail, "cannot access device memory: its owner has ended")
 }
 
 pub(crate) fn closed(addr: u64, len: usize) -> Error {
-    Error::invalid(format!(
-        "{len} bytes at {addr:#x} do not lie in one registered buffer of a device's memory"
-    ))
+    Error::invalid(format!("{len} bytes at {addr:#x} do not lie in one registered buffer of device memory"))
 }

@@ -1,4 +1,5 @@
-//! The process's driver of device memory: what lets wires and stores that know nothing of CUDA copy from and to a GPU.
+//! Driver of device memory for this process, through which transports and stores without CUDA code
+//! copy from and to a GPU.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
@@ -11,31 +12,33 @@ use parking_lot::Mutex;
 
 use crate::cuda::{self, Cuda, Device, Event, Pinned};
 
-/// Bytes of page-locked memory kept for reuse.
+/// Maximum bytes of page-locked memory kept for reuse.
 const KEPT: usize = 64 << 20;
 
 static SERVING: OnceLock<Arc<CudaDriver>> = OnceLock::new();
 static BEGINNING: Mutex<()> = Mutex::new(());
 
-/// Copies between host and devices through CUDA. One serves the process.
+/// Copies between host and devices through CUDA. One driver serves the process.
 pub struct CudaDriver {
     libcuda: Option<PathBuf>,
     devices: Mutex<Vec<Arc<Device>>>,
-    staging: Arc<Mutex<Kept>>,
+    staging: Arc<Mutex<StagingPool>>,
 }
 
 #[derive(Default)]
-struct Kept {
+struct StagingPool {
     free: Vec<Pinned>,
     bytes: usize,
 }
 
 impl CudaDriver {
-    /// Has CUDA serve device memory to all of this process, unless another driver is asked to. Loads nothing: until somebody else uses CUDA, or a copy or staging memory is asked for, there is no
-    /// device memory. A library at `path` is loaded then, `libcuda.so.1` otherwise. Again, it gives the one that serves.
+    /// Installs CUDA as the driver of device memory for this process, unless another driver is
+    /// installed. Loads nothing: before the process uses CUDA, or requests a copy or staging
+    /// memory, there is no device memory. The library is then loaded from `path`, or as
+    /// `libcuda.so.1`. Later calls return the same driver.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` when another vendor's driver has offered itself.
+    /// Returns `INVALID_PARAMS` when the driver of another vendor is installed as the built-in one.
     pub fn serve(path: Option<PathBuf>) -> Result<Arc<Self>> {
         let _turn = BEGINNING.lock();
         if let Some(driver) = SERVING.get() {
@@ -46,18 +49,18 @@ impl CudaDriver {
         Ok(SERVING.get_or_init(|| driver).clone())
     }
 
-    /// The library, loaded and initialised.
+    /// Returns the library, loaded and initialised.
     ///
     /// # Errors
-    /// `NOT_SUPPORTED` without one, or without a device, and what to install.
+    /// Returns `NOT_SUPPORTED` without a library or a device, with what to install.
     pub fn cuda(&self) -> Result<&'static Cuda> {
         Cuda::open(self.libcuda.as_deref())
     }
 
-    /// A device, kept open from now on.
+    /// Returns a device, which stays open from now on.
     ///
     /// # Errors
-    /// As [`Cuda::device`].
+    /// Returns the errors of [`Cuda::device`].
     pub fn device(&self, number: u32) -> Result<Arc<Device>> {
         let mut devices = self.devices.lock();
         let known = devices.iter().find(|device| device.number() == number && !device.is_lost());
@@ -70,29 +73,35 @@ impl CudaDriver {
         Ok(device)
     }
 
-    /// Lists a span of a device's memory as a dma-buf's, until the result is dropped: NICs register it by that.
+    /// Lists a span of device memory as part of a dma-buf, until the result is dropped. NICs
+    /// register it by the dma-buf.
     ///
     /// # Errors
-    /// `NOT_SUPPORTED` where the driver or the device exports none, or the span is not in one allocation; `INVALID_PARAMS` for what is no device's memory.
+    /// Returns `NOT_SUPPORTED` if the driver or the device does not support it, or if the span
+    /// exceeds one allocation, and `INVALID_PARAMS` for other memory.
     pub fn list_dma_buf(&self, span: MemorySpan) -> Result<ListedDmaBuf> {
         let Location::Cuda(number) = span.location else {
-            return Err(Error::invalid(format!("{:#x} is no memory of a device's", span.addr())));
+            return Err(Error::invalid(format!(
+                "cannot export dma-buf: not device memory. address={:#x}",
+                span.addr()
+            )));
         };
         let (buffer, offset) = cuda::dma_buf(&self.device(number)?, span)?;
         ListedDmaBuf::new(span, buffer, offset)
     }
 
-    /// Waits until the work is over that the default stream of a device has now, and with it that of all streams which do not opt out of being in order with
-    /// it. For callers that filled memory there, or use it, and are to transfer it by a call that knows no stream. Blocks, and must not be called by who holds
-    /// such a stream back.
+    /// Waits until the current work of the default stream of a device is complete, and with it the
+    /// work of all streams that do not opt out of its order. For callers that filled or use memory
+    /// there, and transfer it by a call without a stream. Blocks; a caller that holds such a stream
+    /// back must not call it.
     ///
     /// # Errors
-    /// What that work came to.
-    pub fn settle(&self, number: u32) -> Result<()> {
-        self.device(number)?.settle()
+    /// Returns the errors of that work.
+    pub fn wait_for_default_stream(&self, number: u32) -> Result<()> {
+        self.device(number)?.wait_for_default_stream()
     }
 
-    /// Any device: one that we use, or that somebody else in this process does, or the first.
+    /// Returns any device: one in use by this driver, one in use by this process, or the first.
     pub(crate) fn any_device(&self) -> Result<Arc<Device>> {
         let known = self.devices.lock().iter().find(|device| !device.is_lost()).cloned();
         match known {
@@ -109,7 +118,10 @@ impl DeviceDriver for CudaDriver {
 
     unsafe fn copy(&self, from: MemorySpan, to: MemorySpan) -> Result<Box<dyn PendingCopy>> {
         if from.len != to.len {
-            return Err(Error::invalid(format!("{} bytes cannot be copied to {}", from.len, to.len)));
+            return Err(Error::invalid(format!(
+                "cannot copy memory: lengths differ. from={} to={}",
+                from.len, to.len
+            )));
         }
         let device = match (from.location, to.location) {
             (Location::Cuda(number), _) | (_, Location::Cuda(number)) => self.device(number)?,
@@ -121,11 +133,11 @@ impl DeviceDriver for CudaDriver {
             device.enable_peer(&*self.device(to)?);
         }
         if from.len == 0 {
-            return Ok(Box::new(Copying { event: None, result: Ok(()) }));
+            return Ok(Box::new(PendingCudaCopy { event: None, result: Ok(()) }));
         }
-        // SAFETY: promised until the result is dropped, and that waits for the event.
+        // SAFETY: promised by the caller until the result is dropped, which waits for the event.
         let event = unsafe { device.copy(&[(to.addr(), from.addr(), from.len)])? };
-        Ok(Box::new(Copying { event: Some(event), result: Ok(()) }))
+        Ok(Box::new(PendingCudaCopy { event: Some(event), result: Ok(()) }))
     }
 
     fn pci_addresses(&self) -> Option<Vec<String>> {
@@ -135,7 +147,7 @@ impl DeviceDriver for CudaDriver {
     fn staging(&self, len: usize) -> Result<Box<dyn MemorySource>> {
         let known = {
             let mut kept = self.staging.lock();
-            let at = kept.free.iter().position(|memory| memory.span().len == len && memory.is_there());
+            let at = kept.free.iter().position(|memory| memory.span().len == len && memory.is_usable());
             let memory = at.map(|at| kept.free.swap_remove(at));
             kept.bytes -= memory.as_ref().map_or(0, |memory| memory.span().len);
             memory
@@ -144,7 +156,7 @@ impl DeviceDriver for CudaDriver {
             Some(memory) => memory,
             None => Pinned::new(&self.any_device()?, len)?,
         };
-        Ok(Box::new(Staging {
+        Ok(Box::new(PooledStaging {
             span: memory.span(),
             memory: Some(memory),
             kept: Arc::downgrade(&self.staging),
@@ -158,37 +170,38 @@ impl std::fmt::Debug for CudaDriver {
     }
 }
 
-/// Page-locked memory that goes back to be used again.
-struct Staging {
+/// Page-locked memory that returns to the pool on drop.
+struct PooledStaging {
     span: MemorySpan,
     memory: Option<Pinned>,
-    kept: Weak<Mutex<Kept>>,
+    kept: Weak<Mutex<StagingPool>>,
 }
 
-// SAFETY: the driver keeps the bytes at that address until they are freed, which is after this.
-unsafe impl MemorySource for Staging {
+// SAFETY: the driver keeps the bytes at that address until they are freed, which happens after the
+// drop.
+unsafe impl MemorySource for PooledStaging {
     fn span(&self) -> MemorySpan {
         self.span
     }
 }
 
-impl Drop for Staging {
+impl Drop for PooledStaging {
     fn drop(&mut self) {
         let (Some(memory), Some(kept)) = (self.memory.take(), self.kept.upgrade()) else { return };
         let mut kept = kept.lock();
-        if kept.bytes + self.span.len <= KEPT && memory.is_there() {
+        if kept.bytes + self.span.len <= KEPT && memory.is_usable() {
             kept.bytes += self.span.len;
             kept.free.push(memory);
         }
     }
 }
 
-struct Copying {
+struct PendingCudaCopy {
     event: Option<Event>,
     result: Result<()>,
 }
 
-impl PendingCopy for Copying {
+impl PendingCopy for PendingCudaCopy {
     fn poll(&mut self) -> Option<Result<()>> {
         if let Some(event) = &self.event {
             self.result = event.poll()?;
@@ -205,7 +218,7 @@ impl PendingCopy for Copying {
     }
 }
 
-impl Drop for Copying {
+impl Drop for PendingCudaCopy {
     fn drop(&mut self) {
         if let Some(event) = self.event.take() {
             let _ = event.wait();

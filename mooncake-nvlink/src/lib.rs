@@ -5,6 +5,8 @@
 #[allow(unsafe_code)]
 pub mod allocator;
 #[allow(unsafe_code)]
+mod codec;
+#[allow(unsafe_code)]
 mod copier;
 #[allow(unsafe_code)]
 pub mod cuda;
@@ -15,20 +17,18 @@ mod listed;
 mod ordered;
 mod peer;
 mod poller;
-#[allow(unsafe_code)]
-mod shown;
 #[cfg(feature = "testkit")]
 #[allow(unsafe_code)]
 pub mod testkit;
 #[allow(unsafe_code)]
 mod transport;
 
+#[doc(hidden)]
+pub use codec::reencode as reencode_records;
 pub use copier::Refusal;
 pub use cuda::{Cuda, Device, DeviceMemory, Stream};
 pub use driver::CudaDriver;
 pub use mooncake_transport::config::NvlinkConfig;
 pub use ordered::{Ordered, StreamOrder};
 pub use peer::NvlinkPeer;
-#[doc(hidden)]
-pub use shown::again as records_again;
 pub use transport::{NvlinkTransport, Registration};

@@ -1,5 +1,6 @@
-//! Peers that are known by their descriptor alone: nodes of the existing system, and those on other hosts of the fabric. Handles are written as it writes them,
-//! 64 bytes in hexadecimal under `shm_name`, each of a whole allocation whose first byte is the buffer's.
+//! Peers known only by their descriptor: nodes of Mooncake C++, and nodes on other hosts of the
+//! fabric. Handles have the format of Mooncake C++, 64 bytes in hexadecimal under `shm_name`, each
+//! of a whole allocation that begins with the buffer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,12 +9,12 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::segment::{hex, unhex};
 use mooncake_transport::{BufferDesc, SegmentDesc};
 
-use crate::cuda::{Allocation, HANDLE_BYTES, Kind};
-use crate::shown::Remote;
+use crate::codec::Remote;
+use crate::cuda::{Allocation, HANDLE_BYTES, HandleKind};
 
 const HANDLE: &str = "shm_name";
 
-/// The buffers of a descriptor that have a handle.
+/// Buffers of a descriptor that have a handle.
 #[derive(Debug)]
 pub(crate) struct Listed {
     buffers: Vec<Arc<ListedBuffer>>,
@@ -27,8 +28,9 @@ pub(crate) struct ListedBuffer {
 }
 
 impl Listed {
-    /// What a descriptor lists; what was listed before with the same handle at the same place stays open.
-    pub(crate) fn new(desc: &SegmentDesc, kind: Kind, known: Option<&Listed>) -> Result<Self> {
+    /// Parses the buffers of a descriptor. A buffer that was listed before with the same handle at
+    /// the same address stays open.
+    pub(crate) fn new(desc: &SegmentDesc, kind: HandleKind, known: Option<&Listed>) -> Result<Self> {
         let mut buffers = Vec::new();
         for buffer in &desc.buffers {
             let Some(handle) = handle_of(buffer)? else { continue };
@@ -48,20 +50,23 @@ impl Listed {
             });
         }
         if buffers.is_empty() {
-            let text = format!("segment {:?} has no memory of a device's that can be opened", desc.name);
+            let text = format!(
+                "cannot connect to segment {:?}: it has no device memory that can be opened",
+                desc.name
+            );
             return Err(Error::new(ErrorCode::NotSupported, text));
         }
         Ok(Self { buffers })
     }
 
-    /// The buffer that holds all of a range which is not empty.
+    /// Returns the buffer that contains a whole range, which must not be empty.
     pub(crate) fn find(&self, addr: u64, len: u64) -> Option<Arc<ListedBuffer>> {
         let end = addr.checked_add(len).filter(|_| len != 0)?;
         self.buffers.iter().find(|buffer| addr >= buffer.addr && end - buffer.addr <= buffer.len).cloned()
     }
 }
 
-/// Whether a buffer can be opened by its descriptor.
+/// Returns whether the descriptor has a handle of a buffer.
 pub(crate) fn has_handle(buffer: &BufferDesc) -> bool {
     handle_of(buffer).is_ok_and(|handle| handle.is_some())
 }
@@ -72,13 +77,15 @@ fn handle_of(buffer: &BufferDesc) -> Result<Option<[u8; HANDLE_BYTES]>> {
         return Ok(None);
     };
     let bytes = unhex(text).and_then(|bytes| bytes.try_into().ok());
-    let bytes =
-        bytes.ok_or_else(|| Error::invalid(format!("{HANDLE:?} is not {HANDLE_BYTES} bytes in hexadecimal")));
+    let bytes = bytes.ok_or_else(|| {
+        Error::invalid(format!("invalid {HANDLE:?}: expected {HANDLE_BYTES} bytes in hexadecimal"))
+    });
     bytes.map(Some)
 }
 
-/// Writes handles into our own descriptor: into buffers that begin with their allocation, for who reads one takes the first byte of the allocation for that of the
-/// buffer; and, once each, buffers of whole allocations for those that do not.
+/// Writes handles into the descriptor of this node. Buffers that begin with their allocation get
+/// its handle, because readers take the first byte of the allocation as that of the buffer. For the
+/// other buffers, the descriptor gets additional buffers of whole allocations, once each.
 pub(crate) fn describe(exports: &HashMap<u64, Allocation>, desc: &mut SegmentDesc) {
     let mut whole: Vec<(String, Allocation)> = Vec::new();
     for buffer in &mut desc.buffers {
@@ -105,7 +112,14 @@ mod tests {
     use super::*;
 
     fn allocation(base: u64, byte: u8) -> Allocation {
-        Allocation { base, len: 0x1000, kind: Kind::Ipc, handle: [byte; HANDLE_BYTES], uuid: [0; 16], id: 0 }
+        Allocation {
+            base,
+            len: 0x1000,
+            kind: HandleKind::Ipc,
+            handle: [byte; HANDLE_BYTES],
+            uuid: [0; 16],
+            id: 0,
+        }
     }
 
     fn buffer(addr: u64, length: u64) -> BufferDesc {
@@ -113,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn handles_are_written_as_the_existing_system_writes_them() {
+    fn handles_have_the_format_of_mooncake_cpp() {
         let mut desc = SegmentDesc::new("n");
         desc.buffers = vec![buffer(0x1000, 64), buffer(0x5010, 16), buffer(0x5020, 16), buffer(0x9000, 8)];
         let exports = HashMap::from([
@@ -127,7 +141,7 @@ mod tests {
         let whole = &desc.buffers[4..];
         assert_eq!((whole.len(), whole[0].addr, whole[0].length), (1, 0x5000, 0x1000));
         assert_eq!(whole[0].extra[HANDLE], "01".repeat(64));
-        let listed = Listed::new(&desc, Kind::Ipc, None).unwrap();
+        let listed = Listed::new(&desc, HandleKind::Ipc, None).unwrap();
         assert_eq!(listed.find(0x5010, 16).unwrap().addr, 0x5000);
         assert_eq!(listed.find(0x1010, 16).unwrap().remote.allocation().handle, [0xab; HANDLE_BYTES]);
         for (addr, len) in [(0x1000, 65), (0x1000, 0), (0x9000, 8), (u64::MAX, 2), (0xfff, 2)] {
@@ -136,29 +150,29 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_that_has_changed_is_another_memory() {
+    fn a_changed_handle_is_another_allocation() {
         let with = |byte| {
             let mut desc = SegmentDesc::new("n");
             desc.buffers = vec![buffer(0x1000, 64)];
             describe(&HashMap::from([(0x1000, allocation(0x1000, byte))]), &mut desc);
             desc
         };
-        let first = Listed::new(&with(1), Kind::Ipc, None).unwrap();
-        let same = Listed::new(&with(1), Kind::Ipc, Some(&first)).unwrap();
-        let other = Listed::new(&with(2), Kind::Ipc, Some(&first)).unwrap();
+        let first = Listed::new(&with(1), HandleKind::Ipc, None).unwrap();
+        let same = Listed::new(&with(1), HandleKind::Ipc, Some(&first)).unwrap();
+        let other = Listed::new(&with(2), HandleKind::Ipc, Some(&first)).unwrap();
         assert!(Arc::ptr_eq(&first.buffers[0], &same.buffers[0]));
         assert!(!Arc::ptr_eq(&first.buffers[0], &other.buffers[0]));
     }
 
     #[test]
-    fn what_is_no_handle_is_named() {
+    fn invalid_handles_are_named() {
         for text in ["zz", "ab", &"AB".repeat(65)] {
             let mut desc = SegmentDesc::new("n");
             desc.buffers = vec![buffer(0x1000, 64)];
             desc.buffers[0].extra.insert(HANDLE.into(), text.into());
-            let error = Listed::new(&desc, Kind::Ipc, None).unwrap_err();
+            let error = Listed::new(&desc, HandleKind::Ipc, None).unwrap_err();
             assert!(error.message().contains(HANDLE), "{error}");
         }
-        assert!(Listed::new(&SegmentDesc::new("n"), Kind::Ipc, None).is_err());
+        assert!(Listed::new(&SegmentDesc::new("n"), HandleKind::Ipc, None).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Who waits for devices: one thread for all copies under way, asleep when there are none.
+//! Thread that waits for devices: one for all copies in progress, asleep when there are none.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -9,18 +9,19 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::cuda::Event;
 
-/// How long it looks without a pause after something has happened: most copies are shorter, and so is the time to the next one of who makes many.
-const EAGER: Duration = Duration::from_micros(50);
-/// The shortest and the longest pause after that.
+/// Time of polling without a pause after an event: most copies are shorter, and so is the time to
+/// the next one of a busy caller.
+const BUSY_POLL: Duration = Duration::from_micros(50);
+/// Shortest and longest pause after that.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
 
-/// Something to do when an event has happened. It must not wait.
-pub(crate) trait Then: Send {
-    fn over(self: Box<Self>, result: Result<()>);
+/// Callback for an event. It must not wait.
+pub(crate) trait OnEvent: Send {
+    fn complete(self: Box<Self>, result: Result<()>);
 }
 
-impl<F: FnOnce(Result<()>) + Send> Then for F {
-    fn over(self: Box<Self>, result: Result<()>) {
+impl<F: FnOnce(Result<()>) + Send> OnEvent for F {
+    fn complete(self: Box<Self>, result: Result<()>) {
         self(result);
     }
 }
@@ -39,18 +40,18 @@ struct Queue {
 
 struct Waiting {
     event: Event,
-    then: Box<dyn Then>,
+    then: Box<dyn OnEvent>,
 }
 
 impl Poller {
-    /// The one of this process.
+    /// Returns the poller of this process.
     pub(crate) fn shared() -> &'static Arc<Self> {
         static SHARED: OnceLock<Arc<Poller>> = OnceLock::new();
         SHARED.get_or_init(Arc::default)
     }
 
-    /// Has `then` called when the event has happened, on the poller's thread.
-    pub(crate) fn watch(self: &Arc<Self>, event: Event, then: Box<dyn Then>) {
+    /// Calls `then` after the event, on the thread of the poller.
+    pub(crate) fn watch(self: &Arc<Self>, event: Event, then: Box<dyn OnEvent>) {
         let mut queue = self.queue.lock();
         if !queue.running {
             let poller = self.clone();
@@ -58,8 +59,8 @@ impl Poller {
                 std::thread::Builder::new().name("mooncake-nvlink".into()).spawn(move || poller.run());
             if let Err(error) = started {
                 drop(queue);
-                tracing::warn!(%error, "no thread to wait for devices with");
-                return then.over(event.wait());
+                tracing::warn!(%error, "cannot start the thread that waits for devices");
+                return then.complete(event.wait());
             }
             queue.running = true;
         }
@@ -74,7 +75,7 @@ impl Poller {
         let (mut active, mut pause) = (clock.now(), PAUSES.0);
         loop {
             let before = waiting.len();
-            self.take(&mut waiting, pause, clock.now().since(active) < EAGER);
+            self.take(&mut waiting, pause, clock.now().since(active) < BUSY_POLL);
             let mut happened = waiting.len() > before;
             let mut at = 0;
             while at < waiting.len() {
@@ -83,20 +84,21 @@ impl Poller {
                     Some(result) => {
                         let Waiting { event, then } = waiting.swap_remove(at);
                         drop(event);
-                        then.over(result);
+                        then.complete(result);
                         happened = true;
                     }
                 }
             }
             if happened {
                 (active, pause) = (clock.now(), PAUSES.0);
-            } else if clock.now().since(active) >= EAGER {
+            } else if clock.now().since(active) >= BUSY_POLL {
                 pause = (pause * 2).min(PAUSES.1);
             }
         }
     }
 
-    /// What is new. Sleeps when there is nothing to wait for, and pauses otherwise, unless something is expected any moment.
+    /// Takes new entries. Sleeps when there is nothing to wait for. Otherwise it pauses, unless an
+    /// event is expected at any moment.
     fn take(&self, waiting: &mut Vec<Waiting>, pause: Duration, eager: bool) {
         let mut queue = self.queue.lock();
         if queue.new.is_empty() && !eager {

@@ -1,4 +1,4 @@
-//! [`Transport`] by copies of the device's own.
+//! [`Transport`] by copies of the device.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,41 +15,42 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
+use crate::codec::{Opened, Remote};
 use crate::copier::{Copier, Copy, Refusal, closed, gone};
-use crate::cuda::{Allocation, Kind};
+use crate::cuda::{Allocation, HandleKind};
 use crate::driver::CudaDriver;
 use crate::listed::{self, Listed};
 use crate::peer::NvlinkPeer;
-use crate::shown::{Opened, Remote};
 
-/// Key of ours in descriptors: the host by the id of its boot, and the name of the socket. Peers that do not know it ignore it.
+/// Key of this project in descriptors: the host by the id of its boot, and the name of the socket.
+/// Other peers ignore it.
 const ENDPOINT: &str = "nvlink_endpoint";
 
-/// A node that opens memory of its GPUs to others, and copies from and to theirs.
+/// Node that opens the memory of its GPUs to peers, and copies from and to theirs.
 ///
-/// Its tasks run on the runtime given to [`NvlinkTransport::start`]; calls may come from any thread. Dropping it closes its socket, and peers
-/// see it as dead.
+/// Its tasks run on the runtime given to [`NvlinkTransport::start`]; calls may come from any
+/// thread. Dropping the transport closes its socket, and peers see the node as dead.
 pub struct NvlinkTransport {
     config: NvlinkConfig,
     runtime: Handle,
     copier: Arc<Copier>,
     owner: Arc<Owner<Opened>>,
     exports: Exports,
-    /// What [`ENDPOINT`] says of us.
+    /// Endpoint of this node, published under [`ENDPOINT`].
     endpoint: Endpoint,
     links: Arc<Links<Remote>>,
     listed: Mutex<HashMap<String, Weak<Listed>>>,
     tasks: [JoinHandle<()>; 2],
 }
 
-/// What is open, by the first address.
+/// Open allocations by first address.
 type Exports = Arc<Mutex<HashMap<u64, Allocation>>>;
 
-/// Memory an [`NvlinkTransport`] knows of. Closed to peers when it is dropped.
+/// Memory that an [`NvlinkTransport`] knows. Dropping it closes the memory to peers.
 #[derive(Debug)]
 pub struct Registration {
     location: Location,
-    // Drop order: taken out of the descriptor first.
+    // Drop order: removed from the descriptor first.
     _listed: Option<Export>,
     seat: Option<Seat<Opened>>,
 }
@@ -67,7 +68,8 @@ impl Drop for Export {
 }
 
 impl Registration {
-    /// Whether peers can reach it: it is open to them, a device's, and of an allocation that can be exported.
+    /// Returns whether peers can reach the memory: it is registered for peers, device memory, and
+    /// of an allocation that can be exported.
     pub fn is_reachable(&self) -> bool {
         self.seat.as_ref().is_some_and(Seat::is_open)
     }
@@ -77,16 +79,17 @@ impl NvlinkTransport {
     /// Loads the CUDA driver, opens the socket and serves it on `runtime`.
     ///
     /// # Errors
-    /// `NOT_SUPPORTED` without a driver or a device, and what to install; `INVALID_PARAMS` for a configuration that cannot work; another where there are
-    /// no sockets of this kind, or the host cannot be told from others.
+    /// Returns `NOT_SUPPORTED` without a driver or a device, with what to install, `INVALID_PARAMS`
+    /// for a configuration that cannot work, and another error where the system has no such sockets
+    /// or no boot id.
     pub fn start(config: NvlinkConfig, runtime: &Handle) -> Result<Self> {
         Self::start_with_clock(config, runtime, SystemClock::shared())
     }
 
-    /// The same with a clock, on which the deadlines of completions are understood.
+    /// Starts the transport with a clock for the deadlines of completions.
     ///
     /// # Errors
-    /// As [`start`](Self::start).
+    /// Returns the errors of [`start`](Self::start).
     pub fn start_with_clock(config: NvlinkConfig, runtime: &Handle, clock: SharedClock) -> Result<Self> {
         config.check()?;
         let driver = CudaDriver::serve(config.libcuda.clone())?;
@@ -114,12 +117,12 @@ impl NvlinkTransport {
         })
     }
 
-    /// The driver it copies by.
+    /// Returns the driver.
     pub fn driver(&self) -> &Arc<CudaDriver> {
         &self.copier.driver
     }
 
-    /// Regions that are open to peers.
+    /// Returns the number of regions that are open to peers.
     pub fn opened(&self) -> usize {
         self.exports.lock().len()
     }
@@ -141,29 +144,34 @@ impl NvlinkTransport {
         self.copier.post(batches);
     }
 
-    /// What the handles in a descriptor are that is not of this host, as far as is known. `None` for those of another host's that it alone can open: the numbers in
-    /// them may by chance be those of memory here.
-    fn kind_of(&self, desc: &SegmentDesc) -> Option<Kind> {
+    /// Returns the kind of the handles in a descriptor of another host, as far as known. Returns
+    /// `None` for handles that only the other host can open: their numbers may by chance be those
+    /// of memory here.
+    fn kind_of(&self, desc: &SegmentDesc) -> Option<HandleKind> {
         let fabric = desc.speaks(&Protocol::NVLINK)
             && self.config.fabric
             && self.copier.driver.any_device().is_ok_and(|device| device.has_fabric());
         if fabric {
-            return Some(Kind::Fabric);
+            return Some(HandleKind::Fabric);
         }
-        endpoint(desc).is_none().then_some(Kind::Ipc)
+        endpoint(desc).is_none().then_some(HandleKind::Ipc)
     }
 
-    fn export_ways(&self) -> &'static [Kind] {
-        if self.config.fabric && !self.config.intra_node { &[Kind::Fabric, Kind::Ipc] } else { &[Kind::Ipc] }
+    fn export_ways(&self) -> &'static [HandleKind] {
+        if self.config.fabric && !self.config.intra_node {
+            &[HandleKind::Fabric, HandleKind::Ipc]
+        } else {
+            &[HandleKind::Ipc]
+        }
     }
 
-    /// Opens a device's memory to peers, if the driver can export it.
+    /// Opens device memory to peers, if the driver can export it.
     fn open(&self, number: u32, span: MemorySpan) -> Result<(Option<Seat<Opened>>, Option<Export>)> {
         let device = self.copier.driver.device(number)?;
         let allocation = match Allocation::export(&device, span, self.export_ways()) {
             Ok(allocation) => allocation,
             Err(error) if matches!(error.code(), ErrorCode::NotSupported | ErrorCode::InvalidParams) => {
-                tracing::warn!(%error, addr = span.addr(), "memory of {} is not opened to peers", device.location());
+                tracing::warn!(%error, addr = span.addr(), "memory of {} cannot be exported to peers", device.location());
                 return Ok((None, None));
             }
             Err(error) => return Err(error),
@@ -177,8 +185,10 @@ impl NvlinkTransport {
     }
 }
 
-// SAFETY: remote bytes are touched through mappings that flights hold, only while the owner counts us inside an open region (`same_host`), and an owner's
-// registration ends when nobody is inside; local bytes are touched by copies whose flights hold a share of their own until the device has said that it is done.
+// SAFETY: remote bytes are touched through mappings that flights hold, only while the owner counts
+// this node inside an open region (`same_host`). The registration of an owner ends when nobody is
+// inside. Local bytes are touched by copies whose flights hold a share of their own until the
+// device has reported their end.
 unsafe impl Transport for NvlinkTransport {
     type Registration = Registration;
     type Peer = NvlinkPeer;
@@ -193,7 +203,11 @@ unsafe impl Transport for NvlinkTransport {
 
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Registration> {
         if span.len == 0 || span.addr().checked_add(span.len as u64).is_none() {
-            return Err(Error::invalid(format!("cannot register {} bytes at {:#x}", span.len, span.addr())));
+            return Err(Error::invalid(format!(
+                "cannot register memory: invalid range. address={:#x} len={}",
+                span.addr(),
+                span.len
+            )));
         }
         let span = span.located();
         let (seat, listed) = match (access, span.location) {
@@ -205,7 +219,8 @@ unsafe impl Transport for NvlinkTransport {
 
     fn describe(&self, desc: &mut SegmentDesc) {
         desc.extra.insert(ENDPOINT.into(), self.endpoint.to_string().into());
-        // Older peers read one protocol, so beside another wire this one is told by its key alone.
+        // Older peers read only one protocol, so beside another transport only the key announces
+        // this one.
         if desc.protocols.is_empty() {
             desc.protocols.push(self.protocol());
             listed::describe(&self.exports.lock(), desc);
@@ -225,8 +240,10 @@ unsafe impl Transport for NvlinkTransport {
             return Ok(NvlinkPeer::linked(link));
         }
         let kind = self.kind_of(desc).ok_or_else(|| {
-            let text =
-                format!("segment {:?} is on another host, and in no fabric that this one is in", desc.name);
+            let text = format!(
+                "cannot connect to segment {:?}: it is on another host, and not in the same fabric",
+                desc.name
+            );
             Error::new(ErrorCode::NotSupported, text)
         })?;
         let known = self.listed.lock().get(&desc.name).and_then(Weak::upgrade);
@@ -246,7 +263,7 @@ unsafe impl Transport for NvlinkTransport {
             Refusal::Failed(error) => share.finish(Err(error)),
             Refusal::NotThere if peer.is_gone() => share.finish(Err(gone())),
             Refusal::NotThere if op.is_empty() => share.finish(Err(closed(op.remote(), op.len()))),
-            // What is known now may be newer than what this was looked for in.
+            // The refreshed list of regions may contain this range.
             Refusal::NotThere => {
                 again.push((Copy { opcode: op.opcode(), local: local(&op), remote: op.remote() }, share));
             }
@@ -284,7 +301,7 @@ impl PartialTransport for NvlinkTransport {
     }
 }
 
-/// The local bytes, with the device they are on.
+/// Returns the local bytes, with their device.
 fn local(op: &Op<'_, Registration>) -> MemorySpan {
     let span = op.local();
     match op.registration() {
@@ -294,7 +311,7 @@ fn local(op: &Op<'_, Registration>) -> MemorySpan {
     }
 }
 
-/// Where a descriptor says that its owner listens.
+/// Returns the endpoint that a descriptor names.
 fn endpoint(desc: &SegmentDesc) -> Option<Endpoint> {
     Endpoint::parse(desc.extra.get(ENDPOINT)?.as_str()?)
 }

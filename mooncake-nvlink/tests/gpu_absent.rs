@@ -1,4 +1,4 @@
-//! Where there is no driver, that is one clear error, and asking about addresses is none.
+//! A missing driver is one clear error, and lookups of addresses are none.
 
 use mooncake_core::ErrorKind;
 use mooncake_core::memory::{HostMemory, Location, MemorySource, device_driver};
@@ -6,9 +6,9 @@ use mooncake_nvlink::allocator::{Backend, probe};
 use mooncake_nvlink::{Cuda, CudaDriver, NvlinkConfig, NvlinkTransport};
 
 #[test]
-fn what_is_missing_is_named() {
+fn a_missing_library_is_named() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    // Whatever this machine has.
+    // The path does not exist on any machine.
     let libcuda = Some("/nowhere/libcuda.so.1".into());
     let config = NvlinkConfig { libcuda, ..NvlinkConfig::default() };
 
@@ -16,7 +16,7 @@ fn what_is_missing_is_named() {
     let memory = HostMemory::new(64).unwrap();
     assert_eq!(memory.span().located().location, Location::Any);
     assert!(device_driver().unwrap().allocation(0x7000_0000_0000).is_none());
-    assert!(Cuda::present().is_none(), "asking has loaded the driver");
+    assert!(Cuda::present().is_none(), "the lookup has loaded the driver");
 
     for error in [
         NvlinkTransport::start(config, runtime.handle()).unwrap_err(),
@@ -31,7 +31,7 @@ fn what_is_missing_is_named() {
 }
 
 #[test]
-fn settings_that_cannot_work_are_refused_first() {
+fn invalid_settings_are_refused_first() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let config = NvlinkConfig { max_served: 0, ..NvlinkConfig::default() };
     let error = NvlinkTransport::start(config, runtime.handle()).unwrap_err();

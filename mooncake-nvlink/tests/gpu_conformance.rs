@@ -1,23 +1,24 @@
-//! The public conformance suite on the double of libcuda: memory of devices open to peers, and local memory of every kind.
+//! The public conformance suite on the fake libcuda: device memory open to peers, and local memory
+//! of every kind.
 
 use mooncake_nvlink::testkit::{OnGpu, load};
 
-fn on_double(local: Option<u32>) -> OnGpu {
+fn on_fake(local: Option<u32>) -> OnGpu {
     load();
     OnGpu::new(local)
 }
 
 mod to_the_host {
     use super::*;
-    mooncake_transport::transport_conformance!(on_double(None));
+    mooncake_transport::transport_conformance!(on_fake(None));
 }
 
 mod on_one_device {
     use super::*;
-    mooncake_transport::transport_conformance!(on_double(Some(0)));
+    mooncake_transport::transport_conformance!(on_fake(Some(0)));
 }
 
 mod between_devices {
     use super::*;
-    mooncake_transport::transport_conformance!(on_double(Some(1)));
+    mooncake_transport::transport_conformance!(on_fake(Some(1)));
 }

@@ -1,4 +1,5 @@
-//! What goes wrong with devices, on the double of libcuda: everything ends with an error that says what it was, and nothing hangs.
+//! Faults of devices, on the fake libcuda: every call ends with an error that names the fault, and
+//! nothing hangs.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -7,7 +8,7 @@ use mooncake_core::memory::{
     DeviceDriver, HostMemory, Location, MemorySource, MemorySpan, copy_memory, device_driver, dma_buf,
 };
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
-use mooncake_nvlink::testkit::{Double, Fault, load};
+use mooncake_nvlink::testkit::{FakeCuda, Fault, load};
 use mooncake_nvlink::{Cuda, CudaDriver, Device, DeviceMemory, NvlinkConfig, NvlinkPeer, NvlinkTransport};
 use mooncake_transport::fallback::PartialTransport;
 use mooncake_transport::testkit::write_when_begun;
@@ -15,11 +16,11 @@ use mooncake_transport::transfer::{self, Transfer};
 use mooncake_transport::{Access, BufferDesc, Region, SegmentDesc, Ticket, Transport};
 use tokio::runtime::Runtime;
 
-/// Faults are the whole process's, so one test at a time.
+/// Lock of one test at a time: faults concern the whole process.
 static TURN: Mutex<()> = Mutex::new(());
 
 struct World {
-    double: Double,
+    fake: FakeCuda,
     owner: NvlinkTransport,
     user: NvlinkTransport,
     runtime: Runtime,
@@ -29,16 +30,16 @@ struct World {
 impl World {
     fn new() -> Self {
         let turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let double = load();
+        let fake = load();
         for fault in
             [Fault::Slow, Fault::NoBatch, Fault::Fabric, Fault::CopyFails, Fault::OutOfMemory, Fault::NoPeers]
         {
-            double.inject(fault, 0);
+            fake.inject(fault, 0);
         }
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let start = || NvlinkTransport::start(NvlinkConfig::default(), runtime.handle()).unwrap();
-        Self { double, owner: start(), user: start(), runtime, _turn: turn }
+        Self { fake, owner: start(), user: start(), runtime, _turn: turn }
     }
 
     fn device(&self) -> Arc<Device> {
@@ -76,16 +77,16 @@ impl World {
 
 fn ended<B: Send + 'static>(ticket: Ticket<B>) -> Result<()> {
     let ended = ticket.wait_timeout(Duration::from_secs(20));
-    ended.unwrap_or_else(|_| panic!("it hangs")).0
+    ended.unwrap_or_else(|_| panic!("the transfer hangs")).0
 }
 
 fn code(result: Result<impl Sized>) -> ErrorCode {
-    result.err().as_ref().map(Error::code).expect("this must fail")
+    result.err().as_ref().map(Error::code).expect("the call fails")
 }
 
-/// As when the owner is asked by the way just then.
+/// The peer asks the owner again in the middle of the submission.
 #[test]
-fn memory_that_is_heard_of_in_the_middle_of_a_submission_is_found() {
+fn memory_announced_in_the_middle_of_a_submission_is_found() {
     let world = World::new();
     let _first = world.open(4096);
     let peer = world.connect();
@@ -99,14 +100,14 @@ fn memory_that_is_heard_of_in_the_middle_of_a_submission_is_found() {
 }
 
 #[test]
-fn no_room_is_said_and_passes() {
+fn out_of_memory_is_reported_and_temporary() {
     let world = World::new();
-    world.double.inject(Fault::OutOfMemory, 1);
+    world.fake.inject(Fault::OutOfMemory, 1);
     let error = DeviceMemory::new(&world.device(), 4096).unwrap_err();
     assert_eq!((error.code(), error.kind()), (ErrorCode::BufferOverflow, ErrorKind::NoSpace), "{error}");
     assert!(error.to_string().contains("out of memory"), "{error}");
     DeviceMemory::new(&world.device(), 4096).unwrap();
-    world.double.inject(Fault::OutOfMemory, 1);
+    world.fake.inject(Fault::OutOfMemory, 1);
     assert_eq!(code(device_driver().unwrap().staging(12345)), ErrorCode::BufferOverflow);
     device_driver().unwrap().staging(12345).unwrap();
 }
@@ -117,37 +118,37 @@ fn a_copy_that_cannot_begin_fails_and_the_next_one_does_not() {
     let (remote, local) = (world.open(4096), world.local(4096));
     let peer = world.connect();
     for no_batch in [0, 1] {
-        world.double.inject(Fault::NoBatch, no_batch);
-        world.double.inject(Fault::CopyFails, 1);
+        world.fake.inject(Fault::NoBatch, no_batch);
+        world.fake.inject(Fault::CopyFails, 1);
         let error = ended(world.write(&peer, &local, remote.addr())).unwrap_err();
         assert!(error.to_string().contains("invalid argument"), "{error}");
         ended(world.write(&peer, &local, remote.addr())).unwrap();
         let deadline = Some(world.user.clock().now().after(Duration::from_secs(20)));
         let parts = |from: usize| Transfer::new(remote.addr(), local.slice(from..from + 1).unwrap());
-        // Enough of them for a batch.
-        world.double.inject(Fault::CopyFails, 1);
+        // Enough copies for a batch.
+        world.fake.inject(Fault::CopyFails, 1);
         let many = transfer::write(&world.user, &peer, (0..16).map(parts).collect::<Vec<_>>(), deadline);
         assert!(ended(many).is_err());
         let many = transfer::write(&world.user, &peer, (0..16).map(parts).collect::<Vec<_>>(), deadline);
         ended(many).unwrap();
     }
-    assert!(world.double.calls("cuMemcpyBatchAsync") > 0);
+    assert!(world.fake.calls("cuMemcpyBatchAsync") > 0);
 }
 
 #[test]
-fn a_lost_context_ends_what_is_under_way_and_a_new_one_serves() {
+fn a_lost_context_ends_its_copies_and_a_new_one_serves() {
     let world = World::new();
     let (remote, local) = (world.open(1 << 20), world.local(1 << 20));
     let peer = world.connect();
     ended(world.write(&peer, &local, remote.addr())).unwrap();
-    world.double.inject(Fault::Slow, 50_000);
+    world.fake.inject(Fault::Slow, 50_000);
     let under_way: Vec<_> = (0..8).map(|_| world.write(&peer, &local, remote.addr())).collect();
     let device = device_driver().unwrap();
     let copying = device.staging(64).unwrap();
     let part = MemorySpan { len: 64, ..remote.span() };
-    // SAFETY: both live until it is over.
+    // SAFETY: both are allocated until the copy is complete.
     let pending = unsafe { device.copy(part, copying.span()) };
-    world.double.inject(Fault::Lost, 1);
+    world.fake.inject(Fault::Lost, 1);
     for ticket in under_way {
         assert_eq!(ended(ticket).unwrap_err().kind(), ErrorKind::Unavailable);
     }
@@ -157,10 +158,10 @@ fn a_lost_context_ends_what_is_under_way_and_a_new_one_serves() {
         world.user.driver().device(0).and_then(|device| DeviceMemory::new(&device, 64)).unwrap_err().kind(),
         ErrorKind::Unavailable
     );
-    world.double.inject(Fault::Slow, 0);
+    world.fake.inject(Fault::Slow, 0);
     drop((remote, local));
 
-    world.double.inject(Fault::Reset, 1);
+    world.fake.inject(Fault::Reset, 1);
     let (remote, local) = (world.open(4096), world.local(4096));
     let peer = world.connect();
     ended(world.write(&peer, &local, remote.addr())).unwrap();
@@ -178,14 +179,14 @@ fn a_peer_that_is_gone_is_an_error_at_once() {
     let peer = runtime.block_on(user.connect(&desc)).unwrap();
     let at = remote.addr();
     drop((remote, owner));
-    // Its tasks end with it, sooner or later; in either case its memory is refused.
+    // The tasks end with the runtime, sooner or later; in either case the memory is refused.
     let read = [Transfer::new(at, vec![0u8; 64])];
     let error = ended(transfer::read(&user, &peer, read, None)).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Invalid), "{error}");
 }
 
 #[test]
-fn host_memory_is_not_this_wires() {
+fn host_memory_is_not_of_this_transport() {
     let world = World::new();
     let memory = Arc::new(HostMemory::new(4096).unwrap());
     let region = Region::register(&world.owner, memory, Access::Remote).unwrap();
@@ -213,7 +214,7 @@ fn pointers_are_known_and_copies_of_every_kind_arrive() {
     assert_eq!(driver.allocation(b.span().addr()).unwrap().location, Location::Cuda(1));
     let staging = driver.staging(5000).unwrap();
     assert!(driver.allocation(staging.span().addr()).is_none());
-    // SAFETY: all live, and are this test's alone; all are copied to before they are read.
+    // SAFETY: all are allocated and used by this test only; each is copied to before it is read.
     unsafe {
         for (i, from) in (0..5000).enumerate() {
             staging.span().ptr.add(from).write(i as u8);
@@ -228,15 +229,16 @@ fn pointers_are_known_and_copies_of_every_kind_arrive() {
         assert!((0..5000).all(|i| host.span().ptr.add(i).read() == i as u8));
         assert!(driver.copy(MemorySpan { len: 7, ..a.span() }, b.span()).is_err());
     }
-    let (addr, live) = (staging.span().addr(), world.double.live());
+    let (addr, live) = (staging.span().addr(), world.fake.live());
     drop(staging);
-    assert_eq!(driver.staging(5000).unwrap().span().addr(), addr, "it is used again");
-    assert_eq!(world.double.live(), live);
+    assert_eq!(driver.staging(5000).unwrap().span().addr(), addr, "staging memory is reused");
+    assert_eq!(world.fake.live(), live);
 }
 
-/// A process that uses one device has a context on that one only, whatever is asked of the others: each takes hundreds of megabytes.
+/// A process that uses one device has a context on that device only, whatever is asked about the
+/// others: each context takes hundreds of megabytes.
 #[test]
-fn devices_that_nobody_uses_get_no_context() {
+fn unused_devices_get_no_context() {
     let status = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["on_the_second_device", "--exact", "--ignored", "--nocapture"])
         .status();
@@ -244,30 +246,31 @@ fn devices_that_nobody_uses_get_no_context() {
 }
 
 #[test]
-#[ignore = "a process of its own, of the test before it"]
+#[ignore = "runs as a process of its own in the test before it"]
 fn on_the_second_device() {
-    let double = load();
+    let fake = load();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let node = NvlinkTransport::start(NvlinkConfig::default(), runtime.handle()).unwrap();
-    // The program's own, which alone is there.
-    let _current = double.make_current(1);
+    // The only context is the one that the program has made current.
+    let _current = fake.make_current(1);
     let stream = mooncake_nvlink::Stream::new(&Cuda::open(None).unwrap().device(1).unwrap()).unwrap();
     let driver = device_driver().unwrap();
     drop(driver.staging(4096).unwrap());
     let order = mooncake_nvlink::StreamOrder::new(node.driver().clone(), runtime.handle());
     for stream in [0, stream.handle()] {
-        // SAFETY: it lives until the end.
+        // SAFETY: the stream lives until the end of the test.
         unsafe { order.after_stream(stream, Duration::from_secs(20), async { Ok(()) }) }.unwrap();
     }
-    order.settle().unwrap();
+    order.wait_for_all().unwrap();
     assert!(!node.reaches(&SegmentDesc::new("nobody")));
-    assert_eq!(double.contexts(0), 0, "a context on a device that nobody uses");
-    assert!(double.contexts(1) > 0);
+    assert_eq!(fake.contexts(0), 0, "an unused device has a context");
+    assert!(fake.contexts(1) > 0);
 }
 
-/// Copies between devices touch the other's memory directly where they can, and go through the host where they cannot.
+/// Copies between devices access the memory of the other directly if possible, and otherwise go
+/// through the host.
 #[test]
-fn devices_are_given_access_to_each_other() {
+fn devices_get_access_to_each_other() {
     let world = World::new();
     let driver = world.user.driver().clone();
     let (zero, one) = (driver.device(0).unwrap(), driver.device(1).unwrap());
@@ -277,16 +280,16 @@ fn devices_are_given_access_to_each_other() {
     let peer = world.connect();
     ended(world.write(&peer, &local, remote.addr())).unwrap();
     let (a, b) = (DeviceMemory::new(&zero, 64).unwrap(), DeviceMemory::new(&one, 64).unwrap());
-    // SAFETY: both live, and nobody else has them.
+    // SAFETY: both are allocated, and have no other user.
     unsafe {
         copy_memory(a.span(), b.span()).unwrap();
         copy_memory(b.span(), a.span()).unwrap();
     }
-    assert!(world.double.calls("cuCtxEnablePeerAccess") >= 2);
-    assert_eq!(world.double.unaided(), 0, "copies that took a way through the host");
+    assert!(world.fake.calls("cuCtxEnablePeerAccess") >= 2);
+    assert_eq!(world.fake.unaided(), 0, "copies went through the host");
 }
 
-/// What opens a handle is a number, which may by chance be that of memory of this host's.
+/// A handle is a number, which may by chance be that of memory on this host.
 #[test]
 fn memory_of_another_host_is_not_opened_by_a_handle_of_this_one() {
     let world = World::new();
@@ -296,15 +299,15 @@ fn memory_of_another_host_is_not_opened_by_a_handle_of_this_one() {
     world.owner.describe(&mut desc);
     assert!(world.user.reaches(&desc));
     desc.extra.insert("nvlink_endpoint".into(), "another-boot:mooncake-nvlink-0".into());
-    assert!(!world.user.reaches(&desc), "by CUDA IPC only its own host reaches it");
+    assert!(!world.user.reaches(&desc), "CUDA IPC reaches memory only from its own host");
     let error = world.runtime.block_on(world.user.connect(&desc)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-    // In a fabric it may be opened.
-    world.double.inject(Fault::Fabric, 1);
+    // A fabric can open it.
+    world.fake.inject(Fault::Fabric, 1);
     assert!(world.user.reaches(&desc));
 }
 
-/// Between two processes handles are refused in the same way; here nobody else's is there to be opened.
+/// Between two processes handles are refused in the same way; here no other handle can be opened.
 #[test]
 fn a_handle_that_is_not_valid_is_an_error_of_its_operation() {
     let world = World::new();
@@ -326,13 +329,13 @@ fn a_handle_that_is_not_valid_is_an_error_of_its_operation() {
     assert!(world.runtime.block_on(world.user.connect(&desc)).is_err());
 }
 
-/// A NIC registers a part of an allocation by the descriptor of all of it.
+/// A NIC registers a part of an allocation by the descriptor of the whole allocation.
 #[test]
 fn memory_is_listed_as_a_dma_buf() {
     let world = World::new();
     let memory = DeviceMemory::new(&world.device(), 3 * 4096 + 17).unwrap();
     let driver = world.user.driver();
-    // SAFETY: inside.
+    // SAFETY: inside the span.
     let part = MemorySpan { ptr: unsafe { memory.span().ptr.add(5000) }, len: 4096, ..memory.span() };
     let listed = driver.list_dma_buf(part).unwrap();
     assert_eq!(dma_buf(part).unwrap().offset(), 5000);
@@ -344,7 +347,7 @@ fn memory_is_listed_as_a_dma_buf() {
     assert_eq!(code(driver.list_dma_buf(host.span())), ErrorCode::InvalidParams);
 }
 
-/// The library is there already, so another path changes nothing, and a device there is not is named.
+/// The library is loaded already, so another path changes nothing. An unknown device is named.
 #[test]
 fn devices_are_numbered() {
     let world = World::new();

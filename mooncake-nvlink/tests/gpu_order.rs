@@ -1,11 +1,11 @@
-//! Transfers in the order of streams, on the double of libcuda.
+//! Transfers in stream order, on the fake libcuda.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use mooncake_core::memory::MemorySource;
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_nvlink::testkit::{Double, Fault, load};
+use mooncake_nvlink::testkit::{FakeCuda, Fault, load};
 use mooncake_nvlink::{Device, DeviceMemory, NvlinkConfig, NvlinkPeer, NvlinkTransport, Stream, StreamOrder};
 use mooncake_transport::fallback::PartialTransport;
 use mooncake_transport::transfer::{self, Transfer};
@@ -14,16 +14,16 @@ use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 
 const LEN: usize = 256 << 10;
-/// Long enough that whatever does not wait is caught.
+/// Delay that exposes work which does not wait.
 const SLOW: u64 = 3_000;
-/// No transfer here takes that long.
+/// Limit that no transfer of these tests reaches.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Faults are the whole process's, so one test at a time.
+/// Lock of one test at a time: faults concern the whole process.
 static TURN: Mutex<()> = Mutex::new(());
 
 struct World {
-    double: Double,
+    fake: FakeCuda,
     node: Arc<NvlinkTransport>,
     peer: NvlinkPeer,
     device: Arc<Device>,
@@ -38,9 +38,9 @@ struct World {
 impl World {
     fn new(no_wait_value: bool) -> Self {
         let turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let double = load();
-        double.inject(Fault::Slow, SLOW);
-        double.inject(Fault::NoWaitValue, no_wait_value.into());
+        let fake = load();
+        fake.inject(Fault::Slow, SLOW);
+        fake.inject(Fault::NoWaitValue, no_wait_value.into());
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let node = Arc::new(NvlinkTransport::start(NvlinkConfig::default(), runtime.handle()).unwrap());
@@ -55,7 +55,7 @@ impl World {
         node.describe(&mut desc);
         let peer = runtime.block_on(node.connect(&desc)).unwrap();
         let order = StreamOrder::new(node.driver().clone(), runtime.handle());
-        Self { double, node, peer, device, remote, local, memory, order, _runtime: runtime, _turn: turn }
+        Self { fake, node, peer, device, remote, local, memory, order, _runtime: runtime, _turn: turn }
     }
 
     fn write(&self) -> impl Future<Output = Result<()>> + Send + 'static {
@@ -74,7 +74,8 @@ impl World {
     }
 }
 
-/// The stream fills memory, writes it to a peer, and fills it again, many times over; the peer sees each filling whole.
+/// Checks many times that the stream fills memory, writes it to a peer, and fills it again, and
+/// that the peer sees each filling whole.
 fn race(world: &World, stream: u64, fill: impl Fn(u8), wait: impl Fn()) {
     for round in 1..20u8 {
         fill(round);
@@ -84,8 +85,8 @@ fn race(world: &World, stream: u64, fill: impl Fn(u8), wait: impl Fn()) {
         wait();
         assert!(world.holds(round), "round {round}");
     }
-    world.order.settle().unwrap();
-    assert_eq!(world.order.under_way(), 0);
+    world.order.wait_for_all().unwrap();
+    assert_eq!(world.order.in_progress(), 0);
 }
 
 fn race_on_a_stream(world: &World) {
@@ -96,33 +97,35 @@ fn race_on_a_stream(world: &World) {
 }
 
 #[test]
-fn a_transfer_comes_after_what_was_and_before_what_comes() {
+fn a_transfer_runs_between_earlier_and_later_work() {
     let world = World::new(false);
     race_on_a_stream(&world);
-    assert!(world.double.calls("cuStreamWaitValue32") > 0);
+    assert!(world.fake.calls("cuStreamWaitValue32") > 0);
 }
 
 #[test]
-fn the_same_where_streams_wait_in_functions() {
+fn a_transfer_runs_in_order_if_streams_wait_in_functions() {
     let before = load().calls("cuLaunchHostFunc");
     let world = World::new(true);
     race_on_a_stream(&world);
-    assert!(world.double.calls("cuLaunchHostFunc") > before);
-    world.double.inject(Fault::NoWaitValue, 0);
+    assert!(world.fake.calls("cuLaunchHostFunc") > before);
+    world.fake.inject(Fault::NoWaitValue, 0);
 }
 
-/// The default stream is what most programs have, and all others that do not opt out wait for it.
+/// Most programs use the default stream, and all others that do not opt out wait for it.
 #[test]
-fn the_default_stream_is_a_stream() {
+fn transfers_are_ordered_with_the_default_stream() {
     let world = World::new(false);
     let driver = world.node.driver().clone();
     let stream = Stream::new(&world.device).unwrap();
-    // SAFETY: the memory lives until the end of the test; the default stream waits for this one, and this one for that.
+    // SAFETY: the memory lives until the end of the test; the default stream and this stream wait
+    // for each other.
     let fill = |byte| unsafe { stream.fill(world.memory.span(), byte) }.unwrap();
-    race(&world, 0, fill, || driver.settle(0).unwrap());
+    race(&world, 0, fill, || driver.wait_for_default_stream(0).unwrap());
 }
 
-/// That of the device which the thread has made current, as everywhere in CUDA.
+/// The default stream is that of the device which the thread has made current, as everywhere in
+/// CUDA.
 #[test]
 fn the_default_stream_is_that_of_the_current_device() {
     let world = World::new(false);
@@ -132,19 +135,20 @@ fn the_default_stream_is_that_of_the_current_device() {
     let world = World { local, memory, ..world };
     let stream = Stream::new(&device).unwrap();
     let fill = |byte| {
-        // Longer than a copy takes that waits for nothing.
+        // Takes longer than a copy that waits for nothing.
         for byte in [0xee, 0xee, byte] {
-            // SAFETY: the memory lives until the end of the test; the default stream of its device waits for this one, and this one for that.
+            // SAFETY: the memory lives until the end of the test; the default stream of its device
+            // and this stream wait for each other.
             unsafe { stream.fill(world.memory.span(), byte) }.unwrap();
         }
     };
-    let _current = world.double.make_current(1);
-    race(&world, 0, fill, || driver.settle(1).unwrap());
+    let _current = world.fake.make_current(1);
+    race(&world, 0, fill, || driver.wait_for_default_stream(1).unwrap());
 }
 
-/// A device that does not get on holds nobody's stream back for ever.
+/// A stalled device does not hold a stream back for ever.
 #[test]
-fn a_transfer_that_does_not_end_is_a_failure_and_the_stream_goes_on() {
+fn a_transfer_that_does_not_end_fails_and_the_stream_continues() {
     let world = World::new(false);
     let stream = Stream::new(&world.device).unwrap();
     let (done, waits) = ticket(world.memory.clone(), 1, None);
@@ -152,9 +156,9 @@ fn a_transfer_that_does_not_end_is_a_failure_and_the_stream_goes_on() {
     // SAFETY: the stream lives until the end of the test.
     unsafe { world.order.after_stream(stream.handle(), Duration::from_millis(20), never) }.unwrap();
     stream.wait().unwrap();
-    assert_eq!(world.order.settle().unwrap_err().code(), ErrorCode::RpcTimeout);
-    assert_eq!(world.order.under_way(), 0);
-    // Its memory is kept for it all the same.
+    assert_eq!(world.order.wait_for_all().unwrap_err().code(), ErrorCode::RpcTimeout);
+    assert_eq!(world.order.in_progress(), 0);
+    // The memory is still kept for the transfer.
     assert!(Arc::strong_count(&world.memory) > 2);
     done.finish(Ok(()));
 }
@@ -166,54 +170,55 @@ fn the_stream_waits_for_a_transfer_however_long_it_takes() {
     let (done, waits) = ticket((), 1, None);
     // SAFETY: the stream lives until the end of the test.
     unsafe { world.order.after_stream(stream.handle(), LIMIT, async move { waits.await.0 }) }.unwrap();
-    // SAFETY: the memory lives, and is used by this stream alone.
+    // SAFETY: the memory is allocated, and only this stream uses it.
     unsafe { stream.fill(world.memory.span(), 1) }.unwrap();
-    // Work of another stream goes on meanwhile, and takes longer than what is held back.
+    // Work of another stream continues meanwhile, and takes longer than the delayed work.
     let elsewhere = world.node.driver().device(1).unwrap();
     let other = Stream::new(&elsewhere).unwrap();
     let busy = DeviceMemory::new(&elsewhere, LEN).unwrap();
     for _ in 0..4 {
-        // SAFETY: the memory lives until the stream has been waited for, which alone uses it.
+        // SAFETY: the memory is allocated until the wait for the stream, and only that stream uses
+        // it.
         unsafe { other.fill(busy.span(), 1) }.unwrap();
     }
     other.wait().unwrap();
-    assert!(!stream.is_idle().unwrap() && world.order.under_way() == 1);
+    assert!(!stream.is_idle().unwrap() && world.order.in_progress() == 1);
     done.finish(Ok(()));
     stream.wait().unwrap();
-    world.order.settle().unwrap();
+    world.order.wait_for_all().unwrap();
 }
 
 #[test]
-fn a_failure_is_kept_for_the_next_call_and_the_stream_goes_on() {
+fn a_failure_is_reported_at_the_next_call_and_the_stream_continues() {
     let world = World::new(false);
     let stream = Stream::new(&world.device).unwrap();
-    let fails = async { Err(Error::new(ErrorCode::TransferFail, "no such luck")) };
+    let fails = async { Err(Error::new(ErrorCode::TransferFail, "injected failure")) };
     // SAFETY: the stream lives until the end of the test.
     unsafe { world.order.after_stream(stream.handle(), LIMIT, fails) }.unwrap();
     stream.wait().unwrap();
     // SAFETY: as above.
     let error = unsafe { world.order.after_stream(stream.handle(), LIMIT, world.write()) }.unwrap_err();
-    assert_eq!(error.message(), "no such luck");
-    // Told once.
+    assert_eq!(error.message(), "injected failure");
+    // The failure is reported once.
     // SAFETY: as above.
     unsafe { world.order.after_stream(stream.handle(), LIMIT, world.write()) }.unwrap();
-    world.order.settle().unwrap();
+    world.order.wait_for_all().unwrap();
     // SAFETY: as above.
     let refused = unsafe {
         world.order.after_stream(stream.handle(), LIMIT, async { Err(Error::invalid("not begun")) })
     };
     refused.unwrap();
-    assert_eq!(world.order.settle().unwrap_err().message(), "not begun");
+    assert_eq!(world.order.wait_for_all().unwrap_err().message(), "not begun");
     world.order.check().unwrap();
 }
 
 #[test]
-fn nothing_is_left_of_a_thousand_of_them() {
+fn a_thousand_transfers_leave_nothing_behind() {
     let world = World::new(false);
-    world.double.inject(Fault::Slow, 0);
+    world.fake.inject(Fault::Slow, 0);
     let stream = Stream::new(&world.device).unwrap();
     let gate = Arc::new(Semaphore::new(0));
-    // All of a hundred at once, so that what is kept to be used again is as much every time.
+    // A hundred at once, so that the pools have the same size every time.
     let go = || {
         for _ in 0..100 {
             let gate = gate.clone();
@@ -223,16 +228,16 @@ fn nothing_is_left_of_a_thousand_of_them() {
             unsafe { world.order.after_stream(stream.handle(), LIMIT, transfer) }.unwrap();
         }
         gate.add_permits(1);
-        world.order.settle().unwrap();
+        world.order.wait_for_all().unwrap();
         stream.wait().unwrap();
         gate.try_acquire().unwrap().forget();
     };
     go();
     go();
-    let before = world.double.live();
+    let before = world.fake.live();
     for _ in 0..10 {
         go();
     }
-    let after = world.double.live();
+    let after = world.fake.live();
     assert!(after - before < 16, "{before} -> {after}");
 }

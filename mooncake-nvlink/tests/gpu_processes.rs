@@ -1,23 +1,24 @@
-//! Two processes on the double of libcuda: the owner is this test binary, started again for the one test that serves memory until it is told not to.
+//! Tests with two processes on the fake libcuda. The owner is this test binary, started again for
+//! the one test that serves memory until it is told to stop.
 
 use std::process::Command;
 
 use mooncake_nvlink::testkit::{load, processes};
 
 #[test]
-#[ignore = "the other process of the tests in this file"]
+#[ignore = "runs as the other process of the tests in this file"]
 fn owner() {
-    let double = load();
-    processes::owner(&|| double.live());
+    let fake = load();
+    processes::owner(&|| fake.live());
 }
 
 fn spawn() -> Command {
     load();
-    again("owner")
+    own_test("owner")
 }
 
-/// This binary, for one of its tests.
-fn again(test: &str) -> Command {
+/// Returns the command that runs one test of this binary.
+fn own_test(test: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([test, "--exact", "--ignored", "--nocapture"]);
     command
@@ -34,7 +35,7 @@ fn a_killed_owner_is_unavailable_at_once_and_the_next_one_is_another() {
 }
 
 #[test]
-fn a_region_closed_under_a_reader_never_shows_what_came_after() {
+fn a_region_closed_under_a_reader_never_shows_later_bytes() {
     processes::closed_under_a_reader(&spawn);
 }
 
@@ -44,12 +45,12 @@ fn a_descriptor_alone_leads_to_memory() {
 }
 
 #[test]
-fn memory_at_the_place_of_other_memory_is_not_taken_for_that() {
-    assert!(processes::two_nodes_of_one_process(&spawn), "the double gives addresses out again");
+fn memory_at_a_reused_address_is_not_taken_for_the_earlier_one() {
+    assert!(processes::two_nodes_of_one_process(&spawn), "the fake reuses addresses");
 }
 
 #[test]
-#[ignore = "the user's process of the test after it"]
+#[ignore = "runs as the user's process in the test after it"]
 fn fabric_user() {
     processes::read_and_written(&spawn, 2);
     processes::by_descriptor_alone(&spawn);
@@ -57,22 +58,22 @@ fn fabric_user() {
     assert_eq!(load().calls("cuIpcOpenMemHandle"), 0);
 }
 
-/// Both processes on devices of a fabric, which this one's are not.
+/// Both processes run on devices of a fabric, while those of this process are not in one.
 #[test]
 fn memory_of_a_fabric_is_opened_by_its_handle() {
-    assert!(again("fabric_user").env("DOUBLE_FABRIC", "1").status().unwrap().success());
+    assert!(own_test("fabric_user").env("DOUBLE_FABRIC", "1").status().unwrap().success());
 }
 
 #[test]
-#[ignore = "a process of its own, in which the test after it counts"]
+#[ignore = "runs as the process in which the test after it counts"]
 fn cycling_user() {
     const CYCLES: usize = 10_000;
-    let double = load();
-    processes::cycles(&spawn, &|| double.live(), CYCLES);
-    assert!(double.calls("cuIpcOpenMemHandle") >= CYCLES as i64);
+    let fake = load();
+    processes::cycles(&spawn, &|| fake.live(), CYCLES);
+    assert!(fake.calls("cuIpcOpenMemHandle") >= CYCLES as i64);
 }
 
 #[test]
-fn nothing_is_left_of_ten_thousand_openings() {
-    assert!(again("cycling_user").env("DOUBLE_DELAY_US", "0").status().unwrap().success());
+fn ten_thousand_openings_leave_nothing_behind() {
+    assert!(own_test("cycling_user").env("DOUBLE_DELAY_US", "0").status().unwrap().success());
 }

@@ -1,4 +1,5 @@
-//! One connection: queue pairs between one of our devices and one of a peer's, how far their set-up is, and what they carry.
+//! Connection: queue pairs between a local device and a device of a peer, the progress of their
+//! set-up, and their messages.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -18,7 +19,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::config::RdmaConfig;
 use mooncake_transport::{Completion, Opcode};
 
-/// A part of an operation, as one message.
+/// Part of an operation, sent as one message.
 pub(crate) struct Piece {
     pub(crate) opcode: Opcode,
     pub(crate) local: u64,
@@ -29,18 +30,20 @@ pub(crate) struct Piece {
     pub(crate) region: u32,
     pub(crate) attempts: u16,
     pub(crate) flushes: u16,
-    /// It was posted once, so some of it may have been done.
+    /// Whether the message was posted before, so that some of it may have been transferred.
     pub(crate) begun: bool,
     pub(crate) registration: Registered,
     pub(crate) peer: Arc<Peer>,
     pub(crate) done: Completion,
 }
 
-/// The registration of a piece's local bytes, for its keys on other devices. Lives at least until the piece's share is finished.
+/// Registration of the local bytes of a piece, for its keys on other devices. It lives at least
+/// until the share of the piece is completed.
 #[derive(Clone, Copy)]
 pub(crate) struct Registered(pub(crate) NonNull<Registration>);
 
-// SAFETY: a registration is `Sync`; the pointer is read through only while the piece's share is unfinished.
+// SAFETY: a registration is `Sync`; the pointer is only dereferenced while the share of the piece
+// is pending.
 unsafe impl Send for Registered {}
 
 impl Message for Piece {
@@ -50,20 +53,21 @@ impl Message for Piece {
 }
 
 impl Piece {
-    /// Ends it, since nobody waits for it any more.
+    /// Ends a piece that the caller has cancelled.
     pub(crate) fn give_back(self) {
         match self.begun {
             false => self.done.give_back(),
             true => self.done.finish(Err(Error::new(
                 ErrorCode::TransferFail,
-                "given up by the caller when its connection had failed",
+                "cancelled by the caller after its connection had failed",
             ))),
         }
     }
 
-    /// Our key on a device.
+    /// Returns the local key on a device.
     pub(crate) fn key_on(&self, device: usize) -> Option<u32> {
-        // SAFETY: whoever made the operation keeps its registration until its share of the completion is finished, and ours is not.
+        // SAFETY: the maker of the operation keeps its registration until its share of the
+        // completion is done, and this share is pending.
         unsafe { self.registration.0.as_ref() }.local_key(device, self.local)
     }
 }
@@ -73,67 +77,70 @@ pub(crate) struct Endpoint {
     pub(crate) id: u32,
     pub(crate) nic: Arc<Nic>,
     pub(crate) rail: Arc<Rail>,
-    /// Used since [`Sieve`](crate::nic::Sieve) last looked.
+    /// Whether the endpoint was used since [`Sieve`](crate::nic::Sieve) last looked.
     pub(crate) used: AtomicBool,
-    /// Held while its pairs are connected, which may take a while; never together with another's.
+    /// Lock held while the pairs are being connected, which may take a while; never held together
+    /// with that of another endpoint.
     setup: Mutex<()>,
-    state: Mutex<State>,
+    state: Mutex<EndpointState>,
 }
 
-struct State {
+struct EndpointState {
     phase: Phase,
-    /// `None` once destroyed.
+    /// Queue pairs, `None` once destroyed.
     pairs: Option<Arc<Vec<QueuePair>>>,
     theirs: Vec<u32>,
     flow: Flow<Piece>,
     posting: Posting,
-    /// The device does not let the pairs go.
+    /// Whether the device refuses to destroy the pairs.
     stuck: bool,
 }
 
-/// What became of an attempt to take a connection apart.
-pub(crate) enum Apart {
-    /// It is gone, and nothing of it touches memory any more. This had not come back by then.
+/// Outcome of an attempt to destroy a connection.
+pub(crate) enum Teardown {
+    /// Destroyed: nothing of the connection touches memory any more. Holds the pieces that were
+    /// still in flight.
     Gone(Vec<Piece>),
-    /// Not now: try again later.
-    Later,
-    /// The device refuses, and may touch the memory of what is on its way still: try again later.
-    Stuck,
+    /// Busy: try again later.
+    Busy,
+    /// Refused by the device, which may still touch the memory of requests in flight: try again
+    /// later.
+    Refused,
 }
 
-/// How far a connection is.
+/// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// The other side does not know us yet.
+    /// The peer does not know this side yet.
     Connecting,
-    /// Connected; the other side has until then to say that it is ready.
+    /// Connected. The peer must report that it is ready before the deadline.
     Waiting(Moment),
-    /// Both sides may send.
+    /// Open: both sides may send.
     Open,
-    /// Given up, since then. It hands back what was on its way and goes.
+    /// Retired since then. It returns the requests in flight and ends.
     Retired(Moment),
 }
 
-/// What became of an attempt to connect the pairs.
+/// Outcome of an attempt to connect the pairs.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Setup {
-    /// Now they are connected.
+    /// Connected now.
     Connected,
-    /// They were, to the same pairs.
+    /// Already connected to these queue pairs.
     Known,
-    /// They are connected to others, or given up: this connection is over.
+    /// Connected to other pairs, or retired: this connection is obsolete.
     Different,
 }
 
-/// What has to be done after a look at the clock.
+/// Actions due after a look at the clock.
 #[derive(Debug, Default)]
 pub(crate) struct Due {
-    /// Look again then.
+    /// Time of the next look.
     pub(crate) next: Option<Moment>,
-    /// Give it up, for this reason.
+    /// Reason to retire the connection.
     pub(crate) retire: Option<Error>,
-    /// It has nothing on its way any more, and can go.
-    pub(crate) bury: bool,
+    /// Whether the connection has no requests in flight any more and can be destroyed.
+    pub(crate) destroy: bool,
 }
 
 /// Lists that the poller keeps from one round to the next.
@@ -150,7 +157,7 @@ impl Endpoint {
             .map(|_| QueuePair::new(&nic.domain, &nic.queue, sizes))
             .collect::<Result<Vec<_>>>()?;
         let room = sizes.requests as usize;
-        let state = State {
+        let state = EndpointState {
             phase: Phase::Connecting,
             flow: Flow::new(pairs.len(), room, config.max_waiting),
             pairs: Some(Arc::new(pairs)),
@@ -177,23 +184,24 @@ impl Endpoint {
         matches!(self.phase(), Phase::Retired(_))
     }
 
-    /// Nothing waits and nothing is on its way.
+    /// Returns whether no message waits or is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.state.lock().flow.is_idle()
     }
 
-    /// Numbers of our pairs.
+    /// Returns the numbers of the local pairs.
     pub(crate) fn numbers(&self) -> Vec<u32> {
         let pairs = self.state.lock().pairs.clone();
         pairs.iter().flat_map(|pairs| pairs.iter()).map(QueuePair::number).collect()
     }
 
-    /// Whether it is connected to those pairs of the peer.
-    pub(crate) fn knows(&self, theirs: &[u32]) -> bool {
+    /// Returns whether the connection is to these pairs of the peer.
+    pub(crate) fn is_connected_to(&self, theirs: &[u32]) -> bool {
         self.state.lock().theirs == theirs
     }
 
-    /// Connects our pairs to those of a message, unless they are already. Blocks for as long as finding the way takes.
+    /// Connects the local pairs to those of a message, unless they are already connected. Blocks as
+    /// long as the route lookup takes.
     pub(crate) fn set_up(&self, config: &RdmaConfig, with: &Connection, then: Phase) -> Result<Setup> {
         let _alone = self.setup.lock();
         let pairs = {
@@ -210,13 +218,15 @@ impl Endpoint {
             return Err(Error::new(
                 ErrorCode::InvalidVersion,
                 format!(
-                    "{} queue pairs on their side and {} on ours: both need the same number (MC_NUM_QP_PER_EP)",
+                    "cannot connect: both sides need the same number of queue pairs. peer={} local={}; set MC_NUM_QP_PER_EP",
                     with.pairs.len(),
                     pairs.len()
                 ),
             ));
         }
-        let gid = with.gid.ok_or_else(|| Error::invalid("the peer names no address of its device"))?;
+        let gid = with
+            .gid
+            .ok_or_else(|| Error::invalid("cannot connect: the peer sent no address of its device"))?;
         let (path, timing) = (self.nic.path(config, gid, with.lid), self.nic.timing(config));
         for (pair, number) in pairs.iter().zip(&with.pairs) {
             pair.connect(&path, *number, timing)?;
@@ -233,7 +243,11 @@ impl Endpoint {
         Ok(Setup::Connected)
     }
 
-    /// The other side is ready. An error if posting what waited failed.
+    /// Opens the connection, because the peer is ready.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if posting the waiting messages failed.
     pub(crate) fn open(&self) -> Result<()> {
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::Waiting(_) | Phase::Connecting) && !state.theirs.is_empty() {
@@ -242,8 +256,12 @@ impl Endpoint {
         self.fill(&mut state)
     }
 
-    /// Takes messages over and posts what can be posted. False, with the messages where they were, when it is given up already;
-    /// an error when it has to be.
+    /// Takes messages and posts as many as possible. Returns false, with the messages unchanged, if
+    /// the connection is retired.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the connection has to be retired.
     pub(crate) fn send(&self, pieces: &mut Vec<Piece>, refused: &mut Vec<Piece>) -> Result<bool> {
         self.used.store(true, Ordering::Relaxed);
         let mut state = self.state.lock();
@@ -258,13 +276,13 @@ impl Endpoint {
         self.fill(&mut state).map(|()| true)
     }
 
-    /// Posts what waits, after room became free.
-    pub(crate) fn go_on(&self) -> Result<()> {
+    /// Posts waiting messages after send credit became free.
+    pub(crate) fn post_waiting(&self) -> Result<()> {
         self.fill(&mut self.state.lock())
     }
 
-    fn fill(&self, state: &mut State) -> Result<()> {
-        let State { phase: Phase::Open, pairs: Some(pairs), flow, posting, .. } = state else {
+    fn fill(&self, state: &mut EndpointState) -> Result<()> {
+        let EndpointState { phase: Phase::Open, pairs: Some(pairs), flow, posting, .. } = state else {
             return Ok(());
         };
         let starved = flow.fill(&self.nic.credits, |lane, requests| {
@@ -282,8 +300,9 @@ impl Endpoint {
                     signalled: request.signalled,
                 });
             }
-            // SAFETY: pieces stay in the flow, their shares unfinished, until their request has completed or the pair is gone; until
-            // then, whoever made the operation keeps its bytes and registration, and keeps others away from them.
+            // SAFETY: pieces stay in the flow with their shares pending until their request has
+            // completed or the pair is destroyed. Until then, the maker of the operation keeps its
+            // bytes and registration, and grants nobody else access to them.
             unsafe { pairs[lane].post(posting) }
         })?;
         if starved
@@ -295,7 +314,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Takes out what completions stand for. True when the connection has failed.
+    /// Removes the pieces that completions stand for. Returns true when the connection has failed.
     pub(crate) fn completed<'a>(
         &self,
         list: impl Iterator<Item = &'a Completed>,
@@ -314,7 +333,7 @@ impl Endpoint {
         Ok(failed)
     }
 
-    /// Looks at deadlines; what waits and is late comes out.
+    /// Checks deadlines. Removes waiting messages that are late.
     pub(crate) fn tick(&self, now: Moment, config: &RdmaConfig, late: &mut Vec<Piece>) -> Due {
         let mut state = self.state.lock();
         let (next, sent_late) = state.flow.expire(now, late);
@@ -322,15 +341,15 @@ impl Endpoint {
         match state.phase {
             Phase::Retired(since) => {
                 let end = since.after(config.drain_timeout);
-                // A lost device hands nothing back.
-                due.bury = state.flow.in_flight() == 0 || now >= end || self.nic.is_lost();
+                // A lost device returns nothing.
+                due.destroy = state.flow.in_flight() == 0 || now >= end || self.nic.is_lost();
                 due.next = Some(end);
             }
             _ if sent_late => due.retire = Some(too_late()),
             Phase::Waiting(until) if now >= until => {
                 due.retire = Some(Error::new(
                     ErrorCode::RpcTimeout,
-                    "the peer connected and did not say that it is ready",
+                    "the peer connected but did not report that it is ready",
                 ));
             }
             Phase::Waiting(until) => due.next = Some(next.map_or(until, |next| next.min(until))),
@@ -339,8 +358,9 @@ impl Endpoint {
         due
     }
 
-    /// Ends it: nothing is posted any more, and what is on its way comes back by the queue. What had not been posted comes out here.
-    /// `None` when it was ended before.
+    /// Retires the connection: nothing is posted any more, and the completion queue returns the
+    /// requests in flight. Returns the messages that were not posted, or `None` if the connection
+    /// was retired before.
     pub(crate) fn retire(&self, now: Moment) -> Option<Vec<Piece>> {
         let (pairs, waiting) = {
             let mut state = self.state.lock();
@@ -354,7 +374,8 @@ impl Endpoint {
         Some(waiting.into())
     }
 
-    /// The same for one that nobody needs now. False when somebody does, or it was ended before.
+    /// Retires an idle connection. Returns false if the connection is in use, or was retired
+    /// before.
     pub(crate) fn retire_idle(&self, now: Moment) -> bool {
         let pairs = {
             let mut state = self.state.lock();
@@ -368,16 +389,16 @@ impl Endpoint {
         true
     }
 
-    /// Destroys the pairs of a retired one.
-    pub(crate) fn destroy(&self) -> Apart {
+    /// Destroys the pairs of a retired connection.
+    pub(crate) fn destroy(&self) -> Teardown {
         let mut state = self.state.lock();
         let pairs = match state.pairs.take().map(Arc::try_unwrap) {
             None => Vec::new(),
             Some(Ok(pairs)) => pairs,
-            // Somebody is busy with them.
+            // Another thread is using the pairs.
             Some(Err(pairs)) => {
                 state.pairs = Some(pairs);
-                return Apart::Later;
+                return Teardown::Busy;
             }
         };
         let mut left = Vec::new();
@@ -385,33 +406,33 @@ impl Endpoint {
             let Err((pair, error)) = pair.destroy() else { continue };
             left.push(pair);
             if !std::mem::replace(&mut state.stuck, true) {
-                tracing::error!(%error, "what is on its way is not over before that works");
+                tracing::error!(%error, "cannot destroy queue pairs; their requests stay pending");
             }
         }
         if !left.is_empty() && state.flow.in_flight() != 0 {
             state.pairs = Some(Arc::new(left));
-            return Apart::Stuck;
+            return Teardown::Refused;
         }
-        Apart::Gone(state.flow.take_sent(&self.nic.credits))
+        Teardown::Gone(state.flow.take_sent(&self.nic.credits))
     }
 
-    /// Forgets pairs that the device does not let go, and what is on its way on them: it stays unfinished, and its memory is never freed.
-    /// Returns how many pieces that are.
-    pub(crate) fn forget(&self) -> usize {
+    /// Leaks pairs that the device refuses to destroy, and their requests in flight: these stay
+    /// pending, and their memory is never freed. Returns the number of such pieces.
+    pub(crate) fn leak(&self) -> usize {
         let mut state = self.state.lock();
         std::mem::forget(state.pairs.take());
         let pieces = state.flow.take_sent(&self.nic.credits);
         pieces.into_iter().map(std::mem::forget).count()
     }
 
-    /// Takes out what was not posted and nobody waits for any more.
-    pub(crate) fn given_up(&self) -> Vec<Piece> {
+    /// Removes cancelled messages that were not posted.
+    pub(crate) fn take_cancelled(&self) -> Vec<Piece> {
         let mut pieces = Vec::new();
         self.state.lock().flow.take_if(|piece| piece.done.is_given_up(), &mut pieces);
         pieces
     }
 
-    pub(crate) fn waits(&self) -> bool {
+    pub(crate) fn has_waiting(&self) -> bool {
         self.state.lock().flow.waits()
     }
 }
@@ -425,24 +446,24 @@ impl fmt::Debug for Endpoint {
 fn end(pairs: Option<&Vec<QueuePair>>) {
     for pair in pairs.into_iter().flatten() {
         if let Err(error) = pair.fail() {
-            // The device may be gone; then the pair is destroyed when its time is up.
-            tracing::debug!(%error, "a queue pair could not be ended");
+            // The device may be lost. Then the pair is destroyed when its timeout has passed.
+            tracing::debug!(%error, "cannot end queue pair");
         }
     }
 }
 
-/// A request's number: the connection, the pair in it, the place in that.
+/// Returns the id of a request: the connection, its pair, and the sequence number in the pair.
 fn request_id(endpoint: u32, lane: usize, sequence: u32) -> u64 {
     u64::from(endpoint) << 32 | (lane as u64 & 0xff) << 24 | u64::from(sequence)
 }
 
-/// The parts of [`request_id`].
+/// Returns the parts of a [`request_id`].
 pub(crate) fn request_parts(id: u64) -> (u32, usize, u32) {
     ((id >> 32) as u32, (id >> 24 & 0xff) as usize, id as u32 & 0xff_ffff)
 }
 
 pub(crate) fn too_late() -> Error {
-    Error::new(ErrorCode::RpcTimeout, "the deadline passed before the transfer was over")
+    Error::new(ErrorCode::RpcTimeout, "the deadline passed before the transfer was complete")
 }
 
 #[cfg(test)]

@@ -1,31 +1,33 @@
-//! What is on its way on one connection and what waits for room: bookkeeping without a device, so that it can be tested without one.
+//! Messages in flight and waiting on one connection. The module needs no device, so that it can be
+//! tested without one.
 //!
-//! Requests of a queue pair complete in order, so one completion stands for all before it, and few requests have to report at all.
+//! Requests of a queue pair complete in order, so one completion stands for all before it, and few
+//! requests have to be signalled.
 
 use std::collections::VecDeque;
 
 use mooncake_core::clock::Moment;
 
-use crate::room::Credits;
+use crate::send_credits::Credits;
 use crate::verbs::Status;
 
-/// Bits of a request's number that count requests.
+/// Bits of a request id that count requests.
 const SEQUENCE: u32 = (1 << 24) - 1;
 
-/// Something to send.
+/// Message to send.
 pub(crate) trait Message {
-    /// When it is worth nothing any more.
+    /// Returns the deadline of the message.
     fn deadline(&self) -> Option<Moment>;
 }
 
-/// One request about to be posted.
+/// Request that is about to be posted.
 pub(crate) struct Sending<'a, P> {
     pub(crate) sequence: u32,
     pub(crate) signalled: bool,
     pub(crate) message: &'a P,
 }
 
-/// How a message ended.
+/// Outcome of a message.
 #[derive(Debug)]
 pub(crate) struct Ended<P> {
     pub(crate) message: P,
@@ -43,7 +45,7 @@ pub(crate) struct Flow<P> {
 #[derive(Debug)]
 struct Lane<P> {
     sent: VecDeque<P>,
-    /// Number of the first of them.
+    /// Sequence number of the first of them.
     first: u32,
     room: usize,
 }
@@ -54,7 +56,7 @@ impl<P: Message> Flow<P> {
         Self { lanes: (0..lanes).map(|_| lane()).collect(), waiting: VecDeque::new(), max_waiting }
     }
 
-    /// Takes a message, or gives it back when too many wait.
+    /// Queues a message. Returns the message if too many wait.
     pub(crate) fn push(&mut self, message: P) -> Result<(), P> {
         if self.waiting.len() >= self.max_waiting {
             return Err(message);
@@ -63,8 +65,9 @@ impl<P: Message> Flow<P> {
         Ok(())
     }
 
-    /// Posts what there is room for, spread over the queue pairs, with one call of `post` for each. A call that fails says how many were
-    /// taken; the rest waits again. True when more waits for room in the completion queue only.
+    /// Posts as many messages as credit allows, spread over the queue pairs, with one call of
+    /// `post` for each. A failed call returns how many were accepted; the rest waits again. Returns
+    /// true if more messages wait for credit of the completion queue only.
     pub(crate) fn fill<E>(
         &mut self,
         credits: &Credits,
@@ -88,7 +91,8 @@ impl<P: Message> Flow<P> {
             let first = lane.first;
             let mut requests = lane.sent.range(before..).enumerate().map(|(i, message)| {
                 let sequence = first.wrapping_add((before + i) as u32) & SEQUENCE;
-                // The last reports for all; in a long row some do before, so that room is known to be free.
+                // The last request is signalled for all. In a long row some more are, so that free
+                // slots become known.
                 let signalled = i + 1 == n || sequence.is_multiple_of(quarter);
                 Sending { sequence, signalled, message }
             });
@@ -106,7 +110,8 @@ impl<P: Message> Flow<P> {
         Ok(false)
     }
 
-    /// Takes out what a completion stands for: the request itself, and all before it, which are done.
+    /// Removes the messages that a completion stands for: the request itself, and all before it,
+    /// which are done.
     pub(crate) fn completed(
         &mut self,
         lane: usize,
@@ -117,7 +122,7 @@ impl<P: Message> Flow<P> {
     ) {
         let Some(lane) = self.lanes.get_mut(lane) else { return };
         let position = (sequence.wrapping_sub(lane.first) & SEQUENCE) as usize;
-        // Of an earlier life, or twice: nothing it could stand for.
+        // Completion of an earlier use, or a duplicate: it stands for nothing.
         if position >= lane.sent.len() {
             return;
         }
@@ -130,7 +135,8 @@ impl<P: Message> Flow<P> {
         credits.give(n);
     }
 
-    /// Takes out what waits and is late. When the next deadline is, and whether something on its way is late already.
+    /// Removes waiting messages that are late. Returns the next deadline, and whether a message in
+    /// flight is late already.
     pub(crate) fn expire(&mut self, now: Moment, late: &mut Vec<P>) -> (Option<Moment>, bool) {
         let is_late = |message: &P| message.deadline().is_some_and(|at| now >= at);
         self.take_if(is_late, late);
@@ -140,7 +146,7 @@ impl<P: Message> Flow<P> {
         (next, sent().any(is_late))
     }
 
-    /// Takes out what was not posted and is like that; the rest stays in its order.
+    /// Removes the waiting messages for which `is` returns true. The rest stays in order.
     pub(crate) fn take_if(&mut self, is: impl Fn(&P) -> bool, into: &mut Vec<P>) {
         if !self.waiting.iter().any(&is) {
             return;
@@ -151,12 +157,12 @@ impl<P: Message> Flow<P> {
         }
     }
 
-    /// Takes out everything that was not posted.
+    /// Removes all waiting messages.
     pub(crate) fn take_waiting(&mut self) -> VecDeque<P> {
         std::mem::take(&mut self.waiting)
     }
 
-    /// Takes out everything that was posted. Only when the queue pairs are gone.
+    /// Removes all messages in flight. Only for destroyed queue pairs.
     pub(crate) fn take_sent(&mut self, credits: &Credits) -> Vec<P> {
         let sent: Vec<P> = self.lanes.iter_mut().flat_map(|lane| lane.sent.drain(..)).collect();
         credits.give(sent.len());
@@ -192,10 +198,10 @@ mod tests {
         }
     }
 
-    /// A queue pair and its completion queue, as a device keeps them.
+    /// Queue pair and its completion queue, as a device keeps them.
     #[derive(Default)]
     struct Device {
-        /// Posted and not over, per lane: number and whether it reports.
+        /// Posted and pending requests per lane: number and whether they are signalled.
         queues: Vec<VecDeque<(u32, bool)>>,
         failed: Vec<bool>,
         completions: VecDeque<(usize, u32, Status)>,
@@ -221,7 +227,8 @@ mod tests {
             Ok(())
         }
 
-        /// Finishes the first request of a lane. Once one failed, all that follow are flushed; what fails reports in any case.
+        /// Completes the first request of a lane. Once one failed, all that follow are flushed; a
+        /// failed request always reports.
         fn step(&mut self, lane: usize, fail: bool) {
             let Some((sequence, signalled)) = self.queues[lane].pop_front() else { return };
             let status = match (self.failed[lane], fail) {
@@ -249,7 +256,7 @@ mod tests {
         items(&mut flow, 0..25);
         assert!(!flow.fill(&credits, |lane, requests| device.post(lane, requests, 99)).unwrap());
         let reporting = device.queues[0].iter().filter(|(_, signalled)| *signalled).count();
-        assert!(reporting <= 4, "{reporting} of 25 requests report");
+        assert!(reporting <= 4, "{reporting} of 25 requests are signalled");
         assert_eq!((flow.in_flight(), credits.free()), (25, 75));
         let mut ended = Vec::new();
         flow.completed(0, 24, Status::Done, &credits, &mut ended);
@@ -267,12 +274,12 @@ mod tests {
         assert_eq!(flow.push(Item(16, None)), Err(Item(16, None)));
         let starved = flow.fill(&credits, |lane, requests| device.post(lane, requests, 99)).unwrap();
         assert_eq!((device.queues[0].len(), device.queues[1].len(), credits.free()), (8, 4, 0));
-        assert!(!starved, "what waits now waits for room in the queue pairs as well");
+        assert!(!starved, "the rest waits for the queue pairs as well");
         assert!(flow.fill(&credits, |lane, requests| device.post(lane, requests, 99)).unwrap());
     }
 
     #[test]
-    fn what_a_queue_does_not_take_waits_in_its_place() {
+    fn refused_messages_wait_in_order() {
         let (credits, mut device) = (Credits::new(100), Device::new(1));
         let mut flow = Flow::new(1, 50, 100);
         items(&mut flow, 0..10);
@@ -298,7 +305,7 @@ mod tests {
             Ok::<(), (usize, ())>(())
         })
         .unwrap();
-        assert_eq!(flow.expire(at(6), &mut late), (Some(at(9)), true), "the first is on its way, and late");
+        assert_eq!(flow.expire(at(6), &mut late), (Some(at(9)), true), "the first is in flight, and late");
         assert_eq!(late, [Item(2, Some(at(3)))]);
         let order: Vec<u64> = flow.take_waiting().iter().map(|item| item.0).collect();
         assert_eq!(order, [1, 3]);
@@ -307,8 +314,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..Default::default() })]
 
-        /// Whatever is posted, refused, completed and failed: each message ends once, in its lane's order, with what the device said,
-        /// and every credit comes back.
+        /// Whatever is posted, refused, completed and failed: each message ends once, in the order
+        /// of its lane, with the status of the device, and every credit comes back.
         #[test]
         fn nothing_is_lost_or_doubled(seed: u64, lanes in 1usize..4, room in 1usize..20, total in 1usize..40) {
             let mut rng = Rng::seeded(seed);
@@ -316,7 +323,7 @@ mod tests {
             let mut device = Device::new(lanes);
             let mut flow = Flow::new(lanes, room, 50);
             let (mut next, mut refused, mut ended) = (0u64, false, Vec::new());
-            // Late in the sequence, so that numbers wrap.
+            // Begins near the end of the sequence, so that numbers wrap.
             for lane in &mut flow.lanes {
                 lane.first = SEQUENCE - 5;
             }
@@ -339,7 +346,7 @@ mod tests {
                 prop_assert_eq!(credits.free() + flow.in_flight(), total);
                 prop_assert!(device.completions.len() <= total, "the completion queue would overflow");
             }
-            // To the end: the connection is closed, which flushes all.
+            // At the end, the connection is closed, which flushes all requests.
             for lane in 0..lanes {
                 device.step(lane, true);
                 while !device.queues[lane].is_empty() { device.step(lane, false); }
@@ -347,7 +354,8 @@ mod tests {
             while let Some((lane, sequence, status)) = device.completions.pop_front() {
                 flow.completed(lane, sequence, status, &credits, &mut ended);
             }
-            // Only what a refused posting left without a report stays, until the pair is destroyed.
+            // Only requests without a completion after a refused posting stay, until the pair is
+            // destroyed.
             let silent = flow.take_sent(&credits);
             prop_assert!(refused || silent.is_empty());
             let mut seen: Vec<u64> = ended.iter().map(|e| e.message.0).chain(flow.take_waiting().iter().map(|i| i.0)).collect();

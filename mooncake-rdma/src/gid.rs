@@ -1,19 +1,22 @@
-//! Which of a port's global addresses to use.
+//! Choice of the global address (GID) of a port.
 //!
-//! In order: an IPv4 address on a network interface, any other routable address on one, the same without an interface, what
-//! belongs to an overlay network (by the interface's name), link-local ones, and RoCE version 1. Within one class the lowest index wins.
+//! In order of preference: an IPv4 address on a network interface, any other routable address on
+//! one, the same without an interface, addresses of an overlay network (by the name of the
+//! interface), link-local addresses, and RoCE version 1. Within one class the lowest index wins.
 //!
-//! The existing system counts all of 10/8, 172.16/12 and 100.64/10 as overlay addresses, and so prefers whatever else there is on a
-//! network that is numbered as most are. Here a private address is an address like any other.
+//! Mooncake C++ counts all of 10/8, 172.16/12 and 100.64/10 as overlay addresses, and so prefers
+//! any other address on a network with such numbers, as most networks have. Here a private address
+//! has no special rank.
 
 use std::net::Ipv6Addr;
 
 use crate::verbs::{Gid, GidKind};
 
-/// Beginnings of the names that overlay networks give their interfaces.
+/// Prefixes of the interface names of overlay networks.
 const OVERLAYS: &[&str] = &["flannel", "cni", "cali", "vxlan", "docker", "tunl", "br-", "weave", "cilium"];
 
-/// The addresses worth trying, best first. `interface` gives the name of a network interface by its number.
+/// Returns the usable addresses, best first. `interface` returns the name of a network interface by
+/// its number.
 pub fn ranked(gids: &[Gid], interface: impl Fn(u32) -> Option<String>) -> Vec<Gid> {
     let mut ranked: Vec<(u8, Gid)> = gids
         .iter()
@@ -28,7 +31,7 @@ fn class(gid: &Gid, interface: impl Fn(u32) -> Option<String>) -> u8 {
     if gid.kind == GidKind::RoceV1 {
         return 5;
     }
-    // On InfiniBand every address begins like that.
+    // On InfiniBand every address has this prefix.
     if gid.kind == GidKind::RoceV2 && is_link_local(gid.addr) {
         return 4;
     }
@@ -48,12 +51,12 @@ fn is_link_local(addr: Ipv6Addr) -> bool {
     }
 }
 
-/// `xx:xx:..`, sixteen bytes, as descriptors and handshakes spell an address.
+/// Formats an address as descriptors and handshakes do: `xx:xx:..`, sixteen bytes.
 pub fn text(addr: Ipv6Addr) -> String {
     addr.octets().map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// Reads what [`text`] writes.
+/// Parses the output of [`text`].
 pub fn parse(text: &str) -> Option<Ipv6Addr> {
     let mut octets = [0; 16];
     let mut parts = text.split(':');
@@ -83,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn private_addresses_are_addresses_like_any_other() {
+    fn private_addresses_have_no_special_rank() {
         use GidKind::{RoceV1, RoceV2};
         let gids = [
             gid(0, "fe80::1", RoceV1, 1),
@@ -100,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn on_infiniband_the_first_is_as_good_as_any() {
+    fn on_infiniband_the_first_address_is_chosen() {
         let gids = [gid(0, "fe80::2", GidKind::Infiniband, 0), gid(1, "fec0::2", GidKind::Infiniband, 0)];
         assert_eq!(order(&gids), [0, 1]);
         assert!(order(&[]).is_empty());

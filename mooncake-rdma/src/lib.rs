@@ -4,14 +4,11 @@
 
 #[cfg(test)]
 #[allow(unsafe_code)]
-mod costs;
+mod device_fault_tests;
 #[allow(unsafe_code)]
 mod endpoint;
 mod flow;
 pub mod gid;
-#[cfg(test)]
-#[allow(unsafe_code)]
-mod lost;
 pub mod message;
 mod nic;
 mod node;
@@ -20,7 +17,10 @@ mod poller;
 mod rails;
 #[allow(unsafe_code)]
 mod registration;
-mod room;
+mod send_credits;
+#[cfg(test)]
+#[allow(unsafe_code)]
+mod slice_cost_tests;
 mod slices;
 mod sync;
 #[allow(unsafe_code)]

@@ -1,4 +1,5 @@
-//! What the two ends of a connection tell each other at the handshake port, as the existing system writes it.
+//! Messages that both ends of a connection exchange at the handshake port, in the format of
+//! Mooncake C++.
 
 use std::net::Ipv6Addr;
 
@@ -8,32 +9,33 @@ use serde_json::{Map, Value, json};
 
 use crate::gid;
 
-/// One side's view of a connection: a request, or the reply to one.
+/// View of one side on a connection: a request, or the reply to one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Connection {
-    /// The sender's device: `<server name>@<device>`.
+    /// Device of the sender: `<server name>@<device>`.
     pub local_nic_path: String,
-    /// The receiver's device, the same way.
+    /// Device of the receiver, in the same format.
     pub peer_nic_path: String,
-    /// The sender's local address, on InfiniBand.
+    /// Local address (LID) of the sender, on InfiniBand.
     pub lid: u16,
-    /// The sender's global address.
+    /// Global address (GID) of the sender.
     pub gid: Option<Ipv6Addr>,
     /// Numbers of the sender's queue pairs.
     pub pairs: Vec<u32>,
-    /// Why the request is refused; empty when it is not.
+    /// Reason of a refusal; empty if the request is not refused.
     pub refusal: String,
-    /// Whether the sender is ready to be sent to. `None` for peers that do not say; they are from the start.
+    /// Whether the sender is ready to receive. `None` for peers that do not report it; they are
+    /// ready from the start.
     pub ready: Option<bool>,
 }
 
 impl Connection {
-    /// A reply that says why not.
+    /// Creates a refusal with its reason.
     pub fn refused(why: impl Into<String>) -> Self {
         Self { refusal: why.into(), ..Self::default() }
     }
 
-    /// As JSON.
+    /// Returns the JSON form.
     pub fn encode(&self) -> Value {
         let mut value = json!({
             "local_nic_path": self.local_nic_path,
@@ -50,11 +52,15 @@ impl Connection {
         value
     }
 
-    /// Reads one; missing keys are empty, unknown ones are ignored. The error says what is wrong.
+    /// Parses a message. Missing keys are empty, unknown ones are ignored.
+    ///
+    /// # Errors
+    ///
+    /// Returns `Invalid`, with the faulty key.
     pub fn decode(value: &Value) -> Result<Self> {
         let Value::Object(map) = value else { return Err(bad("not a JSON object")) };
         let number = |value: &Value, key: &str| {
-            value.as_u64().ok_or_else(|| bad(format!("{key:?} holds {value}, not a whole number")))
+            value.as_u64().ok_or_else(|| bad(format!("{key:?} is not a whole number: {value}")))
         };
         let lid = match map.get("local_lid") {
             None | Some(Value::Null) => 0,
@@ -78,11 +84,11 @@ impl Connection {
                     u32::try_from(number)
                         .ok()
                         .filter(|n| *n <= MAX_PAIR_NUMBER)
-                        .ok_or_else(|| bad(format!("there is no queue pair {number}")))
+                        .ok_or_else(|| bad(format!("invalid queue pair number: {number}")))
                 })
                 .collect::<Result<_>>()?,
             Some(Value::Array(numbers)) => {
-                return Err(bad(format!("{} queue pairs, at most {MAX_PAIRS}", numbers.len())));
+                return Err(bad(format!("{} queue pairs; at most {MAX_PAIRS} are possible", numbers.len())));
             }
             Some(_) => return Err(bad("\"qp_num\" is not an array")),
         };
@@ -103,14 +109,14 @@ impl Connection {
     }
 }
 
-/// Their numbers have 24 bits.
+/// Queue pair numbers have 24 bits.
 const MAX_PAIR_NUMBER: u32 = (1 << 24) - 1;
 
 fn text<'a>(map: &'a Map<String, Value>, key: &str) -> Result<&'a str> {
     match map.get(key) {
         None | Some(Value::Null) => Ok(""),
         Some(Value::String(text)) => Ok(text),
-        Some(_) => Err(bad(format!("{key:?} is not a text"))),
+        Some(_) => Err(bad(format!("{key:?} is not a string"))),
     }
 }
 
@@ -124,7 +130,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_existing_systems_message_is_read() {
+    fn the_message_of_mooncake_cpp_is_parsed() {
         let text = r#"{"local_gid":"00:00:00:00:00:00:00:00:00:00:ff:ff:0a:4d:00:01","local_lid":0,
             "local_nic_path":"10.77.0.1:15001@mlx5_0","payload":"","peer_nic_path":"10.77.0.2:15002@mlx5_1",
             "qp_num":[17,18],"ready_ack":false,"reply_msg":"","later":{}}"#;
@@ -136,14 +142,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn faulty_keys_are_named() {
         for (value, word) in [
             (json!([]), "object"),
             (json!({"local_lid": 65536}), "range"),
             (json!({"local_lid": -1}), "whole"),
             (json!({"local_gid": "00:11"}), "sixteen"),
             (json!({"qp_num": 1}), "array"),
-            (json!({"qp_num": [16_777_216]}), "no queue pair"),
+            (json!({"qp_num": [16_777_216]}), "invalid queue pair"),
             (json!({"qp_num": vec![1; 256]}), "at most"),
             (json!({"ready_ack": 1}), "boolean"),
             (json!({"reply_msg": 1}), "text"),
@@ -177,7 +183,7 @@ mod tests {
         }
 
         #[test]
-        fn nonsense_is_refused_and_never_half_read(values in prop::collection::vec(anything(), 7)) {
+        fn malformed_messages_are_refused_as_a_whole(values in prop::collection::vec(anything(), 7)) {
             let keys = ["local_nic_path", "peer_nic_path", "local_lid", "local_gid", "qp_num", "reply_msg", "ready_ack"];
             let map: Map<String, Value> = keys.iter().map(|k| (*k).to_owned()).zip(values).collect();
             if let Ok(message) = Connection::decode(&Value::Object(map)) {

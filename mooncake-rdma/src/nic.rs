@@ -1,4 +1,4 @@
-//! One opened device of a node: its queue, its connections, and what is known of its port.
+//! Opened device of a node: its queue, its connections, and the state of its port.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use mooncake_transport::config::RdmaConfig;
 
 use crate::endpoint::Endpoint;
 use crate::gid;
-use crate::room::{Alarm, Credits, Starved};
+use crate::send_credits::{Alarm, Credits, Starved};
 use crate::sync::{Mutex, RwLock};
 use crate::verbs::{CompletionQueue, Device, DeviceLimits, Domain, Gid, Path, Port, QueueSizes, Timing};
 
@@ -29,23 +29,23 @@ pub(crate) struct Nic {
     up: AtomicBool,
     lost: AtomicBool,
     pub(crate) endpoints: RwLock<HashMap<u32, Arc<Endpoint>>>,
-    /// In the order they were made, for choosing who gives way.
+    /// Connections in the order of their creation, for choosing the one to close.
     pub(crate) order: Mutex<Sieve>,
-    /// Connections that wait for room in the queue.
+    /// Connections that wait for credit of the completion queue.
     pub(crate) starved: Starved<Arc<Endpoint>>,
-    /// When the poller looks at the clock next; it is woken for anything earlier.
+    /// Time of the poller's next look at the clock. Earlier deadlines wake the poller.
     alarm: Alarm,
     bell: OwnedFd,
 }
 
 struct PortState {
     port: Port,
-    /// Best first.
+    /// Usable addresses, best first.
     gids: Vec<Gid>,
     chosen: usize,
 }
 
-/// Which connection gives way: the oldest that was not used since it was last looked at.
+/// Choice of the connection to close: the oldest that was not used since the last look.
 #[derive(Default)]
 pub(crate) struct Sieve {
     entries: Vec<Arc<Endpoint>>,
@@ -53,7 +53,11 @@ pub(crate) struct Sieve {
 }
 
 impl Nic {
-    /// Opens a device, or says why it cannot be used.
+    /// Opens a device.
+    ///
+    /// # Errors
+    ///
+    /// The message says why the device cannot be used.
     pub(crate) fn open(index: usize, name: &str, config: &RdmaConfig) -> Result<Arc<Self>> {
         let device = Device::open(name)?;
         let port = PortState::query(&device, config)?;
@@ -89,23 +93,23 @@ impl Nic {
         }))
     }
 
-    /// Whether anything can be sent on it.
+    /// Returns whether the device can send.
     pub(crate) fn is_up(&self) -> bool {
         self.up.load(Ordering::Acquire)
     }
 
-    /// Whether the device is gone for good.
+    /// Returns whether the device is lost for good.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
 
-    /// The device is gone for good.
-    pub(crate) fn lose(&self) {
+    /// Marks the device as lost for good.
+    pub(crate) fn mark_lost(&self) {
         self.lost.store(true, Ordering::Release);
         self.up.store(false, Ordering::Release);
     }
 
-    /// Looks at the port again. True when it works.
+    /// Queries the port. Returns true when it is active.
     pub(crate) fn refresh(&self, config: &RdmaConfig) -> bool {
         let up = !self.lost.load(Ordering::Acquire)
             && match PortState::query(&self.device, config) {
@@ -115,7 +119,7 @@ impl Nic {
                     up
                 }
                 Err(error) => {
-                    tracing::warn!(device = self.name, %error, "the port cannot be used");
+                    tracing::warn!(device = self.name, %error, "cannot use port");
                     false
                 }
             };
@@ -123,7 +127,7 @@ impl Nic {
         up
     }
 
-    /// Takes another address after there was no way from this one; false when there is no other.
+    /// Chooses another address after a failed route lookup. Returns false when there is no other.
     pub(crate) fn try_another_gid(&self) -> bool {
         let mut state = self.port.lock();
         if state.gids.len() < 2 {
@@ -133,23 +137,23 @@ impl Nic {
         true
     }
 
-    /// Our address.
+    /// Returns the chosen address.
     pub(crate) fn gid(&self) -> Gid {
         let state = self.port.lock();
         state.gids[state.chosen]
     }
 
-    /// Our local address, on InfiniBand.
+    /// Returns the local address (LID), on InfiniBand.
     pub(crate) fn lid(&self) -> u16 {
         self.port.lock().port.lid
     }
 
-    /// Longest message in bytes.
+    /// Returns the length of the longest message in bytes.
     pub(crate) fn longest(&self) -> usize {
         (self.port.lock().port.message_bytes as usize).max(1)
     }
 
-    /// The way to a peer's address.
+    /// Returns the path to the address of a peer.
     pub(crate) fn path(&self, config: &RdmaConfig, gid: std::net::Ipv6Addr, lid: u16) -> Path {
         let state = self.port.lock();
         Path {
@@ -177,35 +181,36 @@ impl Nic {
         QueueSizes { requests: config.requests.min(self.limits.requests), ranges: 1, inline_bytes: 0 }
     }
 
-    /// Connections it may have.
+    /// Returns the maximum number of connections.
     pub(crate) fn max_endpoints(&self, config: &RdmaConfig) -> usize {
         config.max_endpoints.min((self.limits.pairs as usize / config.pairs).max(1))
     }
 
-    /// Sees to it that the poller looks at the clock by then.
+    /// Makes the poller look at the clock by then.
     pub(crate) fn wake_by(&self, at: Moment) {
         if self.alarm.set(at.0) {
             self.ring();
         }
     }
 
-    /// Sees to it that the poller looks now.
+    /// Makes the poller look now.
     pub(crate) fn wake(&self) {
         self.alarm.set(0);
         self.ring();
     }
 
     fn ring(&self) {
-        // It fails when the bell rings already.
+        // The write fails if the bell has already rung.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
-    /// When the poller is to look at the clock.
+    /// Returns the time of the poller's next look at the clock.
     pub(crate) fn planned(&self) -> Moment {
         Moment(self.alarm.at())
     }
 
-    /// Before the poller looks: what comes from now on is new.
+    /// Clears the planned look. The poller calls this before it looks, so that later plans count as
+    /// new.
     pub(crate) fn plan_nothing(&self) {
         self.alarm.clear();
     }
@@ -215,7 +220,7 @@ impl Nic {
     }
 }
 
-/// What the existing system asks for.
+/// Number of parallel reads that Mooncake C++ requests.
 const MAX_READS: u8 = 16;
 
 impl PortState {
@@ -250,7 +255,7 @@ impl Sieve {
         self.entries.len()
     }
 
-    /// The one to give way: idle, and not used since the hand last passed.
+    /// Returns the connection to close: idle, and not used since the last look.
     pub(crate) fn victim(&mut self) -> Option<Arc<Endpoint>> {
         for _ in 0..2 * self.entries.len() {
             self.hand = (self.hand + 1) % self.entries.len();
@@ -263,7 +268,7 @@ impl Sieve {
     }
 }
 
-/// The name of a network interface.
+/// Returns the name of a network interface.
 fn interface(number: u32) -> Option<String> {
     use rustix::net::{AddressFamily, SocketType, netdevice, socket};
     let any = socket(AddressFamily::INET, SocketType::DGRAM, None).ok()?;

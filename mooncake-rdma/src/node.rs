@@ -1,4 +1,4 @@
-//! A node: its devices, the ways to its peers, and what happens when one of them fails.
+//! Node: its devices, the rails to its peers, and the handling of failures.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -14,16 +14,16 @@ use serde_json::Value;
 use tokio::runtime::Handle;
 use tracing::{debug, warn};
 
-use crate::endpoint::{Apart, Endpoint, Phase, Piece, Setup, too_late};
+use crate::endpoint::{Endpoint, Phase, Piece, Setup, Teardown, too_late};
 use crate::flow::Ended;
 use crate::message::Connection;
 use crate::nic::Nic;
 use crate::peer::{About, Peer, Rails};
-use crate::rails::{self, Way};
+use crate::rails::{self, RailCandidate};
 use crate::sync::{Mutex, RwLock};
 use crate::verbs::{Status, device_names};
 
-/// How often a message may come back because its connection failed for another's sake.
+/// Number of times that a message may be flushed by the failure of another one.
 const MAX_FLUSHES: u16 = 64;
 
 pub(crate) struct Node {
@@ -32,7 +32,7 @@ pub(crate) struct Node {
     pub(crate) clock: SharedClock,
     pub(crate) nics: Vec<Arc<Nic>>,
     runtime: Handle,
-    /// What our devices' paths begin with.
+    /// Prefix of the paths of the local devices.
     server: RwLock<String>,
     rails: Mutex<Rails>,
     pub(crate) closed: AtomicBool,
@@ -40,21 +40,21 @@ pub(crate) struct Node {
     making: Mutex<()>,
 }
 
-/// A way from one of our devices to one of a peer's.
+/// Rail: a local device and a device of a peer.
 pub(crate) struct Rail {
     nic: usize,
-    /// The peer's device.
+    /// Path of the peer's device.
     pub(crate) path: String,
     at: Mutex<HostPort>,
     paused: AtomicU64,
-    /// Connecting failed; it is not tried again before then.
+    /// End of the pause after a failed connection attempt.
     closed_until: AtomicU64,
     current: Mutex<Option<Arc<Endpoint>>>,
 }
 
 impl Rail {
-    /// Its connection, unless that is given up.
-    fn standing(&self) -> Option<Arc<Endpoint>> {
+    /// Returns the connection of the rail, unless it is retired.
+    fn active_endpoint(&self) -> Option<Arc<Endpoint>> {
         self.current.lock().clone().filter(|endpoint| !endpoint.is_retired())
     }
 
@@ -70,7 +70,7 @@ impl Node {
         let nics = open_devices(&config)?;
         let is_used = |name: &str| nics.iter().any(|nic| nic.name == name);
         for name in config.topology.iter().flat_map(Topology::devices).filter(|name| !is_used(name)) {
-            warn!(device = name, "is in the topology and is not used; peers are not told of it");
+            warn!(device = name, "device of the topology is not used, and not published");
         }
         Ok(Arc::new(Self {
             id: IDS.fetch_add(1, Ordering::Relaxed),
@@ -86,7 +86,8 @@ impl Node {
         }))
     }
 
-    /// Learns the name that peers know us by from a descriptor of ours. What that has to say of it: nothing when it is the segment's.
+    /// Learns the name of this node from its descriptor. Returns the name to publish, which is
+    /// empty if it is the name of the segment.
     pub(crate) fn learn_name(&self, desc: &SegmentDesc) -> String {
         let own = &self.config.server_name;
         let known = match own.is_empty() {
@@ -107,10 +108,10 @@ impl Node {
         format!("{}@{}", self.server.read(), nic.name)
     }
 
-    /// The ways to a peer, from each of our devices to each of its.
+    /// Returns the rails to a peer, from each local device to each of its devices.
     pub(crate) fn peer(&self, about: About) -> Peer {
         let mut rails = self.rails.lock();
-        // Nobody knows those peers any more, and no connection stands.
+        // No peer refers to the other rails any more, and they have no connection.
         rails.retain(|_, rail| Arc::strong_count(rail) > 1);
         let ways = |nic: &Arc<Nic>| {
             let one = |device: &String| {
@@ -124,7 +125,7 @@ impl Node {
         Peer { rails, turn: AtomicUsize::new(0), owner: self.id, about }
     }
 
-    /// The best way to a peer now, for memory of that NUMA node.
+    /// Returns the best rail to a peer now, for memory of that NUMA node.
     pub(crate) fn choose(
         &self,
         peer: &Peer,
@@ -133,12 +134,12 @@ impl Node {
         now: Moment,
         turn: usize,
         avoid: Option<(usize, usize)>,
-    ) -> Option<Way> {
+    ) -> Option<RailCandidate> {
         let near = |nic: &Nic| node.is_none() || nic.node.is_none() || nic.node == node;
         let ways =
             self.nics.iter().filter(|nic| local.is_none_or(|local| nic.index == local)).flat_map(|nic| {
                 let (up, near) = (nic.is_up(), near(nic));
-                peer.rails[nic.index].iter().enumerate().map(move |(remote, rail)| Way {
+                peer.rails[nic.index].iter().enumerate().map(move |(remote, rail)| RailCandidate {
                     local: nic.index,
                     remote,
                     up,
@@ -150,13 +151,13 @@ impl Node {
         rails::best(ways, now, turn, avoid)
     }
 
-    /// Hands messages for one way over to its connection, making one if there is none.
+    /// Passes messages to the connection of a rail, and creates the connection if there is none.
     pub(crate) fn send(self: &Arc<Self>, rail: &Arc<Rail>, pieces: &mut Vec<Piece>) {
         let mut refused = Vec::new();
         for _ in 0..2 {
             let endpoint = match self.connection(rail) {
                 Ok(endpoint) => endpoint,
-                // Lost since the way was chosen, which a retry is not.
+                // The device was lost after the rail was chosen. That does not count as a retry.
                 Err(error) if self.nics[rail.nic].is_lost() => {
                     return pieces.drain(..).for_each(|piece| self.moved(piece, &error));
                 }
@@ -177,53 +178,58 @@ impl Node {
             }
         }
         for piece in pieces.drain(..) {
-            let why = Error::new(ErrorCode::TransferFail, "connections end as soon as they are made");
+            let why = Error::new(
+                ErrorCode::TransferFail,
+                "the peer closes every connection right after the handshake",
+            );
             piece.done.finish(Err(unreachable(rail, &why)));
         }
         for piece in refused {
             piece.done.finish(Err(Error::new(
                 ErrorCode::NoAvailableHandle,
-                format!("the queue to {} is full", rail.path),
+                format!("cannot queue message for {}: queue is full", rail.path),
             )));
         }
     }
 
-    /// The connection of a way; connecting starts at once and nobody waits for it here.
+    /// Returns the connection of a rail. A new connection is set up in the background.
     fn connection(self: &Arc<Self>, rail: &Arc<Rail>) -> Result<Arc<Endpoint>> {
-        if let Some(endpoint) = rail.standing() {
+        if let Some(endpoint) = rail.active_endpoint() {
             return Ok(endpoint);
         }
         if Moment(rail.closed_until.load(Ordering::Relaxed)) > self.clock.now() {
-            let why = Error::new(ErrorCode::TransferFail, "connecting failed a moment ago");
+            let why = Error::new(ErrorCode::TransferFail, "the last connection attempt failed a moment ago");
             return Err(unreachable(rail, &why));
         }
-        let (endpoint, new) = self.standing_or_new(rail)?;
+        let (endpoint, new) = self.active_or_new_endpoint(rail)?;
         if new {
             let (node, connecting) = (self.clone(), endpoint.clone());
             self.runtime.spawn(async move {
                 if let Err(error) = node.connect(&connecting).await {
-                    node.could_not_connect(&connecting, &error);
+                    node.handle_connect_failure(&connecting, &error);
                 }
             });
         }
         Ok(endpoint)
     }
 
-    /// The connection of a way, made if there is none; whether it was made now. Connecting is up to whoever asked.
-    fn standing_or_new(&self, rail: &Arc<Rail>) -> Result<(Arc<Endpoint>, bool)> {
-        if let Some(endpoint) = rail.standing() {
+    /// Returns the connection of a rail, and whether it is new. The caller sets up a new
+    /// connection.
+    fn active_or_new_endpoint(&self, rail: &Arc<Rail>) -> Result<(Arc<Endpoint>, bool)> {
+        if let Some(endpoint) = rail.active_endpoint() {
             return Ok((endpoint, false));
         }
-        // One at a time, and no way locked meanwhile: another's connection may have to give way.
+        // One creation at a time, without a lock on a rail: another connection may have to be
+        // closed.
         let _alone = self.making.lock();
-        if let Some(endpoint) = rail.standing() {
+        if let Some(endpoint) = rail.active_endpoint() {
             return Ok((endpoint, false));
         }
         let endpoint = self.make(rail)?;
         *rail.current.lock() = Some(endpoint.clone());
-        // Given up in between, nobody would take it off any more.
+        // A connection that is already retired would never be detached otherwise.
         if endpoint.is_retired() {
-            self.taken_off(&endpoint);
+            self.detach(&endpoint);
         }
         Ok((endpoint, true))
     }
@@ -241,19 +247,23 @@ impl Node {
             let victim = nic.order.lock().victim().ok_or_else(|| {
                 Error::new(
                     ErrorCode::NoAvailableHandle,
-                    format!("RDMA device {:?} has {most} connections, all in use", nic.name),
+                    format!(
+                        "cannot connect: all connections of RDMA device {:?} are in use. connections={most}",
+                        nic.name
+                    ),
                 )
             })?;
-            // Something may have come this instant; then it stays, and another goes.
+            // A connection that has been used in this instant stays, and another one is closed.
             if victim.retire_idle(self.clock.now()) {
-                debug!(?victim, "gives way to a new connection");
-                self.taken_off(&victim);
+                debug!(?victim, "idle connection closed for a new one");
+                self.detach(&victim);
             }
         }
         let id = self.next_endpoint.fetch_add(1, Ordering::Relaxed);
         let endpoint = Endpoint::new(id, nic, rail, &self.config)?;
         nic.endpoints.write().insert(id, endpoint.clone());
-        // Nobody would take it apart any more; who gives up all there are looks after having said why.
+        // Shutdown or loss of the device may have swept the table already. Both set their flag
+        // before the sweep, so this checks the flags again.
         let over = if self.closed.load(Ordering::Acquire) { Some(closed()) } else { None };
         if let Some(error) = over.or_else(|| nic.is_lost().then(|| lost(nic))) {
             nic.endpoints.write().remove(&id);
@@ -263,7 +273,7 @@ impl Node {
         Ok(endpoint)
     }
 
-    /// Sets up a connection from our side.
+    /// Connects from this side.
     async fn connect(self: &Arc<Self>, endpoint: &Arc<Endpoint>) -> Result<()> {
         let own = self.own_path(&endpoint.nic);
         let mine = Connection {
@@ -276,7 +286,7 @@ impl Node {
             ready: Some(false),
         };
         if own == endpoint.rail.path {
-            // To ourselves: the pairs are their own other ends.
+            // For a connection of the node to itself, the pairs are connected to each other.
             self.blocking(endpoint, mine, Phase::Open).await?;
             return self.opened(endpoint);
         }
@@ -285,7 +295,7 @@ impl Node {
             let body = message.encode().to_string();
             let reply = exchange(&at, Kind::Connection, body.as_bytes(), &self.config.handshake).await?;
             let reply: Value = serde_json::from_slice(&reply)
-                .map_err(|e| Error::invalid(format!("handshake port {at}: the reply is not JSON: {e}")))?;
+                .map_err(|e| Error::invalid(format!("handshake port {at}: reply is not JSON: {e}")))?;
             let reply = Connection::decode(&reply)?;
             match reply.refusal.is_empty() {
                 true => Ok(reply),
@@ -294,25 +304,26 @@ impl Node {
         };
         let reply = ask(&mine).await?;
         if reply.pairs.is_empty() {
-            return Err(Error::new(ErrorCode::NotSupported, format!("{at} speaks no rdma")));
+            return Err(Error::new(ErrorCode::NotSupported, format!("{at} does not support rdma")));
         }
         let wants_word = reply.ready.is_some();
-        // It may have connected to us meanwhile; then the pairs are the same, or one of us is out of date.
+        // The peer may have connected to this node meanwhile. Then the pairs are the same, or one
+        // side is out of date.
         if self.blocking(endpoint, reply, Phase::Open).await? == Setup::Different {
             return Err(Error::new(
                 ErrorCode::TransferFail,
-                "both sides connected, to different queue pairs",
+                "both sides connected at the same time, to different queue pairs",
             ));
         }
         self.opened(endpoint)?;
         if wants_word {
-            // What we send is received in any case: it is their sending that waits for this.
+            // The peer receives messages in any case: only its sending waits for this message.
             ask(&Connection { ready: Some(true), ..mine }).await.map(drop)?;
         }
         Ok(())
     }
 
-    /// Lets a connection send. One that cannot is over.
+    /// Opens a connection, and retires one that cannot be opened.
     fn opened(self: &Arc<Self>, endpoint: &Arc<Endpoint>) -> Result<()> {
         endpoint.open().inspect_err(|error| self.retire(endpoint, error))
     }
@@ -329,26 +340,26 @@ impl Node {
         outcome.unwrap_or_else(|_| Err(Error::new(ErrorCode::TransferFail, "the runtime is shutting down")))
     }
 
-    fn could_not_connect(self: &Arc<Self>, endpoint: &Arc<Endpoint>, error: &Error) {
+    fn handle_connect_failure(self: &Arc<Self>, endpoint: &Arc<Endpoint>, error: &Error) {
         if matches!(endpoint.phase(), Phase::Open | Phase::Waiting(_)) && error.kind() != ErrorKind::Invalid {
-            // The peer connected to us in the meantime.
+            // The peer connected to this node in the meantime.
             return;
         }
-        self.connection_failed(endpoint, error);
+        self.record_connect_failure(endpoint, error);
     }
 
-    fn connection_failed(self: &Arc<Self>, endpoint: &Arc<Endpoint>, error: &Error) {
-        debug!(?endpoint, %error, "could not connect");
+    fn record_connect_failure(self: &Arc<Self>, endpoint: &Arc<Endpoint>, error: &Error) {
+        debug!(?endpoint, %error, "connection attempt failed");
         if error.reason() == Some(Reason::RouteLookup) && self.config.gid_retries > 0 {
             endpoint.nic.try_another_gid();
         }
-        self.blame(&endpoint.rail);
+        self.pause_rail(&endpoint.rail);
         if !self.config.connect_pause.is_zero() {
             let until = self.clock.now().after(self.config.connect_pause);
             endpoint.rail.closed_until.store(until.0, Ordering::Relaxed);
             endpoint.rail.paused.fetch_max(until.0, Ordering::Relaxed);
         }
-        let Some(waiting) = self.give_up(endpoint) else { return };
+        let Some(waiting) = self.retire_and_detach(endpoint) else { return };
         for mut piece in waiting {
             piece.attempts += 1;
             let others = piece.peer.rails.iter().map(Vec::len).sum::<usize>() > 1;
@@ -361,7 +372,7 @@ impl Node {
         }
     }
 
-    /// Answers a peer that sets up a connection, at our handshake port.
+    /// Responds to a peer that sets up a connection, at the handshake port of this node.
     pub(crate) async fn accept(self: &Arc<Self>, request: &Value) -> Value {
         let reply = match Connection::decode(request) {
             Ok(request) => self.answer(request).await,
@@ -377,21 +388,29 @@ impl Node {
         let nic = self.nics.iter().find(|nic| self.own_path(nic) == request.peer_nic_path);
         let nic = nic.ok_or_else(|| {
             let ours: Vec<String> = self.nics.iter().map(|nic| self.own_path(nic)).collect();
-            Error::invalid(format!("{:?} is none of our devices: {}", request.peer_nic_path, ours.join(", ")))
+            Error::invalid(format!(
+                "unknown device {:?}; this node has {}",
+                request.peer_nic_path,
+                ours.join(", ")
+            ))
         })?;
         if nic.is_lost() {
             return Err(lost(nic));
         }
         let Some((server, _)) = request.local_nic_path.rsplit_once('@') else {
-            return Err(Error::invalid(format!("{:?} names no device", request.local_nic_path)));
+            return Err(Error::invalid(format!(
+                "invalid device path {:?}: expected <server name>@<device>",
+                request.local_nic_path
+            )));
         };
         let at = HostPort::parse(server, DEFAULT_PORT);
         let rail = rail(&mut self.rails.lock(), nic.index, &request.local_nic_path, &at);
         if request.ready == Some(true) {
             let current = rail.current.lock().clone();
-            let endpoint = current.filter(|endpoint| endpoint.knows(&request.pairs));
-            let endpoint = endpoint
-                .ok_or_else(|| Error::invalid("no connection to those queue pairs is waiting for a word"))?;
+            let endpoint = current.filter(|endpoint| endpoint.is_connected_to(&request.pairs));
+            let endpoint = endpoint.ok_or_else(|| {
+                Error::invalid("no connection to those queue pairs waits for a ready message")
+            })?;
             self.opened(&endpoint)?;
             return Ok(Connection::default());
         }
@@ -400,7 +419,7 @@ impl Node {
             None => Phase::Open,
         };
         for _ in 0..2 {
-            let (endpoint, _) = self.standing_or_new(&rail)?;
+            let (endpoint, _) = self.active_or_new_endpoint(&rail)?;
             match self.blocking(&endpoint, request.clone(), then).await {
                 Ok(Setup::Connected | Setup::Known) => {
                     if then == Phase::Open {
@@ -416,13 +435,13 @@ impl Node {
                         ready: request.ready,
                     });
                 }
-                // The peer has started anew, or given up what we still had.
+                // The peer has restarted, or given up the old connection.
                 Ok(Setup::Different) => {
-                    let error = Error::new(ErrorCode::TransferFail, "the peer has connected anew");
+                    let error = Error::new(ErrorCode::TransferFail, "the peer has set up a new connection");
                     self.retire(&endpoint, &error);
                 }
                 Err(error) => {
-                    self.could_not_connect(&endpoint, &error);
+                    self.handle_connect_failure(&endpoint, &error);
                     return Err(error);
                 }
             }
@@ -430,23 +449,24 @@ impl Node {
         Err(Error::new(ErrorCode::ObjectReplicaBusy, "the connection changes too fast; try again"))
     }
 
-    /// Gives up a connection; what had not been posted goes another way, what had follows when it is handed back.
+    /// Retires a connection. Unposted messages take another rail; posted ones follow when the queue
+    /// returns them.
     pub(crate) fn retire(self: &Arc<Self>, endpoint: &Arc<Endpoint>, why: &Error) {
-        let Some(waiting) = self.give_up(endpoint) else { return };
-        debug!(?endpoint, %why, "given up");
+        let Some(waiting) = self.retire_and_detach(endpoint) else { return };
+        debug!(?endpoint, %why, "connection retired");
         for piece in waiting {
             self.moved(piece, why);
         }
     }
 
-    fn give_up(&self, endpoint: &Arc<Endpoint>) -> Option<Vec<Piece>> {
+    fn retire_and_detach(&self, endpoint: &Arc<Endpoint>) -> Option<Vec<Piece>> {
         let waiting = endpoint.retire(self.clock.now())?;
-        self.taken_off(endpoint);
+        self.detach(endpoint);
         Some(waiting)
     }
 
-    /// Nobody finds a connection any more that was retired.
-    fn taken_off(&self, endpoint: &Arc<Endpoint>) {
+    /// Removes a retired connection from the rail and from the list of its device.
+    fn detach(&self, endpoint: &Arc<Endpoint>) {
         let mut current = endpoint.rail.current.lock();
         if current.as_ref().is_some_and(|current| current.id == endpoint.id) {
             *current = None;
@@ -456,11 +476,11 @@ impl Node {
         endpoint.nic.wake();
     }
 
-    /// Takes a retired connection apart. True when it is gone.
-    pub(crate) fn bury(self: &Arc<Self>, endpoint: &Arc<Endpoint>) -> bool {
-        let Apart::Gone(left) = endpoint.destroy() else { return false };
+    /// Destroys a retired connection. Returns true when it is gone.
+    pub(crate) fn destroy(self: &Arc<Self>, endpoint: &Arc<Endpoint>) -> bool {
+        let Teardown::Gone(left) = endpoint.destroy() else { return false };
         endpoint.nic.endpoints.write().remove(&endpoint.id);
-        let error = Error::new(ErrorCode::TransferFail, "the device did not hand it back");
+        let error = Error::new(ErrorCode::TransferFail, "the device did not return the request");
         for mut piece in left {
             piece.begun = true;
             self.reroute(piece, Some(&endpoint.rail), &error);
@@ -468,52 +488,58 @@ impl Node {
         true
     }
 
-    /// The same for the last time: what cannot be taken apart is left as it is. False when somebody is busy with it just now.
-    pub(crate) fn bury_or_forget(self: &Arc<Self>, endpoint: &Arc<Endpoint>) -> bool {
-        if self.bury(endpoint) {
+    /// Destroys a retired connection for the last time, and leaks it if the device refuses. Returns
+    /// false if another thread is using it.
+    pub(crate) fn destroy_or_leak(self: &Arc<Self>, endpoint: &Arc<Endpoint>) -> bool {
+        if self.destroy(endpoint) {
             return true;
         }
-        if !matches!(endpoint.destroy(), Apart::Stuck) {
+        if !matches!(endpoint.destroy(), Teardown::Refused) {
             return false;
         }
-        let pieces = endpoint.forget();
+        let pieces = endpoint.leak();
         warn!(
             ?endpoint,
-            pieces, "cannot be taken apart; its memory is never freed, since the device may use it"
+            pieces, "cannot destroy connection; its memory is never freed, because the device may use it"
         );
         endpoint.nic.endpoints.write().remove(&endpoint.id);
         true
     }
 
-    /// Gives back what waits for its turn to this peer and nobody waits for any more.
+    /// Ends cancelled messages to this peer that wait for credit.
     pub(crate) fn sweep(&self, peer: &Peer) {
         for rail in peer.rails.iter().flatten() {
             let endpoint = rail.current.lock().clone();
-            for piece in endpoint.iter().flat_map(|endpoint| endpoint.given_up()) {
+            for piece in endpoint.iter().flat_map(|endpoint| endpoint.take_cancelled()) {
                 piece.give_back();
             }
         }
     }
 
-    /// Finishes a message, or sends it again.
+    /// Completes a message, or sends it again.
     pub(crate) fn ended(self: &Arc<Self>, ended: Ended<Piece>, rail: &Arc<Rail>) {
         let Ended { message: mut piece, status } = ended;
         piece.begun = true;
         let error = match status {
             Status::Done => return piece.done.finish(Ok(())),
             Status::Refused => {
-                let what = format!("{} bytes at {:#x} are refused by {}", piece.len, piece.remote, rail.path);
+                let what = format!(
+                    "{} refused a transfer. address={:#x} len={}",
+                    rail.path, piece.remote, piece.len
+                );
                 return piece.done.finish(Err(Error::invalid(what)));
             }
             Status::Flushed => {
-                let why = Error::new(ErrorCode::TransferFail, "its connection failed");
+                let why = Error::new(ErrorCode::TransferFail, "RDMA connection failed (request flushed)");
                 return self.moved(piece, &why);
             }
             Status::Unanswered => Error::new(ErrorCode::TransferFail, "the peer does not answer"),
-            Status::Local(n) => Error::new(ErrorCode::TransferFail, format!("local fault {n}")),
-            Status::Failed(n) => Error::new(ErrorCode::TransferFail, format!("fault {n}")),
+            Status::Local(n) => {
+                Error::new(ErrorCode::TransferFail, format!("local work completion error {n}"))
+            }
+            Status::Failed(n) => Error::new(ErrorCode::TransferFail, format!("work completion error {n}")),
         };
-        self.blame(rail);
+        self.pause_rail(rail);
         piece.attempts += 1;
         if u32::from(piece.attempts) > self.config.attempts {
             return piece.done.finish(Err(unreachable(rail, &error)));
@@ -521,22 +547,23 @@ impl Node {
         self.reroute(piece, Some(rail), &error);
     }
 
-    /// Sends a message again whose connection failed for another's sake, or before it was its turn.
+    /// Sends a message again that was flushed by the failure of another one, or not posted.
     fn moved(self: &Arc<Self>, mut piece: Piece, why: &Error) {
         piece.flushes += 1;
         if piece.flushes > MAX_FLUSHES {
-            let again = format!("its connection failed again and again; last: {why}");
+            let again = format!("RDMA connection failed repeatedly; last error: {why}");
             return piece.done.finish(Err(Error::new(ErrorCode::TransferFail, again)));
         }
         self.reroute(piece, None, why);
     }
 
-    fn blame(&self, rail: &Rail) {
+    fn pause_rail(&self, rail: &Rail) {
         let until = self.clock.now().after(self.config.rail_pause);
         rail.paused.store(until.0, Ordering::Relaxed);
     }
 
-    /// Sends a message another way than the one that failed, if there is one and still time.
+    /// Sends a message on another rail than the failed one, if there is one and the deadline has
+    /// not passed.
     fn reroute(self: &Arc<Self>, mut piece: Piece, failed: Option<&Arc<Rail>>, why: &Error) {
         let now = self.clock.now();
         if self.closed.load(Ordering::Acquire) {
@@ -565,24 +592,24 @@ impl Node {
             }
             None => piece.done.finish(Err(Error::new(
                 ErrorCode::TransferFail,
-                format!("no RDMA device of ours works; last: {why}"),
+                format!("no local RDMA device is up; last error: {why}"),
             ))),
         }
     }
 
-    /// Gives up every connection of a device.
-    pub(crate) fn give_up_all(self: &Arc<Self>, nic: &Nic, why: &Error) {
+    /// Retires every connection of a device.
+    pub(crate) fn retire_all(self: &Arc<Self>, nic: &Nic, why: &Error) {
         let all: Vec<Arc<Endpoint>> = nic.endpoints.read().values().cloned().collect();
         for endpoint in all {
             self.retire(&endpoint, why);
         }
     }
 
-    /// Answers nobody and sends nothing any more.
+    /// Closes the node: it refuses handshakes and sends nothing any more.
     pub(crate) fn close(self: &Arc<Self>) {
         self.closed.store(true, Ordering::Release);
         for nic in &self.nics {
-            self.give_up_all(nic, &closed());
+            self.retire_all(nic, &closed());
             nic.wake();
         }
     }
@@ -600,7 +627,8 @@ fn rail(rails: &mut Rails, nic: usize, path: &str, at: &HostPort) -> Arc<Rail> {
     if let Some(known) = rails.get(&(nic, path.to_owned())) {
         return known.clone();
     }
-    // Those of peers that nobody knows any more, and that have no connection: peers that restart come with new names.
+    // Removes the rails of peers that nobody refers to, and that have no connection: restarted
+    // peers come with new names.
     if rails.len() >= FEW_RAILS && rails.len().is_power_of_two() {
         rails.retain(|_, rail| Arc::strong_count(rail) > 1);
     }
@@ -609,10 +637,11 @@ fn rail(rails: &mut Rails, nic: usize, path: &str, at: &HostPort) -> Arc<Rail> {
     rail
 }
 
-/// Ways that are kept without a look at who uses them.
+/// Number of rails below which unused ones are not removed.
 const FEW_RAILS: usize = 64;
 
-/// Opens the devices of the configuration, all of which must work, or whatever works of those there are.
+/// Opens the configured devices, all of which must work, or all usable devices if none is
+/// configured.
 fn open_devices(config: &RdmaConfig) -> Result<Vec<Arc<Nic>>> {
     let mut nics = Vec::new();
     if !config.devices.is_empty() {
@@ -626,20 +655,20 @@ fn open_devices(config: &RdmaConfig) -> Result<Vec<Arc<Nic>>> {
         match Nic::open(nics.len(), &name, config) {
             Ok(nic) => nics.push(nic),
             Err(error) => {
-                warn!(device = name, %error, "is not used");
+                warn!(device = name, %error, "device is not used");
                 faults.push(error.to_string());
             }
         }
     }
     if nics.is_empty() {
-        let why = if faults.is_empty() { "there is none".into() } else { faults.join("; ") };
+        let why = if faults.is_empty() { "none found".into() } else { faults.join("; ") };
         return Err(Error::new(ErrorCode::NotSupported, format!("no RDMA device can be used: {why}")));
     }
     Ok(nics)
 }
 
 fn unreachable(rail: &Rail, why: &Error) -> Error {
-    Error::new(ErrorCode::TransferFail, format!("{} cannot be reached: {why}", rail.path))
+    Error::new(ErrorCode::TransferFail, format!("cannot reach {}: {why}", rail.path))
 }
 
 fn lost(nic: &Nic) -> Error {
@@ -650,5 +679,5 @@ fn closed() -> Error {
     Error::new(ErrorCode::TransferFail, "the RDMA transport is closed")
 }
 
-/// Pieces by our device, while a submission is cut up.
+/// Pieces by local device, while a submission is split.
 pub(crate) type ByDevice = Vec<(usize, Vec<Piece>)>;

@@ -1,4 +1,4 @@
-//! A peer as its descriptor shows it: memory with keys, devices, and the ways there.
+//! Peer as its descriptor presents it: memory with keys, devices, and the rails to them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,10 +12,10 @@ use serde_json::Value;
 
 use crate::node::Rail;
 
-/// Most devices a descriptor may name.
+/// Maximum number of devices in a descriptor.
 const MAX_DEVICES: usize = 256;
 
-/// A way to one peer. Clones are the same way.
+/// Connections to one peer. Clones share them.
 #[derive(Clone)]
 pub struct RdmaPeer {
     pub(crate) shared: Arc<Peer>,
@@ -27,59 +27,66 @@ impl fmt::Debug for RdmaPeer {
     }
 }
 
-/// What is known of a peer.
+/// State of a peer.
 pub(crate) struct Peer {
     pub(crate) about: About,
-    /// By our device, then by the peer's.
+    /// Rails by local device, then by the peer's device.
     pub(crate) rails: Vec<Vec<Arc<Rail>>>,
     pub(crate) turn: AtomicUsize,
-    /// The node that made it.
+    /// Node that created the peer.
     pub(crate) owner: u64,
 }
 
-/// What a descriptor says.
+/// Parsed descriptor of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct About {
-    /// What its devices' paths begin with.
+    /// Prefix of the paths of its devices.
     pub(crate) server: String,
-    /// Where its handshake port is.
+    /// Address of its handshake port.
     pub(crate) at: HostPort,
     /// Names of its devices.
     pub(crate) devices: Vec<String>,
     regions: Vec<Range>,
-    /// First address and end of what it lists without keys, sorted: memory that its devices do not reach.
+    /// First address and end of memory listed without keys, sorted. The peer's devices do not reach
+    /// it.
     without_keys: Vec<(u64, u64)>,
 }
 
-/// One registered range.
+/// Registered range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Range {
     start: u64,
     end: u64,
-    /// By the peer's device.
+    /// Keys by the peer's device.
     keys: Vec<u32>,
-    /// One memory with the range before it, which ends where it begins.
+    /// Whether the range continues the memory of the range before it, which ends where it begins.
     continues: bool,
 }
 
 impl About {
-    /// Reads a descriptor. `Invalid` says what is wrong with it.
+    /// Parses a descriptor.
+    ///
+    /// # Errors
+    ///
+    /// Returns `Invalid`, with the faulty part.
     pub(crate) fn read(desc: &SegmentDesc) -> Result<Self> {
         let bad = |what: String| Error::invalid(format!("segment {:?}: {what}", desc.name));
         if !desc.speaks(&Protocol::RDMA) {
-            return Err(bad("is not reached by rdma".into()));
+            return Err(bad("is not served over rdma".into()));
         }
         let devices = match desc.extra.get("devices") {
             Some(Value::Array(devices)) if devices.len() <= MAX_DEVICES => devices,
-            Some(Value::Array(devices)) => return Err(bad(format!("{} devices", devices.len()))),
-            _ => return Err(bad("lists no \"devices\"".into())),
+            Some(Value::Array(devices)) => {
+                return Err(bad(format!("{} devices are too many", devices.len())));
+            }
+            _ => return Err(bad("has no \"devices\"".into())),
         };
         let devices = devices
             .iter()
             .map(|device| device["name"].as_str().filter(|name| !name.is_empty()).map(str::to_owned))
             .collect::<Option<Vec<_>>>()
             .filter(|devices| !devices.is_empty())
-            .ok_or_else(|| bad("has a device without a name, or none".into()))?;
+            .ok_or_else(|| bad("has no device, or a device without a name".into()))?;
         let mut regions: Vec<Range> = Vec::new();
         let mut buffers: Vec<&BufferDesc> = desc.buffers.iter().collect();
         buffers.sort_unstable_by_key(|buffer| buffer.addr);
@@ -90,7 +97,7 @@ impl About {
             let keys =
                 keys(buffer).ok_or_else(|| bad(format!("the keys of {:#x} are not numbers", buffer.addr)))?;
             match keys.len() {
-                // Closed to peers, or open on another wire.
+                // Closed to peers, or open on another transport.
                 0 => {
                     before = None;
                     without_keys.push((buffer.addr, end));
@@ -112,47 +119,57 @@ impl About {
         Ok(Self { server, at, devices, regions, without_keys })
     }
 
-    /// The region that holds all of a range, or the first of its parts that do. `Invalid` when none does.
+    /// Returns the region that contains all of a range, or the first of its parts that do.
+    ///
+    /// # Errors
+    ///
+    /// Returns `Invalid` if none does.
     pub(crate) fn region(&self, addr: u64, len: usize) -> Result<usize> {
-        let wrong =
-            |why: &str| Err(Error::invalid(format!("{len} bytes at {addr:#x} of {:?}: {why}", self.server)));
-        let Some(end) = addr.checked_add(len as u64) else { return wrong("they overflow") };
+        let wrong = |why: &str| {
+            Err(Error::invalid(format!(
+                "cannot transfer {len} bytes at {addr:#x} of {:?}: {why}",
+                self.server
+            )))
+        };
+        let Some(end) = addr.checked_add(len as u64) else { return wrong("range overflows") };
         if len == 0 {
-            return wrong("a transfer of nothing");
+            return wrong("no bytes");
         }
         let after = self.regions.partition_point(|region| region.start <= addr);
         match after.checked_sub(1) {
             Some(i) if addr < self.regions[i].end && end <= self.last_of(i, end) => Ok(i),
-            _ => wrong("they do not lie in one registered buffer"),
+            _ => wrong("range is not in one registered buffer"),
         }
     }
 
-    /// Whether a range lies in memory that is listed, but has no keys: another wire may lead there.
+    /// Returns whether a range lies in memory that is listed without keys. Another transport may
+    /// reach it.
     pub(crate) fn has_no_keys(&self, addr: u64, len: usize) -> bool {
         let after = self.without_keys.partition_point(|(start, _)| *start <= addr);
         let end = after.checked_sub(1).and_then(|i| self.without_keys.get(i)).map_or(0, |(_, end)| *end);
         addr.checked_add(len as u64).is_some_and(|last| len != 0 && last <= end)
     }
 
-    /// Where the memory that a region is part of ends, as far as anybody asks.
+    /// Returns the end of the memory that a region is part of, up to the requested end.
     fn last_of(&self, region: usize, asked: u64) -> u64 {
         let first = self.regions[region].end;
         let parts = self.regions[region + 1..].iter().take_while(|part| part.continues);
         parts.map(|part| part.end).find(|end| *end >= asked).unwrap_or(first)
     }
 
-    /// The part of a memory that holds an address, by one before it or itself.
+    /// Returns the part of a memory that contains an address. It is the given region or a later
+    /// one.
     pub(crate) fn part(&self, region: usize, addr: u64) -> usize {
         self.regions.partition_point(|part| part.start <= addr).saturating_sub(1).max(region)
     }
 
-    /// Bytes from an address in that memory to where it is registered anew.
+    /// Returns the number of bytes from an address to the end of its registered part.
     pub(crate) fn room(&self, region: usize, addr: u64) -> usize {
         let end = self.regions.get(self.part(region, addr)).map_or(addr, |part| part.end);
         usize::try_from(end.saturating_sub(addr)).unwrap_or(usize::MAX)
     }
 
-    /// The key of a region on one of the peer's devices.
+    /// Returns the key of a region on one of the peer's devices.
     pub(crate) fn key(&self, region: usize, device: usize) -> Option<u32> {
         self.regions.get(region)?.keys.get(device).copied()
     }
@@ -168,7 +185,7 @@ fn keys(buffer: &BufferDesc) -> Option<Vec<u32>> {
     }
 }
 
-/// Ways by our device and the path of the peer's, shared by all who know the peer.
+/// Rails by local device and the path of the peer's device, shared by all descriptors of the peer.
 pub(crate) type Rails = HashMap<(usize, String), Arc<Rail>>;
 
 #[cfg(test)]
@@ -224,7 +241,7 @@ mod tests {
         assert_eq!(
             (about.region(2000, 200).unwrap(), about.part(5, 2150)),
             (5, 6),
-            "existing nodes do not say it"
+            "nodes of Mooncake C++ do not publish it"
         );
         for (addr, len) in [(1000, 251), (1240, 20), (1390, 20), (1350, 1), (2000, 201)] {
             about.region(addr, len).unwrap_err();
@@ -232,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn another_name_leads_elsewhere() {
+    fn another_name_leads_to_another_host() {
         let named = About::read(&desc(json!({"rdma_server_name": "10.9.9.9:7"}))).unwrap();
         assert_eq!((named.server.as_str(), &named.at), ("10.9.9.9:7", &HostPort::new("10.9.9.9", 7)));
         let mut directory = desc(json!({"name": "node"}));

@@ -1,4 +1,5 @@
-//! The thread of a device: takes completions, looks at the clock, hears what happens to the device. It sleeps when nothing does.
+//! Thread of a device: takes completions, checks deadlines, and handles events of the device. It
+//! sleeps when there is nothing to do.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -13,14 +14,14 @@ use tracing::{error, info, warn};
 use crate::endpoint::{Endpoint, Scratch, request_parts};
 use crate::nic::Nic;
 use crate::node::Node;
-use crate::room::{Watched, is_quiet};
+use crate::send_credits::{Watched, is_quiet};
 use crate::verbs::{Batch, Completed, Event};
 
-/// Completions taken at once.
+/// Number of completions taken at once.
 const BATCH: usize = 64;
-/// How long a closed node waits for its devices to hand everything back.
+/// Time that a closed node waits for the completions of its devices.
 const LAST_WAIT: Duration = Duration::from_secs(2);
-/// How long it takes until something that could not be done now is tried again.
+/// Pause before a failed action is retried.
 const SOON: Duration = Duration::from_millis(20);
 
 /// Serves a device until its node is closed and all its connections are gone.
@@ -39,9 +40,9 @@ pub(crate) fn run(node: &Arc<Node>, nic: &Arc<Nic>) {
         if nic.is_lost() {
             poller.wind_up();
         } else if let Err(error) = poller.turn() {
-            error!(device = nic.name, %error, "the completion queue is lost");
-            nic.lose();
-            poller.node.give_up_all(nic, &error);
+            error!(device = nic.name, %error, "completion queue lost");
+            nic.mark_lost();
+            poller.node.retire_all(nic, &error);
         }
     }
 }
@@ -52,7 +53,7 @@ struct Poller {
     batch: Batch,
     completed: Vec<Completed>,
     scratch: Scratch,
-    // Kept from one round to the next, as lists of `scratch` are.
+    // Kept from one round to the next, like the lists of `scratch`.
     starved: Vec<Arc<Endpoint>>,
     all: Vec<Arc<Endpoint>>,
     closing: Option<Moment>,
@@ -81,7 +82,7 @@ impl Poller {
             let left: Vec<Arc<Endpoint>> = self.nic.endpoints.read().values().cloned().collect();
             for endpoint in left {
                 self.node.retire(&endpoint, &Error::new(ErrorCode::TransferFail, "closed"));
-                self.node.bury_or_forget(&endpoint);
+                self.node.destroy_or_leak(&endpoint);
             }
         }
         self.nic.endpoints.read().is_empty()
@@ -97,20 +98,20 @@ impl Poller {
         Ok(())
     }
 
-    /// What is left to do for a lost device: nothing comes out of its queue, and its descriptors, which may say for ever that they have
-    /// something to say, are left alone.
+    /// Cleans up a lost device: its queue returns nothing, and its descriptors, which may report
+    /// events for ever, are ignored.
     fn wind_up(&mut self) {
         self.clock();
         self.sleep(false);
     }
 
-    /// Hands completions to whom they concern; false when there are none.
+    /// Assigns completions to their connections. Returns false when there are none.
     fn hand_out(&mut self) -> Result<bool> {
         self.completed.clear();
         self.completed.extend(self.nic.queue.poll(&mut self.batch)?);
         let of = |one: &Completed| request_parts(one.id).0;
         for run in self.completed.chunk_by(|a, b| of(a) == of(b)) {
-            // Those of a connection that is gone stand for nothing.
+            // Completions of a destroyed connection are ignored.
             let endpoint = self.nic.endpoints.read().get(&of(&run[0])).cloned();
             let Some(endpoint) = endpoint else { continue };
             let outcome = endpoint.completed(run.iter(), &mut self.scratch.ended);
@@ -125,23 +126,23 @@ impl Poller {
                 self.node.ended(ended, &endpoint.rail);
             }
             if endpoint.is_retired() && endpoint.is_idle() {
-                self.node.bury(&endpoint);
+                self.node.destroy(&endpoint);
             }
         }
         let some = !self.completed.is_empty();
         if some {
-            self.feed();
+            self.resume_starved();
         }
         Ok(some)
     }
 
-    /// Lets connections go on that waited for room in the queue.
-    fn feed(&mut self) {
+    /// Resumes connections that waited for credit of the completion queue.
+    fn resume_starved(&mut self) {
         let mut starved = std::mem::take(&mut self.starved);
         self.nic.starved.take(&mut starved);
         for endpoint in starved.drain(..) {
-            if endpoint.waits()
-                && let Err(error) = endpoint.go_on()
+            if endpoint.has_waiting()
+                && let Err(error) = endpoint.post_waiting()
             {
                 self.node.retire(&endpoint, &error);
             }
@@ -149,7 +150,7 @@ impl Poller {
         self.starved = starved;
     }
 
-    /// Looks at deadlines, if it is time.
+    /// Checks deadlines, if it is time.
     fn clock(&mut self) {
         let now = self.node.clock.now();
         if now < self.nic.planned() {
@@ -166,19 +167,20 @@ impl Poller {
             if let Some(why) = due.retire {
                 self.node.retire(&endpoint, &why);
             }
-            let gone = due.bury && self.node.bury(&endpoint);
+            let gone = due.destroy && self.node.destroy(&endpoint);
             match due.next {
                 _ if gone => {}
-                _ if due.bury => self.nic.wake_by(now.after(SOON)),
+                _ if due.destroy => self.nic.wake_by(now.after(SOON)),
                 Some(at) => self.nic.wake_by(at),
                 None => {}
             }
         }
         self.all = all;
-        self.feed();
+        self.resume_starved();
     }
 
-    /// Waits, if they are to be heard, for a completion or an event of the device; for a ring of the bell, or the next deadline.
+    /// Waits for the bell or the next deadline, and optionally for a completion or an event of the
+    /// device.
     fn sleep(&self, of_the_device: bool) {
         let now = self.node.clock.now();
         let mut wait = self.nic.planned().since(now);
@@ -202,38 +204,40 @@ impl Poller {
             let _ = rustix::io::read(self.nic.bell(), &mut count);
         }
         if happened {
-            self.hear();
+            self.handle_event();
         }
     }
 
-    /// One event of the device.
-    fn hear(&self) {
+    /// Handles one event of the device.
+    fn handle_event(&self) {
         let nic = &self.nic;
         match nic.device.next_event() {
             Ok(Event::PortUp) => {
                 if nic.refresh(&self.node.config) {
-                    info!(device = nic.name, "the port is up");
+                    info!(device = nic.name, "port is up");
                 }
             }
             Ok(Event::PortDown) => {
                 nic.refresh(&self.node.config);
-                warn!(device = nic.name, "the port is down");
+                warn!(device = nic.name, "port is down");
             }
             Ok(Event::Addresses) => {
                 nic.refresh(&self.node.config);
-                info!(device = nic.name, gid = %nic.gid().addr, "addresses have changed");
+                info!(device = nic.name, gid = %nic.gid().addr, "addresses of the port have changed");
             }
             Ok(Event::Fatal | Event::QueueFatal) => {
-                warn!(device = nic.name, "the device is lost");
-                nic.lose();
-                self.node.give_up_all(nic, &Error::new(ErrorCode::TransferFail, "the device is lost"));
+                warn!(device = nic.name, "device lost");
+                nic.mark_lost();
+                self.node.retire_all(nic, &Error::new(ErrorCode::TransferFail, "the device is lost"));
             }
             Ok(Event::Other(_)) => {}
             Err(error) => {
-                warn!(device = nic.name, %error, "the device's events are lost");
-                nic.lose();
-                self.node
-                    .give_up_all(nic, &Error::new(ErrorCode::TransferFail, "the device's events are lost"));
+                warn!(device = nic.name, %error, "cannot read events of the device; device lost");
+                nic.mark_lost();
+                self.node.retire_all(
+                    nic,
+                    &Error::new(ErrorCode::TransferFail, "the events of the device cannot be read"),
+                );
             }
         }
     }

@@ -12,24 +12,25 @@ use serde_json::Value;
 use crate::topology;
 use crate::verbs::{Domain, MemoryRegion, Rights};
 
-/// Parts begin on pages.
+/// Alignment of parts: they begin on pages.
 const PAGE: u64 = 4096;
 
-/// Memory a node's devices may use, until this is dropped.
+/// Memory that the devices of a node may use, until dropped.
 #[derive(Debug)]
 pub struct Registration {
-    /// By device, then in the order of their addresses.
+    /// Regions by device, then in the order of their addresses.
     regions: Vec<Vec<MemoryRegion>>,
     parts: Parts,
     pub(crate) span: MemorySpan,
-    /// NUMA node, where it is known.
+    /// NUMA node, if known.
     pub(crate) node: Option<u32>,
     access: Access,
-    /// Whose it is.
+    /// Node that owns the registration.
     pub(crate) owner: u64,
 }
 
-/// The parts that memory is registered in, as devices take no more than so much at once. All but the last are equally long.
+/// Parts of registered memory, because devices limit the length of a registration. All but the last
+/// have the same length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Parts {
     start: u64,
@@ -38,38 +39,38 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// Parts of at most `longest` bytes; 0 is no limit.
+    /// Creates parts of at most `longest` bytes; 0 is no limit.
     pub(crate) fn new(start: u64, len: u64, longest: u64) -> Self {
         let longest = if longest == 0 { u64::MAX } else { longest };
         let each = if len <= longest { len } else { (longest / PAGE * PAGE).max(PAGE) };
         Self { start, len, each: each.max(1) }
     }
 
-    /// Where each part begins, from the start of all, and its length.
+    /// Returns the offset and the length of each part.
     pub(crate) fn iter(self) -> impl Iterator<Item = (u64, u64)> {
         (0..self.len.div_ceil(self.each))
             .map(move |i| (i * self.each, self.each.min(self.len - i * self.each)))
     }
 
-    /// The part that holds an address, by its number.
+    /// Returns the number of the part that contains an address.
     pub(crate) fn index(self, addr: u64) -> usize {
         usize::try_from(addr.saturating_sub(self.start) / self.each).unwrap_or(usize::MAX)
     }
 
-    /// Bytes from an address to the end of its part.
+    /// Returns the number of bytes from an address to the end of its part.
     pub(crate) fn room(self, addr: u64) -> usize {
         let rest = self.each - addr.saturating_sub(self.start) % self.each;
         usize::try_from(rest).unwrap_or(usize::MAX)
     }
 }
 
-/// A memory's place, where it is not known.
+/// NUMA node of memory whose node is unknown.
 const NOWHERE: u32 = u32::MAX;
-/// Set in the place of a device's memory.
+/// Flag in the node number of device memory.
 const DEVICE: u32 = 1 << 31;
 
-/// What peers are told of a memory's place.
-fn place(node: u32) -> String {
+/// Returns the published name of a location.
+fn location_name(node: u32) -> String {
     match node {
         NOWHERE => "*".into(),
         device if device & DEVICE != 0 => format!("cuda:{}", device & !DEVICE),
@@ -78,10 +79,10 @@ fn place(node: u32) -> String {
 }
 
 impl Registration {
-    /// Registers with each domain, in parts of `longest` bytes at most.
+    /// Registers with each domain, in parts of at most `longest` bytes.
     ///
     /// # Safety
-    /// The span's bytes stay allocated until the result has been dropped.
+    /// The bytes of the span stay allocated until the result has been dropped.
     pub(crate) unsafe fn new(
         domains: &[Arc<Domain>],
         span: MemorySpan,
@@ -90,21 +91,25 @@ impl Registration {
         owner: u64,
     ) -> Result<Self> {
         if span.len == 0 || span.addr().checked_add(span.len as u64).is_none() {
-            return Err(Error::invalid(format!("cannot register {} bytes at {:#x}", span.len, span.addr())));
+            return Err(Error::invalid(format!(
+                "cannot register memory: invalid range. address={:#x} len={}",
+                span.addr(),
+                span.len
+            )));
         }
         let rights = Rights { remote: access == Access::Remote, write: !span.read_only, relaxed };
         let parts = Parts::new(span.addr(), span.len as u64, longest);
         let buffer = dma_buf(span);
         let one = |domain: &Arc<Domain>| -> Result<Vec<MemoryRegion>> {
-            // The whole span, as a pointer alone may not go to another thread.
+            // The closure captures the whole span, because a pointer alone is not `Send`.
             let MemorySpan { ptr, .. } = { span };
             let part = |(offset, len): (u64, u64)| {
-                // SAFETY: parts lie in the span, whose length is a `usize`; the caller keeps the bytes, and the regions are dropped with the
-                // result.
+                // SAFETY: parts lie in the span, whose length is a `usize`; the caller keeps the
+                // bytes, and the regions are dropped with the result.
                 unsafe {
                     let part = MemorySpan { ptr: ptr.add(offset as usize), len: len as usize, ..span };
                     match &buffer {
-                        Some(buffer) => of_buffer(domain, part, (buffer, offset), rights),
+                        Some(buffer) => register_buffer(domain, part, (buffer, offset), rights),
                         None => MemoryRegion::register(domain, part.ptr, part.len, rights),
                     }
                 }
@@ -114,11 +119,11 @@ impl Registration {
         let one = &one;
         let regions = match domains {
             [domain] => vec![one(domain)?],
-            // Pinning takes its time, and devices do not wait for one another.
+            // Pinning takes time, so devices register in parallel.
             domains => std::thread::scope(|scope| {
                 let started: Vec<_> = domains.iter().map(|domain| scope.spawn(move || one(domain))).collect();
                 let ended = started.into_iter().map(|thread| {
-                    thread.join().unwrap_or_else(|_| Err(Error::internal("registering memory panicked")))
+                    thread.join().unwrap_or_else(|_| Err(Error::internal("registration of memory panicked")))
                 });
                 ended.collect::<Result<Vec<_>>>()
             })?,
@@ -126,17 +131,17 @@ impl Registration {
         Ok(Self { regions, parts, span, node: topology::node_of_memory(span), access, owner })
     }
 
-    /// Our key on that device for the bytes from an address.
+    /// Returns the local key on that device for the bytes from an address.
     pub(crate) fn local_key(&self, device: usize, addr: u64) -> Option<u32> {
         self.regions.get(device)?.get(self.parts.index(addr)).map(MemoryRegion::local_key)
     }
 
-    /// Bytes from an address to where memory is registered anew.
+    /// Returns the number of bytes from an address to the end of its registered part.
     pub(crate) fn room(&self, addr: u64) -> usize {
         self.parts.room(addr)
     }
 
-    /// What peers need, for [`describe`]; nothing when they are kept out.
+    /// Returns the keys that peers need, for [`describe`]. Empty for memory closed to peers.
     pub(crate) fn export(&self) -> Vec<u8> {
         if self.access == Access::Local {
             return Vec::new();
@@ -153,24 +158,24 @@ impl Registration {
     }
 }
 
-/// Registers memory of a dma-buf: by its descriptor, or, where library or driver cannot do that, by its address, as drivers can that reach
-/// into the other device's one.
+/// Registers memory of a dma-buf by its descriptor. If library or driver do not support that,
+/// registers it by its address, which some drivers resolve in the other device.
 ///
 /// # Safety
 /// As for [`MemoryRegion::register`].
-unsafe fn of_buffer(
+unsafe fn register_buffer(
     domain: &Arc<Domain>,
     part: MemorySpan,
     (buffer, offset): (&DmaBuf, u64),
     rights: Rights,
 ) -> Result<MemoryRegion> {
     let (fd, offset) = (buffer.as_fd(), buffer.offset() + offset);
-    // SAFETY: passed on; the descriptor is that of the buffer with these bytes.
+    // SAFETY: promised by the caller; the descriptor belongs to the buffer with these bytes.
     let by_buffer =
         unsafe { MemoryRegion::register_dmabuf(domain, fd, offset, part.len, part.addr(), rights) };
     match by_buffer {
         Err(error) if error.code() == ErrorCode::NotSupported => {
-            // SAFETY: passed on.
+            // SAFETY: promised by the caller.
             unsafe { MemoryRegion::register(domain, part.ptr, part.len, rights) }
                 .map_err(|plain| error.context(format!("{plain}; and")))
         }
@@ -178,8 +183,8 @@ unsafe fn of_buffer(
     }
 }
 
-/// What a descriptor says of a buffer of ours that was exported: an entry for each part of it, with the name of its place, the peers'
-/// keys and ours, by device.
+/// Returns the descriptor entries of an exported buffer: an entry for each part, with the name of
+/// its location, and the keys for peers and for this node, by device.
 pub(crate) fn describe(buffer: &BufferDesc) -> impl Iterator<Item = BufferDesc> {
     let words: Vec<u32> = buffer
         .key
@@ -188,10 +193,10 @@ pub(crate) fn describe(buffer: &BufferDesc) -> impl Iterator<Item = BufferDesc> 
         .collect();
     let (node, each, keys) = match words.as_slice() {
         [node, low, high, keys @ ..] => (*node, u64::from(*high) << 32 | u64::from(*low), keys.to_vec()),
-        // Kept from peers.
+        // Closed to peers.
         _ => (NOWHERE, buffer.length, Vec::new()),
     };
-    let place = place(node);
+    let place = location_name(node);
     let parts = Parts { start: buffer.addr, len: buffer.length, each: each.max(1) };
     let per_part = keys.len() / usize::try_from(parts.len.div_ceil(parts.each)).unwrap_or(usize::MAX).max(1);
     let (addr, extra) = (buffer.addr, buffer.extra.clone());
@@ -251,7 +256,7 @@ mod tests {
                 prop_assert!(piece > 0 && (longest == 0 || piece <= longest.max(PAGE)));
                 for inside in [offset, offset + piece - 1] {
                     prop_assert_eq!(parts.index(start + inside), i);
-                    // The last one may end before its room does.
+                    // The last part may be shorter than the others.
                     prop_assert!(parts.room(start + inside) as u64 >= piece - (inside - offset));
                 }
                 at += piece;

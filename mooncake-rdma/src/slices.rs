@@ -1,19 +1,20 @@
-//! Cutting a transfer into messages.
+//! Splitting of a transfer into messages.
 
-/// Sizes messages are cut to.
+/// Lengths that transfers are split into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Cut {
+pub(crate) struct SliceLengths {
     /// Bytes per message.
     pub(crate) slice: usize,
-    /// A rest no longer than this goes with the message before it.
+    /// Maximum length of a last message that is merged with the one before.
     pub(crate) fragment: usize,
-    /// Longest message the device sends.
+    /// Longest message of the device.
     pub(crate) longest: usize,
 }
 
-impl Cut {
-    /// Offset and length of each message of a transfer of `len` bytes. `room` says how far it is from an offset to where memory is
-    /// registered anew, on either side; no message crosses that.
+impl SliceLengths {
+    /// Returns offset and length of each message of a transfer of `len` bytes. `room` returns the
+    /// distance from an offset to the end of its registered part, on either side. No message
+    /// crosses that end.
     pub(crate) fn pieces(
         self,
         len: usize,
@@ -39,17 +40,17 @@ mod tests {
 
     #[test]
     fn a_short_rest_goes_with_the_one_before() {
-        let cut = Cut { slice: 100, fragment: 25, longest: 1000 };
+        let cut = SliceLengths { slice: 100, fragment: 25, longest: 1000 };
         let of = |len| cut.pieces(len, |_| usize::MAX).collect::<Vec<_>>();
         assert_eq!(of(0), []);
         assert_eq!(of(125), [(0, 125)]);
         assert_eq!(of(126), [(0, 100), (100, 26)]);
         assert_eq!(of(225), [(0, 100), (100, 125)]);
-        let cut = Cut { slice: 100, fragment: 25, longest: 110 };
+        let cut = SliceLengths { slice: 100, fragment: 25, longest: 110 };
         assert_eq!(
             cut.pieces(120, |_| usize::MAX).collect::<Vec<_>>(),
             [(0, 100), (100, 20)],
-            "the device's limit comes first"
+            "the limit of the device comes first"
         );
     }
 
@@ -61,8 +62,9 @@ mod tests {
             len in 0usize..5000, slice in 1usize..700, fragment in 0usize..300, longest in 1usize..900,
             (ours, theirs) in ((0usize..500, 1usize..900), (0usize..500, 1usize..900)),
         ) {
-            let cut = Cut { slice, fragment, longest };
-            // Memory of either side lies in parts of `each` bytes, and the transfer begins somewhere in one.
+            let cut = SliceLengths { slice, fragment, longest };
+            // Memory on each side lies in parts of `each` bytes, and the transfer begins anywhere
+            // in one.
             let part = |(from, each): (usize, usize), at: usize| (from + at) / each;
             let room = |(from, each): (usize, usize), at: usize| each - (from + at) % each;
             let mut at = 0;
@@ -70,7 +72,7 @@ mod tests {
                 prop_assert_eq!(offset, at);
                 prop_assert!(piece > 0 && piece <= longest);
                 for side in [ours, theirs] {
-                    prop_assert_eq!(part(side, at), part(side, at + piece - 1), "over a seam");
+                    prop_assert_eq!(part(side, at), part(side, at + piece - 1), "a message crosses the end of a part");
                 }
                 at += piece;
             }

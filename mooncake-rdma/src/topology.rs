@@ -1,4 +1,4 @@
-//! Which side of the machine things are on.
+//! NUMA affinity of memory and devices.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use mooncake_core::memory::{Location, MemorySpan};
 use mooncake_transport::topology::{Devices, Topology};
 use serde_json::{Value, json};
 
-/// The NUMA node of the first page of memory, by its location or by asking the kernel.
+/// Returns the NUMA node of the first page of memory, from its location or from the kernel.
 pub(crate) fn node_of_memory(span: MemorySpan) -> Option<u32> {
     match span.location {
         Location::Cpu(node) => Some(node),
@@ -21,7 +21,8 @@ pub(crate) fn node_of_memory(span: MemorySpan) -> Option<u32> {
 fn node_of_page(at: NonNull<u8>) -> Option<u32> {
     let mut pages = [at.as_ptr().cast::<libc::c_void>()];
     let mut status = [-1i32];
-    // SAFETY: one page and room for one answer; without nodes to move it to, the call only tells where the page is.
+    // SAFETY: one page and one status; without target nodes, the call only reports the node of the
+    // page.
     let code = unsafe {
         libc::syscall(
             libc::SYS_move_pages,
@@ -36,7 +37,7 @@ fn node_of_page(at: NonNull<u8>) -> Option<u32> {
     (code == 0).then(|| u32::try_from(status[0]).ok()).flatten()
 }
 
-/// For each NUMA node, the devices near it and the others, as descriptors say it.
+/// Returns for each NUMA node the devices near it and the others, in the format of descriptors.
 pub(crate) fn matrix(devices: &[(String, Option<u32>)]) -> Value {
     let nodes = nodes();
     let mut matrix = BTreeMap::new();
@@ -51,9 +52,9 @@ pub(crate) fn matrix(devices: &[(String, Option<u32>)]) -> Value {
     json!(matrix)
 }
 
-/// What a node was told about its devices, as descriptors say it: without those it does not use. Peers would choose them, and find
-/// neither address nor key.
-pub(crate) fn told(topology: &Topology, devices: &[(String, Option<u32>)]) -> Value {
+/// Returns the configured topology without unused devices, in the format of descriptors. Peers
+/// would choose an unused device, and find neither its address nor a key.
+pub(crate) fn published(topology: &Topology, devices: &[(String, Option<u32>)]) -> Value {
     let used = |list: &[String]| -> Vec<String> {
         list.iter().filter(|name| devices.iter().any(|(used, _)| used == *name)).cloned().collect()
     };
@@ -83,24 +84,24 @@ mod tests {
     use mooncake_core::memory::{HostMemory, MemorySource};
 
     #[test]
-    fn devices_are_near_where_they_are() {
+    fn devices_are_near_their_node() {
         let node = nodes()[0];
         let devices = [("a".to_owned(), Some(node)), ("b".into(), None), ("c".into(), Some(9999))];
         assert_eq!(matrix(&devices)[format!("cpu:{node}")], json!([["a", "b"], ["c"]]));
     }
 
     #[test]
-    fn what_is_not_used_is_not_published() {
+    fn unused_devices_are_not_published() {
         let text = r#"{"cpu:0":[["a","gone"],["b"]],"cpu:1":[["gone"],["b","gone"]],"cuda:0":[["gone"],[]]}"#;
         let devices = [("b".to_owned(), None), ("a".into(), Some(0))];
-        let told = told(&Topology::parse(text).unwrap(), &devices);
+        let told = published(&Topology::parse(text).unwrap(), &devices);
         assert_eq!(told, json!({"cpu:0": [["a"], ["b"]], "cpu:1": [[], ["b"]], "cuda:0": [[], []]}));
     }
 
     #[test]
-    fn a_used_page_is_somewhere_or_unknown() {
+    fn a_used_page_has_a_known_node_or_none() {
         let memory = HostMemory::new(4096).unwrap();
-        // SAFETY: in range, and nobody else has it.
+        // SAFETY: in range, and no other user.
         unsafe { memory.span().ptr.write(1) };
         if let Some(node) = node_of_memory(memory.span()) {
             assert!(nodes().contains(&node));

@@ -25,51 +25,58 @@ use crate::node::{ByDevice, Node};
 use crate::peer::{About, Peer, RdmaPeer};
 use crate::poller;
 use crate::registration::{self, Registration};
-use crate::slices::Cut;
+use crate::slices::SliceLengths;
 use crate::topology;
 use crate::verbs::Domain;
 
-/// A node's RDMA devices, and its connections to those of others.
+/// RDMA devices of a node, and its connections to the devices of peers.
 ///
-/// Each device has a thread of its own; connecting runs on the runtime given to [`start`](Self::start). Peers connect through a handshake
-/// port, which somebody else listens on and passes on to [`accept`](Transport::accept). Dropping it fails what is under way.
+/// Each device has a thread of its own. Connections are set up on the runtime given to
+/// [`start`](Self::start). Peers connect through a handshake port; its owner passes their requests
+/// to [`accept`](Transport::accept). Dropping the transport fails transfers in progress.
 pub struct RdmaTransport {
     node: Arc<Node>,
     domains: Vec<Arc<Domain>>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// A device as it is used.
+/// Device in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NicInfo {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
-    /// The address used.
+    /// GID in use.
     pub gid: Ipv6Addr,
-    /// The address's place in the port's table.
+    /// Index of the GID in the table of the port.
     pub gid_index: u8,
-    /// Whether its port works.
+    /// Whether the port is active.
     pub up: bool,
-    /// NUMA node, where it is known.
+    /// NUMA node, if known.
     pub node: Option<u32>,
     /// Longest message in bytes.
     pub message_bytes: usize,
-    /// Connections it has now, those that are being taken apart included.
+    /// Number of connections, those that are being destroyed included.
     pub connections: usize,
 }
 
 thread_local! {
-    // Lists for cutting up submissions, kept from one to the next.
+    // Lists for splitting submissions, kept from one submission to the next.
     static CUT: RefCell<ByDevice> = const { RefCell::new(Vec::new()) };
 }
 
 impl RdmaTransport {
-    /// Opens the devices. `Unsupported` without the library or a device, saying which; `Invalid` for a configuration that cannot work.
+    /// Opens the devices.
+    ///
+    /// # Errors
+    ///
+    /// Returns `Unsupported` without the library or a usable device, with the reason, and `Invalid`
+    /// for a configuration that cannot work.
     pub fn start(config: RdmaConfig, runtime: &Handle) -> Result<Self> {
         Self::start_with_clock(config, runtime, SystemClock::shared())
     }
 
-    /// The same with a clock, on which the deadlines of completions are understood. It has to run at the machine's speed.
+    /// Opens the devices with a clock for the deadlines of completions. The clock has to run at the
+    /// speed of the machine.
     pub fn start_with_clock(config: RdmaConfig, runtime: &Handle, clock: SharedClock) -> Result<Self> {
         let node = Node::open(config, runtime, clock)?;
         let domains = node.nics.iter().map(|nic| nic.domain.clone()).collect();
@@ -83,7 +90,7 @@ impl RdmaTransport {
         Ok(transport)
     }
 
-    /// The devices in use.
+    /// Returns the devices in use.
     pub fn devices(&self) -> Vec<NicInfo> {
         let info = |nic: &Arc<crate::nic::Nic>| NicInfo {
             name: nic.name.clone(),
@@ -97,18 +104,20 @@ impl RdmaTransport {
         self.node.nics.iter().map(info).collect()
     }
 
-    /// Ends every connection, answers no peer and sends nothing any more. What is under way fails.
+    /// Closes every connection, refuses handshakes and sends nothing any more. Transfers in
+    /// progress fail.
     pub fn close(&self) {
         self.node.close();
     }
 
-    /// Whether a device of ours works.
+    /// Returns whether a local device is up.
     pub fn works(&self) -> bool {
         self.node.nics.iter().any(|nic| nic.is_up())
     }
 
-    /// Sees to it that what waits for its turn goes back when the caller gives it up, if the caller can. Whether that has happened is in the result.
-    fn sweep_when_given_up(&self, peer: &RdmaPeer, done: &Completion) -> Option<Arc<AtomicBool>> {
+    /// Ends waiting messages when the caller cancels them, if the caller can cancel. Returns the
+    /// flag that reports the cancellation.
+    fn sweep_when_cancelled(&self, peer: &RdmaPeer, done: &Completion) -> Option<Arc<AtomicBool>> {
         let mut given_up = None;
         done.when_given_up(|| {
             let flag = given_up.insert(Arc::new(AtomicBool::new(false))).clone();
@@ -128,7 +137,7 @@ impl RdmaTransport {
         peer: &RdmaPeer,
         op: &Op<'_, Registration>,
         done: Completion,
-        plan: &Plan,
+        plan: &SubmissionPlan,
         lists: &mut ByDevice,
     ) {
         let checked = self
@@ -144,11 +153,16 @@ impl RdmaTransport {
             return done.finish(Err(no_device()));
         };
         let nics = &self.node.nics;
-        let cut = Cut { slice: config.slice_bytes, fragment: config.fragment_bytes, longest: plan.longest };
+        let cut = SliceLengths {
+            slice: config.slice_bytes,
+            fragment: config.fragment_bytes,
+            longest: plan.longest,
+        };
         let (local, remote, about) = (op.local().addr(), op.remote(), &peer.shared.about);
         let room =
             |at: usize| registration.room(local + at as u64).min(about.room(region, remote + at as u64));
-        // Long operations go over every device as near as the best one, in stretches of equal length.
+        // Long operations are spread over all devices that are as near as the best one, in
+        // stretches of equal length.
         let spread = op.len() >= config.stripe_bytes && nics.len() > 1;
         let as_near = |nic: &crate::nic::Nic| nic.is_up() && (nic.node == nics[first.local].node);
         let stripes = if spread { nics.iter().filter(|nic| as_near(nic)).count().max(1) } else { 1 };
@@ -173,7 +187,7 @@ impl RdmaTransport {
             let region = about.part(region, remote);
             let keys = registration.local_key(way.local, local).zip(about.key(region, way.remote));
             let Some((local_key, remote_key)) = keys else {
-                share.finish(Err(Error::internal("a region without keys")));
+                share.finish(Err(Error::internal("internal error: region without keys")));
                 continue;
             };
             let piece = Piece {
@@ -203,29 +217,33 @@ impl RdmaTransport {
         }
     }
 
-    /// The registration of an operation's local bytes, if it is ours and covers them.
+    /// Returns the registration of the operation's local bytes, if it belongs to this transport and
+    /// covers them.
     fn check<'a>(&self, op: &Op<'a, Registration>) -> Result<&'a Registration> {
         let registration = op
             .registration()
-            .ok_or_else(|| Error::invalid("memory must be registered to travel over rdma"))?;
+            .ok_or_else(|| Error::invalid("invalid transfer: local memory is not registered for rdma"))?;
         let inside = registration.span.contains(op.local().addr(), op.len() as u64);
         if registration.owner != self.node.id || !(inside || op.is_empty()) {
-            return Err(Error::invalid("the registration is of other memory, or of another transport"));
+            return Err(Error::invalid(
+                "invalid transfer: the registration belongs to other memory, or to another transport",
+            ));
         }
         Ok(registration)
     }
 }
 
-/// What is the same for all operations of a submission.
-struct Plan {
+/// Values shared by all operations of a submission.
+struct SubmissionPlan {
     now: Moment,
     turn: usize,
-    /// Longest message in bytes that every device of ours sends.
+    /// Longest message in bytes that every local device supports.
     longest: usize,
 }
 
-// SAFETY: devices touch local bytes only for requests that were posted and did not come back, and a share is finished only when its request
-// came back or its queue pair is destroyed; remote bytes are guarded by the peer's device, which knows registrations and their ends.
+// SAFETY: devices touch local bytes only for requests that were posted and did not complete. A
+// share is completed only when its request has completed or its queue pair is destroyed. The peer's
+// device guards remote bytes: it knows registrations and their ends.
 unsafe impl Transport for RdmaTransport {
     type Registration = Registration;
     type Peer = RdmaPeer;
@@ -242,7 +260,7 @@ unsafe impl Transport for RdmaTransport {
         let config = &self.node.config;
         let longest = self.node.nics.iter().map(|nic| nic.limits.region_bytes).filter(|bytes| *bytes != 0);
         let longest = longest.chain([config.region_bytes]).min().unwrap_or(0);
-        // SAFETY: passed on.
+        // SAFETY: promised by the caller.
         unsafe {
             Registration::new(&self.domains, span, access, (longest, config.relaxed_ordering), self.node.id)
         }
@@ -265,7 +283,7 @@ unsafe impl Transport for RdmaTransport {
         desc.extra.insert("devices".into(), devices.into());
         let places: Vec<_> = nics.iter().map(|nic| (nic.name.clone(), nic.node)).collect();
         let matrix = match &self.node.config.topology {
-            Some(told) => topology::told(told, &places),
+            Some(told) => topology::published(told, &places),
             None => topology::matrix(&places),
         };
         desc.extra.insert("priority_matrix".into(), matrix);
@@ -287,9 +305,9 @@ unsafe impl Transport for RdmaTransport {
     {
         self.submit_or(peer, ops, done, |op, share| {
             share.finish(Err(match op.registration() {
-                None => Error::invalid("memory must be registered to travel over rdma"),
+                None => Error::invalid("invalid transfer: local memory is not registered for rdma"),
                 Some(_) if peer.shared.about.has_no_keys(op.remote(), op.len()) => {
-                    Error::invalid("the peer has not opened this memory to rdma")
+                    Error::invalid("invalid transfer: the remote memory is not registered for rdma")
                 }
                 Some(_) => no_device(),
             }));
@@ -319,9 +337,9 @@ impl PartialTransport for RdmaTransport {
         F: FnMut(Op<'a, Registration>, Completion),
     {
         if peer.shared.owner != self.node.id {
-            return done.finish(Err(Error::invalid("the peer was connected by another transport")));
+            return done.finish(Err(Error::invalid("invalid peer: it was connected by another transport")));
         }
-        let plan = Plan {
+        let plan = SubmissionPlan {
             now: self.node.clock.now(),
             turn: peer.shared.turn.fetch_add(1, Ordering::Relaxed),
             longest: self.node.nics.iter().map(|nic| nic.longest()).min().unwrap_or(1),
@@ -329,9 +347,9 @@ impl PartialTransport for RdmaTransport {
         if done.deadline().is_some_and(|at| plan.now >= at) {
             return done.finish(Err(too_late()));
         }
-        let given_up = self.sweep_when_given_up(peer, &done);
+        let given_up = self.sweep_when_cancelled(peer, &done);
         let works = self.works();
-        // Taken out, as finishing a share may come back here.
+        // Taken out of the cell, because completing a share may call this function again.
         let mut lists = CUT.take();
         for (op, share) in ops.zip(done.each()) {
             let has_no_keys = peer.shared.about.has_no_keys(op.remote(), op.len());
@@ -342,7 +360,7 @@ impl PartialTransport for RdmaTransport {
         }
         self.post(&peer.shared, &mut lists);
         CUT.set(lists);
-        // Who looked before it was posted has not found it.
+        // A cancellation before the messages were posted has not found them.
         if given_up.is_some_and(|given_up| given_up.load(Ordering::SeqCst)) {
             self.node.sweep(&peer.shared);
         }
@@ -359,14 +377,15 @@ impl RdmaTransport {
 }
 
 fn no_device() -> Error {
-    Error::new(ErrorCode::TransferFail, "no RDMA device of ours works")
+    Error::new(ErrorCode::TransferFail, "no local RDMA device is up")
 }
 
 impl Drop for RdmaTransport {
     fn drop(&mut self) {
         self.node.close();
         for thread in self.threads.drain(..) {
-            // The last handle may go with a buffer that a device's own thread finishes.
+            // The last handle may be dropped by a device thread, with a buffer whose transfer that
+            // thread completes.
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }

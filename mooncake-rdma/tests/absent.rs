@@ -1,10 +1,10 @@
-//! Where there is no library or no such device, that is one clear error.
+//! A missing library or device is one clear error.
 
 use mooncake_core::ErrorKind;
 use mooncake_rdma::{RdmaConfig, RdmaTransport};
 
 #[test]
-fn a_device_that_is_not_there_is_named() {
+fn a_missing_device_is_named() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let config = RdmaConfig { devices: vec!["no-such-device".into()], ..RdmaConfig::default() };
     let error = RdmaTransport::start(config, runtime.handle()).unwrap_err();
@@ -18,7 +18,7 @@ fn a_device_that_is_not_there_is_named() {
 }
 
 #[test]
-fn settings_that_cannot_work_are_refused_first() {
+fn invalid_settings_are_refused_first() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let config = RdmaConfig { retries: 7, ..RdmaConfig::default() };
     let error = RdmaTransport::start(config, runtime.handle()).unwrap_err();

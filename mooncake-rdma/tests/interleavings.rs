@@ -1,16 +1,18 @@
-//! The completion path's shared state, in every order in which a device's thread and callers may come to it (loom).
+//! State shared on the completion path, under every interleaving of the thread of a device and
+//! callers (loom).
 //!
-//! The file under test is included here with loom's atomics and locks in place of the usual ones; nothing else of the crate is.
+//! The file under test is included here with the atomics and locks of loom; nothing else of the
+//! crate is.
 
-#![allow(dead_code, reason = "not all of the file is used here")]
+#![allow(dead_code, reason = "the tests use a part of the file")]
 
-#[path = "../src/room.rs"]
-mod room;
+#[path = "../src/send_credits.rs"]
+mod send_credits;
 
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-    /// loom's, with the interface of the one it stands for.
+    /// Lock of loom with the interface of the crate's lock.
     #[derive(Debug)]
     pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 
@@ -29,16 +31,16 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread;
 
-use room::{Alarm, Credits, Starved, Watched, is_quiet};
+use send_credits::{Alarm, Credits, Starved, Watched, is_quiet};
 
-/// What both sides share.
+/// State shared by both sides.
 struct Shared {
     credits: Credits,
     starved: Starved<u8>,
     alarm: Alarm,
-    /// Messages that wait, as a connection's own lock guards them.
+    /// Number of waiting messages, guarded like the lock of a connection.
     waiting: sync::Mutex<usize>,
-    /// Somebody rang for the poller.
+    /// Whether a caller has rung for the poller.
     bell: AtomicBool,
 }
 
@@ -53,7 +55,7 @@ impl Shared {
         })
     }
 
-    /// As a caller does: takes room or goes on the list. True when it got room.
+    /// Acts as a caller: takes credit or waits on the list. Returns true when it got credit.
     fn send(&self) -> bool {
         if self.credits.take(1) == 1 {
             return true;
@@ -65,7 +67,7 @@ impl Shared {
         false
     }
 
-    /// As the poller does after completions, or when it is rung: who waited tries again.
+    /// Acts as the poller after completions, or when it is rung: waiting senders try again.
     fn feed(&self) -> usize {
         let mut starved = Vec::new();
         self.starved.take(&mut starved);
@@ -74,28 +76,28 @@ impl Shared {
 }
 
 #[test]
-fn nobody_waits_for_room_that_is_there() {
+fn nobody_waits_for_available_credit() {
     loom::model(|| {
         let shared = Shared::new(0);
         let caller = {
             let shared = shared.clone();
             thread::spawn(move || shared.send())
         };
-        // A completion of somebody else's.
+        // A completion of another sender.
         shared.credits.give(1);
         let mut sent = shared.feed();
         sent += usize::from(caller.join().unwrap());
-        // The poller wakes only if somebody rang.
+        // The poller wakes only if a caller rang.
         if shared.bell.swap(false, Ordering::SeqCst) && shared.alarm.at() == 0 {
             shared.alarm.clear();
             sent += shared.feed();
         }
-        assert_eq!(sent, 1, "a message waits beside free room");
+        assert_eq!(sent, 1, "a message waits although credit is free");
     });
 }
 
 #[test]
-fn room_is_given_out_once() {
+fn credit_is_granted_once() {
     loom::model(|| {
         let shared = Shared::new(3);
         let taken = Arc::new(AtomicUsize::new(0));
@@ -105,14 +107,14 @@ fn room_is_given_out_once() {
                 thread::spawn(move || {
                     let n = shared.credits.take(2);
                     let all = taken.fetch_add(n, Ordering::SeqCst) + n;
-                    assert!(all <= 3, "{all} of 3 places: the queue would overflow");
+                    assert!(all <= 3, "{all} of 3 credits: the queue would overflow");
                     taken.fetch_sub(n, Ordering::SeqCst);
                     shared.credits.give(n);
                 })
             })
             .collect();
         callers.into_iter().for_each(|caller| caller.join().unwrap());
-        assert_eq!(shared.credits.take(9), 3, "all of it comes back");
+        assert_eq!(shared.credits.take(9), 3, "all credit comes back");
     });
 }
 
@@ -129,7 +131,7 @@ fn no_deadline_is_slept_through() {
                 }
             })
         };
-        // A look at the clock that is due for another reason, and what it plans.
+        // A look at the clock that is due for another reason, and its plan.
         shared.alarm.clear();
         if *shared.waiting.lock() > 0 {
             shared.alarm.set(10);
@@ -141,8 +143,8 @@ fn no_deadline_is_slept_through() {
     });
 }
 
-/// A device's completion queue, as its interface describes it: armed, it rings once, when the next completion comes. What is asked of it
-/// happens in one order for all.
+/// Completion queue of a device, as the verbs interface describes it: armed, it rings once, at the
+/// next completion. All operations on it are ordered.
 struct Queue(sync::Mutex<State>);
 
 #[derive(Debug, Default)]
@@ -160,7 +162,7 @@ impl Queue {
     }
 }
 
-/// The thread that looks at it, with what it took out.
+/// Polling thread, with the number of completions that it took.
 struct Looker(Arc<Queue>, usize);
 
 impl Watched for Looker {
@@ -187,12 +189,12 @@ fn no_completion_is_slept_through() {
             thread::spawn(move || (0..2).for_each(|_| queue.complete()))
         };
         let mut looker = Looker(queue.clone(), 0);
-        // Until it sleeps.
+        // Polls until the thread sleeps.
         while !is_quiet(&mut looker).unwrap() {}
         device.join().unwrap();
         let rung = queue.0.lock().rung;
-        assert!(looker.1 == 2 || rung, "asleep beside a completion, and nobody rang");
+        assert!(looker.1 == 2 || rung, "asleep although a completion is available, and nobody rang");
         while !is_quiet(&mut looker).unwrap() {}
-        assert_eq!(looker.1, 2, "each is taken out once");
+        assert_eq!(looker.1, 2, "each completion is taken once");
     });
 }

@@ -1,4 +1,4 @@
-//! The copying itself: on the submitting thread, and in pieces on threads kept for it.
+//! Copies in shared memory: on the submitting thread, and in pieces on dedicated threads.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,34 +14,37 @@ use crate::pages::MappedFile;
 pub(crate) type Link = same_host::Link<MappedFile>;
 pub(crate) type MappedRegion = same_host::MappedRegion<MappedFile>;
 
-/// One copy between memory here and an owner's.
+/// Copy between local memory and the memory of an owner.
 #[derive(Clone, Debug)]
 pub(crate) struct Copy {
     pub(crate) link: Arc<Link>,
     pub(crate) region: Arc<MappedRegion>,
     pub(crate) opcode: Opcode,
     pub(crate) local: MemorySpan,
-    /// Address in the owner's process.
+    /// Address in the process of the owner.
     pub(crate) remote: u64,
 }
 
 impl Copy {
-    /// Moves the bytes now, unless it is too late for that.
+    /// Copies the bytes now, unless the deadline has passed.
     ///
     /// # Safety
-    /// The remote range lies in the region. The local bytes are there, and for a read nobody else's, until this returns.
+    /// The remote range lies in the region. The local bytes are allocated until this returns, and
+    /// for a read have no other user.
     pub(crate) unsafe fn run(&self, deadline: Option<Moment>, clock: &SharedClock) -> Outcome {
         let Some(inside) = Link::enter(&*self.link, &self.region) else { return Outcome::Closed };
-        // Only now: whoever is stopped before this looks at the time when it goes on, and whoever is stopped after it is
-        // inside, so that the owner notices and cuts the memory off from it. No write lands long after its deadline.
+        // Checked only now. A thread that is stopped before this line sees the time when it
+        // resumes. A thread that is stopped after it is inside, so that the owner notices it and
+        // detaches the memory. No write lands long after its deadline.
         if deadline.is_some_and(|deadline| clock.now() >= deadline) {
             return Outcome::Late;
         }
         let (local, len) = (self.local.ptr, self.local.len);
-        // SAFETY: the range lies in the region and that in the file, all of which is mapped for as long as the region is held; its size
-        // is sealed, so that the pages stay whatever the owner does. Other processes may write the bytes meanwhile, as on any
-        // one-sided wire; no reference to them is ever made. One process may reach the same pages by both pointers, hence
-        // no `nonoverlapping`.
+        // SAFETY: the range lies in the region and the region in the file, all of which is mapped
+        // for as long as the region is held. The size of the file is sealed, so that the pages stay
+        // whatever the owner does. Other processes may write the bytes meanwhile, as on any
+        // one-sided transport; no reference to them is ever made. One process may reach the same
+        // pages by both pointers, hence no `nonoverlapping`.
         unsafe {
             let remote = self.region.mapping().0.span().ptr.add(self.region.offset_of(self.remote));
             match self.opcode {
@@ -49,41 +52,43 @@ impl Copy {
                 Opcode::Write => local.copy_to(remote, len),
             }
         }
-        // Closed meanwhile, the memory may have been cut off, and the bytes have gone to nobody or come from nobody.
+        // If the region was closed meanwhile, the memory may have been detached, and the bytes are
+        // lost or invalid.
         if inside.leave() { Outcome::Done } else { Outcome::Closed }
     }
 
-    /// The part of it from `from` on, `len` bytes at most.
+    /// Returns the part of the copy from `from` on, at most `len` bytes.
     ///
     /// # Safety
-    /// `from` is less than its length.
+    /// `from` is less than the length of the copy.
     pub(crate) unsafe fn part(&self, from: usize, len: usize) -> Copy {
-        // SAFETY: inside the span, as promised.
+        // SAFETY: inside the span, as promised by the caller.
         let ptr = unsafe { self.local.ptr.add(from) };
         let local = MemorySpan { ptr, len: len.min(self.local.len - from), ..self.local };
         Copy { local, remote: self.remote + from as u64, ..self.clone() }
     }
 }
 
-/// What became of a copy.
+/// Outcome of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// All bytes are where they belong.
+    /// Complete.
     Done,
-    /// The deadline had passed, and nothing was touched.
+    /// Deadline passed before the copy began; nothing was touched.
     Late,
-    /// The owner has closed the region. Local bytes of a read may have changed.
+    /// Region closed by the owner. Local bytes of a read may have changed.
     Closed,
 }
 
 impl Copy {
-    /// The same in words.
-    pub(crate) fn result(&self, outcome: Outcome) -> Result<()> {
+    /// Returns the outcome as a result.
+    pub(crate) fn to_result(&self, outcome: Outcome) -> Result<()> {
         match outcome {
             Outcome::Done => Ok(()),
-            Outcome::Late => {
-                Err(Error::new(ErrorCode::RpcTimeout, "the deadline passed before the copy began"))
-            }
+            Outcome::Late => Err(Error::new(
+                ErrorCode::RpcTimeout,
+                "cannot copy: the deadline passed before the copy began",
+            )),
             Outcome::Closed => Err(closed(self.remote, self.local.len)),
         }
     }
@@ -120,7 +125,7 @@ impl Copiers {
     /// Queues pieces.
     ///
     /// # Safety
-    /// As for [`Copy::run`], until the piece's share is finished.
+    /// As for [`Copy::run`], until the share of the piece is completed.
     pub(crate) unsafe fn queue(&self, pieces: impl Iterator<Item = (Copy, Completion)>) {
         let mut queue = self.shared.queue.lock();
         queue.pieces.extend(pieces);
@@ -132,8 +137,9 @@ impl Copiers {
             match started {
                 Ok(_) => queue.threads += 1,
                 Err(error) if queue.threads == 0 => {
-                    tracing::warn!(%error, "no thread to copy with");
-                    // Dropped shares count as failed; not under the lock, for they may drop anything.
+                    tracing::warn!(%error, "cannot start a copying thread");
+                    // Dropped shares count as failed. They are dropped without the lock, because a
+                    // drop may run any code.
                     let pieces = std::mem::take(&mut queue.pieces);
                     drop(queue);
                     return drop(pieces);
@@ -165,7 +171,7 @@ impl Shared {
         }
     }
 
-    /// The next piece; what is queued is copied even after the end.
+    /// Returns the next piece. Queued pieces are copied even after the end.
     fn next(&self) -> Option<(Copy, Completion)> {
         let mut queue = self.queue.lock();
         loop {
@@ -185,13 +191,14 @@ impl Shared {
         if !copy.link.is_alive() {
             return Err(gone());
         }
-        // SAFETY: promised by whoever queued it, until the share is finished, which comes after this.
-        copy.result(unsafe { copy.run(share.deadline(), &self.clock) })
+        // SAFETY: promised by the caller of `queue`, until the share is completed, which comes
+        // later.
+        copy.to_result(unsafe { copy.run(share.deadline(), &self.clock) })
     }
 }
 
 pub(crate) fn gone() -> Error {
-    Error::new(ErrorCode::TransferFail, "the owner of the memory is gone")
+    Error::new(ErrorCode::TransferFail, "cannot access shared memory: its owner has ended")
 }
 
 pub(crate) fn closed(addr: u64, len: usize) -> Error {

@@ -1,4 +1,4 @@
-//! What an owner shows and a peer maps: the pages of shared files.
+//! Pages of shared files, which an owner shares and a peer maps.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,7 +10,8 @@ use mooncake_transport::same_host::socket::sealed;
 use mooncake_transport::same_host::{Mapping, Seat, Shared};
 use std::fs::File;
 
-/// Memory a [`ShmTransport`](crate::ShmTransport) knows of. Closed to peers when it is dropped.
+/// Memory that a [`ShmTransport`](crate::ShmTransport) knows. Dropping it closes the memory to
+/// peers.
 #[derive(Debug)]
 pub struct Registration {
     seat: Option<Seat<Pages>>,
@@ -21,13 +22,15 @@ impl Registration {
         Self { seat }
     }
 
-    /// Whether peers of this host can reach it: it is open to them, in shared memory, and there was a slot for it.
+    /// Returns whether peers on this host can access the memory: it is shared memory, registered
+    /// for peers, and has a slot.
     pub fn is_reachable(&self) -> bool {
         self.seat.as_ref().is_some_and(Seat::is_open)
     }
 }
 
-/// Pages of a region. They are cut off from their file as a whole, so two regions never have one in common.
+/// Pages of a region. They are detached from their file as a whole, so two regions never share a
+/// page.
 #[derive(Clone, Debug)]
 pub(crate) struct Pages(pub(crate) SharedPages);
 
@@ -45,12 +48,12 @@ impl Shared for Pages {
     }
 
     unsafe fn cut_off(&self) -> Result<()> {
-        // SAFETY: passed on.
+        // SAFETY: promised by the caller.
         unsafe { self.0.make_private() }
     }
 }
 
-/// The whole file a region is in.
+/// Mapping of the whole file of a region.
 #[derive(Debug)]
 pub(crate) struct MappedFile(pub(crate) HostMemory);
 
@@ -65,7 +68,8 @@ impl Mapping for MappedFile {
     }
 
     fn open(file: File, bytes: u64) -> Result<Self> {
-        let bytes = usize::try_from(bytes).map_err(|_| Error::invalid("a file larger than memory"))?;
+        let bytes = usize::try_from(bytes)
+            .map_err(|_| Error::invalid("cannot map file: it exceeds the address space"))?;
         HostMemory::map_file(&file, 0, bytes).map(Self)
     }
 }

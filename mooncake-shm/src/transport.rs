@@ -1,4 +1,4 @@
-//! [`Transport`] by copying in shared memory.
+//! [`Transport`] by copies in shared memory.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,46 +16,52 @@ use tokio::task::JoinHandle;
 use crate::copy::{Copiers, Copy, Link, Outcome, closed, gone};
 use crate::pages::{MappedFile, Pages, Registration};
 
-/// Key of ours in descriptors: the host by the id of its boot, and the name of the socket. Peers that do not know it ignore it.
+/// Key of this project in descriptors: the host by the id of its boot, and the name of the socket.
+/// Other peers ignore it.
 const ENDPOINT: &str = "shm_endpoint";
 
-/// A node that shares memory with others of its host.
+/// Node that shares memory with other nodes on its host.
 ///
-/// Its tasks run on the runtime given to [`ShmTransport::start`]; calls may come from any thread. Dropping it closes its socket, and peers
-/// see it as dead.
+/// Its tasks run on the runtime given to [`ShmTransport::start`]; calls may come from any thread.
+/// Dropping the transport closes its socket, and peers see the node as dead.
 pub struct ShmTransport {
     config: ShmConfig,
     clock: SharedClock,
     runtime: Handle,
     owner: Arc<Owner<Pages>>,
-    /// What [`ENDPOINT`] says of us.
+    /// Endpoint of this node, published under [`ENDPOINT`].
     endpoint: Endpoint,
     links: Arc<Links<MappedFile>>,
     copiers: Copiers,
     tasks: [JoinHandle<()>; 3],
 }
 
-/// A way to one owner. Clones share its connection.
+/// Connection to one owner. Clones share it.
 #[derive(Clone)]
 pub struct ShmPeer {
     link: Arc<Link>,
 }
 
 impl ShmPeer {
-    /// Bytes of the owner's memory that are mapped here; none once it is known to be dead.
+    /// Returns the number of bytes of the owner's memory that are mapped here, or zero once the
+    /// owner is known to be dead.
     pub fn mapped_bytes(&self) -> u64 {
         self.link.mapped().bytes()
     }
 }
 
 impl ShmTransport {
-    /// Opens the socket and serves it on `runtime`. `Invalid` when the configuration cannot work; another error where there are no
-    /// sockets of this kind, or the host cannot be told from others.
+    /// Opens the socket and serves it on `runtime`.
+    ///
+    /// # Errors
+    ///
+    /// Returns `Invalid` when the configuration cannot work, and another error where the system has
+    /// no such sockets or no boot id.
     pub fn start(config: ShmConfig, runtime: &Handle) -> Result<Self> {
         Self::start_with_clock(config, runtime, SystemClock::shared())
     }
 
-    /// The same with a clock, on which the deadlines of completions are understood.
+    /// Starts the transport with a clock for the deadlines of completions.
     pub fn start_with_clock(config: ShmConfig, runtime: &Handle, clock: SharedClock) -> Result<Self> {
         config.check()?;
         let owner =
@@ -81,32 +87,33 @@ impl ShmTransport {
         })
     }
 
-    /// Splits a long copy between the copying threads and, as far as may be, this one.
-    fn in_pieces(&self, copy: Copy, share: Completion, inline: &mut usize) {
+    /// Splits a long copy between the copying threads and, as far as possible, this one.
+    fn copy_in_pieces(&self, copy: Copy, share: Completion, inline: &mut usize) {
         let piece = self.config.piece_bytes;
         let own = if piece <= *inline { piece } else { 0 };
         let len = copy.local.len;
         let mut whole = Some(share);
         let shares = (own..len).step_by(piece).filter_map(|from| {
-            // What is not copied here is all: then the last piece is what is left of the share.
+            // If this thread copies nothing, the last piece takes the share of the whole.
             let last = own == 0 && len - from <= piece;
             let share = if last { whole.take() } else { whole.as_mut().map(Completion::share) };
-            // SAFETY: `from` is inside.
+            // SAFETY: `from` is less than the length.
             Some((unsafe { copy.part(from, piece) }, share?))
         });
         // SAFETY: as for the copy as a whole; each piece has a share.
         unsafe { self.copiers.queue(shares) };
         let Some(share) = whole else { return };
         *inline -= own;
-        // SAFETY: not empty, and the share of the whole stands for this piece.
+        // SAFETY: not empty, and the share of the whole covers this piece.
         let outcome = unsafe { copy.part(0, own).run(share.deadline(), &self.clock) };
-        share.finish(copy.result(outcome));
+        share.finish(copy.to_result(outcome));
     }
 }
 
-// SAFETY: remote bytes are touched through mappings that stay (`copy`), only while the owner counts us inside an open region (`link`,
-// `owner`); an owner's registration ends when nobody is inside, or the memory has been cut off from who is. Local bytes are touched
-// inside `submit`, and by pieces that hold a share of their own.
+// SAFETY: remote bytes are touched through mappings that stay (`copy`), only while the owner counts
+// this node inside an open region (`link`, `owner`). The registration of an owner ends when nobody
+// is inside, or the memory has been detached from those inside. Local bytes are touched inside
+// `submit`, and by pieces that hold a share of their own.
 unsafe impl Transport for ShmTransport {
     type Registration = Registration;
     type Peer = ShmPeer;
@@ -121,14 +128,19 @@ unsafe impl Transport for ShmTransport {
 
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Registration> {
         if span.len == 0 || span.addr().checked_add(span.len as u64).is_none() {
-            return Err(Error::invalid(format!("cannot register {} bytes at {:#x}", span.len, span.addr())));
+            return Err(Error::invalid(format!(
+                "cannot register memory: invalid range. address={:#x} len={}",
+                span.addr(),
+                span.len
+            )));
         }
         let pages = if access == Access::Remote && !span.read_only { shared_pages(span) } else { None };
         Ok(Registration::new(pages.and_then(|pages| self.owner.open(span, Pages(pages)))))
     }
 
     fn describe(&self, desc: &mut SegmentDesc) {
-        // Older peers read one protocol, so beside another wire this one is told by its key alone.
+        // Older peers read only one protocol, so beside another transport only the key announces
+        // this one.
         if desc.protocols.is_empty() {
             desc.protocols.push(Protocol::SHM);
         }
@@ -141,12 +153,18 @@ unsafe impl Transport for ShmTransport {
 
     async fn connect(&self, desc: &SegmentDesc) -> Result<ShmPeer> {
         let theirs = endpoint(desc).ok_or_else(|| {
-            Error::invalid(format!("segment {:?} has no {ENDPOINT:?}: its memory is not shared", desc.name))
+            Error::invalid(format!(
+                "cannot connect to segment {:?}: its memory is not shared (no {ENDPOINT:?})",
+                desc.name
+            ))
         })?;
         if !theirs.same_host(&self.endpoint) {
             return Err(Error::new(
                 ErrorCode::NotSupported,
-                format!("segment {:?} is on another host, or on this one before it was booted", desc.name),
+                format!(
+                    "cannot connect to segment {:?}: it is on another host, or from before the last boot",
+                    desc.name
+                ),
             ));
         }
         Ok(ShmPeer { link: self.links.to(theirs.socket()).await? })
@@ -161,12 +179,20 @@ unsafe impl Transport for ShmTransport {
             if !peer.link.is_alive() {
                 share.finish(Err(gone()));
             } else if op.local().location.is_device() {
-                share.finish(Err(Error::invalid(format!("{} is not host memory", op.local().location))));
+                share.finish(Err(Error::invalid(format!(
+                    "invalid transfer: local memory is not host memory. location={}",
+                    op.local().location
+                ))));
             } else if op.is_empty() {
                 share.finish(Err(closed(op.remote(), op.len())));
             } else {
-                // What is known now may be newer than what this was looked for in.
-                again.push(Later { opcode: op.opcode(), local: op.local(), remote: op.remote(), share });
+                // The refreshed list of regions may contain this range.
+                again.push(DeferredOperation {
+                    opcode: op.opcode(),
+                    local: op.local(),
+                    remote: op.remote(),
+                    share,
+                });
             }
         });
         if !again.is_empty() {
@@ -214,16 +240,17 @@ impl PartialTransport for ShmTransport {
             };
             if op.len() <= inline {
                 inline -= op.len();
-                // SAFETY: `find` saw the range in the region; whoever made the op vouches for the local bytes until the share is finished.
+                // SAFETY: `find` saw the range in the region; the maker of the operation promises
+                // the local bytes until the share is completed.
                 match unsafe { copy.run(deadline, &self.clock) } {
                     Outcome::Closed => {
                         any_missed = true;
                         missed(op, share);
                     }
-                    outcome => share.finish(copy.result(outcome)),
+                    outcome => share.finish(copy.to_result(outcome)),
                 }
             } else {
-                self.in_pieces(copy, share, &mut inline);
+                self.copy_in_pieces(copy, share, &mut inline);
             }
         }
         if any_missed && mapped.is_some() && link.is_stale() {
@@ -232,33 +259,34 @@ impl PartialTransport for ShmTransport {
     }
 }
 
-/// An operation that waits for what the owner has opened or closed since it was asked.
-struct Later {
+/// Operation that waits for the refreshed list of the owner's regions.
+struct DeferredOperation {
     opcode: Opcode,
     local: MemorySpan,
     remote: u64,
     share: Completion,
 }
 
-async fn after_refresh(link: Arc<Link>, ops: Vec<Later>, clock: SharedClock) {
+async fn after_refresh(link: Arc<Link>, ops: Vec<DeferredOperation>, clock: SharedClock) {
     let refreshed = link.refresh().await.is_ok();
     let mapped = link.mapped();
-    for Later { opcode, local, remote, share } in ops {
+    for DeferredOperation { opcode, local, remote, share } in ops {
         let region = mapped.find(remote, local.len as u64).cloned();
         let result = match region {
             _ if !refreshed => Err(gone()),
             None => Err(closed(remote, local.len)),
             Some(region) => {
                 let copy = Copy { link: link.clone(), region, opcode, local, remote };
-                // SAFETY: `find` saw the range in the region; the local bytes are vouched for until the share is finished.
-                copy.result(unsafe { copy.run(share.deadline(), &clock) })
+                // SAFETY: `find` saw the range in the region; the local bytes are promised until
+                // the share is completed.
+                copy.to_result(unsafe { copy.run(share.deadline(), &clock) })
             }
         };
         share.finish(result);
     }
 }
 
-/// Where a descriptor says that its owner listens.
+/// Returns the endpoint that a descriptor names.
 fn endpoint(desc: &SegmentDesc) -> Option<Endpoint> {
     Endpoint::parse(desc.extra.get(ENDPOINT)?.as_str()?)
 }
@@ -311,7 +339,7 @@ mod tests {
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let config = ShmConfig {
             drain_timeout: Duration::from_millis(50),
-            // Turns are made by hand.
+            // The tests run the turns of the check.
             stall_timeout: Duration::from_secs(3600),
             ..ShmConfig::default()
         };
@@ -343,18 +371,19 @@ mod tests {
     }
 
     fn byte(memory: &HostMemory, at: usize) -> u8 {
-        // SAFETY: in range; volatile, for others may write it.
+        // SAFETY: in range; volatile, because others may write it.
         unsafe { memory.span().ptr.add(at).read_volatile() }
     }
 
-    /// The first bytes of a region as the peer has them mapped, whatever the owner says by now.
+    /// Writes to the first byte of a region through the mapping of the peer, whatever state the
+    /// owner has.
     fn scribble(region: &MappedRegion, value: u8) {
         // SAFETY: the mapping is held.
         unsafe { region.mapping().0.span().ptr.write_volatile(value) }
     }
 
     #[test]
-    fn a_peer_that_stays_inside_is_cut_off_when_the_region_is_closed() {
+    fn a_peer_that_stays_inside_is_detached_when_the_region_is_closed() {
         let pair = pair();
         let memory = shared();
         let region = pair.open(&memory);
@@ -365,15 +394,15 @@ mod tests {
         scribble(&mapped, 2);
         drop(region);
         scribble(&mapped, 3);
-        assert_eq!((byte(&memory, 0), byte(&memory, 1)), (2, 1), "what came late has landed nowhere");
-        assert!(!inside.leave(), "and it learns that");
+        assert_eq!((byte(&memory, 0), byte(&memory, 1)), (2, 1), "the late write does not reach the memory");
+        assert!(!inside.leave(), "the peer learns that the region was closed");
         assert_eq!(pair.write(&peer, memory.span().addr(), 4).unwrap_err().kind(), ErrorKind::Invalid);
         let again = pair.open(&memory);
-        assert!(!again.registration().unwrap().is_reachable(), "it is no longer the file's memory");
+        assert!(!again.registration().unwrap().is_reachable(), "the memory is detached from the file");
     }
 
     #[test]
-    fn closing_waits_for_who_is_inside() {
+    fn closing_waits_for_peers_inside() {
         let pair = pair();
         let memory = shared();
         let region = pair.open(&memory);
@@ -395,11 +424,11 @@ mod tests {
             drop(region);
             assert_eq!(byte(&memory, 0), 9, "the last write came before the region was closed");
         });
-        assert!(pair.open(&memory).registration().unwrap().is_reachable(), "nothing had to be cut off");
+        assert!(pair.open(&memory).registration().unwrap().is_reachable(), "no memory had to be detached");
     }
 
     #[test]
-    fn a_peer_that_is_stopped_in_a_copy_loses_the_memory() {
+    fn a_peer_stopped_in_a_copy_loses_the_memory() {
         let pair = pair();
         let memory = shared();
         let region = pair.open(&memory);
@@ -407,18 +436,18 @@ mod tests {
         pair.write(&peer, region.addr(), 1).unwrap();
         let mapped = peer.link.mapped().find(region.addr(), 1).unwrap().clone();
         let owner = pair.owner.owner.clone();
-        // Who comes and goes is not meant.
+        // A peer that enters and leaves is not affected.
         for _ in 0..3 {
             owner.turn();
             pair.write(&peer, region.addr(), 2).unwrap();
         }
         let inside = Link::enter(&*peer.link, &mapped).unwrap();
         owner.turn();
-        assert!(region.registration().unwrap().is_reachable(), "it came after the turn before");
+        assert!(region.registration().unwrap().is_reachable(), "the peer entered after the previous turn");
         owner.turn();
         assert!(!region.registration().unwrap().is_reachable());
         scribble(&mapped, 3);
-        assert_eq!(byte(&memory, 0), 2, "what came late has landed nowhere");
+        assert_eq!(byte(&memory, 0), 2, "the late write does not reach the memory");
         assert!(!inside.leave());
         assert_eq!(pair.write(&peer, region.addr(), 4).unwrap_err().kind(), ErrorKind::Invalid);
         owner.turn();
@@ -439,9 +468,9 @@ mod tests {
         assert_eq!(pair.write(&peer, private.addr(), 7).unwrap_err().kind(), ErrorKind::Invalid);
     }
 
-    /// As when the peer is asked by the way just then.
+    /// The peer asks the owner again in the middle of the submission.
     #[test]
-    fn memory_that_is_heard_of_in_the_middle_of_a_submission_is_found() {
+    fn memory_announced_in_the_middle_of_a_submission_is_found() {
         let pair = pair();
         let _first = pair.open(&shared());
         let peer = pair.connect();

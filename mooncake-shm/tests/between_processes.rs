@@ -1,4 +1,5 @@
-//! Two processes: the owner is this test binary, started again for the one test that serves memory until it is told not to.
+//! Transfers between two processes. The owner is this test binary, started again for the one test
+//! that serves memory until it is told to stop.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -20,9 +21,9 @@ fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
-/// The owner's process: memory full of one byte, and a line on the standard output for each thing done.
+/// Process of the owner. Its memory is full of one byte, and it prints a line for each action.
 #[test]
-#[ignore = "the other process of the tests in this file"]
+#[ignore = "runs as the other process of the tests in this file"]
 fn owner() {
     let mut orders = std::io::stdin().lines();
     let Some(seed) = orders.next().and_then(|line| line.ok()?.parse::<u8>().ok()) else { return };
@@ -47,7 +48,7 @@ fn owner() {
         match line.unwrap().as_str() {
             "close" => {
                 drop(region.take());
-                // Whatever is written from now on is wrong to be seen by a peer.
+                // A peer must not see any of the bytes written from now on.
                 let all = Region::<ShmTransport>::unregistered(memory.clone()).unwrap();
                 all.exclusive().unwrap().copy_from(0, &vec![seed + 1; LEN]).unwrap();
                 say("closed");
@@ -79,22 +80,22 @@ impl Owner {
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut owner = Self { child, lines, desc: SegmentDesc::default() };
-        owner.tell(&seed.to_string());
-        owner.desc = SegmentDesc::decode(owner.hear().as_bytes()).unwrap();
+        owner.send_command(&seed.to_string());
+        owner.desc = SegmentDesc::decode(owner.read_line().as_bytes()).unwrap();
         owner
     }
 
-    fn hear(&mut self) -> String {
+    fn read_line(&mut self) -> String {
         loop {
-            let line = self.lines.next().expect("the owner says something").unwrap();
-            // The test harness says things, too, and begins a line.
+            let line = self.lines.next().expect("the owner prints a line").unwrap();
+            // The test harness prints lines, too, and begins a line.
             if let Some((_, said)) = line.split_once("> ") {
                 return said.to_owned();
             }
         }
     }
 
-    fn tell(&mut self, what: &str) {
+    fn send_command(&mut self, what: &str) {
         writeln!(self.child.stdin.as_mut().unwrap(), "{what}").unwrap();
     }
 
@@ -147,7 +148,7 @@ fn memory_of_another_process_is_read_and_written() {
 }
 
 #[test]
-fn a_killed_owner_is_unavailable_at_once_and_its_memory_is_given_back() {
+fn a_killed_owner_is_unavailable_at_once_and_its_memory_is_unmapped() {
     let (owner, user) = (Owner::start(1), User::new());
     let peer = user.connect(&owner).unwrap();
     user.read(&peer, owner.addr(), LEN).unwrap();
@@ -157,23 +158,23 @@ fn a_killed_owner_is_unavailable_at_once_and_its_memory_is_given_back() {
     let error = user.read(&peer, addr, 64).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(user.runtime.block_on(user.node.connect(&desc)).is_err());
-    // By the next upkeep.
+    // Checked at the next turn.
     let start = user.node.clock().now();
     while peer.mapped_bytes() != 0 {
         assert!(user.node.clock().now().since(start) < Duration::from_secs(20), "the memory is still mapped");
         std::thread::yield_now();
     }
 
-    // Under the name of the one before.
+    // Under the same name as before.
     let owner = Owner::start(7);
-    assert!(user.read(&peer, addr, 64).is_err(), "the old way does not lead to the new owner");
+    assert!(user.read(&peer, addr, 64).is_err(), "the old connection does not lead to the new owner");
     let again = user.connect(&owner).unwrap();
     assert_eq!(user.read(&again, owner.addr(), 64).unwrap(), [7; 64]);
     owner.kill();
 }
 
 #[test]
-fn a_region_closed_under_a_reader_never_shows_what_came_after() {
+fn a_region_closed_under_a_reader_never_shows_later_bytes() {
     let (mut owner, user) = (Owner::start(3), User::new());
     let peer = user.connect(&owner).unwrap();
     let addr = owner.addr();
@@ -183,7 +184,7 @@ fn a_region_closed_under_a_reader_never_shows_what_came_after() {
             let mut reads = 0;
             loop {
                 match user.read(&peer, addr, LEN) {
-                    Ok(bytes) => assert!(bytes.iter().all(|b| *b == 3), "bytes of another time"),
+                    Ok(bytes) => assert!(bytes.iter().all(|b| *b == 3), "bytes written after the close"),
                     Err(error) => return (reads, error),
                 }
                 reads += 1;
@@ -191,8 +192,8 @@ fn a_region_closed_under_a_reader_never_shows_what_came_after() {
             }
         });
         has_read.recv().unwrap();
-        owner.tell("close");
-        assert_eq!(owner.hear(), "closed");
+        owner.send_command("close");
+        assert_eq!(owner.read_line(), "closed");
         let (reads, error) = reader.join().unwrap();
         assert!(reads > 0);
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");

@@ -42,7 +42,7 @@ impl Fixture for OnShm {
 
     fn kill(&mut self, node: &Arc<ShmTransport>) {
         let at = self.nodes.iter().position(|(n, _)| Arc::ptr_eq(n, node)).unwrap();
-        // Its tasks are gone when this returns, and with them its end of every connection.
+        // The tasks are gone when this returns, and with them the node's end of every connection.
         self.nodes.swap_remove(at).1.shutdown_timeout(Duration::from_secs(20));
     }
 

@@ -1,4 +1,5 @@
-//! What nobody waits for any more and no thread has begun is not copied, also where another wire stands behind.
+//! Cancelled copies that no thread has begun are not performed, also with another transport as a
+//! fallback.
 
 use mooncake_core::clock::SystemClock;
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
@@ -10,7 +11,7 @@ use mooncake_transport::{Access, Op, Opcode, SegmentDesc, Transport};
 const LEN: usize = 4096;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn queued_copies_are_given_up() {
+async fn cancelled_queued_copies_are_not_performed() {
     let clock = SystemClock::shared();
     // Every copy waits for a thread.
     let config = ShmConfig { inline_bytes: 0, ..ShmConfig::default() };
@@ -20,12 +21,12 @@ async fn queued_copies_are_given_up() {
     let options = HostMemoryOptions { shared: Some("given up".into()), ..HostMemoryOptions::default() };
     let there = HostMemory::with(LEN, &options).unwrap();
     let here = [HostMemory::new(LEN).unwrap(), HostMemory::new(LEN).unwrap()];
-    // SAFETY: both live to the end of the test.
+    // SAFETY: both are allocated to the end of the test.
     let registration = unsafe { owner.register(there.span(), Access::Remote).unwrap() };
     let mut desc = SegmentDesc::new("owner");
     owner.describe(&mut desc);
     let peer = user.connect(&desc).await.unwrap();
-    // SAFETY: the memory lives to the end of the test, and every completion is finished by then.
+    // SAFETY: the memory is allocated to the end of the test, and every completion is done by then.
     let op = |opcode, at: usize| unsafe { Op::new(opcode, None, here[at].span(), there.span().addr(), &[]) };
 
     for behind in [false, true] {
@@ -45,7 +46,7 @@ async fn queued_copies_are_given_up() {
         assert!(results.iter().all(Result::is_err), "{results:?}");
         assert_eq!([watch.state(0), watch.state(1)], [Some(OpState::GivenUp); 2]);
     }
-    // Others go on.
+    // Other copies still succeed.
     let (done, ticket, watch) = watched((), 1, None);
     user.submit(&peer, [op(Opcode::Read, 0)].into_iter(), done);
     ticket.await.0.unwrap();

@@ -1,4 +1,5 @@
-//! What comes from the other end of the socket is not believed: with an owner, and with a peer, that are nothing but a socket.
+//! Untrusted peers: an owner and a peer that are only a socket. A node believes nothing that they
+//! send.
 
 use std::fs::File;
 use std::io::IoSlice;
@@ -41,7 +42,7 @@ fn send(to: &UnixStream, bytes: &[u8], fd: Option<BorrowedFd<'_>>) {
     let _ = sendmsg(to, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
 }
 
-/// Connects a node to an owner that sends this; the error it comes to.
+/// Connects a node to an owner that runs `script`, and returns the resulting error.
 fn connect(number: usize, script: impl FnOnce(&UnixStream) + Send) -> mooncake_core::Error {
     let name = format!("mooncake-shm-stranger-{}-{number}", std::process::id());
     let listener =
@@ -56,7 +57,7 @@ fn connect(number: usize, script: impl FnOnce(&UnixStream) + Send) -> mooncake_c
         scope.spawn(move || {
             let (stream, _) = listener.accept().unwrap();
             script(&stream);
-            // Until the node has had enough.
+            // Waits until the node closes the connection.
             let _ = std::io::copy(&mut &stream, &mut std::io::sink());
         });
         runtime.block_on(node.connect(&desc)).unwrap_err()
@@ -64,7 +65,7 @@ fn connect(number: usize, script: impl FnOnce(&UnixStream) + Send) -> mooncake_c
 }
 
 #[test]
-fn answers_that_make_no_sense_are_refused_by_name() {
+fn malformed_responses_are_refused_by_name() {
     let good = shared(4096);
     let small = tempfile();
     let board = |to: &UnixStream| {
@@ -112,7 +113,7 @@ fn answers_that_make_no_sense_are_refused_by_name() {
     }
 }
 
-/// A file whose size anybody could change.
+/// Creates a file whose size anybody could change.
 fn tempfile() -> File {
     let fd = rustix::fs::memfd_create("unsealed", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     let file = File::from(fd);
@@ -143,7 +144,7 @@ fn descriptors_that_lead_nowhere_are_errors() {
 }
 
 #[test]
-fn an_owner_outlives_peers_that_talk_nonsense() {
+fn an_owner_outlives_peers_that_send_garbage() {
     let (owner, runtime) = node();
     let region = Region::register(&owner, Arc::new(shared(4096)), Access::Remote).unwrap();
     let mut desc = SegmentDesc::new("owner");
@@ -155,7 +156,7 @@ fn an_owner_outlives_peers_that_talk_nonsense() {
         let stream = UnixStream::connect_addr(&address).unwrap();
         send(&stream, bytes, None);
         kept.push(stream);
-        // Asked rightly at first, and nonsense after that, with a file nobody wants.
+        // The first record is valid, and garbage follows, with a useless file.
         let stream = UnixStream::connect_addr(&address).unwrap();
         send(&stream, &Record::Ask.encode(), None);
         send(&stream, bytes, Some(stream.as_fd()));

@@ -1,5 +1,5 @@
-//! Serving requests for device memory: between the socket and page-locked buffers, of which the device copies one while the other is on the
-//! socket. A connection that finds only one buffer goes on with that.
+//! Serving of requests for device memory, through page-locked buffers. The device copies one buffer
+//! while the other is on the socket. A connection that gets only one buffer works with that one.
 
 use std::io;
 
@@ -14,14 +14,15 @@ use crate::server::{End, Session, readable};
 use crate::socket::{self, IoList};
 use crate::table::Range;
 
-/// Bytes of a buffer.
+/// Length of a buffer in bytes.
 const STAGE: usize = 1 << 20;
-/// Buffers of a node. They are apart from those of its own transfers, or two nodes could wait for each other.
+/// Number of buffers of a node. They are separate from those of its own transfers, or two nodes
+/// could wait for each other.
 const STAGES: usize = 32;
 
 pub(crate) type Stages = StagePool<()>;
 
-/// Buffers for one node's data port.
+/// Creates the buffers of the data port of a node.
 pub(crate) fn stages() -> Stages {
     StagePool::new(STAGE, STAGES)
 }
@@ -36,14 +37,15 @@ impl Session {
         let len = range.len();
         let mut stage = self.stage().await?;
         let (mut at, mut filled) = (0, self.take_early(request, &stage)?);
-        // The copy before its buffer, as it is dropped first and waits.
+        // The copy is in front of its buffer, so that it is dropped first. Its drop waits.
         let mut flying: Option<(DeviceCopy, Stage<()>)> = None;
         loop {
             let part = STAGE.min(len - at);
             while filled < part {
                 filled += self.receive_into(&stage, (filled, part), len - at == part).await?;
             }
-            // One write is one copy after the other, so that the last one to fail is noticed before the next is begun.
+            // The copies of one write run one after the other, so that a failed copy is noticed
+            // before the next one begins.
             let free = match flying.take() {
                 Some((copy, stage)) => {
                     copy.await.map_err(End::Device)?;
@@ -52,7 +54,7 @@ impl Session {
                 None => None,
             };
             let source = stage.part(0, part).map_err(End::Device)?;
-            // SAFETY: the buffer is nobody else's, and is kept until the copy is over.
+            // SAFETY: the buffer has no other user, and is kept until the copy is complete.
             let copy = unsafe { range.copy_in(at, source) };
             let copy = self.begun(copy, request).await?;
             at += part;
@@ -67,11 +69,12 @@ impl Session {
         }
     }
 
-    /// Sends an answer out of device memory. Every earlier answer is sent.
+    /// Sends a response from device memory. Every earlier response has been sent.
     pub(crate) async fn send_from_device(&mut self, request: Request, range: &Range) -> Result<(), End> {
         let len = range.len();
         let mut stage = self.stage().await?;
-        // Whether the device can is known before it is promised.
+        // The first copy shows whether the device works, before the status frame promises the
+        // bytes.
         let first = STAGE.min(len);
         self.copy_out(range, 0, &stage, first, request).await?;
         let frame = (request.framing == Framing::Acknowledged).then(|| Status::Ok.encode());
@@ -82,7 +85,7 @@ impl Session {
             let ahead = match spare {
                 Some(spare) => {
                     let to = spare.part(0, left).map_err(End::Device)?;
-                    // SAFETY: the buffer is nobody else's, and is kept until the copy is over.
+                    // SAFETY: the buffer has no other user, and is kept until the copy is complete.
                     let copy = unsafe { range.copy_out(at + part, to) };
                     Some((copy.ok_or_else(|| cut_off(request))?.map_err(End::Broken)?, spare))
                 }
@@ -112,22 +115,23 @@ impl Session {
         }
     }
 
-    /// A buffer, as soon as there is one.
+    /// Takes a buffer, as soon as one is free.
     async fn stage(&self) -> Result<Stage<()>, End> {
         let taken = timeout(self.progress(), self.stages().take(no_wire)).await;
         taken.map_err(|_| End::Stalled)?.map_err(End::Device)
     }
 
-    /// Puts what came along with the header into the buffer.
+    /// Copies the bytes that came along with the header into the buffer.
     fn take_early(&mut self, request: Request, stage: &Stage<()>) -> Result<usize, End> {
         let early = self.inbox().payload(request.len.min(STAGE as u64));
         let place = stage.part(0, early.len()).map_err(End::Device)?;
-        // SAFETY: that many bytes of a buffer that is ours alone.
-        unsafe { socket::place(early, place.ptr.as_ptr()) };
+        // SAFETY: the buffer has that many bytes and no other user.
+        unsafe { socket::copy_to(early, place.ptr.as_ptr()) };
         Ok(early.len())
     }
 
-    /// Receives into a buffer between two places; how much. The inbox takes what comes after the end.
+    /// Receives into the part of a buffer between two offsets. Returns the received length. The
+    /// inbox gets the bytes behind the end.
     async fn receive_into(
         &mut self,
         stage: &Stage<()>,
@@ -143,7 +147,8 @@ impl Session {
                     let space = self.inbox().space();
                     list.push(space.as_mut_ptr(), space.len());
                 }
-                // SAFETY: the first place is in a buffer of ours alone, the second is our own inbox.
+                // SAFETY: the first part lies in a buffer without another user, the second in the
+                // inbox of this session.
                 unsafe { socket::receive(self.stream(), &mut list) }
             };
             match received {
@@ -153,7 +158,7 @@ impl Session {
                     return Ok(body);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    // The peer may wait for earlier answers before it sends on.
+                    // The peer may wait for earlier responses before it sends more.
                     self.flush().await?;
                     readable(self.stream(), Some(self.progress())).await?;
                 }
@@ -162,7 +167,8 @@ impl Session {
         }
     }
 
-    /// A copy that was to begin. Where the memory is gone, earlier requests are answered before the refusal.
+    /// Returns a copy, or the error of one that could not begin. If the memory is deregistered,
+    /// earlier requests get their responses before the refusal.
     async fn begun(&mut self, copy: Option<Result<DeviceCopy>>, request: Request) -> Result<DeviceCopy, End> {
         match copy {
             Some(copy) => copy.map_err(End::Device),
@@ -182,12 +188,12 @@ impl Session {
         request: Request,
     ) -> Result<(), End> {
         let to = stage.part(0, len).map_err(End::Device)?;
-        // SAFETY: the buffer is nobody else's, and outlives the copy, which is waited for here.
+        // SAFETY: the buffer has no other user, and outlives the copy, which ends here.
         let copy = unsafe { range.copy_out(at, to) };
         self.begun(copy, request).await?.await.map_err(End::Device)
     }
 
-    /// Sends the front of a buffer, after a status frame if one is given.
+    /// Sends the front of a buffer, after a status frame if there is one.
     async fn send_stage(
         &mut self,
         stage: &Stage<()>,
@@ -204,7 +210,8 @@ impl Session {
                 let rest = &head[sent.min(head.len())..];
                 list.push(rest.as_ptr().cast_mut(), rest.len());
                 list.push(place.ptr.as_ptr(), place.len);
-                // SAFETY: the places are a status frame on our stack and a buffer that is ours alone.
+                // SAFETY: the parts are a status frame on this stack and a buffer without another
+                // user.
                 unsafe { socket::send(self.stream(), &mut list) }
             };
             match now {
@@ -220,7 +227,7 @@ impl Session {
     }
 }
 
-/// Half an answer is out: a status frame now would be taken for its bytes.
+/// Ends a response that was partly sent. A status frame now would be taken for its bytes.
 fn cut_off(mut request: Request) -> End {
     request.framing = Framing::Plain;
     End::Refused(request)

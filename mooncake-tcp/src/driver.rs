@@ -1,5 +1,5 @@
-//! The task of a lane: connects, sends what submitters could not, receives answers, watches the clock, and decides what
-//! becomes of the queue when a connection dies.
+//! Task of a lane. It connects, sends what submitters could not send, receives responses, checks
+//! deadlines, and decides what to do with the queue when a connection breaks.
 
 use std::future::Future;
 use std::io;
@@ -16,16 +16,16 @@ use tokio::time::Sleep;
 
 use crate::frame::{ADDRESS_REFUSED, Direction, STATUS_LEN, Status};
 use crate::hello;
-use crate::lane::{Fault, Flushed, Lane, NEVER, State};
+use crate::lane::{Fault, Flushed, Lane, LaneState, NEVER};
 use crate::piece::Piece;
 use crate::pool::Pool;
 use crate::socket::{self, Buffers, IoList};
 
-/// Answers gathered into one receive.
+/// Number of responses gathered into one receive.
 const GATHER: usize = 16;
-/// How often a request may lose its connection before a byte of its answer has come.
+/// Number of connections that a request may lose before the first byte of its response arrives.
 const ATTEMPTS: u8 = 2;
-/// How long a lane is left alone whose connection came to nothing, while others stand.
+/// Pause of a lane whose connection attempt failed, while other lanes are connected.
 const REST: Duration = Duration::from_secs(1);
 
 type Dial = Pin<Box<dyn Future<Output = io::Result<TcpStream>> + Send>>;
@@ -33,39 +33,41 @@ type Dial = Pin<Box<dyn Future<Output = io::Result<TcpStream>> + Send>>;
 pub(crate) struct Driver {
     pool: Arc<Pool>,
     index: usize,
-    /// A connection being made, since when.
+    /// Connection attempt in progress, and when it began.
     dial: Option<(Moment, Dial)>,
-    /// A connection tried beside the present one, which stands still since that moment.
+    /// Connection attempt beside the current connection, and the moment since which that one makes
+    /// no progress.
     probe: Option<(Moment, Dial)>,
-    /// What came of it.
+    /// Connection established beside the current one, to replace it.
     spare: Option<TcpStream>,
-    /// Connections in a row that were overtaken, without an answer between them,
+    /// Consecutive connections that were replaced without a response.
     overtaken: u32,
-    /// since then.
+    /// Start of the current streak of replacements.
     still_since: Option<Moment>,
-    /// No new attempt beside before.
+    /// Earliest time of the next connection attempt beside the current one.
     probe_not_before: Moment,
     timer: Option<Pin<Box<Sleep>>>,
-    /// What is no payload in the answers asked for by the last receive, in the order of the pieces.
+    /// Parts of the responses in the last receive that are not payload, in the order of the pieces.
     asides: [[u8; STATUS_LEN]; GATHER + 1],
-    /// So many pieces had a place in that receive,
+    /// Number of pieces covered by the last receive.
     listed: usize,
-    /// so many of them are taken out of the queue,
-    settled: usize,
-    /// and so many of its bytes are not looked at yet, for somebody was still sending.
-    undigested: usize,
-    /// One byte more is received than is expected. It belongs to a piece sent meanwhile, or to nobody.
+    /// Number of those pieces that have been removed from the queue.
+    completed: usize,
+    /// Number of bytes of that receive that are not processed yet, because a sender was still
+    /// active.
+    unprocessed: usize,
+    /// One byte beyond the expected ones. It belongs to a piece sent meanwhile, or is garbage.
     surplus: u8,
-    /// Answers that came over the present connection.
+    /// Number of responses received over the current connection.
     answers: u64,
-    /// Taken out of the queue, to be finished once the lock is open.
+    /// Pieces removed from the queue, to be completed once the lock is released.
     answered: Vec<Piece>,
     over: bool,
 }
 
 enum Turn {
     Again,
-    /// There is more to do, after others have had their turn.
+    /// More work is left, after other tasks have had their turn.
     Yield,
     Wait,
     Over,
@@ -80,8 +82,9 @@ impl Future for Driver {
                 Turn::Again => {}
                 Turn::Wait => return Poll::Pending,
                 Turn::Yield => {
-                    // Wakes us after the runtime has looked at its sockets, which plain waking would put off for long:
-                    // a peer that takes all we have would keep its own answer from being seen, and others waiting.
+                    // Wakes the task after the runtime has looked at its sockets. A plain wake
+                    // could delay that for long: a peer that accepts everything would keep its own
+                    // response from being seen, and other tasks waiting.
                     let _ = std::pin::pin!(tokio::task::yield_now()).poll(cx);
                     return Poll::Pending;
                 }
@@ -105,8 +108,8 @@ impl Driver {
             timer: None,
             asides: [[0; STATUS_LEN]; GATHER + 1],
             listed: 0,
-            settled: 0,
-            undigested: 0,
+            completed: 0,
+            unprocessed: 0,
             surplus: 0,
             answers: 0,
             answered: Vec::new(),
@@ -131,14 +134,14 @@ impl Driver {
                 self.end("the transport is closed");
                 return Turn::Over;
             }
-            self.bury(lane, state);
+            self.close_faulty(lane, state);
             return Turn::Again;
         }
         let stream = state.stream.clone();
         let now = pool.clock.now();
         let given_up = Self::sweep(lane, &mut state);
         let late = self.watch(lane, &mut state, now, cx);
-        self.look_beside(&mut state, now, cx);
+        self.check_probe(&mut state, now, cx);
         let again = state.fault.is_some();
         drop(state);
         for piece in given_up {
@@ -146,7 +149,7 @@ impl Driver {
         }
         if let Some(late) = late {
             for piece in late {
-                piece.finish(Err(pool.late()));
+                piece.finish(Err(pool.deadline_error()));
             }
             return Turn::Again;
         }
@@ -166,7 +169,7 @@ impl Driver {
                 let mut state = lane.lock();
                 if state.pieces.is_empty() {
                     state.driven = false;
-                    // The timer goes with this driver; the next one sets its own.
+                    // The timer belongs to this driver; the next one sets its own.
                     state.armed = NEVER;
                     self.over = true;
                     return Turn::Over;
@@ -183,7 +186,7 @@ impl Driver {
                 state.stream = Some(Arc::new(stream));
                 state.moved = self.pool.clock.now();
                 lane.set_open(true);
-                self.pool.reachable();
+                self.pool.record_connect();
                 self.answers = 0;
             }
             Err(error) => {
@@ -191,8 +194,8 @@ impl Driver {
                 let mut pieces = Vec::new();
                 lane.take_if(&mut lane.lock(), 0, |_| true, &mut pieces);
                 self.rest(lane);
-                self.pool.not_reached(self.index, began, &error);
-                self.pool.unreachable(self.index, pieces, &error);
+                self.pool.record_connect_failure(self.index, began, &error);
+                self.pool.reroute_or_fail(self.index, pieces, &error);
             }
         }
         Turn::Again
@@ -205,18 +208,18 @@ impl Driver {
             Flushed::More => true,
             Flushed::Blocked => stream.poll_write_ready(cx).is_ready(),
         };
-        let mut early = self.undigested > 0 || lane.lock().answered_early();
+        let mut early = self.unprocessed > 0 || lane.lock().answered_early();
         if early {
-            self.digest(lane);
-            early = self.undigested > 0 || lane.lock().answered_early();
+            self.assign_received(lane);
+            early = self.unprocessed > 0 || lane.lock().answered_early();
         }
-        // What comes next must find its place behind what came before, were it only that the peer closes.
+        // Later bytes must follow earlier ones, even if the peer only closes the connection.
         let readable = !early && stream.poll_read_ready(cx).is_ready();
         if readable {
             match self.receive(lane, stream) {
                 Ok(n) => {
-                    self.undigested = n;
-                    self.digest(lane);
+                    self.unprocessed = n;
+                    self.assign_received(lane);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {
@@ -224,7 +227,7 @@ impl Driver {
                 }
             }
         }
-        // A fault found by the flush above has woken us.
+        // A fault found by the flush above has already woken this task.
         match flushed {
             _ if readable => Turn::Again,
             Flushed::More => Turn::Yield,
@@ -233,10 +236,10 @@ impl Driver {
         }
     }
 
-    /// One receive into the memory of the pieces whose answers are due.
+    /// Performs one receive into the memory of the pieces whose responses are due.
     fn receive(&mut self, lane: &Lane, stream: &TcpStream) -> io::Result<usize> {
         let mut list = IoList::<{ 2 * GATHER + 1 }>::new();
-        (self.listed, self.settled) = (0, 0);
+        (self.listed, self.completed) = (0, 0);
         {
             let state = lane.lock();
             let mut skip = state.received;
@@ -247,9 +250,11 @@ impl Driver {
                 self.listed += 1;
             }
         }
-        // A list that is not filled has emptied the socket, so always ask for more than can come.
+        // A receive that does not fill its list has emptied the socket, so the list is always
+        // longer than what can arrive.
         list.push(&mut self.surplus, 1);
-        // SAFETY: the places are this task's own, and memory of pieces that only this task takes out of the queue.
+        // SAFETY: the parts belong to this task, or are memory of pieces that only this task
+        // removes from the queue.
         let received = unsafe { socket::receive(stream, &mut list) };
         if received.is_ok() {
             lane.lock().moved = self.pool.clock.now();
@@ -257,21 +262,22 @@ impl Driver {
         received
     }
 
-    /// Gives the bytes received to the pieces, in order, and finishes those whose answer is complete.
-    fn digest(&mut self, lane: &Lane) {
+    /// Assigns the received bytes to the pieces, in order, and completes those whose response is
+    /// complete.
+    fn assign_received(&mut self, lane: &Lane) {
         let mut state = lane.lock();
         while state.expected() > 0 {
             let Some(piece) = state.pieces.front() else { break };
             let (status_len, answer_len) = (piece.status_len(), piece.answer_len());
-            if self.settled == self.listed && self.undigested == 1 && state.received == 0 {
-                piece.incoming_first(self.surplus, &mut self.asides[self.settled]);
+            if self.completed == self.listed && self.unprocessed == 1 && state.received == 0 {
+                piece.incoming_first(self.surplus, &mut self.asides[self.completed]);
             }
             let before = state.received;
-            let part = self.undigested.min(answer_len - before);
-            self.undigested -= part;
+            let part = self.unprocessed.min(answer_len - before);
+            self.unprocessed -= part;
             state.received += part;
             if before < status_len && state.received >= status_len {
-                state.fault = match Status::decode(self.asides[self.settled]) {
+                state.fault = match Status::decode(self.asides[self.completed]) {
                     Ok(Status::Ok) => None,
                     Ok(Status::Refused(code)) => Some(Fault::Refused(code)),
                     Err(error) => Some(Fault::Garbage(error.to_string())),
@@ -282,18 +288,18 @@ impl Driver {
             }
             if state.next == 0 {
                 if state.sending {
-                    // Its memory is still in use.
+                    // A send still uses the memory of the piece.
                     state.awaited = true;
                     break;
                 }
-                self.undigested_is_garbage(&mut state);
+                self.unprocessed_is_garbage(&mut state);
                 break;
             }
-            self.settled += 1;
+            self.completed += 1;
             self.answered.extend(lane.pop(&mut state));
         }
         if !state.awaited {
-            self.undigested_is_garbage(&mut state);
+            self.unprocessed_is_garbage(&mut state);
         }
         self.answers += self.answered.len() as u64;
         if !self.answered.is_empty() {
@@ -303,30 +309,30 @@ impl Driver {
             state.careful = false;
         }
         drop(state);
-        if self.undigested == 0 {
-            // A status frame of which a part is here moves up along with its piece.
-            if self.settled <= GATHER {
-                self.asides.swap(0, self.settled);
+        if self.unprocessed == 0 {
+            // A partly received status frame moves along with its piece.
+            if self.completed <= GATHER {
+                self.asides.swap(0, self.completed);
             }
-            (self.listed, self.settled) = (0, 0);
+            (self.listed, self.completed) = (0, 0);
         }
         for piece in self.answered.drain(..) {
             piece.finish(Ok(()));
         }
     }
 
-    fn undigested_is_garbage(&mut self, state: &mut State) {
-        if self.undigested > 0 && state.fault.is_none() {
-            state.fault = Some(Fault::Garbage("more bytes came than were asked for".into()));
+    fn unprocessed_is_garbage(&mut self, state: &mut LaneState) {
+        if self.unprocessed > 0 && state.fault.is_none() {
+            state.fault = Some(Fault::Garbage("received more bytes than requested".into()));
         }
-        self.undigested = 0;
+        self.unprocessed = 0;
     }
 
-    /// Takes out what was given up and is not begun.
-    fn sweep(lane: &Lane, state: &mut State) -> Vec<Piece> {
+    /// Removes cancelled pieces of which no byte has been sent.
+    fn sweep(lane: &Lane, state: &mut LaneState) -> Vec<Piece> {
         let mut given_up = Vec::new();
         if state.sweep && state.sending {
-            // Pieces must not be moved about now; come back when the sender is out.
+            // Pieces must not move now; this task runs again when the sender is done.
             state.awaited = true;
         } else if std::mem::take(&mut state.sweep) {
             let begun = state.begun();
@@ -335,12 +341,12 @@ impl Driver {
         given_up
     }
 
-    /// Sets the timer for the next deadline. When one has passed, takes out what was not begun by then and marks a
-    /// connection that is to go with what was.
+    /// Sets the timer for the next deadline. When a deadline has passed, removes the unsent pieces
+    /// that are late, and marks the connection as faulty if a sent piece is late.
     fn watch(
         &mut self,
         lane: &Lane,
-        state: &mut State,
+        state: &mut LaneState,
         now: Moment,
         cx: &mut Context<'_>,
     ) -> Option<Vec<Piece>> {
@@ -351,7 +357,7 @@ impl Driver {
                 due = due.min(self.probe_at(state).max(soonest));
             }
             if due < state.armed {
-                // A timer may be up to a millisecond early by its own clock.
+                // A timer may fire up to a millisecond early.
                 let span = due.since(now) + Duration::from_millis(1);
                 self.timer = Some(Box::pin(tokio::time::sleep(span)));
                 state.armed = due;
@@ -363,7 +369,7 @@ impl Driver {
         self.timer = None;
         state.armed = NEVER;
         if state.sending {
-            // Pieces must not be moved about now; come back when the sender is out.
+            // Pieces must not move now; this task runs again when the sender is done.
             state.awaited = true;
             return None;
         }
@@ -380,8 +386,9 @@ impl Driver {
         Some(late)
     }
 
-    /// When the peer is given up that moves no byte, over this connection or those before it.
-    fn stalled_at(&self, state: &State) -> Moment {
+    /// Returns the time at which a peer that moves no byte is given up, over this connection or
+    /// those before it.
+    fn stalled_at(&self, state: &LaneState) -> Moment {
         let config = &self.pool.config;
         let alone = state.moved.after(config.answer_timeout);
         self.still_since.map_or(alone, |since| {
@@ -389,14 +396,16 @@ impl Driver {
         })
     }
 
-    /// When a connection that stands still is doubted: later each time that a new one was no better.
-    fn probe_at(&self, state: &State) -> Moment {
+    /// Returns the time of the next connection attempt beside one without progress. The time grows
+    /// with each useless attempt.
+    fn probe_at(&self, state: &LaneState) -> Moment {
         let patience = self.pool.config.probe_after.saturating_mul(1 << self.overtaken.min(5));
         state.moved.after(patience).max(self.probe_not_before)
     }
 
-    /// Sees whether a connection beside the present one has come about while that stood still.
-    fn look_beside(&mut self, state: &mut State, now: Moment, cx: &mut Context<'_>) {
+    /// Checks whether the connection beside the current one has been established while that one
+    /// made no progress.
+    fn check_probe(&mut self, state: &mut LaneState, now: Moment, cx: &mut Context<'_>) {
         let Some((since, dial)) = &mut self.probe else { return };
         let Some(stream) = state.stream.as_ref().filter(|_| state.moved == *since && state.begun() > 0)
         else {
@@ -404,8 +413,9 @@ impl Driver {
             return;
         };
         let Poll::Ready(result) = dial.as_mut().poll(cx) else { return };
-        // A peer that was stopped may have our bytes already, and write them when it goes on: after the ones that are sent again, and
-        // whatever was written since. So what was begun is written anew only where the network has lost it.
+        // A peer process that was stopped may already have the bytes in its kernel, and apply them
+        // when it resumes: after the repeated request, and after later writes. So a write that has
+        // begun is repeated only if the network has lost it.
         let writes = state.pieces.iter().take(state.begun()).any(|piece| piece.direction == Direction::Write);
         let may_move = !writes || socket::is_retransmitting(stream);
         self.probe = None;
@@ -418,24 +428,24 @@ impl Driver {
             }
             _ => {
                 self.probe_not_before = now.after(self.pool.config.probe_after);
-                // So that the timer is set for then.
+                // Wakes the task so that it sets the timer.
                 cx.waker().wake_by_ref();
             }
         }
     }
 
-    /// Closes a broken connection and sorts its queue: who has failed, and who may be asked again.
-    fn bury(&mut self, lane: &Lane, mut state: parking_lot::MutexGuard<'_, State>) {
+    /// Closes a broken connection and sorts its queue into failed pieces and pieces to send again.
+    fn close_faulty(&mut self, lane: &Lane, mut state: parking_lot::MutexGuard<'_, LaneState>) {
         let Some(fault) = state.fault.take() else { return };
         let (begun, answering) = (state.begun(), state.received > 0);
         (state.next, state.sent, state.received) = (0, 0, 0);
-        (self.listed, self.settled, self.undigested) = (0, 0, 0);
+        (self.listed, self.completed, self.unprocessed) = (0, 0, 0);
         let fresh = self.answers == 0;
         let spare = self.spare.take().filter(|_| matches!(fault, Fault::Overtaken));
         (self.probe, self.answers) = (None, 0);
         lane.set_open(spare.is_some());
         let stream = std::mem::replace(&mut state.stream, spare.map(Arc::new));
-        // What would be asked again may not be wanted any more.
+        // Pieces to send again may have been cancelled.
         state.sweep = true;
         let mut failed = Vec::new();
         let now = self.pool.clock.now();
@@ -444,8 +454,9 @@ impl Driver {
             Fault::Io(_) => answering,
             Fault::Expired | Fault::Stalled | Fault::Overtaken => false,
         };
-        // It died under the first request. Who was behind is asked again freely, but one by one: an answer can be lost
-        // with a connection that is closed over requests which nobody has read.
+        // The connection broke under the first request. Later requests may be sent again without
+        // limit, but one by one: a response can be lost with a connection that is closed over
+        // unread requests.
         if matches!(fault, Fault::Io(_) | Fault::Garbage(_)) && begun > 0 {
             state.careful = true;
             if let Some(first) = state.pieces.front_mut() {
@@ -472,18 +483,19 @@ impl Driver {
         }
         drop(state);
         if let Some(stream) = stream {
-            // What was begun must not come out of the kernel's buffer later, when it has been asked again or given up.
+            // Bytes in the buffer of the kernel must not be sent later, when their request has been
+            // repeated or has failed.
             socket::abandon(&stream);
         }
         tracing::debug!(peer = %self.pool, ?fault, failed = failed.len(), "data connection closed");
         for piece in failed {
-            let error = self.verdict(&fault, &piece);
+            let error = self.piece_error(&fault, &piece);
             piece.finish(Err(error));
         }
         if !moved.is_empty() {
             self.rest(lane);
             let lost = io::Error::from(io::ErrorKind::ConnectionReset);
-            self.pool.unreachable(self.index, moved, &lost);
+            self.pool.reroute_or_fail(self.index, moved, &lost);
         }
     }
 
@@ -491,7 +503,7 @@ impl Driver {
         lane.rest(self.pool.clock.now().after(REST));
     }
 
-    fn verdict(&self, fault: &Fault, piece: &Piece) -> Error {
+    fn piece_error(&self, fault: &Fault, piece: &Piece) -> Error {
         let pool = &self.pool;
         match fault {
             Fault::Refused(ADDRESS_REFUSED) => Error::invalid(format!(
@@ -505,22 +517,22 @@ impl Driver {
             Fault::Io(error) => {
                 Error::new(ErrorCode::TransferFail, format!("lost the connection to {pool}: {error}"))
             }
-            Fault::Expired | Fault::Overtaken => pool.late(),
+            Fault::Expired | Fault::Overtaken => pool.deadline_error(),
             Fault::Stalled => Error::new(
                 ErrorCode::RpcTimeout,
-                format!("{pool} has not moved a byte for {:?}", pool.config.answer_timeout),
+                format!("{pool} has moved no byte for {:?}", pool.config.answer_timeout),
             ),
         }
     }
 
-    /// Fails all that is left and leaves the lane as it was before the first request.
+    /// Fails all remaining pieces and resets the lane.
     fn end(&mut self, why: &'static str) {
         self.over = true;
         let pool = self.pool.clone();
         let lane = pool.lane(self.index);
         let mut state = lane.lock();
         while state.sending {
-            // One send that does not block, on another thread.
+            // Waits for one nonblocking send on another thread.
             drop(state);
             std::thread::yield_now();
             state = lane.lock();
@@ -550,14 +562,14 @@ impl Drop for Driver {
     }
 }
 
-/// Makes a connection to the process that the pool is for. Requests may be sent as soon as it returns.
+/// Connects to the process of the pool. Requests may be sent as soon as the function returns.
 async fn connect(pool: Arc<Pool>) -> io::Result<TcpStream> {
     let stream = open(&pool).await?;
     let Some(instance) = pool.instance() else { return Ok(stream) };
     let introduced = async {
         match hello::introduce(&stream, instance).await {
             Ok(()) => Ok(stream),
-            // A node whose places are taken closes connections that have not asked yet.
+            // A node at its limit closes connections that have not sent a request yet.
             Err(error) if is_closed(&error) => {
                 let stream = open(&pool).await?;
                 hello::introduce(&stream, instance).await.map(|()| stream)
@@ -565,7 +577,8 @@ async fn connect(pool: Arc<Pool>) -> io::Result<TcpStream> {
             Err(error) => Err(error),
         }
     };
-    // A process that is stopped or busy has accepted the connection in its kernel only. It has as long as for any other answer.
+    // The kernel accepts connections of a process that is stopped or busy. The hello has the same
+    // timeout as any other response.
     tokio::time::timeout(pool.config.answer_timeout, introduced).await?
 }
 

@@ -1,8 +1,9 @@
-//! The bytes on the wire, and nothing else: no I/O, no memory but its own.
+//! Encoding and decoding of the frames on a connection. No I/O, and no memory except its own.
 //!
-//! A request is 24 bytes: `u64 size`, `u64 address`, `u8 opcode`, seven bytes that mean nothing; all little-endian.
-//! The opcode's high bit asks for acknowledged framing, its low seven bits say write (1) or read (all the rest).
-//! Acknowledged replies open with eight bytes: a code, then the letters that mark the protocol.
+//! A request is 24 bytes: `u64 size`, `u64 address`, `u8 opcode`, seven bytes without a meaning;
+//! all little-endian. The high bit of the opcode requests acknowledged framing. Its low seven bits
+//! are 1 for a write; all other values are a read. Acknowledged responses begin with eight bytes: a
+//! code, then the letters that mark the protocol.
 
 use std::fmt;
 
@@ -21,30 +22,30 @@ const KIND: u8 = 0x7f;
 const ACKNOWLEDGED: u8 = 0x80;
 const STATUS_MARK: u32 = 0x4d43_5456;
 
-/// Direction of a transfer, seen from the side that asks.
+/// Direction of a transfer, seen from the initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// From the target's memory to ours.
+    /// From the memory of the target to the initiator.
     Read,
-    /// From our memory to the target's.
+    /// From the memory of the initiator to the target.
     Write,
 }
 
-/// What one header asks for.
+/// Content of a request header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Request {
     /// Read or write.
     pub direction: Direction,
-    /// How the answer is framed.
+    /// Framing of the response.
     pub framing: Framing,
     /// Address in the target process.
     pub addr: u64,
-    /// Bytes to move; not to be trusted.
+    /// Bytes to transfer; not to be trusted.
     pub len: u64,
 }
 
 impl Request {
-    /// The header.
+    /// Returns the header.
     pub fn encode(&self) -> [u8; HEADER_LEN] {
         let kind = match self.direction {
             Direction::Read => READ,
@@ -61,7 +62,8 @@ impl Request {
         header
     }
 
-    /// What a header says. Every 24 bytes are a request; whether it may be served is the table's business.
+    /// Parses a header. Every 24 bytes are a request; the memory table decides whether it is
+    /// served.
     pub fn decode(header: &[u8; HEADER_LEN]) -> Self {
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
         let direction = if header[16] & KIND == WRITE { Direction::Write } else { Direction::Read };
@@ -70,22 +72,22 @@ impl Request {
     }
 }
 
-/// What a status frame says.
+/// Content of a status frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
-    /// Done, or: the bytes follow.
+    /// Success; the bytes of a read follow.
     Ok,
-    /// Not served. Code 1: the address range lies in no registered memory.
+    /// Refusal with a code. Code 1: the address range lies in no registered memory.
     Refused(u32),
 }
 
 /// Code of [`Status::Refused`] for an address range that is not registered.
 pub const ADDRESS_REFUSED: u32 = 1;
-/// What a status frame of ours says when the device that the memory lies on has failed.
+/// Code of [`Status::Refused`] in this project for a failure of the device that holds the memory.
 pub const DEVICE_FAILED: u32 = 2;
 
 impl Status {
-    /// The frame.
+    /// Returns the frame.
     pub fn encode(self) -> [u8; STATUS_LEN] {
         let code = match self {
             Status::Ok => 0,
@@ -94,7 +96,11 @@ impl Status {
         ((u64::from(STATUS_MARK) << 32) | u64::from(code)).to_le_bytes()
     }
 
-    /// What eight bytes say; an error when they are no status frame at all.
+    /// Parses eight bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`NotAStatus`] if the bytes are not a status frame.
     pub fn decode(frame: [u8; STATUS_LEN]) -> Result<Self, NotAStatus> {
         let word = u64::from_le_bytes(frame);
         if (word >> 32) as u32 != STATUS_MARK {
@@ -107,19 +113,20 @@ impl Status {
     }
 }
 
-/// Eight bytes that should have been a status frame.
+/// Eight bytes that are not a status frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotAStatus(pub [u8; STATUS_LEN]);
 
 impl fmt::Display for NotAStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "expected a status frame, got {:02x?}", self.0)
+        write!(f, "expected a status frame, received {:02x?}", self.0)
     }
 }
 
 impl std::error::Error for NotAStatus {}
 
-/// Bytes received and not yet understood: headers, and the first payload bytes that came along with them.
+/// Buffer of received bytes that are not parsed yet: headers, and the first payload bytes that came
+/// along with them.
 ///
 /// Its size is fixed; a length field never makes it grow.
 pub struct Inbox {
@@ -129,20 +136,21 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// Room in bytes: enough for a header and one 4 KiB page of payload in a single read.
+    /// Capacity in bytes: enough for a header and one 4 KiB page of payload in a single read.
     pub const CAPACITY: usize = 8192;
 
-    /// An empty one.
+    /// Creates an empty inbox.
     pub fn new() -> Self {
         Self { bytes: Box::new([0; Self::CAPACITY]), start: 0, end: 0 }
     }
 
-    /// Nothing is waiting to be understood.
+    /// Returns whether no byte waits to be parsed.
     pub fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
-    /// Where the next received bytes go; never empty once [`Inbox::next_request`] has answered `None`.
+    /// Returns the buffer for the next received bytes. It is never empty once
+    /// [`Inbox::next_request`] has returned `None`.
     pub fn space(&mut self) -> &mut [u8] {
         if self.is_empty() {
             (self.start, self.end) = (0, 0);
@@ -153,12 +161,13 @@ impl Inbox {
         &mut self.bytes[self.end..]
     }
 
-    /// Takes note of `len` bytes received into [`Inbox::space`].
+    /// Records `len` bytes received into [`Inbox::space`].
     pub fn received(&mut self, len: usize) {
         self.end = (self.end + len).min(Self::CAPACITY);
     }
 
-    /// Takes the hello that the first header may be. `None` until all of that header is here; a request stays.
+    /// Removes the first header if it is a hello. Returns `None` until the header is complete; a
+    /// request stays in the inbox.
     pub fn hello(&mut self) -> Option<Option<Hello>> {
         let hello = Hello::decode(self.bytes[self.start..self.end].first_chunk::<HEADER_LEN>()?);
         if hello.is_some() {
@@ -167,7 +176,7 @@ impl Inbox {
         Some(hello)
     }
 
-    /// Takes the next header if all of it is here.
+    /// Removes the next header if it is complete.
     pub fn next_request(&mut self) -> Option<Request> {
         let header = self.bytes[self.start..self.end].first_chunk::<HEADER_LEN>()?;
         let request = Request::decode(header);
@@ -175,7 +184,7 @@ impl Inbox {
         Some(request)
     }
 
-    /// Takes at most `limit` payload bytes.
+    /// Removes at most `limit` payload bytes.
     pub fn payload(&mut self, limit: u64) -> &[u8] {
         let len = (self.end - self.start).min(usize::try_from(limit).unwrap_or(usize::MAX));
         let from = self.start;
@@ -207,7 +216,7 @@ mod tests {
         (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap()).collect()
     }
 
-    /// Bytes captured between two engines of the existing system.
+    /// Bytes captured between two engines of Mooncake C++.
     #[test]
     fn captured_headers() {
         let read = Request {
@@ -240,7 +249,7 @@ mod tests {
         let len = inbox.space().len();
         inbox.received(len);
         while inbox.next_request().is_some() {}
-        assert!(!inbox.is_empty(), "8192 is no multiple of 24");
+        assert!(!inbox.is_empty(), "8192 is not a multiple of 24");
         assert!(inbox.space().len() >= HEADER_LEN);
     }
 
@@ -271,7 +280,7 @@ mod tests {
             }
         }
 
-        /// However the stream is cut, the same requests and payloads come out.
+        /// The same requests and payloads come out, however the stream is cut.
         #[test]
         fn any_cut_gives_the_same_requests(
             requests in proptest::collection::vec(request(), 1..12),
@@ -301,7 +310,7 @@ mod tests {
                 }
                 let space = inbox.space();
                 let n = space.len().min(rest.len()).min(*cut.next().unwrap());
-                prop_assert!(n > 0, "no room to go on");
+                prop_assert!(n > 0, "the inbox has free space");
                 space[..n].copy_from_slice(&rest[..n]);
                 inbox.received(n);
                 rest = &rest[n..];

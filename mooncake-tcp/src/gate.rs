@@ -1,4 +1,5 @@
-//! The gate of a region: memory is touched inside, and shutting the gate waits for everybody inside.
+//! Gate of a region: memory is accessed only inside, and shutting the gate waits until nobody is
+//! inside.
 
 use mooncake_core::fault_injection::is_planted;
 
@@ -11,7 +12,7 @@ pub(crate) struct Gate {
     lock: RwLock,
 }
 
-/// The right to touch the memory behind a gate, for as long as it is held.
+/// Right to access the memory behind a gate, for as long as it is held.
 pub(crate) type Inside<'a> = RwLockReadGuard<'a, ()>;
 
 impl Gate {

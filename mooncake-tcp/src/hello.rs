@@ -1,11 +1,15 @@
-//! The first exchange on a connection between nodes of this project: the initiator names the process that it means.
+//! First exchange on a connection between nodes of this project: the initiator names the process
+//! that it expects.
 //!
-//! An address means something in one process only, and another process may listen on the same host and port later. So each
-//! [`TcpTransport`](crate::TcpTransport) draws an [`Instance`], publishes it in its descriptor and expects it in the hello. The initiator
-//! sends its first request after the answer, so no byte of a request reaches a process that did not accept the hello: neither another
-//! node, nor Mooncake C++, nor an unrelated program. Nodes without an instance in their descriptor get no hello.
+//! An address has a meaning in one process only, and another process may listen on the same host
+//! and port later. So each [`TcpTransport`](crate::TcpTransport) draws an [`Instance`], publishes
+//! it in its descriptor and expects it in the hello. The initiator sends its first request after
+//! the answer, so no byte of a request reaches a process that did not accept the hello: neither
+//! another node, nor Mooncake C++, nor an unrelated program. Nodes without an instance in their
+//! descriptor get no hello.
 //!
-//! A hello is a request header as far as Mooncake C++ can tell: a read of no bytes with status frame, which every node refuses.
+//! To Mooncake C++, a hello is a request header: a read of no bytes with status frame, which every
+//! node refuses.
 
 use std::fmt;
 use std::io;
@@ -15,7 +19,8 @@ use tokio::net::TcpStream;
 
 use crate::frame::{HEADER_LEN, STATUS_LEN, Status};
 
-/// Key of this project in descriptors: the instance that the data port expects. Mooncake C++ ignores it.
+/// Key of this project in descriptors: the instance that the data port expects. Mooncake C++
+/// ignores it.
 pub const INSTANCE_KEY: &str = "tcp_instance";
 /// Length of a hello in bytes: that of a request header.
 pub const HELLO_LEN: usize = HEADER_LEN;
@@ -26,15 +31,16 @@ pub const OTHER_INSTANCE: u32 = 3;
 
 /// Opcode of a hello. Initiators of requests use 0 and 1, with or without the high bit.
 const OPCODE: u8 = 0xc8;
-/// Padding of a hello; that of a request has no meaning.
+/// Padding of a hello. The padding of a request has no meaning.
 const MARK: [u8; 7] = *b"MCHELLO";
 
-/// Identity of one [`TcpTransport`](crate::TcpTransport): a random number, printed as 16 hexadecimal digits.
+/// Identity of one [`TcpTransport`](crate::TcpTransport): a random number, printed as 16
+/// hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Instance(pub u64);
 
 impl Instance {
-    /// Draws a new one.
+    /// Draws a random instance.
     pub(crate) fn draw() -> Self {
         Self(Rng::from_os().next_u64())
     }
@@ -52,10 +58,10 @@ impl fmt::Display for Instance {
     }
 }
 
-/// First frame of a connection: the instance that the initiator means.
+/// First frame of a connection: the expected instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// The process that is to serve the requests of the connection.
+    /// Process that serves the requests of the connection.
     pub instance: Instance,
 }
 
@@ -80,9 +86,9 @@ impl Hello {
 /// Answer to a hello: a status frame and the instance of the process that answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Whether the process serves the requests that follow. It closes the connection otherwise.
+    /// Whether the process serves the requests that follow. Otherwise it closes the connection.
     pub accepted: bool,
-    /// The process that answers.
+    /// Process that answers.
     pub instance: Instance,
 }
 
@@ -109,17 +115,17 @@ impl Answer {
     }
 }
 
-/// The process at an address is not the one that was meant.
+/// Mismatch between the expected process and the one at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OtherInstance {
     wanted: Instance,
-    /// Unknown where the process does not know hellos.
+    /// Instance of the process found, unknown if it does not support hellos.
     found: Option<Instance>,
 }
 
 impl OtherInstance {
-    /// Returns what an error of [`introduce`] says about instances.
-    pub(crate) fn of(error: &io::Error) -> Option<Self> {
+    /// Returns the mismatch that an error of [`introduce`] carries, if any.
+    pub(crate) fn from_error(error: &io::Error) -> Option<Self> {
         error.get_ref()?.downcast_ref().copied()
     }
 }
@@ -145,8 +151,8 @@ impl From<OtherInstance> for io::Error {
 /// Sends the hello and waits for the answer.
 ///
 /// # Errors
-/// [`OtherInstance`] if anything but the wanted instance answers, `UnexpectedEof` if the connection is closed without an answer,
-/// or the socket's error.
+/// Returns [`OtherInstance`] if anything but the wanted instance answers, `UnexpectedEof` if the
+/// connection is closed without an answer, and errors of the socket.
 pub(crate) async fn introduce(stream: &TcpStream, wanted: Instance) -> io::Result<()> {
     send(stream, &Hello { instance: wanted }.encode()).await?;
     let (mut answer, mut len) = ([0; ANSWER_LEN], 0);
@@ -154,7 +160,7 @@ pub(crate) async fn introduce(stream: &TcpStream, wanted: Instance) -> io::Resul
         stream.readable().await?;
         match stream.try_read(&mut answer[len..]) {
             Ok(0) if len == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            // A node without hellos: a status frame at most, then the end.
+            // A node without hellos sends a status frame at most, then closes.
             Ok(0) => return Err(OtherInstance { wanted, found: None }.into()),
             Ok(n) => len += n,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

@@ -1,12 +1,14 @@
-//! A lane: the queue of one connection to a peer. It outlives its connections.
+//! Lane: the queue of one connection to a peer. A lane outlives its connections.
 //!
-//! Requests are sent in the order they were queued and answered in that order, so one queue with a cursor is all the
-//! book-keeping: before the cursor they wait for their answer, behind it for being sent. When the connection dies the
-//! cursor goes back, and whoever may be tried again is.
+//! Requests are sent in the order in which they were queued, and answered in that order. So one
+//! queue with a cursor is enough: requests before the cursor wait for their response, those behind
+//! it wait to be sent. When the connection breaks, the cursor goes back, and requests that may be
+//! repeated are sent again.
 //!
-//! Who submits also sends, as far as the socket takes it at once; the rest, and every answer, is the business of the
-//! lane's task ([`Driver`](crate::driver::Driver)). Only that task takes pieces out of the queue, and never while somebody is inside a
-//! send: so no piece is finished while its memory is in use.
+//! The submitter also sends, as far as the socket accepts the bytes at once. The task of the lane
+//! ([`Driver`](crate::driver::Driver)) sends the rest and receives the responses. Only that task
+//! removes pieces from the queue, and never during a send: so no piece is completed while its
+//! memory is in use.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,86 +24,89 @@ use tokio::net::TcpStream;
 use crate::piece::{Headers, Piece};
 use crate::socket::{self, IoList};
 
-/// Pieces gathered into one send.
+/// Number of pieces gathered into one send.
 const SEND_GATHER: usize = 16;
-/// Most bytes handed to one send, so that neither a submitting thread nor the rest of the runtime waits long.
+/// Maximum number of bytes of one send, so that neither a submitting thread nor the rest of the
+/// runtime waits long.
 const SEND_BYTES: usize = 1 << 20;
-/// What a request costs besides its bytes, when lanes are compared.
+/// Cost of a request besides its bytes, when lanes are compared.
 const REQUEST_COST: u64 = 4096;
 
-/// The end of time.
+/// Moment that never comes.
 pub(crate) const NEVER: Moment = Moment(u64::MAX);
 
 #[derive(Debug)]
 pub(crate) struct Lane {
-    state: Mutex<State>,
+    state: Mutex<LaneState>,
     load: AtomicU64,
     open: AtomicBool,
     rest_until: AtomicU64,
 }
 
-/// What is the matter with a connection.
+/// Fault of a connection.
 #[derive(Debug)]
 pub(crate) enum Fault {
-    /// The network, or the peer has closed it.
+    /// Network error, or a connection closed by the peer.
     Io(io::Error),
-    /// The peer does not speak the protocol.
+    /// Violation of the protocol by the peer.
     Garbage(String),
-    /// The peer refused the first request in the queue, with this code.
+    /// Refusal of the first request in the queue, with this code.
     Refused(u32),
-    /// A request that was on its way has passed its deadline.
+    /// Request in flight that has passed its deadline.
     Expired,
-    /// Nothing moved for too long.
+    /// No progress within the timeout.
     Stalled,
-    /// Nothing moved for a while, and a new connection came about.
+    /// No progress for a while, and an established second connection.
     Overtaken,
 }
 
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct LaneState {
     pub(crate) pieces: VecDeque<Piece>,
-    /// So many pieces are sent in full.
+    /// Number of pieces that are sent in full.
     pub(crate) next: usize,
-    /// Bytes of the piece after them that are sent.
+    /// Number of sent bytes of the piece after them.
     pub(crate) sent: usize,
-    /// Bytes of the first piece's answer that have come.
+    /// Number of received bytes of the response to the first piece.
     pub(crate) received: usize,
     pub(crate) stream: Option<Arc<TcpStream>>,
-    /// Somebody is inside a send, with the lock open.
+    /// Whether a send is in progress with the lock released.
     pub(crate) sending: bool,
-    /// So many pieces from `next` on are in the hands of that send; some may be answered before it returns.
+    /// Number of pieces from `next` on that this send covers. Some may be answered before it
+    /// returns.
     offered: usize,
-    /// The task wants to know when that send is over.
+    /// Whether the task waits for the end of that send.
     pub(crate) awaited: bool,
     pub(crate) fault: Option<Fault>,
-    /// One request at a time, until the peer has answered two over one connection.
+    /// Whether one request is sent at a time, until the peer has answered two over one connection.
     pub(crate) careful: bool,
-    /// The lane's task exists.
+    /// Whether the task of the lane exists.
     pub(crate) driven: bool,
     pub(crate) closed: bool,
-    /// Something was given up that may be in the queue.
+    /// Whether the queue may contain cancelled pieces.
     pub(crate) sweep: bool,
-    /// Earliest deadline in the queue, or earlier.
+    /// Lower bound of the earliest deadline in the queue.
     pub(crate) earliest: Moment,
-    /// When bytes last moved.
+    /// Time of the last progress.
     pub(crate) moved: Moment,
-    /// When the task wakes up by itself.
+    /// Time at which the timer of the task fires.
     pub(crate) armed: Moment,
     pub(crate) waker: Option<Waker>,
 }
 
-impl State {
-    /// Pieces of which at least one byte is sent.
+impl LaneState {
+    /// Returns the number of pieces of which at least one byte is sent.
     pub(crate) fn begun(&self) -> usize {
         self.next + usize::from(self.sent > 0)
     }
 
-    /// Pieces that may have an answer by now.
+    /// Returns the number of pieces that may have a response by now.
     pub(crate) fn expected(&self) -> usize {
         if self.sending { self.next + self.offered } else { self.begun() }
     }
 
-    /// The first piece's answer is here, but the piece is still being sent.
+    /// Returns whether the response to the first piece is complete while the piece is still being
+    /// sent.
     pub(crate) fn answered_early(&self) -> bool {
         self.received > 0 && self.pieces.front().is_some_and(|piece| self.received == piece.answer_len())
     }
@@ -125,7 +130,7 @@ impl State {
         }
     }
 
-    /// What to send next. Stops before a piece whose time is over.
+    /// Collects what to send next. Stops before a piece whose deadline has passed.
     fn offer<const N: usize>(
         &mut self,
         headers: &mut [Headers; SEND_GATHER],
@@ -154,21 +159,21 @@ impl State {
     }
 }
 
-/// How far a flush came.
+/// Progress of a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flushed {
-    /// Nothing more to send now, or somebody else is at it.
+    /// Nothing is left to send, or another thread is sending.
     All,
     /// The socket is full.
     Blocked,
-    /// Enough for one turn.
+    /// Enough was sent for one turn.
     More,
 }
 
 impl Lane {
     pub(crate) fn new() -> Self {
         Self {
-            state: Mutex::new(State {
+            state: Mutex::new(LaneState {
                 pieces: VecDeque::new(),
                 next: 0,
                 sent: 0,
@@ -193,16 +198,16 @@ impl Lane {
         }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, LaneState> {
         self.state.lock()
     }
 
-    /// Outstanding work, in bytes or so.
+    /// Returns the outstanding work, approximately in bytes.
     pub(crate) fn load(&self) -> u64 {
         self.load.load(Ordering::Relaxed)
     }
 
-    /// A connection stands.
+    /// Returns whether a connection is established.
     pub(crate) fn is_open(&self) -> bool {
         self.open.load(Ordering::Relaxed)
     }
@@ -211,7 +216,7 @@ impl Lane {
         self.open.store(open, Ordering::Relaxed);
     }
 
-    /// Its last connection came to nothing a moment ago.
+    /// Returns whether the last connection attempt failed a moment ago.
     pub(crate) fn rests(&self, now: Moment) -> bool {
         self.rest_until.load(Ordering::Relaxed) > now.0
     }
@@ -220,7 +225,8 @@ impl Lane {
         self.rest_until.store(until.0, Ordering::Relaxed);
     }
 
-    /// Queues a piece. `Ok(true)` asks the caller to spawn the lane's task; a piece that finds no room comes back.
+    /// Queues a piece. `Ok(true)` asks the caller to spawn the task of the lane. Returns the piece
+    /// if the queue is full.
     pub(crate) fn push(&self, piece: Piece, now: Moment, config: &TcpConfig) -> Result<bool, Piece> {
         let mut state = self.state.lock();
         if state.closed || state.pieces.len() >= config.max_queued {
@@ -230,7 +236,7 @@ impl Lane {
             state.moved = now;
         }
         state.earliest = state.earliest.min(piece.deadline);
-        // In steady traffic the task's timer is set already, so nobody has to be woken.
+        // In steady traffic the timer of the task is already set, so no wake is needed.
         if piece.deadline.min(now.after(config.answer_timeout.min(config.probe_after))) < state.armed {
             state.wake();
         }
@@ -239,8 +245,8 @@ impl Lane {
         Ok(!std::mem::replace(&mut state.driven, true))
     }
 
-    /// Takes the first piece out, as sent and answered.
-    pub(crate) fn pop(&self, state: &mut State) -> Option<Piece> {
+    /// Removes the first piece, which is sent and answered.
+    pub(crate) fn pop(&self, state: &mut LaneState) -> Option<Piece> {
         let piece = state.pieces.pop_front()?;
         state.next -= 1;
         state.received = 0;
@@ -251,10 +257,10 @@ impl Lane {
         Some(piece)
     }
 
-    /// Takes out what `condition` holds for, among the pieces from `first` on. Nobody may be sending.
+    /// Removes the pieces from `first` on that `condition` holds for. No send may be in progress.
     pub(crate) fn take_if(
         &self,
-        state: &mut State,
+        state: &mut LaneState,
         first: usize,
         mut condition: impl FnMut(&Piece) -> bool,
         out: &mut Vec<Piece>,
@@ -272,8 +278,8 @@ impl Lane {
         state.earliest = state.pieces.iter().map(|piece| piece.deadline).min().unwrap_or(NEVER);
     }
 
-    /// Sends what is queued and was submitted a moment ago, on the submitter's thread. What the socket does not take
-    /// at once is left to the lane's task.
+    /// Sends recently queued pieces on the thread of the submitter. The task of the lane sends what
+    /// the socket does not accept at once.
     pub(crate) fn flush_eagerly(&self, clock: &dyn Clock, config: &TcpConfig) {
         if self.flush(clock, config) != Flushed::All {
             self.state.lock().wake();
@@ -302,8 +308,8 @@ impl Lane {
             }
             state.sending = true;
             let result = MutexGuard::unlocked(&mut state, || {
-                // SAFETY: headers live on this stack; memory is that of pieces, none of which is finished while
-                // `sending` is set.
+                // SAFETY: headers live on this stack. The memory belongs to pieces, none of which
+                // is completed while `sending` is set.
                 unsafe { socket::send(&stream, &mut list) }
             });
             state.sending = false;

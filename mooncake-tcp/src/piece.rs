@@ -1,4 +1,4 @@
-//! One request on its way: which bytes are to be sent for it, where its answer goes.
+//! Pieces: single requests, with their bytes to send and the place of their response.
 
 use std::ptr::NonNull;
 
@@ -9,7 +9,7 @@ use mooncake_transport::Completion;
 use crate::frame::{Direction, Framing, HEADER_LEN, Request, STATUS_LEN};
 use crate::socket::IoList;
 
-/// A transfer, or a stripe of one, as it waits in a lane.
+/// Transfer, or a stripe of one, in the queue of a lane.
 #[derive(Debug)]
 pub(crate) struct Piece {
     pub(crate) local: NonNull<u8>,
@@ -17,17 +17,19 @@ pub(crate) struct Piece {
     pub(crate) remote: u64,
     pub(crate) direction: Direction,
     pub(crate) framing: Framing,
-    /// The end of time when there is none.
+    /// Deadline, or `NEVER`.
     pub(crate) deadline: Moment,
-    /// Connections that died under it before a byte of its answer had come.
+    /// Number of connections lost before the first byte of the response.
     pub(crate) attempts: u8,
     pub(crate) done: Completion,
 }
 
-// SAFETY: the memory at `local` is the operation's until `done` is finished (contract of `Op::new`), on any thread.
+// SAFETY: the operation owns the memory at `local` until `done` is completed (contract of
+// `Op::new`), on any thread.
 unsafe impl Send for Piece {}
 
-/// The headers of one piece, outside the queue, so that the queue may grow while they are being sent.
+/// Headers of one piece. They live outside the queue, so that the queue may grow while they are
+/// being sent.
 #[derive(Clone, Copy)]
 pub(crate) struct Headers {
     request: [u8; HEADER_LEN],
@@ -39,8 +41,9 @@ impl Headers {
 }
 
 impl Piece {
-    /// A plain write has no answer of its own. Requests of a connection are served in order, so the answer to a read
-    /// of its last byte, sent right after it, says that it has been applied.
+    /// Returns whether a read of the last byte follows a write. A plain write has no response of
+    /// its own. Requests of a connection are served in order, so the response to that read shows
+    /// that the write has been applied.
     fn confirms(&self) -> bool {
         self.direction == Direction::Write && self.framing == Framing::Plain
     }
@@ -57,14 +60,14 @@ impl Piece {
         Headers { request: request.encode(), confirm: confirm.encode() }
     }
 
-    /// Bytes to send for it, all told.
+    /// Returns the total number of bytes to send.
     pub(crate) fn request_len(&self) -> usize {
         let body = if self.direction == Direction::Write { self.len } else { 0 };
         HEADER_LEN + body + if self.confirms() { HEADER_LEN } else { 0 }
     }
 
-    /// Appends what is to be sent, without its first `skip` bytes and with at most `limit` bytes of memory. False when
-    /// not everything found room.
+    /// Appends the bytes to send, without the first `skip` bytes and with at most `limit` bytes of
+    /// memory. Returns false if the list is full.
     pub(crate) fn outgoing<const N: usize>(
         &self,
         headers: &Headers,
@@ -86,12 +89,12 @@ impl Piece {
         !self.confirms() || push_rest(&headers.confirm, &mut skip, list)
     }
 
-    /// Length of the status frame its answer opens with.
+    /// Returns the length of the status frame at the start of the response.
     pub(crate) fn status_len(&self) -> usize {
         if self.framing == Framing::Acknowledged { STATUS_LEN } else { 0 }
     }
 
-    /// Length of its answer.
+    /// Returns the length of the response.
     pub(crate) fn answer_len(&self) -> usize {
         let bytes = match self.direction {
             Direction::Read => self.len,
@@ -100,7 +103,8 @@ impl Piece {
         self.status_len() + bytes
     }
 
-    /// Appends where the answer goes, without its first `skip` bytes. `aside` takes what is no payload.
+    /// Appends the places of the response, without its first `skip` bytes. `aside` receives the
+    /// bytes that are not payload.
     pub(crate) fn incoming<const N: usize>(
         &self,
         skip: usize,
@@ -118,12 +122,12 @@ impl Piece {
         }
     }
 
-    /// Puts the first byte of the answer where it goes.
+    /// Stores the first byte of the response.
     pub(crate) fn incoming_first(&self, byte: u8, aside: &mut [u8; STATUS_LEN]) {
         if self.status_len() > 0 || self.direction == Direction::Write {
             aside[0] = byte;
         } else {
-            // SAFETY: a read has at least one byte of memory, its own until it is finished.
+            // SAFETY: a read has at least one byte of memory, and owns it until it is completed.
             unsafe { self.local.write(byte) };
         }
     }

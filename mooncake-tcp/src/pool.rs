@@ -1,4 +1,4 @@
-//! All connections to one peer, and which of them a transfer takes.
+//! Pool of the connections to one peer, and the choice of the connection for a transfer.
 
 use std::fmt;
 use std::io;
@@ -21,44 +21,48 @@ use crate::lane::{Lane, NEVER};
 use crate::piece::Piece;
 use crate::table::Registration;
 
-/// Work a lane gets before the next one is considered: small transfers keep together, so that they share system calls. Measured with batches of
-/// sixteen 64 KiB blocks: 128 KiB, which spreads each over all lanes, is a tenth slower for one submitter and a quarter for four.
+/// Work of a lane before the next lane is considered. Small transfers stay together, so that they
+/// share system calls. Measured with batches of sixteen 64 KiB blocks: 128 KiB, which spreads each
+/// batch over all lanes, is a tenth slower for one submitter and a quarter for four.
 const SPILL: u64 = 512 << 10;
-/// Stripes are cut at multiples of this, so that copies stay aligned.
+/// Alignment of stripes, so that copies stay aligned.
 const STRIPE_ALIGN: usize = 64 << 10;
-/// How long a peer is not tried again that did not answer a connection attempt: each try holds requests up for all of `connect_timeout`.
-const SILENT: Pace = Pace { first: Duration::from_millis(500), most: Duration::from_secs(8) };
-/// The same for one that refused it: such a try costs nobody a wait, and a process may be back soon.
-const REFUSED: Pace = Pace { first: Duration::from_millis(20), most: Duration::from_secs(1) };
+/// Pauses after connection attempts without a response. Each attempt holds requests up for all of
+/// `connect_timeout`.
+const TIMED_OUT_PACE: Pace = Pace { first: Duration::from_millis(500), most: Duration::from_secs(8) };
+/// Pauses after refused connection attempts. Such an attempt returns at once, and a process may be
+/// back soon.
+const REFUSED_PACE: Pace = Pace { first: Duration::from_millis(20), most: Duration::from_secs(1) };
 
-/// The lanes to one peer. They open when needed and stay.
+/// Lanes to one peer. They open when needed and stay.
 pub(crate) struct Pool {
     host: String,
     port: u16,
-    /// The process that every connection is introduced to; none for a node that does not know hellos.
+    /// Process that every connection expects; `None` for a node without hellos.
     instance: Option<Instance>,
     lanes: Box<[Lane]>,
-    /// Attempts to connect that came to nothing.
+    /// State of failed connection attempts.
     failures: Mutex<Failures>,
-    /// Until when no attempt is made because of them.
+    /// End of the pause after failed attempts.
     down_until: AtomicU64,
     pub(crate) config: Arc<TcpConfig>,
     pub(crate) clock: SharedClock,
     runtime: Handle,
 }
 
-/// Attempts to connect that came to nothing.
+/// Failed connection attempts.
 struct Failures {
     backoff: Backoff,
-    /// The last one's finding, if another process answered.
+    /// Mismatch found by the last attempt, if another process answered.
     other: Option<OtherInstance>,
 }
 
-/// One transfer as submitted, with its part of the completion.
+/// Transfer as submitted, with its part of the completion.
 pub(crate) struct Transfer<'a, 'b> {
     pub(crate) op: Op<'a, Registration>,
     pub(crate) framing: Framing,
-    /// It lies in one region of the peer's as far as we know, so that cutting it cannot make a wrong range right.
+    /// Whether the transfer lies in one region of the peer as far as this node knows. Otherwise a
+    /// stripe could succeed within a wrong range.
     pub(crate) may_cut: bool,
     pub(crate) deadline: Moment,
     pub(crate) now: Moment,
@@ -98,7 +102,7 @@ impl Pool {
         self.lanes.iter().enumerate().any(|(i, lane)| i != index && lane.is_open())
     }
 
-    /// Queues one transfer, in stripes when it is large; [`Pool::flush`] sends it.
+    /// Queues one transfer, in stripes if it is large. [`Pool::flush`] sends it.
     pub(crate) fn queue(self: &Arc<Self>, transfer: Transfer<'_, '_>, mut done: Completion) {
         let Transfer { op, framing, may_cut, deadline, now, touched } = transfer;
         if let Some(error) = self.refusal(&op, deadline, now) {
@@ -106,7 +110,8 @@ impl Pool {
         }
         let stripe = if may_cut { self.stripe_len(op.len()) } else { op.len() };
         let piece = |from: usize, len: usize, done: Completion| Piece {
-            // SAFETY: `from < op.len()`, so it stays inside the operation's local bytes.
+            // SAFETY: `from < op.len()`, so the address stays inside the local bytes of the
+            // operation.
             local: unsafe { op.ptr().add(from) },
             len,
             remote: op.remote() + from as u64,
@@ -127,7 +132,7 @@ impl Pool {
         self.push(self.choose(now), piece(from, op.len() - from, done), now, touched);
     }
 
-    /// Sends what was queued on the lanes whose bits are set.
+    /// Sends the queues of the lanes whose bits are set.
     pub(crate) fn flush(&self, mut touched: u64) {
         while touched != 0 {
             let index = touched.trailing_zeros() as usize;
@@ -136,9 +141,9 @@ impl Pool {
         }
     }
 
-    /// A connection stands.
-    pub(crate) fn reachable(&self) {
-        // The usual case takes no lock.
+    /// Records an established connection.
+    pub(crate) fn record_connect(&self) {
+        // The common case takes no lock.
         if self.down_until.swap(0, Ordering::Relaxed) != 0 {
             let mut failures = self.failures.lock();
             failures.backoff.worked();
@@ -146,24 +151,26 @@ impl Pool {
         }
     }
 
-    /// An attempt to connect that began then came to nothing. Unless other connections stand, the peer is left alone for a while.
-    pub(crate) fn not_reached(&self, index: usize, began: Moment, error: &io::Error) {
+    /// Records a failed connection attempt that began at `began`. Unless other connections are
+    /// established, a pause follows.
+    pub(crate) fn record_connect_failure(&self, index: usize, began: Moment, error: &io::Error) {
         if !self.another_is_open(index) {
-            let pace = if error.kind() == io::ErrorKind::TimedOut { &SILENT } else { &REFUSED };
+            let pace = if error.kind() == io::ErrorKind::TimedOut { &TIMED_OUT_PACE } else { &REFUSED_PACE };
             let mut failures = self.failures.lock();
-            failures.other = OtherInstance::of(error);
+            failures.other = OtherInstance::from_error(error);
             let until = failures.backoff.failed(began, self.clock.now(), pace);
             drop(failures);
             self.down_until.store(until.0, Ordering::Relaxed);
         }
     }
 
-    /// Pieces whose lane cannot connect: others take them over, or they fail.
-    pub(crate) fn unreachable(self: &Arc<Self>, index: usize, pieces: Vec<Piece>, error: &io::Error) {
+    /// Moves the pieces of a lane that cannot connect to other lanes, or fails them.
+    pub(crate) fn reroute_or_fail(self: &Arc<Self>, index: usize, pieces: Vec<Piece>, error: &io::Error) {
         let now = self.clock.now();
         let mut touched = 0;
-        // Other connections lead to the process that has gone, or have not noticed yet.
-        let elsewhere = self.another_is_open(index) && OtherInstance::of(error).is_none();
+        // After a mismatch, the other connections lead to the former process, or have not noticed
+        // it yet.
+        let elsewhere = self.another_is_open(index) && OtherInstance::from_error(error).is_none();
         for piece in pieces {
             if elsewhere {
                 self.push(self.choose(now), piece, now, &mut touched);
@@ -175,7 +182,8 @@ impl Pool {
         self.flush(touched);
     }
 
-    /// What takes out of the queues that which was given up and not begun, to be called when something was.
+    /// Returns a callback that removes cancelled, unsent pieces from the lanes. Callers run it
+    /// after a cancellation.
     pub(crate) fn sweeper(self: &Arc<Self>) -> impl FnOnce() + Send + 'static {
         let pool = Arc::downgrade(self);
         move || {
@@ -187,7 +195,7 @@ impl Pool {
         }
     }
 
-    /// Lets every transfer under way fail, and every later one.
+    /// Fails every transfer in progress and every later one.
     pub(crate) fn close(&self) {
         for lane in &self.lanes {
             let mut state = lane.lock();
@@ -196,25 +204,31 @@ impl Pool {
         }
     }
 
-    /// For a transfer that did not make it in time.
-    pub(crate) fn late(&self) -> Error {
+    /// Returns the error of a transfer that missed its deadline.
+    pub(crate) fn deadline_error(&self) -> Error {
         Error::new(ErrorCode::RpcTimeout, format!("the transfer with {self} has passed its deadline"))
     }
 
     fn refusal(&self, op: &Op<'_, Registration>, deadline: Moment, now: Moment) -> Option<Error> {
         if op.is_empty() {
-            return Some(Error::invalid("a transfer of no bytes"));
+            return Some(Error::invalid("invalid transfer: no bytes"));
         }
         if op.remote().checked_add(op.len() as u64).is_none() {
-            return Some(Error::invalid(format!("{} bytes from {:#x} overflow", op.len(), op.remote())));
+            return Some(Error::invalid(format!(
+                "invalid transfer: range overflows. address={:#x} len={}",
+                op.remote(),
+                op.len()
+            )));
         }
         if deadline <= now {
-            return Some(self.late());
+            return Some(self.deadline_error());
         }
         if self.down_until.load(Ordering::Relaxed) > now.0 && !self.lanes.iter().any(Lane::is_open) {
             let text = match self.failures.lock().other {
                 Some(other) => format!("cannot connect to {self}: {other}"),
-                None => format!("{self} could not be reached a moment ago, and is left alone for a while"),
+                None => {
+                    format!("cannot connect to {self}: the last attempt failed a moment ago; retry later")
+                }
             };
             return Some(Error::new(ErrorCode::TransferFail, text));
         }
@@ -226,12 +240,13 @@ impl Pool {
             Ok(spawn) => {
                 *touched |= 1 << index;
                 if spawn {
-                    // Outside the lane's lock: a runtime that is shutting down drops the task here and now.
+                    // Spawned outside the lock of the lane: a runtime that shuts down drops the
+                    // task immediately.
                     self.runtime.spawn(Driver::new(self.clone(), index));
                 }
             }
             Err(piece) => {
-                let text = format!("too many transfers with {self} are waiting");
+                let text = format!("cannot queue transfer with {self}: queue is full");
                 piece.finish(Err(Error::new(ErrorCode::TaskPendingLimitExceeded, text)));
             }
         }
@@ -239,7 +254,7 @@ impl Pool {
 
     fn choose(&self, now: Moment) -> usize {
         let rank = |lane: &Lane| (!lane.is_open() && lane.rests(now), lane.load() / SPILL, !lane.is_open());
-        // The first of several equal ones wins, so that an idle pool always uses the same lane.
+        // The first of several equal lanes wins, so that an idle pool always uses the same one.
         self.lanes.iter().enumerate().min_by_key(|(_, lane)| rank(lane)).map_or(0, |(index, _)| index)
     }
 
@@ -253,7 +268,7 @@ impl Pool {
     }
 }
 
-/// A moment on the clock from a completion's deadline.
+/// Returns the deadline of a completion, or `NEVER`.
 pub(crate) fn deadline(done: &Completion) -> Moment {
     done.deadline().unwrap_or(NEVER)
 }
@@ -286,30 +301,32 @@ mod tests {
         Pool::new(("h".into(), 1, None), config, clock.clone(), runtime.handle().clone(), Rng::seeded(1))
     }
 
-    /// Until when the pool leaves its peer alone, from now on.
+    /// Returns the remaining pause of the pool.
     fn pause(pool: &Pool, clock: &ManualClock) -> Duration {
         Moment(pool.down_until.load(Ordering::Relaxed)).since(clock.now())
     }
 
     #[test]
-    fn a_peer_that_is_gone_is_tried_less_and_less_often_until_it_is_back() {
+    fn an_unreachable_peer_is_tried_less_and_less_often_until_it_is_back() {
         let clock = Arc::new(ManualClock::new());
         let pool = pool(&clock);
-        for (kind, pace) in [(io::ErrorKind::TimedOut, SILENT), (io::ErrorKind::ConnectionRefused, REFUSED)] {
+        for (kind, pace) in
+            [(io::ErrorKind::TimedOut, TIMED_OUT_PACE), (io::ErrorKind::ConnectionRefused, REFUSED_PACE)]
+        {
             let mut last = Duration::ZERO;
             for _ in 0..12 {
-                pool.not_reached(0, clock.now(), &kind.into());
+                pool.record_connect_failure(0, clock.now(), &kind.into());
                 let now = pause(&pool, &clock);
                 assert!(now > last / 2 && now <= pace.most, "{now:?} after {last:?}");
                 last = now;
                 clock.advance(now);
             }
             assert!(last > pace.most / 2, "{last:?}");
-            pool.reachable();
+            pool.record_connect();
             assert_eq!(pause(&pool, &clock), Duration::ZERO);
-            pool.not_reached(0, clock.now(), &kind.into());
+            pool.record_connect_failure(0, clock.now(), &kind.into());
             assert!(pause(&pool, &clock) <= pace.first);
-            pool.reachable();
+            pool.record_connect();
         }
     }
 
@@ -319,12 +336,12 @@ mod tests {
         let pool = pool(&clock);
         let began = clock.now();
         for lane in 0..4 {
-            pool.not_reached(lane, began, &io::ErrorKind::TimedOut.into());
+            pool.record_connect_failure(lane, began, &io::ErrorKind::TimedOut.into());
         }
-        assert!(pause(&pool, &clock) <= SILENT.first);
-        pool.reachable();
+        assert!(pause(&pool, &clock) <= TIMED_OUT_PACE.first);
+        pool.record_connect();
         pool.lane(2).set_open(true);
-        pool.not_reached(0, clock.now(), &io::ErrorKind::TimedOut.into());
+        pool.record_connect_failure(0, clock.now(), &io::ErrorKind::TimedOut.into());
         assert_eq!(pause(&pool, &clock), Duration::ZERO);
     }
 }

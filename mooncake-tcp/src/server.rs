@@ -1,8 +1,9 @@
-//! The passive side: serves peers' reads and writes of registered memory, one task per connection.
+//! Passive side: serves reads and writes of registered memory by peers, one task per connection.
 //!
-//! Requests of a connection are served strictly in order. They may be pipelined: whatever was received in one read is
-//! served before the answers leave together in one write. Bytes go straight between the socket and registered memory;
-//! only what came along with a header passes through the connection's inbox of fixed size.
+//! Requests of a connection are served strictly in order. They may be pipelined: all requests
+//! received in one read are served before their responses leave together in one write. Bytes go
+//! directly between the socket and registered memory. Only the bytes that came along with a header
+//! pass through the inbox of the connection, which has a fixed size.
 
 use std::io;
 use std::net::SocketAddr;
@@ -26,18 +27,20 @@ use crate::hello::{self, Answer, Instance};
 use crate::socket::{self, Buffers, IoList};
 use crate::table::{MemoryTable, Range, View};
 
-/// Answers gathered into one write.
+/// Number of responses gathered into one write.
 const GATHER: usize = 16;
-/// Most bytes moved inside a region's gate at once: a fraction of a millisecond for whoever shuts it.
+/// Maximum number of bytes moved inside the gate of a region at once: a fraction of a millisecond
+/// for a deregistration.
 const GATE_BYTES: usize = 1 << 20;
-/// Most of a body that one receive asks for. More at once is slower (a fifth, for 1 MiB from one peer): while a receive copies, the peer's bytes cannot get into the
-/// socket, and what it copies does not stay in the processor's caches.
+/// Maximum part of a body in one receive. More at once is slower (a fifth, for 1 MiB from one
+/// peer): during a receive, the bytes of the peer cannot enter the socket, and the copied bytes do
+/// not stay in the caches of the processor.
 const RECEIVE_BYTES: usize = 64 << 10;
-/// How long the last bytes to a peer that was refused may take, before the connection is closed for good.
+/// Time for sending the last bytes to a refused peer, before the connection is closed.
 const FAREWELL: Duration = Duration::from_secs(1);
 const BIND_ATTEMPTS: usize = 500;
 
-/// The listening side; dropping it closes the port and every connection.
+/// Data port. Dropping it closes the port and every connection.
 #[derive(Debug)]
 pub(crate) struct Server {
     local: SocketAddr,
@@ -104,9 +107,9 @@ fn bind(config: &TcpConfig) -> Result<std::net::TcpListener> {
     let host = config.bind.map_or("every address".into(), |addr| addr.to_string());
     let ports = if first == last { first.to_string() } else { format!("{first}-{last}") };
     let advice = match failure.kind() {
-        io::ErrorKind::AddrInUse => "it is in use: stop its owner or choose other data ports",
+        io::ErrorKind::AddrInUse => "port is in use; stop its owner or choose other data ports",
         io::ErrorKind::AddrNotAvailable => "this machine has no such address",
-        io::ErrorKind::PermissionDenied => "not permitted: ports below 1024 need a privilege",
+        io::ErrorKind::PermissionDenied => "not permitted; ports below 1024 need a privilege",
         _ => "the system refused",
     };
     let message = format!("cannot listen for data on {host}, port {ports}: {advice}");
@@ -133,21 +136,21 @@ async fn accept(listener: ParentOnly<TcpListener>, table: Arc<MemoryTable>, sett
     }
 }
 
-/// Why a connection ended.
+/// Reason for which a connection ended.
 #[derive(Debug)]
 #[allow(dead_code, reason = "the fields are for the log")]
 pub(crate) enum End {
-    /// The peer closed it, or the network did.
+    /// Closed by the peer or by the network.
     Peer(io::Error),
-    /// The peer stopped half-way.
+    /// Stalled half-way by the peer.
     Stalled,
-    /// The peer means another process than this one.
+    /// Meant for another process.
     OtherInstance(Instance),
-    /// A range that is not registered, or not any more.
+    /// Request for a range that is not registered, or not any more.
     Refused(Request),
-    /// A device could not copy, before anything was answered.
+    /// Failure of a device, before any byte of the response.
     Device(Error),
-    /// The same in the middle of an answer.
+    /// Failure of a device in the middle of a response.
     Broken(Error),
 }
 
@@ -160,7 +163,7 @@ impl From<io::Error> for End {
     }
 }
 
-/// An answer on its way: a status frame in acknowledged framing, then the bytes that were asked for.
+/// Response in progress: a status frame in acknowledged framing, then the requested bytes.
 struct Reply {
     status: Option<[u8; STATUS_LEN]>,
     payload: Option<Range>,
@@ -174,16 +177,17 @@ impl Reply {
 }
 
 pub(crate) struct Session {
-    /// A child that kept it would keep the peer waiting after our end.
+    /// Not inherited by children: a child that kept the socket would keep the peer waiting after
+    /// the end of this process.
     stream: ParentOnly<TcpStream>,
     settings: Settings,
     stages: Arc<Stages>,
     view: View,
     inbox: Inbox,
     replies: Vec<Reply>,
-    /// Bytes of the first reply that are sent.
+    /// Number of sent bytes of the first reply.
     sent: usize,
-    /// Of the last request for device memory.
+    /// Whether the last request for device memory asked for acknowledged framing.
     acknowledges: bool,
     place: Place,
 }
@@ -215,7 +219,7 @@ impl Session {
         &mut self.inbox
     }
 
-    /// How long the peer may stop half-way.
+    /// Returns the time for which the peer may stall half-way.
     pub(crate) fn progress(&self) -> Duration {
         self.settings.progress
     }
@@ -232,7 +236,7 @@ impl Session {
         }
         loop {
             if let Err(end) = self.serve_waiting().await {
-                // What was asked for before is answered before.
+                // Earlier requests get their responses first.
                 if matches!(end, End::Device(_)) && self.flush().await.is_err() {
                     return end;
                 }
@@ -242,20 +246,22 @@ impl Session {
                     _ => None,
                 };
                 if let Some(code) = code {
-                    // Nothing is lost when it does not arrive: the peer then sees a closed connection.
-                    let _ = timeout(FAREWELL, self.say_last(&Status::Refused(code).encode())).await;
+                    // Nothing is lost if the refusal does not arrive: the peer then sees a closed
+                    // connection.
+                    let _ = timeout(FAREWELL, self.send_last(&Status::Refused(code).encode())).await;
                 }
                 return end;
             }
             if let Err(error) = self.fill().await {
                 return error.into();
             }
-            // A peer that always has more must not keep the thread to itself.
+            // A peer that always sends more must not keep the thread to itself.
             tokio::task::coop::consume_budget().await;
         }
     }
 
-    /// Answers the hello, if the connection begins with one. Connections of Mooncake C++ begin with a request.
+    /// Answers the hello, if the connection begins with one. Connections of Mooncake C++ begin with
+    /// a request.
     async fn take_hello(&mut self) -> Result<(), End> {
         let hello = loop {
             match self.inbox.hello() {
@@ -271,12 +277,12 @@ impl Session {
             let sent = timeout(self.settings.progress, hello::send(&self.stream, &answer)).await;
             return Ok(sent.map_err(io::Error::from)??);
         }
-        // No request of the connection is read, whether one has come already or not.
-        let _ = timeout(FAREWELL, self.say_last(&answer)).await;
+        // No request of the connection is read, whether one has already arrived or not.
+        let _ = timeout(FAREWELL, self.send_last(&answer)).await;
         Err(End::OtherInstance(hello.instance))
     }
 
-    /// Serves every request whose header is here; when it returns, every answer is sent.
+    /// Serves every request whose header is complete, and sends every response before it returns.
     async fn serve_waiting(&mut self) -> Result<(), End> {
         while let Some(request) = self.inbox.next_request() {
             let writes = request.direction == Direction::Write;
@@ -325,12 +331,12 @@ impl Session {
         let early = self.inbox.payload(request.len);
         let mut done = early.len();
         let open = range.enter().is_some_and(|inside| {
-            // SAFETY: the place is inside the gate, and `early` is no longer than the range.
+            // SAFETY: the address is inside the gate, and `early` is no longer than the range.
             unsafe {
                 if range.is_lent() {
-                    return socket::place_if_there(early, inside.at(0));
+                    return socket::copy_if_mapped(early, inside.at(0));
                 }
-                socket::place(early, inside.at(0));
+                socket::copy_to(early, inside.at(0));
             }
             true
         });
@@ -348,7 +354,8 @@ impl Session {
                     let space = self.inbox.space();
                     list.push(space.as_mut_ptr(), space.len());
                 }
-                // SAFETY: the first place is inside the gate and within the range, the second is our own inbox.
+                // SAFETY: the first part is inside the gate and within the range, the second is the
+                // inbox of this session.
                 unsafe { socket::receive(&self.stream, &mut list) }
             };
             match received {
@@ -358,7 +365,7 @@ impl Session {
                     self.inbox.received(n - body);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    // The peer may wait for earlier answers before it sends on.
+                    // The peer may wait for earlier responses before it sends more.
                     self.flush().await?;
                     self.place.wait_for_more();
                     readable(&self.stream, Some(self.settings.progress)).await?;
@@ -368,14 +375,14 @@ impl Session {
             }
         }
         if done < len {
-            // The memory is gone. What was asked for before is answered before the refusal.
+            // The memory is deregistered. Earlier requests get their responses before the refusal.
             self.flush().await?;
             return Err(End::Refused(request));
         }
         Ok(())
     }
 
-    /// Sends every answer.
+    /// Sends every response.
     pub(crate) async fn flush(&mut self) -> Result<(), End> {
         while !self.replies.is_empty() {
             match self.send_some() {
@@ -391,7 +398,7 @@ impl Session {
                 None => {
                     let mut request = self.replies[0].request;
                     if self.sent > 0 {
-                        // Half an answer is out: a status frame now would be taken for its bytes.
+                        // Half a response is sent: a status frame now would be taken for its bytes.
                         request.framing = Framing::Plain;
                     }
                     return Err(End::Refused(request));
@@ -401,7 +408,8 @@ impl Session {
         Ok(())
     }
 
-    /// One send of as many answers as fit; `None` when the first one's memory is gone.
+    /// Sends as many responses as fit into one call. Returns `None` if the memory of the first one
+    /// is deregistered.
     fn send_some(&mut self) -> Option<io::Result<usize>> {
         let mut list = IoList::<{ 2 * GATHER }>::new();
         let mut gates = [const { None }; GATHER];
@@ -432,7 +440,7 @@ impl Session {
         if list.bytes() == 0 {
             return None;
         }
-        // SAFETY: the places are status frames in `self.replies`, and memory whose gates are held.
+        // SAFETY: the parts are status frames in `self.replies`, and memory whose gates are held.
         Some(unsafe { socket::send(&self.stream, &mut list) })
     }
 
@@ -457,7 +465,7 @@ impl Session {
                 let mut list = IoList::<1>::new();
                 let space = self.inbox.space();
                 list.push(space.as_mut_ptr(), space.len());
-                // SAFETY: the place is our own inbox.
+                // SAFETY: the part is the inbox of this session.
                 unsafe { socket::receive(&self.stream, &mut list) }
             };
             match received {
@@ -480,13 +488,18 @@ impl Session {
         }
     }
 
-    /// Goes on after a wait for the peer. Fails when the place has gone to another connection meanwhile.
+    /// Resumes after a wait for the peer.
+    ///
+    /// # Errors
+    ///
+    /// Fails if another connection has taken the place of this one meanwhile.
     fn work(&self) -> io::Result<()> {
         if self.place.work() { Ok(()) } else { Err(io::ErrorKind::ConnectionAborted.into()) }
     }
 
-    /// Sends a refusal, then reads what the peer is still sending: closing over unread bytes would destroy the answer.
-    async fn say_last(&mut self, frame: &[u8]) -> io::Result<()> {
+    /// Sends a refusal, then reads the remaining bytes of the peer: closing over unread bytes would
+    /// destroy the response.
+    async fn send_last(&mut self, frame: &[u8]) -> io::Result<()> {
         hello::send(&self.stream, frame).await?;
         socket2::SockRef::from(&*self.stream).shutdown(std::net::Shutdown::Write)?;
         let mut waste = [0; 4096];

@@ -1,7 +1,9 @@
-//! Sockets, and the two system calls that move bytes between them and memory which is no Rust object.
+//! Sockets, and the two system calls that move bytes between them and memory that is no Rust
+//! object.
 //!
-//! Peers and local callers may touch registered memory at any time, so no `&[u8]` of it is ever formed: the kernel
-//! gets addresses. Everything else in the crate that handles such addresses is a caller of this file.
+//! Peers and local callers may touch registered memory at any time, so no `&[u8]` of it is ever
+//! formed: the kernel gets addresses. All other code of the crate that handles such addresses calls
+//! this file.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -13,7 +15,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-/// Scatter/gather list of at most `N` places.
+/// Scatter/gather list of at most `N` parts.
 pub(crate) struct IoList<const N: usize> {
     places: [libc::iovec; N],
     len: usize,
@@ -25,7 +27,7 @@ impl<const N: usize> IoList<N> {
         Self { places: [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; N], len: 0, bytes: 0 }
     }
 
-    /// Appends a place; an empty one is skipped. False when there is no room for it.
+    /// Appends a part. An empty one is skipped. Returns false if the list is full.
     pub(crate) fn push(&mut self, start: *mut u8, len: usize) -> bool {
         if len == 0 {
             return true;
@@ -37,7 +39,7 @@ impl<const N: usize> IoList<N> {
         true
     }
 
-    /// Sum of the lengths.
+    /// Returns the sum of the lengths.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -51,17 +53,19 @@ impl<const N: usize> IoList<N> {
     }
 }
 
-/// Makes the close of a connection a reset: what the kernel has not delivered yet is thrown away.
+/// Turns the close of a connection into a reset: the kernel discards bytes that it has not
+/// delivered.
 pub(crate) fn abandon(stream: &TcpStream) {
-    // A socket that cannot be told so any more has nothing left to deliver.
+    // A socket that refuses the option has nothing left to deliver.
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
 
-/// Whether the kernel sends again what the other side's has not acknowledged: the network loses it, or the host is gone.
+/// Returns whether the kernel retransmits unacknowledged bytes: the network loses them, or the host
+/// is gone.
 pub(crate) fn is_retransmitting(stream: &TcpStream) -> bool {
     let mut info = std::mem::MaybeUninit::<libc::tcp_info>::zeroed();
     let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes, all zeroes before.
+    // SAFETY: the kernel writes at most `len` bytes, which are zero before.
     let rc = unsafe {
         libc::getsockopt(
             stream.as_raw_fd(),
@@ -71,39 +75,43 @@ pub(crate) fn is_retransmitting(stream: &TcpStream) -> bool {
             &raw mut len,
         )
     };
-    // SAFETY: plain numbers, zero where the kernel wrote none.
+    // SAFETY: plain numbers, zero where the kernel wrote nothing.
     let info = unsafe { info.assume_init() };
     rc == 0 && info.tcpi_unacked > 0 && info.tcpi_retransmits > 0
 }
 
-/// Sends what the socket takes now. `WouldBlock` when that is nothing.
+/// Sends as many bytes as the socket accepts now, or returns `WouldBlock`.
 ///
-/// A send cut short has filled the socket, and tokio is told so: the next wait for writability really waits.
+/// A send cut short has filled the socket. Tokio gets this information, so that the next wait for
+/// writability really waits.
 ///
 /// # Safety
-/// Every place of the list is readable memory for the length of the call.
+/// Every part of the list is readable memory during the call.
 pub(crate) unsafe fn send<const N: usize>(stream: &TcpStream, list: &mut IoList<N>) -> io::Result<usize> {
     let wanted = list.bytes;
     let message = list.message();
-    through(stream, Interest::WRITABLE, wanted, || {
-        // SAFETY: the list is well-formed, its places are the caller's promise.
+    call_when_ready(stream, Interest::WRITABLE, wanted, || {
+        // SAFETY: the list is well-formed, and the caller promises its parts.
         let n =
             unsafe { libc::sendmsg(stream.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     })
 }
 
-/// Receives what is there now. `WouldBlock` when that is nothing, `UnexpectedEof` when nothing will come any more.
+/// Receives the available bytes. Returns `WouldBlock` if there are none, and `UnexpectedEof` at the
+/// end of the stream.
 ///
-/// A list that is not filled has emptied the socket, and tokio is told so. So ask for one byte more than you expect.
+/// A receive that does not fill its list has emptied the socket, and tokio gets this information.
+/// So pass one byte more than expected.
 ///
 /// # Safety
-/// Every place of the list is writable memory, and nothing that Rust assumes unchanged, for the length of the call.
+/// Every part of the list is writable memory during the call, and nothing that Rust assumes
+/// unchanged.
 pub(crate) unsafe fn receive<const N: usize>(stream: &TcpStream, list: &mut IoList<N>) -> io::Result<usize> {
     let wanted = list.bytes;
     let mut message = list.message();
-    through(stream, Interest::READABLE, wanted, || {
-        // SAFETY: the list is well-formed, its places are the caller's promise.
+    call_when_ready(stream, Interest::READABLE, wanted, || {
+        // SAFETY: the list is well-formed, and the caller promises its parts.
         let n = unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
         match usize::try_from(n) {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -113,9 +121,10 @@ pub(crate) unsafe fn receive<const N: usize>(stream: &TcpStream, list: &mut IoLi
     })
 }
 
-/// Runs one call under tokio's readiness, which is edge-triggered: it is cleared only by a `WouldBlock`, so a call
-/// that did less than asked reports one after the fact and saves the extra call that would find it out.
-fn through(
+/// Runs one call under the readiness of tokio, which is edge-triggered: only a `WouldBlock` clears
+/// it. So a call that moved less than requested reports `WouldBlock` afterwards, and saves the
+/// extra call that would find it out.
+fn call_when_ready(
     stream: &TcpStream,
     interest: Interest,
     wanted: usize,
@@ -137,45 +146,46 @@ fn through(
     short.map_or(result, Ok)
 }
 
-/// Copies bytes that came along with a header to where they belong.
+/// Copies bytes that came along with a header to their destination.
 ///
 /// # Safety
 /// `to` is the start of `from.len()` writable bytes.
-pub(crate) unsafe fn place(from: &[u8], to: *mut u8) {
-    // SAFETY: the caller's promise; `from` is this connection's own buffer and cannot overlap registered memory.
+pub(crate) unsafe fn copy_to(from: &[u8], to: *mut u8) {
+    // SAFETY: promised by the caller; `from` is the buffer of this connection and cannot overlap
+    // registered memory.
     unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
 }
 
-/// The same to memory that may not be there any more: whether it was.
+/// Copies like [`copy_to`] to memory that may be unmapped. Returns whether it was mapped.
 ///
 /// # Safety
-/// `to` is the start of `from.len()` bytes that nobody but their owner cares about.
-pub(crate) unsafe fn place_if_there(from: &[u8], to: *mut u8) -> bool {
+/// `to` is the start of `from.len()` bytes that only their owner uses.
+pub(crate) unsafe fn copy_if_mapped(from: &[u8], to: *mut u8) -> bool {
     if from.is_empty() {
         return true;
     }
     let local = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
     let remote = libc::iovec { iov_base: to.cast(), iov_len: from.len() };
-    // SAFETY: the kernel reads `from`, and checks each page of the rest as it comes to it.
+    // SAFETY: the kernel reads `from`, and checks each page of the destination.
     let copied =
         unsafe { libc::process_vm_writev(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
     if copied < 0 && io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT) {
-        // Where the call is forbidden the memory is taken at its owner's word.
-        // SAFETY: the caller's promise, and its owner's.
-        unsafe { place(from, to) };
+        // Where the call is forbidden, the owner is trusted.
+        // SAFETY: promised by the caller and by the owner of the memory.
+        unsafe { copy_to(from, to) };
         return true;
     }
     usize::try_from(copied) == Ok(from.len())
 }
 
-/// Sizes of the kernel's buffers, in bytes; zero leaves them to the kernel, which adapts them.
+/// Sizes of the kernel buffers, in bytes. With zero, the kernel adapts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Buffers {
     pub(crate) send: usize,
     pub(crate) receive: usize,
 }
 
-/// What every data connection wants, on both sides.
+/// Sets the options of a data connection, on both sides.
 pub(crate) fn tune(stream: &TcpStream, buffers: Buffers) -> io::Result<()> {
     let socket = SockRef::from(stream);
     if buffers.send != 0 {
@@ -187,7 +197,7 @@ pub(crate) fn tune(stream: &TcpStream, buffers: Buffers) -> io::Result<()> {
     net::keep_connection(stream)
 }
 
-/// A listening socket on `addr`, or on every address of both families when there is none.
+/// Opens a listening socket on `addr`, or on every address of both families.
 pub(crate) fn listen(addr: Option<IpAddr>, port: u16) -> io::Result<std::net::TcpListener> {
     match addr {
         Some(addr) => listen_on(SocketAddr::new(addr, port)),
@@ -205,7 +215,7 @@ fn listen_on(addr: SocketAddr) -> io::Result<std::net::TcpListener> {
     if addr.is_ipv6() {
         socket.set_only_v6(!addr.ip().is_unspecified())?;
     }
-    // Connections of a former process on this port may still be winding down.
+    // Connections of a former process on this port may still be closing.
     socket.set_reuse_address(true)?;
     socket.bind(&addr.into())?;
     socket.listen(1024)?;

@@ -1,10 +1,10 @@
-//! Primitives of [`gate`](crate::gate). `tests/gate.rs` gives it those of loom.
+//! Primitives of [`gate`](crate::gate). `tests/gate.rs` replaces them by those of loom.
 
 pub(crate) use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) use parking_lot::RwLockReadGuard;
 
-/// A lock of nothing, whose readers may be recursive.
+/// Lock without data, whose readers may be recursive.
 #[derive(Debug)]
 pub(crate) struct RwLock(parking_lot::RwLock<()>);
 
@@ -13,8 +13,8 @@ impl RwLock {
         Self(parking_lot::RwLock::new(()))
     }
 
-    /// One gathered send may enter a region several times. Such readers overtake a waiting writer and do not starve it, for the writer has
-    /// shut the gate first.
+    /// Takes a read lock. One gathered send may enter a region several times. Such readers overtake
+    /// a waiting writer and do not starve it, because the writer has shut the gate first.
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, ()> {
         self.0.read_recursive()
     }

@@ -1,10 +1,11 @@
-//! Which memory peers may touch, looked up at each request.
+//! Table of the memory that peers may access, looked up at each request.
 //!
-//! Registering and deregistering replace the whole sorted list; every connection keeps the last one it saw and
-//! compares a number to know that it is still current, so that requests share no lock. What may be stale is only the
-//! list: each region has a gate of its own, and dropping the [`Registration`] shuts it. Memory is touched only inside
-//! the gate, for the length of one system call that does not block, or by a copy that a device makes by itself. So the drop waits for
-//! microseconds, never for a peer, also on the only thread of a runtime; a request that was under way finds the gate shut and is cut off.
+//! Registration and deregistration replace the whole sorted list. Every connection keeps the last
+//! list it saw, and compares a number to know whether it is still current, so that requests share
+//! no lock. Only the list may be stale: each region has a gate of its own, and dropping the
+//! [`Registration`] shuts it. Memory is accessed only inside the gate, during one system call that
+//! does not block, or by a copy of a device. So the drop waits for microseconds, never for a peer,
+//! even on the only thread of a runtime. A request in progress finds the gate shut and is cut off.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -18,20 +19,21 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::gate::{self, Gate};
 
-/// Memory that one [`TcpTransport`](crate::TcpTransport) may use; peers too if it was registered so. Dropping it
-/// takes the right away at once and returns when no peer's request touches the memory any more.
+/// Memory that one [`TcpTransport`](crate::TcpTransport) may use, and peers if it was registered
+/// for them. Dropping it revokes the access at once and returns when no request of a peer touches
+/// the memory any more.
 pub struct Registration {
     span: MemorySpan,
     served: Option<(Arc<MemoryTable>, Arc<Region>)>,
 }
 
 impl Registration {
-    /// Memory for local use; peers are refused.
+    /// Registers memory for local use; peers are refused.
     pub(crate) fn local(span: MemorySpan) -> Self {
         Self { span, served: None }
     }
 
-    /// Where the memory is.
+    /// Returns the address range of the memory.
     pub fn span(&self) -> MemorySpan {
         self.span
     }
@@ -55,19 +57,19 @@ impl fmt::Debug for Registration {
     }
 }
 
-/// One registered range.
+/// Registered range.
 #[derive(Debug)]
 pub(crate) struct Region {
     span: MemorySpan,
     gate: Gate,
-    /// Those of device memory that may be under way. They are begun inside the gate.
+    /// Copies of device memory that may be in progress. They begin inside the gate.
     copies: Mutex<Vec<CopyHandle>>,
 }
 
 impl Region {
     fn shut(&self) {
         self.gate.shut();
-        // The tasks that wait for them may be on this very thread.
+        // The tasks that wait for the copies may be on this very thread.
         let copies = std::mem::take(&mut *self.copies.lock());
         copies.iter().for_each(CopyHandle::settle);
     }
@@ -85,7 +87,8 @@ impl Region {
     }
 }
 
-/// A range inside one region that a peer has asked for. It says where, and opens the gate; it keeps nobody waiting.
+/// Range inside one region that a peer has requested. It opens the gate, and delays no
+/// deregistration.
 #[derive(Clone, Debug)]
 pub(crate) struct Range {
     region: Arc<Region>,
@@ -94,41 +97,44 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    /// Length in bytes, never zero.
+    /// Returns the length in bytes, never zero.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it is memory that nobody can write.
+    /// Returns whether the memory is read-only.
     pub(crate) fn is_read_only(&self) -> bool {
         self.region.span.read_only
     }
 
-    /// Whether it may be gone, although it is registered.
+    /// Returns whether the memory may be unmapped although it is registered.
     pub(crate) fn is_lent(&self) -> bool {
         self.region.span.lent
     }
 
-    /// Whether it is memory that the processor cannot touch.
+    /// Returns whether the processor cannot touch the memory.
     pub(crate) fn is_device(&self) -> bool {
         self.region.span.location.is_device()
     }
 
-    /// Begins to copy device memory in, from byte `at` of the range on; `None` once deregistered.
+    /// Begins a copy into device memory, from byte `at` of the range on. Returns `None` once
+    /// deregistered.
     ///
     /// # Safety
-    /// `from` stays allocated, and is written by nobody, until the copy is over.
+    /// `from` stays allocated, and nobody writes it, until the copy is complete.
     pub(crate) unsafe fn copy_in(&self, at: usize, from: MemorySpan) -> Option<Result<DeviceCopy>> {
         let inside = self.enter()?;
-        // SAFETY: the range's bytes stay allocated while the gate is open, and who shuts it waits for the copy; the caller answers for `from`.
+        // SAFETY: the bytes of the range stay allocated while the gate is open, and shutting it
+        // waits for the copy; the caller promises `from`.
         let copy = inside.span(at, from.len).and_then(|to| unsafe { DeviceCopy::begin(from, to) });
         Some(self.region.begin(copy))
     }
 
-    /// The same the other way.
+    /// Begins a copy out of device memory, from byte `at` of the range on. Returns `None` once
+    /// deregistered.
     ///
     /// # Safety
-    /// `to` stays allocated, and is touched by nobody else, until the copy is over.
+    /// `to` stays allocated, and nobody else touches it, until the copy is complete.
     pub(crate) unsafe fn copy_out(&self, at: usize, to: MemorySpan) -> Option<Result<DeviceCopy>> {
         let inside = self.enter()?;
         // SAFETY: as above.
@@ -136,34 +142,35 @@ impl Range {
         Some(self.region.begin(copy))
     }
 
-    /// The right to touch the memory, to be held for one call that does not block; `None` once deregistered.
+    /// Returns the right to access the memory, for one call that does not block, or `None` once
+    /// deregistered.
     pub(crate) fn enter(&self) -> Option<Inside<'_>> {
         Some(Inside { range: self, _gate: self.region.gate.enter()? })
     }
 }
 
-/// Inside a region's gate.
+/// Right of access inside the gate of a region.
 pub(crate) struct Inside<'a> {
     range: &'a Range,
     _gate: gate::Inside<'a>,
 }
 
 impl Inside<'_> {
-    /// Address of the range's byte `skip`, of which there are `len() - skip`.
+    /// Returns the address of byte `skip` of the range, which `len() - skip` bytes follow.
     pub(crate) fn at(&self, skip: usize) -> *mut u8 {
         debug_assert!(skip <= self.range.len);
         self.range.region.span.ptr.as_ptr().wrapping_add(self.range.offset + skip)
     }
 
-    /// `len` bytes from the range's byte `skip`.
+    /// Returns `len` bytes from byte `skip` of the range.
     fn span(&self, skip: usize, len: usize) -> Result<MemorySpan> {
         let ptr = NonNull::new(self.at(skip)).filter(|_| skip + len <= self.range.len);
-        let ptr = ptr.ok_or_else(|| Error::internal("bytes outside of the range"))?;
+        let ptr = ptr.ok_or_else(|| Error::internal("internal error: bytes outside of the range"))?;
         Ok(MemorySpan { ptr, len, ..self.range.region.span })
     }
 }
 
-/// Everything peers may touch, sorted by address and without overlaps.
+/// Memory that peers may access, sorted by address and without overlaps.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryTable {
     epoch: AtomicU64,
@@ -171,7 +178,8 @@ pub(crate) struct MemoryTable {
 }
 
 impl MemoryTable {
-    /// Lets peers at `span`. It must not overlap what they have already, for that is what the existing system refuses.
+    /// Registers `span` for peers. It must not overlap a registered range, which Mooncake C++
+    /// refuses too.
     pub(crate) fn insert(self: &Arc<Self>, span: MemorySpan) -> Result<Registration> {
         let region = Arc::new(Region { span, gate: Gate::new(), copies: Mutex::default() });
         let mut regions = self.regions.write();
@@ -179,7 +187,7 @@ impl MemoryTable {
         let overlaps = |other: &Arc<Region>| other.span.addr() < region.end() && span.addr() < other.end();
         if let Some(other) = regions[at.saturating_sub(1)..].iter().take(2).find(|r| overlaps(r)) {
             return Err(Error::invalid(format!(
-                "{:#x}+{} overlaps {:#x}+{}, which is registered already",
+                "cannot register memory: {:#x}+{} overlaps {:#x}+{}, which is registered already",
                 span.addr(),
                 span.len,
                 other.span.addr(),
@@ -202,14 +210,14 @@ impl MemoryTable {
         self.epoch.fetch_add(1, Ordering::Release);
     }
 
-    /// How many ranges are registered.
+    /// Returns the number of registered ranges.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.regions.read().len()
     }
 }
 
-/// One connection's view of the table.
+/// View of one connection on the table.
 #[derive(Debug)]
 pub(crate) struct View {
     table: Arc<MemoryTable>,
@@ -222,17 +230,18 @@ impl View {
         Self { table, epoch: u64::MAX, regions: Arc::default() }
     }
 
-    /// The range, if one region holds all of it; none for an empty or overflowing one.
+    /// Returns the range, if one region contains all of it. Returns `None` for an empty or
+    /// overflowing range.
     pub(crate) fn find(&mut self, addr: u64, len: u64) -> Option<Range> {
         let epoch = self.table.epoch.load(Ordering::Acquire);
         if epoch != self.epoch {
-            // The list may be newer than the number: then it is read once more next time.
+            // The list may be newer than the number. Then the next request reads it once more.
             self.regions = self.table.regions.read().clone();
             self.epoch = epoch;
         }
         let after = self.regions.partition_point(|r| r.span.addr() <= addr);
         let region = self.regions.get(after.checked_sub(1)?).filter(|r| r.span.contains(addr, len))?;
-        // Both fit, for the region is in this address space.
+        // Both fit, because the region is in this address space.
         let offset = usize::try_from(addr - region.span.addr()).ok()?;
         Some(Range { region: region.clone(), offset, len: usize::try_from(len).ok()? })
     }
@@ -291,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn dropping_waits_for_who_is_inside() {
+    fn dropping_waits_for_accesses_inside_the_gate() {
         let table = Arc::new(MemoryTable::default());
         let registration = table.insert(span(4096, 4096)).unwrap();
         let region = View::new(table).find(4096, 1).unwrap();

@@ -21,42 +21,46 @@ use crate::pool::{self, Pool, Transfer};
 use crate::server::Server;
 use crate::table::{MemoryTable, Registration};
 
-/// A node's data port, and its connections to those of others.
+/// Data port of a node, and its connections to the data ports of others.
 ///
-/// Its tasks run on the runtime given to [`TcpTransport::start`]; calls may come from any thread. Dropping it closes the
-/// port and all connections, and fails what is under way.
+/// The tasks run on the runtime given to [`TcpTransport::start`]; calls may come from any thread.
+/// Dropping the transport closes the port and all connections, and fails transfers in progress.
 pub struct TcpTransport {
     config: Arc<TcpConfig>,
     clock: SharedClock,
     runtime: Handle,
     table: Arc<MemoryTable>,
     server: Server,
-    /// The identity that peers of this project expect at the data port.
+    /// Identity that peers of this project expect at the data port.
     instance: Instance,
     pools: Mutex<HashMap<Address, Arc<Pool>>>,
 }
 
-/// Host and port of a data port, and the process that is expected there; none for a node that publishes no instance.
+/// Host and port of a data port, and the process that is expected there; `None` for a node that
+/// publishes no instance.
 type Address = (String, u16, Option<Instance>);
 
-/// A way to one peer. Clones share its connections.
+/// Connections to one peer. Clones share them.
 #[derive(Clone, Debug)]
 pub struct TcpPeer {
     pool: Arc<Pool>,
     framing: Framing,
-    /// First and last address of each of its regions when it was looked up, sorted.
+    /// First and last address of each region of the peer when it was looked up, sorted.
     regions: Arc<[(u64, u64)]>,
 }
 
 impl TcpTransport {
-    /// Opens the data port and serves it on `runtime`. `Invalid`, with what to do about it, when the configuration cannot
-    /// work or no port is free.
+    /// Opens the data port and serves it on `runtime`.
+    ///
+    /// # Errors
+    ///
+    /// Returns `Invalid`, with what to do, when the configuration cannot work or no port is free.
     pub fn start(config: TcpConfig, runtime: &Handle) -> Result<Self> {
         Self::start_with_clock(config, runtime, SystemClock::shared())
     }
 
-    /// The same with a clock, on which the deadlines of completions are understood. Waiting is done by the runtime's
-    /// timers, so it has to run at their speed.
+    /// Starts the transport with a clock for the deadlines of completions. The timers of the
+    /// runtime do the waiting, so the clock has to run at their speed.
     pub fn start_with_clock(config: TcpConfig, runtime: &Handle, clock: SharedClock) -> Result<Self> {
         config.check()?;
         let table = Arc::new(MemoryTable::default());
@@ -73,12 +77,12 @@ impl TcpTransport {
         })
     }
 
-    /// Where the data port listens.
+    /// Returns the address of the data port.
     pub fn local_addr(&self) -> SocketAddr {
         self.server.local()
     }
 
-    /// The clock of [`Completion::deadline`].
+    /// Returns the clock of [`Completion::deadline`].
     pub fn clock(&self) -> &SharedClock {
         &self.clock
     }
@@ -93,7 +97,7 @@ impl TcpTransport {
         let mut touched = 0;
         for (op, done) in ops {
             if op.local().location.is_device() {
-                // `ThroughHost` is for such memory.
+                // `ThroughHost` handles such memory.
                 done.finish(Err(not_host_memory(op.local())));
                 continue;
             }
@@ -116,7 +120,7 @@ impl TcpTransport {
         if let Some(pool) = pools.get(&address) {
             return pool.clone();
         }
-        // Nobody holds a peer for the others, and no connection stands: they were for nodes that are gone.
+        // No peer refers to the other pools, and they have no connection: their nodes are gone.
         pools.retain(|_, pool| Arc::strong_count(pool) > 1);
         let pool = Arc::new(Pool::new(
             address.clone(),
@@ -130,9 +134,9 @@ impl TcpTransport {
     }
 }
 
-// SAFETY: remote ranges are checked at each request and touched only inside their region's gate (`table`, `server`); local
-// bytes are used only by pieces in a lane, and those are finished by the lane's task when nobody is inside a system
-// call with them (`lane`, `driver`).
+// SAFETY: remote ranges are checked at each request and accessed only inside the gate of their
+// region (`table`, `server`). Only pieces in a lane use local bytes, and the task of the lane
+// completes a piece when no system call uses it (`lane`, `driver`).
 unsafe impl Transport for TcpTransport {
     type Registration = Registration;
     type Peer = TcpPeer;
@@ -143,7 +147,11 @@ unsafe impl Transport for TcpTransport {
 
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Registration> {
         if span.len == 0 || span.addr().checked_add(span.len as u64).is_none() {
-            return Err(Error::invalid(format!("cannot register {} bytes at {:#x}", span.len, span.addr())));
+            return Err(Error::invalid(format!(
+                "cannot register memory: invalid range. address={:#x} len={}",
+                span.addr(),
+                span.len
+            )));
         }
         match access {
             Access::Local => Ok(Registration::local(span)),
@@ -167,11 +175,17 @@ unsafe impl Transport for TcpTransport {
 
     async fn connect(&self, desc: &SegmentDesc) -> Result<TcpPeer> {
         if !self.reaches(desc) {
-            return Err(Error::invalid(format!("segment {:?} has no TCP data port", desc.name)));
+            return Err(Error::invalid(format!(
+                "cannot connect to segment {:?}: it has no TCP data port",
+                desc.name
+            )));
         }
         let host = data_host(desc);
         if host.is_empty() {
-            return Err(Error::invalid(format!("segment {:?} names no host for its data port", desc.name)));
+            return Err(Error::invalid(format!(
+                "cannot connect to segment {:?}: its descriptor has no host for the data port",
+                desc.name
+            )));
         }
         let spoken = if desc.tcp_proto_version >= 2 { Framing::Acknowledged } else { Framing::Plain };
         let mut regions: Vec<_> =
@@ -202,8 +216,8 @@ unsafe impl Transport for TcpTransport {
 }
 
 impl TcpPeer {
-    /// Whether the range lies in one region, as far as we know. The peer decides at each request; this only says whether
-    /// pieces of the range may be asked for one by one.
+    /// Returns whether the range lies in one region, as far as this node knows. The peer decides at
+    /// each request. The result only tells whether the range may be split.
     fn holds(&self, addr: u64, len: usize) -> bool {
         let after = self.regions.partition_point(|&(first, _)| first <= addr);
         let Some(&(_, end)) = after.checked_sub(1).and_then(|i| self.regions.get(i)) else { return false };
@@ -211,10 +225,11 @@ impl TcpPeer {
     }
 }
 
-/// Returns the instance that a descriptor names; none for a node without hellos, such as one of Mooncake C++.
+/// Returns the instance that a descriptor names. Returns `None` for a node without hellos, such as
+/// one of Mooncake C++.
 ///
 /// # Errors
-/// `Invalid` if the descriptor names something that is no instance.
+/// Returns `Invalid` if the value in the descriptor is not an instance.
 fn instance(desc: &SegmentDesc) -> Result<Option<Instance>> {
     let Some(value) = desc.extra.get(INSTANCE_KEY).filter(|_| !is_planted("tcp-no-hello")) else {
         return Ok(None);
@@ -229,13 +244,14 @@ fn instance(desc: &SegmentDesc) -> Result<Option<Instance>> {
     })
 }
 
-/// The data host, else the host part of the segment's name, which is an address where nothing else publishes one.
+/// Returns the data host, or the host part of the segment name, which is an address unless
+/// something else is published.
 fn data_host(desc: &SegmentDesc) -> &str {
     let host = if desc.tcp_data_host.is_empty() { host_of(&desc.name) } else { &desc.tcp_data_host };
     host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host)
 }
 
-/// `host:port`, `[v6]:port`, a bare host or a bare v6 address, to its host.
+/// Returns the host of `host:port`, `[v6]:port`, a bare host or a bare v6 address.
 fn host_of(name: &str) -> &str {
     if let Some((host, _)) = name.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         return host;
@@ -266,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_data_host_comes_first() {
+    fn the_data_host_takes_precedence() {
         for (name, data_host, expected) in [
             ("10.0.0.1:12345", "", "10.0.0.1"),
             ("10.0.0.1:12345", "10.0.0.2", "10.0.0.2"),

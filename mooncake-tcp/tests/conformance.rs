@@ -67,7 +67,8 @@ mod striped {
     }));
 }
 
-/// What must hold of the plain framing too. It has no word for a refusal, so the cases that ask for one by name are missing.
+/// Cases that must pass with the plain framing, too. The plain framing has no frame for a refusal,
+/// so the cases that expect a named refusal are missing.
 mod plain {
     use super::*;
     mooncake_transport::transport_conformance! {

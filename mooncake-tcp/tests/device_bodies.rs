@@ -66,7 +66,7 @@ fn requests_are_served_in_order() {
     assert_eq!(&memory.bytes()[..6], b"abcde\x05");
 }
 
-/// Longer than the buffers, in pieces that end anywhere.
+/// Bodies longer than the buffers, in pieces that end anywhere.
 #[test]
 fn long_bodies_arrive_whole() {
     let (node, device) = (Node::start(TcpConfig::default()), TestDevice::new());
@@ -91,32 +91,32 @@ fn long_bodies_arrive_whole() {
 }
 
 #[test]
-fn a_device_that_fails_is_said_so() {
+fn a_failed_device_is_reported() {
     let (node, device) = (Node::start(TcpConfig::default()), TestDevice::new());
     let (memory, region) = open(&node, &device, 3 * MIB);
     let host = node.open(64);
     let at = region.addr();
-    // What was asked for before is answered before.
+    // Earlier requests get their responses first.
     let earlier = [header(WRITE, host.addr(), 1), b"x".to_vec()].concat();
     for (opcode, body) in [(READ, 0), (WRITE, 3 * MIB)] {
         device.fail_copies(1);
         let mut stream = node.dial();
         say(&mut stream, &[&earlier, &header(opcode, at, 3 * MIB as u64)]);
-        // It may be closed before all is sent.
+        // The node may close the connection before all bytes are sent.
         let _ = stream.write_all(&vec![9; body]);
         assert_eq!(read_to_the_end(&mut stream), [OK, FAILED].concat());
     }
     device.fail_copies(1);
     let mut stream = node.dial();
     say(&mut stream, &[&header(PLAIN_READ, at, 10)]);
-    assert_eq!(read_to_the_end(&mut stream), b"", "this framing has no word for it");
+    assert_eq!(read_to_the_end(&mut stream), b"", "this framing has no frame for a failure");
     let mut stream = node.dial();
     say(&mut stream, &[&header(WRITE, at, 2), b"ok"]);
     assert_eq!(read_exactly(&mut stream, 8), OK);
     assert_eq!(&memory.bytes()[..2], b"ok");
 }
 
-/// In the middle of an answer nothing can be said: less comes than was asked for.
+/// In the middle of a response no failure can be reported: the response is cut short.
 #[test]
 fn an_answer_that_breaks_off_is_cut() {
     let (node, device) = (Node::start(TcpConfig::default()), TestDevice::new());
@@ -127,10 +127,14 @@ fn an_answer_that_breaks_off_is_cut() {
     device.fail_copies(u64::MAX);
     let came = read_to_the_end(&mut stream);
     assert!(came.len() < 64 * MIB - 4096);
-    assert!(came.iter().zip(4096..).all(|(byte, i)| *byte == (i % 251) as u8), "and none of it is wrong");
+    assert!(
+        came.iter().zip(4096..).all(|(byte, i)| *byte == (i % 251) as u8),
+        "all bytes before the cut are correct"
+    );
 }
 
-/// A copy that a device is busy with is waited for, also on the thread that the connection's task needs.
+/// Deregistration waits for a copy that a device is busy with, even on the thread that the task of
+/// the connection needs.
 #[test]
 fn deregistering_waits_for_copies() {
     let device = TestDevice::new();
@@ -151,27 +155,30 @@ fn deregistering_waits_for_copies() {
                 let _ = stream.write_all(&vec![7; MIB]);
             }
             begun.send(()).unwrap();
-            // The bytes that were copied, or a refusal.
+            // The response is the copied bytes or a refusal.
             read_exactly(&mut stream, 8)
         });
         runtime.block_on(async {
-            // The task runs here, and only here; it gets as far as the device lets it.
+            // The task runs only on this thread, and gets as far as the device lets it.
             while device.waiting() == 0 {
                 tokio::task::yield_now().await;
             }
             waits.recv().unwrap();
             let letting_go = device.let_go_after(Duration::from_millis(50));
             drop(region);
-            assert!(letting_go.is_finished() || device.waiting() == 0, "it went while a copy was under way");
+            assert!(
+                letting_go.is_finished() || device.waiting() == 0,
+                "deregistration returned during a copy"
+            );
             letting_go.join().unwrap();
-            // Nothing of the device's is under way, or this would end the process.
+            // No copy is in progress: dropping the memory during a copy would end the process.
             drop(memory);
             tokio::task::spawn_blocking(move || peer.join().unwrap()).await.unwrap();
         });
     }
 }
 
-/// There are fewer buffers than connections, and a device that is in no hurry.
+/// Fewer buffers than connections, and a slow device.
 #[test]
 fn many_connections_share_few_buffers() {
     let (node, device) = (Node::start(TcpConfig::default()), TestDevice::new());

@@ -1,6 +1,6 @@
-//! The gate of a region in every order in which peers' requests and the owner may come to it (loom).
+//! Gate of a region, under every interleaving of requests of peers and of the owner (loom).
 //!
-//! The file under test is included with loom's primitives in place of the usual ones.
+//! The file under test is included with the primitives of loom.
 
 #[path = "../src/gate.rs"]
 mod gate;
@@ -9,7 +9,7 @@ mod sync {
     pub(crate) use loom::sync::RwLockReadGuard;
     pub(crate) use loom::sync::atomic::{AtomicBool, Ordering};
 
-    /// Lock of loom with the interface of the one in the crate.
+    /// Lock of loom with the interface of the lock in the crate.
     #[derive(Debug)]
     pub(crate) struct RwLock(loom::sync::RwLock<()>);
 
@@ -45,7 +45,7 @@ struct Region {
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// A request of a peer that reads. Several peers may do so at a time.
+    /// Reads the memory for a request of a peer. Several peers may do so at a time.
     fn serve(&self) -> Option<u32> {
         let _inside = self.gate.enter()?;
         // SAFETY: loom checks the access.
@@ -53,7 +53,7 @@ impl Region {
         Some(self.memory.with(|bytes| unsafe { *bytes }))
     }
 
-    /// The owner takes the memory back and uses it for something else.
+    /// Takes the memory back and uses it for something else, as its owner.
     fn reuse(&self) {
         self.gate.shut();
         // SAFETY: as above.

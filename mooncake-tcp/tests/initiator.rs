@@ -1,4 +1,4 @@
-//! What a transfer makes of its peer, byte by byte, with a target that is nothing but a socket.
+//! Requests of the initiator, byte by byte, with a target that is only a socket.
 
 mod common;
 
@@ -15,14 +15,15 @@ use mooncake_tcp::{TcpConfig, TcpPeer, TcpTransport};
 use mooncake_transport::transfer::{self, Transfer};
 use mooncake_transport::{Protocol, SegmentDesc, Ticket, Transport};
 
-/// A listener whose connections are handled by the test, in the order they come.
+/// Listener whose connections the test handles, in the order in which they come.
 struct Target {
     port: u16,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Target {
-    /// `script` gets each connection with its number; the listener is closed after `connections` of them.
+    /// Passes each connection with its number to `script`, and closes the listener after
+    /// `connections` of them.
     fn new(connections: usize, mut script: impl FnMut(usize, TcpStream) + Send + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -36,7 +37,7 @@ impl Target {
         Self { port, thread: Some(thread) }
     }
 
-    /// Waits for the script to end, and passes its panic on.
+    /// Waits for the end of the script, and passes its panic on.
     fn join(mut self) {
         self.thread.take().unwrap().join().unwrap();
     }
@@ -91,7 +92,7 @@ impl Client {
     }
 }
 
-/// The header a request must have, with padding of zeroes.
+/// Returns the expected header of a request, with zero padding.
 fn expected_header(opcode: u8, addr: u64, len: u64) -> Vec<u8> {
     let mut bytes = header(opcode, addr, len);
     bytes[17..].fill(0);
@@ -99,7 +100,7 @@ fn expected_header(opcode: u8, addr: u64, len: u64) -> Vec<u8> {
 }
 
 fn closed_by_client(stream: &mut TcpStream) {
-    assert_eq!(read_to_the_end(stream), b"", "the client closes without another word");
+    assert_eq!(read_to_the_end(stream), b"", "the client closes without sending more");
 }
 
 #[test]
@@ -111,7 +112,7 @@ fn the_captured_conversation() {
         assert_eq!(read_exactly(&mut stream, 8), b"WRITTEN!");
         say(&mut stream, &[&OK]);
         assert_eq!(read_exactly(&mut stream, 28)[24..], *b"next");
-        // An answer in bits and pieces.
+        // A response in pieces of one byte.
         for byte in OK {
             say(&mut stream, &[&[byte]]);
         }
@@ -124,7 +125,7 @@ fn the_captured_conversation() {
 }
 
 #[test]
-fn refusals_say_what_they_mean() {
+fn refusals_have_their_error_kinds() {
     let target = Target::new(3, |number, mut stream| {
         read_exactly(&mut stream, 24);
         match number {
@@ -143,7 +144,7 @@ fn refusals_say_what_they_mean() {
 }
 
 #[test]
-fn bytes_nobody_asked_for_end_the_connection() {
+fn unexpected_bytes_end_the_connection() {
     let target = Target::new(1, |_, mut stream| {
         read_exactly(&mut stream, 24);
         say(&mut stream, &[&OK, b"12345678", b"9"]);
@@ -154,9 +155,9 @@ fn bytes_nobody_asked_for_end_the_connection() {
     target.join();
 }
 
-/// The existing system's target closes idle connections in this way; nothing may fail for it.
+/// Targets of Mooncake C++ close idle connections in this way; no transfer may fail for it.
 #[test]
-fn a_peer_that_closes_after_each_answer_is_served_all_the_same() {
+fn transfers_succeed_with_a_peer_that_closes_after_each_response() {
     let answer = |stream: &mut TcpStream| {
         let request = read_exactly(stream, 24);
         say(stream, &[&OK, &request[8..9]]);
@@ -195,7 +196,7 @@ fn half_an_answer_is_an_error() {
 }
 
 #[test]
-fn nobody_there_is_an_error_at_once() {
+fn a_refused_connection_is_an_error_at_once() {
     let target = Target::new(0, |_, _| ());
     let port = target.port;
     target.join();
@@ -209,7 +210,7 @@ fn nobody_there_is_an_error_at_once() {
     assert!(client.now().since(start) < Duration::from_secs(2));
 }
 
-/// A target that swallows requests; the channel hands its connections out.
+/// Creates a target that swallows requests. The channel returns its connections.
 fn silent(connections: usize) -> (Target, Receiver<TcpStream>) {
     let (send, receive): (Sender<TcpStream>, _) = channel();
     (Target::new(connections, move |_, stream| send.send(stream).unwrap()), receive)
@@ -244,7 +245,7 @@ fn silence_without_a_deadline_ends_too() {
     let ticket = client.post_read(1000, 4, None);
     let mut stream = streams.recv().unwrap();
     read_exactly(&mut stream, 24);
-    // Bytes that keep coming are no silence.
+    // Slowly arriving bytes count as progress.
     for byte in &OK[..3] {
         std::thread::sleep(Duration::from_millis(150));
         say(&mut stream, &[&[*byte]]);
@@ -256,7 +257,7 @@ fn silence_without_a_deadline_ends_too() {
 }
 
 #[test]
-fn a_body_nobody_reads_ends_at_the_deadline() {
+fn a_body_that_is_not_read_ends_at_the_deadline() {
     let (target, streams) = silent(1);
     let client = Client::to(&target);
     let write = [Transfer::new(1000, vec![7u8; 64 << 20])];
@@ -275,12 +276,13 @@ fn one_deadline_does_not_fail_others() {
     let first = client.post_read(1, 1, client.in_(PATIENCE));
     let mut stream = streams.recv().unwrap();
     read_exactly(&mut stream, 24);
-    // Not begun yet, so it takes nobody along.
+    // A request that has not begun fails alone.
     let behind = client.post_read(2, 1, client.in_(Duration::from_millis(200)));
     assert_eq!(behind.wait().0.unwrap_err().kind(), ErrorKind::Timeout);
     say(&mut stream, &[&OK, b"1"]);
     first.wait().0.unwrap();
-    // Begun: its connection goes with it, and who waited behind is asked again on a new one.
+    // A request that has begun ends its connection, and the requests behind it are sent again on a
+    // new one.
     let late = client.post_read(3, 1, client.in_(Duration::from_millis(200)));
     let waiting = client.post_read(4, 1, client.in_(PATIENCE));
     assert_eq!(read_exactly(&mut stream, 24), expected_header(READ, 3, 1));
@@ -294,7 +296,7 @@ fn one_deadline_does_not_fail_others() {
 }
 
 #[test]
-fn an_early_yes_counts_once_the_body_is_out() {
+fn an_early_acknowledgement_counts_once_the_body_is_sent() {
     let len = 32 << 20;
     let (go, wait) = channel();
     let target = Target::new(1, move |_, mut stream| {
@@ -302,11 +304,11 @@ fn an_early_yes_counts_once_the_body_is_out() {
         say(&mut stream, &[&OK]);
         wait.recv().unwrap();
         assert!(read_exactly(&mut stream, len) == pattern(len));
-        // The connection is still good.
+        // The connection is still usable.
         read_exactly(&mut stream, 24);
         say(&mut stream, &[&OK, b"x"]);
     });
-    // This target takes one connection only, and is slow to compare.
+    // This target accepts one connection only, and compares slowly.
     let client = Client::new(target.port, 2, TcpConfig { probe_after: PATIENCE, ..TcpConfig::default() });
     let ticket = client.post_write(1000, pattern(len));
     let ticket = ticket.wait_timeout(Duration::from_millis(200)).expect_err("the body is stuck");
@@ -317,7 +319,7 @@ fn an_early_yes_counts_once_the_body_is_out() {
 }
 
 #[test]
-fn an_early_no_stops_the_body() {
+fn an_early_refusal_stops_the_body() {
     let target = Target::new(1, |_, mut stream| {
         read_exactly(&mut stream, 24);
         say(&mut stream, &[&REFUSED]);
@@ -347,7 +349,8 @@ fn a_plain_write_is_done_when_it_is_applied() {
     });
     let client = Client::new(target.port, 1, TcpConfig::default());
     let ticket = client.post_write(1000, b"hello".to_vec());
-    let ticket = ticket.wait_timeout(Duration::from_millis(200)).expect_err("nothing says that it is there");
+    let ticket =
+        ticket.wait_timeout(Duration::from_millis(200)).expect_err("nothing shows that the write is applied");
     go.send(()).unwrap();
     ticket.wait().0.unwrap();
     assert_eq!(client.read(1000, 5).unwrap(), b"hello");
@@ -402,7 +405,7 @@ fn other_connections_open_when_there_is_enough_to_do() {
 }
 
 #[test]
-fn nothing_is_left_waiting_when_node_or_runtime_goes() {
+fn no_transfer_waits_after_the_end_of_node_or_runtime() {
     for drop_runtime in [true, false] {
         let (target, streams) = silent(1);
         let Client { node: Node { transport, runtime }, peer } = Client::to(&target);

@@ -1,5 +1,5 @@
-//! A data connection is bound to the process that published the descriptor: a later process on the same host, port and address gets no
-//! request that was meant for the earlier one.
+//! Instances: a data connection is bound to the process that published the descriptor. A later
+//! process on the same host, port and address gets no request that was meant for the earlier one.
 
 mod common;
 
@@ -20,7 +20,7 @@ use mooncake_transport::{Access, BufferDesc, Protocol, Region, SegmentDesc, Tran
 
 const LEN: usize = 1 << 16;
 
-/// Opens `memory`, full of `byte`, at a data port.
+/// Registers `memory`, filled with `byte`, at a data port.
 fn owner(port: u16, memory: &Arc<HostMemory>, byte: u8) -> (Node, Region<TcpTransport>) {
     let node = Node::start(TcpConfig { ports: port..=port, ..TcpConfig::default() });
     let region = Region::register(&node.transport, memory.clone(), Access::Remote).unwrap();
@@ -33,7 +33,7 @@ fn descriptor(node: &Node, region: &Region<TcpTransport>) -> SegmentDesc {
     described(&node.transport, region.addr(), region.len())
 }
 
-/// The descriptor as a client has it, after a round trip through its JSON form.
+/// Returns the descriptor as a client sees it, after a round trip through its JSON form.
 fn described(transport: &TcpTransport, addr: u64, len: usize) -> SegmentDesc {
     let mut desc = SegmentDesc::new("owner");
     desc.buffers.push(BufferDesc { name: "owner".into(), addr, length: len as u64, ..BufferDesc::default() });
@@ -42,7 +42,7 @@ fn described(transport: &TcpTransport, addr: u64, len: usize) -> SegmentDesc {
     SegmentDesc::decode(&desc.encode()).unwrap()
 }
 
-/// The instance that a descriptor names.
+/// Returns the instance that a descriptor names.
 fn instance(desc: &SegmentDesc) -> &str {
     desc.extra.get("tcp_instance").and_then(|value| value.as_str()).unwrap_or("none")
 }
@@ -73,7 +73,7 @@ impl Client {
     }
 }
 
-/// Checks that the error names the instance that was wanted and, where it is known, the one that was found.
+/// Checks that the error names the expected instance and, if known, the one that was found.
 fn names(error: &Error, wanted: &str, found: Option<&str>) {
     let text = error.to_string();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{text}");
@@ -112,7 +112,7 @@ fn a_process_that_took_over_port_and_address_is_not_used() {
 
 const SCRIPTED: Instance = Instance(0x00c0_ffee_0000_00aa);
 
-/// A client of a target that is only a socket and publishes [`SCRIPTED`].
+/// Creates a client of a target that is only a socket and publishes [`SCRIPTED`].
 fn client_of(listener: &TcpListener, config: TcpConfig) -> Client {
     let mut desc = SegmentDesc {
         protocols: vec![Protocol::TCP],
@@ -156,7 +156,8 @@ fn requests_under_way_are_not_sent_again_to_another_process() {
     let mut stream = accept(&listener);
     take_hello(&mut stream);
     say(&mut stream, &[&answer(true)]);
-    // One write is applied, the second one has begun. Then the process ends, and another one takes over.
+    // The first write is applied and the second has begun. Then the process ends, and another one
+    // takes over.
     assert_eq!(read_exactly(&mut stream, 24 + 64)[24..], [9; 64]);
     say(&mut stream, &[&OK]);
     read_exactly(&mut stream, 24 + 10);
@@ -182,7 +183,7 @@ fn a_node_without_hellos_on_the_port_gets_no_request() {
             take_hello(&mut stream);
             say(&mut stream, &[says]);
             if says.is_empty() {
-                // A connection that is closed without a word is made once more.
+                // The client repeats a connection that is closed without a response.
                 drop(stream);
                 stream = accept(&listener);
                 take_hello(&mut stream);
@@ -220,7 +221,7 @@ fn a_connection_closed_before_the_answer_is_made_again() {
 }
 
 #[test]
-fn an_instance_that_is_none_is_refused_by_name() {
+fn an_invalid_instance_is_refused_by_name() {
     let node = Node::start(TcpConfig::default());
     let mut desc = described(&node.transport, 4096, 4096);
     for value in [serde_json::json!("x"), serde_json::json!(7), serde_json::json!(null)] {
@@ -252,7 +253,7 @@ fn requests_behind_a_hello_for_another_process_are_not_read() {
         assert_eq!(read_to_the_end(&mut stream), expected);
         assert_eq!(contents(&region), pattern(4096));
 
-        // The same behind the right name.
+        // The requests again, behind a hello for the right instance.
         let mut stream = node.dial();
         stream.set_nodelay(true).unwrap();
         let all = [&Hello { instance: own }.encode()[..], &requests].concat();
@@ -286,7 +287,7 @@ impl Fixed {
         // SAFETY: a new mapping that replaces none.
         let at = unsafe { libc::mmap(wanted, FIXED_LEN, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
         assert_eq!(at.addr(), FIXED, "{}", std::io::Error::last_os_error());
-        // SAFETY: the mapping has this length, and nobody else knows it.
+        // SAFETY: the mapping has this length, and no other user.
         unsafe { std::ptr::write_bytes(at.cast::<u8>(), byte, FIXED_LEN) };
         Self(NonNull::new(at.cast()).unwrap())
     }
@@ -300,16 +301,17 @@ unsafe impl MemorySource for Fixed {
     }
 }
 
-// SAFETY: an address, and no thread of its own.
+// SAFETY: an address, without thread affinity.
 #[allow(unsafe_code)]
 unsafe impl Send for Fixed {}
 // SAFETY: as above.
 #[allow(unsafe_code)]
 unsafe impl Sync for Fixed {}
 
-/// The owner's process: the standard input says port and byte, then what to do; a line of the standard output answers each.
+/// Process of the owner. Standard input carries port and byte, then commands; a line of standard
+/// output answers each.
 #[test]
-#[ignore = "the other process of the test below"]
+#[ignore = "runs as the other process of the test below"]
 fn owner_process() {
     let mut orders = std::io::stdin().lines();
     let mut number = || orders.next()?.ok()?.parse::<u16>().ok();
@@ -347,11 +349,11 @@ impl Process {
         writeln!(child.stdin.as_mut().unwrap(), "{port}\n{byte}").unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut process = Self { child, lines, desc: SegmentDesc::default() };
-        process.desc = SegmentDesc::decode(process.hear().as_bytes()).unwrap();
+        process.desc = SegmentDesc::decode(process.read_line().as_bytes()).unwrap();
         process
     }
 
-    fn hear(&mut self) -> String {
+    fn read_line(&mut self) -> String {
         loop {
             let line = self.lines.next().expect("the process answers").unwrap();
             if let Some((_, said)) = line.split_once("> ") {
@@ -362,7 +364,7 @@ impl Process {
 
     fn ask(&mut self, what: &str) -> String {
         writeln!(self.child.stdin.as_mut().unwrap(), "{what}").unwrap();
-        self.hear()
+        self.read_line()
     }
 
     fn is_untouched(&mut self) -> bool {
@@ -371,7 +373,7 @@ impl Process {
 
     #[allow(unsafe_code)]
     fn stop(&self) {
-        // SAFETY: a signal to a child of ours that has not been waited for.
+        // SAFETY: a signal to a child of this process that has not been waited for.
         assert_eq!(unsafe { libc::kill(self.child.id().try_into().unwrap(), libc::SIGSTOP) }, 0);
     }
 }
@@ -390,7 +392,7 @@ fn a_killed_process_is_not_confused_with_the_next_one_on_its_port() {
     let (port, at) = (first.desc.tcp_data_port, FIXED as u64);
     let client = Client::to(&first.desc, TcpConfig::default());
     assert_eq!(client.read(at, 64).unwrap(), [1; 64]);
-    // A write that the first process never reads to its end.
+    // Write that the first process never reads to its end.
     first.stop();
     let deadline = Some(client.node.transport.clock().now().after(PATIENCE));
     let late = [Transfer::new(at, vec![9; FIXED_LEN])];
@@ -405,7 +407,7 @@ fn a_killed_process_is_not_confused_with_the_next_one_on_its_port() {
     let again = client.read(at, 64);
     assert!(again.is_err(), "bytes of the second process: {again:?}");
     loop {
-        // The client leaves the port alone for a moment after it was refused in between.
+        // The client pauses for a moment after the port refused a connection in between.
         let error = client.write(at, vec![9; 64]).expect_err("a late write into the second process");
         if error.to_string().contains(wanted) {
             break names(&error, wanted, found);
@@ -425,10 +427,10 @@ fn the_port_of_a_killed_process_is_free_while_its_child_lives_on() {
     let client = Client::to(&first.desc, TcpConfig::default());
     assert_eq!(client.read(FIXED as u64, 64).unwrap(), [1; 64], "the parent still serves");
     drop(first);
-    // Otherwise the next caller would wait in a queue that nobody serves.
+    // Otherwise the next client would wait in the queue of a socket that nobody serves.
     let refused = TcpStream::connect(("127.0.0.1", port)).unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
-    // The connection of before has ended, too.
+    // The earlier connection has ended, too.
     assert_eq!(client.read(FIXED as u64, 64).unwrap_err().kind(), ErrorKind::Unavailable);
     let second = Process::start(port, 2);
     assert_eq!(second.desc.tcp_data_port, port);

@@ -1,4 +1,5 @@
-//! Connections that stand still: a new one is tried beside them, and takes over what may be asked twice.
+//! Connections without progress: a second connection is tried beside them, and takes over requests
+//! that may be repeated.
 
 mod common;
 
@@ -40,12 +41,12 @@ impl Client {
 }
 
 #[test]
-fn reads_move_to_a_connection_that_came_about_later() {
+fn reads_move_to_a_connection_established_later() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = Client::new(&listener);
     let (keep, kept) = channel();
     let target = std::thread::spawn(move || {
-        // Three that never answer, as when a network loses every byte.
+        // Connections that never answer, as when a network loses every byte.
         for _ in 0..3 {
             let (mut stream, _) = listener.accept().unwrap();
             read_exactly(&mut stream, 48);
@@ -67,7 +68,7 @@ fn reads_move_to_a_connection_that_came_about_later() {
     let mut rest = Vec::new();
     assert!(
         (&abandoned[0]).read_to_end(&mut rest).map_or(true, |n| n == 0),
-        "closed, with nothing more on it"
+        "the connection is closed without more bytes"
     );
 }
 
@@ -78,7 +79,7 @@ fn a_write_that_a_stopped_peer_may_have_is_not_sent_twice() {
     let target = std::thread::spawn(move || {
         let (mut first, _) = listener.accept().unwrap();
         read_exactly(&mut first, 24 + 8);
-        // The probes: connections without a word.
+        // The probes are connections without a request.
         let (mut second, _) = listener.accept().unwrap();
         let nothing = read_to_the_end(&mut second);
         (first, nothing)

@@ -1,6 +1,7 @@
-//! Against a live engine of the existing system, both ways. Ignored by default; `PEER_PYTHON` names a Python that has it installed, and the
-//! test runs where an interface besides `lo` is up:
-//! `PEER_PYTHON=.venv/bin/python cargo test -p mooncake-tcp --test peer -- --ignored`.
+//! Interoperability with a live engine of Mooncake C++, in both directions. Ignored by default.
+//! `PEER_PYTHON` names a Python with Mooncake C++ installed, and the test needs an interface
+//! besides `lo`: `PEER_PYTHON=.venv/bin/python cargo test -p mooncake-tcp --test peer --
+//! --ignored`.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -43,11 +44,10 @@ struct Peer {
 }
 
 impl Peer {
-    /// `plain` makes it speak the old framing as initiator.
+    /// Starts the engine. `plain` makes it use the old framing as initiator.
     fn start(plain: bool) -> Self {
         #[allow(clippy::disallowed_methods, reason = "the test's own argument")]
-        let python =
-            std::env::var("PEER_PYTHON").expect("PEER_PYTHON names a Python with the existing system");
+        let python = std::env::var("PEER_PYTHON").expect("set PEER_PYTHON to a Python with Mooncake C++");
         let mut command = Command::new(python);
         command.args(["-c", SCRIPT]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         if plain {
@@ -59,7 +59,7 @@ impl Peer {
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
         let numbers: Vec<u64> = line.split_whitespace().map(|n| n.parse().unwrap()).collect();
-        let [0, port, buffer] = numbers[..] else { panic!("the peer says {line:?}") };
+        let [0, port, buffer] = numbers[..] else { panic!("unexpected output of the peer: {line:?}") };
         Self { child, input, output, name: format!("127.0.0.1:{port}"), buffer }
     }
 
@@ -81,7 +81,7 @@ impl Drop for Peer {
 const SIZES: [usize; 6] = [1, 8, 4096, 65_537, 1 << 20, (16 << 20) + 13];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs the existing system, see above"]
+#[ignore = "needs Mooncake C++, see above"]
 async fn bytes_go_both_ways_in_both_framings() {
     for framing in [Framing::Acknowledged, Framing::Plain] {
         let mut peer = Peer::start(framing == Framing::Plain);
@@ -99,7 +99,7 @@ async fn bytes_go_both_ways_in_both_framings() {
         let way = wire.connect(&desc).await.unwrap();
         for (i, len) in SIZES.into_iter().enumerate() {
             let (ours_first, theirs_first) = (2 * i as u8 + 1, 2 * i as u8 + 2);
-            // We write, they look; they fill, we read.
+            // This node writes and the peer checks; then the peer fills and this node reads.
             let write = [Transfer::new(peer.buffer, vec![ours_first; len])];
             transfer::write(&*wire, &way, write, None).await.0.unwrap();
             assert_eq!(peer.ask(&format!("same {ours_first} {len}")), "True", "{framing:?} {len}");
@@ -108,10 +108,11 @@ async fn bytes_go_both_ways_in_both_framings() {
             let (result, [read]) = transfer::read(&*wire, &way, read, None).await;
             result.unwrap();
             assert!(read.buffer == vec![theirs_first; len], "{framing:?} {len}");
-            // They write what they filled, we look; then they read it back.
+            // The peer writes its bytes and this node checks; then the peer reads them back.
             assert_eq!(peer.ask(&format!("write {} {} {len}", ours.name(), open.addr())), "0");
             if framing == Framing::Plain {
-                // Their plain write is complete before it has arrived; their read on the same connection comes after it.
+                // A plain write of Mooncake C++ is complete before it has arrived; its read on the
+                // same connection comes after it.
                 assert_eq!(peer.ask(&format!("read {} {} {len}", ours.name(), open.addr())), "0");
             }
             let mut bytes = vec![0; len];

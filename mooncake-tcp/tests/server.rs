@@ -1,4 +1,4 @@
-//! The data port, byte by byte, with a client that is nothing but a socket.
+//! Data port, byte by byte, with a client that is only a socket.
 
 mod common;
 
@@ -85,7 +85,7 @@ fn framings_mix_and_requests_are_served_in_order() {
     .concat();
     say(&mut stream, &[&requests]);
     assert_eq!(read_exactly(&mut stream, answers.len()), answers);
-    // The same, one byte at a time.
+    // The same bytes, one at a time.
     let mut all = region.exclusive().unwrap();
     all.copy_from(0, &pattern(4096)).unwrap();
     stream.set_nodelay(true).unwrap();
@@ -121,7 +121,8 @@ fn ranges_outside_are_refused_and_the_connection_closed() {
     ] {
         for opcode in [READ, WRITE, PLAIN_READ, PLAIN_WRITE] {
             let mut stream = node.dial();
-            // Something good first: its answer must not be lost. And a body that goes nowhere.
+            // A valid request first, whose response must not be lost, and a body after the refused
+            // one.
             say(&mut stream, &[&header(PLAIN_READ, start, 2), &header(opcode, addr, len), &[9; 64]]);
             let answer = read_to_the_end(&mut stream);
             let refusal = if opcode >= 0x80 { &REFUSED[..] } else { &[] };
@@ -147,7 +148,7 @@ fn a_refusal_arrives_though_the_body_is_still_coming() {
 }
 
 #[test]
-fn garbage_harms_nobody() {
+fn garbage_harms_no_other_connection() {
     let node = node();
     let region = node.open(4096);
     let mut rng = Rng::seeded(11);
@@ -223,7 +224,7 @@ fn half_a_write_stays_and_the_node_goes_on() {
 }
 
 #[test]
-fn who_stops_half_way_is_dropped_and_who_is_idle_is_not() {
+fn stalled_connections_are_dropped_and_idle_ones_are_not() {
     let node =
         Node::start(TcpConfig { progress_timeout: Duration::from_millis(300), ..TcpConfig::default() });
     let region = node.open(32 << 20);
@@ -238,18 +239,19 @@ fn who_stops_half_way_is_dropped_and_who_is_idle_is_not() {
     say(&mut unread, &[&header(READ, region.addr(), 32 << 20)]);
     assert_eq!(read_to_the_end(&mut in_header), b"");
     assert_eq!(read_to_the_end(&mut in_body), b"");
-    assert!(clock.now().since(start) >= Duration::from_millis(300), "not before its time");
-    // One more who stops half-way after them: when he is dropped, the answer is stuck for long enough.
+    assert!(clock.now().since(start) >= Duration::from_millis(300), "the connection is not dropped early");
+    // One more connection stalls after them: when it is dropped, the response has been stuck for
+    // long enough.
     let mut later = node.dial();
     say(&mut later, &[&[0; 1]]);
     assert_eq!(read_to_the_end(&mut later), b"");
-    assert!(read_to_the_end(&mut unread).len() < 32 << 20, "an answer nobody reads is given up");
+    assert!(read_to_the_end(&mut unread).len() < 32 << 20, "a response that is not read is dropped");
     say(&mut idle, &[&header(READ, region.addr(), 1)]);
-    assert_eq!(read_exactly(&mut idle, 8), OK, "idle for longer than anybody may stop half-way");
+    assert_eq!(read_exactly(&mut idle, 8), OK, "an idle connection outlives the progress timeout");
 }
 
 #[test]
-fn a_slow_reader_gets_everything_and_holds_up_nobody() {
+fn a_slow_reader_gets_everything_and_delays_nobody() {
     let node = node();
     let len = 12 << 20;
     let region = node.open(len);
@@ -277,7 +279,7 @@ fn deregistering_cuts_off_a_write_under_way() {
     let before = snapshot(&*memory);
     let _ = stream.write_all(&vec![9; 4 << 20]);
     assert_eq!(read_to_the_end(&mut stream), REFUSED);
-    assert!(snapshot(&*memory) == before, "written to after it was deregistered");
+    assert!(snapshot(&*memory) == before, "the memory changed after its deregistration");
 }
 
 #[test]
@@ -288,15 +290,16 @@ fn deregistering_cuts_off_a_read_under_way() {
     let mut stream = node.dial();
     say(&mut stream, &[&header(READ, region.addr(), len as u64)]);
     read_exactly(&mut stream, 8);
-    // Far more than the kernel buffers is still to come, so the answer is stuck half-way.
+    // Far more than the kernel buffers hold is still to come, so the response is stuck half-way.
     drop(region);
     let rest = read_to_the_end(&mut stream);
     assert!(rest.len() < len && rest == pattern(len)[..rest.len()], "{} bytes", rest.len());
 }
 
-/// Connections that each read once fill every place; each new one is served, and the one that has been idle longest is closed for it.
+/// Connections that each read once fill every place. Each new one is served, and the connection
+/// that has been idle longest is closed for it.
 #[test]
-fn idle_connections_make_room_whatever_they_have_asked() {
+fn the_longest_idle_connection_is_closed_whatever_it_has_requested() {
     let node = Node::start(TcpConfig { max_served: 4, ..TcpConfig::default() });
     let region = node.open(64);
     let asks = |stream: &mut std::net::TcpStream| {
@@ -314,16 +317,17 @@ fn idle_connections_make_room_whatever_they_have_asked() {
         asks(&mut next);
         kept.push_back(next);
         let mut longest_idle = kept.pop_front().unwrap();
-        assert_eq!(read_to_the_end(&mut longest_idle), b"", "the longest idle made room");
+        assert_eq!(read_to_the_end(&mut longest_idle), b"", "the longest idle connection is closed");
     }
     for stream in &mut kept {
         asks(stream);
     }
 }
 
-/// A write whose body does not come, and an answer that nobody reads, hold no place that another connection needs.
+/// A write whose body does not come, and a response that is not read, hold no place that another
+/// connection needs.
 #[test]
-fn stalled_requests_make_room() {
+fn stalled_requests_release_their_place() {
     let node = Node::start(TcpConfig { max_served: 3, ..TcpConfig::default() });
     let (small, large) = (node.open(64), node.open(64 << 20));
     let (mut half_header, mut half_body, mut unread) = (node.dial(), node.dial(), node.dial());
@@ -347,12 +351,12 @@ fn ask(stream: &mut std::net::TcpStream, region: &Region<TcpTransport>) {
 }
 
 #[test]
-fn the_connection_that_waits_longest_makes_room() {
+fn the_connection_that_waits_longest_is_closed() {
     let node = Node::start(TcpConfig { max_served: 4, ..TcpConfig::default() });
     let region = node.open(64);
     let mut kept: Vec<_> = (0..4).map(|_| node.dial()).collect();
     kept.iter_mut().for_each(|stream| ask(stream, &region));
-    // The first one asks once more, so the second one has waited longest.
+    // The first one sends another request, so the second one has waited longest.
     ask(&mut kept[0], &region);
     let mut fifth = node.dial();
     ask(&mut fifth, &region);
@@ -361,7 +365,7 @@ fn the_connection_that_waits_longest_makes_room() {
         ask(&mut kept[at], &region);
     }
     ask(&mut fifth, &region);
-    // Connections that never ask, and half a request, make room in their turn.
+    // Connections without a request, or with half a request, are closed in their turn.
     let mut silent: Vec<_> = (0..3).map(|_| node.dial()).collect();
     for at in [0, 2, 3] {
         assert_eq!(read_to_the_end(&mut kept[at]), b"");
@@ -372,12 +376,12 @@ fn the_connection_that_waits_longest_makes_room() {
     assert_eq!(read_to_the_end(&mut fifth), b"");
     let mut last = node.dial();
     ask(&mut last, &region);
-    assert_eq!(read_to_the_end(&mut silent[0]), b"", "half a request is none");
+    assert_eq!(read_to_the_end(&mut silent[0]), b"", "half a request does not count as one");
 }
 
 /// Clients that take turns, with fewer places at the node than connections.
 #[test]
-fn no_operation_fails_while_connections_make_room() {
+fn no_operation_fails_while_connections_are_closed() {
     let node = Node::start(TcpConfig { max_served: 4, ..TcpConfig::default() });
     let region = node.open(4096);
     let mut desc = SegmentDesc::new("node");
@@ -443,7 +447,7 @@ fn dropping_the_node_closes_port_and_connections() {
 fn snapshot(memory: &dyn MemorySource) -> Vec<u8> {
     let span = memory.span();
     let mut bytes = vec![0; span.len];
-    // SAFETY: the memory is alive, and a concurrent writer is what the test looks for.
+    // SAFETY: the memory is allocated; the test looks for concurrent writes.
     unsafe { std::ptr::copy_nonoverlapping(span.ptr.as_ptr(), bytes.as_mut_ptr(), span.len) };
     bytes
 }
@@ -454,7 +458,7 @@ struct Part {
     len: usize,
 }
 
-// SAFETY: the memory is kept and does not move; the test asks for ranges inside it.
+// SAFETY: the memory is kept and does not move; the test uses ranges inside it.
 #[allow(unsafe_code)]
 unsafe impl MemorySource for Part {
     fn span(&self) -> MemorySpan {

@@ -268,12 +268,12 @@ const EDGES: &[(&str, &[Edge])] = &[
         &[
             Edge {
                 program: "server",
-                test: "the_connection_that_waits_longest_makes_room",
+                test: "the_connection_that_waits_longest_is_closed",
                 bugs: &["connections-never-idle-again", "full-listener-refuses"],
             },
             Edge {
                 program: "server",
-                test: "no_operation_fails_while_connections_make_room",
+                test: "no_operation_fails_while_connections_are_closed",
                 bugs: &["connections-never-idle-again"],
             },
         ],

@@ -14,9 +14,9 @@ const PROGRAMS: &[(&str, &str, &str)] = &[
 ];
 /// Tests that are no tests but the other process of some.
 const OTHER_PROCESSES: &[&str] =
-    &["elsewhere::the_other_process", "processes::owner", "owner", "rdma::the_other_process"];
+    &["other_process::the_other_process", "processes::owner", "owner", "rdma::the_other_process"];
 /// Which tests need a machine with two NUMA nodes.
-const NEAR: &str = "near::";
+const NEAR: &str = "numa::";
 /// The replay of a trace by several processes, with nothing but RDMA between them, one of which is killed in the middle.
 const REPLAY: &str = "--protocol rdma --limit 60 --lease-ms 20000 --requests 60 --block-bytes 8192 --capacity 48MiB --processes 3 --replicas 2 --kill-one-after 40%";
 const FEATURES: &str = "mooncake-engine/transport-rdma,mooncake-store/transport-rdma,mooncake-store/cli";

@@ -1,8 +1,9 @@
-//! The store's calls in Rust, row by row as `mooncake-python/benches/store.py` asks for them, so that what the Python package adds to a call
-//! is seen. Run by `cargo xtask bench --python`.
+//! Calls of the store in Rust, row by row as `mooncake-python/benches/store.py` requests them, to
+//! show the cost that the Python package adds. Run by `cargo xtask bench --python`.
 //!
-//! `binding_bench MASTER HOST` reads rows as lines of JSON, and answers each with what it measured.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
+//! `binding_bench MASTER HOST` reads rows as lines of JSON, and responds to each with its
+//! measurement.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool prints to its terminal")]
 
 use std::io::BufRead;
 use std::process::ExitCode;
@@ -17,9 +18,9 @@ use mooncake_transport::{Slice, SliceMut, here};
 use serde_json::{Value, json};
 use tokio::runtime::Builder;
 
-/// Bytes that one row of puts may take of the owner's memory, as in `store.py`.
+/// Maximum bytes of the owner's memory for one row of puts, as in `store.py`.
 const MOST: usize = 1 << 30;
-/// Buffers of a value that has many, and bytes of each.
+/// Number of buffers of a value with many, and bytes of each.
 const LAYERS: usize = 61;
 const PAGE: usize = 128 << 10;
 
@@ -27,7 +28,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
     let outcome = match arguments.as_slice() {
         [_, master, host] => serve(master, host),
-        _ => Err("binding_bench MASTER HOST; `cargo xtask bench --python` gives them".into()),
+        _ => Err("usage: binding_bench MASTER HOST (see `cargo xtask bench --python`)".into()),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -59,7 +60,7 @@ fn serve(master: &str, host: &str) -> Result<()> {
     runtime.block_on(client.close()).map_err(|e| e.to_string())
 }
 
-/// What is measured: a kind of call, bytes of one value, values of one call, and for how long.
+/// Row to measure: a kind of call, bytes of one value, values of one call, and the duration.
 struct Row {
     kind: String,
     size: usize,
@@ -88,7 +89,7 @@ struct Bench<'a> {
     row: &'a Row,
 }
 
-/// Times of calls in seconds, until the row's time is over or what it may write is written.
+/// Times of calls in seconds, until the time of the row has passed or its bytes are written.
 struct Times {
     began: Moment,
     each: Vec<f64>,
@@ -107,7 +108,7 @@ impl Bench<'_> {
             "multi_put" => (self.batches_from(PAGE, LAYERS).await?, PAGE * LAYERS * count),
             "multi_get" => (self.layers().await?, PAGE * LAYERS * count),
             "ranges" => (self.ranges().await?, size * count),
-            other => return Err(format!("no row of {other}")),
+            other => return Err(format!("unknown kind of row: {other}")),
         };
         let written = kind.contains("put");
         if written {
@@ -124,7 +125,7 @@ impl Bench<'_> {
         Times { began: self.clock.now(), each: Vec::new() }
     }
 
-    /// Whether one more is to be made, which moves so many bytes.
+    /// Returns whether one more call follows, which moves so many bytes.
     fn goes_on(&self, times: &Times, bytes: usize) -> bool {
         let writes = self.row.kind.contains("put");
         let over = self.clock.now().since(times.began).as_secs_f64() > self.row.seconds;
@@ -140,12 +141,12 @@ impl Bench<'_> {
         region.exclusive().map_err(|_| "a new region has another handle".into())
     }
 
-    /// Memory in so many pieces.
+    /// Allocates memory in so many pieces.
     fn pieces(&self, count: usize, len: usize) -> Result<Vec<SliceMut<TransportSet>>> {
         let mut rest = self.memory(count * len)?;
         let mut pieces = Vec::with_capacity(count);
         for _ in 1..count {
-            let (piece, others) = rest.split_at(len).map_err(|_| "memory that does not split")?;
+            let (piece, others) = rest.split_at(len).map_err(|_| "cannot split memory")?;
             pieces.push(piece);
             rest = others;
         }
@@ -201,7 +202,7 @@ impl Bench<'_> {
         Ok(times)
     }
 
-    /// Values of `pieces` buffers each, all in one call.
+    /// Measures puts of values of `pieces` buffers each, all in one call.
     async fn batches_from(&self, size: usize, pieces: usize) -> Result<Times> {
         let count = self.row.count;
         let memory = self.pieces(count * pieces, size)?;
@@ -222,7 +223,7 @@ impl Bench<'_> {
         Ok(times)
     }
 
-    /// Stores what is read then, and says under which keys.
+    /// Stores the values to read, and returns their keys.
     async fn stored(&self, count: usize, size: usize) -> Result<Vec<String>> {
         let (value, keys) = (vec![7u8; size], (0..count).map(|k| format!("r{k}")).collect::<Vec<_>>());
         for key in &keys {
@@ -273,7 +274,7 @@ impl Bench<'_> {
         Ok(times)
     }
 
-    /// Reads ranges of that many bytes, each of one key from one byte on.
+    /// Measures reads of ranges of that many bytes, each of one key from one byte on.
     async fn read(&self, keys: &[String], plan: &[(usize, u64)], len: usize) -> Result<Times> {
         let (mut memory, mut times) = (self.pieces(plan.len(), len)?, self.begin());
         while self.goes_on(&times, len * plan.len()) {
@@ -281,7 +282,7 @@ impl Bench<'_> {
             let located = self.client.locate(keys).await.map_err(|e| e.to_string())?;
             let located: Vec<_> = located
                 .into_iter()
-                .map(|one| one.map_err(|e| e.to_string())?.ok_or_else(|| "a key is gone".to_owned()))
+                .map(|one| one.map_err(|e| e.to_string())?.ok_or_else(|| "key not found".to_owned()))
                 .collect::<Result<_>>()?;
             let reads = memory.into_iter().zip(plan).map(|(into, (key, offset))| RangeRead {
                 object: located[*key].clone(),
@@ -301,5 +302,5 @@ impl Bench<'_> {
 }
 
 fn expect(len: Option<usize>, size: usize) -> Result<()> {
-    if len == Some(size) { Ok(()) } else { Err(format!("{len:?} in place of {size} bytes")) }
+    if len == Some(size) { Ok(()) } else { Err(format!("wrong length: {len:?} instead of {size} bytes")) }
 }

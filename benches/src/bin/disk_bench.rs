@@ -1,6 +1,7 @@
-//! Files as peer segments, beside `fio` with the same block size and depth on the same file in the same run; and a store of objects on top.
+//! Files as segments of a peer, beside `fio` with the same block size and depth on the same file in
+//! the same run, and a store of objects on top:
 //! `cargo run --release -p mooncake-benches --bin disk_bench -- DIR [MiB] [KiB per block] [depth]`
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool prints to its terminal")]
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -16,7 +17,8 @@ use mooncake_disk::{
 };
 use mooncake_transport::transfer::{self, Transfer};
 
-/// How often each is measured, in turn; the best counts, as a disk of others' is slow at times.
+/// Number of measurements of each kind, in turn. The best counts, because a shared disk is slow at
+/// times.
 const ROUNDS: usize = 3;
 
 #[derive(Clone, Copy)]
@@ -51,7 +53,7 @@ fn run(dir: &Path, load: Load) -> Result<()> {
     println!("{} in blocks of {} KiB, {depth} at a time, {} MiB", path.display(), block >> 10, total >> 20);
     let with_fio = Command::new("fio").arg("--version").output().is_ok();
     if !with_fio {
-        println!("fio is not installed (Debian: apt-get install fio); there is nothing to compare with");
+        println!("cannot compare: fio is not installed (Debian: apt-get install fio)");
     }
     let kinds = [EngineKind::Auto, EngineKind::Threads];
     let mut best = [[0f64; 3]; 2];
@@ -61,7 +63,7 @@ fn run(dir: &Path, load: Load) -> Result<()> {
                 let (rate, engine) = ours(&path, kind, load, write)?;
                 best[way][column] = best[way][column].max(rate);
                 if kind == EngineKind::Auto && engine != RunningEngine::Uring {
-                    println!("the kernel refuses io_uring; the first column is threads too");
+                    println!("the kernel refuses io_uring; the first column is threads, too");
                 }
             }
             if with_fio {
@@ -77,7 +79,7 @@ fn run(dir: &Path, load: Load) -> Result<()> {
     store(&dir.join("disk_bench.store"), load)
 }
 
-/// Bytes a second, in millions.
+/// Returns the rate in millions of bytes per second.
 fn rate(clock: &SystemClock, start: mooncake_core::clock::Moment, bytes: u64) -> f64 {
     bytes as f64 / clock.now().since(start).as_secs_f64() / 1e6
 }
@@ -110,7 +112,7 @@ fn ours(path: &Path, engine: EngineKind, load: Load, write: bool) -> Result<(f64
 }
 
 fn finish(ticket: Option<mooncake_transport::Ticket<[Transfer<Frame>; 1]>>) -> Result<Frame> {
-    let ticket = ticket.ok_or_else(|| Error::internal("nothing is under way"))?;
+    let ticket = ticket.ok_or_else(|| Error::internal("no transfer is in progress"))?;
     let (result, [transfer]) = ticket.wait();
     result.map(|()| transfer.buffer)
 }
@@ -126,16 +128,17 @@ fn fio(path: &Path, load: Load, write: bool) -> Result<f64> {
         .output()
         .map_err(Error::from)?;
     let text = String::from_utf8_lossy(&output.stdout);
-    // It may say something before the JSON begins.
+    // fio may print messages before the JSON.
     let json = text.find('{').map_or("", |at| &text[at..]);
-    let report: serde_json::Value =
-        serde_json::from_str(json).map_err(|e| Error::internal(format!("fio said {text:?}: {e}")))?;
+    let report: serde_json::Value = serde_json::from_str(json)
+        .map_err(|e| Error::internal(format!("cannot parse the output of fio: {e}. output={text:?}")))?;
     let way = if write { "write" } else { "read" };
     let rate = report["jobs"][0][way]["bw_bytes"].as_f64();
     rate.map(|rate| rate / 1e6).ok_or_else(|| Error::internal("fio reports no rate"))
 }
 
-/// Objects of one block each: put, then read and checked, by as many threads as blocks are under way above.
+/// Measures objects of one block each: put, then read and verified, by as many threads as blocks
+/// are in flight above.
 fn store(dir: &Path, load: Load) -> Result<()> {
     let Load { total, block, depth } = load;
     let objects = total / block as u64;
@@ -159,7 +162,9 @@ fn store(dir: &Path, load: Load) -> Result<()> {
                     })
                 })
                 .collect();
-            workers.into_iter().try_for_each(|w| w.join().unwrap_or_else(|_| Err(Error::internal("a panic"))))
+            workers
+                .into_iter()
+                .try_for_each(|w| w.join().unwrap_or_else(|_| Err(Error::internal("a worker panicked"))))
         })?;
         Ok(rate(&clock, start, objects * block as u64))
     };
@@ -171,9 +176,9 @@ fn store(dir: &Path, load: Load) -> Result<()> {
     let get = each(&|n| {
         let (result, value) = block_on(store.read(&n.to_le_bytes(), Frame::new(block)?));
         result?;
-        if value[block - 1] == n as u8 { Ok(()) } else { Err(Error::internal("a wrong byte")) }
+        if value[block - 1] == n as u8 { Ok(()) } else { Err(Error::internal("wrong byte in a value")) }
     })?;
-    println!("store    put {put:.0} MB/s, get {get:.0} MB/s, sums included");
+    println!("store    put {put:.0} MB/s, get {get:.0} MB/s, checksums included");
     drop(store);
     std::fs::remove_dir_all(dir).map_err(Error::from)
 }

@@ -1,10 +1,12 @@
-//! Transfer engines in pairs, ours and the reference peer's, each as initiator and as target: the same program on both sides, reading
-//! and writing, beside plain sockets over loopback in the same run. Run by `cargo xtask bench --engine`.
+//! Pairs of transfer engines of this project and of Mooncake C++, each as initiator and as target:
+//! the same program on both sides, reading and writing, beside plain sockets over loopback in the
+//! same run. Run by `cargo xtask bench --engine`.
 //!
-//! A pair is measured several times, in turn with the others, and the median counts. Beside the peer each row says whether it is as wanted: ours
-//! against ours at least [`OF_RAW`] of plain sockets and [`OF_THEIRS`] times theirs against theirs, mixed pairs no slower than those. The whole
-//! measurement fails with a row that is not.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
+//! A pair is measured several times, in turn with the others, and the median counts. With Mooncake
+//! C++, each row shows whether it meets its goals: a pair of this project has at least [`OF_RAW`]
+//! of plain sockets and [`OF_THEIRS`] times a pair of Mooncake C++, and mixed pairs are no slower
+//! than the latter. A row that misses its goals fails the whole measurement.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool prints to its terminal")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -14,7 +16,7 @@ use mooncake_benches::peer::{Installation, Process, Result, wait_for_port};
 use serde_json::Value;
 
 const METADATA_PORT: u16 = 51600;
-/// Each measurement, in seconds.
+/// Duration of each measurement, in seconds.
 const SPAN: &str = "1";
 const ROUNDS: usize = 5;
 const BATCH: &str = "16";
@@ -53,9 +55,7 @@ fn main() -> ExitCode {
         arguments.get(at + 1).map(PathBuf::from)
     };
     let (Some(ours), Some(server)) = (value("--bench"), value("--metadata-server")) else {
-        eprintln!(
-            "engine_bench needs --bench and --metadata-server; `cargo xtask bench --engine` gives them"
-        );
+        eprintln!("engine_bench: missing --bench or --metadata-server; run `cargo xtask bench --engine`");
         return ExitCode::FAILURE;
     };
     let short = arguments.iter().any(|argument| argument == "--short");
@@ -97,15 +97,15 @@ fn run(programs: &Programs, server: &Path, short: bool) -> Result<()> {
         }
     }
     drop(targets);
-    // One round of something this noisy says little.
-    if missed == 0 || short { Ok(()) } else { Err(format!("{missed} rows are not as wanted")) }
+    // One round of such a noisy measurement proves little.
+    if missed == 0 || short { Ok(()) } else { Err(format!("{missed} rows miss their goals")) }
 }
 
 fn rounds(short: bool) -> usize {
     if short { 1 } else { ROUNDS }
 }
 
-/// One line; whether it is as wanted.
+/// Prints one line. Returns whether it meets its goals.
 fn row(programs: &Programs, pairs: &[(Side, Side)], shape: [&str; 3], short: bool) -> Result<bool> {
     let mut speeds = vec![Vec::new(); pairs.len()];
     let mut raw = Vec::new();
@@ -131,7 +131,7 @@ fn row(programs: &Programs, pairs: &[(Side, Side)], shape: [&str; 3], short: boo
             let good =
                 ours >= OF_RAW * raw && ours >= OF_THEIRS * theirs && ours_theirs.min(theirs_ours) >= theirs;
             print!(
-                "   {:.0} % of raw, {:.1} times theirs, mixed {:.2} times: {}",
+                "   {:.0} % of raw, {:.1} times Mooncake C++, mixed {:.2} times: {}",
                 100.0 * ours / raw,
                 ours / theirs,
                 ours_theirs.min(theirs_ours) / theirs,
@@ -150,18 +150,24 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// GB/s of a line of our results.
+/// Returns the GB/s of a line of this project's results.
 fn speed_of(results: &Value, what: &str) -> Result<f64> {
-    let rows = results["rows"].as_array().ok_or("results without rows")?;
-    let row = rows.iter().find(|row| row["what"] == what).ok_or_else(|| format!("no line {what:?}"))?;
-    row["bytes_per_second"].as_f64().map(|speed| speed / 1e9).ok_or_else(|| "no speed".into())
+    let rows = results["rows"].as_array().ok_or("the results have no rows")?;
+    let row = rows
+        .iter()
+        .find(|row| row["what"] == what)
+        .ok_or_else(|| format!("the results have no line {what:?}"))?;
+    row["bytes_per_second"]
+        .as_f64()
+        .map(|speed| speed / 1e9)
+        .ok_or_else(|| "the results have no speed".into())
 }
 
 impl Programs {
     fn command(&self, side: Side) -> Result<Command> {
         let program = match side {
             Side::Ours => &self.ours,
-            Side::Theirs => self.theirs.as_ref().ok_or("the peer is not installed")?,
+            Side::Theirs => self.theirs.as_ref().ok_or("Mooncake C++ is not installed")?,
         };
         let mut command = Command::new(program);
         command.arg(format!("--metadata_server=http://127.0.0.1:{METADATA_PORT}/metadata"));
@@ -169,13 +175,13 @@ impl Programs {
         Ok(command)
     }
 
-    /// A target that is found in the directory when this returns.
+    /// Starts a target. The metadata server has its entry when this returns.
     fn target(&self, side: Side) -> Result<Process> {
         let mut command = self.command(side)?;
         command.args(["--mode=target", &format!("--local_server_name={}", side.name())]);
-        let process = Process::start(command, "a target")?;
+        let process = Process::start(command, "the target")?;
         let key = format!("/metadata?key=mooncake%2Fram%2F{}", side.name());
-        // Nothing tells us when a foreign process has published its memory, so ask until it is there.
+        // No event reports that another process has published its memory, so this polls.
         for _ in 0..200 {
             if published(&key) {
                 return Ok(process);
@@ -203,7 +209,7 @@ impl Programs {
         serde_json::from_slice(&output.stdout).map_err(|e| e.to_string())
     }
 
-    /// GB/s as the peer's program says it.
+    /// Returns the GB/s that the program of Mooncake C++ prints.
     fn theirs(&self, to: Side, shape: [&str; 3]) -> Result<f64> {
         let mut command = self.initiator(Side::Theirs, to, shape)?;
         let output =
@@ -212,11 +218,11 @@ impl Programs {
         let said = String::from_utf8_lossy(&said);
         let number =
             said.split("throughput").nth(1).and_then(|rest| rest.split_whitespace().next()?.parse().ok());
-        number.ok_or_else(|| format!("the peer's program did not say how fast it was:\n{said}"))
+        number.ok_or_else(|| format!("the program of Mooncake C++ printed no throughput:\n{said}"))
     }
 }
 
-/// Whether our metadata server has an entry with memory in it.
+/// Returns whether the metadata server has an entry with memory in it.
 fn published(path: &str) -> bool {
     use std::io::{Read, Write};
     let ask = || {

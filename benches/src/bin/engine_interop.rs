@@ -1,8 +1,9 @@
-//! Transfer engines of the reference system and ours, each reading and writing the other's memory. Run by `cargo xtask interop`, in a
-//! network namespace of its own with one interface besides `lo`.
+//! Transfer engines of Mooncake C++ and of this project, each reading and writing the memory of the
+//! other. Run by `cargo xtask interop`, in a network namespace of its own with one interface
+//! besides `lo`.
 //!
-//! Both sides' memory is files, so that what arrived is compared without asking either.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
+//! The memory of both sides is files, so that the content is compared without asking either.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool prints to its terminal")]
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -28,7 +29,7 @@ use tokio::runtime::Runtime;
 /// Address of the namespace's interface.
 const HOST: &str = "10.213.0.1";
 const P2P: &str = "P2PHANDSHAKE";
-/// Lengths around every boundary of the wire.
+/// Lengths around every boundary of the protocol.
 const SIZES: &[usize] = &[1, 17, 4096, 65535, 65536, 65537, (1 << 20) + 1, 16 << 20];
 const LARGEST: usize = 256 << 20;
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -39,7 +40,7 @@ struct Programs {
     metadata_server: PathBuf,
 }
 
-/// Where both sides meet, and how they talk.
+/// Metadata service and protocol options of both sides.
 #[derive(Clone, Copy)]
 struct Setting<'a> {
     metadata: &'a str,
@@ -51,7 +52,7 @@ struct Setting<'a> {
 
 impl<'a> Setting<'a> {
     fn meeting_at(metadata: &'a str) -> Self {
-        // Else the peer never notices that we moved.
+        // Without this, Mooncake C++ never notices that the engine has moved.
         let variables = &[("MC_DISABLE_METACACHE", "1")];
         Self { metadata, host: HOST, framing: Framing::Acknowledged, variables, memory: 32 << 20 }
     }
@@ -71,7 +72,7 @@ fn main() -> ExitCode {
         (value("--python"), value("--master"), value("--metadata-server"))
     else {
         eprintln!(
-            "engine_interop needs --python, --master and --metadata-server; `cargo xtask interop` gives them"
+            "engine_interop: missing --python, --master or --metadata-server; run `cargo xtask interop`"
         );
         return ExitCode::FAILURE;
     };
@@ -79,15 +80,15 @@ fn main() -> ExitCode {
     let p2p = Setting::meeting_at(P2P);
     let cells: [(&str, &dyn Fn() -> Result<usize>); 8] = [
         ("P2PHANDSHAKE", &|| everything(&programs, Setting { memory: LARGEST, ..p2p })),
-        ("HTTP metadata in our master", &|| in_our_master(&programs)),
-        ("HTTP metadata in their master", &|| in_their_master(&programs)),
-        ("HTTP metadata, our server", &|| at_our_server(&programs)),
-        ("HTTP metadata, their server", &|| at_their_server(&programs)),
-        ("they ask without acknowledgements", &|| {
+        ("HTTP metadata in the master of this project", &|| in_our_master(&programs)),
+        ("HTTP metadata in the master of Mooncake C++", &|| in_their_master(&programs)),
+        ("HTTP metadata, server of this project", &|| at_our_server(&programs)),
+        ("HTTP metadata, server of Mooncake C++", &|| at_their_server(&programs)),
+        ("requests of Mooncake C++ without acknowledgements", &|| {
             let variables = &[("MC_TCP_PROTO", "1"), ("MC_DISABLE_METACACHE", "1")];
             everything(&programs, Setting { variables, ..p2p })
         }),
-        ("we ask without acknowledgements", &|| {
+        ("requests of this project without acknowledgements", &|| {
             everything(&programs, Setting { framing: Framing::Plain, ..p2p })
         }),
         ("IPv6", &|| {
@@ -113,7 +114,7 @@ fn in_our_master(programs: &Programs) -> Result<usize> {
     let mut command = Command::new(&programs.master);
     command.args(["--rpc_port=51500", "--metrics_port=51501"]);
     command.args(["--enable_http_metadata_server=true", "--http_metadata_server_port=51502"]);
-    let _master = Process::start(command, "our master")?;
+    let _master = Process::start(command, "the master")?;
     wait_for_port(51502)?;
     everything(programs, Setting::meeting_at(&format!("http://{HOST}:51502/metadata")))
 }
@@ -126,7 +127,7 @@ fn in_their_master(programs: &Programs) -> Result<usize> {
 fn at_our_server(programs: &Programs) -> Result<usize> {
     let mut command = Command::new(&programs.metadata_server);
     command.args(["--port=51520"]);
-    let _server = Process::start(command, "our metadata server")?;
+    let _server = Process::start(command, "the metadata server")?;
     wait_for_port(51520)?;
     everything(programs, Setting::meeting_at(&format!("http://{HOST}:51520/metadata")))
 }
@@ -137,12 +138,12 @@ fn at_their_server(programs: &Programs) -> Result<usize> {
     everything(programs, Setting::meeting_at(&format!("http://{HOST}:51530/metadata")))
 }
 
-/// Memory as a file.
+/// Memory backed by a file.
 struct Bytes {
     file: File,
     folder: tempfile::TempDir,
     len: usize,
-    /// A write into it that is over has arrived.
+    /// Whether a completed write into it has arrived.
     acknowledged: bool,
 }
 
@@ -150,7 +151,7 @@ impl Bytes {
     fn new(setting: &Setting<'_>) -> Result<Self> {
         let plain = setting.variables.iter().any(|(name, _)| *name == "MC_TCP_PROTO");
         let (len, acknowledged) = (setting.memory, setting.framing == Framing::Acknowledged && !plain);
-        let text = |e: std::io::Error| format!("memory in /dev/shm: {e}");
+        let text = |e: std::io::Error| format!("cannot create memory in /dev/shm: {e}");
         let folder = tempfile::tempdir_in("/dev/shm").map_err(text)?;
         let file = File::options().read(true).write(true).create_new(true).open(folder.path().join("memory"));
         let file = file.map_err(text)?;
@@ -173,7 +174,7 @@ impl Bytes {
     }
 }
 
-/// An engine of the peer's in a process.
+/// Engine of Mooncake C++ in a process.
 struct Theirs {
     node: Node,
     bytes: Bytes,
@@ -190,7 +191,7 @@ impl Theirs {
         let answer = node.call(json!(["init", name, setting.metadata]))?;
         let (Some(0), Some(port), Some(base)) = (answer[0].as_i64(), answer[1].as_u64(), answer[2].as_u64())
         else {
-            return Err(format!("the peer's engine did not start: {answer}"));
+            return Err(format!("the engine of Mooncake C++ did not start: {answer}"));
         };
         let name = if !setting.is_p2p() {
             name.to_owned()
@@ -202,16 +203,13 @@ impl Theirs {
         Ok(Self { node, bytes, base, name })
     }
 
-    /// A call that answers with a code.
+    /// Calls a function that returns a code.
     fn code(&mut self, command: Value) -> Result<i64> {
-        self.node
-            .call(command.clone())?
-            .as_i64()
-            .ok_or_else(|| format!("{command} was not answered with a code"))
+        self.node.call(command.clone())?.as_i64().ok_or_else(|| format!("{command} did not return a code"))
     }
 }
 
-/// An engine of ours.
+/// Engine of this project.
 struct Ours {
     engine: TransferEngine,
     region: Option<Region<TransportSet>>,
@@ -250,7 +248,7 @@ impl Ours {
     async fn unregister(&mut self) -> Result<()> {
         match self.region.take() {
             Some(region) => self.engine.unregister(region).await.map_err(|e| e.to_string()),
-            None => Err("nothing is registered".into()),
+            None => Err("no memory is registered".into()),
         }
     }
 
@@ -281,11 +279,11 @@ struct Checks(usize);
 impl Checks {
     fn that(&mut self, what: &str, holds: bool) -> Result<()> {
         self.0 += 1;
-        if holds { Ok(()) } else { Err(format!("this does not hold: {what}")) }
+        if holds { Ok(()) } else { Err(format!("check failed: {what}")) }
     }
 }
 
-/// Every way two engines have to do with each other, in one setting.
+/// Checks every interaction of two engines, in one setting.
 fn everything(programs: &Programs, setting: Setting<'_>) -> Result<usize> {
     let runtime = Runtime::new().map_err(|e| e.to_string())?;
     runtime.block_on(async {
@@ -294,10 +292,13 @@ fn everything(programs: &Programs, setting: Setting<'_>) -> Result<usize> {
         let mut ours = Ours::start(&setting).await?;
         let target = ours.open(&theirs).await?;
         checks.that(
-            "they find our memory",
+            "Mooncake C++ finds the memory of this project",
             theirs.node.call(json!(["first", ours.engine.name()]))? == ours.base,
         )?;
-        checks.that("we find their memory", target.descriptor().buffers[0].addr == theirs.base)?;
+        checks.that(
+            "this project finds the memory of Mooncake C++",
+            target.descriptor().buffers[0].addr == theirs.base,
+        )?;
         let mut sizes = SIZES.to_vec();
         sizes.extend((setting.memory >= LARGEST).then_some(LARGEST));
         for (seed, size) in sizes.into_iter().enumerate() {
@@ -317,7 +318,7 @@ fn random(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// A write and a read each way.
+/// Checks a write and a read in each direction.
 async fn one(
     checks: &mut Checks,
     ours: &Ours,
@@ -328,24 +329,31 @@ async fn one(
 ) -> Result<()> {
     let bytes = |part: u64| random(seed * 4 + part, size);
     let data = bytes(0);
-    ours.write(target, theirs.base, &data).await.map_err(|e| format!("we write {size} bytes: {e}"))?;
+    ours.write(target, theirs.base, &data)
+        .await
+        .map_err(|e| format!("cannot write {size} bytes to Mooncake C++: {e}"))?;
     settled(&theirs.bytes, &data).await;
-    checks.that(&format!("{size} bytes that we wrote are there"), theirs.bytes.holds(0, &data)?)?;
+    checks
+        .that(&format!("{size} bytes written to Mooncake C++ have arrived"), theirs.bytes.holds(0, &data)?)?;
     let data = bytes(1);
     theirs.bytes.put(0, &data)?;
-    checks.that(&format!("we read {size} bytes"), ours.read(target, theirs.base, size).await? == data)?;
+    checks.that(
+        &format!("{size} bytes are read from Mooncake C++"),
+        ours.read(target, theirs.base, size).await? == data,
+    )?;
     let (data, name) = (bytes(2), ours.engine.name());
     theirs.bytes.put(0, &data)?;
     let code = theirs.code(json!(["write", name, 0, ours.base, size]))?;
     settled(&ours.bytes, &data).await;
-    checks.that(&format!("they write {size} bytes"), code == 0 && ours.bytes.holds(0, &data)?)?;
+    checks.that(&format!("Mooncake C++ writes {size} bytes"), code == 0 && ours.bytes.holds(0, &data)?)?;
     let data = bytes(3);
     ours.bytes.put(0, &data)?;
     let code = theirs.code(json!(["read", name, 0, ours.base, size]))?;
-    checks.that(&format!("they read {size} bytes"), code == 0 && theirs.bytes.holds(0, &data)?)
+    checks.that(&format!("Mooncake C++ reads {size} bytes"), code == 0 && theirs.bytes.holds(0, &data)?)
 }
 
-/// Without acknowledgements a write is over before it has arrived, and nothing says when it has. With them it is there.
+/// Waits until a write has arrived. Without acknowledgements a write completes before, and no event
+/// reports its arrival.
 async fn settled(bytes: &Bytes, data: &[u8]) {
     if bytes.acknowledged {
         return;
@@ -376,20 +384,22 @@ async fn batches(
     let deadline = Some(ours.engine.clock().now().after(PATIENCE));
     let (results, _) = ours.engine.write_batch(requests(&data), deadline).await;
     settled(&theirs.bytes, &data).await;
-    checks
-        .that("our batch of writes", results.iter().all(Outcome::is_ok) && theirs.bytes.holds(0, &data)?)?;
+    checks.that(
+        "batch of writes to Mooncake C++",
+        results.iter().all(Outcome::is_ok) && theirs.bytes.holds(0, &data)?,
+    )?;
     let (results, read) = ours.engine.read_batch(requests(&vec![0; data.len()]), deadline).await;
     let read: Vec<u8> = read.into_iter().flat_map(|request| request.transfer.buffer).collect();
-    checks.that("our batch of reads", results.iter().all(Outcome::is_ok) && read == data)?;
+    checks.that("batch of reads from Mooncake C++", results.iter().all(Outcome::is_ok) && read == data)?;
     let (data, name) = (random(101, COUNT * LEN), ours.engine.name());
     theirs.bytes.put(0, &data)?;
     let code = theirs.code(json!(["batch", true, name, 0, ours.base, LEN, COUNT]))?;
     settled(&ours.bytes, &data).await;
-    checks.that("their batch of writes", code == 0 && ours.bytes.holds(0, &data)?)?;
+    checks.that("batch of writes by Mooncake C++", code == 0 && ours.bytes.holds(0, &data)?)?;
     let data = random(102, COUNT * LEN);
     ours.bytes.put(0, &data)?;
     let code = theirs.code(json!(["batch", false, name, 0, ours.base, LEN, COUNT]))?;
-    checks.that("their batch of reads", code == 0 && theirs.bytes.holds(0, &data)?)
+    checks.that("batch of reads by Mooncake C++", code == 0 && theirs.bytes.holds(0, &data)?)
 }
 
 type Outcome = mooncake_core::Result<()>;
@@ -398,20 +408,21 @@ async fn messages(checks: &mut Checks, ours: &Ours, theirs: &mut Theirs) -> Resu
     let note = Notification { name: "from us".into(), message: "héllo".into() };
     ours.engine.notify(&theirs.name, &note).await.map_err(|e| e.to_string())?;
     checks.that(
-        "they get our message",
+        "Mooncake C++ gets the message",
         theirs.node.call(json!(["messages"]))? == json!([["from us", "héllo"]]),
     )?;
     let name = ours.engine.name();
     let code = theirs.code(json!(["write_with_message", name, 0, ours.base, 100, "from them", "done"]))?;
     let got = ours.engine.take_notifications();
     let wanted = Notification { name: "from them".into(), message: "done".into() };
-    checks.that("we get their message", code == 0 && got == [wanted])?;
-    checks.that("they see that we are there", theirs.code(json!(["probe", name]))? == 0)?;
+    checks.that("this project gets the message", code == 0 && got == [wanted])?;
+    checks.that("Mooncake C++ finds this engine alive", theirs.code(json!(["probe", name]))? == 0)?;
     let seen = ours.engine.probe(&theirs.name, PATIENCE).await.map_err(|e| e.to_string())?;
-    checks.that("we see that they are there", seen)
+    checks.that("this engine finds Mooncake C++ alive", seen)
 }
 
-/// Memory that is closed while the other side writes to it: an error at once, and all is well when it is opened again.
+/// Checks memory that is closed while the other side writes to it: the write fails at once, and
+/// succeeds after the memory is opened again.
 async fn closed_in_flight(
     checks: &mut Checks,
     ours: &mut Ours,
@@ -426,9 +437,10 @@ async fn closed_in_flight(
     settled(&ours.bytes, &data).await;
     ours.unregister().await?;
     let end = theirs.node.call(json!(["end_of_writing", PATIENCE.as_secs()]))?;
-    checks.that("their write to what we closed fails", end == json!(-1))?;
+    checks.that("a write of Mooncake C++ to closed memory fails", end == json!(-1))?;
     ours.register().await?;
-    checks.that("and is well again", theirs.code(json!(["write", name, 0, ours.base, LEN]))? == 0)?;
+    checks
+        .that("and succeeds after reopening", theirs.code(json!(["write", name, 0, ours.base, LEN]))? == 0)?;
 
     let writing = async {
         loop {
@@ -440,15 +452,17 @@ async fn closed_in_flight(
     let node = &mut theirs.node;
     let closing = async { tokio::task::block_in_place(|| node.call(json!(["unregister"]))) };
     let (error, closed) = tokio::join!(writing, closing);
-    checks.that("they close their memory", closed? == json!(0))?;
-    checks
-        .that(&format!("our write to it fails at once: {error}"), !error.to_string().contains("deadline"))?;
-    checks.that("they open it again", theirs.code(json!(["register"]))? == 0)?;
+    checks.that("Mooncake C++ closes its memory", closed? == json!(0))?;
+    checks.that(
+        &format!("a write to closed memory of Mooncake C++ fails at once: {error}"),
+        !error.to_string().contains("deadline"),
+    )?;
+    checks.that("Mooncake C++ reopens its memory", theirs.code(json!(["register"]))? == 0)?;
     let again = ours.write(target, theirs.base, &data).await;
-    checks.that(&format!("and it is well again: {again:?}"), again.is_ok())
+    checks.that(&format!("and a write succeeds after reopening: {again:?}"), again.is_ok())
 }
 
-/// Either side goes and comes back.
+/// Checks the restart of each side.
 async fn restarts(
     checks: &mut Checks,
     programs: &Programs,
@@ -458,12 +472,12 @@ async fn restarts(
     target: Target<TransportSet>,
 ) -> Result<()> {
     let data = random(300, 100_000);
-    // Killed, and its entries with it.
+    // The process is killed, and its entries with it.
     drop(theirs);
     let gone = ours.write(&target, 4096, &data[..10]).await;
-    checks.that("nobody is there", gone.is_err())?;
+    checks.that("a write to the dead process fails", gone.is_err())?;
     if !setting.is_p2p() {
-        // What an operator does where the server refuses the name of a dead process.
+        // What an operator does if the server refuses the name of a dead process.
         let entries = HttpMetadata::new(setting.metadata).map_err(|e| e.to_string())?;
         for key in ["mooncake/rpc_meta/theirs:1", "mooncake/ram/theirs:1"] {
             entries.delete(key).await.map_err(|e| e.to_string())?;
@@ -471,8 +485,8 @@ async fn restarts(
     }
     let mut theirs = Theirs::start(&programs.peer, setting)?;
     let target = if setting.is_p2p() { ours.open(&theirs).await? } else { target };
-    let mut written = Err("not tried".into());
-    // The old look-up is not repeated at once.
+    let mut written = Err("no attempt was made".into());
+    // The old lookup is not repeated at once.
     for _ in 0..20 {
         written = ours.write(&target, theirs.base, &data).await.map_err(|e| e.to_string());
         if written.is_ok() {
@@ -482,20 +496,23 @@ async fn restarts(
     }
     settled(&theirs.bytes, &data).await;
     checks.that(
-        &format!("we find them again: {written:?}"),
+        &format!("Mooncake C++ is found again: {written:?}"),
         written.is_ok() && theirs.bytes.holds(0, &data)?,
     )?;
 
     let (name, base) = (ours.engine.name().to_owned(), ours.base);
     ours.engine.close().await.map_err(|e| e.to_string())?;
     drop(ours);
-    checks.that("they notice that we are gone", theirs.code(json!(["write", name, 0, base, 10]))? == -1)?;
+    checks.that(
+        "Mooncake C++ notices the end of this engine",
+        theirs.code(json!(["write", name, 0, base, 10]))? == -1,
+    )?;
     let ours = Ours::start(setting).await?;
     let name = ours.engine.name().to_owned();
     theirs.bytes.put(0, &data)?;
     let code = theirs.code(json!(["write", name, 0, ours.base, data.len()]))?;
     settled(&ours.bytes, &data).await;
-    checks.that("they find us again", code == 0 && ours.bytes.holds(0, &data)?)?;
+    checks.that("Mooncake C++ finds this engine again", code == 0 && ours.bytes.holds(0, &data)?)?;
     ours.engine.close().await.map_err(|e| e.to_string())?;
     Ok(())
 }

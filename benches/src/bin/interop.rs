@@ -1,6 +1,6 @@
-//! Mixed clusters: nodes of the reference system and ours, both ways round. Run by `cargo xtask interop`, in a network
-//! namespace of its own with one interface besides `lo`.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
+//! Mixed clusters with nodes of Mooncake C++ and of this project, in both roles. Run by `cargo
+//! xtask interop`, in a network namespace of its own with one interface besides `lo`.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool prints to its terminal")]
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
         arguments.get(at + 1).map(PathBuf::from)
     };
     let (Some(python), Some(master)) = (value("--python"), value("--master")) else {
-        eprintln!("interop needs --python and --master; `cargo xtask interop` gives them");
+        eprintln!("interop: missing --python or --master; run `cargo xtask interop`");
         return ExitCode::FAILURE;
     };
     let peer = Installation::new(python);
@@ -33,8 +33,14 @@ fn main() -> ExitCode {
     for (index, metadata) in [false, true].into_iter().enumerate() {
         let base = 51000 + 100 * index as u16;
         for (name, outcome) in [
-            ("their clients, our master", their_clients_on_our_master(&peer, &master, base, metadata)),
-            ("our clients, their master", our_clients_on_their_master(&peer, base + 50, metadata)),
+            (
+                "clients of Mooncake C++, master of this project",
+                cpp_clients_on_rust_master(&peer, &master, base, metadata),
+            ),
+            (
+                "clients of this project, master of Mooncake C++",
+                rust_clients_on_cpp_master(&peer, base + 50, metadata),
+            ),
         ] {
             let mode = if metadata { "HTTP metadata" } else { "P2PHANDSHAKE" };
             match outcome {
@@ -50,16 +56,16 @@ fn main() -> ExitCode {
         }
     }
     for (name, outcome) in [
-        ("our master", files_on_ours(&peer, &master, 51200)),
-        ("their master", files_on_theirs(&peer, 51250)),
+        ("master of this project", files_on_ours(&peer, &master, 51200)),
+        ("master of Mooncake C++", files_on_theirs(&peer, 51250)),
     ] {
         match outcome {
             Ok(checks) => {
-                println!("ok      files that clients share, {name}: {checks} checks");
+                println!("ok      files shared by clients, {name}: {checks} checks");
                 passed += 1;
             }
             Err(error) => {
-                println!("FAILED  files that clients share, {name}: {error}");
+                println!("FAILED  files shared by clients, {name}: {error}");
                 failed += 1;
             }
         }
@@ -68,13 +74,13 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Where members of one cluster meet.
-struct Meeting {
+/// Master and metadata service of one cluster.
+struct ClusterAddress {
     master: String,
     metadata: String,
 }
 
-impl Meeting {
+impl ClusterAddress {
     fn new(port: u16, metadata: Option<u16>) -> Self {
         let metadata = match metadata {
             Some(port) => format!("http://{HOST}:{port}/metadata"),
@@ -102,12 +108,7 @@ impl Meeting {
     }
 }
 
-fn their_clients_on_our_master(
-    peer: &Installation,
-    master: &PathBuf,
-    base: u16,
-    http: bool,
-) -> Result<usize> {
+fn cpp_clients_on_rust_master(peer: &Installation, master: &PathBuf, base: u16, http: bool) -> Result<usize> {
     let metadata = http.then_some(base + 2);
     let mut command = Command::new(master);
     command.arg(format!("--rpc_port={base}")).arg(format!("-metrics_port={}", base + 1));
@@ -115,9 +116,9 @@ fn their_clients_on_our_master(
     if let Some(port) = metadata {
         command.arg("--enable_http_metadata_server=true").arg(format!("--http_metadata_server_port={port}"));
     }
-    let _master = Process::start(command, "our master")?;
+    let _master = Process::start(command, "the master")?;
     wait_for_port(base)?;
-    let meeting = Meeting::new(base, metadata);
+    let meeting = ClusterAddress::new(base, metadata);
     let mut alice = meeting.theirs(peer, &format!("{HOST}:{}", 17100 + base % 100), SEGMENT)?;
     let mut bob = meeting.theirs(peer, &format!("{HOST}:{}", 17200 + base % 100), SEGMENT)?;
     let mut checks = Checks::default();
@@ -126,17 +127,17 @@ fn their_clients_on_our_master(
     let carol = runtime.block_on(meeting.ours(HOST, SEGMENT))?;
     runtime.block_on(travel(&mut checks, &carol, &mut alice))?;
     runtime.block_on(carol.close()).map_err(|e| e.to_string())?;
-    checks.that("their client is healthy", alice.call(json!(["health"]))? == json!(0))?;
+    checks.that("the client of Mooncake C++ is healthy", alice.call(json!(["health"]))? == json!(0))?;
     checks.that("everything can be removed", alice.call(json!(["remove_all", true]))?.as_i64() >= Some(0))?;
     alice.call(json!(["close"]))?;
     bob.call(json!(["close"]))?;
     Ok(checks.count)
 }
 
-fn our_clients_on_their_master(peer: &Installation, base: u16, http: bool) -> Result<usize> {
+fn rust_clients_on_cpp_master(peer: &Installation, base: u16, http: bool) -> Result<usize> {
     let metadata = http.then_some(base + 2);
     let _master = peer.master(base, metadata)?;
-    let meeting = Meeting::new(base, metadata);
+    let meeting = ClusterAddress::new(base, metadata);
     let runtime = runtime()?;
     let mut checks = Checks::default();
     let (carol, dave) = runtime.block_on(async {
@@ -162,7 +163,7 @@ fn files_on_ours(peer: &Installation, master: &PathBuf, base: u16) -> Result<usi
     let mut command = Command::new(master);
     command.arg(format!("--rpc_port={base}")).arg(format!("-metrics_port={}", base + 1));
     command.args(["--default_kv_lease_ttl=1s", &format!("--root_fs_dir={}", folder.path().display())]);
-    let _master = Process::start(command, "our master")?;
+    let _master = Process::start(command, "the master")?;
     wait_for_port(base)?;
     in_files(peer, base)
 }
@@ -174,10 +175,11 @@ fn files_on_theirs(peer: &Installation, base: u16) -> Result<usize> {
     in_files(peer, base)
 }
 
-/// What one side has written to files (`--root_fs_dir`) the other reads, when no memory has it any more.
+/// Checks that each side reads the files (`--root_fs_dir`) that the other has written, when no
+/// memory has the objects any more.
 fn in_files(peer: &Installation, base: u16) -> Result<usize> {
     let text = |e: mooncake_core::Error| e.to_string();
-    let meeting = Meeting::new(base, None);
+    let meeting = ClusterAddress::new(base, None);
     let runtime = runtime()?;
     let mut checks = Checks::default();
     let holder = runtime.block_on(meeting.ours(HOST, SEGMENT))?;
@@ -188,19 +190,19 @@ fn in_files(peer: &Installation, base: u16) -> Result<usize> {
         sizes.iter().zip(0u64..).map(move |(&len, n)| (format!("{whose}/{n}"), bytes(700 + n, len)))
     };
     for (key, value) in names("theirs").chain([("theirs/odd:*?".to_owned(), bytes(9, 300))]) {
-        checks.that("they put", alice.call(json!(["put", key, hex(&value)]))? == json!(0))?;
+        checks.that("put by Mooncake C++", alice.call(json!(["put", key, hex(&value)]))? == json!(0))?;
     }
     for (key, value) in names("ours").chain([("ours/../odd".to_owned(), bytes(8, 300))]) {
         let put = runtime.block_on(carol.put(&key, &value)).map_err(text)?;
-        checks.that("we put", put == PutOutcome::Stored)?;
+        checks.that("put by this project", put == PutOutcome::Stored)?;
     }
     let replaced = alice.call(json!(["upsert", "theirs/1", hex(&bytes(10, 5_000))]))?;
-    checks.that("they upsert", replaced == json!(0))?;
+    checks.that("upsert by Mooncake C++", replaced == json!(0))?;
     runtime.block_on(carol.upsert("ours/1", bytes(11, 5_000))).map_err(text)?;
     let keys = || names("theirs").chain(names("ours")).map(|(key, _)| key);
     runtime.block_on(async {
         for key in keys().chain(["theirs/odd:*?".to_owned(), "ours/../odd".to_owned()]) {
-            let file = "it has a file";
+            let file = "the object has a file";
             checks.that(&format!("{key}: {file}"), in_time(async || has_file(&carol, &key).await).await)?;
         }
         holder.close().await.map_err(text)
@@ -212,13 +214,13 @@ fn in_files(peer: &Installation, base: u16) -> Result<usize> {
     };
     for (key, value) in names("theirs").chain([("theirs/odd:*?".to_owned(), bytes(9, 300))]).map(now) {
         let got = runtime.block_on(carol.get(&key)).map_err(text)?;
-        checks.that(&format!("we read {key}"), got.as_deref() == Some(&value[..]))?;
+        checks.that(&format!("this project reads {key}"), got.as_deref() == Some(&value[..]))?;
     }
     for (key, value) in names("ours").chain([("ours/../odd".to_owned(), bytes(8, 300))]).map(now) {
-        checks.same(&format!("they read {key}"), &alice.call(json!(["get", key]))?, &value)?;
+        checks.same(&format!("Mooncake C++ reads {key}"), &alice.call(json!(["get", key]))?, &value)?;
     }
-    let report = carol.files().ok_or("our client knows of no folder")?;
-    checks.that("all of that from files", report.read >= 5 && report.unread == 0)?;
+    let report = carol.files().ok_or("the client of this project has no folder")?;
+    checks.that("all reads come from files", report.read >= 5 && report.unread == 0)?;
     alice.call(json!(["close"]))?;
     runtime.block_on(carol.close()).map_err(text)?;
     Ok(checks.count)
@@ -230,7 +232,7 @@ async fn has_file(client: &Client, key: &str) -> bool {
     replicas.any(|replica| matches!(replica.location, ReplicaLocation::Disk { .. }))
 }
 
-/// Nothing tells us when a peer has written a file, so ask until it has.
+/// Polls until a file is written: no event reports it.
 async fn in_time(mut holds: impl AsyncFnMut() -> bool) -> bool {
     for _ in 0..600 {
         if holds().await {
@@ -241,7 +243,7 @@ async fn in_time(mut holds: impl AsyncFnMut() -> bool) -> bool {
     false
 }
 
-/// Two of their clients, as their users use them.
+/// Checks two clients of Mooncake C++, through their public API.
 fn between_theirs(checks: &mut Checks, alice: &mut Node, bob: &mut Node) -> Result<()> {
     let small = bytes(1, 1000);
     let large = bytes(2, 3_000_001);
@@ -251,7 +253,7 @@ fn between_theirs(checks: &mut Checks, alice: &mut Node, bob: &mut Node) -> Resu
     checks.same("get", &one(bob, json!(["get", "small"]))?, &small)?;
     checks.that("put_from", one(alice, json!(["put_from", "large", hex(&large)]))? == json!(0))?;
     let got = one(bob, json!(["get_into", "large", large.len()]))?;
-    checks.that("get_into says how much", got[0] == json!(large.len()))?;
+    checks.that("get_into returns the length", got[0] == json!(large.len()))?;
     checks.same("get_into", &got[1], &large)?;
     checks
         .that("get_into of a short buffer", one(bob, json!(["get_into", "large", 10]))?[0] == json!(-600))?;
@@ -299,7 +301,7 @@ fn between_theirs(checks: &mut Checks, alice: &mut Node, bob: &mut Node) -> Resu
     checks.that("the rest stays", one(bob, json!(["exist", "other/2"]))? == json!(1))
 }
 
-/// Two of ours on a master of theirs.
+/// Checks two clients of this project on a master of Mooncake C++.
 async fn between_ours(checks: &mut Checks, carol: &Client, dave: &Client) -> Result<()> {
     let text = |e: mooncake_core::Error| e.to_string();
     for (index, len) in [1, 1000, 70_000, 3_000_001].into_iter().enumerate() {
@@ -327,7 +329,7 @@ async fn between_ours(checks: &mut Checks, carol: &Client, dave: &Client) -> Res
     checks.that("remove by pattern", dave.remove_matching("^many/4", true).await.map_err(text)? == 11)
 }
 
-/// Objects travel from ours to theirs and back, until both segments have served.
+/// Moves objects from this project to Mooncake C++ and back, until both segments have served.
 async fn travel(checks: &mut Checks, ours: &Client, theirs: &mut Node) -> Result<()> {
     let text = |e: mooncake_core::Error| e.to_string();
     let mut endpoints = std::collections::BTreeSet::new();
@@ -336,20 +338,27 @@ async fn travel(checks: &mut Checks, ours: &Client, theirs: &mut Node) -> Result
         let (there, back) = (format!("there/{index}"), format!("back/{index}"));
         ours.put(&there, &value).await.map_err(text)?;
         let read = theirs.call(json!(["get", there]))?;
-        checks.same("ours to theirs", &read, &value)?;
+        checks.same("from this project to Mooncake C++", &read, &value)?;
         let again = read.as_str().map(unhex).transpose()?.unwrap_or_default();
-        checks.that("theirs to ours, put", theirs.call(json!(["put", back, hex(&again)]))? == json!(0))?;
-        checks.that("theirs to ours", ours.get(&back).await.map_err(text)?.as_deref() == Some(&value[..]))?;
+        checks.that(
+            "from Mooncake C++ to this project, put",
+            theirs.call(json!(["put", back, hex(&again)]))? == json!(0),
+        )?;
+        checks.that(
+            "from Mooncake C++ to this project",
+            ours.get(&back).await.map_err(text)?.as_deref() == Some(&value[..]),
+        )?;
         for key in [&there, &back] {
-            let list = ours.replicas(key).await.map_err(text)?.ok_or("a key that was just read is gone")?;
+            let list =
+                ours.replicas(key).await.map_err(text)?.ok_or("a key that was just read has no replica")?;
             endpoints
                 .extend(list.replicas.iter().filter_map(|r| r.location.memory()).map(|m| m.endpoint.clone()));
         }
     }
-    checks.that("several segments served", endpoints.len() > 1)
+    checks.that("several segments have served", endpoints.len() > 1)
 }
 
-/// Counts what held and names what did not.
+/// Counter of the checks that pass. A failed check is an error with its name.
 #[derive(Default)]
 struct Checks {
     count: usize,
@@ -358,7 +367,7 @@ struct Checks {
 impl Checks {
     fn that(&mut self, what: &str, holds: bool) -> Result<()> {
         self.count += 1;
-        if holds { Ok(()) } else { Err(format!("{what} does not hold")) }
+        if holds { Ok(()) } else { Err(format!("check failed: {what}")) }
     }
 
     fn same(&mut self, what: &str, got: &Value, expected: &[u8]) -> Result<()> {
@@ -367,7 +376,7 @@ impl Checks {
         if got == expected {
             return Ok(());
         }
-        Err(format!("{what}: {} bytes came, {} were put, or they differ", got.len(), expected.len()))
+        Err(format!("{what}: {} bytes were read, {} were written, or they differ", got.len(), expected.len()))
     }
 }
 

@@ -1,6 +1,7 @@
-//! A master alone: calls a second and how long they take, ours and the reference system's in turn in one run, asked by the same
-//! load generator with the calls that both know. No bytes are moved. Run by `cargo xtask bench --master`.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
+//! Master without clients: calls per second and their latency, of this project and of Mooncake C++
+//! in turn in one run, under the same load generator, with the calls that both support. No object
+//! bytes are transferred. Run by `cargo xtask bench --master`.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool prints to its terminal")]
 
 use std::borrow::Cow;
 use std::net::TcpStream;
@@ -23,16 +24,16 @@ use tokio::runtime::Runtime;
 
 const OURS: u16 = 51_151;
 const THEIRS: u16 = 52_151;
-/// Objects that are there to be asked for.
+/// Number of stored objects that calls refer to.
 const OBJECTS: u64 = 20_000;
 const BATCH: u64 = 500;
 const SIZE: u64 = 4096;
-/// How long a cell is measured at a time, and how often.
+/// Duration of one measurement of a cell.
 const TURN: Duration = Duration::from_millis(700);
 const ROUNDS: usize = 9;
 const TENANT: &str = "default";
 
-/// What is asked.
+/// Kind of call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
     Exist,
@@ -58,7 +59,7 @@ impl Call {
         }
     }
 
-    /// Wanted ratio of throughputs.
+    /// Returns the wanted ratio of throughputs.
     fn wanted(self) -> f64 {
         match self {
             Call::Exist | Call::Locate | Call::Put => 1.3,
@@ -75,9 +76,7 @@ fn main() -> ExitCode {
         ["--master", master, "--peer", python] => {
             run(PathBuf::from(master), Some(Installation::new(*python)))
         }
-        other => {
-            Err(format!("unknown arguments {other:?}; `cargo xtask bench --master` gives the right ones"))
-        }
+        other => Err(format!("unknown arguments {other:?}; run `cargo xtask bench --master`")),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -122,19 +121,23 @@ fn run(binary: PathBuf, peer: Option<Installation>) -> Result<()> {
             short.extend(compared.iter().flat_map(|ratio| shortfalls(call, connections, *ratio)));
         }
     }
-    if short.is_empty() { Ok(()) } else { Err(format!("not what is wanted:\n  {}", short.join("\n  "))) }
+    if short.is_empty() { Ok(()) } else { Err(format!("goals missed:\n  {}", short.join("\n  "))) }
 }
 
-/// In what our master is not as far ahead as it should be.
+/// Returns the goals that the master of this project misses in a row.
 fn shortfalls(call: Call, connections: usize, ratio: Turn) -> Vec<String> {
     let mut short = Vec::new();
     let row = format!("{}, {connections} connections", call.name());
-    // What is no number is not enough.
+    // A NaN misses its goal.
     if ratio.rate.is_nan() || ratio.rate < call.wanted() {
-        short.push(format!("{row}: {:.2} times the calls, wanted {:.1}", ratio.rate, call.wanted()));
+        short.push(format!(
+            "{row}: {:.2} times the calls, but {:.1} are required",
+            ratio.rate,
+            call.wanted()
+        ));
     }
     if ratio.p99.is_nan() || ratio.p99 > 1.0 {
-        short.push(format!("{row}: a p99 of {:.2} times the peer's", ratio.p99));
+        short.push(format!("{row}: p99 is {:.2} times that of Mooncake C++", ratio.p99));
     }
     short
 }
@@ -149,14 +152,15 @@ fn wait_for(port: u16) -> Result<()> {
     Err(format!("nothing listens on port {port}"))
 }
 
-/// Calls a second, and the 99th percentile of their durations in microseconds.
+/// Calls per second, and the 99th percentile of their durations in microseconds.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     rate: f64,
     p99: f64,
 }
 
-/// Ours against theirs, each turn against the one that followed it: what else the machine does changes from round to round.
+/// Compares each turn of this project with the following turn of Mooncake C++: the load of the
+/// machine changes from round to round.
 fn compare(ours: &[Turn], theirs: &[Turn]) -> Turn {
     let ratio =
         |(ours, theirs): (&Turn, &Turn)| Turn { rate: ours.rate / theirs.rate, p99: ours.p99 / theirs.p99 };
@@ -191,12 +195,12 @@ fn print_row(call: Call, connections: usize, sides: &[Turn], compared: Option<Tu
     println!();
 }
 
-/// A master under load, with a segment that nobody ever writes to.
+/// Master under load, with a segment that nobody writes to.
 struct Side {
     address: String,
     client: ClientId,
     keys: Arc<Vec<Vec<u8>>>,
-    /// For keys that are put.
+    /// Number of the next key to put.
     next: Arc<AtomicU64>,
 }
 
@@ -242,7 +246,7 @@ impl Side {
         Ok(())
     }
 
-    /// As many calls as fit, over so many connections with one call at a time on each.
+    /// Makes as many calls as possible, over so many connections with one call at a time on each.
     async fn measure(&self, call: Call, connections: usize) -> Result<Turn> {
         let clock = SystemClock::new();
         let begun = clock.now();
@@ -319,7 +323,7 @@ impl Worker {
                 true
             }
         };
-        if there { Ok(()) } else { Err(format!("{call:?} of objects that are there failed")) }
+        if there { Ok(()) } else { Err(format!("{call:?} of existing objects failed")) }
     }
 
     async fn put(&self) -> Result<()> {
@@ -375,7 +379,7 @@ mod tests {
     #[test]
     fn a_turn_is_compared_with_the_one_that_followed_it() {
         let turns = |rates: [f64; 3]| rates.map(|rate| Turn { rate, p99: 1.0 / rate });
-        // A slow round of both sides says nothing.
+        // A slow round of both sides does not count.
         let ratio = compare(&turns([200.0, 20.0, 210.0]), &turns([100.0, 10.0, 150.0]));
         assert_eq!((ratio.rate, ratio.p99), (2.0, 0.5));
     }

@@ -1,6 +1,7 @@
-//! A master that is killed with many objects in memory of four processes: how long until the next one serves all of them, and whether their bytes are right. Run by
-//! `cargo xtask bench --restart`.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
+//! Kill of a master with many objects in the memory of four processes: the time until the next
+//! master serves all of them, and whether their bytes are right. Run by `cargo xtask bench
+//! --restart`.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool prints to its terminal")]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -20,9 +21,9 @@ const MEMBERS: u64 = 4;
 /// Lengths of values, in turn.
 const LENGTHS: [usize; 3] = [64, 100, 128];
 const BATCH: usize = 500;
-/// Longest time until everything is served again.
+/// Longest permitted time until every object is served again.
 const LIMIT: Duration = Duration::from_secs(5);
-/// When a measurement that goes nowhere ends.
+/// Timeout of a measurement without progress.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -31,15 +32,13 @@ fn main() -> ExitCode {
     let outcome = match words.as_slice() {
         ["--master", master, "--objects", count] => match count.parse() {
             Ok(count) => run(Path::new(master), count),
-            Err(_) => Err(format!("{count} is no number of objects")),
+            Err(_) => Err(format!("invalid number of objects: {count}")),
         },
         ["--member", number, "--objects", each] => match (number.parse(), each.parse()) {
             (Ok(number), Ok(each)) => member(number, each),
-            _ => Err("a member wants two numbers".into()),
+            _ => Err("usage: a client process takes two numbers".into()),
         },
-        other => {
-            Err(format!("unknown arguments {other:?}; `cargo xtask bench --restart` gives the right ones"))
-        }
+        other => Err(format!("unknown arguments {other:?}; run `cargo xtask bench --restart`")),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -57,37 +56,38 @@ fn run(binary: &Path, objects: u64) -> Result<()> {
     let master = start_master(binary)?;
     wait_for_port(PORT)?;
     let begun = clock.now();
-    let members: Result<Vec<_>> = (0..MEMBERS).map(|number| Member::start(number, each)).collect();
+    let members: Result<Vec<_>> = (0..MEMBERS).map(|number| ClientProcess::start(number, each)).collect();
     let mut members = members?;
     for member in &mut members {
-        member.hears("stored")?;
+        member.expect_line("stored")?;
     }
     println!(
         "{objects} objects of {LENGTHS:?} bytes, put by {MEMBERS} processes in {:.1?}",
         clock.now().since(begun)
     );
     for member in &mut members {
-        member.hears("lasting")?;
+        member.expect_line("lasting")?;
     }
     println!("all of them would outlive the master {:.1?} after the first was put", clock.now().since(begun));
-    // As kill -9 does.
+    // Dropping the process kills it with SIGKILL.
     drop(master);
     let killed = clock.now();
     let master = start_master(binary)?;
     let (first, all) = served_again(objects, &clock, killed)?;
     println!(
-        "the master was killed and started again: the first object is there after {first:.2?}, the last after {all:.2?}"
+        "the master was killed and restarted: the first object is served after {first:.2?}, the last after {all:.2?}"
     );
     let begun = clock.now();
     for (number, member) in members.iter_mut().enumerate() {
-        // Another's.
-        member.tell(&format!("read {}", (number as u64 + 1) % MEMBERS))?;
+        // Each client reads the objects of another one.
+        member.send_command(&format!("read {}", (number as u64 + 1) % MEMBERS))?;
     }
     let mut sums = [0u64; 3];
     for member in &mut members {
-        let said = member.hears("read")?;
+        let said = member.expect_line("read")?;
         let figures: Vec<u64> = said.split(' ').filter_map(|word| word.parse().ok()).collect();
-        let figures: [u64; 3] = figures.try_into().map_err(|_| format!("a member said {said:?}"))?;
+        let figures: [u64; 3] =
+            figures.try_into().map_err(|_| format!("unexpected output of a client process: {said:?}"))?;
         sums.iter_mut().zip(figures).for_each(|(sum, figure)| *sum += figure);
     }
     let [right, missing, wrong] = sums;
@@ -97,21 +97,21 @@ fn run(binary: &Path, objects: u64) -> Result<()> {
     );
     drop(master);
     if right != objects {
-        return Err("not all objects are what they were".into());
+        return Err("some objects are missing or wrong".into());
     }
-    if all > LIMIT { Err(format!("it took {all:.2?}; the most is {LIMIT:?}")) } else { Ok(()) }
+    if all > LIMIT { Err(format!("recovery took {all:.2?}; the limit is {LIMIT:?}")) } else { Ok(()) }
 }
 
 fn start_master(binary: &Path) -> Result<Process> {
     let mut command = Command::new(binary);
     command.args(["--rpc_address=127.0.0.1", "--metrics_host=127.0.0.1"]);
     command.args([format!("--rpc_port={PORT}"), format!("--metrics_port={}", PORT + 1)]);
-    // It is not to run full.
+    // Disables eviction.
     command.arg("--eviction_high_watermark_ratio=1");
     Process::start(command, "mooncake_master")
 }
 
-/// When the master had the first object, and when all.
+/// Returns when the master had the first object, and when all.
 fn served_again(
     objects: u64,
     clock: &SystemClock,
@@ -127,14 +127,14 @@ fn served_again(
             return Ok((first.unwrap_or(took), took));
         }
         if took > PATIENCE {
-            return Err(format!("{there} of {objects} objects are there after {took:.1?}"));
+            return Err(format!("{there} of {objects} objects are served after {took:.1?}"));
         }
-        // Nothing tells who looks at metrics that they have changed.
+        // No event reports a change of metrics.
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// How many objects the master has, as its metrics say; `None` while it says nothing.
+/// Returns the number of objects in the metrics of the master, or `None` while it does not respond.
 fn keys() -> Option<u64> {
     let mut stream = TcpStream::connect(("127.0.0.1", PORT + 1)).ok()?;
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").ok()?;
@@ -143,14 +143,14 @@ fn keys() -> Option<u64> {
     page.lines().find_map(|line| line.strip_prefix("master_key_count "))?.trim().parse().ok()
 }
 
-/// A process with a client in it.
-struct Member {
+/// Process with a client in it.
+struct ClientProcess {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
 
-impl Member {
+impl ClientProcess {
     fn start(number: u64, each: u64) -> Result<Self> {
         let program = std::env::current_exe().map_err(|e| e.to_string())?;
         let mut child = Command::new(program)
@@ -158,29 +158,31 @@ impl Member {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(|e| format!("cannot start a member: {e}"))?;
+            .map_err(|e| format!("cannot start a client process: {e}"))?;
         let input = child.stdin.take().ok_or("no standard input")?;
         let output = BufReader::new(child.stdout.take().ok_or("no standard output")?);
         Ok(Self { child, input, output })
     }
 
-    fn tell(&mut self, order: &str) -> Result<()> {
-        writeln!(self.input, "{order}").map_err(|e| format!("a member is gone: {e}"))
+    fn send_command(&mut self, order: &str) -> Result<()> {
+        writeln!(self.input, "{order}").map_err(|e| format!("a client process has ended: {e}"))
     }
 
-    /// The rest of the next line, which begins with that word.
-    fn hears(&mut self, word: &str) -> Result<String> {
+    /// Returns the rest of the next line, which begins with that word.
+    fn expect_line(&mut self, word: &str) -> Result<String> {
         let mut line = String::new();
         self.output.read_line(&mut line).map_err(|e| e.to_string())?;
-        let rest =
-            line.trim().strip_prefix(word).ok_or_else(|| format!("a member said {line:?}, not {word}"))?;
+        let rest = line
+            .trim()
+            .strip_prefix(word)
+            .ok_or_else(|| format!("unexpected output of a client process: {line:?}, expected {word}"))?;
         Ok(rest.trim().to_owned())
     }
 }
 
-impl Drop for Member {
+impl Drop for ClientProcess {
     fn drop(&mut self) {
-        // Already gone is as good as killed.
+        // A process that has ended already counts as killed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -196,7 +198,8 @@ fn value(member: u64, i: u64) -> Vec<u8> {
     bytes
 }
 
-/// What a member's process does: stores its objects in its own memory, waits until they would outlive the master, and reads those of others.
+/// Runs a client process: stores its objects in its own memory, waits until they would outlive the
+/// master, and reads those of others.
 fn member(number: u64, each: u64) -> Result<()> {
     let runtime = Runtime::new().map_err(|e| e.to_string())?;
     runtime.block_on(async {
@@ -211,14 +214,14 @@ fn member(number: u64, each: u64) -> Result<()> {
         store(&client, number, each).await?;
         println!("stored");
         while (client.lasting_objects().await as u64) < each {
-            // It hears from the master once a ping interval, and tells nobody.
+            // The client hears from the master once per ping interval, and no event reports it.
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         println!("lasting");
         for order in std::io::stdin().lines() {
             let order = order.map_err(|e| e.to_string())?;
             let whose = order.strip_prefix("read ").and_then(|text| text.parse().ok());
-            let whose: u64 = whose.ok_or_else(|| format!("unknown order {order:?}"))?;
+            let whose: u64 = whose.ok_or_else(|| format!("unknown command {order:?}"))?;
             let [right, missing, wrong] = read(&client, whose, each).await?;
             println!("read {right} {missing} {wrong}");
         }
@@ -234,14 +237,14 @@ async fn store(client: &Client, number: u64, each: u64) -> Result<()> {
         for outcome in client.batch_put(&items, &here).await.map_err(|e| e.to_string())? {
             match outcome {
                 Ok(PutOutcome::Stored) => {}
-                other => return Err(format!("a put came to {other:?}")),
+                other => return Err(format!("unexpected result of a put: {other:?}")),
             }
         }
     }
     Ok(())
 }
 
-/// How many are right, missing, wrong.
+/// Returns how many objects are right, missing and wrong.
 async fn read(client: &Client, whose: u64, each: u64) -> Result<[u64; 3]> {
     let mut sums = [0; 3];
     let all: Vec<u64> = (0..each).collect();

@@ -1,4 +1,5 @@
-//! Starts the processes, deals the requests out, kills one if asked to, and adds up.
+//! Coordinator of a replay: starts the processes, distributes the requests, kills one process if
+//! requested, and sums up.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,25 +21,25 @@ use crate::policies::endless;
 use crate::report::{MasterStats, Outcome, Totals};
 use crate::trace::Trace;
 
-/// How far behind an endless cache the hit rate with disks may be.
+/// Maximum difference of the hit rate with disks from that of an unbounded cache.
 const BEHIND: f64 = 0.01;
-/// How many times as slow disks may make the slowest hundredth of memory's hits.
+/// Maximum factor by which disks may slow down the slowest hundredth of memory hits.
 const SLOWER: f64 = 1.3;
 
-/// The lease of a master at its defaults, which the speed-up scales.
+/// Default lease of a master, scaled by the speed-up.
 const LEASE: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(args: &Args) -> Result<bool, String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|e| format!("no async runtime: {e}"))?;
+        .map_err(|e| format!("cannot start the async runtime: {e}"))?;
     runtime.block_on(replay(args))
 }
 
 async fn replay(args: &Args) -> Result<bool, String> {
     if !(args.limit > 0.0 && args.limit < 1e6) {
-        return Err(format!("--limit takes seconds, not `{}`", args.limit));
+        return Err(format!("invalid --limit `{}`: expected seconds", args.limit));
     }
     let trace = load(args)?;
     has_room(args, &trace)?;
@@ -52,18 +53,20 @@ async fn replay(args: &Args) -> Result<bool, String> {
     let endless = endless(&trace);
     let slower = both.memory_p99() as f64 / alone.memory_p99().max(1) as f64;
     println!(
-        "hit rate               {:.4} of an endless cache's {endless:.4}; without disks {:.4}",
+        "hit rate               {:.4} of {endless:.4} for an unbounded cache; without disks {:.4}",
         both.hit_rate(),
         alone.hit_rate()
     );
     println!(
-        "memory's hits, p99     {:.2} ms, without disks {:.2} ms: x{slower:.2}",
+        "memory hits, p99     {:.2} ms, without disks {:.2} ms: x{slower:.2}",
         both.memory_p99() as f64 / 1000.0,
         alone.memory_p99() as f64 / 1000.0
     );
     let kept_up = endless - both.hit_rate() <= BEHIND && slower <= SLOWER;
     if !kept_up {
-        println!("NOT GOOD: more than {BEHIND} behind, or memory's hits more than {SLOWER} times as slow");
+        println!(
+            "FAILED: hit rate more than {BEHIND} behind, or memory hits more than {SLOWER} times as slow"
+        );
     }
     Ok(kept_up && alone.good(limit(args)) && both.good(limit(args)))
 }
@@ -105,7 +108,7 @@ async fn replay_once(args: &Args, trace: &Trace) -> Result<Totals, String> {
             Some(due) if due > elapsed => tokio::time::timeout(due - elapsed, workers.next()).await,
             _ => Ok(workers.next().await),
         };
-        // The next request's time has come.
+        // The next request is due.
         let Ok(event) = event else { continue };
         match event? {
             Event::Done(outcome) => {
@@ -136,59 +139,62 @@ async fn replay_once(args: &Args, trace: &Trace) -> Result<Totals, String> {
         lease.as_millis()
     );
     if !totals.good(limit(args)) {
-        println!("NOT GOOD: a mismatch, a failure that is no miss, or a wait over {} s", args.limit);
+        println!("FAILED: a mismatch, a failure that is not a miss, or a wait over {} s", args.limit);
     }
     Ok(totals)
 }
 
-/// When a request comes, from the start on: at once if no speed is asked for.
+/// Returns the time of a request, from the start on. Without a requested speed, every request is
+/// due at once.
 fn due(args: &Args, trace: &Trace, index: usize) -> Duration {
     let ms = trace.requests[index].timestamp as f64;
     args.speed.map_or(Duration::ZERO, |speed| Duration::from_secs_f64(ms / 1000.0 / speed.max(0.001)))
 }
 
-/// A folder that goes when this is dropped.
+/// Creates a folder that is removed on drop.
 fn folder(args: &Args) -> Result<TempDir, String> {
     let made = match &args.disk_in {
         Some(inside) => TempDir::new_in(inside),
         None => TempDir::new(),
     };
-    made.map_err(|e| format!("no folder for the disks: {e}"))
+    made.map_err(|e| format!("cannot create a folder for the disks: {e}"))
 }
 
-/// The trace asked for; refuses one that is empty.
+/// Loads the requested trace. An empty trace is an error.
 pub(crate) fn load(args: &Args) -> Result<Trace, String> {
     let mut trace = match &args.trace {
         Some(path) => Trace::read(path)?,
         None => Trace::generate(args.requests.unwrap_or(2000), args.seed),
     };
     trace.requests.truncate(args.requests.unwrap_or(usize::MAX));
-    if trace.requests.is_empty() { Err("there is no request to replay".into()) } else { Ok(trace) }
+    if trace.requests.is_empty() { Err("the trace has no requests".into()) } else { Ok(trace) }
 }
 
 fn has_room(args: &Args, trace: &Trace) -> Result<(), String> {
     let longest = trace.requests.iter().map(|r| r.hash_ids.len()).max().unwrap_or(0) as u64;
     if args.capacity / u64::from(args.processes) < longest * args.block_bytes {
         return Err(format!(
-            "a request has up to {longest} blocks: give each process room for that many (--capacity)"
+            "a request has up to {longest} blocks; raise --capacity so that each process has space for that many"
         ));
     }
     Ok(())
 }
 
-/// How long the replay should take here: what a block costs beyond its bytes, and its bytes at a modest speed.
+/// Returns the expected duration of the replay: a fixed cost per block, and its bytes at a modest
+/// speed.
 fn expected_s(blocks: u64, args: &Args) -> f64 {
     blocks as f64 * (25e-6 + args.block_bytes as f64 * args.replicas as f64 / 1.2e9)
 }
 
-/// A lease covers the same share of the replay as 10 s do of the trace, but never less than one request needs.
+/// Returns a lease that covers the same share of the replay as 10 s do of the trace, but at least
+/// the time of one request.
 fn scaled_lease(span_s: f64, expected_s: f64) -> Duration {
     let scale = if span_s > expected_s { expected_s / span_s } else { 1.0 };
     LEASE.mul_f64(scale).max(Duration::from_millis(50))
 }
 
 fn kill_point(text: &str, total: usize) -> Result<usize, String> {
-    let wrong = || format!("--kill-one-after takes a count or a share such as 20%, not `{text}`");
+    let wrong = || format!("invalid --kill-one-after `{text}`: expected a count or a share such as 20%");
     match text.strip_suffix('%') {
         Some(share) => {
             let share: f64 = share.parse().map_err(|_| wrong())?;
@@ -212,18 +218,18 @@ fn progress(total: usize) -> ProgressBar {
 
 enum Event {
     Done(Box<Outcome>),
-    /// A worker is gone and with it these requests.
+    /// End of a worker, with the requests that it did not complete.
     Gone(Vec<usize>),
 }
 
-/// The client processes and what each is busy with.
+/// Client processes, and the requests that each is working on.
 struct Workers {
-    members: Vec<Member>,
+    members: Vec<ClientProcess>,
     events: mpsc::UnboundedReceiver<(usize, Option<Outcome>)>,
     killed: bool,
 }
 
-struct Member {
+struct ClientProcess {
     child: Child,
     input: ChildStdin,
     busy: Vec<usize>,
@@ -244,12 +250,12 @@ impl Workers {
             process.ready().await?;
             let Process { child, input, lines } = process;
             tokio::spawn(forward(number, lines, sender.clone()));
-            members.push(Member { child, input, busy: Vec::new(), alive: true });
+            members.push(ClientProcess { child, input, busy: Vec::new(), alive: true });
         }
         Ok(Self { members, events, killed: false })
     }
 
-    /// Hands requests to whoever has a hand free, in the order of the trace.
+    /// Passes requests to free workers, in the order of the trace.
     async fn deal(
         &mut self,
         trace: &Trace,
@@ -269,14 +275,14 @@ impl Workers {
             todo.pop_front();
             member.busy.push(index);
             let line = format!("{}\n", json!({"index": index, "ids": trace.requests[index].hash_ids}));
-            // A worker that is gone says so by the end of its output; its requests come back then.
+            // The end of its output reports the end of a worker; its requests come back then.
             let _ = member.input.write_all(line.as_bytes()).await;
         }
     }
 
     async fn next(&mut self) -> Result<Event, String> {
         let Some((number, outcome)) = self.events.recv().await else {
-            return Err("every client process is gone".into());
+            return Err("every client process has ended".into());
         };
         let member = &mut self.members[number];
         match outcome {
@@ -287,7 +293,7 @@ impl Workers {
             None => {
                 member.alive = false;
                 if !self.killed {
-                    return Err(format!("client process {number} ended by itself"));
+                    return Err(format!("client process {number} ended unexpectedly"));
                 }
                 Ok(Event::Gone(std::mem::take(&mut self.members[number].busy)))
             }
@@ -306,8 +312,8 @@ impl Workers {
     }
 
     async fn stop(self) {
-        for Member { mut child, input, alive, .. } in self.members {
-            // The end of its input tells a worker to close.
+        for ClientProcess { mut child, input, alive, .. } in self.members {
+            // The end of its input makes a worker close.
             drop(input);
             if alive {
                 let _ = child.wait().await;
@@ -329,7 +335,7 @@ async fn forward(
     let _ = to.send((number, None));
 }
 
-/// This program again, in another role.
+/// This program in another role.
 struct Process {
     child: Child,
     input: ChildStdin,
@@ -338,7 +344,8 @@ struct Process {
 
 impl Process {
     fn start(role: &str, args: &Args, extra: &[String]) -> Result<Self, String> {
-        let program = std::env::current_exe().map_err(|e| format!("this program has no path: {e}"))?;
+        let program =
+            std::env::current_exe().map_err(|e| format!("cannot find the path of this program: {e}"))?;
         let mut command = Command::new(program);
         command
             .args(["--role", role, "--policy", &args.policy.to_string()])
@@ -363,18 +370,19 @@ impl Process {
         Ok(Self { child, input, lines: BufReader::new(output).lines() })
     }
 
-    /// The address it prints once it is up.
+    /// Returns the address that the process prints once it is up.
     async fn ready(&mut self) -> Result<String, String> {
         match self.line().await?.get("ready").and_then(Value::as_str) {
             Some(address) => Ok(address.to_owned()),
-            None => Err("a child process did not come up; its messages are above".into()),
+            None => Err("a child process did not start; its messages are above".into()),
         }
     }
 
-    /// The master's counters.
+    /// Returns the statistics of the master.
     async fn stats(&mut self) -> Result<MasterStats, String> {
-        self.input.write_all(b"stats\n").await.map_err(|e| format!("the master is gone: {e}"))?;
-        serde_json::from_value(self.line().await?).map_err(|e| format!("the master's counters: {e}"))
+        self.input.write_all(b"stats\n").await.map_err(|e| format!("the master has ended: {e}"))?;
+        serde_json::from_value(self.line().await?)
+            .map_err(|e| format!("cannot read the statistics of the master: {e}"))
     }
 
     async fn line(&mut self) -> Result<Value, String> {

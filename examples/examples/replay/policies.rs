@@ -1,7 +1,7 @@
-//! Hit rates of the eviction policies, beside exact LRU and beside a cache without bounds.
+//! Hit rates of the eviction policies, beside exact LRU and an unbounded cache.
 //!
-//! A policy is asked through the master itself, called in process under a clock that follows the trace: shards, leases, placement and
-//! the making of room are the real ones; only bytes are left out.
+//! The master itself runs the policy, called in process under a clock that follows the trace.
+//! Shards, leases, placement and eviction are the real ones; only the bytes are left out.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -18,22 +18,23 @@ use mooncake_store::master::{Master, MasterOptions, Put};
 use crate::Args;
 use crate::trace::{Request, Trace, key};
 
-/// How far behind exact LRU the default policy may be. It is nowhere behind on the public traces; on made ones, where who comes back is
-/// drawn by lot, leases and chance cost up to half a hundredth.
+/// Maximum difference of the default policy from exact LRU. The policy is nowhere behind on the
+/// public traces. On generated traces, where the recurring conversations are random, leases and
+/// chance cost up to half a hundredth.
 const SLACK: f64 = 0.01;
 
-/// Prints a table and says whether the default policy kept up with exact LRU in each row.
+/// Prints a table. Returns whether the default policy kept up with exact LRU in each row.
 pub(crate) fn compare(args: &Args, trace: &Trace) -> std::result::Result<bool, String> {
     let (blocks, distinct) = trace.blocks();
     let rate = |hits: u64| hits as f64 / blocks as f64;
     println!("{} requests, {blocks} blocks, {distinct} distinct", trace.requests.len());
-    println!("share of blocks found, one lookup of the longest cached prefix a request\n");
+    println!("share of blocks found, one lookup of the longest cached prefix per request\n");
     let mut header: Vec<String> = vec!["blocks of memory".into(), "exact LRU".into()];
     for kind in PolicyKind::ALL {
         let default = if *kind == PolicyKind::default() { " (default)" } else { "" };
         header.push(format!("`{kind}`{default}"));
     }
-    header.push("no bounds".into());
+    header.push("unbounded".into());
     println!("| {} |\n|{}", header.join(" | "), "---|".repeat(header.len()));
     let endless = endless(trace);
     let mut good = true;
@@ -54,12 +55,12 @@ pub(crate) fn compare(args: &Args, trace: &Trace) -> std::result::Result<bool, S
     Ok(good)
 }
 
-/// Share of the blocks that a cache without bounds finds.
+/// Returns the share of the blocks that an unbounded cache finds.
 pub(crate) fn endless(trace: &Trace) -> f64 {
     ExactLru::new(u64::MAX).replay(trace) as f64 / trace.blocks().0.max(1) as f64
 }
 
-/// Hits of a master with room for so many blocks.
+/// Returns the hits of a master with space for so many blocks.
 fn replay(args: &Args, kind: PolicyKind, room: u64, trace: &Trace) -> Result<u64> {
     let clock = Arc::new(ManualClock::new());
     let options = MasterOptions {
@@ -97,7 +98,7 @@ fn replay(args: &Args, kind: PolicyKind, room: u64, trace: &Trace) -> Result<u64
     Ok(hits)
 }
 
-/// As a client does it: ask for all, read the prefix that is there, put the rest.
+/// Handles one request like a client: looks all blocks up, reads the present prefix, puts the rest.
 fn one_request(master: &Master, member: ClientId, len: u64, request: &Request) -> Result<u64> {
     let keys: Vec<Vec<u8>> = request.hash_ids.iter().map(|&id| key(id)).collect();
     let there: Vec<bool> = keys.iter().map(|key| master.exists(key)).collect();
@@ -121,7 +122,7 @@ fn one_request(master: &Master, member: ClientId, len: u64, request: &Request) -
     Ok(prefix as u64)
 }
 
-/// Evicts what has been unused for the longest, with one order over all blocks and no lease in the way.
+/// Exact LRU: one order over all blocks, without leases.
 struct ExactLru {
     room: u64,
     used: HashMap<u64, u64>,
@@ -134,7 +135,7 @@ impl ExactLru {
         Self { room, used: HashMap::new(), order: BTreeMap::new(), uses: 0 }
     }
 
-    /// Hits of a whole trace.
+    /// Returns the hits of a whole trace.
     fn replay(&mut self, trace: &Trace) -> u64 {
         let mut hits = 0;
         for Request { hash_ids, .. } in &trace.requests {

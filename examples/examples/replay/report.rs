@@ -1,4 +1,4 @@
-//! Counting what happened, and the table at the end.
+//! Statistics of a replay, and the table at the end.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,35 +6,35 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// What one request did, as its worker tells the coordinator.
+/// Outcome of one request, as its worker reports it to the coordinator.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Outcome {
     /// Index in the trace.
     pub(crate) index: usize,
     /// Blocks in the request.
     pub(crate) blocks: u64,
-    /// Blocks of its prefix that came back right.
+    /// Number of blocks of its prefix that were read correctly.
     pub(crate) hit: u64,
-    /// Blocks whose bytes were wrong.
+    /// Number of blocks with wrong bytes.
     pub(crate) mismatches: u64,
-    /// Blocks put, and how many of them were there already.
+    /// Number of blocks put, and of those that were present already.
     pub(crate) put: u64,
     pub(crate) existed: u64,
-    /// Blocks matched that were gone when read: misses.
+    /// Number of matched blocks that were gone when read: misses.
     pub(crate) lost: u64,
-    /// Blocks for which there was no room.
+    /// Number of blocks without space.
     pub(crate) no_room: u64,
-    /// Blocks that owners of disks have read for it.
+    /// Number of blocks that owners of disks have read for it.
     pub(crate) from_disk: u64,
-    /// Failures that are not misses, by what they said.
+    /// Failures that are not misses, by message.
     pub(crate) failures: BTreeMap<String, u64>,
-    /// Time of each step in microseconds; absent when it had nothing to do.
+    /// Duration of each step in microseconds; absent when the step had nothing to do.
     pub(crate) match_us: Option<u64>,
     pub(crate) get_us: Option<u64>,
     pub(crate) put_us: Option<u64>,
 }
 
-/// What the master counted.
+/// Statistics of the master.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct MasterStats {
     pub(crate) evicted_objects: u64,
@@ -42,12 +42,12 @@ pub(crate) struct MasterStats {
     pub(crate) objects: u64,
     pub(crate) used_bytes: u64,
     pub(crate) capacity_bytes: u64,
-    /// Copies on disks, and their bytes.
+    /// Number of copies on disks, and their bytes.
     pub(crate) on_disk: u64,
     pub(crate) disk_bytes: u64,
 }
 
-/// The sum of all outcomes.
+/// Sum of all outcomes.
 pub(crate) struct Totals {
     block_bytes: u64,
     pub(crate) requests: u64,
@@ -92,17 +92,17 @@ impl Totals {
         }
     }
 
-    /// Longest single step of any request.
+    /// Returns the longest single step of any request.
     pub(crate) fn longest(&self) -> Duration {
         Duration::from_micros(self.steps.iter().map(|(_, h)| h.max()).max().unwrap_or(0))
     }
 
-    /// Share of all blocks that a cached prefix covered.
+    /// Returns the share of all blocks that a cached prefix covered.
     pub(crate) fn hit_rate(&self) -> f64 {
         ratio(self.sum.hit as f64, self.sum.blocks as f64)
     }
 
-    /// Whether the run may count as good: right bytes, misses at worst, and no wait beyond the limit.
+    /// Returns whether the run passes: right bytes, misses at worst, and no wait beyond the limit.
     pub(crate) fn good(&self, limit: Duration) -> bool {
         self.sum.mismatches == 0 && self.sum.failures.is_empty() && self.longest() <= limit
     }
@@ -111,7 +111,7 @@ impl Totals {
         self.sum.mismatches
     }
 
-    /// The slowest hundredth of the reads that no disk had a part in takes longer than that, in microseconds.
+    /// Returns the 99th percentile of the reads without a disk, in microseconds.
     pub(crate) fn memory_p99(&self) -> u64 {
         self.steps[3].1.value_at_quantile(0.99)
     }
@@ -124,10 +124,10 @@ impl Totals {
         row("blocks", format!("{} of {} bytes", sum.blocks, self.block_bytes));
         row("prefix hit rate", format!("{:.4}", self.hit_rate()));
         row("gets", format!("{} blocks, each checked", sum.hit));
-        row("puts", format!("{} blocks, {} of them there already", sum.put, sum.existed));
+        row("puts", format!("{} blocks, {} of them present already", sum.put, sum.existed));
         row("of these from disks", format!("{} blocks", sum.from_disk));
         row("misses after match", sum.lost.to_string());
-        row("no room", sum.no_room.to_string());
+        row("no space", sum.no_room.to_string());
         row(
             "payload moved",
             format!(

@@ -1,4 +1,4 @@
-//! The processes of a replay: a master, and clients that do the requests they are sent.
+//! Processes of a replay: a master, and clients that execute the requests sent to them.
 
 use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
@@ -22,24 +22,24 @@ use crate::Args;
 use crate::report::{MasterStats, Outcome};
 use crate::trace::{key, payload};
 
-/// Longest that a client may be told to wait, whatever the limit.
+/// Longest timeout of a client, whatever the limit.
 const LONGEST: Duration = Duration::from_secs(24);
 
-/// Memory through which others read from a disk.
+/// Bytes of the buffer through which peers read from a disk.
 const DISK_BUFFER: u64 = 256 << 20;
-/// What files on disk are made of.
+/// Page size of files on disk.
 const PAGE: u64 = 4096;
 
-/// What the coordinator tells a process it starts.
+/// Arguments from the coordinator to a process that it starts.
 #[derive(Clone, Debug, ClapArgs)]
 pub(crate) struct RoleArgs {
-    /// Used by replay itself for the processes it starts.
+    /// Role of this process; set by replay for the processes it starts.
     #[arg(long, hide = true)]
     role: Option<Role>,
     /// Address of the master, for a client.
     #[arg(long, hide = true, default_value = "")]
     master_at: String,
-    /// Its disk, for a client that has one.
+    /// Disk of a client, if it has one.
     #[arg(long, hide = true)]
     disk_at: Option<PathBuf>,
 }
@@ -62,10 +62,10 @@ impl Role {
             Role::Master => {
                 tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()
             }
-            // One thread does everything a client does: an answer never crosses threads.
+            // One thread does all the work of a client: a response never crosses threads.
             Role::Client => tokio::runtime::Builder::new_current_thread().enable_all().build(),
         };
-        let runtime = runtime.map_err(|e| format!("no async runtime: {e}"))?;
+        let runtime = runtime.map_err(|e| format!("cannot start the async runtime: {e}"))?;
         match self {
             Role::Master => runtime.block_on(master(args)),
             Role::Client => runtime.block_on(client(args)),
@@ -75,10 +75,10 @@ impl Role {
 
 fn say(value: &serde_json::Value) -> Result<(), String> {
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{value}").and_then(|()| out.flush()).map_err(|e| format!("the coordinator is gone: {e}"))
+    writeln!(out, "{value}").and_then(|()| out.flush()).map_err(|e| format!("the coordinator has ended: {e}"))
 }
 
-/// Lines of standard input, read on a thread of their own; the channel ends with the input.
+/// Returns the lines of standard input, read on a separate thread. The channel ends with the input.
 fn input() -> mpsc::UnboundedReceiver<String> {
     let (sender, receiver) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
@@ -137,7 +137,8 @@ async fn client(args: &Args) -> Result<(), String> {
         .advertise(std::net::Ipv4Addr::LOCALHOST.into())
         .segment(args.capacity / u64::from(args.processes))
         .local_buffer(0)
-        // The coordinator's limit leaves room for a slow machine; the master has one of its own.
+        // The limit of the coordinator leaves time for a slow machine; the master has a timeout of
+        // its own.
         .timeout(Duration::from_secs_f64(args.limit * 0.75).min(LONGEST));
     if let (Some(folder), Some(blocks)) = (&args.role.disk_at, args.disk_blocks) {
         client = client.offload(disk(folder, blocks.div_ceil(args.processes.into()), args.block_bytes));
@@ -160,10 +161,10 @@ async fn client(args: &Args) -> Result<(), String> {
     let mut lines = input();
     let mut turn = 0;
     while let Some(line) = lines.recv().await {
-        let task: Task = serde_json::from_str(&line).map_err(|e| format!("a request that is none: {e}"))?;
+        let task: Task = serde_json::from_str(&line).map_err(|e| format!("malformed request: {e}"))?;
         let lane = &sender[turn % sender.len()];
         turn += 1;
-        lane.send(task).map_err(|_| "a lane ended".to_owned())?;
+        lane.send(task).map_err(|_| "a worker has ended".to_owned())?;
     }
     drop(sender);
     while let Some(done) = lanes.join_next().await {
@@ -172,20 +173,20 @@ async fn client(args: &Args) -> Result<(), String> {
     client.close().await.map_err(|e| e.to_string())
 }
 
-/// A disk for that many blocks and no more.
+/// Returns the settings of a disk for exactly that many blocks.
 fn disk(folder: &Path, blocks: u64, block_bytes: u64) -> OffloadConfig {
     // A record is a page for its header and whole pages for its value.
     let record = PAGE + block_bytes.next_multiple_of(PAGE);
     OffloadConfig {
         capacity: (blocks * record).max(1 << 20),
         buffer: DISK_BUFFER,
-        // Blocks go when others need their place, and not before.
+        // Blocks are evicted only when others need their space.
         watermarks: None,
         ..OffloadConfig::new(folder)
     }
 }
 
-/// One wire with nothing beside it that would do its work when it fails.
+/// Returns the options of one transport without a fallback.
 fn alone(protocol: &str) -> Result<TransportOptions, String> {
     let options = TransportOptions::named(protocol).map_err(|e| e.to_string())?;
     Ok(match protocol {
@@ -201,7 +202,7 @@ fn queues(lanes: usize) -> Queues {
     (0..lanes).map(|_| mpsc::unbounded_channel()).unzip()
 }
 
-/// Does one request after the other, with buffers of its own.
+/// Executes one request after the other, with buffers of its own.
 async fn lane(
     client: Client,
     mut tasks: mpsc::UnboundedReceiver<Task>,
@@ -225,9 +226,9 @@ async fn lane(
 
 struct Worker {
     client: Client,
-    /// Registered blocks, read into and put from.
+    /// Registered blocks for reads and puts.
     slots: Vec<SliceMut<TransportSet>>,
-    /// What came, and what should have.
+    /// Read bytes and expected bytes.
     scratch: Vec<u8>,
     block: usize,
     config: ReplicateConfig,
@@ -235,7 +236,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Match the prefix, get it, put the rest.
+    /// Matches the prefix, gets it, and puts the rest.
     async fn request(&mut self, task: Task) -> Result<Outcome, Error> {
         let keys: Vec<Vec<u8>> = task.ids.iter().map(|&id| key(id)).collect();
         let mut outcome = Outcome { index: task.index, blocks: keys.len() as u64, ..Outcome::default() };
@@ -253,7 +254,7 @@ impl Worker {
         Ok(outcome)
     }
 
-    /// How many of the blocks came back, from the first on, until one did not.
+    /// Returns how many blocks were read, from the first on, until one failed.
     async fn get(&mut self, ids: &[u64], keys: &[Vec<u8>], outcome: &mut Outcome) -> Result<usize, Error> {
         if ids.is_empty() {
             return Ok(0);
@@ -278,7 +279,7 @@ impl Worker {
                     unbroken = false;
                 }
                 Err(error) => {
-                    // An answer that came after its lease is worth as much as none.
+                    // A response after its lease counts as a miss.
                     match error.kind() {
                         ErrorKind::Expired => outcome.lost += 1,
                         _ => outcome.failed("get", &error),
@@ -316,12 +317,12 @@ impl Worker {
             }),
             Err(error) => outcome.failed("put", &error),
         }
-        // A slot that is still on its way out stays behind; a new one takes its place when it is needed.
+        // A slot that is still in use is dropped; a new one replaces it when needed.
         self.slots.extend(items.into_iter().filter_map(|(_, slot)| slot.exclusive().ok()));
         Ok(())
     }
 
-    /// Compares a block with what its id says it must be.
+    /// Compares a block with the bytes that its id requires.
     fn is_right(&mut self, id: u64, slot: &SliceMut<TransportSet>) -> Result<bool, Error> {
         let (got, expected) = self.scratch.split_at_mut(self.block);
         slot.copy_to(0, got)?;

@@ -1,4 +1,4 @@
-//! The FAST'25 trace format, and a generator of traces of the same shape.
+//! FAST'25 trace format, and a generator of traces of the same shape.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
@@ -7,12 +7,12 @@ use std::path::Path;
 use mooncake_core::clock::Rng;
 use serde::{Deserialize, Serialize};
 
-/// One request: the ids of its 512-token blocks, prefix first.
+/// Request: the ids of its 512-token blocks, prefix first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Request {
     /// Milliseconds from the start of the trace.
     pub(crate) timestamp: u64,
-    /// One id per block; equal ids are equal prefixes.
+    /// Id of each block. Equal ids are equal prefixes.
     pub(crate) hash_ids: Vec<u64>,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// Reads a file of one JSON object a line. Says which line is wrong.
+    /// Reads a file with one JSON object per line. An error names the faulty line.
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let shown = path.display();
         let file = std::fs::File::open(path).map_err(|e| format!("cannot open the trace {shown}: {e}"))?;
@@ -39,13 +39,14 @@ impl Trace {
             requests.push(request);
         }
         if requests.is_empty() {
-            return Err(format!("{shown} holds no request"));
+            return Err(format!("{shown} has no requests"));
         }
         Ok(Self { requests })
     }
 
-    /// Conversations that come back: about the sharing of the public conversation trace (a common first block,
-    /// some 25 blocks a request, two fifths of the requests continue an earlier one).
+    /// Generates recurring conversations, which share about as much as the public conversation
+    /// trace (a common first block, some 25 blocks per request, two fifths of the requests continue
+    /// an earlier one).
     pub(crate) fn generate(requests: usize, seed: u64) -> Self {
         let mut rng = Rng::seeded(seed);
         let mut fresh = 1u64;
@@ -54,7 +55,7 @@ impl Trace {
         for index in 0..requests {
             let mut ids = vec![0];
             if !recent.is_empty() && rng.below(100) < 40 {
-                // The older a conversation, the rarer it comes back.
+                // Older conversations recur more rarely.
                 let depth = (recent.len() as u64).min(1 << rng.below(10));
                 let pick = recent.len() - 1 - rng.below(depth) as usize;
                 ids.clone_from(&recent[pick]);
@@ -69,14 +70,14 @@ impl Trace {
         Self { requests: made }
     }
 
-    /// Time it covers, in seconds.
+    /// Returns the covered time in seconds.
     pub(crate) fn span_s(&self) -> f64 {
         let first = self.requests.first().map_or(0, |r| r.timestamp);
         let last = self.requests.last().map_or(0, |r| r.timestamp);
         (last.saturating_sub(first)) as f64 / 1000.0
     }
 
-    /// Block references in all, and distinct blocks.
+    /// Returns the number of block references, and of distinct blocks.
     pub(crate) fn blocks(&self) -> (u64, u64) {
         let mut seen = HashMap::new();
         let mut all = 0;
@@ -88,12 +89,13 @@ impl Trace {
     }
 }
 
-/// Fills `buffer` with the bytes that block `id` always has, so that every read can be checked.
+/// Fills `buffer` with the bytes of block `id`, which are always the same, so that every read can
+/// be checked.
 pub(crate) fn payload(id: u64, buffer: &mut [u8]) {
     Rng::seeded(id ^ 0x6d6f_6f6e_6361_6b65).fill(buffer);
 }
 
-/// Key of a block.
+/// Returns the key of a block.
 pub(crate) fn key(id: u64) -> Vec<u8> {
     format!("block/{id}").into_bytes()
 }

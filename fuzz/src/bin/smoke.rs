@@ -1,7 +1,8 @@
-//! Runs every target on a stable compiler: each corpus file, then mutations of the corpus for a number of seconds.
+//! Runs every target on a stable compiler: each corpus file, then mutations of the corpus for a
+//! number of seconds.
 //!
-//! Finds panics, hangs of over a second, and allocations out of all proportion to the input. An input that does is
-//! written beside the corpus and named.
+//! Finds panics, runs of over a second, and allocations out of proportion to the input. A failing
+//! input is written beside the corpus, and its path is printed.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,33 +15,33 @@ use mooncake_core::Clock;
 use mooncake_core::clock::{Moment, Rng, SystemClock};
 use mooncake_fuzz::TARGETS;
 
-/// Largest single allocation since it was last reset.
+/// Largest single allocation since the last reset.
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
-struct Watching;
+struct SizeRecorder;
 
-// SAFETY: everything is the system allocator's doing; this only looks at the sizes.
-unsafe impl GlobalAlloc for Watching {
+// SAFETY: the system allocator does all the work; this only records the sizes.
+unsafe impl GlobalAlloc for SizeRecorder {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
-        // SAFETY: passed on as it came.
+        // SAFETY: passed on unchanged.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: passed on as it came.
+        // SAFETY: passed on unchanged.
         unsafe { System.dealloc(ptr, layout) }
     }
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         LARGEST.fetch_max(size, Ordering::Relaxed);
-        // SAFETY: passed on as it came.
+        // SAFETY: passed on unchanged.
         unsafe { System.realloc(ptr, layout, size) }
     }
 }
 
 #[global_allocator]
-static ALLOCATOR: Watching = Watching;
+static ALLOCATOR: SizeRecorder = SizeRecorder;
 
 fn main() -> ExitCode {
     let seconds = std::env::args().nth(1).and_then(|s| s.parse().ok()).unwrap_or(20);
@@ -82,7 +83,7 @@ fn check(name: &str, target: fn(&[u8]), span: Duration, seed: u64) -> Result<u64
 fn one(clock: &SystemClock, folder: &Path, target: fn(&[u8]), input: &[u8]) -> Result<(), String> {
     LARGEST.store(0, Ordering::Relaxed);
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        // On a busy machine others may have had the processor; an input that is slow is so each time.
+        // Other processes may have delayed a run. A slow input is slow each time.
         (0..3).all(|_| {
             let before: Moment = clock.now();
             target(input);
@@ -106,14 +107,16 @@ fn one(clock: &SystemClock, folder: &Path, target: fn(&[u8]), input: &[u8]) -> R
 }
 
 fn read_corpus(folder: &Path) -> Result<Vec<Vec<u8>>, String> {
-    let listing = std::fs::read_dir(folder).map_err(|e| format!("no corpus in {}: {e}", folder.display()))?;
+    let listing = std::fs::read_dir(folder)
+        .map_err(|e| format!("cannot read the corpus in {}: {e}", folder.display()))?;
     let mut paths: Vec<PathBuf> = listing.filter_map(|entry| Some(entry.ok()?.path())).collect();
     paths.sort();
     let files = paths.iter().map(|path| std::fs::read(path).map_err(|e| e.to_string()));
     files.collect()
 }
 
-/// A corpus input with a few bytes changed, cut, doubled, spliced, or numbers put at their limits.
+/// Returns a corpus input with a few bytes changed, cut, doubled or spliced, or with numbers at
+/// their limits.
 fn mutate(corpus: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
     let pick =
         |rng: &mut Rng| corpus.get(rng.below(corpus.len() as u64) as usize).cloned().unwrap_or_default();

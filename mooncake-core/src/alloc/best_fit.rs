@@ -1,23 +1,23 @@
-//! [`BestFit`]: always the shortest free range that is long enough.
+//! [`BestFit`]: an allocator that takes the shortest free range that is long enough.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{AllocError, Extent, SegmentAllocator, padding};
 
-/// Exact best fit; of equally short ranges, the one at the lowest offset.
+/// Exact best-fit allocator. Of equally short ranges, it takes the one at the lowest offset.
 ///
-/// Least waste, at logarithmic cost for `align` 1. With a larger alignment, ranges that turn out too short once aligned are
-/// passed over one by one. It is the oracle that other allocators are measured against, and a fair choice
-/// for a segment of few large objects. `largest_free` is exact.
+/// It wastes the least space, at logarithmic cost for `align` 1. With a larger alignment, it skips
+/// ranges that are too short once aligned, one by one. It is the oracle that other allocators are
+/// measured against, and suits a segment of few large objects. `largest_free` is exact.
 #[derive(Debug)]
 pub struct BestFit {
     capacity: u64,
     used: u64,
-    /// Free ranges: (length, offset).
+    /// Free ranges as (length, offset).
     by_len: BTreeSet<(u64, u64)>,
-    /// Free ranges: offset to length.
+    /// Lengths of free ranges, by offset.
     by_offset: BTreeMap<u64, u64>,
-    /// Live ranges: offset to length.
+    /// Lengths of live ranges, by offset.
     live: BTreeMap<u64, u64>,
 }
 
@@ -92,7 +92,7 @@ impl SegmentAllocator for BestFit {
 }
 
 impl BestFit {
-    /// Makes `extent` live, which lies in the free range from `start`.
+    /// Makes `extent` live. The extent lies in the free range that begins at `start`.
     fn carve(&mut self, start: u64, extent: Extent) {
         let len = self.by_offset[&start];
         let (front, end) = (extent.offset - start, extent.offset + extent.len);

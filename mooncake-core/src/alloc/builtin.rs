@@ -5,10 +5,10 @@ use std::str::FromStr;
 
 use super::{AllocError, BestFit, Extent, SegmentAllocator, Tlsf, TlsfConfig};
 
-/// Names an allocator in configuration.
+/// Name of an allocator in configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AllocatorKind {
-    /// [`Tlsf`]: `tlsf`, or `offset` as the existing system's flag calls its default.
+    /// [`Tlsf`]: `tlsf`, or `offset`, the name of the default in Mooncake C++.
     #[default]
     Tlsf,
     /// [`BestFit`]: `best_fit`.
@@ -16,7 +16,7 @@ pub enum AllocatorKind {
 }
 
 impl AllocatorKind {
-    /// Every name that parses, preferred ones first.
+    /// Names that parse, preferred ones first.
     pub const NAMES: &'static [&'static str] = &["tlsf", "best_fit", "offset"];
 }
 
@@ -41,24 +41,24 @@ impl FromStr for AllocatorKind {
     }
 }
 
-/// The text names no allocator; it is kept for the message.
+/// Error for a text that names no allocator. Holds the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseAllocatorError(pub String);
 
 impl fmt::Display for ParseAllocatorError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "unknown allocator {:?}; known are {}", self.0, AllocatorKind::NAMES.join(", "))
+        write!(f, "unknown allocator {:?}; use one of {}", self.0, AllocatorKind::NAMES.join(", "))
     }
 }
 
 impl std::error::Error for ParseAllocatorError {}
 
-/// What [`BuiltinAllocator`] can be told.
+/// Options of [`BuiltinAllocator`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BuiltinAllocatorConfig {
-    /// Which one to use.
+    /// Allocator to use.
     pub kind: AllocatorKind,
-    /// For [`Tlsf`] only.
+    /// Options of [`Tlsf`]; the other allocators ignore them.
     pub tlsf: TlsfConfig,
 }
 
@@ -68,16 +68,16 @@ impl From<AllocatorKind> for BuiltinAllocatorConfig {
     }
 }
 
-/// One of the allocators of this crate.
+/// Allocator of this crate, chosen by [`AllocatorKind`].
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
-    reason = "there is one per segment, and a box would cost every call a look-up"
+    reason = "a segment has one allocator, and a box would add a pointer access to each call"
 )]
 pub enum BuiltinAllocator {
-    /// Constant time.
+    /// Two-level segregated fit, in constant time.
     Tlsf(Tlsf),
-    /// Least waste.
+    /// Best fit, with the least waste.
     BestFit(BestFit),
 }
 
@@ -137,7 +137,7 @@ mod tests {
         }
         assert!(AllocatorKind::NAMES.iter().all(|name| name.parse::<AllocatorKind>().is_ok()));
         let error = "cachelib".parse::<AllocatorKind>().unwrap_err();
-        assert_eq!(error.to_string(), "unknown allocator \"cachelib\"; known are tlsf, best_fit, offset");
+        assert_eq!(error.to_string(), "unknown allocator \"cachelib\"; use one of tlsf, best_fit, offset");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Space inside a segment: the [`SegmentAllocator`] interface and its implementations.
+//! Allocation of space inside a segment: the [`SegmentAllocator`] interface and its
+//! implementations.
 
 mod best_fit;
 mod builtin;
@@ -15,17 +16,17 @@ use std::fmt::Debug;
 pub struct Extent {
     /// First byte, counted from the start of the segment.
     pub offset: u64,
-    /// Length in bytes, exactly as it was asked for.
+    /// Length in bytes, exactly as requested.
     pub len: u64,
 }
 
 impl Extent {
-    /// One past the last byte, or `None` when the sum does not fit in 64 bits.
+    /// Returns the offset behind the last byte, or `None` if it does not fit in 64 bits.
     pub fn end(&self) -> Option<u64> {
         self.offset.checked_add(self.len)
     }
 
-    /// Whether the two ranges share a byte.
+    /// Returns whether the two ranges share a byte.
     pub fn overlaps(&self, other: &Extent) -> bool {
         self.len != 0
             && other.len != 0
@@ -34,16 +35,16 @@ impl Extent {
     }
 }
 
-/// Why an allocator refused.
+/// Reason for which an allocator refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllocError {
     /// A length of zero, or an alignment that is not a power of two.
     Invalid,
-    /// No free range is long enough now; releasing something may help.
+    /// No free range is long enough now. A later release may help.
     Full,
-    /// Longer than the whole segment: nothing will ever help.
+    /// The length exceeds the whole segment, so that the request can never succeed.
     TooLarge,
-    /// [`SegmentAllocator::reserve`] named a range that is not wholly free, or lies outside.
+    /// The range of a [`SegmentAllocator::reserve`] is not wholly free, or lies outside.
     Occupied,
 }
 
@@ -60,42 +61,44 @@ impl std::fmt::Display for AllocError {
 
 impl std::error::Error for AllocError {}
 
-/// Hands out ranges of one segment. Plain data in and out; the caller holds the lock.
+/// Allocator of the ranges of one segment. It holds plain data; the caller holds the lock.
 ///
-/// Contract (the conformance suite has one case per sentence):
-/// live extents never overlap and lie inside `0..capacity`; an extent has exactly the length asked for and
-/// an offset that is a multiple of `align`; `release` of every extent makes the whole capacity one
-/// free range again; `used` is the sum of the live lengths; the same calls give the same offsets.
+/// Contract (the conformance suite has one case per sentence): live extents never overlap and lie
+/// inside `0..capacity`; an extent has exactly the requested length and an offset that is a
+/// multiple of `align`; `release` of every extent makes the whole capacity one free range again;
+/// `used` is the sum of the live lengths; the same calls give the same offsets.
 pub trait SegmentAllocator: Sized + Send + 'static {
-    /// What the implementation can be told.
+    /// Options of the implementation.
     type Config: Clone + Default + Debug + Send + Sync;
 
-    /// An allocator over `capacity` bytes, all free.
+    /// Creates an allocator over `capacity` bytes, all free.
     fn new(capacity: u64, config: &Self::Config) -> Self;
 
-    /// Takes `len` bytes at a multiple of `align` (a power of two; 1 for none).
+    /// Allocates `len` bytes at a multiple of `align` (a power of two; 1 for none).
     fn allocate(&mut self, len: u64, align: u64) -> Result<Extent, AllocError>;
 
-    /// Gives back an extent that `allocate` or `reserve` handed out.
+    /// Frees an extent that `allocate` or `reserve` returned.
     ///
     /// # Panics
-    /// May panic when the extent is not live: that is a bug of the caller, and ignoring it would hand out bytes twice.
+    /// May panic when the extent is not live. That is a bug of the caller: to ignore it would
+    /// allocate bytes twice.
     fn release(&mut self, extent: Extent);
 
-    /// Takes exactly this range, to rebuild state after a restart.
+    /// Allocates exactly this range, to rebuild state after a restart.
     fn reserve(&mut self, extent: Extent) -> Result<(), AllocError>;
 
-    /// Bytes managed in all.
+    /// Returns the number of managed bytes.
     fn capacity(&self) -> u64;
 
-    /// Sum of the lengths of live extents.
+    /// Returns the sum of the lengths of live extents.
     fn used(&self) -> u64;
 
-    /// Length of the longest `allocate(len, 1)` that would succeed now (a lower bound is allowed, never more).
+    /// Returns the largest `len` for which `allocate(len, 1)` succeeds now. The result may be
+    /// lower, but never higher.
     fn largest_free(&self) -> u64;
 }
 
-/// What every implementation refuses without a look at its state.
+/// Checks what every implementation refuses whatever its state is.
 fn check_request(len: u64, align: u64, capacity: u64) -> Result<(), AllocError> {
     if len == 0 || !align.is_power_of_two() {
         return Err(AllocError::Invalid);
@@ -103,7 +106,7 @@ fn check_request(len: u64, align: u64, capacity: u64) -> Result<(), AllocError> 
     if len > capacity { Err(AllocError::TooLarge) } else { Ok(()) }
 }
 
-/// Bytes from `start` to the next multiple of `align`, a power of two.
+/// Returns the number of bytes from `start` to the next multiple of `align`, a power of two.
 fn padding(start: u64, align: u64) -> u64 {
     start.wrapping_neg() & (align - 1)
 }
@@ -111,5 +114,5 @@ fn padding(start: u64, align: u64) -> u64 {
 #[cold]
 #[track_caller]
 fn not_live(extent: Extent) -> ! {
-    panic!("released {} bytes at {}, which no live extent covers exactly", extent.len, extent.offset)
+    panic!("cannot release extent: it is not live. offset={} len={}", extent.offset, extent.len)
 }

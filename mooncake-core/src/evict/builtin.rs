@@ -6,7 +6,7 @@ use std::str::FromStr;
 use super::{EvictionPolicy, Fifo, Lru, S3Fifo, S3FifoConfig, Tenure, TenureConfig};
 use crate::ids::SlotId;
 
-/// Names a policy in configuration.
+/// Name of a policy in configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PolicyKind {
     /// [`Fifo`]: `fifo`.
@@ -21,10 +21,10 @@ pub enum PolicyKind {
 }
 
 impl PolicyKind {
-    /// Every name that parses.
+    /// Names that parse.
     pub const NAMES: &'static [&'static str] = &["fifo", "lru", "s3fifo", "tenure"];
 
-    /// Every policy, in the order of [`NAMES`](Self::NAMES).
+    /// Policies, in the order of [`NAMES`](Self::NAMES).
     pub const ALL: &'static [PolicyKind] = &[Self::Fifo, Self::Lru, Self::S3Fifo, Self::Tenure];
 }
 
@@ -53,26 +53,26 @@ impl FromStr for PolicyKind {
     }
 }
 
-/// The text names no policy; it is kept for the message.
+/// Error for a text that names no policy. Holds the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParsePolicyError(pub String);
 
 impl fmt::Display for ParsePolicyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "unknown eviction policy {:?}; known are {}", self.0, PolicyKind::NAMES.join(", "))
+        write!(f, "unknown eviction policy {:?}; use one of {}", self.0, PolicyKind::NAMES.join(", "))
     }
 }
 
 impl std::error::Error for ParsePolicyError {}
 
-/// What [`BuiltinPolicy`] can be told.
+/// Options of [`BuiltinPolicy`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BuiltinPolicyConfig {
-    /// Which one to use.
+    /// Policy to use.
     pub kind: PolicyKind,
-    /// For [`S3Fifo`] only.
+    /// Options of [`S3Fifo`]; the other policies ignore them.
     pub s3fifo: S3FifoConfig,
-    /// For [`Tenure`] only.
+    /// Options of [`Tenure`]; the other policies ignore them.
     pub tenure: TenureConfig,
 }
 
@@ -82,14 +82,14 @@ impl From<PolicyKind> for BuiltinPolicyConfig {
     }
 }
 
-/// One of the policies of this crate.
+/// Policy of this crate, chosen by [`PolicyKind`].
 #[derive(Debug)]
 pub enum BuiltinPolicy {
     /// First in, first out.
     Fifo(Fifo),
     /// Least recently used.
     Lru(Lru),
-    /// Small, main and ghost queue.
+    /// S3-FIFO: small, main and ghost queue.
     S3Fifo(S3Fifo),
     /// LRU with tenure.
     Tenure(Tenure),
@@ -167,7 +167,10 @@ mod tests {
             assert_eq!(kind.to_string(), *name);
         }
         let error = "LRU".parse::<PolicyKind>().unwrap_err();
-        assert_eq!(error.to_string(), "unknown eviction policy \"LRU\"; known are fifo, lru, s3fifo, tenure");
+        assert_eq!(
+            error.to_string(),
+            "unknown eviction policy \"LRU\"; use one of fifo, lru, s3fifo, tenure"
+        );
     }
 
     #[test]

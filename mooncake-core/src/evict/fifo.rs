@@ -4,10 +4,10 @@ use super::EvictionPolicy;
 use super::rings::Rings;
 use crate::ids::SlotId;
 
-/// Evicts the slot inserted first of those allowed. Use makes no difference.
+/// FIFO policy: evicts the allowed slot that was inserted first. Touches make no difference.
 ///
-/// Slots that `allowed` refuses keep their place, so each call passes over the refused slots older than its victim. Slots
-/// that will be refused for long (hard pins) are better taken out with `remove` meanwhile.
+/// Slots that `allowed` refuses keep their place, so each call passes over the refused slots older
+/// than its victim. Slots that will be refused for long (hard pins) are better removed meanwhile.
 #[derive(Debug)]
 pub struct Fifo {
     rings: Rings<1>,

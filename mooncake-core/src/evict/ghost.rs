@@ -1,26 +1,26 @@
-//! What was evicted lately, by fingerprint.
+//! Fingerprints of recently evicted objects.
 
 /// Entries in a set: one cache line.
 const WAYS: usize = 8;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
-    /// 0 for none.
+    /// Fingerprint of the object, 0 for none.
     print: u32,
-    /// When it was put here.
+    /// Time of insertion.
     at: u32,
 }
 
 type Set = [Entry; WAYS];
 
-/// A table of fingerprints that forgets by age. Two objects may share a fingerprint, and a full set drops its
-/// oldest entry early: both are rare, and all they cost is a wrong guess about one object.
+/// Table of fingerprints that drops the oldest. Two objects may share a fingerprint, and a full set
+/// drops its oldest entry early. Both are rare, and cost only a wrong guess about one object.
 #[derive(Debug)]
 pub(super) struct Ghost {
     sets: Vec<Set>,
 }
 
-/// 32 bits to know an object by; never 0.
+/// Returns the 32-bit fingerprint of an object, never 0.
 pub(super) fn fingerprint(key_hash: u64) -> u32 {
     ((key_hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32).max(1)
 }
@@ -30,7 +30,7 @@ impl Ghost {
         Self { sets: vec![Set::default(); 8] }
     }
 
-    /// Remembers an object evicted at `at`, and about `limit` others at least.
+    /// Remembers an object evicted at `at`, besides at least about `limit` others.
     pub(super) fn remember(&mut self, print: u32, at: u32, limit: usize) {
         if limit > self.sets.len() * WAYS / 2 {
             self.grow(limit, at);
@@ -38,7 +38,7 @@ impl Ghost {
         self.put(Entry { print, at }, at);
     }
 
-    /// When the object was evicted, if that is remembered; it is forgotten then.
+    /// Returns when the object was evicted, if remembered, and forgets it.
     pub(super) fn recall(&mut self, print: u32) -> Option<u32> {
         let entry = self.set(print).iter_mut().find(|entry| entry.print == print)?;
         Some(std::mem::take(entry).at)
@@ -61,7 +61,7 @@ impl Ghost {
         &mut self.sets[print as usize & mask]
     }
 
-    /// Half full at most, so that few sets overflow.
+    /// Grows the table so that it is half full at most, and few sets overflow.
     fn grow(&mut self, limit: usize, now: u32) {
         let sets = (limit * 2).div_ceil(WAYS).next_power_of_two().min(1 << 30);
         if sets <= self.sets.len() {
@@ -81,10 +81,13 @@ mod tests {
     fn remembers_about_the_limit() {
         let mut ghost = Ghost::new();
         (0..10_000).for_each(|n| ghost.remember(fingerprint(n.into()), n, 100));
-        assert!((0..9_000).all(|n| ghost.recall(fingerprint(n)).is_none()), "the table is that small");
+        assert!((0..9_000).all(|n| ghost.recall(fingerprint(n)).is_none()), "the table holds few others");
         let kept = (9_900..10_000).filter(|&n| ghost.recall(fingerprint(n.into())) == Some(n)).count();
         assert!(kept >= 95, "{kept}");
-        assert!((9_900..10_000).all(|n| ghost.recall(fingerprint(n)).is_none()), "recalled once only");
+        assert!(
+            (9_900..10_000).all(|n| ghost.recall(fingerprint(n)).is_none()),
+            "an object is recalled only once"
+        );
     }
 
     #[test]

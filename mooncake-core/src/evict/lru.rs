@@ -4,11 +4,12 @@ use super::EvictionPolicy;
 use super::rings::Rings;
 use crate::ids::SlotId;
 
-/// Evicts the slot of those allowed whose last insert or touch is longest ago.
+/// LRU policy: evicts the allowed slot with the oldest insert or touch.
 ///
-/// Slots that `allowed` refuses keep their place, so each call passes over the refused slots older than its victim. A
-/// lease that is granted along with a touch costs nothing by that, as it has ended before the slot is the oldest;
-/// slots that will be refused for long (hard pins) are better taken out with `remove` meanwhile.
+/// Slots that `allowed` refuses keep their place, so each call passes over the refused slots older
+/// than its victim. A lease granted along with a touch costs nothing, because it has expired before
+/// the slot is the oldest. Slots that will be refused for long (hard pins) are better removed
+/// meanwhile.
 #[derive(Debug)]
 pub struct Lru {
     rings: Rings<1>,

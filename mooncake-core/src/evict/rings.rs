@@ -1,8 +1,9 @@
-//! Slots in rings, linked by index: no operation allocates once the table has grown to the highest slot.
+//! Rings of slots, linked by index. No operation allocates once the table has grown to the highest
+//! slot.
 
 use crate::ids::SlotId;
 
-/// In `newer`: the slot is in no ring.
+/// Value of `newer` in a slot that is in no ring.
 const ABSENT: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
@@ -11,15 +12,15 @@ struct Link {
     older: u32,
 }
 
-/// `N` rings over one table of slots; a slot is in one of them at most. The first `N` entries are the rings'
-/// ends, so that no link needs a test for "none".
+/// `N` rings over one table of slots. A slot is in at most one of them. The first `N` entries are
+/// the ends of the rings, so that no link needs a test for "none".
 #[derive(Debug)]
 pub(super) struct Rings<const N: usize> {
     links: Vec<Link>,
     lens: [usize; N],
 }
 
-/// Beyond this a hint is not worth memory up front.
+/// Largest hint for which memory is reserved up front.
 const MAX_HINT: usize = 1 << 16;
 
 impl<const N: usize> Rings<N> {
@@ -29,7 +30,7 @@ impl<const N: usize> Rings<N> {
         Self { links, lens: [0; N] }
     }
 
-    /// Slots in a ring.
+    /// Returns the number of slots in a ring.
     pub(super) fn len(&self, ring: usize) -> usize {
         self.lens[ring]
     }
@@ -41,7 +42,10 @@ impl<const N: usize> Rings<N> {
     /// Puts a slot that is in no ring at the new end of one.
     pub(super) fn push(&mut self, ring: usize, slot: SlotId) {
         let at = slot.index() + N;
-        assert!(at < ABSENT as usize, "{slot:?} is beyond the number of slots a policy can hold");
+        assert!(
+            at < ABSENT as usize,
+            "cannot insert slot: number exceeds the limit of a policy. slot={slot:?}"
+        );
         if at >= self.links.len() {
             self.links.resize(at + 1, Link { newer: ABSENT, older: ABSENT });
         }
@@ -51,7 +55,7 @@ impl<const N: usize> Rings<N> {
         self.lens[ring] += 1;
     }
 
-    /// Takes a slot out of `ring`, which it is in.
+    /// Removes a slot from `ring`. The slot must be in it.
     pub(super) fn unlink(&mut self, ring: usize, slot: SlotId) {
         let Link { newer, older } = self.links[slot.index() + N];
         self.links[newer as usize].older = older;
@@ -60,12 +64,12 @@ impl<const N: usize> Rings<N> {
         self.lens[ring] -= 1;
     }
 
-    /// The slot that has been in `ring` for longest.
+    /// Returns the slot that has been in `ring` for longest.
     pub(super) fn oldest(&self, ring: usize) -> Option<SlotId> {
         self.slot(self.links[ring].newer)
     }
 
-    /// The next younger slot in the same ring.
+    /// Returns the next younger slot in the same ring.
     fn next(&self, slot: SlotId) -> Option<SlotId> {
         self.slot(self.links[slot.index() + N].newer)
     }
@@ -76,13 +80,13 @@ impl<const N: usize> Rings<N> {
         self.push(ring, slot);
     }
 
-    /// The oldest slot of `ring` that `allowed` agrees to.
+    /// Returns the oldest slot of `ring` that `allowed` agrees to.
     pub(super) fn oldest_of(&self, ring: usize, allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
         let first = self.oldest(ring)?;
         std::iter::successors(Some(first), |&slot| self.next(slot)).find(|&slot| allowed(slot))
     }
 
-    /// Takes out the oldest slot of `ring` that `allowed` agrees to.
+    /// Removes the oldest slot of `ring` that `allowed` agrees to.
     pub(super) fn take_oldest(
         &mut self,
         ring: usize,

@@ -1,18 +1,18 @@
-//! [`S3Fifo`]: three queues, of which one remembers what has gone.
+//! [`S3Fifo`]: two queues and a memory of evicted objects.
 
 use super::EvictionPolicy;
 use super::ghost::{Ghost, fingerprint};
 use super::rings::Rings;
 use crate::ids::SlotId;
 
-/// What [`S3Fifo`] can be told. The defaults are those of its authors.
+/// Options of [`S3Fifo`]. The defaults are those of its authors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct S3FifoConfig {
-    /// Percentage of the bytes held that new objects may take before one of them is the next to go.
+    /// Share of the held bytes, in percent, above which the next victim is a new object.
     pub small_percent: u8,
-    /// How many evicted objects are remembered, as a percentage of the slots held.
+    /// Number of remembered evicted objects, as a percentage of the slots held.
     pub ghost_percent: u8,
-    /// Touches (1 to 3) that take a new object over into the main queue.
+    /// Touches (1 to 3) that promote a new object to the main queue.
     pub promote_after: u8,
 }
 
@@ -22,27 +22,30 @@ impl Default for S3FifoConfig {
     }
 }
 
-/// S3-FIFO (Yang and others, SOSP 2023): what is used once goes soon, what comes back stays.
+/// S3-FIFO (Yang and others, SOSP 2023): objects used once leave soon, and objects that come back
+/// stay.
 ///
-/// A new object enters a small queue. At its end it is dropped, or moves to the main queue when it was touched
-/// enough; at the end of the main queue it goes round again once for each of up to three touches. What is dropped from the small
-/// queue is remembered for a while, and enters the main queue at once when it comes back. As slots are
-/// reused for other objects, only [`insert_hashed`](EvictionPolicy::insert_hashed) can tell that it comes back; with plain `insert` the
-/// policy works without that memory, and is worse for it.
+/// A new object enters a small queue. At the end of that queue it is dropped, or moves to the main
+/// queue when it was touched enough. At the end of the main queue it goes round again once for each
+/// of up to three touches. An object dropped from the small queue is remembered for a while, and
+/// enters the main queue at once when it comes back. As slots are reused for other objects, only
+/// [`insert_hashed`](EvictionPolicy::insert_hashed) can tell that an object comes back. With plain
+/// `insert` the policy works without that memory, and evicts less well.
 ///
-/// A slot that `allowed` refuses goes round its queue once more, so that objects refused for long are not in the way of
-/// every call: all operations take amortised constant time unless nearly everything is refused.
+/// A slot that `allowed` refuses goes round its queue once more, so that objects refused for long
+/// do not delay every call. All operations take amortised constant time unless nearly everything is
+/// refused.
 #[derive(Debug)]
 pub struct S3Fifo {
     config: S3FifoConfig,
     rings: Rings<2>,
-    /// By slot; meaningful while the slot is in a ring.
+    /// State of each slot; meaningful while the slot is in a ring.
     slots: Vec<Slot>,
     bytes: [u128; 2],
     ghost: Ghost,
-    /// Objects remembered so far.
+    /// Number of objects remembered so far.
     gone: u32,
-    /// Calls of `evict` so far.
+    /// Number of calls of `evict` so far.
     round: u64,
 }
 
@@ -53,9 +56,9 @@ const MAX_TOUCHES: u8 = 3;
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
     bytes: u64,
-    /// The last `round` in which it was refused.
+    /// Last `round` in which the slot was refused.
     refused: u64,
-    /// 0 for an object of unknown key.
+    /// Fingerprint of the key, 0 if unknown.
     print: u32,
     touches: u8,
     ring: u8,
@@ -150,7 +153,8 @@ impl S3Fifo {
         self.bytes[usize::from(ring)] -= u128::from(bytes);
     }
 
-    /// Spares the oldest slot of a queue for its touches, if there are enough: it is then the youngest of the main queue.
+    /// Spares the oldest slot of a queue if it has enough touches. The slot becomes the youngest of
+    /// the main queue.
     fn moves_on(&mut self, ring: usize, slot: SlotId) -> bool {
         let state = &mut self.slots[slot.index()];
         if ring == MAIN {

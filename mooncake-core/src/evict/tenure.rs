@@ -1,16 +1,18 @@
-//! [`Tenure`]: least recently used, with a longer life for what has been used again.
+//! [`Tenure`]: LRU with a longer life for objects that were used again.
 
 use super::EvictionPolicy;
 use super::ghost::{Ghost, fingerprint};
 use super::rings::Rings;
 use crate::ids::SlotId;
 
-/// What [`Tenure`] can be told.
+/// Options of [`Tenure`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenureConfig {
-    /// How many times as long as a new object a tenured one may be unused (1 to 16). 1 makes the policy [`Lru`](super::Lru).
+    /// Factor by which a tenured object may stay unused longer than a new one (1 to 16). 1 makes
+    /// the policy [`Lru`](super::Lru).
     pub patience: u8,
-    /// For how many lives of a new object one that was evicted is remembered. What comes back within that time is tenured.
+    /// Time for which an evicted object is remembered, in lives of a new object. An object that
+    /// comes back within that time is tenured.
     pub memory: u8,
 }
 
@@ -20,13 +22,17 @@ impl Default for TenureConfig {
     }
 }
 
-/// LRU in which an object that was used after it was stored may stay unused twice as long as one that was not. The default.
+/// LRU in which an object that was used after it was stored may stay unused twice as long as one
+/// that was not. The default policy.
 ///
 /// An object also gets tenure by coming back soon after it was evicted, which only
-/// [`insert_hashed`](EvictionPolicy::insert_hashed) can tell. How often it is touched makes no difference (asking for an object and then
-/// reading it are two touches). Times are numbers of uses, and all that is decided follows from one of them, the life of a new object:
-/// so many shards of a cache, told one time ([`set_time`](EvictionPolicy::set_time)), decide alike, and blocks of one prefix stay or go
-/// together. (Queues with shares of their own, as in [`S3Fifo`](super::S3Fifo), do not: cut into 64 they lose half of their gain.)
+/// [`insert_hashed`](EvictionPolicy::insert_hashed) can tell. The number of touches makes no
+/// difference (a lookup of an object and the read that follows are two touches).
+///
+/// Times are numbers of uses. Every decision follows from one of them, the life of a new object. So
+/// many shards of a cache with a common clock ([`set_time`](EvictionPolicy::set_time)) decide
+/// alike, and blocks of one prefix stay or go together. Queues with shares of their own, as in
+/// [`S3Fifo`](super::S3Fifo), do not: cut into 64 they lose half of their gain.
 ///
 /// Slots that `allowed` refuses keep their place, as with [`Lru`](super::Lru).
 #[derive(Debug)]
@@ -34,11 +40,11 @@ pub struct Tenure {
     patience: u64,
     memory: u64,
     rings: Rings<2>,
-    /// By slot; meaningful while the slot is in a ring.
+    /// State of each slot; meaningful while the slot is in a ring.
     seats: Vec<Seat>,
     ghost: Ghost,
     now: u64,
-    /// For how long the last new object to go had been unused; 0 before there was one.
+    /// Time for which the last evicted new object had been unused; 0 before there was one.
     life: u64,
     victim_since: u64,
 }
@@ -49,7 +55,7 @@ const TENURED: usize = 1;
 #[derive(Clone, Copy, Debug, Default)]
 struct Seat {
     used: u64,
-    /// 0 for an object of unknown key.
+    /// Fingerprint of the key, 0 if unknown.
     print: u32,
     ring: u8,
 }
@@ -81,7 +87,7 @@ impl EvictionPolicy for Tenure {
     fn touch(&mut self, slot: SlotId) {
         if self.rings.contains(slot) {
             let print = self.leave(slot).print;
-            self.sit(TENURED, slot, print);
+            self.take_seat(TENURED, slot, print);
         }
     }
 
@@ -107,7 +113,8 @@ impl EvictionPolicy for Tenure {
         }
         self.victim_since = since;
         if seat.print != 0 && self.memory != 0 {
-            // The time as the table keeps it goes round; what is that old is overwritten long before, or costs a wrong guess.
+            // The time in the table wraps around. An entry that old has been overwritten long
+            // before, or costs a wrong guess.
             self.ghost.remember(seat.print, self.now as u32, self.rings.len(NEW) / 2 + 1);
         }
         Some(victim)
@@ -134,10 +141,10 @@ impl Tenure {
         let gone_at = if print == 0 { None } else { self.ghost.recall(print) };
         let gone_for = gone_at.map(|at| u64::from((self.now as u32).wrapping_sub(at)));
         let known = gone_for.is_some_and(|time| time <= self.memory * self.life);
-        self.sit(if known { TENURED } else { NEW }, slot, print);
+        self.take_seat(if known { TENURED } else { NEW }, slot, print);
     }
 
-    fn sit(&mut self, ring: usize, slot: SlotId, print: u32) {
+    fn take_seat(&mut self, ring: usize, slot: SlotId, print: u32) {
         self.now += 1;
         self.rings.push(ring, slot);
         if slot.index() >= self.seats.len() {
@@ -152,7 +159,7 @@ impl Tenure {
         seat
     }
 
-    /// The last use of a new object that would go at the same time.
+    /// Returns the last use of a new object that would be evicted at the same time.
     fn counts_since(&self, ring: usize, used: u64) -> u64 {
         let unused = self.now.saturating_sub(used);
         if ring == TENURED { self.now - unused / self.patience } else { used }

@@ -1,5 +1,6 @@
-//! dma-bufs: memory of one device that others are given by a file descriptor, a GPU's above all. Who exports one lists it here; wires look
-//! here whether memory they are to register is in one.
+//! dma-bufs: device memory that others access through a file descriptor, mostly memory of a GPU.
+//! Exporters list their buffers here. Transports look up here whether memory to register lies in
+//! one.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,11 +18,12 @@ static LISTED: RwLock<BTreeMap<u64, Arc<Entry>>> = RwLock::new(BTreeMap::new());
 struct Entry {
     span: MemorySpan,
     buffer: OwnedFd,
-    /// Where in the buffer the span begins.
+    /// Offset of the span in the buffer.
     offset: u64,
 }
 
-/// Keeps memory listed as a part of a dma-buf, until it is dropped. What was registered meanwhile stays as it is.
+/// Registration of memory as a part of a dma-buf, until dropped. Memory that was registered with a
+/// transport meanwhile stays registered.
 #[derive(Debug)]
 pub struct ListedDmaBuf {
     entry: Arc<Entry>,
@@ -31,18 +33,20 @@ impl ListedDmaBuf {
     /// Lists a span, which begins `offset` bytes into a dma-buf.
     ///
     /// # Errors
-    /// `Invalid` for no bytes, and for addresses some of which are listed already.
+    /// Returns `Invalid` for an empty span, and for addresses some of which are listed already.
     pub fn new(span: MemorySpan, buffer: OwnedFd, offset: u64) -> Result<Self> {
         let (addr, len) = (span.addr(), span.len as u64);
         let end = addr.checked_add(len).filter(|_| len != 0 && offset.checked_add(len).is_some());
         let end = end.ok_or_else(|| {
-            Error::invalid(format!("{len} bytes at {addr:#x} cannot be those of a dma-buf from {offset}"))
+            Error::invalid(format!(
+                "cannot list dma-buf: invalid range. address={addr:#x} len={len} offset={offset}"
+            ))
         })?;
         let mut listed = LISTED.write();
         let before = listed.range(..end).next_back();
         if before.is_some_and(|(other, entry)| other + entry.span.len as u64 > addr) {
             return Err(Error::invalid(format!(
-                "some of the {len} bytes at {addr:#x} are a dma-buf's already"
+                "cannot list dma-buf: range overlaps a listed one. address={addr:#x} len={len}"
             )));
         }
         let entry = Arc::new(Entry { span, buffer, offset });
@@ -65,7 +69,7 @@ pub struct DmaBuf {
 }
 
 impl DmaBuf {
-    /// Where in the buffer the memory begins.
+    /// Returns the offset of the memory in the buffer.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -83,7 +87,7 @@ impl fmt::Debug for DmaBuf {
     }
 }
 
-/// The dma-buf that all of a span is in, if it is listed.
+/// Returns the dma-buf that contains a whole span, if it is listed.
 pub fn dma_buf(span: MemorySpan) -> Option<DmaBuf> {
     let listed = LISTED.read();
     let (_, entry) = listed.range(..=span.addr()).next_back()?;
@@ -107,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_found_in_what_was_listed_and_only_then() {
+    fn memory_is_found_only_while_it_is_listed() {
         let at = 0x5_0000_0000;
         let listed = ListedDmaBuf::new(span(at, 0x3000), descriptor(), 0x10000).unwrap();
         let offset = |addr, len| dma_buf(span(addr, len)).map(|buffer| buffer.offset());
@@ -126,7 +130,7 @@ mod tests {
         assert_eq!((offset(at, 1), offset(at + 0x3000, 1)), (None, Some(0)));
         assert!(
             kept.as_fd().try_clone_to_owned().is_ok(),
-            "the descriptor is open as long as somebody may use it"
+            "the descriptor stays open while somebody may use it"
         );
         drop(beside);
     }

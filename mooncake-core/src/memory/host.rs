@@ -1,4 +1,5 @@
-//! Host memory straight from the kernel: private or shared (memfd), of ordinary or huge pages, zero-filled.
+//! Host memory from the kernel: private or shared (memfd), with ordinary or huge pages,
+//! zero-filled.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -14,15 +15,15 @@ use crate::error::{Error, ErrorCode, Result};
 use crate::fault_injection::is_planted;
 use crate::fork::ParentOnly;
 
-/// Size of the pages to ask the kernel for.
+/// Size of the pages to request from the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum HugePages {
-    /// The kernel's choice: ordinary pages, merged to huge ones where it can.
+    /// Pages of the kernel's choice: ordinary ones, merged to huge ones where possible.
     #[default]
     Off,
-    /// 2 MiB pages from the kernel's reserved pool; an error when it has too few.
+    /// 2 MiB pages from the kernel's reserved pool. An error if the pool has too few.
     Size2M,
-    /// 1 GiB pages from the kernel's reserved pool; an error when it has too few.
+    /// 1 GiB pages from the kernel's reserved pool. An error if the pool has too few.
     Size1G,
 }
 
@@ -40,19 +41,20 @@ impl HugePages {
     }
 }
 
-/// How [`HostMemory`] is made.
+/// Options of [`HostMemory`].
 #[derive(Clone, Debug, Default)]
 pub struct HostMemoryOptions {
     /// Page size.
     pub huge_pages: HugePages,
-    /// Bind the pages to this NUMA node.
+    /// NUMA node to bind the pages to.
     pub numa_node: Option<u32>,
-    /// Back it by a memfd of this name, so that the file descriptor can be given to another process. Its size is sealed, so that
-    /// nobody who has it can take pages away from those who mapped it.
+    /// Name of a memfd that backs the memory, so that its file descriptor can be passed to another
+    /// process. The size of the memfd is sealed, so that no holder can remove pages that others
+    /// have mapped.
     pub shared: Option<String>,
 }
 
-/// A mapping of the kernel's, zero-filled, given back on drop.
+/// Zero-filled memory mapping, unmapped on drop.
 #[derive(Debug)]
 pub struct HostMemory {
     ptr: NonNull<u8>,
@@ -60,16 +62,18 @@ pub struct HostMemory {
     mapped: usize,
     location: Location,
     shared: Option<SharedMapping>,
-    /// The file of which nobody else knows.
+    /// File that only this process uses.
     alone: Option<ParentOnly<File>>,
 }
 
 // SAFETY: the mapping belongs to this value alone and has no thread affinity.
 unsafe impl Send for HostMemory {}
-// SAFETY: shared use hands out the address only; whoever dereferences it answers for that.
+// SAFETY: shared use returns only the address; code that dereferences it must make sure of the
+// access.
 unsafe impl Sync for HostMemory {}
 
-// SAFETY: the mapping stays where it is until `drop` unmaps it; no reference to its bytes is ever made here.
+// SAFETY: the mapping stays in place until `drop` unmaps it, and no reference to its bytes is ever
+// created here.
 unsafe impl MemorySource for HostMemory {
     fn span(&self) -> MemorySpan {
         MemorySpan { location: self.location, ..MemorySpan::new(self.ptr, self.len) }
@@ -77,19 +81,23 @@ unsafe impl MemorySource for HostMemory {
 }
 
 impl HostMemory {
-    /// `len` bytes of private memory with ordinary pages.
+    /// Allocates `len` bytes of private memory with ordinary pages.
     pub fn new(len: usize) -> Result<Self> {
         Self::with(len, &HostMemoryOptions::default())
     }
 
-    /// `len` bytes as the options say. Fails by name: too little memory, no huge pages reserved, no such NUMA node.
+    /// Allocates `len` bytes with options.
+    ///
+    /// # Errors
+    ///
+    /// The message names the cause: too little memory, no reserved huge pages, no such NUMA node.
     pub fn with(len: usize, options: &HostMemoryOptions) -> Result<Self> {
         let mapped = round_up(len, options.huge_pages.page())?;
         let file =
             options.shared.as_deref().map(|name| memfd(name, mapped, options.huge_pages)).transpose()?;
         let mut flags = match &file {
             Some(_) => libc::MAP_SHARED,
-            // Miri knows mappings without further flags only.
+            // Miri knows only mappings without further flags.
             None if cfg!(miri) => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
             None => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
         };
@@ -100,7 +108,8 @@ impl HostMemory {
             .map_err(|e| cannot_map(mapped, options.huge_pages.page(), e))?;
         let mut memory = Self { ptr, len, mapped, location: Location::Any, shared: None, alone: None };
         if options.huge_pages == HugePages::Off && !cfg!(miri) {
-            // SAFETY: the range is the mapping just made; advice changes no contents. Failure costs only speed.
+            // SAFETY: the range is the new mapping; advice changes no contents. A failure costs
+            // only speed.
             unsafe { libc::madvise(ptr.as_ptr().cast(), mapped, libc::MADV_HUGEPAGE) };
         }
         if let Some(node) = options.numa_node {
@@ -108,13 +117,15 @@ impl HostMemory {
         }
         if let Some(file) = file {
             let whole = MemorySpan { location: memory.location, ..MemorySpan::new(ptr, mapped) };
-            // SAFETY: mapped just now from the start of that file; `drop` takes it off the list before the mapping goes.
+            // SAFETY: mapped just now from the start of that file; `drop` removes the entry before
+            // the mapping goes.
             memory.shared = Some(unsafe { SharedMapping::new(whole, file, 0) }?);
         }
         Ok(memory)
     }
 
-    /// Maps `len` bytes of an open file (tmpfs, DAX, a memfd received from another process) from `offset`, shared.
+    /// Maps `len` bytes of an open file (tmpfs, DAX, a memfd received from another process) from
+    /// `offset`, shared.
     pub fn map_file(file: &File, offset: u64, len: usize) -> Result<Self> {
         let size = file.metadata().map_err(Error::from)?.len();
         if !offset.is_multiple_of(page_size() as u64) {
@@ -125,35 +136,44 @@ impl HostMemory {
         }
         if len == 0 || offset.checked_add(len as u64).is_none_or(|end| end > size) {
             return Err(Error::invalid(format!(
-                "{len} bytes from {offset} do not lie in a file of {size} bytes"
+                "cannot map file: range exceeds the file. offset={offset} len={len} size={size}"
             )));
         }
         let start = libc::off_t::try_from(offset)
-            .map_err(|_| Error::invalid(format!("offset {offset} is too large")))?;
+            .map_err(|_| Error::invalid(format!("cannot map file: offset is too large. offset={offset}")))?;
         let mapped = round_up(len, page_size())?;
         let ptr = map(mapped, libc::MAP_SHARED, Some(file.as_fd()), start)
             .map_err(|e| cannot_map(len, page_size(), e))?;
         Ok(Self { ptr, len, mapped, location: Location::Any, shared: None, alone: None })
     }
 
-    /// As [`map_file`](Self::map_file), and found by [`shared_pages`](super::shared_pages): for wires that go to the file themselves. `offset` and `len`
-    /// are multiples of the file's page size.
+    /// Maps a file as [`map_file`](Self::map_file) does, and lists it for
+    /// [`shared_pages`](super::shared_pages), for transports that access the file themselves.
+    /// `offset` and `len` are multiples of the page size of the file.
     pub fn map_listed(file: File, offset: u64, len: usize) -> Result<Self> {
         let mut memory = Self::map_file(&file, offset, len)?;
         let whole = MemorySpan { location: memory.location, ..MemorySpan::new(memory.ptr, memory.mapped) };
-        // SAFETY: mapped just now from that place of the file; `drop` takes it off the list before the mapping goes.
+        // SAFETY: mapped just now from that part of the file; `drop` removes the entry before the
+        // mapping goes.
         memory.shared = Some(unsafe { SharedMapping::new(whole, file.into(), offset) }?);
         Ok(memory)
     }
 
-    /// Maps the first `len` bytes of a file of tmpfs or hugetlbfs that outlives this process, and keeps other processes from doing the same. Makes the file
-    /// longer where it is shorter, by whole pages of its file system, and takes all of them at once. Not found by [`shared_pages`](super::shared_pages): nobody is to hold pages that another process takes over. Fails by name:
-    /// another process has it (`FILE_LOCK_FAIL`), too little memory, too few huge pages, no such NUMA node.
+    /// Maps the first `len` bytes of a file of tmpfs or hugetlbfs that outlives this process, and
+    /// locks the file against other processes. A shorter file is extended, by whole pages of its
+    /// file system, and all pages are allocated at once. [`shared_pages`](super::shared_pages) does
+    /// not list the mapping: nobody may hold pages that another process takes over.
+    ///
+    /// # Errors
+    ///
+    /// The message names the cause: another process holds the file (`FILE_LOCK_FAIL`), too little
+    /// memory, too few huge pages, no such NUMA node.
     pub fn map_alone(file: File, len: usize, numa_node: Option<u32>) -> Result<Self> {
         lock_alone(&file)?;
         let page = usize::try_from(page_of(&file)?).unwrap_or(usize::MAX);
         let mapped = round_up(len, page.max(page_size()))?;
-        // Huge pages are set aside by mapping them, all or none; where pages are to lie must be said before they are taken.
+        // Mapping reserves huge pages, all or none. The NUMA node must be set before pages are
+        // allocated.
         let mut memory = Self::map_whole(file, len, mapped, Location::Any, page)?;
         if let Some(node) = numa_node {
             memory.bind(node)?;
@@ -167,45 +187,47 @@ impl HostMemory {
     fn map_whole(file: File, len: usize, mapped: usize, location: Location, page: usize) -> Result<Self> {
         let ptr =
             map(mapped, libc::MAP_SHARED, Some(file.as_fd()), 0).map_err(|e| cannot_map(mapped, page, e))?;
-        // A mapping keeps the lock as a descriptor does. So a child of a fork gets neither.
+        // A mapping keeps the lock as a descriptor does, so a child of a fork gets neither.
         if !is_planted("fork-inherits") {
-            // SAFETY: the mapping made just now; advice changes no contents.
+            // SAFETY: the range is the new mapping; advice changes no contents.
             unsafe { libc::madvise(ptr.as_ptr().cast(), mapped, libc::MADV_DONTFORK) };
         }
         Ok(Self { ptr, len, mapped, location, shared: None, alone: Some(ParentOnly::new(file)) })
     }
 
-    /// Whether it is [of a file](Self::map_alone) that outlives the process.
+    /// Returns whether the memory is [of a file](Self::map_alone) that outlives the process.
     pub fn is_lasting(&self) -> bool {
         self.alone.is_some()
     }
 
-    /// The memfd behind shared memory, to pass to another process.
+    /// Returns the memfd of shared memory, to pass to another process.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.shared.as_ref().map(|shared| shared.file().as_fd())
     }
 
-    /// Gives the pages back and keeps the addresses: nothing else comes to lie there before the hole is dropped.
+    /// Frees the pages and reserves the addresses: nothing else is mapped there before the hole is
+    /// dropped.
     pub fn into_hole(self) -> Result<AddressHole> {
         let hole = AddressHole { addr: self.ptr.as_ptr().expose_provenance(), len: self.mapped };
         let mut memory = ManuallyDrop::new(self);
         memory.shared = None;
         memory.alone = None;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-        // SAFETY: the range is our own mapping, which nobody uses any more: this value was the only one, and is gone.
+        // SAFETY: the range is a mapping of this value, which was its only user and is gone.
         let at = unsafe { libc::mmap(memory.ptr.as_ptr().cast(), hole.len, libc::PROT_NONE, flags, -1, 0) };
         // On failure the old mapping is still there; the hole unmaps it.
         if at == libc::MAP_FAILED { Err(io::Error::last_os_error().into()) } else { Ok(hole) }
     }
 
-    /// Moves the pages to other addresses and keeps the old ones, as [`into_hole`](Self::into_hole) does: what is sent there from now on
-    /// finds nothing. Comes back as it was when the kernel cannot (private memory needs Linux 5.7), or when parts of it have been cut off
-    /// from their file.
+    /// Moves the pages to other addresses and reserves the old ones, as
+    /// [`into_hole`](Self::into_hole) does: later accesses to the old addresses fail. Returns the
+    /// memory unchanged if the kernel cannot move it (private memory needs Linux 5.7), or if parts
+    /// of the memory have been detached from their file.
     pub fn relocate(self) -> std::result::Result<(Self, AddressHole), Self> {
         let moved = match (&self.shared, &self.alone) {
-            (Some(shared), _) => self.map_again(shared),
+            (Some(shared), _) => self.map_elsewhere(shared),
             (None, Some(file)) => file.try_clone().map_err(Error::from).and_then(|file| {
-                // The lock goes along.
+                // The lock stays held.
                 Self::map_whole(file, self.len, self.mapped, self.location, page_size())
             }),
             (None, None) => self.move_pages(),
@@ -219,15 +241,18 @@ impl HostMemory {
         }
     }
 
-    /// The same file at other addresses.
-    fn map_again(&self, shared: &SharedMapping) -> Result<Self> {
+    /// Maps the same file at other addresses.
+    fn map_elsewhere(&self, shared: &SharedMapping) -> Result<Self> {
         if shared.is_detached() {
-            return Err(Error::invalid("the mapping is no longer the file's"));
+            return Err(Error::invalid(
+                "cannot move memory: parts of the mapping are detached from its file",
+            ));
         }
         let file = shared.file().as_fd().try_clone_to_owned()?;
         let ptr = map(self.mapped, libc::MAP_SHARED, Some(file.as_fd()), 0)?;
         let mut memory = self.moved_to(ptr);
-        // SAFETY: the mapping just made; advice changes no contents. Failure costs only speed.
+        // SAFETY: the range is the new mapping; advice changes no contents. A failure costs only
+        // speed.
         unsafe { libc::madvise(ptr.as_ptr().cast(), memory.mapped, libc::MADV_HUGEPAGE) };
         let whole = MemorySpan { location: memory.location, ..MemorySpan::new(ptr, memory.mapped) };
         // SAFETY: as in `with`.
@@ -235,29 +260,30 @@ impl HostMemory {
         Ok(memory)
     }
 
-    /// The same pages elsewhere; none are left here.
+    /// Moves the pages to other addresses and leaves the old ones empty.
     fn move_pages(&self) -> Result<Self> {
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
         let anywhere = std::ptr::null_mut::<libc::c_void>();
-        // SAFETY: the range is our own mapping, and stays mapped, without pages. The kernel chooses where they go.
+        // SAFETY: the range is a mapping of this value, and stays mapped, without pages. The kernel
+        // chooses the new place.
         let at = unsafe { libc::mremap(self.ptr.as_ptr().cast(), self.mapped, self.mapped, flags, anywhere) };
         let ptr = NonNull::new(at.cast()).filter(|_| at != libc::MAP_FAILED);
         let ptr = ptr.ok_or_else(|| Error::from(io::Error::last_os_error()))?;
         Ok(self.moved_to(ptr))
     }
 
-    /// As much memory at another address, of no file as yet.
+    /// Describes as much memory at another address, without a file yet.
     fn moved_to(&self, ptr: NonNull<u8>) -> Self {
         let Self { len, mapped, location, .. } = *self;
         Self { ptr, len, mapped, location, shared: None, alone: None }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes (it never does).
+    /// Returns whether the memory has no bytes, which is always false.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -266,10 +292,13 @@ impl HostMemory {
         const MPOL_BIND: libc::c_int = 2;
         let mut mask = [0u64; 16];
         let Some(word) = mask.get_mut(node as usize / 64) else {
-            return Err(Error::invalid(format!("NUMA node {node} is out of range")));
+            return Err(Error::invalid(format!(
+                "cannot bind memory to NUMA node {node}: number is out of range"
+            )));
         };
         *word = 1 << (node % 64);
-        // SAFETY: the range is our own mapping, the mask outlives the call and is as long as the call is told.
+        // SAFETY: the range is a mapping of this value; the mask outlives the call and has the
+        // given length.
         let rc = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -294,19 +323,23 @@ impl HostMemory {
     }
 }
 
-/// Keeps other processes from [mapping](HostMemory::map_alone) the file, for as long as it is open or mapped. `FILE_LOCK_FAIL` when one has it.
-/// Children of a fork have what is open here, unless it is a [`ParentOnly`].
+/// Locks a file against [mapping](HostMemory::map_alone) by other processes, for as long as it is
+/// open or mapped. Children of a fork inherit the lock, unless the file is a [`ParentOnly`].
+///
+/// # Errors
+///
+/// Returns `FILE_LOCK_FAIL` if another process holds the lock.
 pub fn lock_alone(file: &File) -> Result<()> {
-    // SAFETY: the call takes numbers only.
+    // SAFETY: the arguments are plain numbers.
     if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
         return Ok(());
     }
     let error = io::Error::last_os_error();
     let holder = lock_holder(file).map_or_else(
-        || "another process has it".into(),
-        |process| format!("process {process} has it; stop that process, or give this one another file"),
+        || "another process holds it".into(),
+        |process| format!("process {process} holds it; stop that process, or give this one another file"),
     );
-    let text = format!("{holder} ({error})");
+    let text = format!("cannot lock file: {holder} ({error})");
     Err(Error::new(ErrorCode::FileLockFail, text).with_source(error))
 }
 
@@ -333,17 +366,19 @@ fn holder_in(line: &str, file: &str) -> Option<u32> {
     }
 }
 
-/// Gives a file pages of its own up to a length: later, a page that there is no memory for would end the process.
+/// Allocates the pages of a file up to a length. Otherwise a later page without memory would end
+/// the process.
 fn fill(file: &File, len: usize, page: usize) -> Result<()> {
-    let end = libc::off_t::try_from(len).map_err(|_| Error::invalid("a file that is too long"))?;
-    // SAFETY: the call takes numbers only.
+    let end = libc::off_t::try_from(len)
+        .map_err(|_| Error::invalid("cannot allocate file pages: file is too long"))?;
+    // SAFETY: the arguments are plain numbers.
     if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, end) } == 0 {
         return Ok(());
     }
     Err(cannot_map(len, page, io::Error::last_os_error()))
 }
 
-/// Addresses that hold nothing and that nothing else can have.
+/// Address range that holds nothing and that no other mapping can take.
 #[derive(Debug)]
 pub struct AddressHole {
     addr: usize,
@@ -351,9 +386,12 @@ pub struct AddressHole {
 }
 
 impl AddressHole {
-    /// Takes addresses that nothing lies at; an error when something does.
+    /// Reserves an unused address range. Returns an error if a mapping lies there.
     pub fn reserve(addr: u64, len: u64) -> Result<Self> {
-        let number = |n: u64| usize::try_from(n).map_err(|_| Error::invalid("not an address"));
+        let number = |n: u64| {
+            usize::try_from(n)
+                .map_err(|_| Error::invalid("cannot reserve addresses: value exceeds the address space"))
+        };
         let (addr, len) = (number(addr)?, number(len)?);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
         let wanted = std::ptr::with_exposed_provenance_mut(addr);
@@ -362,9 +400,13 @@ impl AddressHole {
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error().into());
         }
-        // Kernels before 4.17 take the address for a hint.
+        // Kernels before 4.17 take the address as a hint.
         let hole = Self { addr: at.expose_provenance(), len };
-        if hole.addr == addr { Ok(hole) } else { Err(Error::invalid("something else lies there")) }
+        if hole.addr == addr {
+            Ok(hole)
+        } else {
+            Err(Error::invalid("cannot reserve addresses: a mapping lies there"))
+        }
     }
 }
 
@@ -377,9 +419,9 @@ impl Drop for AddressHole {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        // Before its addresses can be another mapping's.
+        // Removed from the list before the addresses can belong to another mapping.
         self.shared = None;
-        // SAFETY: the mapping is ours, and the contract of `MemorySource` ends here.
+        // SAFETY: the mapping belongs to this value, and the contract of `MemorySource` ends here.
         unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.mapped) };
     }
 }
@@ -391,7 +433,7 @@ fn map(
     offset: libc::off_t,
 ) -> io::Result<NonNull<u8>> {
     let fd = fd.map_or(-1, |f| f.as_raw_fd());
-    // SAFETY: a new mapping at an address of the kernel's choosing touches no memory of ours.
+    // SAFETY: a new mapping at an address of the kernel's choice affects no other memory.
     let ptr = unsafe {
         libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, offset)
     };
@@ -402,7 +444,8 @@ fn map(
 }
 
 fn memfd(name: &str, len: usize, huge: HugePages) -> Result<OwnedFd> {
-    let c_name = CString::new(name).map_err(|_| Error::invalid("a memfd name has no NUL"))?;
+    let c_name =
+        CString::new(name).map_err(|_| Error::invalid("invalid memfd name: it contains a NUL byte"))?;
     let mut flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     if huge != HugePages::Off {
         flags |= libc::MFD_HUGETLB | (huge.log2().cast_unsigned() << libc::MFD_HUGE_SHIFT);
@@ -412,11 +455,11 @@ fn memfd(name: &str, len: usize, huge: HugePages) -> Result<OwnedFd> {
     if fd < 0 {
         return Err(cannot_map(len, huge.page(), io::Error::last_os_error()));
     }
-    // SAFETY: the descriptor was just made and nobody else has it.
+    // SAFETY: the descriptor is new and has no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     File::from(fd.try_clone()?).set_len(len as u64)?;
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    // SAFETY: the call takes numbers only.
+    // SAFETY: the arguments are plain numbers.
     if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
         return Err(Error::from(io::Error::last_os_error()).context("sealing the size of a memfd"));
     }
@@ -429,7 +472,7 @@ fn cannot_map(len: usize, page: usize, error: io::Error) -> Error {
         .with_source(error)
 }
 
-/// How many there are, for whoever has too few.
+/// Describes how many huge pages exist and are free, for an error message.
 fn about_huge_pages(len: usize, page: usize) -> String {
     let (wanted, size) = (len.div_ceil(page), page >> 10);
     let place = format!("/sys/kernel/mm/hugepages/hugepages-{size}kB");
@@ -437,24 +480,26 @@ fn about_huge_pages(len: usize, page: usize) -> String {
         Ok(free) => {
             let free = free.trim();
             format!(
-                " (it takes {wanted} huge pages of {size} KiB, {free} are free: {place}/nr_hugepages says how many are reserved)"
+                " (needs {wanted} huge pages of {size} KiB, {free} are free; reserve more in {place}/nr_hugepages)"
             )
         }
-        Err(_) => format!(" (it takes {wanted} pages of {size} KiB, and the kernel has no such huge pages)"),
+        Err(_) => {
+            format!(" (needs {wanted} huge pages of {size} KiB; the kernel has no huge pages of that size)")
+        }
     }
 }
 
 fn round_up(len: usize, page: usize) -> Result<usize> {
     if len == 0 {
-        return Err(Error::invalid("memory of zero bytes was asked for"));
+        return Err(Error::invalid("cannot allocate memory of zero bytes"));
     }
-    len.checked_next_multiple_of(page)
-        .filter(|&n| isize::try_from(n).is_ok())
-        .ok_or_else(|| Error::invalid(format!("{len} bytes do not fit in the address space")))
+    len.checked_next_multiple_of(page).filter(|&n| isize::try_from(n).is_ok()).ok_or_else(|| {
+        Error::invalid(format!("cannot allocate memory: {len} bytes exceed the address space"))
+    })
 }
 
 fn page_size() -> usize {
-    // SAFETY: a query without arguments that point anywhere.
+    // SAFETY: a query without pointer arguments.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).unwrap_or(4096)
 }
@@ -558,7 +603,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "no files there")]
-    fn memory_of_a_file_lasts_moves_and_is_one_process_s() {
+    fn memory_of_a_file_outlives_the_process_moves_and_is_locked() {
         let path = std::env::temp_dir().join(format!("mooncake-lasting-{}", std::process::id()));
         let memory = lasting(&path, 5000).unwrap();
         let span = memory.span();
@@ -566,13 +611,13 @@ mod tests {
         poke(span, 4999, 7);
         let refused = lasting(&path, 5000).unwrap_err();
         assert_eq!(refused.code(), ErrorCode::FileLockFail);
-        let Ok((memory, hole)) = memory.relocate() else { panic!("it can be moved") };
+        let Ok((memory, hole)) = memory.relocate() else { panic!("the memory can be moved") };
         assert_ne!(memory.span().addr(), span.addr());
         assert_eq!(peek(memory.span(), 4999), 7);
-        assert!(lasting(&path, 5000).is_err(), "it is locked after a move, too");
-        assert!(AddressHole::reserve(span.addr(), 4096).is_err(), "the hole is there");
+        assert!(lasting(&path, 5000).is_err(), "the file stays locked after a move");
+        assert!(AddressHole::reserve(span.addr(), 4096).is_err(), "the hole reserves the old addresses");
         drop((memory, hole));
-        // Another test may have come to lie there.
+        // The memory of another test may lie there meanwhile.
         let hole = AddressHole::reserve(span.addr(), 8192);
         let again = lasting(&path, 5000).unwrap();
         assert!(hole.is_err() || again.span().addr() != span.addr());
@@ -580,16 +625,16 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
     }
 
-    /// A file of huge pages; where there is none, the test says so and is left out.
+    /// Opens a file of huge pages. Without huge pages, the test prints that it is skipped.
     #[allow(clippy::print_stderr, reason = "see above")]
     fn file_of_huge_pages() -> Option<File> {
         // SAFETY: the name is a C string that outlives the call.
         let fd =
             unsafe { libc::memfd_create(c"mooncake test".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_HUGETLB) };
-        // SAFETY: the descriptor was just made and nobody else has it.
+        // SAFETY: the descriptor is new and has no other owner.
         let file = (fd >= 0).then(|| File::from(unsafe { OwnedFd::from_raw_fd(fd) }));
         if file.is_none() {
-            eprintln!("left out: no huge pages in this kernel");
+            eprintln!("skipped: this kernel has no huge pages");
         }
         file
     }
@@ -608,7 +653,7 @@ mod tests {
         let pages = format!("{} huge pages of {} KiB", (1u64 << 46) / page, page >> 10);
         assert!(said.contains(&pages) && said.contains("are free"), "{said}");
         use std::os::unix::fs::MetadataExt;
-        assert_eq!(about.metadata().unwrap().blocks(), 0, "it has taken none");
+        assert_eq!(about.metadata().unwrap().blocks(), 0, "no page is allocated");
     }
 
     #[test]
@@ -625,7 +670,7 @@ mod tests {
         let span = memory.span();
         assert_eq!((span.len, about.metadata().unwrap().len()), (5000, page));
         poke(span, 4999, 7);
-        let Ok((memory, hole)) = memory.relocate() else { panic!("it can be moved") };
+        let Ok((memory, hole)) = memory.relocate() else { panic!("the memory can be moved") };
         assert_eq!(peek(memory.span(), 4999), 7);
         drop((memory, hole));
         let again = HostMemory::map_alone(about, 5000, None).unwrap();

@@ -1,21 +1,22 @@
-//! What the kernel says of this process's own addresses.
+//! Access rights of this process to its own addresses, as reported by the kernel.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 
-/// What this process may do with a range of its address space.
+/// Access that this process has to a range of its address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mapped {
-    /// Some of it is not mapped, or may not even be read.
+    /// Partly unmapped or unreadable.
     Not,
-    /// All of it may be read, and some of it not written: touching that would end the process.
+    /// Wholly readable, but partly not writable: a write would end the process.
     ReadOnly,
-    /// All of it may be read and written.
+    /// Wholly readable and writable.
     Writable,
 }
 
-/// What this process may do with `len` bytes at an address, by the kernel's list of its mappings. Where that is not to be had, memory that is
-/// mapped counts as writable. The answer is as old as the call.
+/// Returns the access that this process has to `len` bytes at an address, from the kernel's list of
+/// its mappings. Without that list, mapped memory counts as writable. The result is valid only for
+/// the time of the call.
 pub fn mapped(address: u64, len: usize) -> Mapped {
     let Some(end) = address.checked_add(len as u64).filter(|_| len != 0) else { return Mapped::Not };
     match File::open("/proc/self/maps") {
@@ -31,7 +32,7 @@ fn by_list(mut list: impl BufRead, range: std::ops::Range<u64>) -> Mapped {
     let mut line = Vec::new();
     while covered < range.end {
         line.clear();
-        // Paths in it may be any bytes.
+        // Paths in the list may contain any bytes.
         if !matches!(list.read_until(b'\n', &mut line), Ok(1..)) {
             return Mapped::Not;
         }
@@ -48,7 +49,8 @@ fn by_list(mut list: impl BufRead, range: std::ops::Range<u64>) -> Mapped {
     if writable { Mapped::Writable } else { Mapped::ReadOnly }
 }
 
-/// First address, the one behind the last, and the rights (`rw-p`) of a line like `7f12-7f34 rw-p 0 00:00 0 /path`.
+/// Parses the first address, the one behind the last, and the rights (`rw-p`) of a line like
+/// `7f12-7f34 rw-p 0 00:00 0 /path`.
 fn mapping(line: &[u8]) -> Option<(u64, u64, &[u8])> {
     let mut words = line.split(|&byte| byte == b' ');
     let (start, end) = std::str::from_utf8(words.next()?).ok()?.split_once('-')?;
@@ -56,16 +58,16 @@ fn mapping(line: &[u8]) -> Option<(u64, u64, &[u8])> {
     Some((number(start)?, number(end)?, words.next()?))
 }
 
-/// Whether every page of a range is mapped.
+/// Returns whether every page of a range is mapped.
 #[allow(unsafe_code)]
 fn by_pages(address: u64, len: usize) -> bool {
-    // SAFETY: a query without arguments that point anywhere.
+    // SAFETY: a query without pointer arguments.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     let Ok(page) = u64::try_from(page) else { return true };
     let start = address & !(page - 1);
     let Ok(len) = usize::try_from((address - start) + len as u64) else { return false };
     let start = std::ptr::with_exposed_provenance_mut(start as usize);
-    // SAFETY: the kernel looks the range up; flags that ask for nothing change nothing.
+    // SAFETY: the kernel only looks up the range with these flags.
     let rc = unsafe { libc::msync(start, len, libc::MS_ASYNC) };
     rc == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ENOMEM)
 }
@@ -111,7 +113,7 @@ mod tests {
         assert_eq!((mapped(start, len), by_pages(start, len)), (Mapped::Writable, true));
         let middle = memory.span().ptr.as_ptr().wrapping_add(4096);
         for (rights, expected) in [(libc::PROT_READ, Mapped::ReadOnly), (libc::PROT_NONE, Mapped::Not)] {
-            // SAFETY: a page of the memory, which nobody uses meanwhile.
+            // SAFETY: the page belongs to the memory, and has no other user.
             assert_eq!(unsafe { libc::mprotect(middle.cast(), 4096, rights) }, 0);
             assert_eq!((mapped(start, len), mapped(start + 4096, 1)), (expected, expected));
             assert_eq!(

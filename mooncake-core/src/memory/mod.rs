@@ -1,8 +1,9 @@
-//! Memory that wires may touch behind the compiler's back.
+//! Memory that transports may access outside the control of the compiler.
 //!
-//! A *source* owns bytes at a fixed address; a *span* is where they are; a *location* says on which device.
-//! Registering a span with a wire makes it a region (crate `mooncake-transport`). Nothing here hands out `&[u8]`
-//! of memory that a peer may write: whoever needs bytes copies them through raw pointers.
+//! A *source* owns bytes at a fixed address; a *span* is the address range; a *location* names the
+//! device. Registering a span with a transport makes it a region (crate `mooncake-transport`).
+//! Nothing here returns `&[u8]` of memory that a remote node may write: bytes are copied through
+//! raw pointers.
 
 #[allow(unsafe_code)]
 mod device;
@@ -25,11 +26,12 @@ pub use host::{AddressHole, HostMemory, HostMemoryOptions, HugePages, lock_alone
 pub use mapped::{Mapped, mapped};
 pub use shared::{SharedMapping, SharedPages, shared_pages};
 
-/// Which memory a span lies in; the text is the one of the segment descriptors (`cpu:0`, `cuda:1`, `*`).
+/// Device that a span lies on. Its text is the one of the segment descriptors (`cpu:0`, `cuda:1`,
+/// `*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Location {
-    /// Host memory, NUMA node not known.
+    /// Host memory of an unknown NUMA node.
     #[default]
     Any,
     /// Host memory of one NUMA node.
@@ -48,22 +50,25 @@ impl fmt::Display for Location {
     }
 }
 
-/// Where bytes are, and whether they can be written at all. Says nothing about who may touch them.
+/// Address range, its device and its access rights. The span does not say who may access it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemorySpan {
-    /// First byte.
+    /// Address of the first byte.
     pub ptr: NonNull<u8>,
     /// Length in bytes.
     pub len: usize,
-    /// On which device.
+    /// Device of the bytes.
     pub location: Location,
-    /// Writing to it would end the process ([`Mapped::ReadOnly`]): wires read it and refuse to write it, for peers too.
+    /// Whether a write would end the process ([`Mapped::ReadOnly`]). Transports read such memory
+    /// and refuse to write it, for remote nodes too.
     pub read_only: bool,
-    /// Its owner may take it away while it is registered, although it should not: wires that copy to it have the kernel do that, which refuses.
+    /// Whether the owner may unmap the memory while it is registered, although it should not.
+    /// Transports that copy to such memory let the kernel copy, which refuses unmapped addresses.
     pub lent: bool,
 }
 
-// SAFETY: a span is an address and a length; using it is what needs care, and that is `unsafe` everywhere.
+// SAFETY: a span is an address and a length; only its use needs care, and that is `unsafe`
+// everywhere.
 #[allow(unsafe_code)]
 unsafe impl Send for MemorySpan {}
 // SAFETY: as above.
@@ -71,31 +76,34 @@ unsafe impl Send for MemorySpan {}
 unsafe impl Sync for MemorySpan {}
 
 impl MemorySpan {
-    /// A span of host memory that can be written.
+    /// Creates a span of writable host memory.
     pub fn new(ptr: NonNull<u8>, len: usize) -> Self {
         Self { ptr, len, location: Location::Any, read_only: false, lent: false }
     }
 
-    /// The first byte's address as peers see it.
+    /// Returns the address of the first byte, as remote nodes see it.
     pub fn addr(&self) -> u64 {
         self.ptr.as_ptr().addr() as u64
     }
 
-    /// Whether `[addr, addr + len)` lies wholly inside; false on overflow and for a length of zero.
+    /// Returns whether `[addr, addr + len)` lies wholly inside. False on overflow and for a length
+    /// of zero.
     pub fn contains(&self, addr: u64, len: u64) -> bool {
         let Some(end) = addr.checked_add(len) else { return false };
         len != 0 && addr >= self.addr() && end <= self.addr() + self.len as u64
     }
 }
 
-/// Owner of memory that wires may touch.
+/// Owner of memory that transports may access.
 ///
 /// # Safety
-/// `span` returns the same span every time, and its bytes stay allocated, readable and (unless it says read-only) writable at that address
-/// until the value is dropped, even when the value itself is moved (so hold a `NonNull`, not a `Box`). No Rust
-/// reference to the bytes exists while a wire may write them.
+///
+/// `span` returns the same span every time. Its bytes stay allocated, readable and (unless the span
+/// is read-only) writable at that address until the value is dropped, even when the value itself is
+/// moved (so hold a `NonNull`, not a `Box`). No Rust reference to the bytes exists while a
+/// transport may write them.
 #[allow(unsafe_code)]
 pub unsafe trait MemorySource: Send + Sync + 'static {
-    /// Where the bytes are.
+    /// Returns the address range of the bytes.
     fn span(&self) -> MemorySpan;
 }

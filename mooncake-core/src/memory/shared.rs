@@ -1,7 +1,9 @@
-//! Which memory of this process is backed by a file that another process can be given, by address.
+//! Table of the memory of this process that is backed by a file, by address. Such a file can be
+//! passed to another process.
 //!
-//! A wire is told an address and a length; this table leads from there to the file. [`HostMemory`](super::HostMemory) with
-//! [`shared`](super::HostMemoryOptions::shared) is in it by itself; memory of another origin is entered with [`SharedMapping::new`].
+//! A transport gets an address and a length, and looks up the file here.
+//! [`HostMemory`](super::HostMemory) with [`shared`](super::HostMemoryOptions::shared) enters
+//! itself; memory of another origin is entered with [`SharedMapping::new`].
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,41 +24,48 @@ static MAPPINGS: RwLock<BTreeMap<u64, Arc<Entry>>> = RwLock::new(BTreeMap::new()
 struct Entry {
     span: MemorySpan,
     file: File,
-    /// Where in the file the first byte lies.
+    /// Offset of the first byte in the file.
     offset: u64,
-    /// Size of the file's pages.
+    /// Size of the pages of the file.
     page: u64,
-    /// Parts of the mapping are no longer the file's.
+    /// Whether parts of the mapping have been detached from the file.
     detached: AtomicBool,
 }
 
-/// Lists a shared mapping of a file until it is dropped.
+/// Entry of a shared mapping of a file, until dropped.
 #[derive(Debug)]
 pub struct SharedMapping {
     entry: Arc<Entry>,
 }
 
 impl SharedMapping {
-    /// Lists the mapping at `span`, which shows `file` from `offset` on. `Invalid` when it is empty, does not lie in the file, starts or
-    /// is cut within a page of the file, or overlaps one that is listed.
+    /// Lists the mapping at `span`, which maps `file` from `offset` on.
+    ///
+    /// # Errors
+    ///
+    /// Returns `Invalid` when the mapping is empty, does not lie in the file, begins or ends within
+    /// a page of the file, or overlaps a listed one.
     ///
     /// # Safety
-    /// The span is a mapping of that part of the file with `MAP_SHARED`, readable and writable, and stays so until the value has been dropped.
+    /// The span is a readable and writable mapping of that part of the file with `MAP_SHARED`, and
+    /// stays so until the value has been dropped.
     pub unsafe fn new(span: MemorySpan, file: OwnedFd, offset: u64) -> Result<Self> {
         let file = File::from(file);
         let about = file.metadata().map_err(Error::from)?;
         let (addr, len, page) = (span.addr(), span.len as u64, page_of(&file)?);
         let end = addr.checked_add(len).filter(|_| len != 0);
-        let end = end.ok_or_else(|| Error::invalid(format!("{len} bytes at {addr:#x} are not memory")))?;
+        let end = end.ok_or_else(|| {
+            Error::invalid(format!("cannot list mapping: invalid range. address={addr:#x} len={len}"))
+        })?;
         if offset.checked_add(len).is_none_or(|end| end > about.len()) {
             return Err(Error::invalid(format!(
-                "{len} bytes from {offset} do not lie in a file of {} bytes",
+                "cannot list mapping: range exceeds the file. offset={offset} len={len} size={}",
                 about.len()
             )));
         }
         if [addr, len, offset].iter().any(|n| !n.is_multiple_of(page)) {
             return Err(Error::invalid(format!(
-                "{len} bytes at {addr:#x}, {offset} in the file: each must be a multiple of the page size {page}"
+                "cannot list mapping: range is not aligned to pages. address={addr:#x} len={len} offset={offset} page={page}"
             )));
         }
         let mut mappings = MAPPINGS.write();
@@ -64,7 +73,7 @@ impl SharedMapping {
             && other + entry.span.len as u64 > addr
         {
             return Err(Error::invalid(format!(
-                "{len} bytes at {addr:#x} overlap the mapping at {other:#x}"
+                "cannot list mapping: range overlaps a listed one. address={addr:#x} len={len} other={other:#x}"
             )));
         }
         let entry = Arc::new(Entry { span, file, offset, page, detached: AtomicBool::new(false) });
@@ -72,12 +81,12 @@ impl SharedMapping {
         Ok(Self { entry })
     }
 
-    /// The file.
+    /// Returns the file.
     pub fn file(&self) -> &File {
         &self.entry.file
     }
 
-    /// Whether parts of the mapping were [made private](SharedPages::make_private).
+    /// Returns whether parts of the mapping were [made private](SharedPages::make_private).
     pub fn is_detached(&self) -> bool {
         self.entry.detached.load(Ordering::Acquire)
     }
@@ -89,7 +98,7 @@ impl Drop for SharedMapping {
     }
 }
 
-/// A part of a listed mapping, by whole pages. Keeps the file, not the memory.
+/// Part of a listed mapping, by whole pages. Keeps the file open, not the memory.
 #[derive(Clone, Debug)]
 pub struct SharedPages {
     entry: Arc<Entry>,
@@ -97,7 +106,7 @@ pub struct SharedPages {
     end: u64,
 }
 
-/// The file pages that `span` lies in, if all of it is in one listed mapping.
+/// Returns the file pages that `span` lies in, if one listed mapping contains all of it.
 pub fn shared_pages(span: MemorySpan) -> Option<SharedPages> {
     let (addr, len) = (span.addr(), span.len as u64);
     let mappings = MAPPINGS.read();
@@ -105,42 +114,44 @@ pub fn shared_pages(span: MemorySpan) -> Option<SharedPages> {
     if !entry.span.contains(addr, len) || entry.detached.load(Ordering::Acquire) {
         return None;
     }
-    // The mapping starts and ends with a page, so this stays inside and does not overflow.
+    // The mapping begins and ends with a page, so the range stays inside and does not overflow.
     let first = addr - addr % entry.page;
     let end = (addr + len).next_multiple_of(entry.page);
     Some(SharedPages { entry: entry.clone(), first, end })
 }
 
 impl SharedPages {
-    /// The file.
+    /// Returns the file.
     pub fn file(&self) -> &File {
         &self.entry.file
     }
 
-    /// Where in the file an address of the mapping lies.
+    /// Returns the offset in the file of an address of the mapping.
     pub fn offset_of(&self, addr: u64) -> u64 {
         self.entry.offset + (addr - self.entry.span.addr())
     }
 
-    /// First address, and the one behind the last.
+    /// Returns the address range of the pages.
     pub fn range(&self) -> std::ops::Range<u64> {
         self.first..self.end
     }
 
-    /// Cuts these pages off from the file: contents and addresses stay, but what others do to the file is not seen here any
-    /// more, nor the other way round. The mapping is not found by [`shared_pages`] afterwards.
+    /// Detaches these pages from the file. Contents and addresses stay, but writes to the file are
+    /// no longer visible here, nor the other way round. [`shared_pages`] does not find the mapping
+    /// afterwards.
     ///
     /// # Safety
-    /// The mapping is still there.
+    /// The mapping still exists.
     pub unsafe fn make_private(&self) -> Result<()> {
         let cannot = |e: io::Error| {
-            Error::new(ErrorCode::BufferOverflow, format!("cannot cut memory off from its file: {e}"))
+            Error::new(ErrorCode::BufferOverflow, format!("cannot detach memory from its file: {e}"))
         };
         let offset = libc::off_t::try_from(self.offset_of(self.first))
-            .map_err(|_| Error::invalid("an offset that does not fit"))?;
-        let (start, len) = self.place()?;
+            .map_err(|_| Error::invalid("cannot detach memory from its file: offset is too large"))?;
+        let (start, len) = self.address_range()?;
         self.entry.detached.store(true, Ordering::Release);
-        // SAFETY: the pages are part of the listed mapping, which is still there, and show the same bytes afterwards.
+        // SAFETY: the pages are part of the listed mapping, which still exists, and show the same
+        // bytes afterwards.
         let mapped = unsafe {
             libc::mmap(
                 start.as_ptr().cast(),
@@ -155,34 +166,39 @@ impl SharedPages {
             return Err(cannot(io::Error::last_os_error()));
         }
         for at in (0..len).step_by(usize::try_from(self.entry.page).unwrap_or(4096)) {
-            // SAFETY: inside the pages. A page becomes ours when it is first written; adding nothing to a byte, atomically, loses no
-            // write of anybody else here.
+            // SAFETY: the address lies inside the pages. The first write makes a page private;
+            // adding zero to a byte, atomically, loses no concurrent write.
             unsafe { AtomicU8::from_ptr(start.add(at).as_ptr()) }.fetch_add(0, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    fn place(&self) -> Result<(NonNull<u8>, usize)> {
-        let number = |n: u64| usize::try_from(n).map_err(|_| Error::invalid("not an address"));
+    fn address_range(&self) -> Result<(NonNull<u8>, usize)> {
+        let number = |n: u64| {
+            usize::try_from(n).map_err(|_| {
+                Error::invalid("cannot detach memory from its file: value exceeds the address space")
+            })
+        };
         let skip = number(self.first - self.entry.span.addr())?;
         // SAFETY: `first` lies in the mapping.
         Ok((unsafe { self.entry.span.ptr.add(skip) }, number(self.end - self.first)?))
     }
 }
 
-/// Size of a file's pages. (Not the block size of `stat`, which is what tmpfs would like for huge pages.)
+/// Returns the page size of a file. (For huge pages, the block size of `stat` is only a hint of
+/// tmpfs.)
 pub(super) fn page_of(file: &File) -> Result<u64> {
     let mut about = std::mem::MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: there is room for what the call fills in.
+    // SAFETY: the buffer has the size of the struct.
     if unsafe { libc::fstatfs(file.as_raw_fd(), about.as_mut_ptr()) } != 0 {
         return Err(Error::from(io::Error::last_os_error()));
     }
-    // SAFETY: the call has filled it in.
+    // SAFETY: the call has filled in the struct.
     let size = unsafe { about.assume_init() }.f_bsize;
     u64::try_from(size)
         .ok()
         .filter(|n| n.is_power_of_two())
-        .ok_or_else(|| Error::invalid("a file without pages"))
+        .ok_or_else(|| Error::invalid(format!("file system reports an invalid block size. size={size}")))
 }
 
 #[cfg(test)]
@@ -196,12 +212,12 @@ mod tests {
 
     fn part(memory: &HostMemory, from: usize, len: usize) -> MemorySpan {
         assert!(from + len <= memory.len());
-        // SAFETY: just checked.
+        // SAFETY: checked above.
         MemorySpan::new(unsafe { memory.span().ptr.add(from) }, len)
     }
 
     fn byte(memory: &HostMemory, at: usize) -> &AtomicU8 {
-        // SAFETY: in range, and only touched this way.
+        // SAFETY: in range, and accessed only through atomics.
         unsafe { AtomicU8::from_ptr(part(memory, at, 1).ptr.as_ptr()) }
     }
 
@@ -223,14 +239,14 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "no memfd there")]
-    fn pages_made_private_keep_their_bytes_and_hear_nothing_more() {
+    fn pages_made_private_keep_their_bytes_and_see_no_later_writes() {
         let memory = shared(4 * 4096);
         for at in 0..4 {
             byte(&memory, at * 4096).store(at as u8 + 1, Ordering::Relaxed);
         }
         let pages = shared_pages(part(&memory, 4096, 8192)).unwrap();
         let other = HostMemory::map_file(pages.file(), 0, 4 * 4096).unwrap();
-        // SAFETY: the memory lives.
+        // SAFETY: the memory is still allocated.
         unsafe { pages.make_private() }.unwrap();
         for at in 0..4 {
             assert_eq!(byte(&memory, at * 4096).load(Ordering::Relaxed), at as u8 + 1);
@@ -252,7 +268,7 @@ mod tests {
             (memory.span(), 4096),
             (part(&memory, 1, 4096), 0),
         ] {
-            // SAFETY: refused before anything is done with it.
+            // SAFETY: the call refuses the span before any access.
             assert!(unsafe { SharedMapping::new(span, file(), offset) }.is_err());
         }
     }

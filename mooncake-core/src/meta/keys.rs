@@ -1,8 +1,9 @@
-//! Where the existing system keeps things in a metadata directory, and how the values end.
+//! Keys of Mooncake C++ in a metadata directory, and the format of their values.
 
 use bytes::Bytes;
 
-/// Builds keys: `mooncake/[<cluster>/]ram/<segment>` and `mooncake/[<cluster>/]rpc_meta/<segment>`.
+/// Builder of keys: `mooncake/[<cluster>/]ram/<segment>` and
+/// `mooncake/[<cluster>/]rpc_meta/<segment>`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetaKeys {
     prefix: String,
@@ -10,21 +11,21 @@ pub struct MetaKeys {
 }
 
 impl MetaKeys {
-    /// Keys of a cluster; an empty id (the default of the existing system) adds no level.
+    /// Creates the keys of a cluster. An empty id (the default of Mooncake C++) adds no level.
     pub fn new(cluster_id: &str) -> Self {
         let prefix =
             if cluster_id.is_empty() { "mooncake/".into() } else { format!("mooncake/{cluster_id}/") };
         Self { prefix, newline: false }
     }
 
-    /// The same for a directory in which values end with a newline: etcd and Redis. Readers take both.
+    /// Appends a newline to values, as etcd and Redis directories do. Readers accept both.
     #[must_use]
     pub fn with_newline(mut self) -> Self {
         self.newline = true;
         self
     }
 
-    /// A JSON text as it is put there.
+    /// Returns the stored form of a JSON text.
     pub fn value(&self, json: impl Into<Vec<u8>>) -> Bytes {
         let mut json = json.into();
         if self.newline {
@@ -33,7 +34,7 @@ impl MetaKeys {
         json.into()
     }
 
-    /// The segment descriptor of a segment. A name with a slash is already a path of its own.
+    /// Returns the key of a segment descriptor. A name with a slash is already a path of its own.
     pub fn segment(&self, name: &str) -> String {
         if name.contains('/') {
             format!("{}{name}", self.prefix)
@@ -42,13 +43,14 @@ impl MetaKeys {
         }
     }
 
-    /// Where a segment's handshake port is.
+    /// Returns the key of the handshake port of a segment.
     pub fn rpc_meta(&self, name: &str) -> String {
         format!("{}rpc_meta/{name}", self.prefix)
     }
 }
 
-/// Where a cluster of several masters says which of them leads: `host:port` of its calls, held under a lease.
+/// Returns the key of the current leader of a cluster of several masters. The value is `host:port`
+/// of the leader's RPC server, held under a lease.
 pub fn master_view(cluster_id: &str) -> String {
     format!("mooncake-store/{cluster_id}/master_view")
 }
@@ -70,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layout_of_the_existing_system() {
+    fn layout_of_mooncake_cpp() {
         let keys = MetaKeys::default();
         assert_eq!(keys.segment("node:1"), "mooncake/ram/node:1");
         assert_eq!(keys.segment("a/b"), "mooncake/a/b");

@@ -1,4 +1,4 @@
-//! Keys that one of many holds for as long as it says so: for electing a leader.
+//! Keys under a lease, for electing a leader.
 
 use std::time::Duration;
 
@@ -8,31 +8,34 @@ use bytes::Bytes;
 use super::MetadataBackend;
 use crate::error::Result;
 
-/// A key that was taken.
+/// Key taken under a lease.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Hold {
     /// The key.
     pub key: String,
-    /// Revision of its value: which holder this is, in the order in which they came.
+    /// Revision of the value. It grows with each holder of the key.
     pub revision: u64,
-    /// The backend's own number for it.
+    /// Number of the lease in the backend.
     pub lease: i64,
 }
 
-/// A directory whose keys can be held.
+/// Directory whose keys can be taken under a lease.
 ///
-/// Contract (the conformance suite has one case per sentence): a key has at most one holder, and can be read like any other; it goes, and watchers see
-/// it go, when its holder lets it go, or has not kept it for the time it was taken for, and not before; whose key has gone, or was deleted or
-/// written by somebody else, holds nothing any more, and what he does then touches nobody's. The time is counted by the backend, from when it takes the last
-/// word of the holder in: so a holder who counts it from when it *began* to speak is never late.
+/// Contract (the conformance suite has one case per sentence): a key has at most one holder, and
+/// can be read like any other; a key is deleted, and watchers see the deletion, when its holder
+/// releases it or has not renewed it for its lease time, and not before; a holder whose key
+/// expired, or was deleted or written by somebody else, has lost the lease, and its later calls
+/// change nothing; the backend counts the time from when it receives the last call of the holder.
+/// So a holder that counts from when it *began* that call is never late.
 #[async_trait]
 pub trait Leases: MetadataBackend {
-    /// Takes a key that nobody has, with a value, for a time (of whole seconds, two at least); `None` when somebody has it.
+    /// Takes a free key, with a value, for a time (whole seconds, at least two). Returns `None`
+    /// when the key is held.
     async fn take(&self, key: &str, value: Bytes, time: Duration) -> Result<Option<Hold>>;
 
-    /// Holds it for the same time again; false when it is lost.
+    /// Renews the lease for its full time. Returns false when the lease is lost.
     async fn keep(&self, hold: &Hold) -> Result<bool>;
 
-    /// Lets it go. What is lost already is none the worse.
+    /// Releases the key. A lost lease is ignored.
     async fn let_go(&self, hold: Hold) -> Result<()>;
 }

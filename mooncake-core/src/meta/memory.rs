@@ -1,4 +1,5 @@
-//! The directory in this process's memory: for embedded clusters, tests, and the master's own HTTP metadata server.
+//! In-memory metadata directory: for embedded clusters, tests, and the HTTP metadata server of the
+//! master.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -30,9 +31,10 @@ impl MemoryLimits {
     pub const SERVER: Self = Self { entries: 1 << 18, bytes: 1 << 30 };
 }
 
-/// A directory that lives and dies with this value. Share it by `Arc`.
+/// Directory in the memory of this process. Share it by `Arc`.
 ///
-/// Nothing in it runs by itself: that the time of a held key is over is noticed by whatever call comes next, [`expire`](Self::expire) if no other.
+/// No task runs in the background. The next call of any method deletes expired keys, or
+/// [`expire`](Self::expire) if there is no other.
 #[derive(Debug)]
 pub struct MemoryMetadata {
     clock: SharedClock,
@@ -47,25 +49,25 @@ struct State {
     bytes: usize,
     revision: u64,
     watchers: Watchers,
-    /// Keys that are held.
+    /// Leases by key.
     holds: HashMap<String, Lease>,
 }
 
 #[derive(Debug)]
 struct Lease {
-    /// Of the value it was taken with.
+    /// Revision of the value that the key was taken with.
     revision: u64,
     time: Duration,
     until: Moment,
 }
 
 impl MemoryMetadata {
-    /// An empty directory, by the machine's clock.
+    /// Creates an empty directory on the clock of the machine.
     pub fn new() -> Self {
         Self::with_clock(SystemClock::shared())
     }
 
-    /// An empty directory that counts the time of held keys on this clock.
+    /// Creates an empty directory that counts lease times on this clock.
     pub fn with_clock(clock: SharedClock) -> Self {
         Self { clock, limits: MemoryLimits::NONE, state: Mutex::default() }
     }
@@ -102,13 +104,13 @@ impl MemoryMetadata {
         ))
     }
 
-    /// Lets go what has been held for long enough, and tells watchers.
+    /// Deletes keys whose lease has expired, and notifies watchers.
     pub fn expire(&self) {
-        drop(self.now());
+        drop(self.lock_current());
     }
 
-    /// What there is now.
-    fn now(&self) -> MutexGuard<'_, State> {
+    /// Locks the state and deletes expired keys.
+    fn lock_current(&self) -> MutexGuard<'_, State> {
         let mut state = self.state.lock();
         if !state.holds.is_empty() {
             let now = self.clock.now();
@@ -131,12 +133,12 @@ impl State {
     fn set(&mut self, key: &str, value: Bytes) -> u64 {
         self.revision += 1;
         let entry = MetaValue { value, revision: self.revision };
-        self.watchers.tell(key, Some(&entry));
+        self.watchers.notify(key, Some(&entry));
         self.bytes += key.len() + entry.value.len();
         if let Some(old) = self.entries.insert(key.to_owned(), entry) {
             self.bytes -= key.len() + old.value.len();
         }
-        // What somebody else writes is nobody's to hold.
+        // A write by somebody else ends the lease.
         self.holds.remove(key);
         self.revision
     }
@@ -145,7 +147,7 @@ impl State {
         self.holds.remove(key);
         let Some(old) = self.entries.remove(key) else { return false };
         self.bytes -= key.len() + old.value.len();
-        self.watchers.tell(key, None);
+        self.watchers.notify(key, None);
         true
     }
 
@@ -161,11 +163,11 @@ impl MetadataBackend for MemoryMetadata {
     }
 
     async fn get(&self, key: &str) -> Result<Option<MetaValue>> {
-        Ok(self.now().entries.get(key).cloned())
+        Ok(self.lock_current().entries.get(key).cloned())
     }
 
     async fn put(&self, key: &str, value: Bytes, expect: Expect) -> Result<u64> {
-        let mut state = self.now();
+        let mut state = self.lock_current();
         let current = state.entries.get(key).map(|v| v.revision);
         expect.check(key, current)?;
         self.check_limits(&state, key, &value)?;
@@ -173,11 +175,11 @@ impl MetadataBackend for MemoryMetadata {
     }
 
     async fn delete(&self, key: &str) -> Result<bool> {
-        Ok(self.now().remove(key))
+        Ok(self.lock_current().remove(key))
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<(String, MetaValue)>> {
-        let state = self.now();
+        let state = self.lock_current();
         Ok(state
             .entries
             .range(prefix.to_owned()..)
@@ -187,14 +189,14 @@ impl MetadataBackend for MemoryMetadata {
     }
 
     async fn watch(&self, prefix: &str) -> Result<BoxStream<'static, MetaEvent>> {
-        Ok(self.now().watchers.add(prefix))
+        Ok(self.lock_current().watchers.add(prefix))
     }
 }
 
 #[async_trait]
 impl Leases for MemoryMetadata {
     async fn take(&self, key: &str, value: Bytes, time: Duration) -> Result<Option<Hold>> {
-        let mut state = self.now();
+        let mut state = self.lock_current();
         if state.entries.contains_key(key) {
             return Ok(None);
         }
@@ -206,14 +208,14 @@ impl Leases for MemoryMetadata {
     }
 
     async fn keep(&self, hold: &Hold) -> Result<bool> {
-        let mut state = self.now();
+        let mut state = self.lock_current();
         let Some(lease) = state.held(hold) else { return Ok(false) };
         lease.until = self.clock.now().after(lease.time);
         Ok(true)
     }
 
     async fn let_go(&self, hold: Hold) -> Result<()> {
-        let mut state = self.now();
+        let mut state = self.lock_current();
         if state.held(&hold).is_some() {
             state.remove(&hold.key);
         }

@@ -1,4 +1,5 @@
-//! Conformance suite of [`SegmentAllocator`]: one case per sentence of its contract, and random steps beside an oracle.
+//! Conformance suite of [`SegmentAllocator`]: one case per sentence of its contract, and random
+//! steps beside an oracle.
 //!
 //! [`allocator_conformance!`](crate::allocator_conformance) turns it into tests of your allocator:
 //!
@@ -11,9 +12,9 @@
 //! }
 //! ```
 //!
-//! An allocator may refuse although a range is long enough (that is fragmentation, and measured elsewhere), but it has to
-//! keep the promise of `largest_free`. Whether `release` panics when the extent is not live is left to
-//! the allocator; [`refuses_a_second_release`] checks that one does.
+//! An allocator may refuse a request although a range is long enough (fragmentation, which is
+//! measured elsewhere), but it must keep the promise of `largest_free`. The contract does not say
+//! whether `release` panics when the extent is not live; [`refuses_a_second_release`] checks it.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,8 +25,8 @@ use proptest::test_runner::{Config, TestRunner};
 use crate::alloc::{AllocError, Extent, SegmentAllocator};
 use crate::clock::Rng;
 
-/// Makes tests of a [`SegmentAllocator`]: `allocator_conformance!(MyAllocator)` or, to say more,
-/// `allocator_conformance!(module_name, MyAllocator, config)`.
+/// Generates the tests of a [`SegmentAllocator`]: `allocator_conformance!(MyAllocator)` or, with
+/// options, `allocator_conformance!(module_name, MyAllocator, config)`.
 #[macro_export]
 macro_rules! allocator_conformance {
     ($allocator:ty) => {
@@ -42,10 +43,10 @@ macro_rules! allocator_conformance {
             use super::*;
 
             $crate::allocator_conformance!(@cases $allocator, $config;
-                live_extents_never_overlap, live_extents_lie_inside, an_extent_is_what_was_asked_for,
+                live_extents_never_overlap, live_extents_lie_inside, an_extent_is_as_requested,
                 releasing_all_makes_one_free_range, used_is_the_sum_of_live_lengths,
                 the_same_calls_give_the_same_offsets, bad_requests_are_refused, a_full_segment_refuses,
-                largest_free_can_be_allocated, reserve_takes_exactly_the_range, reserve_refuses_what_is_not_free,
+                largest_free_can_be_allocated, reserve_takes_exactly_the_range, reserve_refuses_ranges_that_are_not_free,
                 a_layout_can_be_rebuilt, a_segment_may_be_empty_or_huge, random_steps_agree_with_the_oracle);
         }
     };
@@ -57,37 +58,37 @@ macro_rules! allocator_conformance {
     )*};
 }
 
-/// One call to an allocator, in terms that make sense in any state.
+/// Call of an allocator, meaningful in any state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AllocStep {
     /// `allocate(len, 1 << align_log2)`.
     Allocate {
-        /// Bytes asked for.
+        /// Requested bytes.
         len: u64,
         /// Power of two of the alignment.
         align_log2: u32,
     },
     /// `allocate(largest_free() + more, 1)`.
     AllocateLargest {
-        /// Bytes beyond what is promised; 0 has to succeed.
+        /// Bytes beyond the promised length; 0 must succeed.
         more: u64,
     },
-    /// Releases the live extent of this number, counted by offset and modulo how many there are.
+    /// Releases the live extent of this number, in order of offset, modulo their count.
     Release(usize),
-    /// `reserve` of any range, free or not.
+    /// Reserves any range, free or not.
     Reserve(Extent),
-    /// `reserve` of a part of the free range of this number (counted as in `Release`).
+    /// Reserves a part of the free range of this number (counted as in `Release`).
     ReserveFree {
-        /// Which free range.
+        /// Number of the free range.
         range: usize,
-        /// Bytes left out at its start, modulo its length.
+        /// Bytes skipped at its start, modulo its length.
         skip: u64,
-        /// Bytes taken, cut to what is there.
+        /// Bytes reserved, at most the rest of the range.
         len: u64,
     },
 }
 
-/// Random steps that make sense for a segment of `capacity` bytes.
+/// Returns a strategy of random steps for a segment of `capacity` bytes.
 pub fn alloc_steps(capacity: u64, max_steps: usize) -> impl Strategy<Value = Vec<AllocStep>> {
     let len = prop_oneof![8 => 1..=(capacity / 16).max(1), 2 => 1..=capacity.max(1), 1 => 0..=64u64];
     let align_log2 = prop_oneof![4 => Just(0u32), 1 => 0..=12u32, 1 => 0..=63u32];
@@ -102,25 +103,25 @@ pub fn alloc_steps(capacity: u64, max_steps: usize) -> impl Strategy<Value = Vec
     proptest::collection::vec(step, 0..=max_steps)
 }
 
-/// An allocator beside a map of what it should hold. Every call is checked; a violation panics with the sentence
-/// of the contract that does not hold.
+/// Allocator beside a map of its expected content. Every call is checked. A violation panics with
+/// the broken sentence of the contract.
 #[derive(Debug)]
 pub struct Checked<A> {
     allocator: A,
     capacity: u64,
-    /// Offset to length.
+    /// Lengths of live ranges, by offset.
     live: BTreeMap<u64, u64>,
 }
 
 impl<A: SegmentAllocator> Checked<A> {
-    /// A new allocator over `capacity` bytes.
+    /// Creates an allocator over `capacity` bytes.
     pub fn new(capacity: u64, config: &A::Config) -> Self {
         let checked = Self { allocator: A::new(capacity, config), capacity, live: BTreeMap::new() };
-        checked.check_figures();
+        checked.check_statistics();
         checked
     }
 
-    /// Performs one step. The offset of the extent that it took, if any, is returned for comparison.
+    /// Performs one step. Returns the offset of the allocated extent, if any, for comparison.
     pub fn step(&mut self, step: &AllocStep) -> Option<u64> {
         match *step {
             AllocStep::Allocate { len, align_log2 } => self.allocate(len, 1 << align_log2),
@@ -149,7 +150,7 @@ impl<A: SegmentAllocator> Checked<A> {
         .map(|extent| extent.offset)
     }
 
-    /// `allocate`, checked.
+    /// Calls `allocate` and checks the result.
     pub fn allocate(&mut self, len: u64, align: u64) -> Result<Extent, AllocError> {
         let promised = self.allocator.largest_free();
         let result = self.allocator.allocate(len, align);
@@ -170,28 +171,28 @@ impl<A: SegmentAllocator> Checked<A> {
                 assert_eq!(error, AllocError::Invalid, "length 0 and odd alignments are Invalid");
             }
             Err(error) if len > self.capacity => {
-                assert_eq!(error, AllocError::TooLarge, "what can never fit is TooLarge");
+                assert_eq!(error, AllocError::TooLarge, "a length that can never fit is TooLarge");
             }
             Err(error) => {
-                assert_eq!(error, AllocError::Full, "what could fit later is Full");
+                assert_eq!(error, AllocError::Full, "a length that could fit later is Full");
                 assert!(
                     align != 1 || len > promised,
                     "{len} bytes were refused, largest_free was {promised}"
                 );
             }
         }
-        self.check_figures();
+        self.check_statistics();
         result
     }
 
-    /// `release`, checked.
+    /// Calls `release` and checks the effect.
     pub fn release(&mut self, extent: Extent) {
-        assert_eq!(self.live.remove(&extent.offset), Some(extent.len), "the case releases what is live");
+        assert_eq!(self.live.remove(&extent.offset), Some(extent.len), "the case releases a live extent");
         self.allocator.release(extent);
-        self.check_figures();
+        self.check_statistics();
     }
 
-    /// `reserve`, checked.
+    /// Calls `reserve` and checks the result.
     pub fn reserve(&mut self, extent: Extent) -> Result<Extent, AllocError> {
         let expected = match extent.end() {
             _ if extent.len == 0 => Err(AllocError::Invalid),
@@ -203,16 +204,16 @@ impl<A: SegmentAllocator> Checked<A> {
         if expected.is_ok() {
             self.live.insert(extent.offset, extent.len);
         }
-        self.check_figures();
+        self.check_statistics();
         result
     }
 
-    /// Live extents by offset.
+    /// Returns the live extents by offset.
     pub fn live(&self) -> Vec<Extent> {
         self.live.iter().map(|(&offset, &len)| Extent { offset, len }).collect()
     }
 
-    /// Free ranges by offset.
+    /// Returns the free ranges by offset.
     pub fn free(&self) -> Vec<Extent> {
         let starts = std::iter::once(0).chain(self.live.iter().map(|(offset, len)| offset + len));
         let ends = self.live.keys().copied().chain(std::iter::once(self.capacity));
@@ -220,12 +221,12 @@ impl<A: SegmentAllocator> Checked<A> {
         gaps.filter(|gap| gap.len != 0).collect()
     }
 
-    /// The allocator itself, for what the checks do not cover.
+    /// Returns the allocator, for what the checks do not cover.
     pub fn allocator(&self) -> &A {
         &self.allocator
     }
 
-    /// Releases everything and checks that the whole segment can be had in one piece.
+    /// Releases everything and checks that the whole segment is one free range.
     pub fn finish(mut self) {
         let mut rng = Rng::seeded(self.live.len() as u64);
         let mut live = self.live();
@@ -249,8 +250,8 @@ impl<A: SegmentAllocator> Checked<A> {
         before && after.is_none_or(|(&next, _)| extent.end().is_some_and(|end| end <= next))
     }
 
-    fn check_figures(&self) {
-        assert_eq!(self.allocator.capacity(), self.capacity, "capacity is what it was made with");
+    fn check_statistics(&self) {
+        assert_eq!(self.allocator.capacity(), self.capacity, "capacity is the one it was created with");
         assert_eq!(
             self.allocator.used(),
             self.live.values().sum::<u64>(),
@@ -258,7 +259,10 @@ impl<A: SegmentAllocator> Checked<A> {
         );
         let longest = self.free().iter().map(|gap| gap.len).max().unwrap_or(0);
         let promised = self.allocator.largest_free();
-        assert!(promised <= longest, "largest_free is never more than there is: {promised} of {longest}");
+        assert!(
+            promised <= longest,
+            "largest_free never exceeds the longest free range: {promised} of {longest}"
+        );
         assert!(promised != 0 || longest == 0, "largest_free is 0 only when nothing is free");
     }
 }
@@ -280,7 +284,7 @@ fn mixed<A: SegmentAllocator>(config: &A::Config, seed: u64) -> Checked<A> {
     checked
 }
 
-/// Live extents never overlap.
+/// Checks that live extents never overlap.
 pub fn live_extents_never_overlap<A: SegmentAllocator>(config: &A::Config) {
     let checked = mixed::<A>(config, 1);
     for pair in checked.live().windows(2) {
@@ -288,18 +292,19 @@ pub fn live_extents_never_overlap<A: SegmentAllocator>(config: &A::Config) {
     }
 }
 
-/// Live extents lie inside `0..capacity`.
+/// Checks that live extents lie inside `0..capacity`.
 pub fn live_extents_lie_inside<A: SegmentAllocator>(config: &A::Config) {
     for capacity in [1, 2, 63, 64, 65, 4095, 4097, 1_000_003] {
         let mut checked = Checked::<A>::new(capacity, config);
         while checked.allocate(capacity.div_ceil(10), 1).is_ok() {}
-        assert!(!checked.live().is_empty(), "a tenth of a free segment can be had");
+        assert!(!checked.live().is_empty(), "a tenth of a free segment can be allocated");
         checked.finish();
     }
 }
 
-/// An extent has exactly the length asked for and an offset that is a multiple of `align`.
-pub fn an_extent_is_what_was_asked_for<A: SegmentAllocator>(config: &A::Config) {
+/// Checks that an extent has exactly the requested length and an offset that is a multiple of
+/// `align`.
+pub fn an_extent_is_as_requested<A: SegmentAllocator>(config: &A::Config) {
     let mut checked = Checked::<A>::new(MIB, config);
     for align in (0..20).map(|bit| 1 << bit) {
         for len in [1, 17, 4096, 4097] {
@@ -315,7 +320,7 @@ pub fn an_extent_is_what_was_asked_for<A: SegmentAllocator>(config: &A::Config) 
     assert_eq!(checked.allocate(100, 1 << 63).map(|extent| extent.offset), Ok(0));
 }
 
-/// Releasing every extent, in any order, makes the whole capacity one free range again.
+/// Checks that releasing every extent, in any order, makes the whole capacity one free range again.
 pub fn releasing_all_makes_one_free_range<A: SegmentAllocator>(config: &A::Config) {
     (2..6).for_each(|seed| mixed::<A>(config, seed).finish());
     for backwards in [false, true] {
@@ -330,24 +335,26 @@ pub fn releasing_all_makes_one_free_range<A: SegmentAllocator>(config: &A::Confi
     }
 }
 
-/// `used` is the sum of the live lengths.
+/// Checks that `used` is the sum of the live lengths.
 pub fn used_is_the_sum_of_live_lengths<A: SegmentAllocator>(config: &A::Config) {
     let mut checked = Checked::<A>::new(10_000, config);
-    let (a, b) = (checked.allocate(1, 1).expect("room"), checked.allocate(1025, 512).expect("room"));
-    assert_eq!(checked.allocator().used(), 1026, "used counts what was asked for, not what was set aside");
+    let (a, b) =
+        (checked.allocate(1, 1).expect("enough space"), checked.allocate(1025, 512).expect("enough space"));
+    assert_eq!(checked.allocator().used(), 1026, "used counts the requested bytes");
     checked.release(a);
-    assert_eq!(checked.allocator().used(), 1025, "used goes down by what is released");
+    assert_eq!(checked.allocator().used(), 1025, "used goes down by the released length");
     checked.release(b);
     assert_eq!(checked.allocator().used(), 0, "used is 0 when nothing is live");
 }
 
-/// The same calls give the same offsets.
+/// Checks that the same calls give the same offsets.
 pub fn the_same_calls_give_the_same_offsets<A: SegmentAllocator>(config: &A::Config) {
     let (a, b) = (mixed::<A>(config, 7), mixed::<A>(config, 7));
     assert_eq!(a.live(), b.live(), "the same calls give the same offsets");
 }
 
-/// Length 0 and alignments that are no power of two are `Invalid`; more than the capacity is `TooLarge`.
+/// Checks that length 0 and alignments that are no power of two are `Invalid`, and that more than
+/// the capacity is `TooLarge`.
 pub fn bad_requests_are_refused<A: SegmentAllocator>(config: &A::Config) {
     let mut checked = Checked::<A>::new(MIB, config);
     for (len, align) in [(0, 1), (0, 0), (1, 0), (1, 3), (5, u64::MAX), (0, 1 << 63)] {
@@ -361,10 +368,10 @@ pub fn bad_requests_are_refused<A: SegmentAllocator>(config: &A::Config) {
     checked.finish();
 }
 
-/// A full segment refuses with `Full`, and accepts again after a release.
+/// Checks that a full segment refuses with `Full`, and accepts again after a release.
 pub fn a_full_segment_refuses<A: SegmentAllocator>(config: &A::Config) {
     let mut checked = Checked::<A>::new(MIB, config);
-    let whole = checked.allocate(MIB, 1).expect("a free segment can be had whole");
+    let whole = checked.allocate(MIB, 1).expect("a free segment can be allocated whole");
     for (len, align) in [(1, 1), (MIB, 1), (1, 4096), (100, 1 << 63)] {
         assert_eq!(checked.allocate(len, align), Err(AllocError::Full), "{len} bytes at {align}");
     }
@@ -373,13 +380,13 @@ pub fn a_full_segment_refuses<A: SegmentAllocator>(config: &A::Config) {
     assert_eq!(checked.allocate(MIB, 1), Ok(whole));
 }
 
-/// `largest_free` bytes can be allocated.
+/// Checks that `largest_free` bytes can be allocated.
 pub fn largest_free_can_be_allocated<A: SegmentAllocator>(config: &A::Config) {
     let mut checked = mixed::<A>(config, 8);
     let mut last = u64::MAX;
     while checked.allocator().largest_free() != 0 {
         let largest = checked.allocator().largest_free();
-        assert!(largest <= last, "taking space does not make more");
+        assert!(largest <= last, "an allocation does not raise largest_free");
         last = largest;
         checked.allocate(largest, 1).expect("largest_free bytes can be allocated");
     }
@@ -387,7 +394,7 @@ pub fn largest_free_can_be_allocated<A: SegmentAllocator>(config: &A::Config) {
     checked.finish();
 }
 
-/// `reserve` takes exactly the range that it is given.
+/// Checks that `reserve` takes exactly the given range.
 pub fn reserve_takes_exactly_the_range<A: SegmentAllocator>(config: &A::Config) {
     let mut checked = Checked::<A>::new(1000, config);
     for (offset, len) in [(0, 1), (999, 1), (500, 7), (507, 3), (490, 10), (1, 489)] {
@@ -398,8 +405,9 @@ pub fn reserve_takes_exactly_the_range<A: SegmentAllocator>(config: &A::Config) 
     checked.finish();
 }
 
-/// `reserve` refuses ranges that are not wholly free or lie outside, and changes nothing then.
-pub fn reserve_refuses_what_is_not_free<A: SegmentAllocator>(config: &A::Config) {
+/// Checks that `reserve` refuses ranges that are not wholly free or lie outside, and then changes
+/// nothing.
+pub fn reserve_refuses_ranges_that_are_not_free<A: SegmentAllocator>(config: &A::Config) {
     let mut checked = Checked::<A>::new(1000, config);
     checked.reserve(Extent { offset: 100, len: 100 }).expect("free");
     for (offset, len) in [(100, 100), (50, 51), (199, 1), (0, 1000), (120, 5), (50, 200)] {
@@ -416,7 +424,8 @@ pub fn reserve_refuses_what_is_not_free<A: SegmentAllocator>(config: &A::Config)
     checked.finish();
 }
 
-/// The extents of one allocator can be reserved in another, in any order, and both behave well from there on.
+/// Checks that the extents of one allocator can be reserved in another, in any order, and that
+/// later calls work.
 pub fn a_layout_can_be_rebuilt<A: SegmentAllocator>(config: &A::Config) {
     let old = mixed::<A>(config, 9);
     let (mut new, mut rng) = (Checked::<A>::new(MIB, config), Rng::seeded(10));
@@ -430,11 +439,11 @@ pub fn a_layout_can_be_rebuilt<A: SegmentAllocator>(config: &A::Config) {
     while new.allocator().largest_free() != 0 {
         new.allocate(new.allocator().largest_free(), 1).expect("largest_free bytes can be allocated");
     }
-    assert_eq!(new.allocator().used(), MIB, "what was free can be used");
+    assert_eq!(new.allocator().used(), MIB, "all free space can be allocated");
     new.finish();
 }
 
-/// No capacity at all, and all that 64 bits can say, are both fine.
+/// Checks that a capacity of zero and the largest capacity of 64 bits both work.
 pub fn a_segment_may_be_empty_or_huge<A: SegmentAllocator>(config: &A::Config) {
     let mut empty = Checked::<A>::new(0, config);
     assert_eq!(empty.allocate(1, 1), Err(AllocError::TooLarge));
@@ -443,14 +452,15 @@ pub fn a_segment_may_be_empty_or_huge<A: SegmentAllocator>(config: &A::Config) {
 
     let mut huge = Checked::<A>::new(u64::MAX, config);
     huge.reserve(Extent { offset: u64::MAX - 10, len: 10 }).expect("free");
-    huge.allocate(17, 1 << 62).expect("room");
-    huge.allocate(1 << 40, 1 << 40).expect("room");
-    huge.allocate((1 << 62) - 1, 1).expect("room");
-    huge.allocate(u64::MAX, 1 << 63).expect_err("no room");
+    huge.allocate(17, 1 << 62).expect("enough space");
+    huge.allocate(1 << 40, 1 << 40).expect("enough space");
+    huge.allocate((1 << 62) - 1, 1).expect("enough space");
+    huge.allocate(u64::MAX, 1 << 63).expect_err("no space");
     huge.finish();
 }
 
-/// Random steps, checked one by one beside the oracle, twice with the same outcome, then everything released.
+/// Checks random steps one by one beside the oracle, twice with the same outcome, and releases
+/// everything.
 pub fn random_steps_agree_with_the_oracle<A: SegmentAllocator>(config: &A::Config) {
     let capacities = prop_oneof![1..=300u64, 1..=100_000u64, Just(1 << 16), Just(u64::MAX / 2)];
     let cases = capacities.prop_flat_map(|capacity| (Just(capacity), alloc_steps(capacity, 120)));
@@ -475,12 +485,12 @@ pub fn random_steps_agree_with_the_oracle<A: SegmentAllocator>(config: &A::Confi
     }
 }
 
-/// Panics unless releasing what is not live panics: an extent released twice, a part of one, one never handed
-/// out. Not part of the contract, which only allows it.
+/// Checks that releasing an extent that is not live panics: an extent released twice, a part of
+/// one, one never allocated. The contract allows this check, but does not require it.
 pub fn refuses_a_second_release<A: SegmentAllocator>(config: &A::Config) {
     let mut allocator = A::new(1000, config);
-    let a = allocator.allocate(100, 1).expect("room");
-    let b = allocator.allocate(100, 1).expect("room");
+    let a = allocator.allocate(100, 1).expect("enough space");
+    let b = allocator.allocate(100, 1).expect("enough space");
     allocator.release(a);
     let wrong = [
         a,
@@ -490,7 +500,7 @@ pub fn refuses_a_second_release<A: SegmentAllocator>(config: &A::Config) {
     ];
     for extent in wrong {
         let outcome = catch_unwind(AssertUnwindSafe(|| allocator.release(extent)));
-        assert!(outcome.is_err(), "{extent:?} is not live, and was released all the same");
+        assert!(outcome.is_err(), "{extent:?} is not live, but its release succeeded");
         assert_eq!(allocator.used(), 100, "a refused release changes nothing");
     }
     allocator.release(b);

@@ -1,7 +1,8 @@
-//! Devices that are not there: memory that only copies reach, for tests without a GPU.
+//! Fake devices with memory that only copies reach, for tests without a GPU.
 //!
-//! Addresses of such memory are reserved and closed, so whoever touches them ends the test process; the bytes lie elsewhere. Copies run on a
-//! thread of their own, in any order and after delays that a seed decides, and fail when a test says so.
+//! The addresses of such memory are reserved and inaccessible, so any direct access ends the test
+//! process; the bytes lie elsewhere. Copies run on a thread of their own, in any order and after
+//! delays that a seed decides, and fail when a test says so.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,7 +22,7 @@ use crate::{Error, ErrorCode, Result};
 /// Longest delay of a copy.
 const DELAY_MICROS: u64 = 300;
 
-/// The driver of all test devices of a process.
+/// Driver of all test devices of a process.
 #[derive(Debug)]
 struct TestDriver {
     allocations: RwLock<BTreeMap<u64, Arc<Allocation>>>,
@@ -32,9 +33,9 @@ struct TestDriver {
 
 #[derive(Debug)]
 struct Allocation {
-    /// Where nobody gets at it.
+    /// Inaccessible address range.
     span: MemorySpan,
-    /// The bytes.
+    /// Bytes of the memory.
     bytes: HostMemory,
     device: Arc<Device>,
     copies: AtomicU64,
@@ -48,24 +49,24 @@ struct Device {
     held: AtomicBool,
 }
 
-/// One device. Its faults are its own, so tests of one process do not meet.
+/// Fake device with faults of its own, so that tests of one process do not interfere.
 #[derive(Debug)]
 pub struct TestDevice {
     driver: &'static TestDriver,
     device: Arc<Device>,
 }
 
-/// Memory of a test device, zero-filled. Must not be dropped during a copy, which ends the process.
+/// Memory of a test device, zero-filled. A drop during a copy ends the process.
 #[derive(Debug)]
 pub struct TestDeviceMemory {
     driver: &'static TestDriver,
     allocation: Arc<Allocation>,
 }
 
-/// The driver that serves this process. The first call has it do so.
+/// Returns the driver of this process. The first call installs it.
 ///
 /// # Panics
-/// When another driver serves it already.
+/// Panics when another driver is installed already.
 fn driver() -> &'static TestDriver {
     static SERVING: OnceLock<Arc<TestDriver>> = OnceLock::new();
     SERVING.get_or_init(|| {
@@ -79,14 +80,14 @@ fn driver() -> &'static TestDriver {
         std::thread::Builder::new()
             .name("test-devices".into())
             .spawn(move || queue.work())
-            .expect("a thread for test devices");
-        serve_device_memory(driver.clone()).expect("no other driver of device memory in a test process");
+            .expect("cannot start the thread of test devices");
+        serve_device_memory(driver.clone()).expect("a test process has no other driver of device memory");
         driver
     })
 }
 
 impl TestDevice {
-    /// A new device, with a number of its own.
+    /// Creates a device, with a number of its own.
     pub fn new() -> Self {
         static LAST: AtomicU32 = AtomicU32::new(0);
         let device = Device {
@@ -98,49 +99,50 @@ impl TestDevice {
         Self { driver: driver(), device: Arc::new(device) }
     }
 
-    /// Its place.
+    /// Returns the location of the device.
     pub fn location(&self) -> Location {
         Location::Cuda(self.device.ordinal)
     }
 
-    /// New memory of so many bytes.
+    /// Allocates so many bytes of device memory.
     ///
     /// # Errors
-    /// No memory left.
+    /// Returns an error if no memory is left.
     pub fn memory(&self, len: usize) -> Result<TestDeviceMemory> {
         let bytes = HostMemory::new(len)?;
-        let span = MemorySpan { location: self.location(), ..MemorySpan::new(closed(len)?, len) };
+        let span =
+            MemorySpan { location: self.location(), ..MemorySpan::new(reserve_inaccessible(len)?, len) };
         let allocation =
             Arc::new(Allocation { span, bytes, device: self.device.clone(), copies: AtomicU64::new(0) });
         self.driver.allocations.write().insert(span.addr(), allocation.clone());
         Ok(TestDeviceMemory { driver: self.driver, allocation })
     }
 
-    /// Copies to and from it so far.
+    /// Returns the number of copies from and to the device so far.
     pub fn copies(&self) -> u64 {
         self.device.copies.load(Ordering::SeqCst)
     }
 
-    /// Has its next copies fail, when half of the bytes are there.
+    /// Makes the next copies of the device fail, after half of the bytes.
     pub fn fail_copies(&self, next: u64) {
         self.device.failing.store(next, Ordering::SeqCst);
     }
 
-    /// Has its copies wait until they are let go on.
+    /// Holds the copies of the device back, or releases them.
     pub fn hold(&self, yes: bool) {
         let _order = self.driver.queue.jobs.lock();
         self.device.held.store(yes, Ordering::SeqCst);
         self.driver.queue.changed.notify_all();
     }
 
-    /// Copies to and from it that wait to be made.
+    /// Returns the number of waiting copies of the device.
     pub fn waiting(&self) -> usize {
         let jobs = self.driver.queue.jobs.lock();
         let ours = |side: &Arc<Allocation>| Arc::ptr_eq(&side.device, &self.device);
         jobs.iter().filter(|job| job.sides.iter().any(ours)).count()
     }
 
-    /// Has the copies that wait go on after a while.
+    /// Releases the held copies after a while.
     pub fn let_go_after(&self, span: Duration) -> std::thread::JoinHandle<()> {
         let device = Self { driver: self.driver, device: self.device.clone() };
         std::thread::spawn(move || {
@@ -149,12 +151,12 @@ impl TestDevice {
         })
     }
 
-    /// Whether there is page-locked memory, for all test devices of the process.
+    /// Allows or refuses page-locked memory, for all test devices of the process.
     pub fn allow_staging(&self, yes: bool) {
         self.driver.staging.store(yes, Ordering::SeqCst);
     }
 
-    /// Bytes of page-locked memory that are in use in this process.
+    /// Returns the bytes of page-locked memory that are in use in this process.
     pub fn staged_bytes(&self) -> u64 {
         self.driver.staged.load(Ordering::SeqCst)
     }
@@ -167,33 +169,40 @@ impl Default for TestDevice {
 }
 
 impl TestDeviceMemory {
-    /// All its bytes, as a device would see them.
+    /// Returns all bytes, as a device would see them.
     pub fn bytes(&self) -> Vec<u8> {
         let span = self.allocation.bytes.span();
         let mut bytes = vec![0; span.len];
-        // SAFETY: as many bytes, of a vector of our own. Copies that run at the same time are the test's affair.
+        // SAFETY: the vector has as many bytes. The test is responsible for concurrent copies.
         unsafe { span.ptr.copy_to_nonoverlapping(NonNull::from(&mut bytes[..]).cast(), span.len) };
         bytes
     }
 
-    /// Puts bytes at its front, as a device would.
+    /// Writes bytes at the front, as a device would.
     ///
     /// # Panics
-    /// When they are more than there is room for.
+    /// Panics when the bytes exceed the memory.
     pub fn fill(&self, bytes: &[u8]) {
         let span = self.allocation.bytes.span();
-        assert!(bytes.len() <= span.len, "{} bytes do not fit in {}", bytes.len(), span.len);
-        // SAFETY: in range, and `bytes` is a reference to other memory.
+        assert!(
+            bytes.len() <= span.len,
+            "cannot fill memory: too many bytes. bytes={} len={}",
+            bytes.len(),
+            span.len
+        );
+        // SAFETY: in range, and `bytes` refers to other memory.
         unsafe { span.ptr.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
     }
 
-    /// Where it is, as a program that knows the address only would say it.
+    /// Returns the address range without the device, as a program that knows only the address would
+    /// pass it.
     pub fn unlocated(&self) -> MemorySpan {
         MemorySpan { location: Location::Any, ..self.allocation.span }
     }
 }
 
-// SAFETY: the addresses are reserved until the value is dropped. Nobody reads or writes there but by the driver.
+// SAFETY: the addresses are reserved until the value is dropped. Only the driver reads or writes
+// there.
 unsafe impl MemorySource for TestDeviceMemory {
     fn span(&self) -> MemorySpan {
         self.allocation.span
@@ -206,29 +215,29 @@ impl Drop for TestDeviceMemory {
         let listed = self.driver.allocations.write().remove(&span.addr());
         drop(listed);
         if self.allocation.copies.load(Ordering::SeqCst) != 0 {
-            // A panic could be caught, and the test pass.
+            // A panic could be caught, and the test would pass.
             std::process::abort();
         }
-        // SAFETY: reserved by `closed`, and off the list.
+        // SAFETY: reserved by `reserve_inaccessible`, and no longer listed.
         unsafe { libc::munmap(span.ptr.as_ptr().cast(), span.len.max(1)) };
     }
 }
 
-/// Addresses that nobody can touch.
-fn closed(len: usize) -> Result<NonNull<u8>> {
+/// Reserves an inaccessible address range.
+fn reserve_inaccessible(len: usize) -> Result<NonNull<u8>> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping at an address of the kernel's choosing touches no memory of ours.
+    // SAFETY: a new mapping at an address of the kernel's choice affects no other memory.
     let at = unsafe { libc::mmap(std::ptr::null_mut(), len.max(1), libc::PROT_NONE, flags, -1, 0) };
     if at == libc::MAP_FAILED {
         return Err(std::io::Error::last_os_error().into());
     }
-    // Addresses are named by numbers, as programs name them.
+    // Addresses are passed as numbers, as programs do.
     let _ = at.expose_provenance();
     NonNull::new(at.cast()).ok_or_else(|| Error::internal("the kernel mapped at address zero"))
 }
 
-/// One side of a copy.
-struct Side {
+/// Source or destination of a copy.
+struct CopySide {
     ptr: NonNull<u8>,
     allocation: Option<Arc<Allocation>>,
 }
@@ -240,19 +249,20 @@ impl TestDriver {
         allocation.span.contains(addr, 1).then(|| allocation.clone())
     }
 
-    fn side(&self, span: MemorySpan) -> Result<Side> {
-        let unknown = || Error::invalid(format!("{} bytes at {:#x} are no device's", span.len, span.addr()));
+    fn side(&self, span: MemorySpan) -> Result<CopySide> {
+        let unknown =
+            || Error::invalid(format!("no device memory there. address={:#x} len={}", span.addr(), span.len));
         let Some(allocation) = self.find(span.addr()) else {
             let host = !span.location.is_device();
-            return host.then_some(Side { ptr: span.ptr, allocation: None }).ok_or_else(unknown);
+            return host.then_some(CopySide { ptr: span.ptr, allocation: None }).ok_or_else(unknown);
         };
         if !allocation.span.contains(span.addr(), span.len as u64) {
             return Err(unknown());
         }
         let offset = (span.addr() - allocation.span.addr()) as usize;
-        // SAFETY: inside, as just checked.
+        // SAFETY: inside, as checked above.
         let ptr = unsafe { allocation.bytes.span().ptr.add(offset) };
-        Ok(Side { ptr, allocation: Some(allocation) })
+        Ok(CopySide { ptr, allocation: Some(allocation) })
     }
 }
 
@@ -263,7 +273,10 @@ impl DeviceDriver for TestDriver {
 
     unsafe fn copy(&self, from: MemorySpan, to: MemorySpan) -> Result<Box<dyn PendingCopy>> {
         if from.len != to.len || from.len == 0 {
-            return Err(Error::invalid(format!("a copy of {} bytes to {}", from.len, to.len)));
+            return Err(Error::invalid(format!(
+                "cannot copy memory: lengths differ or are zero. from={} to={}",
+                from.len, to.len
+            )));
         }
         let (from, len, to) = (self.side(from)?, from.len, self.side(to)?);
         let outcome = Arc::new(Outcome::default());
@@ -281,30 +294,30 @@ impl DeviceDriver for TestDriver {
         }
         let memory = HostMemory::new(len)?;
         self.staged.fetch_add(len as u64, Ordering::SeqCst);
-        Ok(Box::new(Staging { memory, staged: self.staged.clone() }))
+        Ok(Box::new(StagingMemory { memory, staged: self.staged.clone() }))
     }
 }
 
-/// Counted memory.
-struct Staging {
+/// Page-locked memory that is counted while in use.
+struct StagingMemory {
     memory: HostMemory,
     staged: Arc<AtomicU64>,
 }
 
-// SAFETY: the memory inside keeps the promise.
-unsafe impl MemorySource for Staging {
+// SAFETY: the memory inside keeps the contract.
+unsafe impl MemorySource for StagingMemory {
     fn span(&self) -> MemorySpan {
         self.memory.span()
     }
 }
 
-impl Drop for Staging {
+impl Drop for StagingMemory {
     fn drop(&mut self) {
         self.staged.fetch_sub(self.memory.span().len as u64, Ordering::SeqCst);
     }
 }
 
-/// Copies to make.
+/// Queue of pending copies.
 #[derive(Default)]
 struct Queue {
     jobs: Mutex<Vec<Job>>,
@@ -319,11 +332,11 @@ struct Job {
     outcome: Arc<Outcome>,
 }
 
-// SAFETY: whoever asked for the copy keeps both sides until it is over, on whatever thread.
+// SAFETY: the caller of the copy keeps both sides until it is complete, on whatever thread.
 unsafe impl Send for Job {}
 
 impl Queue {
-    /// Makes copies for as long as the process runs.
+    /// Performs copies for as long as the process runs.
     fn work(&self) {
         let mut rng = Rng::seeded(0x6d6f_6f6e);
         loop {
@@ -338,7 +351,7 @@ impl Queue {
                     self.changed.wait(&mut jobs);
                 }
             };
-            // Some come at once, some late.
+            // Runs some copies at once, some late.
             if rng.below(2) == 0 {
                 std::thread::park_timeout(Duration::from_micros(rng.below(DELAY_MICROS)));
             }
@@ -365,7 +378,8 @@ impl Job {
             side.device.failing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok()
         });
         let len = if fails { self.len / 2 } else { self.len };
-        // SAFETY: whoever asked for the copy promised it (`DeviceDriver::copy`); they may overlap inside one allocation.
+        // SAFETY: promised by the caller of the copy (`DeviceDriver::copy`); the sides may overlap
+        // inside one allocation.
         unsafe { self.from.copy_to(self.to, len) };
         self.sides.iter().for_each(|side| _ = side.copies.fetch_sub(1, Ordering::SeqCst));
         *self.outcome.ended.lock() = Some(!fails);
@@ -373,7 +387,7 @@ impl Job {
     }
 }
 
-/// Whether a copy is over, and went well.
+/// Outcome of a copy: whether it is complete, and whether it succeeded.
 #[derive(Default)]
 struct Outcome {
     ended: Mutex<Option<bool>>,
@@ -385,7 +399,7 @@ struct Pending {
 }
 
 impl Pending {
-    fn settle(&self) -> Result<()> {
+    fn wait_until_ended(&self) -> Result<()> {
         let mut ended = self.outcome.ended.lock();
         self.outcome.changed.wait_while(&mut ended, |ended| ended.is_none());
         result(ended.unwrap_or_default())
@@ -398,13 +412,13 @@ impl PendingCopy for Pending {
     }
 
     fn wait(self: Box<Self>) -> Result<()> {
-        self.settle()
+        self.wait_until_ended()
     }
 }
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        let _ = self.settle();
+        let _ = self.wait_until_ended();
     }
 }
 
@@ -420,13 +434,13 @@ mod tests {
 
     fn host(bytes: &[u8]) -> HostMemory {
         let memory = HostMemory::new(bytes.len()).unwrap();
-        // SAFETY: new, and that long.
+        // SAFETY: the memory is new, and has that length.
         unsafe { memory.span().ptr.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
         memory
     }
 
     fn part(span: MemorySpan, from: usize, len: usize) -> MemorySpan {
-        // SAFETY: the tests ask for ranges inside, or hand the result to who checks.
+        // SAFETY: the tests pass ranges inside, or pass the result to a call that checks it.
         MemorySpan { ptr: unsafe { span.ptr.add(from) }, len, ..span }
     }
 
@@ -436,13 +450,13 @@ mod tests {
         let device = TestDevice::new();
         let (memory, bytes) = (device.memory(100).unwrap(), host(b"0123456789"));
         let there = part(memory.span(), 40, 10);
-        // SAFETY: both live, and nobody else has them.
+        // SAFETY: both are allocated, and have no other user.
         unsafe { copy_memory(bytes.span(), there) }.unwrap();
         assert_eq!(&memory.bytes()[39..51], b"\x000123456789\0");
         let (back, other) = (host(&[0; 10]), device.memory(10).unwrap());
         // SAFETY: as above.
         unsafe { copy_memory(there, other.span()) }.unwrap();
-        // SAFETY: as above. An address alone does as well.
+        // SAFETY: as above. An address without a device works, too.
         unsafe { device_driver().unwrap().copy(other.unlocated(), back.span()).unwrap().wait() }.unwrap();
         // SAFETY: in range, and the copy is over.
         assert_eq!(unsafe { back.span().ptr.cast::<[u8; 10]>().read() }, *b"0123456789");
@@ -451,7 +465,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "no memory without rights there")]
-    fn places_are_known_by_the_address() {
+    fn devices_are_found_by_address() {
         let (one, two) = (TestDevice::new(), TestDevice::new());
         let (memory, bytes) = (one.memory(100).unwrap(), host(&[0; 8]));
         assert_ne!(one.location(), two.location());
@@ -463,7 +477,7 @@ mod tests {
         assert_eq!(gone.located(), gone);
         let beyond = two.memory(8).unwrap();
         let beyond = part(beyond.span(), 1, 8);
-        // SAFETY: refused before anything is touched.
+        // SAFETY: the call refuses the range before any access.
         assert!(unsafe { copy_memory(bytes.span(), beyond) }.is_err());
         // SAFETY: as above.
         assert!(unsafe { copy_memory(bytes.span(), part(beyond, 0, 7)) }.is_err());
@@ -476,7 +490,7 @@ mod tests {
         let bytes = host(b"01234567");
         let (there, here) = (sick.memory(8).unwrap(), well.memory(8).unwrap());
         sick.fail_copies(1);
-        // SAFETY: all live, and nobody else has them.
+        // SAFETY: all are allocated, and have no other user.
         unsafe {
             copy_memory(bytes.span(), here.span()).unwrap();
             assert!(copy_memory(bytes.span(), there.span()).is_err());

@@ -1,4 +1,5 @@
-//! Conformance suite of [`EvictionPolicy`]: one case per sentence of its contract, and random steps beside an oracle.
+//! Conformance suite of [`EvictionPolicy`]: one case per sentence of its contract, and random steps
+//! beside an oracle.
 //!
 //! [`eviction_conformance!`](crate::eviction_conformance) turns it into tests of your policy:
 //!
@@ -11,7 +12,7 @@
 //! }
 //! ```
 //!
-//! Which slot goes first is a policy's own business and not tested here.
+//! The suite does not test which slot goes first; that is up to the policy.
 
 use std::collections::BTreeSet;
 
@@ -21,8 +22,8 @@ use proptest::test_runner::{Config, TestRunner};
 use crate::evict::EvictionPolicy;
 use crate::ids::SlotId;
 
-/// Makes tests of an [`EvictionPolicy`]: `eviction_conformance!(MyPolicy)` or, to say more,
-/// `eviction_conformance!(module_name, MyPolicy, config)`.
+/// Generates the tests of an [`EvictionPolicy`]: `eviction_conformance!(MyPolicy)` or, with
+/// options, `eviction_conformance!(module_name, MyPolicy, config)`.
 #[macro_export]
 macro_rules! eviction_conformance {
     ($policy:ty) => {
@@ -53,30 +54,30 @@ macro_rules! eviction_conformance {
     )*};
 }
 
-/// One call to a policy.
+/// Call of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EvictStep {
-    /// `insert(slot, bytes)`, or `insert_hashed(slot, bytes, hash)`.
+    /// Calls `insert(slot, bytes)`, or `insert_hashed(slot, bytes, hash)`.
     Insert {
-        /// Which slot.
+        /// Slot of the object.
         slot: SlotId,
-        /// Size of the object in it.
+        /// Size of the object.
         bytes: u64,
-        /// Hash of its key, if it is told.
+        /// Hash of the key, if the policy gets one.
         hash: Option<u64>,
     },
-    /// `touch`.
+    /// Calls `touch`.
     Touch(SlotId),
-    /// `remove`.
+    /// Calls `remove`.
     Remove(SlotId),
-    /// `evict`, with these slots refused.
+    /// Calls `evict` and refuses some slots.
     Evict {
-        /// Leased or pinned.
+        /// Slots to refuse, as if leased or pinned.
         refused: BTreeSet<SlotId>,
     },
 }
 
-/// Random steps over `slots` slots.
+/// Returns a strategy of random steps over `slots` slots.
 pub fn evict_steps(slots: u32, max_steps: usize) -> impl Strategy<Value = Vec<EvictStep>> {
     let slot = || (0..slots.max(1)).prop_map(SlotId);
     let bytes = prop_oneof![4 => 1..=10_000u64, 1 => Just(0u64), 1 => any::<u64>()];
@@ -95,8 +96,8 @@ pub fn evict_steps(slots: u32, max_steps: usize) -> impl Strategy<Value = Vec<Ev
     proptest::collection::vec(step, 0..=max_steps)
 }
 
-/// A policy beside the set of slots that it should hold. Every call is checked; a violation panics with the
-/// sentence of the contract that does not hold.
+/// Policy beside the set of slots that it should hold. Every call is checked. A violation panics
+/// with the broken sentence of the contract.
 #[derive(Debug)]
 pub struct Checked<P> {
     policy: P,
@@ -104,14 +105,14 @@ pub struct Checked<P> {
 }
 
 impl<P: EvictionPolicy> Checked<P> {
-    /// A new policy that expects about `slots` slots.
+    /// Creates a policy that expects about `slots` slots.
     pub fn new(slots: usize, config: &P::Config) -> Self {
         let checked = Self { policy: P::new(slots, config), held: BTreeSet::new() };
         checked.check_len();
         checked
     }
 
-    /// Performs one step. The victim, if any, is returned for comparison.
+    /// Performs one step. Returns the victim, if any, for comparison.
     pub fn step(&mut self, step: &EvictStep) -> Option<SlotId> {
         match step {
             &EvictStep::Insert { slot, bytes, hash: None } => self.insert(slot, bytes),
@@ -127,27 +128,27 @@ impl<P: EvictionPolicy> Checked<P> {
         None
     }
 
-    /// `insert`, checked.
+    /// Calls `insert` and checks the effect.
     pub fn insert(&mut self, slot: SlotId, bytes: u64) {
         self.policy.insert(slot, bytes);
         self.held.insert(slot);
         self.check_len();
     }
 
-    /// `touch`, checked.
+    /// Calls `touch` and checks the effect.
     pub fn touch(&mut self, slot: SlotId) {
         self.policy.touch(slot);
         self.check_len();
     }
 
-    /// `remove`, checked.
+    /// Calls `remove` and checks the effect.
     pub fn remove(&mut self, slot: SlotId) {
         self.policy.remove(slot);
         self.held.remove(&slot);
         self.check_len();
     }
 
-    /// `evict`, checked.
+    /// Calls `evict` and checks the result.
     pub fn evict(&mut self, allowed: impl Fn(SlotId) -> bool) -> Option<SlotId> {
         let mut offered = BTreeSet::new();
         let victim = self.policy.evict(&mut |slot| {
@@ -160,8 +161,8 @@ impl<P: EvictionPolicy> Checked<P> {
         });
         match victim {
             Some(slot) => {
-                assert!(offered.contains(&slot), "evict returns only what it has asked about: {slot:?}");
-                assert!(allowed(slot), "evict returns only slots for which allowed said yes: {slot:?}");
+                assert!(offered.contains(&slot), "evict returns only a slot that it has offered: {slot:?}");
+                assert!(allowed(slot), "evict returns only slots for which allowed returned true: {slot:?}");
                 self.held.remove(&slot);
             }
             None => assert_eq!(offered, self.held, "None means that every slot was refused or there is none"),
@@ -170,7 +171,7 @@ impl<P: EvictionPolicy> Checked<P> {
         victim
     }
 
-    /// Slots that the policy should hold.
+    /// Returns the slots that the policy should hold.
     pub fn held(&self) -> &BTreeSet<SlotId> {
         &self.held
     }
@@ -182,7 +183,7 @@ impl<P: EvictionPolicy> Checked<P> {
         }
         assert!(self.held.is_empty(), "as many victims as slots");
         assert_eq!(self.evict(|_| true), None, "nothing is left");
-        assert!(self.policy.is_empty(), "is_empty says so");
+        assert!(self.policy.is_empty(), "is_empty is true");
     }
 
     fn check_len(&self) {
@@ -196,14 +197,14 @@ fn filled<P: EvictionPolicy>(config: &P::Config, slots: u32) -> Checked<P> {
     checked
 }
 
-/// `evict` returns only slots that were inserted and not removed since.
+/// Checks that `evict` returns only slots that were inserted and not removed since.
 pub fn evict_returns_only_slots_held<P: EvictionPolicy>(config: &P::Config) {
     let mut checked = filled::<P>(config, 20);
     (0..20).step_by(3).for_each(|slot| checked.remove(SlotId(slot)));
     checked.finish();
 }
 
-/// `evict` returns only slots for which `allowed` said yes.
+/// Checks that `evict` returns only slots for which `allowed` returned true.
 pub fn evict_asks_before_it_takes<P: EvictionPolicy>(config: &P::Config) {
     let mut checked = filled::<P>(config, 20);
     for _ in 0..10 {
@@ -214,7 +215,7 @@ pub fn evict_asks_before_it_takes<P: EvictionPolicy>(config: &P::Config) {
     checked.finish();
 }
 
-/// A slot that `evict` returns is gone from the policy.
+/// Checks that a slot that `evict` returns is gone from the policy.
 pub fn a_victim_is_gone<P: EvictionPolicy>(config: &P::Config) {
     let mut checked = filled::<P>(config, 3);
     let victim = checked.evict(|_| true).expect("a slot is there");
@@ -223,7 +224,7 @@ pub fn a_victim_is_gone<P: EvictionPolicy>(config: &P::Config) {
     checked.finish();
 }
 
-/// A slot that `allowed` refused stays, and goes when it is allowed.
+/// Checks that a slot that `allowed` refused stays, and goes when it is allowed.
 pub fn a_refused_slot_stays<P: EvictionPolicy>(config: &P::Config) {
     let mut checked = filled::<P>(config, 10);
     for _ in 0..5 {
@@ -235,7 +236,7 @@ pub fn a_refused_slot_stays<P: EvictionPolicy>(config: &P::Config) {
     checked.finish();
 }
 
-/// `evict` offers each slot at most once per call, however often it was used.
+/// Checks that `evict` offers each slot at most once per call, however often it was used.
 pub fn a_slot_is_offered_once_per_call<P: EvictionPolicy>(config: &P::Config) {
     let mut checked = filled::<P>(config, 50);
     for round in 0..8 {
@@ -246,7 +247,7 @@ pub fn a_slot_is_offered_once_per_call<P: EvictionPolicy>(config: &P::Config) {
     checked.finish();
 }
 
-/// `None` means that every slot was refused or there is none.
+/// Checks that `None` means that every slot was refused or there is none.
 pub fn none_means_that_nothing_may_go<P: EvictionPolicy>(config: &P::Config) {
     let mut checked = Checked::<P>::new(0, config);
     assert_eq!(checked.evict(|_| true), None);
@@ -255,7 +256,7 @@ pub fn none_means_that_nothing_may_go<P: EvictionPolicy>(config: &P::Config) {
     assert_eq!(checked.evict(|_| true), Some(SlotId(5)));
 }
 
-/// `insert` of a known slot is a `touch`.
+/// Checks that `insert` of a known slot is a `touch`.
 pub fn insert_of_a_known_slot_is_a_touch<P: EvictionPolicy>(config: &P::Config) {
     let victims = |again: fn(&mut Checked<P>, SlotId)| {
         let mut checked = filled::<P>(config, 12);
@@ -266,7 +267,7 @@ pub fn insert_of_a_known_slot_is_a_touch<P: EvictionPolicy>(config: &P::Config) 
     assert_eq!(inserted, victims(|checked, slot| checked.touch(slot)), "insert of a known slot is a touch");
 }
 
-/// `touch` and `remove` of an unknown slot do nothing.
+/// Checks that `touch` and `remove` of an unknown slot do nothing.
 pub fn unknown_slots_are_ignored<P: EvictionPolicy>(config: &P::Config) {
     let mut checked = filled::<P>(config, 4);
     for slot in [4, 1000, u32::MAX].map(SlotId) {
@@ -279,7 +280,7 @@ pub fn unknown_slots_are_ignored<P: EvictionPolicy>(config: &P::Config) {
     checked.finish();
 }
 
-/// `len` counts the slots held.
+/// Checks that `len` counts the slots held.
 pub fn len_counts_the_slots_held<P: EvictionPolicy>(config: &P::Config) {
     let mut checked = filled::<P>(config, 9);
     checked.insert(SlotId(3), 1);
@@ -290,7 +291,7 @@ pub fn len_counts_the_slots_held<P: EvictionPolicy>(config: &P::Config) {
     assert!(!checked.policy.is_empty());
 }
 
-/// The same calls give the same victims.
+/// Checks that the same calls give the same victims.
 pub fn the_same_calls_give_the_same_victims<P: EvictionPolicy>(config: &P::Config) {
     let victims = || {
         let mut checked = filled::<P>(config, 100);
@@ -300,7 +301,8 @@ pub fn the_same_calls_give_the_same_victims<P: EvictionPolicy>(config: &P::Confi
     assert_eq!(victims(), victims(), "the same calls give the same victims");
 }
 
-/// A slot may be inserted again once it has left, with another object, and slots need not come in order.
+/// Checks that a slot may be inserted again once it has left, with another object, and that slots
+/// need not come in order.
 pub fn slots_may_be_reused<P: EvictionPolicy>(config: &P::Config) {
     let mut checked = Checked::<P>::new(1, config);
     for turn in 0..200u64 {
@@ -314,7 +316,7 @@ pub fn slots_may_be_reused<P: EvictionPolicy>(config: &P::Config) {
     checked.finish();
 }
 
-/// Whatever was used how often, everything can be evicted.
+/// Checks that everything can be evicted, whatever was used how often.
 pub fn everything_can_be_evicted<P: EvictionPolicy>(config: &P::Config) {
     let mut checked = filled::<P>(config, 64);
     for slot in 0..64 {
@@ -323,7 +325,8 @@ pub fn everything_can_be_evicted<P: EvictionPolicy>(config: &P::Config) {
     checked.finish();
 }
 
-/// Random steps, checked one by one beside the oracle, twice with the same outcome, then everything evicted.
+/// Checks random steps one by one beside the oracle, twice with the same outcome, and evicts
+/// everything.
 pub fn random_steps_agree_with_the_oracle<P: EvictionPolicy>(config: &P::Config) {
     let cases = (1..=40u32).prop_flat_map(|slots| (Just(slots), evict_steps(slots, 200)));
     let run = |slots: u32, steps: &[EvictStep]| {

@@ -1,20 +1,21 @@
-//! Children of a fork.
+//! Forked child processes.
 
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 
-/// Longest life of a child in seconds, should nobody end it.
+/// Longest life of a child in seconds, if nobody ends it.
 const LIFE: u32 = 180;
 
-/// Forks a child that does nothing and lives on when its parent dies. Returns its number once the fork handlers of the child have run.
+/// Forks a child that does nothing and lives on when its parent dies. Returns its process id once
+/// the fork handlers of the child have run.
 ///
 /// # Errors
-/// The system's error.
+/// Returns the error of the system.
 pub fn fork_child() -> io::Result<u32> {
     let (mut ready, tell) = io::pipe()?;
-    // SAFETY: the child calls what is allowed there only.
+    // SAFETY: the child makes only calls that are allowed there.
     let child = match unsafe { libc::fork() } {
-        // SAFETY: all calls are allowed in a child, and the byte is of the program.
+        // SAFETY: all calls are allowed in a child, and the byte is a constant of the program.
         0 => unsafe {
             libc::write(tell.as_raw_fd(), b"!".as_ptr().cast(), 1);
             libc::close(tell.as_raw_fd());
@@ -30,7 +31,7 @@ pub fn fork_child() -> io::Result<u32> {
     Ok(child)
 }
 
-/// Child of a fork, ended when dropped. It need not be a child of this process.
+/// Forked process, killed when dropped. It need not be a child of this process.
 #[derive(Debug)]
 pub struct ForkedChild(pub u32);
 
@@ -38,7 +39,7 @@ impl ForkedChild {
     /// Forks a child of this process.
     ///
     /// # Errors
-    /// As [`fork_child`].
+    /// Returns the errors of [`fork_child`].
     pub fn fork() -> io::Result<Self> {
         fork_child().map(Self)
     }
@@ -47,7 +48,7 @@ impl ForkedChild {
 impl Drop for ForkedChild {
     fn drop(&mut self) {
         let Ok(number) = libc::pid_t::try_from(self.0) else { return };
-        // SAFETY: a signal, and no memory. A child of another process is not waited for.
+        // SAFETY: the calls access no memory. `waitpid` ignores a child of another process.
         unsafe {
             libc::kill(number, libc::SIGKILL);
             libc::waitpid(number, std::ptr::null_mut(), 0);

@@ -9,11 +9,12 @@ use futures::stream::BoxStream;
 use crate::clock::{Clock, Moment};
 use crate::meta::{Expect, Hold, Leases, MetaEvent};
 
-/// For how long keys are taken here.
+/// Lease time of the keys.
 const TIME: Duration = Duration::from_secs(2);
 
-/// Runs every case against an empty backend, on a clock that goes as fast as the backend's own. `pass` lets time pass, and the backend notice. Panics with the
-/// sentence that does not hold.
+/// Runs every case against an empty backend, on a clock that goes as fast as that of the backend.
+/// `pass` lets time pass, and lets the backend notice it. Panics with the broken sentence of the
+/// contract.
 pub async fn check(backend: &dyn Leases, clock: &dyn Clock, pass: impl AsyncFn(Duration)) {
     one_holder(backend).await;
     lost_to_others(backend).await;
@@ -39,18 +40,22 @@ async fn gone(events: &mut BoxStream<'static, MetaEvent>, key: &str) {
 async fn one_holder(backend: &dyn Leases) {
     let key = "hold/one";
     let mut events = backend.watch(key).await.expect("watch");
-    let first = take(backend, key, "a").await.expect("a key that nobody has can be taken");
+    let first = take(backend, key, "a").await.expect("a free key can be taken");
     assert_eq!(take(backend, key, "b").await, None, "a key has at most one holder");
     let read = backend.get(key).await.expect("get").expect("a held key can be read");
-    assert_eq!((read.value.as_ref(), read.revision), (&b"a"[..], first.revision), "with its holder's value");
-    let other = take(backend, "hold/other", "c").await.expect("another key is another matter");
-    assert!(backend.keep(&first).await.expect("keep"), "the holder holds it");
+    assert_eq!(
+        (read.value.as_ref(), read.revision),
+        (&b"a"[..], first.revision),
+        "with the value of its holder"
+    );
+    let other = take(backend, "hold/other", "c").await.expect("another key is independent");
+    assert!(backend.keep(&first).await.expect("keep"), "the holder renews its lease");
     let revision = first.revision;
     backend.let_go(first).await.expect("let go");
     gone(&mut events, key).await;
-    assert!(backend.get(key).await.expect("get").is_none(), "what is let go is gone");
-    let second = take(backend, key, "b").await.expect("and can be taken");
-    assert!(second.revision > revision, "holders are numbered in the order in which they came");
+    assert!(backend.get(key).await.expect("get").is_none(), "a released key is deleted");
+    let second = take(backend, key, "b").await.expect("a released key can be taken");
+    assert!(second.revision > revision, "revisions grow with each holder");
     for hold in [second, other] {
         backend.let_go(hold).await.expect("let go");
     }
@@ -60,20 +65,27 @@ async fn lost_to_others(backend: &dyn Leases) {
     let key = "hold/lost";
     let deleted = take(backend, key, "a").await.expect("take");
     assert!(backend.delete(key).await.expect("delete"));
-    assert!(!backend.keep(&deleted).await.expect("keep"), "whose key was deleted holds nothing");
-    assert!(backend.get(key).await.expect("get").is_none(), "keeping does not bring it back");
+    assert!(
+        !backend.keep(&deleted).await.expect("keep"),
+        "a holder whose key was deleted has lost the lease"
+    );
+    assert!(backend.get(key).await.expect("get").is_none(), "a renewal does not bring the key back");
     let written = take(backend, key, "b").await.expect("take");
     backend.put(key, "c".into(), Expect::Any).await.expect("put");
-    assert!(!backend.keep(&written).await.expect("keep"), "whose key was written by another holds nothing");
+    assert!(
+        !backend.keep(&written).await.expect("keep"),
+        "a holder whose key was written by another has lost the lease"
+    );
     for lost in [deleted, written] {
-        backend.let_go(lost).await.expect("letting go of what is lost is fine");
+        backend.let_go(lost).await.expect("releasing a lost lease succeeds");
     }
-    let read = backend.get(key).await.expect("get").expect("what another wrote stays");
+    let read = backend.get(key).await.expect("get").expect("the value of another writer stays");
     assert_eq!(read.value, "c");
     backend.delete(key).await.expect("delete");
 }
 
-/// Whether less time than that of a lease has passed: a machine may have been stopped meanwhile.
+/// Returns whether less than the lease time has passed: the machine may have been stopped
+/// meanwhile.
 fn in_time(clock: &dyn Clock, since: Moment) -> bool {
     clock.now().since(since) < TIME
 }
@@ -85,13 +97,16 @@ async fn runs_out(backend: &dyn Leases, clock: &dyn Clock, pass: &impl AsyncFn(D
     let hold = take(backend, key, "a").await.expect("take");
     pass(TIME / 2).await;
     let there = backend.get(key).await.expect("get").is_some();
-    assert!(there || !in_time(clock, asked), "a key does not go before its time");
+    assert!(there || !in_time(clock, asked), "a key does not expire early");
     pass(TIME - TIME / 2).await;
     gone(&mut events, key).await;
-    assert!(clock.now().since(asked) >= TIME, "a key does not go before its time, and is not said to");
-    assert!(backend.get(key).await.expect("get").is_none(), "a key that is not kept goes");
-    assert!(!backend.keep(&hold).await.expect("keep"), "what ran out cannot be kept");
-    assert!(backend.get(key).await.expect("get").is_none(), "and does not come back by that");
+    assert!(
+        clock.now().since(asked) >= TIME,
+        "a key does not expire early, and no watcher sees it expire early"
+    );
+    assert!(backend.get(key).await.expect("get").is_none(), "a key that is not renewed expires");
+    assert!(!backend.keep(&hold).await.expect("keep"), "an expired lease cannot be renewed");
+    assert!(backend.get(key).await.expect("get").is_none(), "a renewal does not bring the key back");
 }
 
 async fn kept(backend: &dyn Leases, clock: &dyn Clock, pass: &impl AsyncFn(Duration)) {
@@ -103,16 +118,19 @@ async fn kept(backend: &dyn Leases, clock: &dyn Clock, pass: &impl AsyncFn(Durat
         pass(TIME / 2).await;
         let before = std::mem::replace(&mut asked, clock.now());
         let kept = backend.keep(&hold).await.expect("keep");
-        assert!(kept || !in_time(clock, before), "a key that is kept in time stays");
+        assert!(kept || !in_time(clock, before), "a key that is renewed in time stays");
         if !kept {
             return;
         }
         let read = backend.get(key).await.expect("get").map(|read| read.revision);
-        assert!(read == Some(hold.revision) || !in_time(clock, asked), "keeping is no new value");
+        assert!(
+            read == Some(hold.revision) || !in_time(clock, asked),
+            "a renewal does not change the revision"
+        );
     }
     pass(TIME).await;
     gone(&mut events, key).await;
-    assert!(clock.now().since(asked) >= TIME, "the time counts from when it was kept last");
+    assert!(clock.now().since(asked) >= TIME, "the time counts from the last renewal");
 }
 
 async fn deposed(backend: &dyn Leases, pass: &impl AsyncFn(Duration)) {
@@ -121,10 +139,10 @@ async fn deposed(backend: &dyn Leases, pass: &impl AsyncFn(Duration)) {
     let old = take(backend, key, "old").await.expect("take");
     pass(TIME).await;
     gone(&mut events, key).await;
-    let new = take(backend, key, "new").await.expect("what ran out can be taken");
-    assert!(!backend.keep(&old).await.expect("keep"), "who was deposed holds nothing");
-    backend.let_go(old).await.expect("letting go of what is lost is fine");
+    let new = take(backend, key, "new").await.expect("an expired key can be taken");
+    assert!(!backend.keep(&old).await.expect("keep"), "a deposed holder has lost the lease");
+    backend.let_go(old).await.expect("releasing a lost lease succeeds");
     let read = backend.get(key).await.expect("get").map(|read| (read.value, read.revision));
-    assert_eq!(read, Some((Bytes::from_static(b"new"), new.revision)), "and touches nobody else's");
+    assert_eq!(read, Some((Bytes::from_static(b"new"), new.revision)), "a deposed holder changes nothing");
     backend.let_go(new).await.expect("let go");
 }

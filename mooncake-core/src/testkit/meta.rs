@@ -8,7 +8,7 @@ use futures::StreamExt;
 use crate::error::ErrorKind;
 use crate::meta::{Expect, MetadataBackend};
 
-/// Runs every case against an empty backend. Panics with the sentence that does not hold.
+/// Runs every case against an empty backend. Panics with the broken sentence of the contract.
 pub async fn check(backend: Arc<dyn MetadataBackend>) {
     get_put_delete(&*backend).await;
     odd_keys(&*backend).await;
@@ -24,13 +24,13 @@ pub async fn check(backend: Arc<dyn MetadataBackend>) {
 async fn get_put_delete(backend: &dyn MetadataBackend) {
     let key = "mooncake/ram/conformance";
     assert!(backend.get(key).await.expect("get").is_none(), "a key never put is None");
-    assert!(!backend.delete(key).await.expect("delete"), "deleting what is not there says so");
+    assert!(!backend.delete(key).await.expect("delete"), "deleting a missing key returns false");
     for value in ["one", "two", ""] {
         backend.put(key, Bytes::from(value), Expect::Any).await.expect("put");
         let got = backend.get(key).await.expect("get").expect("a get after a put finds it");
         assert_eq!(got.value, value, "a get returns the last put");
     }
-    assert!(backend.delete(key).await.expect("delete"), "deleting what is there says so");
+    assert!(backend.delete(key).await.expect("delete"), "deleting a key returns true");
     assert!(backend.get(key).await.expect("get").is_none(), "a deleted key is None");
 }
 

@@ -1,4 +1,4 @@
-//! Conformance suites and oracles, for tests of your own implementations (feature `testkit`).
+//! Conformance suites, oracles and fakes for tests of your own implementations (feature `testkit`).
 
 pub mod alloc;
 #[allow(unsafe_code)]

@@ -1,17 +1,19 @@
-//! Ports for servers that tests start in other processes, and start again at the same place.
+//! Ports for servers that tests start in other processes, and restart at the same port.
 
 use std::net::TcpListener;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Below what systems give to connections that go out (Linux: from 32768), and above what engines choose from by themselves (to 17000).
+/// Ports below those of outgoing connections (Linux: from 32768), and above those that engines
+/// choose by themselves (to 17000).
 const PORTS: Range<u16> = 20_000..32_000;
 
-/// A port that nobody listens at now. One that the system picks (port 0) may be given to some connection that goes out while nobody listens there: before
-/// a server has begun, or between its death and its return. These are not; and this process is not told one twice before all are used up.
+/// Returns a free port. A port that the system picks (port 0) may be given to an outgoing
+/// connection while nobody listens there: before a server has begun, or between its death and its
+/// restart. These ports are not. This process gets no port twice before all are used up.
 ///
 /// # Panics
-/// There is none.
+/// Panics if no port is free.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     // Processes that run at the same time begin far from each other.
@@ -23,7 +25,7 @@ pub fn free_port() -> u16 {
             return port;
         }
     }
-    panic!("somebody listens at every port of {PORTS:?}");
+    panic!("no port of {PORTS:?} is free");
 }
 
 #[cfg(test)]
@@ -32,7 +34,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "no sockets there")]
-    fn each_is_another_and_none_of_those_for_connections() {
+    fn ports_differ_and_are_not_those_of_outgoing_connections() {
         let held: Vec<_> = (0..20).map(|_| TcpListener::bind(("127.0.0.1", free_port())).unwrap()).collect();
         for listener in held {
             let (listens, goes_out) =

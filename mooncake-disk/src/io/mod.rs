@@ -1,4 +1,4 @@
-//! The engines: threads that call the kernel.
+//! I/O engines: threads that call the kernel.
 
 mod threads;
 #[cfg(feature = "disk-io-uring")]
@@ -14,7 +14,7 @@ use tracing::{info, warn};
 use crate::config::{DiskConfig, EngineKind};
 use crate::queue::Queue;
 
-/// The engine that was chosen at start.
+/// Engine chosen at start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunningEngine {
     /// io_uring on a thread of its own.
@@ -23,7 +23,7 @@ pub enum RunningEngine {
     Threads,
 }
 
-/// Starts the engine that the configuration asks for on a queue that `queue` makes.
+/// Starts the configured engine on a queue that `queue` creates.
 pub(crate) fn start(
     config: &DiskConfig,
     queue: impl Fn(Option<OwnedFd>) -> Queue,
@@ -34,21 +34,18 @@ pub(crate) fn start(
     };
     let (queue, engine) = match tried {
         Some(Ok(queue)) => {
-            info!(depth = config.depth, "disk I/O by io_uring");
+            info!(depth = config.depth, "disk I/O started with io_uring");
             (queue, RunningEngine::Uring)
         }
         Some(Err(error)) if config.engine == EngineKind::Uring => {
-            return Err(Error::new(
-                ErrorCode::NotSupported,
-                format!("io_uring cannot be used here: {error}"),
-            )
-            .with_source(error));
+            return Err(Error::new(ErrorCode::NotSupported, format!("cannot use io_uring: {error}"))
+                .with_source(error));
         }
         other => {
             if let Some(Err(error)) = other {
-                warn!(%error, threads = config.threads, "io_uring cannot be used; disk I/O by threads");
+                warn!(%error, threads = config.threads, "cannot use io_uring; disk I/O started with threads");
             } else {
-                info!(threads = config.threads, "disk I/O by threads");
+                info!(threads = config.threads, "disk I/O started with threads");
             }
             let queue = Arc::new(queue(None));
             threads::start(config, &queue).map_err(no_thread)?;
@@ -85,7 +82,7 @@ fn no_thread(e: io::Error) -> Error {
     Error::new(ErrorCode::InternalError, format!("cannot start a thread for disk I/O: {e}")).with_source(e)
 }
 
-/// What a test wants to happen to a request instead of what would.
+/// Returns the fault that a test injects into a request, if any.
 #[cfg(feature = "testkit")]
 fn injected(run: &crate::run::Run, io: &mut crate::run::Io) -> Option<crate::fault::IoFault> {
     use crate::fault::{IoFault, IoRequest};

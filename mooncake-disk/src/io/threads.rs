@@ -1,4 +1,4 @@
-//! Threads that call pread and pwrite.
+//! I/O engine of threads that call pread and pwrite.
 
 use std::io;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(super) fn start(config: &DiskConfig, queue: &Arc<Queue>) -> io::Result<()> {
 
 fn work(mut run: Run, bounces: &mut Bounces) {
     loop {
-        #[allow(unused_mut, reason = "a test shortens it")]
+        #[allow(unused_mut, reason = "fault injection shortens the request")]
         let mut io = run.io();
         #[cfg(feature = "testkit")]
         if let Some(fault) = super::injected(&run, &mut io) {
@@ -37,7 +37,8 @@ fn work(mut run: Run, bounces: &mut Bounces) {
                         None => continue,
                     }
                 }
-                // The thread would hang with it; its place is all that is lost here.
+                // The thread would hang with the request; only the memory of the run is leaked
+                // here.
                 _ => return std::mem::forget(run),
             }
         }
@@ -49,12 +50,12 @@ fn work(mut run: Run, bounces: &mut Bounces) {
 
 fn call(io: Io) -> io::Result<usize> {
     let offset = libc::off_t::try_from(io.offset)
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "an offset beyond any file"))?;
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "offset exceeds the file size limit"))?;
     let (ptr, len) = (io.ptr.as_ptr().cast::<libc::c_void>(), io.len);
     let moved = match io.write {
-        // SAFETY: the run keeps the file open and vouches for the bytes until it is told the answer.
+        // SAFETY: the run keeps the file open and the bytes allocated until it gets the answer.
         true => unsafe { libc::pwrite(io.fd, ptr.cast_const(), len, offset) },
-        // SAFETY: as above, and nobody else touches them.
+        // SAFETY: as above, and the bytes have no other user.
         false => unsafe { libc::pread(io.fd, ptr, len, offset) },
     };
     usize::try_from(moved).map_err(|_| io::Error::last_os_error())

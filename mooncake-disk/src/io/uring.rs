@@ -1,4 +1,5 @@
-//! One ring, driven by one thread: many requests under way, submitted together, and one sleep for everything.
+//! I/O engine of one ring and one thread: many requests in progress, submitted together, and one
+//! wait for all events.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -14,10 +15,14 @@ use crate::config::DiskConfig;
 use crate::queue::Queue;
 use crate::run::{Bounces, Io, Run};
 
-/// Marks the completion that says that the queue's event was written.
+/// User data of the completion for a write to the event of the queue.
 const EVENT: u64 = u64::MAX;
 
-/// Starts a ring on a thread of its own. An error when the kernel refuses one, or does not know the requests.
+/// Starts a ring on a thread of its own.
+///
+/// # Errors
+///
+/// Returns an error if the kernel refuses a ring, or does not support the operations.
 pub(super) fn start(config: &DiskConfig, queue: Arc<Queue>) -> io::Result<()> {
     let entries = u32::try_from(config.depth + 1).unwrap_or(u32::MAX).next_power_of_two();
     let ring = IoUring::builder().setup_clamp().build(entries)?;
@@ -25,7 +30,7 @@ pub(super) fn start(config: &DiskConfig, queue: Arc<Queue>) -> io::Result<()> {
     ring.submitter().register_probe(&mut probe)?;
     let needed = [opcode::Read::CODE, opcode::Write::CODE, opcode::PollAdd::CODE];
     if !needed.iter().all(|code| probe.is_supported(*code)) {
-        return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel's io_uring is too old"));
+        return Err(io::Error::new(io::ErrorKind::Unsupported, "the io_uring of this kernel is too old"));
     }
     let bounces = Bounces::new(config.piece_bytes, config.depth, config.zero_copy);
     let driver = Driver { ring, queue, runs: Slab::new(), depth: config.depth, bounces, polling: false };
@@ -35,11 +40,11 @@ pub(super) fn start(config: &DiskConfig, queue: Arc<Queue>) -> io::Result<()> {
 struct Driver {
     ring: IoUring,
     queue: Arc<Queue>,
-    /// Requests the kernel has.
+    /// Requests that the kernel is processing.
     runs: Slab<Run>,
     depth: usize,
     bounces: Bounces,
-    /// Whether the kernel watches the event.
+    /// Whether the kernel polls the event.
     polling: bool,
 }
 
@@ -51,20 +56,20 @@ impl Driver {
                 return;
             }
             self.poll_event();
-            // With a full house new jobs have to wait for an answer anyway.
+            // At the limit, new jobs have to wait for an answer anyway.
             let sleep = self.runs.len() >= self.depth || self.queue.falls_asleep();
             let want = usize::from(sleep || self.queue.is_closed());
             if let Err(e) = self.ring.submit_and_wait(want)
                 && !matches!(e.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN | libc::ETIME))
             {
-                error!(error = %e, "io_uring failed; disk I/O ends");
+                error!(error = %e, "io_uring failed; disk I/O stopped");
                 return self.give_up();
             }
             self.take_answers();
         }
     }
 
-    /// Hands jobs to the kernel while there are some and room for them.
+    /// Passes jobs to the kernel while there are jobs and free entries.
     fn begin_more(&mut self) {
         while self.runs.len() < self.depth {
             let Some(job) = self.queue.next() else { return };
@@ -109,11 +114,11 @@ impl Driver {
 
     fn request(&mut self, key: usize) {
         let run = &self.runs[key];
-        #[allow(unused_mut, reason = "a test shortens it")]
+        #[allow(unused_mut, reason = "fault injection shortens the request")]
         let mut io = run.io();
         #[cfg(feature = "testkit")]
         if let Some(fault) = super::injected(run, &mut io) {
-            // Any other is as a request that the kernel keeps.
+            // Any other fault is treated as a request without an answer.
             if let crate::fault::IoFault::Errno(errno) = fault {
                 self.answer(key, Err(io::Error::from_raw_os_error(errno)));
             }
@@ -125,16 +130,18 @@ impl Driver {
 
     fn push(&mut self, entry: &squeue::Entry) {
         loop {
-            // SAFETY: the bytes and the file belong to a run that stays in `runs` until the kernel has answered.
+            // SAFETY: the bytes and the file belong to a run that stays in `runs` until the kernel
+            // has answered.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return;
             }
-            // Full: let the kernel take what is there.
+            // The submission queue is full: the kernel takes its entries.
             let _ = self.ring.submit();
         }
     }
 
-    /// The ring is of no use any more. The kernel may still have requests, so what belongs to them stays where it is.
+    /// Ends the driver of a broken ring. The kernel may still process requests, so their memory is
+    /// leaked.
     fn give_up(mut self) {
         self.queue.close();
         for run in std::mem::take(&mut self.runs) {

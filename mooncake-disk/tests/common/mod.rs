@@ -1,6 +1,6 @@
-//! Where the files of tests go, and disks that misbehave.
+//! Directories for the files of tests, and disks with injected faults.
 
-#![allow(dead_code, unreachable_pub, reason = "each test takes what it needs")]
+#![allow(dead_code, unreachable_pub, reason = "each test file uses a part of the module")]
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,8 @@ use mooncake_core::Result;
 use mooncake_disk::{DiskConfig, EngineKind, FileStore, IoFault, IoFaults, IoRequest, Recovery, StoreConfig};
 use tempfile::TempDir;
 
-/// Beside the test's program, so on an ordinary disk and not in a temporary file system.
+/// Creates a directory beside the test program, so on an ordinary disk and not in a temporary file
+/// system.
 pub fn dir() -> TempDir {
     let exe = std::env::current_exe().unwrap();
     tempfile::Builder::new().prefix("mooncake-disk-").tempdir_in(exe.parent().unwrap()).unwrap()
@@ -22,26 +23,26 @@ pub fn engines() -> [DiskConfig; 3] {
     [with(EngineKind::Auto), with(EngineKind::Threads), cached]
 }
 
-/// Deals out what it is told to.
+/// Fake faults, decided by a function of the test.
 #[derive(Debug)]
-pub struct Told {
+pub struct FakeFaults {
     pub decide: fn(u64, IoRequest) -> IoFault,
     pub seen: AtomicU64,
 }
 
-impl Told {
+impl FakeFaults {
     pub fn new(decide: fn(u64, IoRequest) -> IoFault) -> std::sync::Arc<Self> {
         std::sync::Arc::new(Self { decide, seen: AtomicU64::new(0) })
     }
 }
 
-impl IoFaults for Told {
+impl IoFaults for FakeFaults {
     fn fault(&self, request: IoRequest) -> IoFault {
         (self.decide)(self.seen.fetch_add(1, Ordering::SeqCst), request)
     }
 }
 
-/// A store that opens in `dir`.
+/// Opens a store in `dir`.
 pub fn open(disk: &DiskConfig, dir: &Path, capacity: u64) -> (FileStore, Recovery) {
     FileStore::open(disk.clone(), StoreConfig::new(dir, capacity)).unwrap()
 }
@@ -58,7 +59,7 @@ pub fn get(store: &FileStore, key: &[u8]) -> Result<Option<Vec<u8>>> {
     result.map(|()| Some(value))
 }
 
-/// Bytes that tell their value and place.
+/// Returns bytes that are specific to their value and position.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| ((i ^ (seed << 20)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }

@@ -1,4 +1,4 @@
-//! One device: its primary context, and the streams and events that copies are made with.
+//! Device: its primary context, and the streams and events for copies.
 
 use std::ffi::{c_char, c_int};
 use std::fmt;
@@ -14,12 +14,12 @@ use parking_lot::Mutex;
 use super::ffi::{self, Functions, Status};
 use super::library::Cuda;
 
-/// Streams that copies are spread over.
+/// Number of streams that copies are spread over.
 const STREAMS: usize = 4;
-/// Events kept for reuse; a copy under way has one.
+/// Number of events kept for reuse. Each copy in progress uses one.
 const EVENTS: usize = 64;
 
-/// A GPU as this process uses it.
+/// GPU as used by this process.
 pub struct Device {
     cuda: &'static Cuda,
     number: u32,
@@ -29,27 +29,27 @@ pub struct Device {
     streams: Vec<usize>,
     next: AtomicUsize,
     events: Mutex<Vec<usize>>,
-    /// Devices whose memory copies of this one may touch directly.
+    /// Devices whose memory the copies of this device may access directly.
     peers: Mutex<Vec<u32>>,
     lost: AtomicBool,
 }
 
-/// The device's context as that of this thread.
+/// Guard that makes the device's context current on this thread.
 pub(super) struct Current<'a> {
     device: &'a Device,
-    // It is this thread's.
+    // The current context belongs to this thread.
     _here: PhantomData<*mut ()>,
 }
 
 impl Drop for Current<'_> {
     fn drop(&mut self) {
         let mut context = null_mut();
-        // SAFETY: undoes the push; what was current before is again.
+        // SAFETY: undoes the push, which restores the earlier context.
         unsafe { (self.device.functions().context_pop)(&raw mut context) };
     }
 }
 
-/// One event of a device, given back when it is dropped.
+/// Event of a device, released on drop.
 pub(crate) struct Event {
     device: Arc<Device>,
     event: usize,
@@ -59,12 +59,12 @@ impl Device {
     pub(super) fn open(cuda: &'static Cuda, number: u32) -> Result<Self> {
         let functions = cuda.functions();
         let (mut handle, mut context) = (0, null_mut());
-        // SAFETY: the driver fills the number in.
+        // SAFETY: the driver writes the number.
         let status = unsafe { (functions.device)(&raw mut handle, number as c_int) };
-        cuda.check(status, "a device")?;
-        // SAFETY: the driver fills the context in; it is released when the device is dropped.
+        cuda.check(status, "cannot get device")?;
+        // SAFETY: the driver writes the context, which is released when the device is dropped.
         let status = unsafe { (functions.primary_retain)(&raw mut context, handle) };
-        cuda.check(status, "a device's context")?;
+        cuda.check(status, "cannot get the context of a device")?;
         let mut device = Self {
             cuda,
             number,
@@ -77,7 +77,7 @@ impl Device {
             peers: Mutex::default(),
             lost: AtomicBool::new(false),
         };
-        // From here on it is dropped as a whole.
+        // From here on the device is dropped as a whole.
         device.uuid = cuda.uuid(number)?;
         device.make_streams()?;
         Ok(device)
@@ -88,17 +88,18 @@ impl Device {
         let made = (|| {
             let _here = self.enter()?;
             let (mut least, mut greatest) = (0, 0);
-            // SAFETY: the driver fills the numbers in.
+            // SAFETY: the driver writes the numbers.
             let status = unsafe { (self.functions().stream_priorities)(&raw mut least, &raw mut greatest) };
-            self.check(status, "priorities of streams")?;
+            self.check(status, "cannot get stream priorities")?;
             for _ in 0..STREAMS {
                 let mut stream = null_mut();
-                // Of the highest priority: other queues of the device than those a caller's stream may be waiting in.
-                // SAFETY: the driver fills the stream in; it is destroyed with the device.
+                // Streams of the highest priority use other queues of the device than a stream that
+                // the caller may hold back.
+                // SAFETY: the driver writes the stream, which is destroyed with the device.
                 let status = unsafe {
                     (self.functions().stream_create)(&raw mut stream, ffi::STREAM_NON_BLOCKING, greatest)
                 };
-                self.check(status, "a stream")?;
+                self.check(status, "cannot create stream")?;
                 streams.push(stream.expose_provenance());
             }
             Ok(())
@@ -107,38 +108,38 @@ impl Device {
         made
     }
 
-    /// Its number, as in `cuda:N`.
+    /// Returns the number of the device, as in `cuda:N`.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Its location.
+    /// Returns the location of the device.
     pub fn location(&self) -> Location {
         Location::Cuda(self.number)
     }
 
-    /// The name of the model.
+    /// Returns the name of the model.
     pub fn name(&self) -> String {
         let mut name = [0u8; 128];
-        // SAFETY: the driver writes a text of at most that length.
+        // SAFETY: the driver writes a string of at most that length.
         unsafe { (self.functions().device_name)(name.as_mut_ptr().cast::<c_char>(), 128, self.handle) };
         let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
         String::from_utf8_lossy(&name[..end]).into_owned()
     }
 
-    /// Bytes of its memory that are in use, by whomever.
+    /// Returns the bytes of device memory that are in use by any process.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Returns the errors of the driver.
     pub fn memory_in_use(&self) -> Result<usize> {
         let (mut free, mut all) = (0, 0);
         let _here = self.enter()?;
-        // SAFETY: the driver fills the numbers in.
+        // SAFETY: the driver writes the numbers.
         let status = unsafe { (self.functions().memory_info)(&raw mut free, &raw mut all) };
-        self.check(status, "memory cannot be counted").map(|()| all - free.min(all))
+        self.check(status, "cannot query device memory").map(|()| all - free.min(all))
     }
 
-    /// The library it is of.
+    /// Returns the library of the device.
     pub fn cuda(&self) -> &'static Cuda {
         self.cuda
     }
@@ -153,26 +154,27 @@ impl Device {
 
     pub(super) fn attribute(&self, which: c_int) -> c_int {
         let mut value = 0;
-        // SAFETY: the driver fills the number in.
+        // SAFETY: the driver writes the number.
         let status = unsafe { (self.functions().device_attribute)(&raw mut value, which, self.handle) };
         if status == ffi::SUCCESS { value } else { 0 }
     }
 
-    /// Whether its memory can be opened by other hosts of the same NVLink fabric.
+    /// Returns whether other hosts of the same NVLink fabric can open memory of the device.
     pub fn has_fabric(&self) -> bool {
         self.functions().shareable_export.is_some()
             && self.attribute(ffi::VIRTUAL_MEMORY_SUPPORTED) != 0
             && self.attribute(ffi::FABRIC_HANDLE_SUPPORTED) != 0
     }
 
-    /// Whether the driver has said that its context is no more. What is copied after that fails.
+    /// Returns whether the driver has reported the loss of the context. Later copies fail.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
 
-    /// What a call came to; errors that never go away again are remembered.
+    /// Converts the status of a call, and remembers errors that never go away.
     pub(super) fn check(&self, status: Status, what: &str) -> Result<()> {
-        // Unknown symbols apart: a context that was destroyed, reset or has run into a fault says so to every call from then on.
+        // Except for unknown symbols, a context that was destroyed, reset or hit by a fault returns
+        // these errors for every later call.
         if matches!(status, 4 | 201 | 214 | 219 | 220 | 226 | 700..=703 | 709 | 714..=719) {
             self.lost.store(true, Ordering::Release);
         }
@@ -180,10 +182,10 @@ impl Device {
     }
 
     pub(super) fn enter(&self) -> Result<Current<'_>> {
-        // SAFETY: a context this device retains.
+        // SAFETY: a context that this device retains.
         let status =
             unsafe { (self.functions().context_push)(std::ptr::with_exposed_provenance_mut(self.context)) };
-        self.check(status, "a device's context")?;
+        self.check(status, "cannot use the context of a device")?;
         Ok(Current { device: self, _here: PhantomData })
     }
 
@@ -196,13 +198,14 @@ impl Device {
         std::ptr::with_exposed_provenance_mut(self.streams[next])
     }
 
-    /// Has copies of this device reach another's memory without a way through the host, where the machine can.
+    /// Allows copies of this device to access the memory of another directly instead of through the
+    /// host, if the machine supports it.
     pub(crate) fn enable_peer(&self, other: &Device) {
         if other.number == self.number || self.peers.lock().contains(&other.number) {
             return;
         }
         let mut can = 0;
-        // SAFETY: the driver fills the number in.
+        // SAFETY: the driver writes the number.
         let status =
             unsafe { (self.functions().device_can_access_peer)(&raw mut can, self.handle, other.handle) };
         if status == ffi::SUCCESS && can != 0 {
@@ -226,21 +229,23 @@ impl Device {
         self.peers.lock().push(other.number);
     }
 
-    /// Begins copies, of which none depends on another; the event tells when all are over. With an error none, or the first few, have begun, and those are over.
+    /// Begins independent copies. The event occurs when all are complete. After an error, no copy
+    /// or only the first few have begun, and those are complete.
     ///
     /// # Safety
-    /// Until the event has happened, or has been dropped, all addresses stay memory of the host's or a device's of that many bytes.
+    /// Until the event has occurred or has been dropped, all addresses stay memory of the host or
+    /// of a device with that many bytes.
     pub(crate) unsafe fn copy(self: &Arc<Self>, copies: &[(u64, u64, usize)]) -> Result<Event> {
         let event = self.event()?;
         let _here = self.enter()?;
         let stream = self.stream();
-        // SAFETY: passed on.
+        // SAFETY: promised by the caller.
         let begun = unsafe { self.begin(copies, stream) };
-        // SAFETY: an event and a stream of this device's.
+        // SAFETY: an event and a stream of this device.
         let status = unsafe { (self.functions().event_record)(event.raw(), stream) };
-        let begun = begun.and(self.check(status, "an event"));
+        let begun = begun.and(self.check(status, "cannot record event"));
         if let Err(error) = begun {
-            // SAFETY: a stream of this device's.
+            // SAFETY: a stream of this device.
             unsafe { (self.functions().stream_synchronize)(stream) };
             return Err(error);
         }
@@ -248,7 +253,7 @@ impl Device {
     }
 
     unsafe fn begin(&self, copies: &[(u64, u64, usize)], stream: ffi::Stream) -> Result<()> {
-        /// From here on one call for all is cheaper.
+        /// Number of copies from which one call for all is cheaper.
         const BATCH: usize = 4;
         if let Some(batch) = self.functions().copy_batch.filter(|_| copies.len() >= BATCH) {
             let mut to: Vec<u64> = copies.iter().map(|copy| copy.0).collect();
@@ -257,7 +262,8 @@ impl Device {
             let mut how =
                 ffi::CopyAttributes { source_order: ffi::SOURCE_IN_STREAM_ORDER, ..Default::default() };
             let (mut first, mut failed) = (0usize, usize::MAX);
-            // SAFETY: as many of each as there are copies, all of one kind; the addresses are promised.
+            // SAFETY: the lists have one entry per copy, and the attributes apply to all; the
+            // caller promises the addresses.
             let status = unsafe {
                 batch(
                     to.as_mut_ptr(),
@@ -276,32 +282,32 @@ impl Device {
             }
         }
         for &(to, from, len) in copies {
-            // SAFETY: promised.
+            // SAFETY: promised by the caller.
             let status = unsafe { (self.functions().copy_async)(to, from, len, stream) };
-            self.check(status, "a copy")?;
+            self.check(status, "cannot begin copy")?;
         }
         Ok(())
     }
 
-    /// Fills memory with a byte, and waits for it. For tests and measurements.
+    /// Fills memory with a byte, and waits for the end. For tests and measurements.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Returns the errors of the driver.
     ///
     /// # Safety
-    /// The span is memory of this device's that nobody else uses meanwhile.
+    /// The span is memory of this device without another user during the call.
     pub unsafe fn fill(&self, span: mooncake_core::memory::MemorySpan, byte: u8) -> Result<()> {
         let _here = self.enter()?;
         let stream = self.stream();
-        // SAFETY: promised.
+        // SAFETY: promised by the caller.
         let status = unsafe { (self.functions().set_async)(span.addr(), byte, span.len, stream) };
-        self.check(status, "memory cannot be filled")?;
-        // SAFETY: a stream of this device's.
-        self.check(unsafe { (self.functions().stream_synchronize)(stream) }, "memory cannot be filled")
+        self.check(status, "cannot fill memory")?;
+        // SAFETY: a stream of this device.
+        self.check(unsafe { (self.functions().stream_synchronize)(stream) }, "cannot fill memory")
     }
 
-    /// Waits until the work is over that the default stream has now.
-    pub(crate) fn settle(self: &Arc<Self>) -> Result<()> {
+    /// Waits until the current work of the default stream is complete.
+    pub(crate) fn wait_for_default_stream(self: &Arc<Self>) -> Result<()> {
         self.event_on(std::ptr::without_provenance_mut(ffi::LEGACY_STREAM))?.wait()
     }
 
@@ -311,19 +317,19 @@ impl Device {
         }
         let _here = self.enter()?;
         let mut event = null_mut();
-        // SAFETY: the driver fills the event in; it is destroyed with the device, or by `Event`.
+        // SAFETY: the driver writes the event, which is destroyed with the device, or by `Event`.
         let status = unsafe { (self.functions().event_create)(&raw mut event, ffi::EVENT_DISABLE_TIMING) };
-        self.check(status, "an event")?;
+        self.check(status, "cannot create event")?;
         Ok(Event { device: self.clone(), event: event.expose_provenance() })
     }
 
-    /// An event that happens when the work is over that the stream has now.
+    /// Creates an event that occurs when the current work of the stream is complete.
     pub(super) fn event_on(self: &Arc<Self>, stream: ffi::Stream) -> Result<Event> {
         let event = self.event()?;
         let _here = self.enter()?;
-        // SAFETY: an event of this device's; the caller vouches for the stream.
+        // SAFETY: an event of this device; the caller promises the stream.
         let status = unsafe { (self.functions().event_record)(event.raw(), stream) };
-        self.check(status, "the stream cannot be waited for")?;
+        self.check(status, "cannot wait for stream")?;
         Ok(event)
     }
 }
@@ -333,25 +339,25 @@ impl Event {
         std::ptr::with_exposed_provenance_mut(self.event)
     }
 
-    /// Whether it has happened, and how what came before it went.
+    /// Returns the outcome of the work before the event, or `None` if the event has not occurred.
     pub(crate) fn poll(&self) -> Option<Result<()>> {
         let here = self.device.enter();
         if let Err(error) = here {
             return Some(Err(error));
         }
-        // SAFETY: an event of this device's.
+        // SAFETY: an event of this device.
         match unsafe { (self.device.functions().event_query)(self.raw()) } {
             ffi::NOT_READY => None,
-            status => Some(self.device.check(status, "the copy failed")),
+            status => Some(self.device.check(status, "copy failed")),
         }
     }
 
-    /// Waits until it has happened.
+    /// Waits for the event.
     pub(crate) fn wait(&self) -> Result<()> {
         let _here = self.device.enter()?;
-        // SAFETY: an event of this device's.
+        // SAFETY: an event of this device.
         let status = unsafe { (self.device.functions().event_synchronize)(self.raw()) };
-        self.device.check(status, "the copy failed")
+        self.device.check(status, "copy failed")
     }
 }
 
@@ -363,7 +369,7 @@ impl Drop for Event {
         }
         drop(events);
         if let Ok(_here) = self.device.enter() {
-            // SAFETY: an event of this device's, and ours alone.
+            // SAFETY: an event of this device, without another user.
             unsafe { (self.device.functions().event_destroy)(self.raw()) };
         }
     }
@@ -373,19 +379,19 @@ impl Drop for Device {
     fn drop(&mut self) {
         if let Ok(_here) = self.enter() {
             for event in self.events.lock().drain(..) {
-                // SAFETY: an event nobody uses any more.
+                // SAFETY: an event without a user.
                 unsafe {
                     (self.cuda.functions().event_destroy)(std::ptr::with_exposed_provenance_mut(event))
                 };
             }
             for &stream in &self.streams {
-                // SAFETY: a stream nobody uses any more.
+                // SAFETY: a stream without a user.
                 unsafe {
                     (self.cuda.functions().stream_destroy)(std::ptr::with_exposed_provenance_mut(stream))
                 };
             }
         }
-        // SAFETY: retained when it was opened.
+        // SAFETY: retained by `open`.
         unsafe { (self.cuda.functions().primary_release)(self.handle) };
     }
 }

@@ -1,4 +1,5 @@
-//! What is used of the CUDA driver API: its types and numbers as its documentation gives them, and the table of its functions.
+//! Used part of the CUDA driver API: types and numbers from its documentation, and the table of its
+//! functions.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
@@ -19,7 +20,8 @@ pub(crate) const NOT_READY: Status = 600;
 pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Status = 704;
 pub(crate) const NOT_SUPPORTED: Status = 801;
 
-/// The stream that waits for all others of its context that do not opt out, and the one of the calling thread.
+/// Stream that waits for all other streams of its context that do not opt out, and the stream of
+/// the calling thread.
 pub(crate) const LEGACY_STREAM: usize = 1;
 
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
@@ -27,7 +29,8 @@ pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
 pub(crate) const HOST_ALLOC_PORTABLE: c_uint = 1;
 pub(crate) const IPC_LAZY_PEER_ACCESS: c_uint = 1;
 pub(crate) const WAIT_VALUE_GEQ: c_uint = 0;
-/// What others wrote to the device before the word was set is seen by what comes after the wait.
+/// Flag of a wait: the work after the wait sees what others wrote to the device before the word was
+/// set.
 pub(crate) const WAIT_VALUE_FLUSH: c_uint = 1 << 30;
 
 /// Attributes of a device.
@@ -44,23 +47,23 @@ pub(crate) const POINTER_IS_MANAGED: c_int = 8;
 pub(crate) const POINTER_DEVICE_ORDINAL: c_int = 9;
 pub(crate) const POINTER_RANGE_START: c_int = 11;
 pub(crate) const POINTER_RANGE_SIZE: c_int = 12;
-/// A pointer's memory type when a device holds it.
+/// Memory type of a pointer to device memory.
 pub(crate) const MEMORY_TYPE_DEVICE: c_uint = 2;
 
-/// Memory of `cuMemCreate`.
+/// Constants for memory of `cuMemCreate`.
 pub(crate) const ALLOCATION_PINNED: c_int = 1;
 pub(crate) const LOCATION_DEVICE: c_int = 1;
 pub(crate) const HANDLE_FABRIC: c_int = 8;
 pub(crate) const GRANULARITY_MINIMUM: c_int = 0;
 pub(crate) const ACCESS_READ_WRITE: c_int = 3;
 
-/// A range's handle that is the descriptor of a dma-buf.
+/// Type of a range handle that is the descriptor of a dma-buf.
 pub(crate) const HANDLE_DMA_BUF: c_int = 1;
 
-/// A batch of copies whose sources are read in stream order.
+/// Source order of a batch of copies whose sources are read in stream order.
 pub(crate) const SOURCE_IN_STREAM_ORDER: c_uint = 1;
 
-/// What another process opens an allocation by; both kinds of handle have this size.
+/// Size of the handle by which another process opens an allocation; both kinds of handle have it.
 pub(crate) const HANDLE_BYTES: usize = 64;
 
 #[repr(C)]
@@ -125,7 +128,8 @@ const _: () = assert!(size_of::<AllocationProperties>() == 32 && size_of::<CopyA
 
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
-/// Declares the table: each function by the name the library exports it under; those of newer drivers may be missing.
+/// Declares the table: each function by the name that the library exports. Functions of newer
+/// drivers may be missing.
 macro_rules! functions {
     (needed { $($name:ident = $symbol:literal ($($arg:ty),*);)* } optional { $($opt:ident = $opt_symbol:literal ($($opt_arg:ty),*);)* }) => {
         pub(crate) struct Functions {
@@ -134,10 +138,15 @@ macro_rules! functions {
         }
 
         impl Functions {
-            /// Takes addresses from `find`; the name of the first that is missing otherwise.
+            /// Looks the functions up with `find`.
+            ///
+            /// # Errors
+            ///
+            /// Returns the name of the first missing function.
             ///
             /// # Safety
-            /// What `find` gives for a name is the driver API's function of that name, for good.
+            /// `find` returns the function of the driver API with that name, which stays loaded for
+            /// good.
             pub(crate) unsafe fn load(find: impl Fn(&CStr) -> *mut c_void) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($name: {

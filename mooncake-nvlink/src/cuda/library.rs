@@ -1,4 +1,4 @@
-//! libcuda, loaded when it is first asked for, and what it says of the machine.
+//! libcuda, loaded on first use, and its information about the machine.
 
 use std::borrow::Cow;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -20,34 +20,36 @@ const NAME: &CStr = c"libcuda.so.1";
 
 static CUDA: OnceLock<Cuda> = OnceLock::new();
 static LOADING: Mutex<()> = Mutex::new(());
-/// What [`loaded`] said when the library was not there.
+/// Value of [`loaded`] when the library was last found missing.
 static ABSENT: AtomicU64 = AtomicU64::new(0);
 #[cfg(test)]
 static LOOKS: AtomicU64 = AtomicU64::new(0);
 
-/// The CUDA driver's library in this process. One, however many ask for it; it is never unloaded.
+/// Library of the CUDA driver in this process. There is one, which is never unloaded.
 pub struct Cuda {
     functions: Functions,
     initialised: Mutex<bool>,
-    /// Devices somebody uses, by number.
+    /// Devices in use, by number.
     devices: Mutex<Vec<Weak<Device>>>,
     /// Ids of all devices, by number.
     uuids: OnceLock<Vec<[u8; 16]>>,
 }
 
 impl Cuda {
-    /// Loads the library, `libcuda.so.1` or the one at `path`, unless this process has it already, and initialises the driver. After that children made by
-    /// `fork` cannot use it, as with every user of CUDA.
+    /// Loads the library, `libcuda.so.1` or the one at `path`, unless this process has loaded it
+    /// already, and initialises the driver. Children of a later `fork` cannot use it, as with every
+    /// user of CUDA.
     ///
     /// # Errors
-    /// `NOT_SUPPORTED`: there is no library, no driver or no device, and what to install.
+    /// Returns `NOT_SUPPORTED` without a library, a driver or a device, with what to install.
     pub fn open(path: Option<&Path>) -> Result<&'static Self> {
         let cuda = Self::load(path)?;
         cuda.initialise()?;
         Ok(cuda)
     }
 
-    /// The library, if somebody in this process has loaded it. Loads and initialises nothing. Cheap: where there is no CUDA, this is asked of memory of the host's all the time.
+    /// Returns the library if this process has loaded it. Loads and initialises nothing. Cheap,
+    /// because it is called for all host memory, also on machines without CUDA.
     pub fn present() -> Option<&'static Self> {
         if let Some(cuda) = CUDA.get() {
             return Some(cuda);
@@ -56,24 +58,24 @@ impl Cuda {
         if ABSENT.load(Ordering::Acquire) == loaded && loaded != 0 {
             return None;
         }
-        let found = Self::look();
+        let found = Self::find_loaded();
         if found.is_none() {
             ABSENT.store(loaded, Ordering::Release);
         }
         found
     }
 
-    /// The same by asking the system, which looks through its folders if the library is not there.
-    fn look() -> Option<&'static Self> {
+    /// Asks the system for the library, which searches its folders if the library is missing.
+    fn find_loaded() -> Option<&'static Self> {
         let _turn = LOADING.lock();
         #[cfg(test)]
         LOOKS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: a constant name; nothing is loaded.
+        // SAFETY: a constant name; the call loads nothing.
         let handle = unsafe { libc::dlopen(NAME.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
         if handle.is_null() {
             return None;
         }
-        keep(handle).ok()
+        load_functions(handle).ok()
     }
 
     fn load(path: Option<&Path>) -> Result<&'static Self> {
@@ -83,22 +85,23 @@ impl Cuda {
         let _turn = LOADING.lock();
         let name = match path {
             Some(path) => CString::new(path.as_os_str().as_bytes())
-                .map_err(|_| Error::invalid("the path of the CUDA library has a zero byte in it"))?,
+                .map_err(|_| Error::invalid("invalid path of the CUDA library: it contains a zero byte"))?,
             None => NAME.into(),
         };
-        // SAFETY: a text with an end; the library's own initialisers are those of every program that links it.
+        // SAFETY: a C string; every program that links the library runs the same initialisers.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            // SAFETY: after a failed `dlopen` this is a text, or null, which stays until the next call from this thread.
+            // SAFETY: after a failed `dlopen` this is a string or null, valid until the next call
+            // from this thread.
             let why = unsafe { libc::dlerror() };
             let why = match why.is_null() {
-                true => Cow::Borrowed("it is not there"),
-                // SAFETY: not null, as just seen.
+                true => Cow::Borrowed("file not found"),
+                // SAFETY: not null, as checked above.
                 false => unsafe { CStr::from_ptr(why) }.to_string_lossy(),
             };
-            return Err(missing(format!("cannot be loaded ({why})")));
+            return Err(missing(format!("cannot load libcuda.so.1: {why}")));
         }
-        keep(handle).map_err(missing)
+        load_functions(handle).map_err(missing)
     }
 
     fn initialise(&self) -> Result<()> {
@@ -106,12 +109,12 @@ impl Cuda {
         if *initialised {
             return Ok(());
         }
-        // SAFETY: no flags exist.
+        // SAFETY: the call has no flags.
         let status = unsafe { (self.functions.init)(0) };
         if status == ffi::NO_DEVICE {
-            return Err(missing("finds no device"));
+            return Err(missing("libcuda.so.1 finds no device"));
         }
-        self.check(status, "the driver cannot be initialised").map_err(|error| missing(error.to_string()))?;
+        self.check(status, "cannot initialise the driver").map_err(|error| missing(error.to_string()))?;
         *initialised = true;
         Ok(())
     }
@@ -120,30 +123,31 @@ impl Cuda {
         &self.functions
     }
 
-    /// Devices there are.
+    /// Returns the number of devices.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Returns the errors of the driver.
     pub fn device_count(&self) -> Result<u32> {
         let mut count: c_int = 0;
-        // SAFETY: the driver fills the number in.
+        // SAFETY: the driver writes the number.
         let status = unsafe { (self.functions.device_count)(&raw mut count) };
-        self.check(status, "devices cannot be counted")?;
+        self.check(status, "cannot count devices")?;
         Ok(u32::try_from(count).unwrap_or(0))
     }
 
-    /// The version of CUDA the driver is of, as in 12080 for 12.8.
+    /// Returns the CUDA version of the driver, as in 12080 for 12.8.
     pub fn driver_version(&self) -> i32 {
         let mut version: c_int = 0;
-        // SAFETY: the driver fills the number in.
+        // SAFETY: the driver writes the number.
         unsafe { (self.functions.driver_version)(&raw mut version) };
         version
     }
 
-    /// A device, with its primary context, which is given back when the last user of it is gone. One whose context was lost is opened anew.
+    /// Returns a device with its primary context, which is released with its last user. A device
+    /// with a lost context is opened again.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` when there is no such device; what the driver says.
+    /// Returns `INVALID_PARAMS` for an unknown device, and the errors of the driver.
     pub fn device(&'static self, number: u32) -> Result<Arc<Device>> {
         let mut devices = self.devices.lock();
         let known = devices.get(number as usize).and_then(Weak::upgrade).filter(|device| !device.is_lost());
@@ -152,7 +156,10 @@ impl Cuda {
         }
         let count = self.device_count()?;
         if number >= count {
-            return Err(Error::invalid(format!("there is no {}: {count} devices", Location::Cuda(number))));
+            return Err(Error::invalid(format!(
+                "unknown device {}: there are {count} devices",
+                Location::Cuda(number)
+            )));
         }
         let device = Arc::new(Device::open(self, number)?);
         if devices.len() <= number as usize {
@@ -162,45 +169,45 @@ impl Cuda {
         Ok(device)
     }
 
-    /// The first device that somebody in this process uses: asking for it makes no context that was not there.
+    /// Returns the first device that this process uses. The call creates no context.
     pub(crate) fn in_use(&self) -> Option<u32> {
         let count = self.device_count().unwrap_or(0);
         (0..count).find(|&number| {
             let (mut flags, mut active) = (0, 0);
             let Ok(handle) = self.handle(number) else { return false };
-            // SAFETY: the driver fills the numbers in.
+            // SAFETY: the driver writes the numbers.
             let status = unsafe { (self.functions.primary_state)(handle, &raw mut flags, &raw mut active) };
             status == ffi::SUCCESS && active != 0
         })
     }
 
-    /// The context that is this thread's; null for none.
+    /// Returns the current context of this thread, or null.
     pub(super) fn current_context(&self) -> ffi::Context {
         let mut context = std::ptr::null_mut();
-        // SAFETY: the driver fills the context in.
+        // SAFETY: the driver writes the context.
         unsafe { (self.functions.context_current)(&raw mut context) };
         context
     }
 
-    /// The device whose primary context that is.
+    /// Returns the device with this primary context.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for another context; what the driver says.
+    /// Returns `INVALID_PARAMS` for another context, and the errors of the driver.
     ///
     /// # Safety
-    /// It is a context.
+    /// `context` is a context.
     pub(super) unsafe fn device_of_context(&'static self, context: ffi::Context) -> Result<Arc<Device>> {
         let (mut handle, mut before) = (0, std::ptr::null_mut());
-        // SAFETY: promised; undone below.
+        // SAFETY: promised by the caller; undone below.
         let status = unsafe { (self.functions.context_push)(context) };
-        self.check(status, "a context")?;
-        // SAFETY: the driver fills the number in, and takes back what was pushed.
+        self.check(status, "cannot use context")?;
+        // SAFETY: the driver writes the number, and pops the pushed context.
         let status = unsafe {
             let status = (self.functions.context_device)(&raw mut handle);
             (self.functions.context_pop)(&raw mut before);
             status
         };
-        self.check(status, "the device of a context")?;
+        self.check(status, "cannot get the device of a context")?;
         for number in 0..self.device_count()? {
             if self.handle(number)? == handle {
                 let device = self.device(number)?;
@@ -209,15 +216,15 @@ impl Cuda {
                 }
             }
         }
-        Err(Error::invalid("the stream is of a context that is not its device's primary one"))
+        Err(Error::invalid("invalid stream: its context is not the primary context of its device"))
     }
 
-    /// PCI addresses of all devices, by number.
+    /// Returns the PCI addresses of all devices, by number.
     pub(crate) fn pci_addresses(&self) -> Option<Vec<String>> {
         let address = |number| {
             let mut text = [0u8; 32];
             let handle = self.handle(number).ok()?;
-            // SAFETY: the driver writes a text of at most that length.
+            // SAFETY: the driver writes a string of at most that length.
             let status = unsafe {
                 (self.functions.device_pci_address)(text.as_mut_ptr().cast::<c_char>(), 32, handle)
             };
@@ -229,12 +236,12 @@ impl Cuda {
 
     fn handle(&self, number: u32) -> Result<ffi::Device> {
         let mut handle = 0;
-        // SAFETY: the driver fills the number in.
+        // SAFETY: the driver writes the number.
         let status = unsafe { (self.functions.device)(&raw mut handle, number as c_int) };
-        self.check(status, "a device").map(|()| handle)
+        self.check(status, "cannot get device").map(|()| handle)
     }
 
-    /// The device with that id, if it is one of ours.
+    /// Returns the local device with that id, if there is one.
     pub(crate) fn device_of_uuid(&'static self, uuid: &[u8; 16]) -> Option<u32> {
         let all = self.uuids.get_or_init(|| {
             let count = self.device_count().unwrap_or(0);
@@ -246,13 +253,14 @@ impl Cuda {
 
     pub(super) fn uuid(&self, number: u32) -> Result<[u8; 16]> {
         let (device, mut uuid) = (self.handle(number)?, [0; 16]);
-        // SAFETY: the driver fills the bytes in.
+        // SAFETY: the driver writes the bytes.
         let status = unsafe { (self.functions.device_uuid)(&raw mut uuid, device) };
-        self.check(status, "a device's id")?;
+        self.check(status, "cannot get the id of a device")?;
         Ok(uuid)
     }
 
-    /// The allocation of a device that an address lies in; `None` for everything else, managed memory too, which the processor can touch.
+    /// Returns the device allocation that an address lies in. Returns `None` for all other memory,
+    /// and for managed memory, which the processor can touch.
     pub fn allocation(&self, addr: u64) -> Option<MemorySpan> {
         let about = self.pointer(addr)?;
         if about.kind != ffi::MEMORY_TYPE_DEVICE || about.managed || about.size == 0 {
@@ -265,16 +273,17 @@ impl Cuda {
         Some(MemorySpan { location, ..MemorySpan::new(ptr, about.size) })
     }
 
-    /// Whether the driver knows an address at all, as memory of a device's or as page-locked memory of the host's.
+    /// Returns whether the driver knows an address, as device memory or as page-locked host memory.
     pub(crate) fn knows(&self, addr: u64) -> bool {
         self.pointer(addr).is_some_and(|about| about.kind != 0)
     }
 
-    /// What tells an allocation of this process from all that were there before it and will be after it; 0 where the driver does not say.
+    /// Returns the id that distinguishes an allocation of this process from all earlier and later
+    /// ones, or 0 if the driver reports none.
     pub(super) fn buffer_id(&self, addr: u64) -> u64 {
         let mut id = 0u64;
         let (what, into) = ([ffi::POINTER_BUFFER_ID], [(&raw mut id).cast::<c_void>()]);
-        // SAFETY: one place for one attribute, of its size.
+        // SAFETY: the list has one destination for one attribute, with its size.
         let status = unsafe { (self.functions.pointer_attributes)(1, what.as_ptr(), into.as_ptr(), addr) };
         if status == ffi::SUCCESS { id } else { 0 }
     }
@@ -295,21 +304,23 @@ impl Cuda {
             (&raw mut about.start).cast(),
             (&raw mut about.size).cast(),
         ];
-        // SAFETY: as many places as attributes, each of its attribute's size. For memory the driver does not know it fills in zeros; not initialised, it says so.
+        // SAFETY: the list has one destination per attribute, each with the size of its attribute.
+        // For unknown memory the driver writes zeros, and before its initialisation it returns an
+        // error.
         let status = unsafe { (self.functions.pointer_attributes)(5, what.as_ptr(), into.as_ptr(), addr) };
         (status == ffi::SUCCESS).then_some(about)
     }
 
-    /// What a call of the driver's came to, in our words.
+    /// Converts the status of a driver call.
     pub(super) fn check(&self, status: Status, what: &str) -> Result<()> {
         if status == ffi::SUCCESS {
             return Ok(());
         }
         let text = |say: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
             let mut text: *const c_char = null();
-            // SAFETY: the driver fills in a constant text, or null.
+            // SAFETY: the driver writes a pointer to a constant string, or null.
             unsafe { say(status, &raw mut text) };
-            // SAFETY: as just said.
+            // SAFETY: as above.
             (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy())
         };
         let name = text(self.functions.error_name).unwrap_or_else(|| format!("CUDA error {status}").into());
@@ -324,15 +335,16 @@ impl Cuda {
     }
 }
 
-/// How many libraries this process has loaded so far: while that stays, none is there that was not.
+/// Returns the number of libraries that this process has loaded so far. While it stays the same, no
+/// library has been added.
 fn loaded() -> u64 {
     unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, _: usize, into: *mut c_void) -> c_int {
-        // SAFETY: the loader's description of a library, and the number below.
+        // SAFETY: the description of a library by the loader, and the number below.
         unsafe { into.cast::<u64>().write((*info).dlpi_adds) };
         1
     }
     let mut loaded = 0u64;
-    // SAFETY: called with the number, and not after this returns.
+    // SAFETY: the callback gets the number, and is not called after this returns.
     unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut loaded).cast()) };
     loaded
 }
@@ -345,14 +357,15 @@ struct Pointer {
     size: usize,
 }
 
-/// Takes the library's functions. [`LOADING`] is held.
-fn keep(handle: *mut c_void) -> Result<&'static Cuda, String> {
+/// Looks up the functions of the library. The caller holds [`LOADING`].
+fn load_functions(handle: *mut c_void) -> Result<&'static Cuda, String> {
     if let Some(cuda) = CUDA.get() {
         return Ok(cuda);
     }
-    // SAFETY: the handle is open and never closed; names are constants, and those the driver exports these functions by.
+    // SAFETY: the handle is open and never closed; names are constants, under which the driver
+    // exports these functions.
     let functions = unsafe { Functions::load(|name| libc::dlsym(handle, name.as_ptr())) };
-    let functions = functions.map_err(|name| format!("has no {name}: the driver is too old"))?;
+    let functions = functions.map_err(|name| format!("libcuda.so.1 has no {name}: the driver is too old"))?;
     Ok(CUDA.get_or_init(|| Cuda {
         functions,
         initialised: Mutex::new(false),
@@ -365,7 +378,7 @@ fn missing(what: impl fmt::Display) -> Error {
     Error::new(
         ErrorCode::NotSupported,
         format!(
-            "GPU memory needs libcuda.so.1, which {what}; install NVIDIA's driver (Debian: libcuda1 and its kernel module)"
+            "cannot use GPU memory: {what}; install the driver of NVIDIA (Debian: libcuda1 and its kernel module)"
         ),
     )
 }
@@ -380,12 +393,12 @@ impl fmt::Debug for Cuda {
 mod tests {
     use super::*;
 
-    /// Each look opens folders and files, and takes longer than a small value takes to be put.
+    /// Each search opens folders and files, and takes longer than a put of a small value.
     #[test]
-    fn what_is_not_there_is_not_looked_for_each_time() {
+    fn a_missing_library_is_not_searched_each_time() {
         let before = LOOKS.load(Ordering::Relaxed);
         let asked = (0..1000).filter(|_| Cuda::present().is_none()).count();
         let looks = LOOKS.load(Ordering::Relaxed) - before;
-        assert!(asked == 0 || looks < 10, "{looks} looks for {asked} questions");
+        assert!(asked == 0 || looks < 10, "{looks} searches for {asked} calls");
     }
 }

@@ -1,4 +1,5 @@
-//! Memory of devices: allocated here, exported to other processes, imported from them; and page-locked memory of the host's.
+//! Device memory, allocated, exported to other processes and imported from them, and page-locked
+//! host memory.
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -14,34 +15,37 @@ use super::device::Device;
 use super::ffi::{self, HANDLE_BYTES};
 use super::library::Cuda;
 
-/// A device's memory, freed when it is dropped.
+/// Device memory, freed on drop.
 pub struct DeviceMemory {
     device: Arc<Device>,
     span: MemorySpan,
-    /// Mapped by us, all of that many bytes.
+    /// Length of the mapping, for memory that is mapped.
     mapped: Option<usize>,
 }
 
 impl DeviceMemory {
-    /// Allocates `len` bytes (`cuMemAlloc`), which peers of this host can open. Their contents are what was there before.
+    /// Allocates `len` bytes (`cuMemAlloc`), which peers on this host can open. The memory is not
+    /// cleared.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for no bytes, `BUFFER_OVERFLOW` when there is no room, what the driver says otherwise.
+    /// Returns `INVALID_PARAMS` for no bytes, `BUFFER_OVERFLOW` without enough memory, and other
+    /// errors of the driver.
     pub fn new(device: &Arc<Device>, len: usize) -> Result<Self> {
         let mut ptr = 0;
         let _here = device.enter()?;
-        // SAFETY: the driver fills the address in; it is freed when the value is dropped.
+        // SAFETY: the driver writes the address, which is freed when the value is dropped.
         let status = unsafe { (device.functions().alloc)(&raw mut ptr, some(len)?) };
-        device.check(status, &format!("no {len} bytes of {}", device.location()))?;
+        device.check(status, &format!("cannot allocate {len} bytes of {}", device.location()))?;
         Ok(Self { device: device.clone(), span: span(ptr, len, device.location())?, mapped: None })
     }
 
-    /// Allocates `len` bytes (`cuMemCreate`) that peers in the same NVLink fabric can open, on whatever host.
+    /// Allocates `len` bytes (`cuMemCreate`) that peers in the same NVLink fabric can open, on any
+    /// host.
     ///
     /// # Errors
-    /// As [`new`](Self::new); `NOT_SUPPORTED` where the device is in no fabric.
+    /// Returns the errors of [`new`](Self::new), and `NOT_SUPPORTED` if the device is in no fabric.
     pub fn with_fabric(device: &Arc<Device>, len: usize) -> Result<Self> {
-        let Some(vmm) = Vmm::of(device.cuda()).filter(|_| device.has_fabric()) else {
+        let Some(vmm) = Vmm::find(device.cuda()).filter(|_| device.has_fabric()) else {
             return Err(Error::new(
                 ErrorCode::NotSupported,
                 format!("{} is in no fabric", device.location()),
@@ -59,24 +63,25 @@ impl DeviceMemory {
         };
         let _here = device.enter()?;
         let mut grain = 0;
-        // SAFETY: the driver reads the properties and fills the number in.
+        // SAFETY: the driver reads the properties and writes the number.
         let status =
             unsafe { (vmm.granularity)(&raw mut grain, &raw const properties, ffi::GRANULARITY_MINIMUM) };
-        device.check(status, "the granularity of memory")?;
+        device.check(status, "cannot get the granularity of memory")?;
         let whole = some(len)?.checked_next_multiple_of(grain.max(1));
-        let whole = whole.ok_or_else(|| Error::invalid(format!("{len} bytes of memory")))?;
+        let whole = whole
+            .ok_or_else(|| Error::invalid(format!("cannot allocate {len} bytes: length is too large")))?;
         let mut handle = 0;
         // SAFETY: as above.
         let status = unsafe { (vmm.create)(&raw mut handle, whole, &raw const properties, 0) };
-        device.check(status, &format!("no {len} bytes of {}", device.location()))?;
+        device.check(status, &format!("cannot allocate {len} bytes of {}", device.location()))?;
         let mapped = vmm.map_for_all(device, handle, whole);
         // The mapping keeps the memory.
-        // SAFETY: made just now.
+        // SAFETY: created above.
         unsafe { (vmm.release)(handle) };
         Ok(Self { device: device.clone(), span: span(mapped?, len, device.location())?, mapped: Some(whole) })
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -85,10 +90,10 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let Ok(_here) = self.device.enter() else { return };
-        match (self.mapped, Vmm::of(self.device.cuda())) {
-            // SAFETY: mapped when it was made, and nobody uses it any more.
+        match (self.mapped, Vmm::find(self.device.cuda())) {
+            // SAFETY: mapped on creation, and no longer used.
             (Some(whole), Some(vmm)) => unsafe { vmm.unmap(self.span.addr(), whole) },
-            // SAFETY: allocated when it was made, and nobody uses it any more.
+            // SAFETY: allocated on creation, and no longer used.
             _ => unsafe {
                 (self.device.functions().free)(self.span.addr());
             },
@@ -96,7 +101,8 @@ impl Drop for DeviceMemory {
     }
 }
 
-// SAFETY: the driver keeps the bytes at that address until they are freed, which is when the value is dropped. The processor cannot touch them.
+// SAFETY: the driver keeps the bytes at that address until they are freed on drop. The processor
+// cannot touch them.
 unsafe impl MemorySource for DeviceMemory {
     fn span(&self) -> MemorySpan {
         self.span
@@ -109,7 +115,7 @@ impl fmt::Debug for DeviceMemory {
     }
 }
 
-/// Page-locked memory of the host's, which devices copy from and to on their own.
+/// Page-locked host memory, which devices copy from and to asynchronously.
 pub(crate) struct Pinned {
     device: Arc<Device>,
     span: MemorySpan,
@@ -119,12 +125,12 @@ impl Pinned {
     pub(crate) fn new(device: &Arc<Device>, len: usize) -> Result<Self> {
         let mut ptr: *mut c_void = null_mut();
         let _here = device.enter()?;
-        // SAFETY: the driver fills the address in; it is freed when the value is dropped.
+        // SAFETY: the driver writes the address, which is freed when the value is dropped.
         let status =
             unsafe { (device.functions().host_alloc)(&raw mut ptr, some(len)?, ffi::HOST_ALLOC_PORTABLE) };
-        device.check(status, &format!("no {len} bytes of page-locked memory"))?;
-        let ptr =
-            NonNull::new(ptr.cast()).ok_or_else(|| Error::internal("page-locked memory at no address"))?;
+        device.check(status, &format!("cannot allocate {len} bytes of page-locked memory"))?;
+        let ptr = NonNull::new(ptr.cast())
+            .ok_or_else(|| Error::internal("internal error: page-locked memory without an address"))?;
         Ok(Self { device: device.clone(), span: MemorySpan::new(ptr, len) })
     }
 
@@ -132,8 +138,8 @@ impl Pinned {
         self.span
     }
 
-    /// Whether it can be used: what a lost context had is no memory any more.
-    pub(crate) fn is_there(&self) -> bool {
+    /// Returns whether the memory is usable: memory of a lost context is not.
+    pub(crate) fn is_usable(&self) -> bool {
         !self.device.is_lost()
     }
 }
@@ -141,36 +147,37 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if let Ok(_here) = self.device.enter() {
-            // SAFETY: allocated when it was made, and nobody uses it any more.
+            // SAFETY: allocated on creation, and no longer used.
             unsafe { (self.device.functions().host_free)(self.span.ptr.as_ptr().cast()) };
         }
     }
 }
 
-/// How another process opens an allocation.
+/// Way in which another process opens an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Processes of this host, by CUDA IPC.
+pub(crate) enum HandleKind {
+    /// CUDA IPC, for processes on this host.
     Ipc = 1,
-    /// Processes anywhere in the NVLink fabric.
+    /// Fabric handle, for processes anywhere in the NVLink fabric.
     Fabric = 2,
 }
 
-impl Kind {
+impl HandleKind {
     pub(crate) fn from_number(number: u32) -> Option<Self> {
-        [Kind::Ipc, Kind::Fabric].into_iter().find(|kind| *kind as u32 == number)
+        [HandleKind::Ipc, HandleKind::Fabric].into_iter().find(|kind| *kind as u32 == number)
     }
 }
 
-/// A whole allocation and what it is opened by.
+/// Whole allocation and its handle.
 #[derive(Clone, Copy)]
 pub(crate) struct Allocation {
     pub(crate) base: u64,
     pub(crate) len: u64,
-    pub(crate) kind: Kind,
+    pub(crate) kind: HandleKind,
     pub(crate) handle: [u8; HANDLE_BYTES],
     pub(crate) uuid: [u8; 16],
-    /// What tells it from others that were at the same place in its process; 0 where that is not known.
+    /// Id that distinguishes the allocation from others at the same address in its process; 0 if
+    /// unknown.
     pub(crate) id: u64,
 }
 
@@ -181,27 +188,28 @@ impl fmt::Debug for Allocation {
 }
 
 impl Allocation {
-    /// The allocation that all of a span lies in, for peers to open in one of these ways, the first that works.
-    pub(crate) fn export(device: &Arc<Device>, span: MemorySpan, ways: &[Kind]) -> Result<Self> {
+    /// Exports the allocation that contains a span, with the first kind of handle that works.
+    pub(crate) fn export(device: &Arc<Device>, span: MemorySpan, ways: &[HandleKind]) -> Result<Self> {
         let (mut base, mut len) = (0, 0usize);
         let _here = device.enter()?;
-        // SAFETY: the driver fills the numbers in.
+        // SAFETY: the driver writes the numbers.
         let status = unsafe { (device.functions().address_range)(&raw mut base, &raw mut len, span.addr()) };
-        device.check(status, "no allocation is there")?;
+        device.check(status, "cannot find the allocation")?;
         let len = len as u64;
         if base > span.addr() || base + len < span.addr() + span.len as u64 {
             return Err(Error::invalid(format!(
-                "{} bytes at {:#x} are not in one allocation, which ends at {:#x}",
+                "cannot export memory: {} bytes at {:#x} exceed the allocation, which ends at {:#x}",
                 span.len,
                 span.addr(),
                 base + len
             )));
         }
-        let mut why = Error::new(ErrorCode::NotSupported, "there is no way to open it");
+        let mut why =
+            Error::new(ErrorCode::NotSupported, "cannot export memory: no kind of handle is possible");
         for kind in ways {
             let handle = match kind {
-                Kind::Ipc => export_ipc(device, base),
-                Kind::Fabric => export_fabric(device, base),
+                HandleKind::Ipc => export_ipc(device, base),
+                HandleKind::Fabric => export_fabric(device, base),
             };
             match handle {
                 Ok(handle) => {
@@ -217,109 +225,113 @@ impl Allocation {
 
 fn export_ipc(device: &Device, base: u64) -> Result<[u8; HANDLE_BYTES]> {
     let mut handle = ffi::IpcHandle([0; HANDLE_BYTES]);
-    // SAFETY: the driver fills the bytes in.
+    // SAFETY: the driver writes the bytes.
     let status = unsafe { (device.functions().ipc_export)(&raw mut handle, base) };
-    device.check(status, "it has no IPC handle")?;
+    device.check(status, "cannot get IPC handle")?;
     Ok(handle.0)
 }
 
 fn export_fabric(device: &Device, base: u64) -> Result<[u8; HANDLE_BYTES]> {
-    let vmm = Vmm::of(device.cuda()).ok_or_else(no_vmm)?;
+    let vmm = Vmm::find(device.cuda()).ok_or_else(no_vmm)?;
     let mut memory = 0;
-    // SAFETY: the driver fills the handle in, which is released below.
+    // SAFETY: the driver writes the handle, which is released below.
     let status = unsafe { (vmm.handle_of)(&raw mut memory, with_exposed_provenance_mut(base as usize)) };
-    device.check(status, "it is not of cuMemCreate")?;
+    device.check(status, "cannot get fabric handle: memory is not of cuMemCreate")?;
     let mut bytes = [0u8; HANDLE_BYTES];
     let mut properties = ffi::AllocationProperties::default();
-    // SAFETY: the driver fills the properties in.
+    // SAFETY: the driver writes the properties.
     let status = unsafe { (vmm.properties_of)(&raw mut properties, memory) };
-    let exported = device.check(status, "its properties").and_then(|()| {
+    let exported = device.check(status, "cannot get the properties of memory").and_then(|()| {
         if properties.handle_types & ffi::HANDLE_FABRIC == 0 {
-            return Err(Error::new(ErrorCode::NotSupported, "it was not made for a fabric"));
+            return Err(Error::new(
+                ErrorCode::NotSupported,
+                "cannot get fabric handle: memory was not allocated for a fabric",
+            ));
         }
         // SAFETY: a fabric handle has as many bytes.
         let status = unsafe { (vmm.export)(bytes.as_mut_ptr().cast(), memory, ffi::HANDLE_FABRIC, 0) };
-        device.check(status, "it has no fabric handle")
+        device.check(status, "cannot get fabric handle")
     });
     // SAFETY: retained above.
     unsafe { (vmm.release)(memory) };
     exported.map(|()| bytes)
 }
 
-/// The dma-buf of the allocation that all of a span lies in, and where in it the span begins.
+/// Returns the dma-buf of the allocation that contains a span, and the offset of the span in it.
 pub(crate) fn dma_buf(device: &Arc<Device>, span: MemorySpan) -> Result<(OwnedFd, u64)> {
-    /// What the driver wants bounds to be multiples of: the host's pages.
+    /// Alignment of the bounds that the driver requires: pages of the host.
     const PAGE: u64 = 4096;
     let no = |why: &str| {
-        Error::new(ErrorCode::NotSupported, format!("no dma-buf of {}: {why}", device.location()))
+        Error::new(ErrorCode::NotSupported, format!("cannot export dma-buf of {}: {why}", device.location()))
     };
     let export = device.functions().range_handle.filter(|_| device.attribute(ffi::DMA_BUF_SUPPORTED) != 0);
-    let export = export.ok_or_else(|| no("the driver or the device exports none"))?;
+    let export = export.ok_or_else(|| no("the driver or the device does not support it"))?;
     let (mut base, mut len) = (0, 0usize);
     let _here = device.enter()?;
-    // SAFETY: the driver fills the numbers in.
+    // SAFETY: the driver writes the numbers.
     let status = unsafe { (device.functions().address_range)(&raw mut base, &raw mut len, span.addr()) };
-    device.check(status, "no allocation is there")?;
+    device.check(status, "cannot find the allocation")?;
     if base > span.addr() || base + (len as u64) < span.addr() + span.len as u64 {
         return Err(no("the memory is not in one allocation"));
     }
     let end = (base + len as u64).next_multiple_of(PAGE);
     let first = base - base % PAGE;
     let mut fd: c_int = -1;
-    // SAFETY: the driver fills the descriptor in, which is ours then.
+    // SAFETY: the driver writes the descriptor, which this process then owns.
     let status =
         unsafe { export((&raw mut fd).cast(), first, (end - first) as usize, ffi::HANDLE_DMA_BUF, 0) };
-    device.check(status, "no dma-buf")?;
-    // SAFETY: just made, and nobody else's.
+    device.check(status, "cannot export dma-buf")?;
+    // SAFETY: new, and without another owner.
     Ok((unsafe { OwnedFd::from_raw_fd(fd) }, span.addr() - first))
 }
 
-/// Another process's allocation, mapped here for copies of one device.
+/// Allocation of another process, mapped here for copies of one device.
 pub(crate) struct Imported {
     device: Arc<Device>,
     at: u64,
     len: usize,
-    kind: Kind,
+    kind: HandleKind,
     closed: AtomicBool,
 }
 
 impl Imported {
     pub(crate) fn open(device: &Arc<Device>, allocation: &Allocation) -> Result<Self> {
         let len = usize::try_from(allocation.len)
-            .map_err(|_| Error::invalid("an allocation larger than memory"))?;
+            .map_err(|_| Error::invalid("cannot open memory of a peer: it exceeds the address space"))?;
         let _here = device.enter()?;
         let at = match allocation.kind {
-            Kind::Ipc => {
+            HandleKind::Ipc => {
                 let (mut at, handle) = (0, ffi::IpcHandle(allocation.handle));
-                // SAFETY: whatever the bytes are, the driver checks them; it is closed when the value is dropped.
+                // SAFETY: the driver checks the bytes; the mapping is closed when the value is
+                // dropped.
                 let status =
                     unsafe { (device.functions().ipc_open)(&raw mut at, handle, ffi::IPC_LAZY_PEER_ACCESS) };
-                device.check(status, "a peer's memory cannot be opened")?;
-                // What was announced may not be what there is.
+                device.check(status, "memory of a peer cannot be opened")?;
+                // The announced length may be wrong.
                 let (mut base, mut there) = (0, 0usize);
-                // SAFETY: the driver fills the numbers in.
+                // SAFETY: the driver writes the numbers.
                 let status = unsafe { (device.functions().address_range)(&raw mut base, &raw mut there, at) };
-                let known = device.check(status, "a peer's memory cannot be looked at");
+                let known = device.check(status, "cannot query memory of a peer");
                 let fits = known.and_then(|()| match there < len {
-                    true => Err(Error::invalid(format!("a peer's memory has {there} bytes, not {len}"))),
+                    true => Err(Error::invalid(format!("memory of a peer has {there} bytes, not {len}"))),
                     false => Ok(at),
                 });
                 if fits.is_err() {
-                    // SAFETY: opened just now.
+                    // SAFETY: opened above.
                     unsafe { (device.functions().ipc_close)(at) };
                 }
                 fits?
             }
-            Kind::Fabric => {
-                let vmm = Vmm::of(device.cuda()).ok_or_else(no_vmm)?;
+            HandleKind::Fabric => {
+                let vmm = Vmm::find(device.cuda()).ok_or_else(no_vmm)?;
                 let (mut memory, mut bytes) = (0, allocation.handle);
                 // SAFETY: a fabric handle has as many bytes, which the driver checks.
                 let status =
                     unsafe { (vmm.import)(&raw mut memory, bytes.as_mut_ptr().cast(), ffi::HANDLE_FABRIC) };
-                device.check(status, "a peer's memory cannot be opened")?;
+                device.check(status, "memory of a peer cannot be opened")?;
                 let mapped = vmm.map_for_all(device, memory, len);
                 // The mapping keeps the memory.
-                // SAFETY: imported just now.
+                // SAFETY: imported above.
                 unsafe { (vmm.release)(memory) };
                 mapped?
             }
@@ -327,28 +339,29 @@ impl Imported {
         Ok(Self { device: device.clone(), at, len, kind: allocation.kind, closed: AtomicBool::new(false) })
     }
 
-    /// Whether it was opened for copies of that device, in the context that the device has now.
+    /// Returns whether the mapping is for copies of that device, in its current context.
     pub(crate) fn is_of(&self, device: &Arc<Device>) -> bool {
         Arc::ptr_eq(&self.device, device)
     }
 
-    /// Where it begins in this process.
+    /// Returns its address in this process.
     pub(crate) fn at(&self) -> u64 {
         self.at
     }
 }
 
 impl Imported {
-    /// Closes it. It must be certain that no copy uses it, nor will; for who has it still it is memory of nobody.
+    /// Closes the mapping. No copy may use it, now or later; other holders then refer to unmapped
+    /// memory.
     pub(crate) fn close(&self) {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
         let Ok(_here) = self.device.enter() else { return };
-        match (self.kind, Vmm::of(self.device.cuda())) {
-            // SAFETY: mapped when it was opened, and nobody uses it any more.
-            (Kind::Fabric, Some(vmm)) => unsafe { vmm.unmap(self.at, self.len) },
-            // SAFETY: opened by its handle, and nobody uses it any more.
+        match (self.kind, Vmm::find(self.device.cuda())) {
+            // SAFETY: mapped by `open`, and no longer used.
+            (HandleKind::Fabric, Some(vmm)) => unsafe { vmm.unmap(self.at, self.len) },
+            // SAFETY: opened by its handle, and no longer used.
             _ => unsafe {
                 (self.device.functions().ipc_close)(self.at);
             },
@@ -368,7 +381,7 @@ impl fmt::Debug for Imported {
     }
 }
 
-/// The functions of virtual memory management, which older drivers have not.
+/// Functions of virtual memory management, which older drivers lack.
 struct Vmm {
     create:
         unsafe extern "C" fn(*mut ffi::Handle, usize, *const ffi::AllocationProperties, u64) -> ffi::Status,
@@ -386,7 +399,7 @@ struct Vmm {
 }
 
 impl Vmm {
-    fn of(cuda: &Cuda) -> Option<Self> {
+    fn find(cuda: &Cuda) -> Option<Self> {
         let functions = cuda.functions();
         Some(Self {
             create: functions.create?,
@@ -404,16 +417,17 @@ impl Vmm {
         })
     }
 
-    /// Maps memory somewhere, for all devices of this process to read and write. The device's context is current.
+    /// Maps memory at a free address, readable and writable for all devices of this process. The
+    /// context of the device is current.
     fn map_for_all(&self, device: &Device, handle: ffi::Handle, len: usize) -> Result<u64> {
         let mut at = 0;
-        // SAFETY: the driver fills the address in.
+        // SAFETY: the driver writes the address.
         let status = unsafe { (self.reserve)(&raw mut at, len, 0, 0, 0) };
-        device.check(status, "no addresses for memory")?;
-        // SAFETY: the handle's memory has that many bytes, or the driver says that it has not.
+        device.check(status, "cannot reserve addresses")?;
+        // SAFETY: the memory of the handle has that many bytes, or the driver refuses.
         let status = unsafe { (self.map)(at, len, 0, handle, 0) };
-        if let Err(error) = device.check(status, "memory cannot be mapped") {
-            // SAFETY: reserved just now.
+        if let Err(error) = device.check(status, "cannot map memory") {
+            // SAFETY: reserved above.
             unsafe { (self.unreserve)(at, len) };
             return Err(error);
         }
@@ -423,9 +437,9 @@ impl Vmm {
                 flags: ffi::ACCESS_READ_WRITE,
             })
             .collect();
-        // SAFETY: mapped just now.
+        // SAFETY: mapped above.
         let status = unsafe { (self.set_access)(at, len, access.as_ptr(), access.len()) };
-        if let Err(error) = device.check(status, "memory cannot be opened to devices") {
+        if let Err(error) = device.check(status, "cannot give devices access to memory") {
             // SAFETY: as above.
             unsafe { self.unmap(at, len) };
             return Err(error);
@@ -433,10 +447,12 @@ impl Vmm {
         Ok(at)
     }
 
+    /// Unmaps memory and frees its addresses.
+    ///
     /// # Safety
-    /// Mapped by [`map_for_all`](Self::map_for_all), and nobody uses it any more.
+    /// The memory was mapped by [`map_for_all`](Self::map_for_all), and is no longer used.
     unsafe fn unmap(&self, at: u64, len: usize) {
-        // SAFETY: promised.
+        // SAFETY: promised by the caller.
         unsafe {
             (self.unmap)(at, len);
             (self.unreserve)(at, len);
@@ -450,13 +466,13 @@ fn no_vmm() -> Error {
 
 fn some(len: usize) -> Result<usize> {
     if len == 0 {
-        return Err(Error::invalid("memory of zero bytes cannot be allocated"));
+        return Err(Error::invalid("cannot allocate memory of zero bytes"));
     }
     Ok(len)
 }
 
 fn span(at: u64, len: usize, location: Location) -> Result<MemorySpan> {
     let ptr = usize::try_from(at).ok().and_then(|at| NonNull::new(with_exposed_provenance_mut(at)));
-    let ptr = ptr.ok_or_else(|| Error::internal("a device's memory at no address"))?;
+    let ptr = ptr.ok_or_else(|| Error::internal("internal error: device memory without an address"))?;
     Ok(MemorySpan { location, ..MemorySpan::new(ptr, len) })
 }

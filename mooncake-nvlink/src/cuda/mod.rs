@@ -1,4 +1,5 @@
-//! The CUDA driver: its library, loaded at run time, and owned objects over it. All of the crate's foreign calls are here.
+//! CUDA driver: its library, loaded at run time, and objects that own its resources. All foreign
+//! calls of the crate are here.
 
 mod device;
 mod ffi;
@@ -13,6 +14,6 @@ pub(crate) use ffi::HANDLE_BYTES;
 pub use library::Cuda;
 pub use memory::DeviceMemory;
 pub(crate) use memory::Pinned;
-pub(crate) use memory::{Allocation, Imported, Kind, dma_buf};
+pub(crate) use memory::{Allocation, HandleKind, Imported, dma_buf};
 pub use order::{Flags, Hold, StreamRef};
 pub use stream::Stream;

@@ -1,4 +1,5 @@
-//! Order between a caller's stream and what is not on it: transfers that begin when the stream's work so far is over, and hold it back until they are over.
+//! Order between a caller's stream and work outside of it: transfers that begin after the current
+//! work of the stream, and hold the stream back until they are complete.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -14,7 +15,7 @@ use super::ffi;
 use super::library::Cuda;
 use super::memory::Pinned;
 
-/// A stream of the caller's (a `CUstream`, which a `cudaStream_t` is), with the device it is of.
+/// Stream of the caller (a `CUstream`, which a `cudaStream_t` is), with its device.
 #[derive(Debug)]
 pub struct StreamRef {
     device: Arc<Device>,
@@ -22,24 +23,25 @@ pub struct StreamRef {
 }
 
 impl StreamRef {
-    /// The stream of that handle. 0 is the default stream: of `device` where one is given, of the device that this thread has made current otherwise, and without one
-    /// of the first that this process uses.
+    /// Wraps the stream of that handle. 0 is the default stream: of `device` if given, otherwise of
+    /// the device that is current on this thread, or of the first device that this process uses.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for what is no stream of a primary context; `NOT_SUPPORTED` while the stream is being captured into a graph.
+    /// Returns `INVALID_PARAMS` for a handle that is not a stream of a primary context, and
+    /// `NOT_SUPPORTED` while the stream is being captured into a graph.
     ///
     /// # Safety
-    /// The handle is that of a stream, which lives at least until the work is over that is put in order with it.
+    /// The handle is a stream that lives at least until the work ordered with it is complete.
     pub unsafe fn new(cuda: &'static Cuda, stream: u64, device: Option<u32>) -> Result<Self> {
         let handle = match usize::try_from(stream) {
-            // The default stream by its own name, so that it is that whatever way the driver was asked.
+            // The explicit handle of the default stream, which does not depend on the API variant.
             Ok(0) => ffi::LEGACY_STREAM,
             Ok(handle) => handle,
-            Err(_) => return Err(Error::invalid(format!("{stream:#x} is no stream"))),
+            Err(_) => return Err(Error::invalid(format!("invalid stream handle {stream:#x}"))),
         };
         let device = match device {
             Some(number) => cuda.device(number)?,
-            // SAFETY: the driver's own word.
+            // SAFETY: the driver returned the context.
             None if handle <= 2 && !cuda.current_context().is_null() => unsafe {
                 cuda.device_of_context(cuda.current_context())?
             },
@@ -49,21 +51,21 @@ impl StreamRef {
         let stream = Self { device, stream: handle };
         let _here = stream.device.enter()?;
         let mut capturing = 0;
-        // SAFETY: promised to be a stream.
+        // SAFETY: the caller promises a stream.
         let status =
             unsafe { (stream.device.functions().stream_is_capturing)(stream.raw(), &raw mut capturing) };
-        stream.device.check(status, "a stream")?;
+        stream.device.check(status, "cannot query stream")?;
         if capturing != 0 {
             return Err(Error::new(
                 ErrorCode::NotSupported,
-                "a transfer cannot be captured into a graph: it is not the device's work",
+                "cannot order transfer: the stream is being captured into a graph",
             ));
         }
         drop(_here);
         Ok(stream)
     }
 
-    /// The device it is of.
+    /// Returns the device of the stream.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -72,91 +74,95 @@ impl StreamRef {
         with_exposed_provenance_mut(self.stream)
     }
 
-    /// An event that happens when the work is over that it has now.
+    /// Creates an event that occurs when the current work of the stream is complete.
     pub(crate) fn mark(&self) -> Result<Event> {
         self.device.event_on(self.raw())
     }
 
-    /// Holds it back: what is put on it from now on does not begin before the result is dropped. Whoever has it must not wait for that stream, nor for one that
-    /// waits for it, the default stream above all.
+    /// Holds the stream back: later work on it does not begin before the result is dropped. The
+    /// holder must not wait for that stream, nor for one that waits for it, such as the default
+    /// stream.
     ///
     /// # Errors
-    /// What the driver says; the stream is as it was then.
+    /// Returns the errors of the driver; the stream is then unchanged.
     pub fn hold(&self, flags: &Arc<Flags>) -> Result<Hold> {
         if let Some(wait) = self.device.functions().stream_wait_value {
             let flag = flags.take(&self.device)?;
-            // What a NIC has written to the device by then is seen by what the stream does next.
+            // The next work of the stream sees what a NIC has written to the device by then.
             let flush =
                 if self.device.attribute(ffi::FLUSH_SUPPORTED) != 0 { ffi::WAIT_VALUE_FLUSH } else { 0 };
             let _here = self.device.enter()?;
-            // SAFETY: the flag is not given to another before this stream has seen it raised.
+            // SAFETY: the flag is not reused before this stream has seen it raised.
             let status = unsafe { wait(self.raw(), flag as u64, 1, ffi::WAIT_VALUE_GEQ | flush) };
             if status == ffi::SUCCESS {
                 let passed = self.device.event_on(self.raw());
-                return Ok(Hold(With::Flag { flags: flags.clone(), flag, passed: passed.ok() }));
+                return Ok(Hold(HoldMethod::Flag { flags: flags.clone(), flag, passed: passed.ok() }));
             }
             flags.put_back(flag);
             if status != ffi::NOT_SUPPORTED {
-                self.device.check(status, "the stream cannot be held back")?;
+                self.device.check(status, "cannot hold stream back")?;
             }
         }
         let gate = Arc::new(Gate::default());
         let theirs = Arc::into_raw(gate.clone());
         let _here = self.device.enter()?;
-        // SAFETY: the function takes the reference back; the driver calls it once, or, when this fails, never.
+        // SAFETY: the function owns the reference; the driver calls it once, or never if this
+        // fails.
         let status = unsafe {
             (self.device.functions().launch_host_function)(self.raw(), pass, theirs.cast_mut().cast())
         };
-        if let Err(error) = self.device.check(status, "the stream cannot be held back") {
-            // SAFETY: it was not called.
+        if let Err(error) = self.device.check(status, "cannot hold stream back") {
+            // SAFETY: the function was not called.
             drop(unsafe { Arc::from_raw(theirs) });
             return Err(error);
         }
-        Ok(Hold(With::Gate(gate)))
+        Ok(Hold(HoldMethod::Gate(gate)))
     }
 }
 
-/// The device whose primary context a stream is of.
+/// Returns the device whose primary context has the stream.
 fn device_of(cuda: &'static Cuda, handle: usize) -> Result<Arc<Device>> {
     let mut context = null_mut();
-    // SAFETY: promised to be a stream; the driver fills the context in.
+    // SAFETY: the caller promises a stream; the driver writes the context.
     let status =
         unsafe { (cuda.functions().stream_context)(with_exposed_provenance_mut(handle), &raw mut context) };
-    cuda.check(status, "a stream")?;
-    // SAFETY: the driver's own word.
+    cuda.check(status, "cannot get the context of a stream")?;
+    // SAFETY: the driver returned the context.
     unsafe { cuda.device_of_context(context) }
 }
 
-/// A stream held back; goes on when this is dropped.
+/// Stream that is held back. It continues when this is dropped.
 #[derive(Debug)]
-pub struct Hold(With);
+pub struct Hold(HoldMethod);
 
-enum With {
-    /// The stream reads a word of the host's memory until it is set: no thread and no call of the driver's is needed to let it go on.
+enum HoldMethod {
+    /// Wait of the stream for a word of host memory. Letting it continue needs no thread and no
+    /// driver call.
     Flag { flags: Arc<Flags>, flag: usize, passed: Option<Event> },
-    /// A function on the stream waits in a thread of the driver's, where the driver has nothing better. It calls nothing of CUDA.
+    /// Function on the stream that waits in a thread of the driver, for older drivers. It calls
+    /// nothing of CUDA.
     Gate(Arc<Gate>),
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
         match &mut self.0 {
-            With::Flag { flags, flag, passed } => flags.raise(*flag, passed.take()),
-            With::Gate(gate) => gate.open(),
+            HoldMethod::Flag { flags, flag, passed } => flags.raise(*flag, passed.take()),
+            HoldMethod::Gate(gate) => gate.open(),
         }
     }
 }
 
-impl fmt::Debug for With {
+impl fmt::Debug for HoldMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            With::Flag { .. } => "by a flag",
-            With::Gate(_) => "by a function",
+            HoldMethod::Flag { .. } => "by a flag",
+            HoldMethod::Gate(_) => "by a function",
         })
     }
 }
 
-/// Words that streams wait for, in page-locked memory.
+/// Words in page-locked memory that streams wait for.
 #[derive(Default)]
 pub struct Flags {
     state: Mutex<FlagState>,
@@ -166,7 +172,7 @@ pub struct Flags {
 struct FlagState {
     pages: Vec<Pinned>,
     free: Vec<usize>,
-    /// Raised, with the event that the stream has passed.
+    /// Raised flags, with the event that the stream has passed.
     passing: Vec<(usize, Event)>,
 }
 
@@ -174,7 +180,7 @@ const PAGE: usize = 4096;
 const WORD: usize = size_of::<u32>();
 
 impl Flags {
-    /// A word that is 0, and nobody else's.
+    /// Takes an unused word with value 0.
     fn take(&self, device: &Arc<Device>) -> Result<usize> {
         let mut state = self.state.lock();
         let FlagState { pages, free, passing } = &mut *state;
@@ -191,7 +197,7 @@ impl Flags {
             free.extend((0..PAGE / WORD).map(|word| first + word * WORD));
             pages.push(page);
         }
-        let flag = free.pop().ok_or_else(|| Error::internal("a page without a flag"))?;
+        let flag = free.pop().ok_or_else(|| Error::internal("internal error: page without a flag"))?;
         word(flag).store(0, Ordering::SeqCst);
         Ok(flag)
     }
@@ -200,7 +206,8 @@ impl Flags {
         self.state.lock().free.push(flag);
     }
 
-    /// Lets the stream go on. Where it is not known when it has, the word is not used again.
+    /// Lets the stream continue. If it is unknown when the stream has passed, the word is not
+    /// reused.
     fn raise(&self, flag: usize, passed: Option<Event>) {
         word(flag).store(1, Ordering::SeqCst);
         if let Some(passed) = passed {
@@ -225,7 +232,8 @@ impl fmt::Debug for Flags {
 }
 
 fn word(flag: usize) -> &'static AtomicU32 {
-    // SAFETY: a word of a page that lives as long as the flags, aligned; touched by us and by devices as one word only.
+    // SAFETY: an aligned word of a page that lives as long as the flags; this process and devices
+    // access it only as one word.
     unsafe { AtomicU32::from_ptr(with_exposed_provenance_mut(flag)) }
 }
 
@@ -242,9 +250,9 @@ impl Gate {
     }
 }
 
-/// What the driver calls on the stream.
+/// Waits for the gate. The driver calls this function on the stream.
 unsafe extern "C" fn pass(gate: *mut c_void) {
-    // SAFETY: given away for this one call.
+    // SAFETY: the reference was created for this one call.
     let gate = unsafe { Arc::from_raw(gate.cast_const().cast::<Gate>()) };
     let mut open = gate.open.lock();
     while !*open {

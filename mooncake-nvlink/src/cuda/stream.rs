@@ -1,4 +1,4 @@
-//! A stream of its own, for programs that have work to put in order with transfers, and for tests and measurements.
+//! Stream for programs that order work with transfers, and for tests and measurements.
 
 use std::fmt;
 use std::ptr::{null_mut, with_exposed_provenance_mut};
@@ -10,85 +10,90 @@ use mooncake_core::{Error, Result};
 use super::device::Device;
 use super::ffi;
 
-/// A stream in order with the default one. Destroyed when it is dropped; its work goes on.
+/// Stream in order with the default stream. Destroyed on drop; its work continues.
 pub struct Stream {
     device: Arc<Device>,
     stream: usize,
 }
 
 impl Stream {
-    /// A new stream.
+    /// Creates a stream.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Returns the errors of the driver.
     pub fn new(device: &Arc<Device>) -> Result<Self> {
         let mut stream = null_mut();
         let _here = device.enter()?;
-        // SAFETY: the driver fills the stream in; it is destroyed when the value is dropped.
+        // SAFETY: the driver writes the stream, which is destroyed when the value is dropped.
         let status = unsafe { (device.functions().stream_create)(&raw mut stream, 0, 0) };
-        device.check(status, "a stream")?;
+        device.check(status, "cannot create stream")?;
         Ok(Self { device: device.clone(), stream: stream.expose_provenance() })
     }
 
-    /// What the driver calls it, as [`StreamRef`](super::StreamRef) takes it.
+    /// Returns the handle, for [`StreamRef`](super::StreamRef).
     pub fn handle(&self) -> u64 {
         self.stream as u64
     }
 
-    /// Puts the filling of memory with a byte on it.
+    /// Appends the filling of memory with a byte.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Returns the errors of the driver.
     ///
     /// # Safety
-    /// Until the stream's work is over, the span is memory of the device's that nobody else uses out of order.
+    /// Until the work of the stream is complete, the span is device memory that nobody else uses
+    /// out of order.
     pub unsafe fn fill(&self, span: MemorySpan, byte: u8) -> Result<()> {
         let _here = self.device.enter()?;
-        // SAFETY: promised.
+        // SAFETY: promised by the caller.
         let status = unsafe { (self.device.functions().set_async)(span.addr(), byte, span.len, self.raw()) };
-        self.device.check(status, "memory cannot be filled")
+        self.device.check(status, "cannot fill memory")
     }
 
-    /// Puts a copy on it.
+    /// Appends a copy.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for lengths that differ, what the driver says otherwise.
+    /// Returns `INVALID_PARAMS` for lengths that differ, and the errors of the driver.
     ///
     /// # Safety
-    /// Until the stream's work is over, both spans are memory that nobody else uses out of order.
+    /// Until the work of the stream is complete, both spans are memory that nobody else uses out of
+    /// order.
     pub unsafe fn copy(&self, from: MemorySpan, to: MemorySpan) -> Result<()> {
         if from.len != to.len {
-            return Err(Error::invalid(format!("{} bytes cannot be copied to {}", from.len, to.len)));
+            return Err(Error::invalid(format!(
+                "cannot copy memory: lengths differ. from={} to={}",
+                from.len, to.len
+            )));
         }
         let _here = self.device.enter()?;
-        // SAFETY: promised.
+        // SAFETY: promised by the caller.
         let status =
             unsafe { (self.device.functions().copy_async)(to.addr(), from.addr(), from.len, self.raw()) };
-        self.device.check(status, "a copy")
+        self.device.check(status, "cannot begin copy")
     }
 
-    /// Whether it has nothing left to do.
+    /// Returns whether the stream has no work left.
     ///
     /// # Errors
-    /// What its work came to.
+    /// Returns the errors of its work.
     pub fn is_idle(&self) -> Result<bool> {
         let _here = self.device.enter()?;
-        // SAFETY: a stream of ours.
+        // SAFETY: a stream of this value.
         match unsafe { (self.device.functions().stream_query)(self.raw()) } {
             ffi::NOT_READY => Ok(false),
-            status => self.device.check(status, "a stream's work").map(|()| true),
+            status => self.device.check(status, "work of the stream failed").map(|()| true),
         }
     }
 
-    /// Waits until its work is over.
+    /// Waits until its work is complete.
     ///
     /// # Errors
-    /// What that came to.
+    /// Returns the errors of its work.
     pub fn wait(&self) -> Result<()> {
         let _here = self.device.enter()?;
-        // SAFETY: a stream of ours.
+        // SAFETY: a stream of this value.
         let status = unsafe { (self.device.functions().stream_synchronize)(self.raw()) };
-        self.device.check(status, "a stream's work")
+        self.device.check(status, "work of the stream failed")
     }
 
     fn raw(&self) -> ffi::Stream {
@@ -99,7 +104,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if let Ok(_here) = self.device.enter() {
-            // SAFETY: a stream of ours.
+            // SAFETY: a stream of this value.
             unsafe { (self.device.functions().stream_destroy)(self.raw()) };
         }
     }

@@ -1,4 +1,4 @@
-//! Nodes for the conformance suite of wires.
+//! Nodes for the conformance suite of transports.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::transport::NvlinkTransport;
 /// Nodes with a runtime each, so that a node dies with its runtime.
 #[derive(Debug)]
 pub struct OnGpu {
-    /// The device of local memory; the host's where there is none.
+    /// Device of local memory; `None` for host memory.
     local: Option<u32>,
     clock: SharedClock,
     nodes: Vec<(Arc<NvlinkTransport>, Runtime)>,
@@ -23,14 +23,18 @@ pub struct OnGpu {
 }
 
 impl OnGpu {
-    /// Memory that is open to peers is of the first device.
+    /// Creates the fixture. Memory that is open to peers belongs to the first device.
     pub fn new(local: Option<u32>) -> Self {
         Self { local, clock: SystemClock::shared(), nodes: Vec::new(), main: runtime() }
     }
 }
 
 fn runtime() -> Runtime {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("cannot start a runtime")
 }
 
 impl Fixture for OnGpu {
@@ -39,15 +43,20 @@ impl Fixture for OnGpu {
     fn node(&mut self) -> Arc<NvlinkTransport> {
         let runtime = runtime();
         let (config, clock) = (NvlinkConfig::default(), self.clock.clone());
-        let node = NvlinkTransport::start_with_clock(config, runtime.handle(), clock).expect("a node");
+        let node =
+            NvlinkTransport::start_with_clock(config, runtime.handle(), clock).expect("cannot start a node");
         let node = Arc::new(node);
         self.nodes.push((node.clone(), runtime));
         node
     }
 
     fn kill(&mut self, node: &Arc<NvlinkTransport>) {
-        let at = self.nodes.iter().position(|(n, _)| Arc::ptr_eq(n, node)).expect("a node of ours");
-        // Its tasks are gone when this returns, and with them its end of every connection.
+        let at = self
+            .nodes
+            .iter()
+            .position(|(n, _)| Arc::ptr_eq(n, node))
+            .expect("the node belongs to the fixture");
+        // The tasks are gone when this returns, and with them the node's end of every connection.
         self.nodes.swap_remove(at).1.shutdown_timeout(std::time::Duration::from_secs(20));
     }
 

@@ -1,12 +1,13 @@
-//! For tests of what uses memory of GPUs (feature `testkit`): a double of libcuda for machines without one, and suites that run on it and on hardware alike.
+//! Test support for GPU memory (feature `testkit`): a fake libcuda for machines without one, and
+//! suites that run on it and on hardware.
 
 #[allow(unsafe_code)]
-mod double;
+mod fake_cuda;
 mod fixture;
 #[allow(unsafe_code)]
 pub mod processes;
 
-pub use double::{Double, Fault, MadeCurrent, build, load, path};
+pub use fake_cuda::{FakeCuda, Fault, MadeCurrent, build, load, path};
 pub use fixture::OnGpu;
 
 use std::sync::Arc;
@@ -15,26 +16,27 @@ use mooncake_core::memory::MemorySource;
 
 use crate::cuda::{Cuda, Device, DeviceMemory};
 
-/// A device of this process.
+/// Returns a device of this process.
 ///
 /// # Panics
-/// There is none of that number.
+/// Panics when there is no device of that number.
 pub fn device(number: u32) -> Arc<Device> {
-    Cuda::open(None).expect("a CUDA driver").device(number).expect("a device of that number")
+    Cuda::open(None).expect("no CUDA driver").device(number).expect("no device of that number")
 }
 
-/// New memory of a device, full of one byte; of the kind that the fabric can open, where the device is in one.
+/// Allocates memory of a device, filled with one byte. If the device is in a fabric, the fabric can
+/// open the memory.
 ///
 /// # Panics
-/// There is no room.
+/// Panics without enough memory.
 pub fn filled(device: &Arc<Device>, len: usize, byte: u8) -> Arc<DeviceMemory> {
     let memory = match device.has_fabric() {
         true => DeviceMemory::with_fabric(device, len),
         false => DeviceMemory::new(device, len),
     };
-    let memory = memory.expect("memory of a device");
-    // SAFETY: new, and nobody else's.
+    let memory = memory.expect("cannot allocate device memory");
+    // SAFETY: new, and without another user.
     #[allow(unsafe_code)]
-    unsafe { device.fill(memory.span(), byte) }.expect("memory can be filled");
+    unsafe { device.fill(memory.span(), byte) }.expect("cannot fill device memory");
     Arc::new(memory)
 }

@@ -1,4 +1,5 @@
-//! Two processes, one of which owns memory: what each case asks of them. The owner is a program that calls [`owner`] and is started by [`Spawn`].
+//! Cases with two processes, one of which owns memory. The owner is a program that calls [`owner`]
+//! and is started by [`Spawn`].
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -20,20 +21,21 @@ use crate::transport::NvlinkTransport;
 
 const LEN: usize = 1 << 20;
 
-/// How the owner's process is started.
+/// Function that returns the command of the owner's process.
 pub type Spawn<'a> = &'a dyn Fn() -> Command;
 
-/// Counts what must not grow: objects of the driver's, or bytes of the device's.
+/// Counter of driver objects or device bytes, which must not grow.
 pub type Count<'a> = &'a dyn Fn() -> i64;
 
 fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
 }
 
-/// The owner's process: memory full of one byte, and a line on the standard output for each thing done. Returns when nobody gives orders any more.
+/// Runs the process of the owner. Its memory is full of one byte, and it prints a line for each
+/// action. Returns at the end of its input.
 ///
 /// # Panics
-/// Something fails.
+/// Panics when a call fails.
 pub fn owner(count: Count<'_>) {
     let mut orders = std::io::stdin().lines();
     let Some(seed) = orders.next().and_then(|line| line.ok()?.parse::<u8>().ok()) else { return };
@@ -48,15 +50,15 @@ pub fn owner(count: Count<'_>) {
         match line.unwrap().as_str() {
             "close" => {
                 drop(region.take());
-                // Whatever is written from now on is wrong to be seen by a peer.
-                // SAFETY: the memory is there, and closed.
+                // A peer must not see any of the bytes written from now on.
+                // SAFETY: the memory is allocated, and closed.
                 unsafe { device.fill(memory.span(), seed + 1) }.unwrap();
                 say("closed");
             }
             "cycle" => {
                 let memory = Arc::new(DeviceMemory::new(&device, 4096).unwrap());
                 cycles = cycles.wrapping_add(1);
-                // SAFETY: new, and nobody else's.
+                // SAFETY: new, and without another user.
                 unsafe { device.fill(memory.span(), cycles) }.unwrap();
                 region = Some(Region::register(&node, memory, Access::Remote).unwrap());
                 say(&region.as_ref().unwrap().addr().to_string());
@@ -83,7 +85,7 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Kilobytes of memory.
+/// Returns the resident memory in kilobytes.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -107,28 +109,28 @@ impl Owner {
         let mut child = spawn().stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut owner = Self { child, lines, desc: SegmentDesc::default() };
-        owner.tell(&seed.to_string());
-        owner.desc = SegmentDesc::decode(owner.hear().as_bytes()).unwrap();
+        owner.send_command(&seed.to_string());
+        owner.desc = SegmentDesc::decode(owner.read_line().as_bytes()).unwrap();
         owner
     }
 
-    fn hear(&mut self) -> String {
+    fn read_line(&mut self) -> String {
         loop {
-            let line = self.lines.next().expect("the owner says something").unwrap();
-            // The test harness says things, too, and begins a line.
+            let line = self.lines.next().expect("the owner prints a line").unwrap();
+            // The test harness prints lines, too, and begins a line.
             if let Some((_, said)) = line.split_once("> ") {
                 return said.to_owned();
             }
         }
     }
 
-    fn tell(&mut self, what: &str) {
+    fn send_command(&mut self, what: &str) {
         writeln!(self.child.stdin.as_mut().unwrap(), "{what}").unwrap();
     }
 
-    fn asked(&mut self, what: &str) -> String {
-        self.tell(what);
-        self.hear()
+    fn ask(&mut self, what: &str) -> String {
+        self.send_command(what);
+        self.read_line()
     }
 
     fn addr(&self) -> u64 {
@@ -148,10 +150,10 @@ struct User {
 
 impl User {
     fn new() -> Self {
-        Self::looking_every(Duration::from_millis(20))
+        Self::with_upkeep_interval(Duration::from_millis(20))
     }
 
-    fn looking_every(upkeep_interval: Duration) -> Self {
+    fn with_upkeep_interval(upkeep_interval: Duration) -> Self {
         let runtime = runtime();
         let config = NvlinkConfig { upkeep_interval, ..NvlinkConfig::default() };
         Self { node: NvlinkTransport::start(config, runtime.handle()).unwrap(), runtime }
@@ -162,7 +164,7 @@ impl User {
         self.runtime.block_on(self.node.connect(desc))
     }
 
-    /// Local memory on a device.
+    /// Allocates local memory on a device.
     fn local(&self, number: u32, byte: u8) -> SliceMut<NvlinkTransport> {
         let memory = filled(&device(number), LEN, byte);
         Region::register(&self.node, memory, Access::Local).unwrap().exclusive().unwrap()
@@ -182,10 +184,10 @@ fn bytes(slice: &SliceMut<NvlinkTransport>) -> Vec<u8> {
     bytes
 }
 
-/// Memory of another process is read and written, by that many devices.
+/// Checks that memory of another process is read and written, by that many devices.
 ///
 /// # Panics
-/// It is not.
+/// Panics when it is not.
 pub fn read_and_written(spawn: Spawn<'_>, devices: u32) {
     let (owner, user) = (Owner::start(spawn, 1), User::new());
     let peer = user.connect(&owner.desc).unwrap();
@@ -203,10 +205,11 @@ pub fn read_and_written(spawn: Spawn<'_>, devices: u32) {
     owner.kill();
 }
 
-/// A killed owner is unavailable at once, and the next one under its name is another.
+/// Checks that a killed owner is unavailable at once, and that the next one under its name is a
+/// different one.
 ///
 /// # Panics
-/// It is not so.
+/// Panics when the check fails.
 pub fn killed_and_followed(spawn: Spawn<'_>) {
     let (owner, user) = (Owner::start(spawn, 1), User::new());
     let peer = user.connect(&owner.desc).unwrap();
@@ -217,18 +220,18 @@ pub fn killed_and_followed(spawn: Spawn<'_>) {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(user.connect(&desc).is_err());
 
-    // Under the name of the one before.
+    // Under the same name as before.
     let owner = Owner::start(spawn, 7);
-    assert!(user.read(&peer, addr, 64).is_err(), "the old way does not lead to the new owner");
+    assert!(user.read(&peer, addr, 64).is_err(), "the old connection does not lead to the new owner");
     let again = user.connect(&owner.desc).unwrap();
     assert_eq!(user.read(&again, owner.addr(), 64).unwrap(), [7; 64]);
     owner.kill();
 }
 
-/// A region closed under a reader never shows what came after.
+/// Checks that a region closed under a reader never shows later bytes.
 ///
 /// # Panics
-/// It does.
+/// Panics when it does.
 pub fn closed_under_a_reader(spawn: Spawn<'_>) {
     let (mut owner, user) = (Owner::start(spawn, 3), User::new());
     let peer = user.connect(&owner.desc).unwrap();
@@ -239,7 +242,7 @@ pub fn closed_under_a_reader(spawn: Spawn<'_>) {
             let mut reads = 0;
             loop {
                 match user.read(&peer, addr, LEN) {
-                    Ok(bytes) => assert!(bytes.iter().all(|b| *b == 3), "bytes of another time"),
+                    Ok(bytes) => assert!(bytes.iter().all(|b| *b == 3), "bytes written after the close"),
                     Err(error) => return (reads, error),
                 }
                 reads += 1;
@@ -247,7 +250,7 @@ pub fn closed_under_a_reader(spawn: Spawn<'_>) {
             }
         });
         has_read.recv().unwrap();
-        assert_eq!(owner.asked("close"), "closed");
+        assert_eq!(owner.ask("close"), "closed");
         let (reads, error) = reader.join().unwrap();
         assert!(reads > 0);
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
@@ -255,16 +258,18 @@ pub fn closed_under_a_reader(spawn: Spawn<'_>) {
     owner.kill();
 }
 
-/// What nodes of the existing system publish: a handle in the descriptor, and no more.
+/// Returns the descriptor as nodes of Mooncake C++ publish it: with a handle, and without the
+/// endpoint.
 fn without_endpoint(mut desc: SegmentDesc) -> SegmentDesc {
     desc.extra.remove("nvlink_endpoint").unwrap();
     desc
 }
 
-/// A descriptor alone leads to memory, as that of a node of the existing system, and never to that of an owner before.
+/// Checks that a descriptor alone leads to memory, as that of a node of Mooncake C++, and never to
+/// the memory of an earlier owner.
 ///
 /// # Panics
-/// It is not so.
+/// Panics when the check fails.
 pub fn by_descriptor_alone(spawn: Spawn<'_>) {
     let (owner, user) = (Owner::start(spawn, 4), User::new());
     let desc = without_endpoint(owner.desc.clone());
@@ -275,45 +280,48 @@ pub fn by_descriptor_alone(spawn: Spawn<'_>) {
     owner.kill();
     let owner = Owner::start(spawn, 6);
     let peer = user.connect(&without_endpoint(owner.desc.clone())).unwrap();
-    assert_eq!(user.read(&peer, owner.addr(), 64).unwrap(), [6; 64], "not what was open before");
+    assert_eq!(user.read(&peer, owner.addr(), 64).unwrap(), [6; 64], "the earlier memory was read");
     owner.kill();
     let error = user.connect(&desc).and_then(|peer| user.read(&peer, desc.buffers[0].addr, 64)).unwrap_err();
     assert!(error.to_string().contains("cannot be opened"), "{error}");
 }
 
-/// Two nodes of one process: what one of them has open of memory that is gone does not keep the other from what is at its place now, nor is it taken for that. Whether
-/// memory came to the place of other memory at all, which is the driver's affair.
+/// Checks two nodes of one process: the open memory of one, which is freed by now, neither blocks
+/// the other from new memory at the same address, nor is taken for it. Returns whether memory was
+/// allocated at the same address at all, which is up to the driver.
 ///
 /// # Panics
-/// It is not so.
+/// Panics when the check fails.
 pub fn two_nodes_of_one_process(spawn: Spawn<'_>) -> bool {
     let mut owner = Owner::start(spawn, 1);
-    // Neither looks at what the owner has closed before it needs to.
-    let users =
-        [User::looking_every(Duration::from_secs(3600)), User::looking_every(Duration::from_secs(3600))];
+    // The long interval keeps both from checking what the owner has closed before they need to.
+    let users = [
+        User::with_upkeep_interval(Duration::from_secs(3600)),
+        User::with_upkeep_interval(Duration::from_secs(3600)),
+    ];
     let peers = [users[0].connect(&owner.desc).unwrap(), users[1].connect(&owner.desc).unwrap()];
     let (mut places, mut again) = (Vec::new(), false);
     for cycle in 1..=6u8 {
-        let at: u64 = owner.asked("cycle").parse().unwrap();
+        let at: u64 = owner.ask("cycle").parse().unwrap();
         again |= places.contains(&at);
         places.push(at);
-        // In turns, so that each has something open that the other has not heard of being gone.
+        // In turns, so that each has memory open whose end the other does not know yet.
         let turn = usize::from(cycle / 3 % 2);
         for at_a_time in [turn, 1 - turn].into_iter().take(if cycle < 3 { 2 } else { 1 }) {
             let read = users[at_a_time].read(&peers[at_a_time], at, 64);
             let read = read.unwrap_or_else(|error| panic!("cycle {cycle}: {error}"));
-            assert_eq!(read, [cycle; 64], "cycle {cycle}: bytes of another memory");
+            assert_eq!(read, [cycle; 64], "cycle {cycle}: bytes of another allocation");
         }
     }
     owner.kill();
     again
 }
 
-/// So many times memory is registered, exported, opened, read and closed; objects, descriptors and memory of both processes stay as they were. Says what
-/// was counted, before and after.
+/// Registers, exports, opens, reads and closes memory so many times. Objects, descriptors and
+/// memory of both processes must not grow. Returns the counts before and after.
 ///
 /// # Panics
-/// They do not.
+/// Panics when they grow.
 pub fn cycles(spawn: Spawn<'_>, count: Count<'_>, cycles: usize) -> String {
     let (mut owner, user) = (Owner::start(spawn, 1), User::new());
     let peer = user.connect(&owner.desc).unwrap();
@@ -321,18 +329,18 @@ pub fn cycles(spawn: Spawn<'_>, count: Count<'_>, cycles: usize) -> String {
     let mut local = Some(local.split_at(64).unwrap().0);
     let mut before = None;
     for cycle in 0..cycles {
-        let at: u64 = owner.asked("cycle").parse().unwrap();
+        let at: u64 = owner.ask("cycle").parse().unwrap();
         let read = [Transfer::new(at, local.take().unwrap())];
         let (result, [read]) = transfer::read(&user.node, &peer, read, None).wait();
         result.unwrap_or_else(|error| panic!("cycle {cycle}: {error}"));
-        assert!(bytes(&read.buffer) == [(cycle + 1) as u8; 64], "cycle {cycle}: bytes of another memory");
+        assert!(bytes(&read.buffer) == [(cycle + 1) as u8; 64], "cycle {cycle}: bytes of another allocation");
         local = Some(read.buffer);
-        // By then pools are full.
+        // By then the pools are full.
         if cycle == cycles / 10 {
-            before = Some((counted(count), owner.asked("count")));
+            before = Some((counted(count), owner.ask("count")));
         }
     }
-    let (ours, theirs) = (counted(count), owner.asked("count"));
+    let (ours, theirs) = (counted(count), owner.ask("count"));
     let (ours_before, theirs_before) = before.unwrap();
     let said = format!(
         "objects, descriptors, kilobytes: user {ours_before} -> {ours}, owner {theirs_before} -> {theirs}"
@@ -350,8 +358,9 @@ fn counted(count: Count<'_>) -> String {
 fn flat(before: &str, after: &str) {
     let numbers = |text: &str| -> Vec<i64> { text.split(' ').map(|word| word.parse().unwrap()).collect() };
     let (before, after) = (numbers(before), numbers(after));
-    // The last region is open in one and not in the other, and upkeep may have it open a little longer.
-    assert!((after[0] - before[0]).abs() <= 4, "objects of the driver's: {before:?} -> {after:?}");
+    // The last region is open in one process and not in the other, and upkeep may keep it open a
+    // little longer.
+    assert!((after[0] - before[0]).abs() <= 4, "driver objects: {before:?} -> {after:?}");
     assert!((after[1] - before[1]).abs() <= 8, "descriptors: {before:?} -> {after:?}");
     assert!(after[2] - before[2] < 8192, "kilobytes: {before:?} -> {after:?}");
 }

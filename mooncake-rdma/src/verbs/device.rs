@@ -1,4 +1,4 @@
-//! Devices, their ports and global addresses, and what happens to them.
+//! Devices, their ports, GIDs and events.
 
 use std::ffi::{CStr, c_int, c_uint};
 use std::fmt;
@@ -13,12 +13,13 @@ use super::ffi::{self, Functions};
 use super::library::library;
 use super::{Counted, DEVICES, check, last_error};
 
-/// Names of the devices there are, in the library's order. None is not an error; a library that is not there is.
+/// Returns the names of the devices, in the order of the library. An empty list is not an error,
+/// but a missing library is one.
 pub fn device_names() -> Result<Vec<String>> {
     List::fetch().map(|list| list.iter().map(|device| list.name(device)).collect())
 }
 
-/// The library's list of devices, given back on drop.
+/// Device list of the library, freed on drop.
 struct List {
     calls: &'static Functions,
     first: *mut *mut ffi::Device,
@@ -31,7 +32,7 @@ impl List {
         let mut len = 0;
         // SAFETY: `len` is written before the call returns.
         let first = unsafe { (calls.get_device_list)(&raw mut len) };
-        // Null where the kernel knows no RDMA at all.
+        // The list is null where the kernel has no RDMA support.
         Ok(Self { calls, first, len: if first.is_null() { 0 } else { usize::try_from(len).unwrap_or(0) } })
     }
 
@@ -41,7 +42,7 @@ impl List {
     }
 
     fn name(&self, device: *mut ffi::Device) -> String {
-        // SAFETY: an entry of this list; its name is a text that lives as long as the list.
+        // SAFETY: an entry of this list; its name is a string that lives as long as the list.
         let name = unsafe { (self.calls.get_device_name)(device) };
         if name.is_null() {
             return String::new();
@@ -54,13 +55,13 @@ impl List {
 impl Drop for List {
     fn drop(&mut self) {
         if !self.first.is_null() {
-            // SAFETY: fetched by us and given back once.
+            // SAFETY: fetched by `fetch` and freed once.
             unsafe { (self.calls.free_device_list)(self.first) };
         }
     }
 }
 
-/// An opened device.
+/// Opened device.
 pub struct Device {
     pub(super) calls: &'static Functions,
     pub(super) raw: NonNull<ffi::Context>,
@@ -68,88 +69,93 @@ pub struct Device {
     _counted: Counted,
 }
 
-// SAFETY: libibverbs locks what it must; a context may be used from any thread.
+// SAFETY: libibverbs does its own locking; a context may be used from any thread.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
-/// What a device can hold.
+/// Limits of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceLimits {
     /// Longest memory region in bytes.
     pub region_bytes: u64,
-    /// Queue pairs.
+    /// Number of queue pairs.
     pub pairs: u32,
-    /// Requests in one queue pair.
+    /// Number of requests in one queue pair.
     pub requests: u32,
-    /// Completions in one queue.
+    /// Number of completions in one queue.
     pub completions: u32,
-    /// Reads that a queue pair may have under way, as the asking side.
+    /// Number of reads in flight that a queue pair may request.
     pub reads: u8,
-    /// Reads that a queue pair may serve at once.
+    /// Number of reads that a queue pair may serve at once.
     pub served_reads: u8,
 }
 
-/// A port as it is now.
+/// State of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// Whether it can carry anything.
+    /// Whether the port is active.
     pub active: bool,
-    /// Largest packet, as the interface numbers them: 1 is 256 bytes, 5 is 4096.
+    /// Largest packet, as a number of the verbs interface: 1 is 256 bytes, 5 is 4096.
     pub mtu: u32,
     /// Longest message in bytes.
     pub message_bytes: u32,
-    /// Local address on InfiniBand, else 0.
+    /// Local address (LID) on InfiniBand, else 0.
     pub lid: u16,
-    /// InfiniBand, as opposed to Ethernet.
+    /// Whether the port is InfiniBand, as opposed to Ethernet.
     pub infiniband: bool,
-    /// Entries of its table of global addresses.
+    /// Number of entries in the GID table.
     pub gids: u32,
 }
 
-/// Which packets a global address stands for.
+/// Packet type of a GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum GidKind {
     /// InfiniBand.
     Infiniband,
-    /// RoCE version 1, inside one Ethernet.
+    /// RoCE version 1, within one Ethernet segment.
     RoceV1,
     /// RoCE version 2, in UDP.
     RoceV2,
 }
 
-/// One global address of a port.
+/// Global address (GID) of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gid {
-    /// Its place in the table.
+    /// Index in the table.
     pub index: u8,
-    /// The address; an IPv4 one is mapped.
+    /// Address; an IPv4 address is mapped.
     pub addr: Ipv6Addr,
-    /// What it stands for.
+    /// Packet type.
     pub kind: GidKind,
-    /// The network interface it belongs to, by number; 0 when there is none.
+    /// Number of the network interface of the address; 0 if there is none.
     pub interface: u32,
 }
 
-/// Something that happened to a device or a queue pair.
+/// Event of a device or a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A port carries traffic again.
+    /// Port active again.
     PortUp,
-    /// A port carries no traffic.
+    /// Port down.
     PortDown,
-    /// Addresses of a port have changed.
+    /// Changed addresses of a port.
     Addresses,
-    /// The device is lost; nothing on it works any more.
+    /// Lost device; nothing on it works any more.
     Fatal,
-    /// A completion queue is lost, which is as bad.
+    /// Lost completion queue, which is as severe.
     QueueFatal,
-    /// One of the rest, by its number: nothing to do.
+    /// Other event, by its number, which needs no action.
     Other(u32),
 }
 
 impl Device {
-    /// Opens a device by name. `Unsupported` without the library, `NotFound` with the names there are.
+    /// Opens a device by name.
+    ///
+    /// # Errors
+    ///
+    /// Returns `Unsupported` without the library, and `NotFound`, with the available names, for an
+    /// unknown device.
     pub fn open(name: &str) -> Result<Arc<Self>> {
         let list = List::fetch()?;
         let Some(device) = list.iter().find(|device| list.name(*device) == name) else {
@@ -160,25 +166,25 @@ impl Device {
                 format!("no RDMA device {name:?}; there is {there}"),
             ));
         };
-        // SAFETY: an entry of a list that is alive.
+        // SAFETY: an entry of a live list.
         let raw = unsafe { (list.calls.open_device)(device) };
         let raw =
-            NonNull::new(raw).ok_or_else(|| last_error(format_args!("opening RDMA device {name:?}")))?;
+            NonNull::new(raw).ok_or_else(|| last_error(format_args!("cannot open RDMA device {name:?}")))?;
         Ok(Arc::new(Self { calls: list.calls, raw, name: name.into(), _counted: Counted::one(&DEVICES) }))
     }
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it can hold.
+    /// Returns the limits.
     pub fn limits(&self) -> Result<DeviceLimits> {
         // SAFETY: plain numbers; zero is a value of each.
         let mut attr: ffi::DeviceAttr = unsafe { std::mem::zeroed() };
         // SAFETY: the context is open, and the structure has the size the library writes.
         let code = unsafe { (self.calls.query_device)(self.raw.as_ptr(), &raw mut attr) };
-        check(code, format_args!("asking RDMA device {:?} for its limits", self.name))?;
+        check(code, format_args!("cannot query limits of RDMA device {:?}", self.name))?;
         let n = |value: c_int| u32::try_from(value).unwrap_or(0);
         let few = |value: c_int| u8::try_from(value.clamp(0, 255)).unwrap_or(u8::MAX);
         Ok(DeviceLimits {
@@ -191,12 +197,12 @@ impl Device {
         })
     }
 
-    /// A port, by its number from 1.
+    /// Returns the state of a port, by its number from 1.
     pub fn port(&self, number: u8) -> Result<Port> {
         let mut attr = ffi::PortAttr::default();
-        // SAFETY: as in `limits`; older drivers fill less, and the rest stays zero.
+        // SAFETY: as in `limits`; older drivers fill in less, and the rest stays zero.
         let code = unsafe { (self.calls.query_port)(self.raw.as_ptr(), number, &raw mut attr) };
-        check(code, format_args!("asking port {number} of RDMA device {:?}", self.name))?;
+        check(code, format_args!("cannot query port {number} of RDMA device {:?}", self.name))?;
         Ok(Port {
             active: attr.state == ffi::PORT_ACTIVE,
             mtu: attr.active_mtu,
@@ -207,14 +213,14 @@ impl Device {
         })
     }
 
-    /// The global addresses of a port that are in use.
+    /// Returns the used GIDs of a port.
     pub fn gids(&self, number: u8) -> Result<Vec<Gid>> {
         let port = self.port(number)?;
         let Some(query) = self.calls.query_gid_table else { return Ok(self.plain_gids(number, port)) };
-        // The table is of the whole device; ports have as many entries each.
+        // The table covers the whole device; each of its ports has this number of entries.
         let room = (port.gids as usize).saturating_mul(2).clamp(16, 1 << 16);
         let mut entries = vec![ffi::GidEntry::default(); room];
-        // SAFETY: room for as many entries of this size as are announced.
+        // SAFETY: the buffer has as many entries of this size as announced.
         let found =
             unsafe { query(self.raw.as_ptr(), entries.as_mut_ptr(), room, 0, size_of::<ffi::GidEntry>()) };
         if found < 0 {
@@ -237,7 +243,8 @@ impl Device {
             .collect())
     }
 
-    /// For libraries that cannot tell the kind: InfiniBand, or the newer of the two on Ethernet.
+    /// Returns the GIDs with a library that cannot report their kind: InfiniBand, or the newer of
+    /// the two on Ethernet.
     fn plain_gids(&self, number: u8, port: Port) -> Vec<Gid> {
         let kind = if port.infiniband { GidKind::Infiniband } else { GidKind::RoceV2 };
         (0..port.gids.min(256))
@@ -258,7 +265,7 @@ impl Device {
             .collect()
     }
 
-    /// Becomes readable when there is an [`Event`].
+    /// Returns a descriptor that is readable when there is an [`Event`].
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the context is open, and so is its descriptor for as long.
         unsafe { BorrowedFd::borrow_raw(self.async_fd()) }
@@ -269,14 +276,15 @@ impl Device {
         unsafe { (*self.raw.as_ptr()).async_fd }
     }
 
-    /// The next event; waits for one unless [`event_fd`](Self::event_fd) is readable.
+    /// Returns the next event. Blocks unless [`event_fd`](Self::event_fd) is readable.
     pub fn next_event(&self) -> Result<Event> {
         let mut event = ffi::AsyncEvent { element: 0, kind: 0 };
         // SAFETY: the context is open, and the structure has the size the library writes.
         let code = unsafe { (self.calls.get_async_event)(self.raw.as_ptr(), &raw mut event) };
-        check(code, format_args!("events of RDMA device {:?}", self.name))?;
+        check(code, format_args!("cannot read events of RDMA device {:?}", self.name))?;
         let kind = event.kind;
-        // Those of queue pairs and queues hold up their destruction until they are acknowledged, so that is done at once.
+        // Unacknowledged events of queue pairs and queues block their destruction, so the
+        // acknowledgement comes at once.
         // SAFETY: just received, and acknowledged once.
         unsafe { (self.calls.ack_async_event)(&raw mut event) };
         Ok(Event::from_number(kind))
@@ -304,7 +312,8 @@ impl fmt::Debug for Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: opened by us; everything made from it keeps it alive, so there is nothing left.
+        // SAFETY: opened by `open`; everything created from the device keeps it alive, so nothing
+        // is left.
         unsafe { (self.calls.close_device)(self.raw.as_ptr()) };
     }
 }

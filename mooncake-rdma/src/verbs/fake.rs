@@ -1,4 +1,5 @@
-//! A library with one device that does as a test says, for what no device at hand does: be lost, take dma-bufs.
+//! Fake library with one device that behaves as a test tells it, for faults that no available
+//! device has: lost devices, dma-bufs.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -12,7 +13,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::ffi::{self, Functions};
-use crate::costs::Costs;
+use crate::slice_cost_tests::Costs;
 
 thread_local! {
     static IN_USE: Cell<bool> = const { Cell::new(false) };
@@ -21,48 +22,48 @@ thread_local! {
 static TURN: Mutex<()> = Mutex::new(());
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 static REGISTERING: Condvar = Condvar::new();
-/// A registration that waits for others longer than this does so in vain.
+/// Time after which a registration stops waiting for others.
 const ALONE: Duration = Duration::from_secs(20);
 
-/// What the device was asked, and what it is to answer.
+/// Requests to the device, and its prepared behaviour.
 #[derive(Default)]
 pub(crate) struct State {
-    /// Registrations, in the order they came.
+    /// Registrations, in order.
     pub(crate) registered: Vec<Registration>,
-    /// Those that were given back.
+    /// Number of deregistrations.
     pub(crate) deregistered: usize,
-    /// The driver takes dma-bufs.
+    /// Whether the driver accepts dma-bufs.
     pub(crate) takes_buffers: bool,
-    /// The driver takes addresses.
+    /// Whether the driver accepts addresses.
     pub(crate) takes_addresses: bool,
-    /// A registration takes until so many are under way together.
+    /// Number of registrations in progress for which a registration waits.
     pub(crate) registers_together: usize,
     registering: usize,
     pub(crate) port_is_up: bool,
-    /// Last byte of its address.
+    /// Last byte of the device's address.
     pub(crate) address: u8,
     pub(crate) events: VecDeque<c_uint>,
-    /// How often an event was asked for.
+    /// Number of event reads.
     pub(crate) heard: usize,
-    /// How often the queue was looked at.
+    /// Number of polls of the queue.
     pub(crate) polled: usize,
     pub(crate) queue_works: bool,
     pub(crate) posting_works: bool,
-    /// Requests it took.
+    /// Number of accepted requests.
     pub(crate) posted: usize,
-    /// Requests are over as soon as they are posted; else none ever is.
+    /// Whether requests complete as soon as they are posted; otherwise none completes.
     pub(crate) completes: bool,
-    /// Those that are to report, if ever they are over.
+    /// Ids of signalled requests that are pending.
     taken: VecDeque<u64>,
-    /// Those that are over, for whoever polls.
+    /// Ids of completed requests.
     over: VecDeque<u64>,
-    /// Where it says so.
+    /// Descriptor of the completion channel.
     channel: Option<c_int>,
-    /// What the thread that polls has spent when it last did.
+    /// Costs of the polling thread at its last poll.
     pub(crate) costs: Option<Costs>,
-    /// It lets queue pairs go.
+    /// Whether the device destroys queue pairs.
     pub(crate) destroying_works: bool,
-    /// How often it did not.
+    /// Number of refused destructions.
     pub(crate) pairs_kept: usize,
     pub(crate) pairs_made: u32,
     pub(crate) pairs_destroyed: u32,
@@ -73,23 +74,23 @@ impl State {
     fn report(&mut self) {
         self.over.append(&mut self.taken);
         let Some(fd) = self.channel else { return };
-        // SAFETY: the channel's, which is never closed: tests are short.
+        // SAFETY: the descriptor of the channel, which is never closed.
         let channel = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
         rustix::io::write(channel, &1u64.to_ne_bytes()).unwrap();
     }
 }
 
-/// One registration, as the library was asked for it.
+/// Registration, as requested from the library.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Registration {
-    /// The dma-buf, if it was one, and where in it.
+    /// Descriptor and offset of the dma-buf, if any.
     pub(crate) buffer: Option<(c_int, u64)>,
     pub(crate) addr: u64,
     pub(crate) len: usize,
     pub(crate) access: c_uint,
 }
 
-/// The fake is this thread's library until this is dropped; one test has it at a time.
+/// Use of the fake as the library of this thread, until dropped. One test uses it at a time.
 pub(crate) struct Fake {
     _turn: MutexGuard<'static, ()>,
 }
@@ -105,7 +106,7 @@ impl Fake {
             queue_works: true,
             posting_works: true,
             destroying_works: true,
-            // None of its own lists grows while costs are counted.
+            // None of the lists of the fake grows while costs are counted.
             taken: VecDeque::with_capacity(4096),
             over: VecDeque::with_capacity(4096),
             bell: eventfd(0, EventfdFlags::SEMAPHORE | EventfdFlags::NONBLOCK).ok(),
@@ -119,18 +120,18 @@ impl Fake {
         STATE.lock()
     }
 
-    /// Something happens to the device.
+    /// Raises an event of the device.
     pub(crate) fn event(&self, number: c_uint) {
         STATE.lock().events.push_back(number);
         self.ring();
     }
 
-    /// The device says that there is an event, whether there is one or not.
+    /// Makes the descriptor of the device readable, whether there is an event or not.
     pub(crate) fn ring(&self) {
         rustix::io::write(STATE.lock().bell.as_ref().unwrap(), &1u64.to_ne_bytes()).unwrap();
     }
 
-    /// What was posted is over, and so is what comes.
+    /// Completes posted requests, and later ones at once.
     pub(crate) fn complete(&self) {
         let mut state = STATE.lock();
         state.completes = true;
@@ -144,7 +145,7 @@ impl Drop for Fake {
     }
 }
 
-/// The fake's functions, on a thread that uses it.
+/// Returns the functions of the fake, on a thread that uses it.
 pub(super) fn library() -> Option<&'static Functions> {
     static FUNCTIONS: LazyLock<Functions> = LazyLock::new(functions);
     IN_USE.get().then(|| &*FUNCTIONS)
@@ -181,21 +182,22 @@ fn functions() -> Functions {
     }
 }
 
-/// A thing of the library's that only its address matters of. Never freed: tests are short.
-fn thing<T>(thing: T) -> *mut T {
-    Box::into_raw(Box::new(thing))
+/// Allocates an object of the library of which only the address matters. Never freed: tests are
+/// short.
+fn leaked<T>(object: T) -> *mut T {
+    Box::into_raw(Box::new(object))
 }
 
 fn fails<T>(number: c_int) -> *mut T {
-    // SAFETY: this thread's own.
+    // SAFETY: the variable belongs to this thread.
     unsafe { *libc::__errno_location() = number };
     ptr::null_mut()
 }
 
 unsafe extern "C" fn get_device_list(len: *mut c_int) -> *mut *mut ffi::Device {
-    // SAFETY: as the library's caller promises.
+    // SAFETY: promised by the caller of the library.
     unsafe { *len = 1 };
-    thing(thing(ffi::Device { _opaque: [] }))
+    leaked(leaked(ffi::Device { _opaque: [] }))
 }
 
 unsafe extern "C" fn nothing_list(_: *mut *mut ffi::Device) {}
@@ -205,13 +207,13 @@ unsafe extern "C" fn get_device_name(_: *mut ffi::Device) -> *const c_char {
 }
 
 unsafe extern "C" fn open_device(_: *mut ffi::Device) -> *mut ffi::Context {
-    // SAFETY: numbers, pointers and functions that may be missing.
+    // SAFETY: the fields are numbers, pointers and optional functions.
     let mut context: ffi::Context = unsafe { std::mem::zeroed() };
     context.ops.poll_cq = Some(poll_cq);
     context.ops.req_notify_cq = Some(req_notify_cq);
     context.ops.post_send = Some(post_send);
     context.async_fd = STATE.lock().bell.as_ref().unwrap().as_raw_fd();
-    thing(context)
+    leaked(context)
 }
 
 unsafe extern "C" fn close_device(_: *mut ffi::Context) -> c_int {
@@ -219,7 +221,7 @@ unsafe extern "C" fn close_device(_: *mut ffi::Context) -> c_int {
 }
 
 unsafe extern "C" fn query_device(_: *mut ffi::Context, attr: *mut ffi::DeviceAttr) -> c_int {
-    // SAFETY: as the library's caller promises; numbers only.
+    // SAFETY: promised by the caller of the library; the fields are numbers.
     unsafe {
         let mut limits: ffi::DeviceAttr = std::mem::zeroed();
         (limits.max_mr_size, limits.max_qp, limits.max_qp_wr, limits.max_cqe) = (1 << 40, 100, 64, 256);
@@ -239,7 +241,7 @@ unsafe extern "C" fn query_port(_: *mut ffi::Context, _: u8, attr: *mut ffi::Por
         link_layer: 2,
         ..Default::default()
     };
-    // SAFETY: as the library's caller promises.
+    // SAFETY: promised by the caller of the library.
     unsafe { *attr = port };
     0
 }
@@ -247,7 +249,7 @@ unsafe extern "C" fn query_port(_: *mut ffi::Context, _: u8, attr: *mut ffi::Por
 unsafe extern "C" fn query_gid(_: *mut ffi::Context, _: u8, index: c_int, gid: *mut ffi::RawGid) -> c_int {
     let addr = std::net::Ipv4Addr::new(10, 0, 0, STATE.lock().address).to_ipv6_mapped();
     let of_index = if index == 1 { addr.octets() } else { [0; 16] };
-    // SAFETY: as the library's caller promises.
+    // SAFETY: promised by the caller of the library.
     unsafe { *gid = ffi::RawGid(of_index) };
     0
 }
@@ -271,9 +273,9 @@ fn registered(works: impl Fn(&State) -> bool, refusal: c_int, what: Registration
     }
     state.registered.push(what);
     let key = u32::try_from(state.registered.len()).unwrap();
-    // SAFETY: numbers and pointers.
+    // SAFETY: the fields are numbers and pointers.
     let region = unsafe { std::mem::zeroed() };
-    thing(ffi::MemoryRegion { lkey: key, rkey: 1000 + key, ..region })
+    leaked(ffi::MemoryRegion { lkey: key, rkey: 1000 + key, ..region })
 }
 
 unsafe extern "C" fn reg_mr(
@@ -320,11 +322,11 @@ unsafe extern "C" fn dereg_mr(_: *mut ffi::MemoryRegion) -> c_int {
 
 unsafe extern "C" fn create_comp_channel(_: *mut ffi::Context) -> *mut ffi::Channel {
     use std::os::fd::IntoRawFd;
-    // SAFETY: numbers and pointers.
+    // SAFETY: the fields are numbers and pointers.
     let channel: ffi::Channel = unsafe { std::mem::zeroed() };
     let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap().into_raw_fd();
     STATE.lock().channel = Some(fd);
-    thing(ffi::Channel { fd, ..channel })
+    leaked(ffi::Channel { fd, ..channel })
 }
 
 unsafe extern "C" fn destroy_comp_channel(_: *mut ffi::Channel) -> c_int {
@@ -338,9 +340,9 @@ unsafe extern "C" fn create_cq(
     _: *mut ffi::Channel,
     _: c_int,
 ) -> *mut ffi::CompletionQueue {
-    // SAFETY: numbers and pointers.
+    // SAFETY: the fields are numbers and pointers.
     let queue: ffi::CompletionQueue = unsafe { std::mem::zeroed() };
-    thing(ffi::CompletionQueue { context, cqe, ..queue })
+    leaked(ffi::CompletionQueue { context, cqe, ..queue })
 }
 
 unsafe extern "C" fn destroy_cq(_: *mut ffi::CompletionQueue) -> c_int {
@@ -352,7 +354,7 @@ unsafe extern "C" fn get_cq_event(
     _: *mut *mut ffi::CompletionQueue,
     _: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: the channel made above, and its descriptor.
+    // SAFETY: the channel of `create_comp_channel`, and its descriptor.
     let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw((*channel).fd) };
     if rustix::io::read(fd, &mut [0; 8]).is_ok() { 0 } else { -1 }
 }
@@ -366,13 +368,13 @@ unsafe extern "C" fn poll_cq(
 ) -> c_int {
     let mut state = STATE.lock();
     state.polled += 1;
-    state.costs = Some(Costs::here());
+    state.costs = Some(Costs::of_this_thread());
     if !state.queue_works {
         return -1;
     }
     let n = state.over.len().min(usize::try_from(room).unwrap());
     for (i, id) in state.over.drain(..n).enumerate() {
-        // SAFETY: as the library's caller promises: room for so many.
+        // SAFETY: promised by the caller of the library: the buffer has so many entries.
         unsafe { into.add(i).write(ffi::WorkCompletion { id, ..Default::default() }) };
     }
     c_int::try_from(n).unwrap()
@@ -385,10 +387,10 @@ unsafe extern "C" fn req_notify_cq(_: *mut ffi::CompletionQueue, _: c_int) -> c_
 unsafe extern "C" fn create_qp(_: *mut ffi::Domain, attr: *mut ffi::QpInitAttr) -> *mut ffi::QueuePair {
     let mut state = STATE.lock();
     state.pairs_made += 1;
-    // SAFETY: as the library's caller promises; numbers and pointers.
+    // SAFETY: promised by the caller of the library; the fields are numbers and pointers.
     unsafe {
         let pair: ffi::QueuePair = std::mem::zeroed();
-        thing(ffi::QueuePair { context: (*(*attr).send_cq).context, number: state.pairs_made, ..pair })
+        leaked(ffi::QueuePair { context: (*(*attr).send_cq).context, number: state.pairs_made, ..pair })
     }
 }
 
@@ -415,7 +417,7 @@ unsafe extern "C" fn post_send(
     let mut at = first;
     while !at.is_null() {
         if !state.posting_works {
-            // SAFETY: as the library's caller promises.
+            // SAFETY: promised by the caller of the library.
             unsafe { *bad = at };
             return libc::ENOMEM;
         }
@@ -438,7 +440,7 @@ unsafe extern "C" fn get_async_event(_: *mut ffi::Context, event: *mut ffi::Asyn
     state.heard += 1;
     let Some(kind) = state.events.pop_front() else { return -1 };
     let _ = rustix::io::read(state.bell.as_ref().unwrap(), &mut [0; 8]);
-    // SAFETY: as the library's caller promises.
+    // SAFETY: promised by the caller of the library.
     unsafe { *event = ffi::AsyncEvent { element: 1, kind } };
     0
 }

@@ -1,15 +1,15 @@
-//! What of libibverbs' binary interface is used here: layouts, numbers, function types. Written down for 64-bit Linux with
-//! little-endian bytes, where the two processors it is checked for agree.
+//! Binary interface of libibverbs, as far as it is used here: layouts, numbers, function types.
+//! Written for 64-bit little-endian Linux, where the two checked processors agree.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// A device the library knows of.
+/// Device known to the library.
 #[repr(C)]
 pub(crate) struct Device {
     pub(super) _opaque: [u8; 0],
 }
 
-/// An opened device. Only its beginning; behind it comes what no caller may touch.
+/// Opened device. Only the beginning of the structure; the rest is private to the library.
 #[repr(C)]
 pub(crate) struct Context {
     pub(crate) device: *mut Device,
@@ -19,7 +19,7 @@ pub(crate) struct Context {
     pub(crate) completion_vectors: c_int,
 }
 
-/// The calls of the data path, which go straight to the device's driver; the rest is reached by other ways.
+/// Calls of the data path, which go directly to the driver of the device.
 #[repr(C)]
 pub(crate) struct ContextOps {
     pub(super) _unused_1: [*mut c_void; 11],
@@ -76,12 +76,12 @@ pub(crate) struct PortAttr {
     pub(super) _more: [u16; 2],
 }
 
-/// A global address, aligned as the library's union with numbers is.
+/// GID, aligned like the union of the library.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct RawGid(pub(crate) [u8; 16]);
 
-/// One global address of a port.
+/// GID of a port.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct GidEntry {
@@ -92,7 +92,7 @@ pub(crate) struct GidEntry {
     pub(crate) interface: u32,
 }
 
-/// A protection domain.
+/// Protection domain.
 #[repr(C)]
 pub(crate) struct Domain {
     pub(super) _opaque: [u8; 0],
@@ -110,7 +110,7 @@ pub(crate) struct MemoryRegion {
     pub(crate) rkey: u32,
 }
 
-/// Where completion queues report that something came.
+/// Channel that reports completions.
 #[repr(C)]
 pub(crate) struct Channel {
     pub(super) _context: *mut Context,
@@ -118,7 +118,7 @@ pub(crate) struct Channel {
     pub(super) _references: c_int,
 }
 
-/// A completion queue. Only its beginning.
+/// Completion queue. Only the beginning of the structure.
 #[repr(C)]
 pub(crate) struct CompletionQueue {
     pub(crate) context: *mut Context,
@@ -128,7 +128,7 @@ pub(crate) struct CompletionQueue {
     pub(crate) cqe: c_int,
 }
 
-/// A queue pair. Only its beginning.
+/// Queue pair. Only the beginning of the structure.
 #[repr(C)]
 pub(crate) struct QueuePair {
     pub(crate) context: *mut Context,
@@ -150,7 +150,7 @@ pub(crate) struct QpCap {
     pub(crate) max_inline_data: u32,
 }
 
-/// What a queue pair is made of.
+/// Attributes of a new queue pair.
 #[repr(C)]
 pub(crate) struct QpInitAttr {
     pub(crate) user: *mut c_void,
@@ -162,7 +162,7 @@ pub(crate) struct QpInitAttr {
     pub(crate) signal_all: c_int,
 }
 
-/// The global part of a path.
+/// Global part of a path.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct GlobalRoute {
@@ -173,7 +173,7 @@ pub(crate) struct GlobalRoute {
     pub(crate) traffic_class: u8,
 }
 
-/// A path.
+/// Path to a peer.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct AhAttr {
@@ -186,7 +186,7 @@ pub(crate) struct AhAttr {
     pub(crate) port: u8,
 }
 
-/// What a queue pair is changed to.
+/// Attributes of a changed queue pair.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct QpAttr {
@@ -216,7 +216,7 @@ pub(crate) struct QpAttr {
     pub(super) _rate_limit: u32,
 }
 
-/// A range of registered memory.
+/// Range of registered memory.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Sge {
@@ -225,7 +225,7 @@ pub(crate) struct Sge {
     pub(crate) lkey: u32,
 }
 
-/// One request of a send queue, with the part for one-sided operations of what is a union in C.
+/// Request of a send queue, with the variant for one-sided operations of the C union.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct SendRequest {
@@ -256,7 +256,7 @@ impl SendRequest {
     };
 }
 
-/// How a request ended.
+/// Completion of a request.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct WorkCompletion {
@@ -271,10 +271,10 @@ pub(crate) struct WorkCompletion {
     pub(super) _end: [u16; 4],
 }
 
-/// Something that happened to a device.
+/// Event of a device.
 #[repr(C)]
 pub(crate) struct AsyncEvent {
-    /// A port's number or a pointer, by `kind`.
+    /// Number of a port, or a pointer, depending on `kind`.
     pub(crate) element: u64,
     pub(crate) kind: c_uint,
 }
@@ -289,7 +289,7 @@ macro_rules! layout {
     };
 }
 
-// The numbers are those a C compiler gives for the library's own headers.
+// The numbers are those that a C compiler computes from the headers of the library.
 layout! {
     ContextOps: 256 { poll_cq @ 88, req_notify_cq @ 96, post_send @ 200 };
     Context: 280 { ops @ 8, cmd_fd @ 264, async_fd @ 268, completion_vectors @ 272 };
@@ -351,7 +351,7 @@ pub(crate) const SEND_SIGNALED: c_uint = 2;
 pub(crate) const PORT_ACTIVE: c_uint = 4;
 pub(crate) const LINK_INFINIBAND: u8 = 1;
 
-/// The functions used, under the names and versions the library exports them by.
+/// Declares the used functions, with their exported names and versions.
 macro_rules! functions {
     ($($(#[$optional:ident])? $field:ident = $name:literal @ $version:literal: fn($($arg:ty),*) -> $ret:ty;)*) => {
         /// Function pointers into the loaded library.
@@ -361,7 +361,8 @@ macro_rules! functions {
 
         #[cfg(test)]
         impl Functions {
-            /// None of them, for tests, which put in those they need.
+            /// Creates a table of functions that panic, for tests, which replace those that they
+            /// need.
             pub(crate) fn none() -> Self {
                 Self {
                     $($field: {
@@ -375,17 +376,22 @@ macro_rules! functions {
         }
 
         impl Functions {
-            /// Finds them all with a function that finds one by name and version, or names the one that is missing.
+            /// Looks all functions up by name and version with `find`.
+            ///
+            /// # Errors
+            ///
+            /// Returns the name of a missing function.
             ///
             /// # Safety
-            /// What `find` returns is the address of that function of libibverbs, which is never unloaded.
+            /// `find` returns the address of that function of libibverbs, which is never unloaded.
             pub(crate) unsafe fn load(
                 find: impl Fn(&'static std::ffi::CStr, &'static std::ffi::CStr) -> Option<std::ptr::NonNull<c_void>>,
             ) -> Result<Self, String> {
                 Ok(Self {
                     $($field: {
                         let address = find($name, $version);
-                        // SAFETY: as the caller promises; function pointers are as wide as data pointers, and null is not among them.
+                        // SAFETY: promised by the caller; function pointers are as wide as data
+                        // pointers, and null is not among them.
                         let function = address.map(|address| unsafe {
                             std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> $ret>(address.as_ptr())
                         });

@@ -11,28 +11,28 @@ use super::device::Device;
 use super::ffi;
 use super::{Counted, DOMAINS, REGIONS, last_error};
 
-/// What memory and queue pairs must have in common to work together.
+/// Protection domain, which memory and queue pairs that work together share.
 pub struct Domain {
     pub(super) device: Arc<Device>,
     pub(super) raw: NonNull<ffi::Domain>,
     _counted: Counted,
 }
 
-// SAFETY: libibverbs locks what it must.
+// SAFETY: libibverbs does its own locking.
 unsafe impl Send for Domain {}
 // SAFETY: as above.
 unsafe impl Sync for Domain {}
 
 impl Domain {
-    /// A domain of that device.
+    /// Creates a domain of a device.
     pub fn new(device: &Arc<Device>) -> Result<Arc<Self>> {
         // SAFETY: the device is open.
         let raw = unsafe { (device.calls.alloc_pd)(device.raw.as_ptr()) };
-        let raw = NonNull::new(raw).ok_or_else(|| last_error("making a protection domain"))?;
+        let raw = NonNull::new(raw).ok_or_else(|| last_error("cannot create protection domain"))?;
         Ok(Arc::new(Self { device: device.clone(), raw, _counted: Counted::one(&DOMAINS) }))
     }
 
-    /// Its device.
+    /// Returns the device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -46,31 +46,33 @@ impl fmt::Debug for Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: made by us; what was made in it keeps it alive.
+        // SAFETY: created by `new`; everything created in the domain keeps it alive.
         unsafe { (self.device.calls.dealloc_pd)(self.raw.as_ptr()) };
     }
 }
 
-/// Registered memory. Dropping it returns when the device touches the bytes no more, neither for us nor for a peer.
+/// Registered memory. Dropping it returns when the device no longer touches the bytes, neither for
+/// this process nor for a peer.
 pub struct MemoryRegion {
     domain: Arc<Domain>,
     raw: NonNull<ffi::MemoryRegion>,
     _counted: Counted,
 }
 
-// SAFETY: libibverbs locks what it must, and the keys are read only.
+// SAFETY: libibverbs does its own locking, and the keys are only read.
 unsafe impl Send for MemoryRegion {}
 // SAFETY: as above.
 unsafe impl Sync for MemoryRegion {}
 
-/// What a device may do with memory, for whom.
+/// Access rights of a device to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rights {
-    /// Peers may do it too.
+    /// Whether peers get the rights, too.
     pub remote: bool,
-    /// It may write. The kernel refuses that for memory that the process can only read.
+    /// Whether the device may write. The kernel refuses that for memory that the process can only
+    /// read.
     pub write: bool,
-    /// It may write in any order, where the library knows how to ask for that.
+    /// Whether the device may write in any order, if the library supports it.
     pub relaxed: bool,
 }
 
@@ -90,7 +92,8 @@ impl MemoryRegion {
     /// Registers `len` bytes.
     ///
     /// # Safety
-    /// The bytes stay allocated until the region has been dropped, and nobody counts on what is in them while the device may write.
+    /// The bytes stay allocated until the region has been dropped, and nobody relies on their
+    /// content while the device may write.
     pub unsafe fn register(
         domain: &Arc<Domain>,
         start: NonNull<u8>,
@@ -100,7 +103,7 @@ impl MemoryRegion {
         let calls = domain.device.calls;
         let (at, flags) = (start.as_ptr().cast(), rights.flags());
         let raw = match calls.reg_mr_iova2.filter(|_| rights.relaxed) {
-            // SAFETY: the caller keeps the bytes; the device refuses what it cannot map.
+            // SAFETY: the caller keeps the bytes; the device refuses memory that it cannot map.
             Some(register) => unsafe {
                 register(
                     domain.raw.as_ptr(),
@@ -116,8 +119,12 @@ impl MemoryRegion {
         Self::from_raw(domain, raw, len)
     }
 
-    /// Registers memory of another device (a GPU's), given as a dma-buf: `len` bytes from `offset` in it, which requests name by
-    /// addresses from `address`. `Unsupported` when the library or the driver cannot.
+    /// Registers memory of another device (a GPU), given as a dma-buf: `len` bytes from `offset` in
+    /// it. Requests refer to them by addresses from `address`.
+    ///
+    /// # Errors
+    ///
+    /// Returns `Unsupported` if the library or the driver does not support it.
     ///
     /// # Safety
     /// As for [`register`](Self::register), of the memory behind the descriptor.
@@ -129,18 +136,20 @@ impl MemoryRegion {
         address: u64,
         rights: Rights,
     ) -> Result<Self> {
-        let cannot = |why: &str| Error::new(ErrorCode::NotSupported, format!("memory of a dma-buf: {why}"));
+        let cannot =
+            |why: &str| Error::new(ErrorCode::NotSupported, format!("cannot register dma-buf: {why}"));
         let register = domain
             .device
             .calls
             .reg_dmabuf_mr
-            .ok_or_else(|| cannot("this libibverbs is older than version 34 of rdma-core"))?;
+            .ok_or_else(|| cannot("libibverbs is older than version 34 of rdma-core"))?;
         let relaxed = if rights.relaxed { ffi::ACCESS_RELAXED_ORDERING } else { 0 };
         let flags = (rights.flags() | relaxed).cast_signed();
-        // SAFETY: the caller keeps the memory; the descriptor is open during the call, and the kernel holds it thereafter.
+        // SAFETY: the caller keeps the memory; the descriptor is open during the call, and the
+        // kernel holds it thereafter.
         let raw = unsafe { register(domain.raw.as_ptr(), offset, len, address, fd.as_raw_fd(), flags) };
         if raw.is_null() && std::io::Error::last_os_error().raw_os_error() == Some(libc::EOPNOTSUPP) {
-            return Err(cannot("the device's driver cannot"));
+            return Err(cannot("the driver does not support it"));
         }
         Self::from_raw(domain, raw, len)
     }
@@ -150,23 +159,23 @@ impl MemoryRegion {
             let error = std::io::Error::last_os_error();
             let hint = match error.raw_os_error() {
                 Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM) => {
-                    " (raise the limit of locked memory, `ulimit -l`)"
+                    "; raise the limit of locked memory (`ulimit -l`)"
                 }
                 _ => "",
             };
-            let what = format!("registering {len} bytes with RDMA device {:?}", domain.device.name());
+            let what = format!("cannot register {len} bytes with RDMA device {:?}", domain.device.name());
             return Err(super::failed(what + hint, error));
         };
         Ok(Self { domain: domain.clone(), raw, _counted: Counted::one(&REGIONS) })
     }
 
-    /// What requests of this side name it by.
+    /// Returns the key for requests of this side.
     pub fn local_key(&self) -> u32 {
         // SAFETY: registered; the field does not change.
         unsafe { (*self.raw.as_ptr()).lkey }
     }
 
-    /// What requests of peers name it by.
+    /// Returns the key for requests of peers.
     pub fn remote_key(&self) -> u32 {
         // SAFETY: as above.
         unsafe { (*self.raw.as_ptr()).rkey }
@@ -181,10 +190,10 @@ impl fmt::Debug for MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: registered by us, and given back once.
+        // SAFETY: registered by `register`, and deregistered once.
         let code = unsafe { (self.domain.device.calls.dereg_mr)(self.raw.as_ptr()) };
         if code != 0 {
-            tracing::error!(device = self.domain.device.name(), code, "memory could not be deregistered");
+            tracing::error!(device = self.domain.device.name(), code, "cannot deregister memory");
         }
     }
 }

@@ -1,19 +1,20 @@
-//! RDMA verbs with owners: each thing keeps what it was made from, so nothing can be closed under another, and everything is given back
-//! by being dropped.
+//! Safe wrappers of RDMA verbs. Each object keeps the objects that it was created from, so nothing
+//! can be closed under another, and everything is released on drop.
 //!
-//! The library is loaded when it is first asked for; where there is none, that is an error and nothing else. Only three calls are
-//! `unsafe`, and each says what its caller vouches for: registering bytes, and posting requests that name bytes.
+//! The library is loaded on first use; a missing library is an error. Only three calls are
+//! `unsafe`, and each documents the promises of its caller: registering bytes, and posting requests
+//! that name bytes.
 //!
-//! A queue pair keeps its domain, and cannot be torn out of it:
+//! A queue pair keeps its domain, and cannot be separated from it:
 //!
 //! ```compile_fail,E0451
 //! # use mooncake_rdma::verbs::{Device, QueuePair};
 //! fn forge(device: std::sync::Arc<Device>) -> QueuePair {
-//!     QueuePair { raw: std::ptr::null_mut() } // only a domain makes one, and it is kept
+//!     QueuePair { raw: std::ptr::null_mut() } // only a domain creates one, and keeps it
 //! }
 //! ```
 //!
-//! Registered memory is one thing with one owner; its keys are worth nothing after it:
+//! Registered memory has one owner; its keys are invalid after it is dropped:
 //!
 //! ```compile_fail,E0599
 //! # use mooncake_rdma::verbs::MemoryRegion;
@@ -22,7 +23,7 @@
 //! }
 //! ```
 //!
-//! Nobody posts, or registers somebody else's bytes, without saying so:
+//! Posting, and registering borrowed bytes, is `unsafe`:
 //!
 //! ```compile_fail,E0133
 //! # use mooncake_rdma::verbs::{QueuePair, Posting};
@@ -36,18 +37,20 @@
 //! # use std::sync::Arc;
 //! fn register(domain: &Arc<Domain>, bytes: &mut [u8]) -> MemoryRegion {
 //!     let start = std::ptr::NonNull::from(&mut *bytes).cast();
-//!     MemoryRegion::register(domain, start, bytes.len(), Rights { remote: true, write: true, relaxed: false }).unwrap()
+//!     let rights = Rights { remote: true, write: true, relaxed: false };
+//!     MemoryRegion::register(domain, start, bytes.len(), rights).unwrap()
 //! }
 //! ```
 //!
-//! Above this, where buffers are handed over by value, the compiler keeps bytes alive and alone while they are in flight:
+//! Above this layer, buffers are passed by value, so the compiler keeps bytes alive and exclusive
+//! while they are in flight:
 //!
 //! ```compile_fail,E0382
 //! # use mooncake_rdma::{RdmaPeer, RdmaTransport};
 //! # use mooncake_transport::{SliceMut, transfer::{self, Transfer}};
 //! fn f(node: &RdmaTransport, peer: &RdmaPeer, slice: SliceMut<RdmaTransport>) {
 //!     let ticket = transfer::read(node, peer, [Transfer::new(0x1000, slice)], None);
-//!     drop(slice); // it is the transfer's until the ticket gives it back
+//!     drop(slice); // the transfer owns it until the ticket returns it
 //! }
 //! ```
 
@@ -67,22 +70,23 @@ pub use queue::{Batch, Completed, CompletionQueue, Status};
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How many of each the process holds, so that a test can see that all are given back.
+/// Number of live objects of each kind in the process, so that a test can check that all are
+/// released.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// Opened devices.
+    /// Number of opened devices.
     pub devices: usize,
-    /// Protection domains.
+    /// Number of protection domains.
     pub domains: usize,
-    /// Memory regions.
+    /// Number of memory regions.
     pub regions: usize,
-    /// Completion queues.
+    /// Number of completion queues.
     pub queues: usize,
-    /// Queue pairs.
+    /// Number of queue pairs.
     pub pairs: usize,
 }
 
-/// What the process holds now.
+/// Returns the number of live objects.
 pub fn held() -> Held {
     let n = |counter: &AtomicUsize| counter.load(Ordering::SeqCst);
     Held {
@@ -100,7 +104,7 @@ static REGIONS: AtomicUsize = AtomicUsize::new(0);
 static QUEUES: AtomicUsize = AtomicUsize::new(0);
 static PAIRS: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts one thing for as long as it lives.
+/// Counter of one object, for as long as it lives.
 struct Counted(&'static AtomicUsize);
 
 impl Counted {
@@ -116,7 +120,7 @@ impl Drop for Counted {
     }
 }
 
-/// The error of a call that reports by `errno`, with what was being done.
+/// Returns the error of a call that reports by `errno`, with the failed action.
 fn last_error(what: impl std::fmt::Display) -> mooncake_core::Error {
     failed(what, std::io::Error::last_os_error())
 }
@@ -126,7 +130,7 @@ fn failed(what: impl std::fmt::Display, error: std::io::Error) -> mooncake_core:
         .with_source(error)
 }
 
-/// The result of a call that returns an error number.
+/// Returns the result of a call that returns an error number.
 fn check(number: std::ffi::c_int, what: impl std::fmt::Display) -> mooncake_core::Result<()> {
     match number {
         0 => Ok(()),

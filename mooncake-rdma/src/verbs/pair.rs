@@ -1,4 +1,4 @@
-//! Reliable connected queue pairs, and what is posted to them.
+//! Reliable connected queue pairs, and their requests.
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -14,7 +14,7 @@ use super::memory::Domain;
 use super::queue::CompletionQueue;
 use super::{Counted, PAIRS, check, last_error};
 
-/// One end of a reliable connection.
+/// Local end of a reliable connection.
 pub struct QueuePair {
     raw: NonNull<ffi::QueuePair>,
     domain: Arc<Domain>,
@@ -23,36 +23,36 @@ pub struct QueuePair {
     _counted: Counted,
 }
 
-// SAFETY: libibverbs locks what it must.
+// SAFETY: libibverbs does its own locking.
 unsafe impl Send for QueuePair {}
 // SAFETY: as above.
 unsafe impl Sync for QueuePair {}
 
-/// Room in a queue pair.
+/// Capacity of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueSizes {
-    /// Requests it holds.
+    /// Number of requests.
     pub requests: u32,
-    /// Ranges of memory per request.
+    /// Number of memory ranges per request.
     pub ranges: u32,
-    /// Bytes that may travel inside a request.
+    /// Number of bytes inside a request.
     pub inline_bytes: u32,
 }
 
-/// The way to the other end.
+/// Path to the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
-    /// Our port.
+    /// Number of the local port.
     pub port: u8,
-    /// Index of the port's key.
+    /// Index of the partition key.
     pub pkey_index: u16,
-    /// Index of our global address.
+    /// Index of the local GID.
     pub own_gid: u8,
-    /// The other end's global address.
+    /// GID of the other end.
     pub gid: Ipv6Addr,
-    /// The other end's local address, on InfiniBand.
+    /// Local address (LID) of the other end, on InfiniBand.
     pub lid: u16,
-    /// Largest packet, as the interface numbers them.
+    /// Largest packet, as a number of the verbs interface.
     pub mtu: u32,
     /// Traffic class.
     pub traffic_class: u8,
@@ -60,27 +60,28 @@ pub struct Path {
     pub service_level: u8,
 }
 
-/// Patience and parallelism of a connection.
+/// Timeouts and parallelism of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// How long an answer may take: 4.096 µs times two to this power, at most 31.
+    /// Timeout of an acknowledgement: 4.096 µs times two to this power, at most 31.
     pub timeout: u8,
-    /// How often a packet without an answer is sent again, at most 6: Soft-RoCE takes 7 for "for ever".
+    /// Number of retransmissions of a packet, at most 6: Soft-RoCE takes 7 as "for ever".
     pub retries: u8,
-    /// Reads under way at once, as the asking side.
+    /// Number of reads in flight that this side requests.
     pub reads: u8,
-    /// Reads served at once.
+    /// Number of reads that this side serves at once.
     pub served_reads: u8,
 }
 
-/// The interface's number for "for ever".
+/// Number of the verbs interface for "for ever".
 const RECEIVER_RETRIES: u8 = 7;
-/// 0.64 ms, as the existing system has it.
+/// Timer of 0.64 ms, as in Mooncake C++.
 const MIN_RNR_TIMER: u8 = 12;
 const HOP_LIMIT: u8 = 16;
 
 impl QueuePair {
-    /// A pair whose requests report to `queue`. It can be posted to when it is [connected](Self::connect).
+    /// Creates a pair whose requests report to `queue`. Requests can be posted once the pair is
+    /// [connected](Self::connect).
     pub fn new(domain: &Arc<Domain>, queue: &Arc<CompletionQueue>, sizes: QueueSizes) -> Result<Self> {
         let mut attr = ffi::QpInitAttr {
             user: ptr::null_mut(),
@@ -89,7 +90,7 @@ impl QueuePair {
             srq: ptr::null_mut(),
             cap: ffi::QpCap {
                 max_send_wr: sizes.requests,
-                // Nothing is ever received; some drivers refuse none.
+                // Nothing is ever received; some drivers refuse a queue of length zero.
                 max_recv_wr: 1,
                 max_send_sge: sizes.ranges,
                 max_recv_sge: 1,
@@ -98,40 +99,48 @@ impl QueuePair {
             kind: ffi::QP_TYPE_RC,
             signal_all: 0,
         };
-        // SAFETY: domain and queue are alive and kept; the structure is as the library expects it.
+        // SAFETY: domain and queue are alive and kept; the structure has the layout of the library.
         let raw = unsafe { (domain.device.calls.create_qp)(domain.raw.as_ptr(), &raw mut attr) };
         let raw = NonNull::new(raw).ok_or_else(|| {
-            last_error(format_args!("making a queue pair on RDMA device {:?}", domain.device.name()))
+            last_error(format_args!("cannot create queue pair on RDMA device {:?}", domain.device.name()))
         })?;
         let counted = Counted::one(&PAIRS);
         Ok(Self { raw, domain: domain.clone(), _queue: queue.clone(), destroyed: false, _counted: counted })
     }
 
-    /// Destroys it now. After `Ok` the device touches nothing for it any more; after an error it still may, and the pair comes back, to be
-    /// destroyed another time.
+    /// Destroys the pair now. After `Ok` the device touches no memory for it any more. After an
+    /// error the device still may, and the pair is returned for another attempt.
     pub fn destroy(mut self) -> Result<(), (Self, Error)> {
-        self.give_back().map_err(|error| (self, error))
+        self.destroy_once().map_err(|error| (self, error))
     }
 
-    fn give_back(&mut self) -> Result<()> {
-        // SAFETY: made by us; not asked for again once it worked, and after a refusal the library still has the pair.
+    fn destroy_once(&mut self) -> Result<()> {
+        // SAFETY: created by `new`; not repeated after a success, and after a refusal the library
+        // still has the pair.
         let code = unsafe { (self.domain.device.calls.destroy_qp)(self.raw.as_ptr()) };
-        check(code, format_args!("destroying a queue pair of RDMA device {:?}", self.domain.device.name()))?;
+        check(
+            code,
+            format_args!("cannot destroy queue pair of RDMA device {:?}", self.domain.device.name()),
+        )?;
         self.destroyed = true;
         Ok(())
     }
 
-    /// Its number, by which the other end names it.
+    /// Returns the number by which the other end refers to the pair.
     pub fn number(&self) -> u32 {
         // SAFETY: alive; the field does not change.
         unsafe { (*self.raw.as_ptr()).number }
     }
 
-    /// Connects it to a pair of the other end. It may take as long as finding the way there; a fault names the step.
+    /// Connects the pair to a pair of the other end. Blocks as long as the route lookup takes.
+    ///
+    /// # Errors
+    ///
+    /// The message names the failed step.
     pub fn connect(&self, path: &Path, number: u32, timing: Timing) -> Result<()> {
         if timing.retries > MAX_RETRIES {
             return Err(Error::invalid(format!(
-                "{} retries; more than {MAX_RETRIES} may mean for ever",
+                "invalid number of retries {}: more than {MAX_RETRIES} may mean for ever",
                 timing.retries
             )));
         }
@@ -143,7 +152,7 @@ impl QueuePair {
             ..QpAttr::default()
         };
         let mask = ffi::ATTR_STATE | ffi::ATTR_PKEY_INDEX | ffi::ATTR_PORT | ffi::ATTR_ACCESS;
-        self.modify(init, mask, "preparing")?;
+        self.modify(init, mask, "cannot prepare")?;
         let receive = QpAttr {
             state: ffi::STATE_RTR,
             path_mtu: path.mtu,
@@ -175,7 +184,7 @@ impl QueuePair {
             | ffi::ATTR_MAX_DEST_RD_ATOMIC
             | ffi::ATTR_MIN_RNR_TIMER;
         // The device looks up the route of the address in this step.
-        let found = self.modify(receive, mask, "finding the route of");
+        let found = self.modify(receive, mask, "cannot find a route for");
         found.map_err(|error| error.with_reason(Reason::RouteLookup))?;
         let send = QpAttr {
             state: ffi::STATE_RTS,
@@ -192,37 +201,45 @@ impl QueuePair {
             | ffi::ATTR_RNR_RETRY
             | ffi::ATTR_SQ_PSN
             | ffi::ATTR_MAX_RD_ATOMIC;
-        self.modify(send, mask, "opening")
+        self.modify(send, mask, "cannot open")
     }
 
-    /// Ends the connection: every request that is not over comes out of the queue as [flushed](super::Status::Flushed), or done if it was.
+    /// Ends the connection. The queue returns every pending request as
+    /// [flushed](super::Status::Flushed), or as done if it was complete.
     pub fn fail(&self) -> Result<()> {
-        self.modify(QpAttr { state: ffi::STATE_ERR, ..QpAttr::default() }, ffi::ATTR_STATE, "closing")
+        self.modify(QpAttr { state: ffi::STATE_ERR, ..QpAttr::default() }, ffi::ATTR_STATE, "cannot close")
     }
 
     fn modify(&self, mut attr: QpAttr, mask: i32, what: &str) -> Result<()> {
         let device = &self.domain.device;
-        // SAFETY: the pair is alive; the structure is as the library expects it.
+        // SAFETY: the pair is alive; the structure has the layout of the library.
         let code = unsafe { (device.calls.modify_qp)(self.raw.as_ptr(), &raw mut attr, mask) };
         check(code, format_args!("{what} queue pair {} of RDMA device {:?}", self.number(), device.name()))
     }
 
-    /// Posts all requests with one ring of the doorbell. On failure says how many were taken; the rest was not.
+    /// Posts all requests with one ring of the doorbell.
+    ///
+    /// # Errors
+    ///
+    /// Returns how many requests were accepted; the rest was not.
     ///
     /// # Safety
-    /// Until a request has come out of the completion queue, or the pair is gone: its local bytes stay allocated and registered in
-    /// this pair's domain; those of a read are touched by nobody else, those of a write are written by nobody.
+    /// Until a request has left the completion queue, or the pair is destroyed: its local bytes
+    /// stay allocated and registered in the domain of this pair; nobody else touches those of a
+    /// read, and nobody writes those of a write.
     pub unsafe fn post(&self, posting: &mut Posting) -> Result<(), (usize, Error)> {
         let Some(first) = posting.link() else { return Ok(()) };
-        // SAFETY: the context outlives the pair; its table is filled before the device is handed out.
+        // SAFETY: the context outlives the pair; its table is filled in before the device is
+        // returned.
         let post = unsafe { (*self.domain.device.raw.as_ptr()).ops.post_send };
         let mut bad = ptr::null_mut();
         let code = match post {
-            // SAFETY: a list of requests that ends in null and stays where it is during the call; what it names the caller vouches for.
+            // SAFETY: a list of requests that ends in null and does not move during the call; the
+            // caller promises the bytes that it names.
             Some(post) => unsafe { post(self.raw.as_ptr(), first, &raw mut bad) },
             None => libc::ENOSYS,
         };
-        check(code, "posting requests").map_err(|error| (posting.position(bad), error))
+        check(code, "cannot post requests").map_err(|error| (posting.position(bad), error))
     }
 }
 
@@ -235,51 +252,52 @@ impl fmt::Debug for QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         if !self.destroyed
-            && let Err(error) = self.give_back()
+            && let Err(error) = self.destroy_once()
         {
-            tracing::error!(%error, "what was posted to it may be under way still");
+            tracing::error!(%error, "cannot destroy queue pair; its requests may still be in flight");
         }
     }
 }
 
-/// Requests to be posted together. Keeps its room.
+/// Requests to be posted together. Keeps its allocation.
 #[derive(Default)]
 pub struct Posting {
     requests: Vec<SendRequest>,
     ranges: Vec<Sge>,
 }
 
-// SAFETY: the pointers in it lead nowhere but to its own vectors, and are made anew for each posting.
+// SAFETY: its pointers refer only to its own vectors, and are computed again for each posting.
 unsafe impl Send for Posting {}
 
-/// One request.
+/// Request to post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What it is known by when it completes.
+    /// Id of the completion.
     pub id: u64,
-    /// Which way.
+    /// Direction of the transfer.
     pub opcode: Opcode,
-    /// First local byte.
+    /// Address of the first local byte.
     pub local: u64,
     /// Length in bytes.
     pub len: u32,
     /// Key of the local memory.
     pub local_key: u32,
-    /// First byte at the other end.
+    /// Address of the first byte at the other end.
     pub remote: u64,
     /// Key of the other end's memory.
     pub remote_key: u32,
-    /// Whether it comes out of the completion queue when all is well. One that fails does in any case.
+    /// Whether the request reports a success to the completion queue. A failed request always
+    /// reports.
     pub signalled: bool,
 }
 
 impl Posting {
-    /// Room for that many requests.
+    /// Creates a list with capacity for that many requests.
     pub fn with_capacity(n: usize) -> Self {
         Self { requests: Vec::with_capacity(n), ranges: Vec::with_capacity(n) }
     }
 
-    /// Adds one.
+    /// Adds a request.
     pub fn push(&mut self, request: Request) {
         self.ranges.push(Sge { addr: request.local, length: request.len, lkey: request.local_key });
         self.requests.push(SendRequest {
@@ -296,7 +314,7 @@ impl Posting {
         });
     }
 
-    /// Empties it.
+    /// Removes all requests.
     pub fn clear(&mut self) {
         self.requests.clear();
         self.ranges.clear();
@@ -306,7 +324,7 @@ impl Posting {
         let (first, len) = (self.requests.as_mut_ptr(), self.requests.len());
         for (i, request) in self.requests.iter_mut().enumerate() {
             request.sges = &raw mut self.ranges[i];
-            // Inside the vector, or null behind the last.
+            // The address is inside the vector, or null behind the last request.
             request.next = if i + 1 < len { first.wrapping_add(i + 1) } else { ptr::null_mut() };
         }
         (len != 0).then_some(first)

@@ -1,4 +1,4 @@
-//! Completion queues, each with a channel that says when to look.
+//! Completion queues, each with a channel that reports completions.
 
 use std::ffi::c_uint;
 use std::fmt;
@@ -12,7 +12,7 @@ use super::device::Device;
 use super::ffi;
 use super::{Counted, QUEUES, check, last_error};
 
-/// Where finished requests of queue pairs come out.
+/// Queue of the completed requests of queue pairs.
 pub struct CompletionQueue {
     device: Arc<Device>,
     channel: NonNull<ffi::Channel>,
@@ -20,34 +20,34 @@ pub struct CompletionQueue {
     _counted: Counted,
 }
 
-// SAFETY: libibverbs locks what it must.
+// SAFETY: libibverbs does its own locking.
 unsafe impl Send for CompletionQueue {}
 // SAFETY: as above.
 unsafe impl Sync for CompletionQueue {}
 
-/// A finished request.
+/// Completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completed {
-    /// The number it was posted with.
+    /// Id that the request was posted with.
     pub id: u64,
-    /// How it ended.
+    /// Outcome of the request.
     pub status: Status,
 }
 
-/// How a request ended.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// Done, and all requests before it in its queue pair.
+    /// Success, also of all earlier requests in its queue pair.
     Done,
-    /// Not begun, or cut short, because the queue pair has failed.
+    /// Not begun, or interrupted, because the queue pair has failed.
     Flushed,
-    /// The peer refused the address, the key or the request.
+    /// Refusal of the address, the key or the request by the peer.
     Refused,
-    /// The peer did not answer, or not in time.
+    /// No acknowledgement from the peer in time.
     Unanswered,
-    /// This side is at fault: memory or request, by the interface's number.
+    /// Error of this side, in memory or request, by the number of the verbs interface.
     Local(u32),
-    /// The rest, by the interface's number.
+    /// Other error, by the number of the verbs interface.
     Failed(u32),
 }
 
@@ -65,19 +65,19 @@ impl Status {
 }
 
 impl CompletionQueue {
-    /// A queue for at least `entries` completions.
+    /// Creates a queue for at least `entries` completions.
     pub fn new(device: &Arc<Device>, entries: u32) -> Result<Arc<Self>> {
         let calls = device.calls;
         // SAFETY: the device is open.
         let channel = unsafe { (calls.create_comp_channel)(device.raw.as_ptr()) };
-        let channel = NonNull::new(channel).ok_or_else(|| last_error("making a completion channel"))?;
+        let channel = NonNull::new(channel).ok_or_else(|| last_error("cannot create completion channel"))?;
         let entries = i32::try_from(entries).unwrap_or(i32::MAX);
         // SAFETY: device and channel are open.
         let raw =
             unsafe { (calls.create_cq)(device.raw.as_ptr(), entries, ptr::null_mut(), channel.as_ptr(), 0) };
         let Some(raw) = NonNull::new(raw) else {
-            let error = last_error(format_args!("making a completion queue of {entries} entries"));
-            // SAFETY: made above, used by nothing.
+            let error = last_error(format_args!("cannot create completion queue of {entries} entries"));
+            // SAFETY: created above, and not used.
             unsafe { (calls.destroy_comp_channel)(channel.as_ptr()) };
             return Err(error);
         };
@@ -88,24 +88,25 @@ impl CompletionQueue {
         Ok(Arc::new(queue))
     }
 
-    /// How many completions it holds. One that gets more is lost.
+    /// Returns the number of completions that the queue holds. A queue that gets more is lost.
     pub fn entries(&self) -> u32 {
         // SAFETY: alive; the field does not change.
         unsafe { (*self.raw.as_ptr()).cqe }.cast_unsigned()
     }
 
-    /// Takes finished requests out, and returns how many.
+    /// Takes completed requests, and returns them.
     pub fn poll<'a>(&self, into: &'a mut Batch) -> Result<impl Iterator<Item = Completed> + 'a> {
-        // SAFETY: the context outlives the queue; its table is filled before the device is handed out.
+        // SAFETY: the context outlives the queue; its table is filled in before the device is
+        // returned.
         let poll = unsafe { (*self.device.raw.as_ptr()).ops.poll_cq };
         let room = i32::try_from(into.0.len()).unwrap_or(i32::MAX);
         let found = match poll {
-            // SAFETY: room for as many completions as are asked for.
+            // SAFETY: the buffer has as many completions as requested.
             Some(poll) => unsafe { poll(self.raw.as_ptr(), room, into.0.as_mut_ptr()) },
             None => -1,
         };
         if found < 0 {
-            return Err(last_error("polling a completion queue"));
+            return Err(last_error("cannot poll completion queue"));
         }
         let found = usize::try_from(found).unwrap_or(0).min(into.0.len());
         Ok(into.0[..found]
@@ -113,26 +114,30 @@ impl CompletionQueue {
             .map(|one| Completed { id: one.id, status: Status::from_number(one.status) }))
     }
 
-    /// Asks for one wake-up on the channel at the next completion. Poll once more after it: one may have come before.
+    /// Requests one wake-up on the channel at the next completion. Poll once more after it: a
+    /// completion may have arrived before.
     pub fn request_wake(&self) -> Result<()> {
         // SAFETY: as in `poll`.
         let request = unsafe { (*self.device.raw.as_ptr()).ops.req_notify_cq };
         match request {
             // SAFETY: the queue is alive.
-            Some(request) => check(unsafe { request(self.raw.as_ptr(), 0) }, "asking for a wake-up"),
-            None => Err(last_error("asking for a wake-up")),
+            Some(request) => {
+                check(unsafe { request(self.raw.as_ptr(), 0) }, "cannot request completion event")
+            }
+            None => Err(last_error("cannot request completion event")),
         }
     }
 
-    /// Takes wake-ups off the channel, so that it is quiet until the next.
+    /// Removes wake-ups from the channel, so that it is quiet until the next one.
     pub fn quieten(&self) {
         let (mut queue, mut user) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the channel is open and does not block; both pointers are written when the call says so.
+        // SAFETY: the channel is open and does not block; the call writes both pointers on success.
         while unsafe {
             (self.device.calls.get_cq_event)(self.channel.as_ptr(), &raw mut queue, &raw mut user)
         } == 0
         {
-            // SAFETY: the one queue of this channel, and the one event just taken. Unacknowledged ones would hold up its end.
+            // SAFETY: the only queue of this channel, and the event just taken. Unacknowledged
+            // events would block its destruction.
             unsafe { (self.device.calls.ack_cq_events)(self.raw.as_ptr(), 1) };
         }
     }
@@ -144,17 +149,17 @@ impl CompletionQueue {
 }
 
 impl AsFd for CompletionQueue {
-    /// Readable when a requested wake-up came.
+    /// Returns a descriptor that is readable after a requested wake-up.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd()
     }
 }
 
-/// Room for what [`CompletionQueue::poll`] takes out.
+/// Buffer of [`CompletionQueue::poll`].
 pub struct Batch(Box<[ffi::WorkCompletion]>);
 
 impl Batch {
-    /// Room for that many.
+    /// Creates a buffer of that many completions.
     pub fn new(room: usize) -> Self {
         Self(vec![ffi::WorkCompletion::default(); room].into())
     }
@@ -175,7 +180,8 @@ impl fmt::Debug for CompletionQueue {
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
         let calls = self.device.calls;
-        // SAFETY: made by us; queue pairs that report here keep it alive; all events are acknowledged as they are taken.
+        // SAFETY: created by `new`; queue pairs that report here keep it alive; all events are
+        // acknowledged when they are taken.
         unsafe {
             (calls.destroy_cq)(self.raw.as_ptr());
             (calls.destroy_comp_channel)(self.channel.as_ptr());

@@ -1,6 +1,7 @@
-//! The public conformance suite: between two devices and on one with itself, in one process and between two.
+//! The public conformance suite: between two devices and on one device alone, within one process
+//! and between two.
 
-use crate::support::{Apart, OnDevices};
+use crate::support::{OnDevices, OnDevicesInTwoProcesses};
 
 mod two_devices {
     use super::OnDevices;
@@ -13,11 +14,11 @@ mod one_device {
 }
 
 mod two_devices_two_processes {
-    use super::Apart;
-    mooncake_transport::transport_conformance!(Apart::new(["rxe0", "rxe1"]));
+    use super::OnDevicesInTwoProcesses;
+    mooncake_transport::transport_conformance!(OnDevicesInTwoProcesses::new(["rxe0", "rxe1"]));
 }
 
 mod one_device_two_processes {
-    use super::Apart;
-    mooncake_transport::transport_conformance!(Apart::new(["rxe0", "rxe0"]));
+    use super::OnDevicesInTwoProcesses;
+    mooncake_transport::transport_conformance!(OnDevicesInTwoProcesses::new(["rxe0", "rxe0"]));
 }

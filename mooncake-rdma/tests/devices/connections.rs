@@ -1,4 +1,4 @@
-//! Setting connections up, from both sides at once, again after a restart, and a thousand of them.
+//! Set-up of connections: from both sides at once, after a restart, and a thousand of them.
 
 use mooncake_core::clock::{Rng, SystemClock};
 use mooncake_rdma::message::Connection;
@@ -32,7 +32,7 @@ fn both_sides_may_connect_at_once() {
 }
 
 #[test]
-fn a_connection_serves_both_ways() {
+fn a_connection_serves_both_directions() {
     let two = Two::patient();
     let (at_a, at_b) = (open(&two.a, 64, 3), open(&two.b, 64, 4));
     let (to_a, to_b) = (two.connect(&two.b, &two.a, &[&at_a]), two.connect(&two.a, &two.b, &[&at_b]));
@@ -42,7 +42,7 @@ fn a_connection_serves_both_ways() {
 }
 
 #[test]
-fn the_handshake_is_the_existing_systems() {
+fn the_handshake_is_that_of_mooncake_cpp() {
     let two = Two::patient();
     let a = describe(&two.a, &[]).rdma_server_name;
     let gid = Some("::ffff:10.77.0.2".parse().unwrap());
@@ -62,25 +62,25 @@ fn the_handshake_is_the_existing_systems() {
         (&request.peer_nic_path, &request.local_nic_path)
     );
     assert_eq!(reply.gid, Some("::ffff:10.77.0.1".parse().unwrap()));
-    assert_eq!(ask(&request).pairs, reply.pairs, "asked again, it is the same connection");
+    assert_eq!(ask(&request).pairs, reply.pairs, "a repeated request gets the same connection");
     assert_eq!(ask(&Connection { ready: Some(true), ..request.clone() }), Connection::default());
 
     let restarted = ask(&Connection { pairs: vec![79, 80], ..request.clone() });
     assert!(
         restarted.pairs.len() == 2 && restarted.pairs != reply.pairs,
-        "a peer that restarted gets a new one"
+        "a restarted peer gets a new connection"
     );
     let silent = ask(&Connection { pairs: vec![81, 82], ready: None, ..request.clone() });
     assert_eq!(
         (silent.refusal.as_str(), silent.ready),
         ("", None),
-        "whoever does not ask for a word gets none"
+        "a peer that does not send ready messages gets none"
     );
 
     for (message, word) in [
         (Connection { pairs: vec![1], ..request.clone() }, "same number"),
-        (Connection { peer_nic_path: "elsewhere@rxe0".into(), ..request.clone() }, "none of our devices"),
-        (Connection { local_nic_path: "nobody".into(), ..request.clone() }, "names no device"),
+        (Connection { peer_nic_path: "elsewhere@rxe0".into(), ..request.clone() }, "unknown device"),
+        (Connection { local_nic_path: "nobody".into(), ..request.clone() }, "invalid device path"),
         (Connection { gid: None, pairs: vec![5, 6], ..request.clone() }, "no address"),
         (Connection { ready: Some(true), pairs: vec![9, 9], ..request.clone() }, "no connection"),
     ] {
@@ -104,13 +104,14 @@ fn a_peer_that_restarts_is_found_again() {
     two.runtime.block_on(HandshakeServer::stop(its_port));
     let name = describe(&first, &[]).rdma_server_name;
     drop(first);
-    // Other queue pairs, other keys.
+    // The second life has other queue pairs and other keys.
     let (again, _its_port) = live();
     assert_eq!(describe(&again, &[]).rdma_server_name, name);
     let region = open(&again, 4096, 2);
     let peer = two.connect(&two.a, &again, &[&region]);
     assert_eq!(two.read(&two.a, &peer, region.addr(), 16).unwrap(), [2; 16]);
-    // And the other way: the new one connects to whoever still has the old connection.
+    // In the other direction, the restarted node connects to the node that still has the old
+    // connection.
     let at_a = open(&two.a, 4096, 3);
     let back = two.connect(&again, &two.a, &[&at_a]);
     assert_eq!(two.read(&again, &back, at_a.addr(), 16).unwrap(), [3; 16]);
@@ -122,7 +123,7 @@ fn a_thousand_connections_come_and_go() {
     let devices = command("rdma resource");
     {
         let runtime = runtime();
-        // Short queues: making them is what takes the time.
+        // Short queues, because their creation takes most of the time.
         let config = RdmaConfig { max_endpoints: 50, requests: 8, pairs: 1, ..patient("rxe0") };
         let (a, _port) = node(&runtime, SystemClock::shared(), config);
         let name = describe(&a, &[]).rdma_server_name;
@@ -138,10 +139,10 @@ fn a_thousand_connections_come_and_go() {
             let reply = decoded(&runtime.block_on(a.accept(request.encode())));
             assert_eq!((reply.refusal.as_str(), reply.pairs.len()), ("", 1), "connection {i}");
         }
-        // Those that gave way may still be on their way out.
+        // Closed connections may still be in the process of destruction.
         assert!(a.devices()[0].connections <= 60, "{:?}", a.devices());
     }
-    // And with something sent on each.
+    // Sends something on each connection.
     for round in 0..10 {
         let two = Two::patient();
         let region = open(&two.b, 64, round);
@@ -149,5 +150,5 @@ fn a_thousand_connections_come_and_go() {
         assert_eq!(two.read(&two.a, &peer, region.addr(), 64).unwrap(), [round; 64]);
     }
     assert_eq!(verbs::held(), before);
-    assert_eq!(command("rdma resource"), devices, "the kernel holds as much as before");
+    assert_eq!(command("rdma resource"), devices, "the kernel has as many resources as before");
 }

@@ -1,4 +1,4 @@
-//! Cables, keys and devices that fail.
+//! Failing cables, keys and devices.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use serde_json::json;
 
 use crate::support::{Two, bytes, command, describe, local, open, patient};
 
-/// Puts the cable right whatever happens.
-struct Mended;
+/// Restores the cable on drop.
+struct CableRestored;
 
-impl Drop for Mended {
+impl Drop for CableRestored {
     fn drop(&mut self) {
         let _ = std::process::Command::new("tc").args(["qdisc", "del", "dev", "rdma0", "root"]).output();
         command("ip link set rdma1 up");
@@ -27,19 +27,19 @@ fn a_cable_that_is_pulled_and_put_back() {
     let region = open(&two.b, 4096, 1);
     let peer = two.connect(&two.a, &two.b, &[&region]);
     two.write(&two.a, &peer, region.addr(), &[2; 64]).unwrap();
-    let mended = Mended;
+    let restored = CableRestored;
     command("ip link set rdma1 down");
     let error = two.write(&two.a, &peer, region.addr(), &[3; 64]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    // The device's own word may come later than the silence.
+    // The event of the device may come later than the timeout.
     let deadline = two.clock.now().after(Duration::from_secs(60));
     while two.a.devices()[0].up && two.clock.now() < deadline {
         let _ = two.write(&two.a, &peer, region.addr(), &[3; 64]);
     }
     assert!(!two.a.works(), "{:?}", two.a.devices());
     let error = two.write(&two.a, &peer, region.addr(), &[3; 64]).unwrap_err();
-    assert!(error.to_string().contains("no RDMA device of ours works"), "{error}");
-    drop(mended);
+    assert!(error.to_string().contains("no local RDMA device is up"), "{error}");
+    drop(restored);
     while two.write(&two.a, &peer, region.addr(), &[4; 64]).is_err() {
         assert!(two.clock.now() < deadline, "{:?}", two.a.devices());
     }
@@ -51,7 +51,7 @@ fn a_cable_that_loses_packets() {
     let two = Two::patient();
     let region = open(&two.b, 1 << 20, 0);
     let peer = two.connect(&two.a, &two.b, &[&region]);
-    let _mended = Mended;
+    let _restored = CableRestored;
     command("tc qdisc add dev rdma0 root netem loss 2%");
     for byte in 1..4 {
         let sent = vec![byte; 1 << 20];
@@ -62,7 +62,7 @@ fn a_cable_that_loses_packets() {
 }
 
 #[test]
-fn a_wrong_key_is_refused_and_harms_nobody_else() {
+fn a_wrong_key_is_refused_and_harms_no_other_transfer() {
     let two = Two::patient();
     let region = open(&two.b, 4096, 1);
     let good = two.connect(&two.a, &two.b, &[&region]);
@@ -71,7 +71,7 @@ fn a_wrong_key_is_refused_and_harms_nobody_else() {
     let key = desc.buffers[0].extra["rkey"][0].as_u64().unwrap();
     desc.buffers[0].extra.insert("rkey".into(), json!([key ^ 0x5555]));
     let bad = two.runtime.block_on(two.a.connect(&desc)).unwrap();
-    // Beside good ones on the same connection, which fails with it: they are sent again.
+    // Good messages on the same connection fail with the refused one: they are sent again.
     let write = |peer, byte: u8, at: u64| {
         let sent = [Transfer::new(region.addr() + at, local(&two.a, &[byte; 64]).into_shared())];
         transfer::write(&*two.a, peer, sent, two.within(60))
@@ -88,16 +88,16 @@ fn a_wrong_key_is_refused_and_harms_nobody_else() {
     for i in (0..20usize).filter(|i| *i != 7) {
         assert_eq!(now[i * 64..i * 64 + 64], [10 + i as u8; 64], "write {i}");
     }
-    assert_eq!(now[7 * 64..8 * 64], [1; 64], "the refused one");
+    assert_eq!(now[7 * 64..8 * 64], [1; 64], "the refused write");
 }
 
 #[test]
-fn a_device_of_the_peers_that_does_not_answer_is_gone_round() {
+fn a_silent_device_of_the_peer_is_avoided() {
     let two = Two::patient();
     let region = open(&two.b, 4096, 1);
     let desc = describe(&two.b, &[&region]);
     let key = desc.buffers[0].extra["rkey"][0].clone();
-    // A second device that nobody has, first in the list.
+    // A second device that does not exist, first in the list.
     let mut wide: SegmentDesc = desc;
     let real = wide.extra["devices"][0].clone();
     wide.extra.insert("devices".into(), json!([{"name": "ghost", "lid": 0, "gid": real["gid"]}, real]));
@@ -114,7 +114,7 @@ fn a_silent_peer_costs_its_deadline_and_no_more() {
     let mut two = Two::patient();
     let region = open(&two.b, 4096, 1);
     let peer = two.connect(&two.a, &two.b, &[&region]);
-    // A port that takes connections and says nothing.
+    // A port that accepts connections and sends nothing.
     let port = two.ports.pop().unwrap();
     let addr = port.addr();
     two.runtime.block_on(port.stop());
@@ -126,10 +126,10 @@ fn a_silent_peer_costs_its_deadline_and_no_more() {
     assert!(two.clock.now().since(start) >= Duration::from_secs(2));
 }
 
-/// Gives the first device its address back.
-struct Readdressed;
+/// Restores the address of the first device on drop.
+struct AddressRestored;
 
-impl Drop for Readdressed {
+impl Drop for AddressRestored {
     fn drop(&mut self) {
         let _ = std::process::Command::new("ip").args(["-4", "addr", "flush", "dev", "rdma0"]).output();
         command("ip addr add 10.77.0.1/24 dev rdma0");
@@ -137,14 +137,14 @@ impl Drop for Readdressed {
 }
 
 #[test]
-fn a_device_whose_address_changes_goes_on_with_the_new_one() {
+fn a_device_whose_address_changes_continues_with_the_new_one() {
     let two = Two::patient();
     let region = open(&two.b, 4096, 1);
     let peer = two.connect(&two.a, &two.b, &[&region]);
     two.write(&two.a, &peer, region.addr(), &[2; 64]).unwrap();
     let gid = || two.a.devices()[0].gid.to_string();
     assert_eq!(gid(), "::ffff:10.77.0.1");
-    let readdressed = Readdressed;
+    let restored = AddressRestored;
     command("ip addr del 10.77.0.1/24 dev rdma0");
     command("ip addr add 10.77.0.11/24 dev rdma0");
     let deadline = two.clock.now().after(Duration::from_secs(60));
@@ -156,12 +156,12 @@ fn a_device_whose_address_changes_goes_on_with_the_new_one() {
     };
     wait_for("::ffff:10.77.0.11");
     assert!(describe(&two.a, &[]).extra["devices"][0]["gid"].as_str().unwrap().ends_with("0a:4d:00:0b"));
-    // The old connection has lost its way; what is sent finds a new one.
+    // The old connection has lost its route; later messages find a new one.
     while two.write(&two.a, &peer, region.addr(), &[3; 64]).is_err() {
         assert!(two.clock.now() < deadline, "{:?}", two.a.devices());
     }
     assert_eq!(bytes(&region)[..64], [3; 64]);
-    drop(readdressed);
+    drop(restored);
     wait_for("::ffff:10.77.0.1");
     while two.write(&two.a, &peer, region.addr(), &[4; 64]).is_err() {
         assert!(two.clock.now() < deadline, "{:?}", two.a.devices());
@@ -169,7 +169,7 @@ fn a_device_whose_address_changes_goes_on_with_the_new_one() {
 }
 
 #[test]
-fn a_way_on_which_connecting_failed_rests_as_long_as_it_is_told_to() {
+fn a_rail_pauses_after_a_failed_connection_attempt() {
     for (pause, comes_back) in [(Duration::ZERO, true), (Duration::from_secs(600), false)] {
         let resting = RdmaConfig { connect_pause: pause, ..patient("rxe0") };
         let mut two = Two::new(resting, patient("rxe1"));
@@ -185,7 +185,7 @@ fn a_way_on_which_connecting_failed_rests_as_long_as_it_is_told_to() {
         assert_eq!(result.is_ok(), comes_back, "{result:?}");
         if let Err(error) = result {
             assert!(error.to_string().contains("a moment ago"), "{error}");
-            // Who connects to us is welcome all the same.
+            // A peer that connects to this node is accepted nevertheless.
             let ours = open(&two.a, 64, 5);
             let back = two.connect(&two.b, &two.a, &[&ours]);
             assert_eq!(two.read(&two.b, &back, ours.addr(), 64).unwrap(), [5; 64]);

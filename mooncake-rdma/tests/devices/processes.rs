@@ -1,4 +1,5 @@
-//! Two processes: the owner of the memory is this test program, started again for the one test that serves until it is killed.
+//! Transfers between two processes. The owner of the memory is this test program, started again for
+//! the one test that serves until it is killed.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -14,9 +15,9 @@ use crate::support::{Two, describe, local, node, open, patient, runtime};
 
 const LEN: usize = 1 << 20;
 
-/// The owner's process: says its descriptor, then waits for the end.
+/// Process of the owner: prints its descriptor, then waits for the end.
 #[test]
-#[ignore = "the other process of the tests in this file"]
+#[ignore = "runs as the other process of the tests in this file"]
 fn owner() {
     let mut orders = std::io::stdin().lines();
     let Some(Ok(device)) = orders.next() else { return };
@@ -46,7 +47,7 @@ impl Owner {
         writeln!(child.stdin.as_mut().unwrap(), "{device}").unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let said = lines.map_while(Result::ok).find_map(|line| Some(line[line.find('{')?..].to_owned()));
-        let desc = SegmentDesc::decode(said.expect("the owner says its descriptor").as_bytes()).unwrap();
+        let desc = SegmentDesc::decode(said.expect("the owner prints its descriptor").as_bytes()).unwrap();
         Self { child, desc }
     }
 
@@ -97,7 +98,7 @@ fn a_process_killed_in_the_middle_is_an_error_and_its_successor_serves() {
         transfer::write(&*two.a, &peer, (0..200).map(part).collect::<Vec<_>>(), two.within(20))
     };
     let tickets: Vec<_> = (0..4).map(writes).collect();
-    // Some are posted, none is waited for.
+    // Some transfers are posted, and none has been waited for.
     owner.kill();
     for ticket in tickets {
         if let Err(error) = ticket.wait().0 {
@@ -108,7 +109,7 @@ fn a_process_killed_in_the_middle_is_an_error_and_its_successor_serves() {
     let gone = [Transfer::new(owner.at(), local(&two.a, &[0; 64]))];
     let error = transfer::read(&*two.a, &peer, gone, two.within(20)).wait().0.unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout), "{error}");
-    assert!(two.clock.now().since(start) < Duration::from_secs(40), "a dead peer holds nobody up");
+    assert!(two.clock.now().since(start) < Duration::from_secs(40), "a dead peer delays nobody");
     let next = Owner::start("rxe1");
     let peer = next.connect(&two);
     assert_eq!(two.read(&two.a, &peer, next.at(), 64).unwrap(), [7; 64]);

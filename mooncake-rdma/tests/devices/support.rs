@@ -1,4 +1,4 @@
-//! Nodes with devices, and the handshake ports they are connected through.
+//! Nodes with devices, and the handshake ports through which they connect.
 
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -22,16 +22,17 @@ use mooncake_transport::{Access, BufferDesc, Region, SegmentDesc, SliceMut, Tran
 use serde_json::Value;
 use tokio::runtime::Runtime;
 
-use crate::elsewhere::{Elsewhere, Split};
+use crate::other_process::{OtherProcess, Split};
 
 pub(crate) const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
-/// Settings for a machine that may be twenty times slower than another: no packet is missed before it can have come.
+/// Settings for a machine that may be twenty times slower than another: no packet times out before
+/// it can have arrived.
 pub(crate) fn patient(device: &str) -> RdmaConfig {
     RdmaConfig { devices: vec![device.into()], timeout: 16, ..RdmaConfig::default() }
 }
 
-/// Passes connections on to a node.
+/// Handshake port that passes connections on to a node.
 struct Port(Weak<RdmaTransport>);
 
 #[async_trait]
@@ -52,7 +53,7 @@ impl HandshakeService for Port {
     }
 }
 
-/// A node with a handshake port on this machine.
+/// Creates a node with a handshake port on this machine.
 pub(crate) fn node(
     runtime: &Runtime,
     clock: SharedClock,
@@ -62,7 +63,7 @@ pub(crate) fn node(
     serve(runtime, clock, config, listener)
 }
 
-/// The same on a port of the caller's.
+/// Creates a node with a given handshake port.
 pub(crate) fn serve(
     runtime: &Runtime,
     clock: SharedClock,
@@ -119,31 +120,31 @@ impl Fixture for OnDevices {
     }
 
     fn large(&self) -> usize {
-        // Emulated processors are slow at making up bytes; longer ones are in `transfers`.
+        // Emulated processors produce bytes slowly; longer transfers are in `transfers`.
         (1 << 20) + 13
     }
 }
 
-/// The same, but every other node, the first one among them, is in a process of its own.
-pub(crate) struct Apart {
+/// Nodes on devices, of which every other one, the first included, is in a process of its own.
+pub(crate) struct OnDevicesInTwoProcesses {
     there: &'static str,
     here: OnDevices,
     nodes: usize,
 }
 
-impl Apart {
+impl OnDevicesInTwoProcesses {
     pub(crate) fn new(devices: [&'static str; 2]) -> Self {
         Self { there: devices[0], here: OnDevices::new([devices[1]; 2]), nodes: 0 }
     }
 }
 
-impl Fixture for Apart {
+impl Fixture for OnDevicesInTwoProcesses {
     type T = Split;
 
     fn node(&mut self) -> Arc<Split> {
         self.nodes += 1;
         Arc::new(match self.nodes % 2 {
-            1 => Split::There(Elsewhere::start(self.there)),
+            1 => Split::There(OtherProcess::start(self.there)),
             _ => Split::Here(self.here.node()),
         })
     }
@@ -174,7 +175,7 @@ impl Fixture for Apart {
     }
 }
 
-/// Two nodes and what they need.
+/// Two nodes with their runtime, clock and ports.
 pub(crate) struct Two {
     pub(crate) runtime: Runtime,
     pub(crate) clock: SharedClock,
@@ -191,12 +192,12 @@ impl Two {
         Self { runtime, clock, a, b, ports: vec![port_a, port_b] }
     }
 
-    /// `a` on one end of the cable, `b` on the other.
+    /// Creates `a` on one end of the cable and `b` on the other.
     pub(crate) fn patient() -> Self {
         Self::new(patient("rxe0"), patient("rxe1"))
     }
 
-    /// A handshake port for `b` at an address that it had before.
+    /// Opens a handshake port for `b` at an earlier address.
     pub(crate) fn serve_again(&self, at: SocketAddr) -> HandshakeServer {
         let listener = TcpListener::bind(at).unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -205,7 +206,7 @@ impl Two {
         HandshakeServer::serve(listener, port, RdmaConfig::default().handshake).unwrap()
     }
 
-    /// A way from one node to another that has these regions.
+    /// Connects one node to another that has these regions.
     pub(crate) fn connect(&self, from: &RdmaTransport, to: &RdmaTransport, regions: &[&Remote]) -> RdmaPeer {
         self.runtime.block_on(from.connect(&describe(to, regions))).unwrap()
     }
@@ -230,7 +231,7 @@ impl Two {
 
 pub(crate) type Remote = Region<RdmaTransport>;
 
-/// Memory open to peers, full of one byte.
+/// Registers memory for peers, filled with one byte.
 pub(crate) fn open(node: &RdmaTransport, len: usize, byte: u8) -> Remote {
     filled(node, &vec![byte; len], Access::Remote).into_region().unwrap()
 }
@@ -252,7 +253,7 @@ pub(crate) fn bytes(region: &Remote) -> Vec<u8> {
     bytes
 }
 
-/// What a node with these regions publishes.
+/// Returns the descriptor of a node with these regions.
 pub(crate) fn describe(node: &RdmaTransport, regions: &[&Remote]) -> SegmentDesc {
     let mut desc = SegmentDesc::new("test");
     desc.buffers = regions
@@ -269,7 +270,7 @@ pub(crate) fn describe(node: &RdmaTransport, regions: &[&Remote]) -> SegmentDesc
     SegmentDesc::decode(&desc.encode()).unwrap()
 }
 
-/// Runs a program that must succeed.
+/// Runs a program that must succeed. Returns its output.
 pub(crate) fn command(words: &str) -> String {
     let mut words = words.split_whitespace();
     let output = Command::new(words.next().unwrap()).args(words).output().unwrap();

@@ -1,4 +1,4 @@
-//! Long, many, and more than there is room for.
+//! Long and many transfers, more than the queues hold.
 
 use std::collections::HashSet;
 
@@ -16,7 +16,7 @@ use crate::support::{Two, bytes, describe, local, open, patient};
 
 const MIB: usize = 1 << 20;
 
-/// Every 64 KiB another byte, so that a message in the wrong place is noticed.
+/// Returns bytes that change every 64 KiB, so that a misplaced message is noticed.
 fn striped(len: usize) -> Vec<u8> {
     (0..len.div_ceil(1 << 16)).flat_map(|i| [i as u8 + 1; 1 << 16]).take(len).collect()
 }
@@ -25,7 +25,7 @@ fn striped(len: usize) -> Vec<u8> {
 fn messages_are_no_longer_than_the_device_sends() {
     let whole = RdmaConfig { slice_bytes: usize::MAX, ..patient("rxe0") };
     let two = Two::new(whole, patient("rxe1"));
-    assert_eq!(two.a.devices()[0].message_bytes, 8 * MIB, "what Soft-RoCE says");
+    assert_eq!(two.a.devices()[0].message_bytes, 8 * MIB, "the limit of Soft-RoCE");
     let region = open(&two.b, 9 * MIB + 5, 0);
     let peer = two.connect(&two.a, &two.b, &[&region]);
     let sent = striped(9 * MIB + 5);
@@ -35,8 +35,8 @@ fn messages_are_no_longer_than_the_device_sends() {
 }
 
 #[test]
-fn what_has_no_room_waits_and_what_may_not_wait_is_refused() {
-    // Fewer places in the completion queue than one queue pair has.
+fn messages_without_credit_wait_and_excess_messages_are_refused() {
+    // The completion queue has fewer entries than one queue pair.
     let narrow =
         RdmaConfig { completions: 15, requests: 8, slice_bytes: 512, fragment_bytes: 0, ..patient("rxe0") };
     let two = Two::new(narrow, patient("rxe1"));
@@ -47,7 +47,7 @@ fn what_has_no_room_waits_and_what_may_not_wait_is_refused() {
         two.write(&two.a, &peer, region.addr(), &sent).unwrap();
         assert!(bytes(&region) == sent);
     }
-    // Two ways to two peers share the queue.
+    // Two rails to two peers share the queue.
     let other = Two::new(patient("rxe1"), patient("rxe1"));
     let third = open(&other.b, 1 << 16, 0);
     let to_third = two.connect(&two.a, &other.b, &[&third]);
@@ -83,7 +83,7 @@ fn long_transfers_go_over_every_device() {
 }
 
 #[test]
-fn another_transports_things_are_refused() {
+fn objects_of_another_transport_are_refused() {
     let two = Two::patient();
     let region = open(&two.b, 64, 1);
     let to_b = two.connect(&two.a, &two.b, &[&region]);
@@ -96,9 +96,9 @@ fn another_transports_things_are_refused() {
     assert!(two.a.capabilities().needs_registration);
 }
 
-/// More than a device takes at once is registered in parts, of other lengths on either side.
+/// Memory longer than a device's limit is registered in parts, of different lengths on either side.
 #[test]
-fn memory_in_parts_is_one_memory() {
+fn memory_in_parts_acts_as_one() {
     let parts = |device, region_bytes| RdmaConfig { region_bytes, ..patient(device) };
     let two = Two::new(parts("rxe0", 300 << 10), parts("rxe1", 200 << 10));
     let region = open(&two.b, MIB + 7, 0);
@@ -112,7 +112,7 @@ fn memory_in_parts_is_one_memory() {
     two.write(&two.a, &peer, region.addr(), &sent).unwrap();
     assert!(bytes(&region) == sent);
     assert!(two.read(&two.a, &peer, region.addr(), sent.len()).unwrap() == sent);
-    // Across one seam, and up to one from both sides.
+    // Transfers across the end of a part, up to it, and from it.
     let seam = 200 << 10;
     for (at, len) in [(seam - 3, 7), (seam - 3, 3), (seam, 3)] {
         two.write(&two.a, &peer, region.addr() + at, &vec![0xee; len]).unwrap();
@@ -123,7 +123,7 @@ fn memory_in_parts_is_one_memory() {
 }
 
 #[test]
-fn huge_pages_are_memory_like_any_other() {
+fn huge_pages_work_like_ordinary_ones() {
     std::fs::write("/proc/sys/vm/nr_hugepages", "8").unwrap();
     let two = Two::patient();
     let options = HostMemoryOptions { huge_pages: HugePages::Size2M, ..HostMemoryOptions::default() };
@@ -140,21 +140,22 @@ fn huge_pages_are_memory_like_any_other() {
     std::fs::write("/proc/sys/vm/nr_hugepages", "0").unwrap();
 }
 
-/// Soft-RoCE takes no dma-buf: the driver says so, and memory that can be reached by its address is.
+/// Soft-RoCE accepts no dma-buf: the error says so, and memory with a usable address is registered
+/// by address.
 #[test]
-fn a_driver_without_dma_bufs_says_so() {
+fn a_driver_without_dma_bufs_is_reported() {
     let domain = Domain::new(&Device::open("rxe0").unwrap()).unwrap();
     let options = HostMemoryOptions { shared: Some("dma-buf".into()), ..HostMemoryOptions::default() };
     let memory = HostMemory::with(MIB, &options).unwrap();
     let span = memory.span();
     let file = memory.fd().unwrap().try_clone_to_owned().unwrap();
     let rights = Rights { remote: true, write: true, relaxed: true };
-    // SAFETY: nothing is registered.
+    // SAFETY: the call registers nothing.
     let refused =
         unsafe { MemoryRegion::register_dmabuf(&domain, file.as_fd(), 0, MIB, span.addr(), rights) };
     let error = refused.unwrap_err();
     assert_eq!(error.code(), ErrorCode::NotSupported, "{error}");
-    assert!(error.to_string().contains("driver cannot"), "{error}");
+    assert!(error.to_string().contains("driver does not support"), "{error}");
 
     let two = Two::patient();
     let _listed = ListedDmaBuf::new(span, file, 0).unwrap();
@@ -164,7 +165,7 @@ fn a_driver_without_dma_bufs_says_so() {
     assert_eq!(bytes(&region)[..4096], [9; 4096]);
 }
 
-/// With and without leave to write in any order.
+/// Writes with and without relaxed ordering.
 #[test]
 fn writes_arrive_in_either_order() {
     for relaxed_ordering in [true, false] {
@@ -178,7 +179,8 @@ fn writes_arrive_in_either_order() {
     }
 }
 
-/// Of two devices of the peer's, ours goes to the one it is told to, and to its namesake when nobody says.
+/// Of two devices of the peer, the local device uses the configured one, or the one of its own
+/// name.
 #[test]
 fn devices_have_partners() {
     for (partners, used) in [(Vec::new(), "rxe0"), (vec![("rxe0".into(), vec!["rxe1".into()])], "rxe1")] {

@@ -1,5 +1,5 @@
-//! A node to talk to, and bytes to talk with.
-#![allow(dead_code, reason = "each test file uses its own part")]
+//! Shared parts of the tests: a node, and helpers to exchange bytes with it.
+#![allow(dead_code, reason = "each test file uses a part of the module")]
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -18,7 +18,7 @@ pub(crate) const PLAIN_WRITE: u8 = 1;
 pub(crate) const READ: u8 = 0x80;
 pub(crate) const WRITE: u8 = 0x81;
 
-/// No healthy exchange of these tests takes so long.
+/// Timeout that no healthy exchange of these tests reaches.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Node {
@@ -35,7 +35,7 @@ impl Node {
         Self { transport, runtime }
     }
 
-    /// Memory open to peers, byte `i` of which is `i % 251`.
+    /// Registers memory for peers, byte `i` of which is `i % 251`.
     pub(crate) fn open(&self, len: usize) -> Region<TcpTransport> {
         let region =
             Region::register(&self.transport, Arc::new(HostMemory::new(len).unwrap()), Access::Remote)
@@ -63,7 +63,7 @@ pub(crate) fn contents(region: &Region<TcpTransport>) -> Vec<u8> {
     bytes
 }
 
-/// A header with padding that means nothing.
+/// Returns a header whose padding is arbitrary.
 pub(crate) fn header(opcode: u8, addr: u64, len: u64) -> Vec<u8> {
     let mut bytes = len.to_le_bytes().to_vec();
     bytes.extend(addr.to_le_bytes());
@@ -78,7 +78,7 @@ pub(crate) fn read_exactly(stream: &mut TcpStream, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// What comes until the peer closes; a reset counts as closing.
+/// Returns the bytes that arrive until the peer closes. A reset counts as closing.
 pub(crate) fn read_to_the_end(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut piece = [0; 65536];

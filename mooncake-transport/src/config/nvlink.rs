@@ -10,22 +10,24 @@ use mooncake_core::{Error, Result};
 /// Settings of the NVLink transport (crate `mooncake-nvlink`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NvlinkConfig {
-    /// Library of the CUDA driver. `None` loads `libcuda.so.1` from the system's search path.
+    /// Library of the CUDA driver. `None` stands for the `libcuda.so.1` that the system finds.
     pub libcuda: Option<PathBuf>,
-    /// Whether the transport serves one host only. Descriptors name it `nvlink_intra` then, and
+    /// Whether the transport is limited to one host, which descriptors call `nvlink_intra`;
     /// `nvlink` otherwise.
     pub intra_node: bool,
-    /// Whether memory is exported to the NVLink fabric, where the devices belong to one. CUDA IPC
-    /// reaches this host only.
+    /// Whether memory allocated for it is exported to the whole NVLink fabric, if the devices are
+    /// in one. CUDA IPC alone reaches only this host.
     pub fabric: bool,
-    /// Maximum time until the owner of memory answers a connection or a later request.
+    /// Timeout for the response of an owner, to the connection and to each request for its regions.
     pub answer_timeout: Duration,
-    /// Time after which a warning is logged while the drop of a registration waits for copies of
-    /// peers. The drop has no timeout, because device memory cannot be taken from a peer.
+    /// Time after which the log reports that dropping a registration waits for copies of a peer.
+    /// The wait continues: device memory cannot be detached.
     pub drain_timeout: Duration,
-    /// Interval at which links to dead peers are closed and their memory is unmapped.
+    /// Interval of the check of connections to owners. The connections of dead owners are closed,
+    /// and their memory is unmapped.
     pub upkeep_interval: Duration,
-    /// Maximum number of peers served at a time. Further peers use another transport.
+    /// Maximum number of peers served at a time. Further ones are refused and use another
+    /// transport.
     pub max_served: usize,
 }
 

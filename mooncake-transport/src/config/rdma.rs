@@ -15,25 +15,24 @@ pub const MAX_PAIRS: usize = 255;
 /// Settings of the RDMA transport (crate `mooncake-rdma`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RdmaConfig {
-    /// Names of the devices to use. Empty selects every device whose port is active and has an
-    /// address.
+    /// Names of the devices to use. Empty for every device whose port is active and has an address.
     pub devices: Vec<String>,
-    /// Filter of the devices when none is named.
+    /// Filter of the devices when `devices` is empty.
     pub discovery: Discovery,
-    /// Devices near each memory location, in place of the topology of this host. Without named
-    /// devices, only the devices of this topology are used.
+    /// Affinity of devices and memory, instead of the discovered one. When `devices` is empty, only
+    /// the devices of the topology are used.
     pub topology: Option<Topology>,
-    /// Preferred devices of peers for each local device. A device without an entry prefers the
-    /// device of the same name.
+    /// Preferred devices of peers, by the name of the local device. Without an entry, the device of
+    /// the same name is preferred.
     pub partners: Vec<(String, Vec<String>)>,
-    /// Host of the handshake port for RDMA connections, with its port if that differs. Empty
-    /// selects the segment name.
+    /// Host of the handshake port for this transport, and its port if it differs. Empty if it is
+    /// the name of the segment.
     pub server_name: String,
     /// Port number of each device.
     pub port: u8,
-    /// Index of the global address; `None` chooses one.
+    /// Index of the GID; `None` chooses one.
     pub gid_index: Option<u8>,
-    /// Number of other global addresses to try when the chosen one has no route.
+    /// Number of other GIDs to try when there is no route from the chosen one.
     pub gid_retries: u32,
     /// Index of the partition key.
     pub pkey_index: u16,
@@ -41,47 +40,47 @@ pub struct RdmaConfig {
     pub traffic_class: u8,
     /// Service level of sent packets.
     pub service_level: u8,
-    /// Maximum packet size in bytes: 256, 512, 1024, 2048 or 4096, limited by the port.
+    /// Largest packet in bytes: 256, 512, 1024, 2048 or 4096, limited by the port.
     pub mtu: u32,
     /// Timeout of an acknowledgement: 4.096 µs times two to this power.
     pub timeout: u8,
     /// Number of retransmissions of a packet without an acknowledgement, at most 6.
     pub retries: u8,
-    /// Number of queue pairs per connection. Both sides must have the same number.
+    /// Number of queue pairs per connection. Both sides must use the same number.
     pub pairs: usize,
-    /// Maximum number of requests in one queue pair, limited by the device.
+    /// Number of requests in one queue pair, limited by the device.
     pub requests: u32,
-    /// Capacity of a device's completion queue, limited by the device. It limits the requests in
-    /// flight.
+    /// Number of completions in the queue of one device, limited by the device. At most so many
+    /// requests are in flight on it.
     pub completions: u32,
-    /// Maximum number of connections per device, limited by the device. A further connection
-    /// replaces the least recently used one.
+    /// Maximum number of connections per device, limited by the device. The least recently used one
+    /// is closed for a new one.
     pub max_endpoints: usize,
-    /// Maximum number of messages that wait for send credits of one connection. Further messages
-    /// fail.
+    /// Maximum number of messages that wait for send credit on one connection. More are refused.
     pub max_waiting: usize,
-    /// Bytes per message.
+    /// Length of a message in bytes.
     pub slice_bytes: usize,
-    /// Maximum length of a last message that is joined to the one before it.
+    /// Maximum length of a last message that is merged with the one before.
     pub fragment_bytes: usize,
     /// Shortest transfer in bytes that is striped over several devices.
     pub stripe_bytes: usize,
-    /// Number of retries of a message, on the same or another device.
+    /// Number of retries of a message, on this rail or another.
     pub attempts: u32,
-    /// Pause of a failed path while another path exists.
+    /// Time for which a failed rail is avoided while there is another.
     pub rail_pause: Duration,
-    /// Pause of a path after a failed connect. Requests for this path fail at once during it.
+    /// Time for which a rail is not connected again after a failed connection attempt. Messages for
+    /// it fail at once.
     pub connect_pause: Duration,
-    /// Maximum time until a closed queue pair returns its requests.
+    /// Timeout for the completion of the requests of a retired queue pair.
     pub drain_timeout: Duration,
-    /// Maximum time until a connecting peer reports that it is ready.
+    /// Timeout for the ready message of a peer that has connected.
     pub ready_timeout: Duration,
-    /// Maximum registration in bytes, limited by every device. Longer memory is registered in
+    /// Longest registration in bytes, limited by every device. Longer memory is registered in
     /// parts.
     pub region_bytes: u64,
-    /// Whether devices may write in any order (PCI relaxed ordering).
+    /// Whether devices may write in any order where they support it.
     pub relaxed_ordering: bool,
-    /// Limits and timeouts of handshakes.
+    /// Limits and timeouts of the handshake port.
     pub handshake: HandshakeConfig,
 }
 
@@ -129,13 +128,13 @@ impl RdmaConfig {
     /// `INVALID_PARAMS` with the name of the first invalid setting.
     pub fn check(&self) -> Result<()> {
         let fault = if self.retries > MAX_RETRIES {
-            "retries must be 0 to 6: a device may retry for ever otherwise, and never report a dead peer"
+            "retries must be 0 to 6: a higher number may mean for ever, and a dead peer is then never detected"
         } else if self.timeout == 0 || self.timeout > 31 {
             "timeout must be 1 to 31: 0 waits for ever"
         } else if self.mtu_number().is_none() {
             "mtu must be 256, 512, 1024, 2048 or 4096"
         } else if self.port == 0 {
-            "port must be at least 1"
+            "port must not be 0: ports are numbered from 1"
         } else if !(1..=MAX_PAIRS).contains(&self.pairs) {
             "pairs must be 1 to 255"
         } else if self.requests == 0
@@ -145,7 +144,7 @@ impl RdmaConfig {
         {
             "requests, completions, max_endpoints and max_waiting must not be 0"
         } else if self.region_bytes < 4096 {
-            "region_bytes must be at least 4096"
+            "region_bytes must be at least 4096, a page"
         } else if self.slice_bytes == 0 || self.service_level > 15 {
             "slice_bytes must not be 0, and service_level at most 15"
         } else {

@@ -9,23 +9,26 @@ use super::TransportConfig;
 /// Settings of the transport over shared memory (crate `mooncake-shm`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShmConfig {
-    /// Bytes of one submission that the submitting thread copies. Copying threads copy the rest.
+    /// Bytes of one submission that the submitting thread copies. The copying threads copy the
+    /// rest.
     pub inline_bytes: usize,
-    /// Bytes that a copying thread copies at a time.
+    /// Bytes that a copying thread takes at a time.
     pub piece_bytes: usize,
-    /// Number of copying threads, at least 1. They start with the first long copy.
+    /// Number of copying threads, started on demand; at least 1.
     pub copiers: usize,
-    /// Maximum time until the owner of memory answers a connection or a later request.
+    /// Timeout for the response of an owner, to the connection and to each request for its regions.
     pub answer_timeout: Duration,
-    /// Maximum time that the drop of a registration waits for a peer whose copies make no
-    /// progress. The peer loses access to the memory then.
+    /// Time for which dropping a registration waits for copies of a stalled peer. After that, the
+    /// memory is detached from the peer.
     pub drain_timeout: Duration,
-    /// Maximum time of one copy by a peer. The peer loses access to the memory after one to two
-    /// times this duration.
+    /// Time for which a peer may stay in one copy. Between this and twice as much, the memory is
+    /// detached from the peer.
     pub stall_timeout: Duration,
-    /// Interval at which links to dead peers are closed and their memory is unmapped.
+    /// Interval of the check of connections to owners. The connections of dead owners are closed,
+    /// and their memory is unmapped.
     pub upkeep_interval: Duration,
-    /// Maximum number of peers served at a time. Further peers use another transport.
+    /// Maximum number of peers served at a time. Further ones are refused and use another
+    /// transport.
     pub max_served: usize,
 }
 

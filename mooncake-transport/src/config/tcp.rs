@@ -8,56 +8,61 @@ use mooncake_core::{Error, Result};
 
 use super::TransportConfig;
 
-/// Framing of replies.
+/// Framing of responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Framing {
-    /// Version 1: a write has no reply, a read is answered by its bytes alone, and a refusal closes
-    /// the connection.
+    /// Version 1: a write has no response, a response to a read is only its bytes, and a refusal is
+    /// a closed connection.
     Plain,
-    /// Version 2: every reply begins with a status frame.
+    /// Version 2: every response begins with a status frame.
     Acknowledged,
 }
 
 /// Settings of the TCP transport (crate `mooncake-tcp`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TcpConfig {
-    /// Address of the data port; `None` listens on every address of both families.
+    /// Address that the data port is bound to. `None` stands for every address of both families.
     pub bind: Option<IpAddr>,
-    /// Data ports to choose from at random. A range of one is a fixed port, and `0..=0` lets the
-    /// kernel choose.
+    /// Data ports to choose from at random. A range of one is a fixed port, and `0..=0` leaves the
+    /// choice to the kernel.
     pub ports: RangeInclusive<u16>,
-    /// Host to publish for the data port. Peers use the host of the handshake port if it is empty.
+    /// Host to publish for the data port. With an empty host, peers use the host of the handshake
+    /// port.
     pub data_host: String,
-    /// Newest framing to request from a peer. An older peer is sent the framing it supports.
+    /// Newest framing to request. An older peer gets the framing that it supports.
     pub framing: Framing,
     /// Maximum number of connections to one peer, 1 to 64.
     pub connections: usize,
-    /// Timeout of connecting.
+    /// Timeout of a connection attempt.
     pub connect_timeout: Duration,
-    /// Maximum time without progress of a response. The connection is closed after it.
+    /// Time after which a connection is closed on which the peer moves no byte while requests are
+    /// pending.
     pub answer_timeout: Duration,
-    /// Time without progress after which a second connection is attempted. Requests move to the
-    /// second connection if it opens while the first one still makes no progress: a new connection
-    /// notices a repaired network long before the old one does.
+    /// Time without progress on a connection with pending requests, after which a second connection
+    /// is tried beside it. If the second one is established while the first still makes no
+    /// progress, the requests move there. After an outage of the network, a new connection works
+    /// long before an old one recovers.
     pub probe_after: Duration,
-    /// Maximum time without progress of a peer that sends a request body or reads a response.
+    /// Time for which a peer may stop half-way: in the body of its write, or before it reads a
+    /// response.
     pub progress_timeout: Duration,
-    /// Maximum number of requests in flight on one connection. Further requests wait in its queue.
+    /// Maximum number of requests in flight on one connection. More wait in its queue.
     pub window: usize,
-    /// Maximum number of waiting and in-flight requests of one connection. Further requests fail.
+    /// Maximum number of requests that wait or are in flight on one connection. More are refused.
     pub max_queued: usize,
-    /// Shortest transfer in bytes that is striped over several connections.
+    /// Shortest transfer in bytes that is split over several connections.
     pub stripe_threshold: usize,
-    /// Number of stripes, at least 1 and at most the number of connections. Stripes are faster even
-    /// on a single-threaded runtime, because the data in each socket fits the processor's caches.
+    /// Number of pieces of a split transfer, at least 1 and at most the number of connections.
+    /// Splitting pays even for a runtime on one thread: the data in each socket stays small enough
+    /// for the caches of the processor.
     pub stripes: usize,
-    /// Maximum number of connections served at a time, and at most half of the process's file
-    /// descriptor limit. A further connection replaces the connection that has waited longest for
-    /// a request. It is closed if every connection has a request in progress.
+    /// Maximum number of connections served at a time, at most half of the descriptors that the
+    /// process may open. A further connection replaces the one that has waited longest for a
+    /// request. It is closed if every connection is in the middle of a request.
     pub max_served: usize,
-    /// Send buffer of a connection in bytes; 0 lets the kernel adapt it.
+    /// Send buffer of the kernel per connection in bytes. 0 lets the kernel adapt it.
     pub send_buffer: usize,
-    /// Receive buffer of a connection in bytes; 0 lets the kernel adapt it.
+    /// Receive buffer of the kernel per connection in bytes. 0 lets the kernel adapt it.
     pub receive_buffer: usize,
 }
 

@@ -232,7 +232,7 @@ impl State {
                 {
                     let now = opened.get(key)?;
                     tracing::info!(key, number, "a write that failed was made all the same");
-                    self.watchers.tell(key, now.as_ref());
+                    self.watchers.notify(key, now.as_ref());
                 }
                 self.doubt = None;
                 opened
@@ -274,7 +274,7 @@ impl State {
             self.doubt = Some((key.to_owned(), number));
             return Err(error);
         }
-        self.watchers.tell(key, value.map(|value| MetaValue { value, revision: number }).as_ref());
+        self.watchers.notify(key, value.map(|value| MetaValue { value, revision: number }).as_ref());
         Ok(number)
     }
 }

@@ -1,4 +1,4 @@
-//! Engines and stores with memory of devices.
+//! Engines and stores with device memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,13 +21,17 @@ const ROUNDS: u8 = 50;
 /// Longest wait of a stream for a transfer.
 const LIMIT: Duration = Duration::from_secs(60);
 
-type Said = std::result::Result<String, String>;
+type PartResult = std::result::Result<String, String>;
 
 fn runtime() -> Runtime {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("cannot start a runtime")
 }
 
-fn in_words(error: mooncake_core::Error) -> String {
+fn to_text(error: mooncake_core::Error) -> String {
     error.to_string()
 }
 
@@ -45,7 +49,7 @@ async fn engine(wires: TransportOptions) -> Result<TransferEngine> {
         .await
 }
 
-/// Bytes that nobody else would write.
+/// Returns bytes that are specific to the seed.
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     Rng::seeded(seed).fill(&mut bytes);
@@ -54,12 +58,13 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
 
 fn to_device(memory: &DeviceMemory, bytes: &mut [u8]) -> Result<()> {
     let from = MemorySpan::new(std::ptr::NonNull::from(&mut *bytes).cast(), bytes.len());
-    // SAFETY: both are this program's alone, and as long.
+    // SAFETY: both have this length, and no other user.
     unsafe { copy_memory(from, memory.span()) }
 }
 
-/// Fillings of memory on a stream race with transfers of it, over NVLink and over TCP; the peer sees each filling whole.
-pub(crate) fn order(machine: Machine) -> Said {
+/// Lets fillings of memory on a stream race with transfers of it, over NVLink and over TCP. The
+/// peer must see each filling whole.
+pub(crate) fn order(machine: Machine) -> PartResult {
     let nvlink = TransportOptions { nvlink: Some(NvlinkConfig::default()), ..TransportOptions::default() };
     let len = machine.bytes(64 << 20);
     let runtime = runtime();
@@ -71,39 +76,40 @@ pub(crate) fn order(machine: Machine) -> Said {
 
 async fn race(wires: TransportOptions, len: usize) -> std::result::Result<(), String> {
     let (owner, user) =
-        (engine(wires.clone()).await.map_err(in_words)?, engine(wires).await.map_err(in_words)?);
+        (engine(wires.clone()).await.map_err(to_text)?, engine(wires).await.map_err(to_text)?);
     let (open, memory) = (filled(&device(0), len, 0), filled(&device(0), len, 0));
-    let region = owner.register(open).await.map_err(in_words)?;
-    let source = user.register_local(memory.clone()).map_err(in_words)?;
-    let target = user.open(owner.name()).await.map_err(in_words)?;
-    let stream = Stream::new(&device(0)).map_err(in_words)?;
+    let region = owner.register(open).await.map_err(to_text)?;
+    let source = user.register_local(memory.clone()).map_err(to_text)?;
+    let target = user.open(owner.name()).await.map_err(to_text)?;
+    let stream = Stream::new(&device(0)).map_err(to_text)?;
     for round in 1..=ROUNDS {
         let (engine, target, at) = (user.clone(), target.clone(), region.addr());
-        let slice = source.slice(0..len).map_err(in_words)?;
+        let slice = source.slice(0..len).map_err(to_text)?;
         let write = async move {
             let deadline = engine.clock().now().after(Duration::from_secs(30));
             engine.write(&target, at, slice, Some(deadline)).await.0
         };
-        // SAFETY: memory and stream live until the end, and the memory is used in the order of the stream.
+        // SAFETY: memory and stream live until the end, and the memory is used in the order of the
+        // stream.
         unsafe {
-            stream.fill(memory.span(), round).map_err(in_words)?;
-            user.after_stream(stream.handle(), LIMIT, write).map_err(in_words)?;
-            stream.fill(memory.span(), 0xff).map_err(in_words)?;
+            stream.fill(memory.span(), round).map_err(to_text)?;
+            user.after_stream(stream.handle(), LIMIT, write).map_err(to_text)?;
+            stream.fill(memory.span(), 0xff).map_err(to_text)?;
         }
-        tokio::task::block_in_place(|| stream.wait()).map_err(in_words)?;
+        tokio::task::block_in_place(|| stream.wait()).map_err(to_text)?;
         let mut bytes = vec![0; len];
-        region.slice(0..len).and_then(|all| all.copy_to(0, &mut bytes)).map_err(in_words)?;
+        region.slice(0..len).and_then(|all| all.copy_to(0, &mut bytes)).map_err(to_text)?;
         if let Some(at) = bytes.iter().position(|byte| *byte != round) {
             return Err(format!("in round {round} byte {at} is {}", bytes[at]));
         }
     }
-    tokio::task::block_in_place(|| user.settle_streams()).map_err(in_words)
+    tokio::task::block_in_place(|| user.settle_streams()).map_err(to_text)
 }
 
-/// From one device to memory of the host's over TCP, and back to another.
-pub(crate) fn over_tcp(machine: Machine) -> Said {
+/// Transfers from one device to host memory over TCP, and back to another device.
+pub(crate) fn over_tcp(machine: Machine) -> PartResult {
     let len = machine.bytes(256 << 20) + 4097;
-    runtime().block_on(there_and_back(machine, len)).map_err(in_words)?;
+    runtime().block_on(there_and_back(machine, len)).map_err(to_text)?;
     Ok(format!("   {len} bytes, compared"))
 }
 
@@ -118,20 +124,20 @@ async fn there_and_back(machine: Machine, len: usize) -> Result<()> {
     user.write(&target, region.addr(), local, None).await.0?;
     let mut got = vec![0; len];
     region.slice(0..len)?.copy_to(0, &mut got)?;
-    assert!(got == bytes, "what arrived is not what was sent");
-    let local = user.register_local(to)?.exclusive().expect("the one handle");
+    assert!(got == bytes, "the received bytes differ from the sent ones");
+    let local = user.register_local(to)?.exclusive().expect("the region has one handle");
     let (result, local) = user.read(&target, region.addr(), local, None).await;
     result?;
     got.fill(0);
     local.copy_to(0, &mut got)?;
-    assert!(got == bytes, "what came back is not what was sent");
+    assert!(got == bytes, "the returned bytes differ from the sent ones");
     Ok(())
 }
 
-/// Values that come from a device's memory and go there, by two members of a cluster.
-pub(crate) fn store(machine: Machine) -> Said {
+/// Puts and gets values from and to device memory, by two clients of a cluster.
+pub(crate) fn store(machine: Machine) -> PartResult {
     let len = machine.bytes(64 << 20) - 3;
-    runtime().block_on(put_and_get(machine, len)).map_err(in_words)?;
+    runtime().block_on(put_and_get(machine, len)).map_err(to_text)?;
     Ok(format!("   values of 1 byte to {len} bytes, inside a process and over TCP, compared"))
 }
 
@@ -152,12 +158,12 @@ async fn put_and_get(machine: Machine, longest: usize) -> Result<()> {
             to_device(&from, &mut bytes)?;
             let from = writer.register(from)?.slice(0..len)?;
             writer.put_from(&key, &from, &ReplicateConfig::default()).await?;
-            let into = reader.register(to)?.exclusive().expect("the one handle");
+            let into = reader.register(to)?.exclusive().expect("the region has one handle");
             let (found, into) = reader.get_into(&key, into).await;
             assert_eq!(found?, Some(len));
             let mut got = vec![0; len];
             into.copy_to(0, &mut got)?;
-            assert!(got == bytes, "{key}: what was read is not what was put");
+            assert!(got == bytes, "{key}: the read value differs from the written one");
         }
         writer.close().await?;
         reader.close().await?;

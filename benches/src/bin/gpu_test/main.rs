@@ -1,8 +1,10 @@
-//! What is to be shown of GPU memory on a machine that has one: `cargo xtask gpu-test` builds it, and the one file is all that has to be taken there.
+//! Tests of GPU memory on a machine with a GPU. `cargo xtask gpu-test` builds them as one file that
+//! can be copied there.
 //!
-//! `gpu_test [--double] [WORD..]` runs all parts, or those with one of the words in their names; `--double` runs them on a double of libcuda. It exits with 3 where
-//! there is no driver or no device, and says what is missing.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
+//! `gpu_test [--double] [WORD..]` runs all parts, or those with one of the words in their names.
+//! `--double` runs them on a fake libcuda. The exit code is 3 without a driver or a device; the
+//! message names what is missing.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool prints to its terminal")]
 
 mod engines;
 mod speed;
@@ -12,18 +14,18 @@ use std::process::{Command, ExitCode};
 
 use mooncake_core::clock::{Clock, SystemClock};
 use mooncake_nvlink::Cuda;
-use mooncake_nvlink::testkit::{self, Double, OnGpu, processes};
+use mooncake_nvlink::testkit::{self, FakeCuda, OnGpu, processes};
 use mooncake_transport::testkit::all_cases;
 
-/// Exit code for a machine on which nothing can be shown.
+/// Exit code on a machine without a GPU.
 const NO_GPU: u8 = 3;
-/// Times that memory is registered, opened and closed.
+/// Number of times that memory is registered, opened and closed.
 const CYCLES: usize = 10_000;
 
-/// What the parts run on.
+/// Machine that the parts run on.
 #[derive(Clone, Copy)]
 struct Machine {
-    double: Option<Double>,
+    fake: Option<FakeCuda>,
     devices: u32,
 }
 
@@ -43,15 +45,15 @@ const PARTS: &[Part] = &[
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let (options, words): (Vec<_>, Vec<_>) = words.into_iter().partition(|word| word.starts_with("--"));
-    let double = options.iter().any(|option| option == "--double").then(testkit::load);
+    let fake = options.iter().any(|option| option == "--double").then(testkit::load);
     if let Some(unknown) = options.iter().find(|option| !["--double", "--owner"].contains(&option.as_str())) {
-        eprintln!("gpu_test: {unknown} is no option; gpu_test [--double] [WORD..]");
+        eprintln!("gpu_test: unknown option {unknown}; usage: gpu_test [--double] [WORD..]");
         return ExitCode::FAILURE;
     }
-    let machine = match machine(double) {
+    let machine = match machine(fake) {
         Ok(machine) => machine,
         Err(error) => {
-            eprintln!("gpu_test: nothing can be shown here: {error}");
+            eprintln!("gpu_test: cannot test GPU memory on this machine: {error}");
             return ExitCode::from(NO_GPU);
         }
     };
@@ -62,30 +64,31 @@ fn main() -> ExitCode {
     run(machine, &words)
 }
 
-fn machine(double: Option<Double>) -> Result<Machine, String> {
+fn machine(fake: Option<FakeCuda>) -> Result<Machine, String> {
     let cuda = Cuda::open(None).map_err(|error| error.to_string())?;
     let devices = cuda.device_count().map_err(|error| error.to_string())?;
-    Ok(Machine { double, devices })
+    Ok(Machine { fake, devices })
 }
 
 impl Machine {
-    /// What must not grow: objects of the driver's that are alive, which only the double tells; megabytes of the device otherwise.
+    /// Returns a count that must not grow: live driver objects on the fake, megabytes of device
+    /// memory otherwise.
     fn count(self) -> i64 {
         let in_use = || testkit::device(0).memory_in_use().map_or(0, |bytes| (bytes >> 20) as i64);
-        self.double.map_or_else(in_use, Double::live)
+        self.fake.map_or_else(in_use, FakeCuda::live)
     }
 
-    /// Bytes of a measurement; on the double there is nothing to measure, only to run.
+    /// Limits the bytes of a measurement: the fake only checks that it runs.
     fn bytes(self, most: usize) -> usize {
-        if self.double.is_some() { most.min(4 << 20) } else { most }
+        if self.fake.is_some() { most.min(4 << 20) } else { most }
     }
 
-    /// This program, as the owner of memory.
+    /// Returns the command of this program as the owner of memory.
     fn spawn(self) -> impl Fn() -> Command {
         move || {
             let mut command = Command::new(std::env::current_exe().expect("this program"));
             command.arg("--owner").env("DOUBLE_DELAY_US", "0");
-            if self.double.is_some() {
+            if self.fake.is_some() {
                 command.arg("--double");
             }
             command
@@ -101,8 +104,8 @@ fn run(machine: Machine, words: &[String]) -> ExitCode {
     {
         println!("== {name}");
         let start = clock.now();
-        let outcome =
-            catch_unwind(AssertUnwindSafe(|| part(machine))).unwrap_or_else(|_| Err("it panicked".into()));
+        let outcome = catch_unwind(AssertUnwindSafe(|| part(machine)))
+            .unwrap_or_else(|_| Err("the part panicked".into()));
         let took = clock.now().since(start).as_secs_f64();
         match outcome {
             Ok(said) => println!("{said}\n   good, {took:.1} s"),
@@ -120,8 +123,8 @@ fn run(machine: Machine, words: &[String]) -> ExitCode {
 }
 
 fn describe(machine: Machine) {
-    if machine.double.is_some() {
-        println!("on a double of libcuda: what is right is shown, how fast it is is not");
+    if machine.fake.is_some() {
+        println!("on a fake libcuda: correctness is tested, speed is not");
     }
     for number in 0..machine.devices {
         let device = testkit::device(number);
@@ -155,13 +158,12 @@ fn two_processes(machine: Machine) -> Result<String, String> {
     processes::closed_under_a_reader(&spawn);
     processes::by_descriptor_alone(&spawn);
     let again = processes::two_nodes_of_one_process(&spawn);
-    let met = if again { "" } else { " (the driver gave no address out again)" };
+    let met = if again { "" } else { " (the driver reused no address)" };
     Ok(format!(
-        "   read and written, killed and followed, closed under a reader, by a descriptor alone, at the place of other memory{met}"
+        "   read and written, killed and restarted, closed under a reader, by a descriptor alone, at a reused address{met}"
     ))
 }
 
 fn leaks(machine: Machine) -> Result<String, String> {
-    // Of the double's own making, and this process's first use of it is long ago.
     Ok(format!("   {CYCLES} times: {}", processes::cycles(&machine.spawn(), &|| machine.count(), CYCLES)))
 }

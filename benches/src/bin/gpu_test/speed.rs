@@ -1,4 +1,4 @@
-//! How fast copies are beside the driver's own.
+//! Speed of copies beside the copies of the driver.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use mooncake_transport::{Access, BufferDesc, Region, SegmentDesc, Transport};
 
 use crate::Machine;
 
-/// Sizes that are measured, from the smallest on that counts.
+/// Measured sizes, from the smallest relevant one.
 const SIZES: [usize; 4] = [4 << 20, 16 << 20, 64 << 20, 256 << 20];
-/// Copies of one submission.
+/// Number of copies in one submission.
 const MANY: usize = 8;
-/// Times a size is copied; the best counts.
+/// Number of copies of each size; the best counts.
 const TIMES: usize = 20;
 
-type Said = std::result::Result<String, String>;
+type PartResult = std::result::Result<String, String>;
 
-/// The best of several rates, in GB/s.
+/// Returns the best of several rates, in GB/s.
 fn best(len: usize, mut copy: impl FnMut() -> Result<()>) -> Result<f64> {
     let clock = SystemClock::new();
     let mut best = f64::INFINITY;
@@ -34,17 +34,13 @@ fn best(len: usize, mut copy: impl FnMut() -> Result<()>) -> Result<f64> {
     Ok(len as f64 / best / 1e9)
 }
 
-/// Says a rate beside the driver's, which on hardware must not be lower than that share of it.
+/// Adds a rate beside that of the driver. On hardware, the rate must reach the given share.
 fn row(machine: Machine, text: &mut String, what: &str, ours: f64, theirs: f64, share: f64) -> Result<()> {
     let part = ours / theirs;
-    let _ = writeln!(
-        text,
-        "   {what}: {ours:.1} GB/s, the driver's own {theirs:.1} GB/s ({:.0} %)",
-        part * 100.0
-    );
-    if machine.double.is_none() && part < share {
+    let _ = writeln!(text, "   {what}: {ours:.1} GB/s, the driver {theirs:.1} GB/s ({:.0} %)", part * 100.0);
+    if machine.fake.is_none() && part < share {
         return Err(Error::internal(format!(
-            "{what}: {:.0} % of the driver's, not {:.0} %",
+            "{what}: {:.0} % of the driver, but {:.0} % are required",
             part * 100.0,
             share * 100.0
         )));
@@ -52,8 +48,8 @@ fn row(machine: Machine, text: &mut String, what: &str, ours: f64, theirs: f64, 
     Ok(())
 }
 
-/// A transfer between two memories of devices beside a plain copy of the driver's.
-pub(crate) fn between_devices(machine: Machine) -> Said {
+/// Measures a transfer between the memory of two devices beside a plain copy of the driver.
+pub(crate) fn between_devices(machine: Machine) -> PartResult {
     let mut text = String::new();
     for to in 0..machine.devices.min(2) {
         for len in SIZES.into_iter().filter(|len| *len <= machine.bytes(usize::MAX)) {
@@ -86,7 +82,7 @@ fn one_size(machine: Machine, text: &mut String, to: u32, len: usize) -> Result<
     })?;
     let stream = Stream::new(&device(0))?;
     let theirs = best(len, || {
-        // SAFETY: both live, and are this program's alone.
+        // SAFETY: both are allocated, and have no other user.
         unsafe { stream.copy(from_span, to_span) }?;
         stream.wait()
     })?;
@@ -97,20 +93,21 @@ fn one_size(machine: Machine, text: &mut String, to: u32, len: usize) -> Result<
         transfer::write(&node, &peer, writes, None).wait().0
     })?;
     let theirs = best(MANY * len, || {
-        // SAFETY: both live, and are this program's alone.
+        // SAFETY: both are allocated, and have no other user.
         (0..MANY).try_for_each(|_| unsafe { stream.copy(from_span, to_span) })?;
         stream.wait()
     })?;
     row(machine, text, &format!("{MANY} at a time of {} MiB", len >> 20), ours, theirs, 0.9)
 }
 
-/// Copies between a device and page-locked memory, as wires make them that go through the host, beside the driver's own.
-pub(crate) fn staging(machine: Machine) -> Said {
+/// Measures copies between a device and page-locked memory, as transports through the host make
+/// them, beside the copies of the driver.
+pub(crate) fn staging(machine: Machine) -> PartResult {
     let mut text = String::new();
     let done = (|| {
         let driver = CudaDriver::serve(None)?;
         let len = machine.bytes(64 << 20);
-        // As long as the buffers that wires use.
+        // The length of the buffers of transports.
         let chunk = 2 << 20;
         let (there, host) = (filled(&device(0), len, 1), driver.staging(len)?);
         let stream = Stream::new(&device(0))?;
@@ -119,7 +116,7 @@ pub(crate) fn staging(machine: Machine) -> Said {
         {
             let ours = best(len, || in_chunks(&driver, from, to, chunk))?;
             let theirs = best(len, || {
-                // SAFETY: both live, and are this program's alone.
+                // SAFETY: both are allocated, and have no other user.
                 unsafe { stream.copy(from, to) }?;
                 stream.wait()
             })?;
@@ -133,11 +130,11 @@ pub(crate) fn staging(machine: Machine) -> Said {
 
 fn in_chunks(driver: &Arc<CudaDriver>, from: MemorySpan, to: MemorySpan, chunk: usize) -> Result<()> {
     let part = |span: MemorySpan, at: usize| {
-        // SAFETY: `at` is inside.
+        // SAFETY: `at` is inside the span.
         MemorySpan { ptr: unsafe { span.ptr.add(at) }, len: chunk.min(span.len - at), ..span }
     };
     let pending = (0..from.len).step_by(chunk).map(|at| {
-        // SAFETY: both live, are this program's alone, and are waited for.
+        // SAFETY: both are allocated, have no other user, and the copies are awaited.
         unsafe { driver.copy(part(from, at), part(to, at)) }
     });
     let pending = pending.collect::<Result<Vec<_>>>()?;

@@ -1,6 +1,7 @@
-//! A master with many objects: memory for each, how long a pass of eviction takes, and how long requests take meanwhile. Run by
-//! `cargo xtask bench --master-size`. With `--snapshots`, by `cargo xtask bench --snapshots`, what its snapshots cost instead.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
+//! Master with many objects: memory per object, the duration of an eviction pass, and the latency
+//! of requests meanwhile. Run by `cargo xtask bench --master-size`. With `--snapshots`, run by
+//! `cargo xtask bench --snapshots`, it measures the costs of snapshots instead.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool prints to its terminal")]
 
 mod snapshots;
 
@@ -29,9 +30,9 @@ const SEGMENTS: u64 = 8;
 const SIZE: u64 = 4096;
 const BATCH: u64 = 500;
 const TENANT: &str = "default";
-/// What the master is filled to; eviction begins at .90 and ends a hundredth below.
+/// Fill level before the eviction. It begins at .90 and ends a hundredth below.
 const FILLED: f64 = 0.89;
-/// No request may take longer.
+/// Longest permitted duration of a request.
 const LIMIT: Duration = Duration::from_millis(10);
 
 fn main() -> ExitCode {
@@ -41,10 +42,10 @@ fn main() -> ExitCode {
         ["--master", master, "--objects", count, mode @ ..] => match (count.parse(), mode) {
             (Ok(count), []) => run(PathBuf::from(master), count),
             (Ok(count), ["--snapshots"]) => snapshots::run(PathBuf::from(master), count),
-            _ => Err(format!("{count} {mode:?} is no number of objects, or no measurement")),
+            _ => Err(format!("invalid number of objects or mode: {count} {mode:?}")),
         },
         other => Err(format!(
-            "unknown arguments {other:?}; `cargo xtask bench --master-size` and `--snapshots` give the right ones"
+            "unknown arguments {other:?}; run `cargo xtask bench --master-size` or `--snapshots`"
         )),
     };
     match outcome {
@@ -59,7 +60,7 @@ fn main() -> ExitCode {
 fn run(binary: PathBuf, objects: u64) -> Result<()> {
     let mut command = Command::new(binary);
     command.args([format!("--rpc_port={PORT}"), format!("--metrics_port={}", PORT + 1)]);
-    // Nothing that was filled in may be kept by a lease.
+    // A short lease, so that it protects none of the filled objects.
     command.arg("--default_kv_lease_ttl=100");
     let master = Process::start(command, "mooncake_master")?;
     wait_for_port(PORT)?;
@@ -144,7 +145,7 @@ async fn fill(objects: u64, filled: &Arc<AtomicU64>) -> Result<()> {
     Ok(())
 }
 
-/// Puts; how long its slower call took.
+/// Puts objects. Returns the duration of its slower call.
 async fn put_all(rpc: &RpcClient, keys: &[Vec<u8>]) -> Result<Duration> {
     let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     let sizes = vec![SIZE; names.len()];
@@ -163,7 +164,8 @@ async fn put_all(rpc: &RpcClient, keys: &[Vec<u8>]) -> Result<Duration> {
     if fine { Ok(between.since(begun).max(clock.now().since(between))) } else { Err("a put failed".into()) }
 }
 
-/// The same requests while nothing is evicted, up to just before that: how late they are on this machine by itself. The number of the next object.
+/// Makes the same requests without an eviction, to measure their latency on this machine. Returns
+/// the number of the next object.
 async fn control(objects: u64, filled: &Arc<AtomicU64>) -> Result<u64> {
     let (clock, rpc, mut next) = (SystemClock::new(), rpc(), objects);
     let (watch, begun, mut puts) = (Watch::start(filled), clock.now(), Vec::new());
@@ -186,7 +188,7 @@ async fn pass(objects: u64, filled: &Arc<AtomicU64>) -> Result<()> {
     let (clock, rpc, mut next) = (SystemClock::new(), rpc(), objects);
     let watch = Watch::start(filled);
     let mut puts = Vec::new();
-    // What was written while nothing was evicted is a start of the pass at the latest.
+    // The last read before the eviction began is the latest possible start of the pass.
     let mut begun = clock.now();
     let (mut count, mut changed) = (0, begun);
     while count == 0 || clock.now().since(changed) < Duration::from_millis(500) {
@@ -198,11 +200,11 @@ async fn pass(objects: u64, filled: &Arc<AtomicU64>) -> Result<()> {
         if now == 0 {
             begun = clock.now();
         } else if count == 0 || now - count > 400 {
-            // More than what these puts themselves drive out.
+            // More than these puts themselves evict.
             (count, changed) = (now, clock.now());
         }
         if next > objects + objects / 10 {
-            return Err("the eviction does not begin, or not end".into());
+            return Err("the eviction does not begin or does not end".into());
         }
     }
     println!("a pass of eviction: {count} objects within {:.0?}", changed.since(begun));
@@ -210,16 +212,16 @@ async fn pass(objects: u64, filled: &Arc<AtomicU64>) -> Result<()> {
     let puts = Spans(puts).summary("puts");
     println!("  meanwhile, {gets}\n  and {puts}");
     let longest = gets.longest.max(puts.longest);
-    if longest > LIMIT { Err(format!("a request took {longest:?}; the most is {LIMIT:?}")) } else { Ok(()) }
+    if longest > LIMIT { Err(format!("a request took {longest:?}; the limit is {LIMIT:?}")) } else { Ok(()) }
 }
 
-/// Asks for objects all the time, one at a time on each of four connections.
+/// Load that requests objects all the time, one at a time on each of four connections.
 struct Watch {
     stop: Arc<AtomicBool>,
     readers: Vec<JoinHandle<Result<Vec<Call>>>>,
 }
 
-/// When a call began, and how long it took.
+/// Start of a call, and its duration.
 type Call = (Moment, Duration);
 
 impl Watch {
@@ -291,19 +293,20 @@ impl std::fmt::Display for Summary {
     }
 }
 
-/// Objects evicted so far, as the master's metrics have it.
+/// Returns the number of evicted objects in the metrics of the master.
 fn evicted() -> Result<u64> {
     let mut page = String::new();
     let mut stream = TcpStream::connect(("127.0.0.1", PORT + 1)).map_err(|e| e.to_string())?;
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").map_err(|e| e.to_string())?;
     stream.read_to_string(&mut page).map_err(|e| e.to_string())?;
     let line = page.lines().find_map(|line| line.strip_prefix("master_evicted_key_count "));
-    line.and_then(|number| number.trim().parse().ok()).ok_or("the metrics do not say what was evicted".into())
+    line.and_then(|number| number.trim().parse().ok())
+        .ok_or("the metrics have no count of evicted objects".into())
 }
 
-/// Bytes of memory a process has.
+/// Returns the resident memory of a process in bytes.
 fn resident(process: u32) -> Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/{process}/statm")).map_err(|e| e.to_string())?;
     let pages: Option<u64> = text.split(' ').nth(1).and_then(|word| word.parse().ok());
-    pages.map(|pages| pages * 4096).ok_or("no figure for the memory of the master".into())
+    pages.map(|pages| pages * 4096).ok_or("cannot read the memory of the master".into())
 }

@@ -1,17 +1,18 @@
-//! What snapshots cost: bytes, time to write one, calls meanwhile, time to begin with one.
+//! Costs of snapshots: bytes, time to write one, latency of calls meanwhile, and time to start from
+//! one.
 
 use std::fs;
 use std::path::Path;
 
 use super::*;
 
-/// Time from the end of one to the beginning of the next.
+/// Time from the end of one snapshot to the beginning of the next.
 const INTERVAL: Duration = Duration::from_secs(15);
-/// How many are measured.
+/// Number of measured snapshots.
 const ROUNDS: usize = 3;
-/// When a measurement that goes nowhere ends.
+/// Timeout of a measurement without progress.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Nothing tells whoever looks at a folder, or a port, that it has changed.
+/// Polling interval: no event reports a change of a folder or a port.
 const PAUSE: Duration = Duration::from_millis(2);
 
 pub(super) fn run(binary: PathBuf, objects: u64) -> Result<()> {
@@ -22,19 +23,19 @@ pub(super) fn run(binary: PathBuf, objects: u64) -> Result<()> {
         mount(objects).await?;
         let filled = Arc::new(AtomicU64::new(0));
         fill(objects, &filled).await?;
-        // From the end of one on there is time to look at calls before the next begins.
+        // After the end of a snapshot there is time to measure calls before the next begins.
         wait(|| is_written(folder.path())).await?;
         wait(|| !is_written(folder.path())).await?;
         for _ in 0..ROUNDS {
             one(folder.path(), objects, &filled).await?;
         }
         let before = resident(master.id())?;
-        // As kill -9 does.
+        // Dropping the process kills it with SIGKILL.
         drop(master);
         let (master, took) = start(&binary, folder.path()).await?;
         let after = resident(master.id())?;
         println!(
-            "started with it: the first call was answered after {took:.2?}, without one after {empty:.2?}; \
+            "started from the snapshot: the first response after {took:.2?}, without a snapshot after {empty:.2?}; \
              {:.0} MiB of memory, {:.0} MiB before",
             after as f64 / f64::from(1 << 20),
             before as f64 / f64::from(1 << 20)
@@ -43,7 +44,7 @@ pub(super) fn run(binary: PathBuf, objects: u64) -> Result<()> {
     })
 }
 
-/// A master on that folder, and how long until it could be reached.
+/// Starts a master on that folder. Returns it with the time until it was reachable.
 async fn start(binary: &Path, folder: &Path) -> Result<(Process, Duration)> {
     let mut command = Command::new(binary);
     command.args([format!("--rpc_port={PORT}"), format!("--metrics_port={}", PORT + 1)]);
@@ -57,7 +58,7 @@ async fn start(binary: &Path, folder: &Path) -> Result<(Process, Duration)> {
     Ok((master, clock.now().since(begun)))
 }
 
-/// The next snapshot, with calls before it and calls meanwhile.
+/// Measures the next snapshot, with calls before and during it.
 async fn one(folder: &Path, objects: u64, filled: &Arc<AtomicU64>) -> Result<()> {
     let clock = SystemClock::new();
     let old = latest(folder);
@@ -68,12 +69,13 @@ async fn one(folder: &Path, objects: u64, filled: &Arc<AtomicU64>) -> Result<()>
     wait(|| !is_written(folder)).await?;
     let (took, calls) = (clock.now().since(begun), watch.calls().await?);
     let (number, bytes) =
-        latest(folder).filter(|new| old.as_ref() != Some(new)).ok_or("it was not written")?;
+        latest(folder).filter(|new| old.as_ref() != Some(new)).ok_or("the snapshot was not written")?;
     println!(
         "{number}: {objects} objects, {bytes} bytes, {:.1} for each, written in {took:.2?}",
         bytes as f64 / objects as f64
     );
-    // What was under way when it began was answered meanwhile. The first calls connect.
+    // Calls in progress at the beginning count as calls during the snapshot. The first calls are
+    // skipped, because they connect.
     let settled = watched.after(Duration::from_millis(200));
     let calls = calls.into_iter().filter(|(at, _)| *at > settled);
     let (before, meanwhile): (Vec<_>, Vec<_>) = calls.partition(|(at, span)| at.after(*span) < begun);
@@ -92,7 +94,7 @@ async fn wait(there: impl Fn() -> bool) -> Result<()> {
     let begun = clock.now();
     while !there() {
         if clock.now().since(begun) > PATIENCE {
-            return Err("the master takes no snapshot, or does not start".into());
+            return Err("the master writes no snapshot, or does not start".into());
         }
         tokio::time::sleep(PAUSE).await;
     }
@@ -108,12 +110,12 @@ fn begins(path: &Path, word: &str) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(word))
 }
 
-/// Whether one is being written.
+/// Returns whether a snapshot is being written.
 fn is_written(folder: &Path) -> bool {
     names(folder).iter().any(|path| begins(path, "unfinished-0"))
 }
 
-/// The name and the length of the latest.
+/// Returns the name and the length of the latest snapshot.
 fn latest(folder: &Path) -> Option<(String, u64)> {
     let whole = names(folder).into_iter().filter(|path| begins(path, "snapshot-")).max()?;
     let bytes = fs::metadata(&whole).ok()?.len();

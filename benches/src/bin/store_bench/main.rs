@@ -1,9 +1,10 @@
-//! Put, get and exist between processes, beside raw loopback TCP, memcpy and, with `--peer`, the reference system; all in
-//! one run, cell by cell in turn, medians. Run by `cargo xtask bench`.
+//! Put, get and exist between processes, beside raw loopback TCP, memcpy and, with `--peer`,
+//! Mooncake C++; all in one run, cell by cell in turn, medians. Run by `cargo xtask bench`.
 //!
-//! Three processes of ours (master, owner of the segment, this one as the requester) against three of theirs. Ours are measured twice: over
-//! TCP, as between hosts, and through shared memory, as on one host, which is how they are used when nothing is said.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
+//! Three processes of this project (master, owner of the segment, and this one as the requester)
+//! against three of Mooncake C++. This project is measured twice: over TCP, as between hosts, and
+//! through shared memory, as on one host, which is the default.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool prints to its terminal")]
 
 mod ours;
 mod raw;
@@ -19,15 +20,16 @@ use ours::{Ours, Way};
 use raw::Raw;
 use table::{Cell, Table};
 
-/// Sizes of values, and how many of each go in a round.
+/// Sizes of values, and the number of values of each size per round.
 const SIZES: [(usize, usize); 5] =
     [(4 << 10, 300), (64 << 10, 150), (1 << 20, 48), (4 << 20, 16), (16 << 20, 8)];
 const EXISTS: usize = 500;
 const BATCH: usize = 500;
 const BATCHES: usize = 60;
-/// Rounds that count, after one that only warms memory and connections up.
+/// Number of measured rounds, after one that only warms up memory and connections.
 const ROUNDS: usize = 5;
-/// Both masters get this lease, so that what a round removed can be used again by the next.
+/// Lease of both masters in milliseconds, so that the next round can reuse the space of removed
+/// objects.
 const LEASE_MS: u64 = 300;
 const SEGMENT: u64 = 1 << 30;
 
@@ -40,9 +42,7 @@ fn main() -> ExitCode {
         ["--role", "raw"] => raw::serve(),
         [] => run(None),
         ["--peer", python] => run(Some(Installation::new(*python))),
-        other => {
-            Err(format!("unknown arguments {other:?}; `cargo xtask bench [--peer]` gives the right ones"))
-        }
+        other => Err(format!("unknown arguments {other:?}; run `cargo xtask bench [--peer]`")),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -56,10 +56,10 @@ fn main() -> ExitCode {
 fn run(peer: Option<Installation>) -> Result<()> {
     let mut raw = Raw::start()?;
     let mut ours = Ours::start()?;
-    let mut theirs = peer.as_ref().map(Theirs::start).transpose()?;
+    let mut theirs = peer.as_ref().map(CppStore::start).transpose()?;
     let mut table = Table::default();
     for round in 0..=ROUNDS {
-        // The first round touches all memory and opens all connections; it is forgotten.
+        // The first round touches all memory and opens all connections; its results are dropped.
         if round == 1 {
             table = Table::default();
         }
@@ -90,7 +90,7 @@ fn run(peer: Option<Installation>) -> Result<()> {
             if let Some(theirs) = &mut theirs {
                 theirs.clear()?;
             }
-            // What was read a moment ago is still leased; its space comes back after that.
+            // Recently read objects are still leased; their space becomes free after that.
             std::thread::sleep(Duration::from_millis(LEASE_MS + 100));
         }
     }
@@ -98,21 +98,21 @@ fn run(peer: Option<Installation>) -> Result<()> {
         table.print(way);
     }
     println!(
-        "peak memory of our requester beyond its {} MiB of registered memory: {} MiB",
+        "peak memory of the requester beyond its {} MiB of registered memory: {} MiB",
         ours.registered() >> 20,
         ours.peak_beyond_registered()? >> 20
     );
     Ok(())
 }
 
-/// The reference system: its master, an owner, and a requester.
-struct Theirs {
+/// Mooncake C++: its master, an owner, and a requester.
+struct CppStore {
     requester: Node,
     _owner: Node,
     _master: Process,
 }
 
-impl Theirs {
+impl CppStore {
     fn start(peer: &Installation) -> Result<Self> {
         let host = "10.213.0.1";
         let master = peer.master_with(52051, None, &[&format!("--default_kv_lease_ttl={LEASE_MS}")])?;
@@ -124,7 +124,7 @@ impl Theirs {
         Ok(Self { requester, _owner: owner, _master: master })
     }
 
-    /// Median time of a cell in microseconds.
+    /// Returns the median time of a cell in microseconds.
     fn median(&mut self, cell: Cell, prefix: &str, count: usize) -> Result<f64> {
         let answer = self.requester.call(match cell {
             Cell::Put(size) => json!(["bench_put", prefix, size, count]),
@@ -133,9 +133,9 @@ impl Theirs {
             Cell::BatchExist(keys) => json!(["bench_batch_exist", prefix, keys, count]),
         })?;
         if answer[1] != Value::Bool(true) {
-            return Err(format!("a call of the peer failed in {cell:?}"));
+            return Err(format!("a call of Mooncake C++ failed in {cell:?}"));
         }
-        answer[0].as_f64().ok_or_else(|| format!("the peer's median is {answer}"))
+        answer[0].as_f64().ok_or_else(|| format!("invalid median of Mooncake C++: {answer}"))
     }
 
     fn clear(&mut self) -> Result<()> {

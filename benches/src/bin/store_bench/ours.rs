@@ -1,4 +1,4 @@
-//! Our side: a master and an owner in processes of their own, and the requester in this one.
+//! This project: a master and an owner in processes of their own, and the requester in this one.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -17,10 +17,10 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::table::Cell;
 
-/// Registered memory of the requester; the largest value fits.
+/// Bytes of registered memory of the requester; the largest value fits.
 const REGISTERED: usize = 16 << 20;
 
-/// Master process.
+/// Runs the process of the master.
 pub(crate) fn master(lease_ms: u64) -> Result<()> {
     let runtime =
         Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(|e| e.to_string())?;
@@ -40,7 +40,7 @@ pub(crate) fn master(lease_ms: u64) -> Result<()> {
     })
 }
 
-/// Process of a client that only offers memory.
+/// Runs the process of a client that only provides memory.
 pub(crate) fn owner(master: &str, segment: u64) -> Result<()> {
     let runtime = Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
     runtime.block_on(async {
@@ -63,7 +63,7 @@ async fn join(master: &str, segment: u64, share_memory: bool) -> Result<Client> 
         .map_err(|e| e.to_string())
 }
 
-/// Which way bytes take.
+/// Transport of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// TCP, as between hosts.
@@ -72,7 +72,7 @@ pub(crate) enum Way {
     SameHost,
 }
 
-/// The requesters, one for each way, and the processes they talk to.
+/// Requesters, one for each transport, and the processes of their cluster.
 pub(crate) struct Ours {
     tcp: Requester,
     same_host: Requester,
@@ -110,7 +110,7 @@ impl Ours {
         Ok(Self { tcp, same_host, runtime, children: [master, owner] })
     }
 
-    /// Times of `count` calls in microseconds.
+    /// Returns the times of `count` calls in microseconds.
     pub(crate) fn times(&mut self, way: Way, cell: Cell, prefix: &str, count: usize) -> Result<Vec<f64>> {
         let prefix = format!("{way:?}/{prefix}");
         let requester = match way {
@@ -124,17 +124,25 @@ impl Ours {
         self.runtime.block_on(self.tcp.client.remove_all(true)).map(drop).map_err(|e| e.to_string())
     }
 
-    /// Bytes of the requesters' registered memory.
+    /// Returns the bytes of the requesters' registered memory.
     pub(crate) fn registered(&self) -> u64 {
         2 * REGISTERED as u64
     }
 
-    /// Peak resident size of this process without its registered memory, the raw client's buffers, and what it maps of the owner's memory.
+    /// Returns the peak resident size of this process without its registered memory, the buffers of
+    /// the raw client, and the mapped memory of the owner.
     pub(crate) fn peak_beyond_registered(&self) -> Result<u64> {
         let status = std::fs::read_to_string("/proc/self/status").map_err(|e| e.to_string())?;
         let kib = |name: &str| -> Result<u64> {
-            let line = status.lines().find_map(|line| line.strip_prefix(name)).ok_or("a line is missing")?;
-            Ok(line.split_whitespace().next().and_then(|n| n.parse().ok()).ok_or("an odd line")?)
+            let line = status
+                .lines()
+                .find_map(|line| line.strip_prefix(name))
+                .ok_or("a line of /proc/self/status is missing")?;
+            Ok(line
+                .split_whitespace()
+                .next()
+                .and_then(|n| n.parse().ok())
+                .ok_or("a line of /proc/self/status is malformed")?)
         };
         let own = (kib("VmHWM:")? - kib("RssShmem:")?) << 10;
         Ok(own.saturating_sub(self.registered() + crate::raw::FOOTPRINT))
@@ -189,7 +197,7 @@ impl Requester {
         shared
             .exclusive()
             .map(|whole| (times, whole))
-            .map_err(|_| "a put that ended still holds its value".into())
+            .map_err(|_| "a completed put still holds its value".into())
     }
 
     async fn gets(&self, keys: &[String], whole: SliceMut<TransportSet>, size: usize) -> Result<Timed> {
@@ -224,13 +232,13 @@ impl Drop for Ours {
     }
 }
 
-/// What a child prints first: where it is to be found.
+/// Returns the first line that a child prints: its address.
 pub(crate) fn first_line(child: &mut Child) -> Result<String> {
     let output = child.stdout.take().ok_or("no standard output")?;
     let mut line = String::new();
     BufReader::new(output).read_line(&mut line).map_err(|e| e.to_string())?;
     match line.trim() {
-        "" => Err("a child process did not come up; its messages are above".into()),
+        "" => Err("a child process did not start; its messages are above".into()),
         address => Ok(address.to_owned()),
     }
 }

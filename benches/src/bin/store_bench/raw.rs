@@ -1,7 +1,8 @@
-//! What the machine can do: the same chunk over a plain blocking socket to another process, and memcpy.
+//! Limits of the machine: the same chunk over a plain blocking socket to another process, and
+//! memcpy.
 //!
-//! A put is header and chunk out, eight bytes back; a get is a header out, eight bytes and the chunk back. Both sides
-//! go through as much memory as the store does, so that caches help neither more.
+//! A put is header and chunk out, eight bytes back; a get is a header out, eight bytes and the
+//! chunk back. Both sides use as much memory as the store does, so that caches help neither more.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -16,12 +17,12 @@ use crate::table::Cell;
 const HEADER: usize = 24;
 const ACK: usize = 8;
 const PUT: u64 = 1;
-/// Memory the server's chunks rotate through.
+/// Bytes of memory that the server's chunks rotate through.
 const POOL: usize = 128 << 20;
-/// Bytes the client side holds.
+/// Bytes that the client side holds.
 pub(crate) const FOOTPRINT: u64 = (POOL + (16 << 20)) as u64;
 
-/// Server process: answers one connection until it closes.
+/// Runs the server process, which serves one connection until it closes.
 pub(crate) fn serve() -> Result<()> {
     let text = |e: std::io::Error| e.to_string();
     let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(text)?;
@@ -30,7 +31,7 @@ pub(crate) fn serve() -> Result<()> {
     stream.set_nodelay(true).map_err(text)?;
     let mut pool = vec![1u8; POOL];
     let (mut header, mut at) = ([0u8; HEADER], 0);
-    // The end of the connection is the end of the process.
+    // The end of the connection ends the process.
     while stream.read_exact(&mut header).is_ok() {
         let word = |i: usize| u64::from_le_bytes(header[i..i + 8].try_into().unwrap_or_default());
         let (direction, size) = (word(0), word(8) as usize);
@@ -50,7 +51,7 @@ pub(crate) fn serve() -> Result<()> {
     Ok(())
 }
 
-/// The client side.
+/// Client side.
 pub(crate) struct Raw {
     stream: TcpStream,
     buffer: Vec<u8>,
@@ -77,12 +78,12 @@ impl Raw {
         })
     }
 
-    /// Times of `count` exchanges in microseconds.
+    /// Returns the times of `count` exchanges in microseconds.
     pub(crate) fn times(&mut self, cell: Cell, count: usize) -> Result<Vec<f64>> {
         let (put, size) = match cell {
             Cell::Put(size) => (true, size),
             Cell::Get(size) => (false, size),
-            // A question and an answer of the same length as the store's.
+            // A request and a response of the same length as those of the store.
             Cell::Exist => (false, 1),
             Cell::BatchExist(keys) => (true, keys * 16),
         };
@@ -106,7 +107,7 @@ impl Raw {
         Ok(self.clock.now().since(before).as_secs_f64() * 1e6)
     }
 
-    /// Times of `count` copies in microseconds.
+    /// Returns the times of `count` copies in microseconds.
     pub(crate) fn memcpy(&mut self, size: usize, count: usize) -> Vec<f64> {
         let mut at = 0;
         let mut one = || {

@@ -1,15 +1,15 @@
-//! The figures, cell by cell.
+//! Results, cell by cell.
 
 use std::collections::BTreeMap;
 
 use crate::ours::Way;
 
-/// What is measured.
+/// Measured operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Cell {
     /// Put of a value of this size from registered memory.
     Put(usize),
-    /// Get of it into registered memory.
+    /// Get of such a value into registered memory.
     Get(usize),
     /// Exist of one key.
     Exist,
@@ -38,7 +38,7 @@ impl Cell {
         }
     }
 
-    /// The most time of ours that is wanted, as a share of the peer's.
+    /// Returns the longest wanted time, as a share of that of Mooncake C++.
     fn wanted(self) -> Option<f64> {
         match self {
             Cell::Put(4096) | Cell::Get(4096) => Some(0.6),
@@ -50,7 +50,7 @@ impl Cell {
         }
     }
 
-    /// The least share of raw loopback TCP's throughput that is wanted.
+    /// Returns the smallest wanted share of the throughput of raw loopback TCP.
     fn wanted_of_raw(self) -> Option<f64> {
         self.bytes().filter(|&bytes| bytes == 1 << 20 || bytes == 16 << 20).map(|_| 0.7)
     }
@@ -62,7 +62,7 @@ struct Row {
     same_host: Vec<f64>,
     raw: Vec<f64>,
     memcpy: Vec<f64>,
-    /// One median a round.
+    /// Medians, one per round.
     theirs: Vec<f64>,
 }
 
@@ -93,7 +93,8 @@ impl Table {
         self.rows.entry(cell).or_default().theirs.push(median);
     }
 
-    /// The figures of ours on one way, beside what does not depend on it.
+    /// Prints the results of this project over one transport, beside those that do not depend on
+    /// it.
     pub(crate) fn print(&self, way: Way) {
         match way {
             Way::Tcp => println!("over TCP, as between hosts"),
@@ -133,7 +134,7 @@ impl Table {
 fn verdict(cell: Cell, of_raw: f64, of_peer: Option<f64>) -> String {
     let mut words = Vec::new();
     if let (Some(wanted), Some(got)) = (cell.wanted(), of_peer) {
-        words.push(format!("<= {wanted:.2} of the peer: {}", if got <= wanted { "yes" } else { "NO" }));
+        words.push(format!("<= {wanted:.2} of Mooncake C++: {}", if got <= wanted { "yes" } else { "NO" }));
     }
     if let Some(wanted) = cell.wanted_of_raw() {
         words.push(format!(">= {} of raw: {}", percent(wanted), if of_raw >= wanted { "yes" } else { "NO" }));

@@ -1,19 +1,20 @@
-//! Size classes, and which of them have free blocks.
+//! Size classes, and a bitmap of the classes that have free blocks.
 
-/// Classes per power of two, as a power of two: neighbouring classes differ by at most 1/64 in size.
+/// Logarithm of the number of classes per power of two. Neighbouring classes differ by at most 1/64
+/// in size.
 const CLASS_BITS: u32 = 6;
 const CLASSES: u32 = 1 << CLASS_BITS;
 
-/// Number of a size class; larger classes hold larger blocks.
+/// Number of a size class. Larger classes hold larger blocks.
 pub(super) type Class = u32;
 
-/// Class of a block of `len` bytes. Below 128 every length is a class of its own.
+/// Returns the class of a block of `len` bytes. Below 128, every length is a class of its own.
 pub(super) fn class_of(len: u64) -> Class {
     let shift = (len | u64::from(CLASSES)).ilog2() - CLASS_BITS;
     (shift << CLASS_BITS) + (len >> shift) as u32
 }
 
-/// One bit for each class that has a block, one for each 64 classes that have one.
+/// Bitmaps with one bit for each class that has a block, and one for each 64 classes that have one.
 pub(super) struct Bins {
     rows: u64,
     classes: [u64; 64],
@@ -30,14 +31,14 @@ impl Bins {
         self.classes[row] |= 1 << column;
     }
 
-    /// Marks `class` empty when `emptied`. Whether it is can hardly be predicted, so there is no branch.
+    /// Marks `class` empty when `emptied`. The flag is hard to predict, so there is no branch.
     pub(super) fn mark_emptied(&mut self, class: Class, emptied: bool) {
         let (row, column) = split(class);
         self.classes[row] &= !(u64::from(emptied) << column);
         self.rows &= !(u64::from(self.classes[row] == 0) << row);
     }
 
-    /// The smallest class from `class` upwards with a block in it.
+    /// Returns the smallest class from `class` upwards that has a block.
     pub(super) fn first_from(&self, class: Class) -> Option<Class> {
         let (row, column) = split(class);
         let here = self.classes[row] & (u64::MAX << column);
@@ -52,14 +53,15 @@ impl Bins {
         Some(join(row, self.classes[row].trailing_zeros()))
     }
 
-    /// The largest class with a block in it.
+    /// Returns the largest class that has a block.
     pub(super) fn last(&self) -> Option<Class> {
         let row = self.rows.checked_ilog2()? as usize;
         Some(join(row, self.classes[row].ilog2()))
     }
 }
 
-/// The largest class is in row 58, so the mask only tells the compiler what is so.
+/// Returns the row and the column of a class. The largest class is in row 58, so the mask only
+/// tells the compiler the bound.
 fn split(class: Class) -> (usize, u32) {
     ((class >> CLASS_BITS) as usize & 63, class & (CLASSES - 1))
 }
@@ -72,7 +74,7 @@ fn join(row: usize, column: u32) -> Class {
 mod tests {
     use super::*;
 
-    /// Shortest length of a class.
+    /// Returns the shortest length of a class.
     fn class_floor(class: Class) -> u64 {
         if class < 2 * CLASSES {
             return u64::from(class);

@@ -1,37 +1,38 @@
-//! The blocks a segment is divided into, in a table beside it: the memory itself may be on another machine.
+//! Blocks of a segment, in a table beside it: the memory itself may be on another machine.
 //!
-//! Every link leads to an entry of the table, real or not, so that none needs a test for "no such block": entry 0
-//! stands for what lies outside the segment, the next ones for the ends of the ring of each size class.
+//! Every link leads to an entry of the table, so that no link needs a test for "no such block".
+//! Entry 0 stands for everything outside the segment. The next entries stand for the ends of the
+//! ring of each size class.
 
 use super::bins::{Bins, Class, class_of};
 use crate::tables::Tables;
 
-/// Outside the segment; never free.
+/// Entry for everything outside the segment; never free.
 const EDGE: u32 = 0;
-/// In `older`: the block is live.
+/// Value of `older` in a live block.
 const LIVE: u32 = u32::MAX;
-/// No entry.
+/// Number of no entry.
 const NIL: u32 = u32::MAX;
 
-/// One contiguous range, free or live. Two free blocks never touch.
+/// Contiguous range, free or live. Two free blocks never touch.
 ///
-/// Aligned so that none lies across two cache lines.
+/// The alignment keeps each block within one cache line.
 #[derive(Clone, Copy)]
 #[repr(align(32))]
 pub(super) struct Block {
     pub(super) offset: u64,
     pub(super) len: u64,
-    /// The block that ends where this one starts.
+    /// Block that ends where this one starts.
     pub(super) before: u32,
-    /// The block that starts where this one ends. In an unused entry, the next unused one.
+    /// Block that starts where this one ends. In an unused entry, the next unused entry.
     pub(super) after: u32,
-    /// The next in the ring of its size class, towards the one filed last.
+    /// Next block in the ring of its size class, towards the newest.
     newer: u32,
-    /// The next in the ring, towards the one filed first, or `LIVE`.
+    /// Next block in the ring, towards the oldest, or `LIVE`.
     older: u32,
 }
 
-/// All blocks; an index stays valid until the block is merged away.
+/// Table of all blocks. An index stays valid until the block is merged away.
 pub(super) struct Blocks {
     table: Vec<Block>,
     bins: Bins,
@@ -43,7 +44,7 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// One free block of `capacity` bytes, if any.
+    /// Creates one free block of `capacity` bytes, if any.
     pub(super) fn new(capacity: u64) -> Self {
         let mut table: Vec<_> = (0..=class_of(capacity) + 1)
             .map(|end| Block { offset: 0, len: u64::MAX, before: EDGE, after: EDGE, newer: end, older: end })
@@ -64,7 +65,7 @@ impl Blocks {
         blocks
     }
 
-    /// Whether two more blocks can be numbered.
+    /// Returns whether the table can number two more blocks.
     pub(super) fn has_room(&self) -> bool {
         self.table.len() < (u32::MAX - 2) as usize
     }
@@ -73,40 +74,40 @@ impl Blocks {
         self[block].older != LIVE
     }
 
-    /// Number of live blocks.
+    /// Returns the number of live blocks.
     pub(super) fn live(&self) -> usize {
         self.live
     }
 
-    /// The smallest class from `class` upwards with a block in it.
+    /// Returns the smallest class from `class` upwards that has a block.
     pub(super) fn first_from(&self, class: Class) -> Option<Class> {
         self.bins.first_from(class)
     }
 
-    /// The largest class with a block in it.
+    /// Returns the largest class that has a block.
     pub(super) fn last_class(&self) -> Option<Class> {
         self.bins.last()
     }
 
-    /// The block filed last in a class that is not empty.
+    /// Returns the newest block of a class that is not empty.
     pub(super) fn newest(&self, class: Class) -> u32 {
         self[ring_end(class)].older
     }
 
-    /// The blocks filed in `class`, newest first.
+    /// Returns the blocks of `class`, newest first.
     pub(super) fn list(&self, class: Class) -> impl Iterator<Item = u32> {
         let end = ring_end(class);
         let real = move |block: u32| (block != end).then_some(block);
         std::iter::successors(real(self[end].older), move |&block| real(self[block].older))
     }
 
-    /// The first block of at least `len` bytes among the `scan` newest of `class`.
+    /// Returns the first block of at least `len` bytes among the `scan` newest of `class`.
     pub(super) fn first_fit(&self, class: Class, len: u64, scan: u32) -> Option<u32> {
         let end = ring_end(class);
         let mut at = self[end].older;
         for _ in 0..scan {
             let block = &self[at];
-            // The ring's end counts as a block that fits everything.
+            // The end of the ring counts as a block that fits everything.
             if block.len >= len {
                 return (at != end).then_some(at);
             }
@@ -133,7 +134,7 @@ impl Blocks {
         self.bins.mark_emptied(class_of(len), newer == older);
     }
 
-    /// Changes the length of a free block, which may move it to another class.
+    /// Changes the length of a free block, and moves the block to another class if needed.
     pub(super) fn resize(&mut self, block: u32, len: u64) {
         if class_of(self[block].len) == class_of(len) {
             self[block].len = len;
@@ -144,7 +145,7 @@ impl Blocks {
         self.file(block);
     }
 
-    /// A new block between `at` and the block before it, in no ring.
+    /// Creates a block between `at` and the block before it, in no ring.
     pub(super) fn insert_before(&mut self, at: u32, offset: u64, len: u64) -> u32 {
         let before = self[at].before;
         let new = self.entry(Block { offset, len, before, after: at, newer: NIL, older: LIVE });
@@ -153,7 +154,7 @@ impl Blocks {
         new
     }
 
-    /// A new block between `at` and the block after it, in no ring.
+    /// Creates a block between `at` and the block after it, in no ring.
     pub(super) fn insert_after(&mut self, at: u32, offset: u64, len: u64) -> u32 {
         let after = self[at].after;
         let new = self.entry(Block { offset, len, before: at, after, newer: NIL, older: LIVE });
@@ -162,7 +163,7 @@ impl Blocks {
         new
     }
 
-    /// Takes a block that is in no ring out of the chain of neighbours and frees its entry.
+    /// Removes a block that is in no ring from the chain of neighbours, and frees its entry.
     pub(super) fn dissolve(&mut self, block: u32) {
         let Block { before, after, .. } = self[block];
         self[before].after = after;
@@ -178,7 +179,7 @@ impl Blocks {
         self[block].older = LIVE;
     }
 
-    /// The live block of exactly this range, no longer indexed.
+    /// Returns the live block of exactly this range, and removes it from the index.
     pub(super) fn leave_live(&mut self, offset: u64, len: u64) -> Option<u32> {
         let Self { table, index, .. } = self;
         let is = |block: u32| {
@@ -202,7 +203,8 @@ impl Blocks {
     }
 }
 
-/// Multiplying by the golden ratio spreads offsets, mostly multiples of something, over the upper bits.
+/// Returns the hash of an offset. Multiplication by the golden ratio spreads offsets, which are
+/// mostly multiples of a size, over the upper bits.
 fn tag(offset: u64) -> u32 {
     let product = offset.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (product ^ product >> 32) as u32
@@ -234,12 +236,13 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "numbers only, and slow")]
-    fn offsets_that_are_multiples_of_something_have_tags_of_their_own() {
+    fn offsets_that_are_multiples_of_a_size_have_distinct_tags() {
         const BLOCKS: u64 = 50_000;
         for len in [64, 4096, 3 << 20, 1 << 33] {
             let tags: HashSet<u32> = (0..BLOCKS).map(|block| tag(block * len)).collect();
             assert!(tags.len() as u64 > BLOCKS - 50, "{len}: {} of {BLOCKS}", tags.len());
-            // By the bits that choose a table; those of a place in it are mixed once more.
+            // Checks the bits that choose a table. The bits that choose a slot in a table are mixed
+            // once more.
             for shift in [12, 20] {
                 let mut tables = [0; 64];
                 tags.iter().for_each(|tag| tables[(tag >> shift & 63) as usize] += 1);

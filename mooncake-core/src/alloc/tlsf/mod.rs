@@ -1,4 +1,4 @@
-//! [`Tlsf`]: constant-time allocation that wastes no byte inside a block and little between blocks.
+//! [`Tlsf`]: constant-time allocation without waste inside a block and with little between blocks.
 
 mod bins;
 mod blocks;
@@ -9,11 +9,11 @@ use self::bins::{Class, class_of};
 use self::blocks::Blocks;
 use super::{AllocError, Extent, SegmentAllocator, padding};
 
-/// What [`Tlsf`] can be told.
+/// Options of [`Tlsf`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsfConfig {
-    /// How many free blocks that may or may not be long enough are tried before a request is refused, at least 1.
-    /// More finds space in a nearly full segment more often, and makes refusals slower.
+    /// Number of free blocks that may be too short to try before a request is refused, at least 1.
+    /// A higher number finds space in a nearly full segment more often, and makes refusals slower.
     pub scan: u32,
 }
 
@@ -23,22 +23,24 @@ impl Default for TlsfConfig {
     }
 }
 
-/// Two-level segregated fit. The default allocator.
+/// Two-level segregated fit, the default allocator.
 ///
-/// Free blocks are filed by size in 64 classes per power of two, found through two levels of bitmaps; a request is
-/// served from the first class that has a block for it. A block is cut to the byte, so nothing is lost inside it, and merged with its free
-/// neighbours when released. Every step takes constant time, except that tables double now and then.
+/// Free blocks are filed by size in 64 classes per power of two, found through two levels of
+/// bitmaps. The first class that has a block long enough serves a request. A block is cut to the
+/// byte, so that nothing is lost inside it, and merged with its free neighbours when it is
+/// released. Every step takes constant time, except that tables double now and then.
 ///
-/// `largest_free` is exact for `align` 1: that length can be allocated, one byte more is refused.
+/// `largest_free` is exact for `align` 1: that length can be allocated, and one byte more is
+/// refused.
 ///
-/// `reserve` takes logarithmic time in a run of nothing but `reserve` calls; the first after an `allocate` or
-/// `release` looks at every free block.
+/// `reserve` takes logarithmic time in a run of nothing but `reserve` calls. The first `reserve`
+/// after an `allocate` or `release` visits every free block.
 pub struct Tlsf {
     capacity: u64,
     used: u64,
     scan: u32,
     blocks: Blocks,
-    /// Free blocks by offset; only while space is being reserved.
+    /// Free blocks by offset; present only while space is being reserved.
     free_by_offset: Option<BTreeMap<u64, u32>>,
 }
 
@@ -130,9 +132,10 @@ impl SegmentAllocator for Tlsf {
 }
 
 impl Tlsf {
-    /// A free block of at least `len` bytes. Blocks of its own class may be too short, so only the newest is tried
-    /// (what was just released is often asked for again) before one of the next class, which fits for sure; more of
-    /// the own class are tried when there is no other.
+    /// Returns a free block of at least `len` bytes. Blocks of the class of `len` may be too short,
+    /// so the search tries only the newest (a recently released length is often requested again).
+    /// Then it takes a block of the next class, which always fits. It tries more of the own class
+    /// when there is no other.
     fn find(&self, len: u64) -> Option<u32> {
         let own = class_of(len);
         self.blocks.first_fit(own, len, 1).or_else(|| match self.blocks.first_from(own + 1) {
@@ -141,8 +144,9 @@ impl Tlsf {
         })
     }
 
-    /// A free block with `len` bytes from a multiple of `align` on. Blocks shorter than `len + align - 1` may or
-    /// may not do, so a bounded number of them is tried before one that is long enough in any case.
+    /// Returns a free block with `len` bytes from a multiple of `align` on. Blocks shorter than
+    /// `len + align - 1` may not fit, so the search tries a bounded number of them before one that
+    /// is long enough in any case.
     fn find_aligned(&self, len: u64, align: u64) -> Option<u32> {
         let enough = len.saturating_add(align - 1);
         self.try_aligned(class_of(len), len, align)
@@ -168,7 +172,7 @@ impl Tlsf {
         }
     }
 
-    /// Makes `extent`, a part of the free `block`, live. What is left in front and behind stays free.
+    /// Makes `extent`, a part of the free `block`, live. The parts in front and behind stay free.
     fn carve(&mut self, block: u32, extent: Extent) -> (Option<u32>, Option<u32>) {
         let (offset, len) = (self.blocks[block].offset, self.blocks[block].len);
         let front = extent.offset - offset;

@@ -1,8 +1,9 @@
-//! A node in another process that owns memory of this one: shared pages, mapped there at the same addresses and registered with that
-//! process's device. So the conformance suite, which looks at the owner's bytes, runs between processes as it is.
+//! Nodes in another process that own memory of this one: shared pages, mapped there at the same
+//! addresses and registered with that process's device. So the conformance suite, which checks the
+//! owner's bytes, runs between processes unchanged.
 //!
-//! The other process is this test program, started again. It takes orders on its standard input, a line of JSON each, and answers each
-//! with a line that begins with [`ANSWER`].
+//! The other process is this test program, started again. It reads commands from its standard
+//! input, a line of JSON each, and responds to each with a line that begins with [`ANSWER`].
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -27,26 +28,26 @@ use serde_json::{Value, json};
 use crate::support::{node, patient, runtime};
 
 const ANSWER: &str = "answer ";
-/// How often another process is tried where the first had something else at our address.
+/// Number of attempts to start a process that has the required addresses free.
 const STARTS: usize = 8;
 
-/// A node here, or one in another process.
+/// Node of this process, or of another one.
 #[derive(Debug)]
 pub(crate) enum Split {
     Here(Arc<RdmaTransport>),
-    There(Arc<Elsewhere>),
+    There(Arc<OtherProcess>),
 }
 
 #[derive(Debug)]
 pub(crate) enum SplitRegistration {
     Here(Registration),
-    There(Held),
+    There(RemoteRegistration),
 }
 
-/// What the other process holds for us, until this is dropped.
+/// Registration in the other process, until dropped.
 #[derive(Debug)]
-pub(crate) struct Held {
-    at: Arc<Elsewhere>,
+pub(crate) struct RemoteRegistration {
+    at: Arc<OtherProcess>,
     id: u64,
     exported: Vec<u8>,
 }
@@ -57,12 +58,12 @@ pub(crate) enum SplitPeer {
     There(u64),
 }
 
-/// The other process.
+/// Other process.
 #[derive(Debug)]
-pub(crate) struct Elsewhere {
+pub(crate) struct OtherProcess {
     device: &'static str,
     process: Mutex<Process>,
-    /// What it described last; a dead one describes nothing new.
+    /// Last descriptor of the process; a dead process has no newer one.
     described: Mutex<Option<SegmentDesc>>,
     next: AtomicU64,
 }
@@ -77,7 +78,13 @@ struct Process {
 impl Process {
     fn start(device: &str) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "elsewhere::the_other_process", "--ignored", "--nocapture", "--test-threads=1"])
+            .args([
+                "--exact",
+                "other_process::the_other_process",
+                "--ignored",
+                "--nocapture",
+                "--test-threads=1",
+            ])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -88,7 +95,7 @@ impl Process {
         process
     }
 
-    /// `None` when it is dead.
+    /// Sends a command and returns the response, or `None` if the process is dead.
     fn ask(&mut self, order: &Value) -> Option<Value> {
         writeln!(self.orders, "{order}").ok()?;
         let mut line = String::new();
@@ -97,7 +104,7 @@ impl Process {
             if self.answers.read_line(&mut line).ok()? == 0 {
                 return None;
             }
-            // The test harness has its own words, and may have begun a line with them.
+            // The test harness prints to the same output, and may have begun the line.
             if let Some(at) = line.find(ANSWER) {
                 return serde_json::from_str(&line[at + ANSWER.len()..]).ok();
             }
@@ -116,7 +123,7 @@ impl Drop for Process {
     }
 }
 
-impl Elsewhere {
+impl OtherProcess {
     pub(crate) fn start(device: &'static str) -> Arc<Self> {
         Arc::new(Self {
             device,
@@ -126,7 +133,7 @@ impl Elsewhere {
         })
     }
 
-    /// `kill -9`.
+    /// Kills the process with `SIGKILL`.
     pub(crate) fn kill(&self) {
         self.process.lock().kill();
     }
@@ -135,8 +142,9 @@ impl Elsewhere {
         self.process.lock().ask(order)
     }
 
-    fn register(self: &Arc<Self>, span: MemorySpan, access: Access) -> Result<Held> {
-        let pages = shared_pages(span).ok_or_else(|| Error::invalid("the suite's memory is not shared"))?;
+    fn register(self: &Arc<Self>, span: MemorySpan, access: Access) -> Result<RemoteRegistration> {
+        let pages =
+            shared_pages(span).ok_or_else(|| Error::invalid("the memory of the suite is not shared"))?;
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let order = json!({
             "register": id,
@@ -152,13 +160,14 @@ impl Elsewhere {
             let answer = process.ask(&order).ok_or_else(dead)?;
             if let Some(exported) = answer["exported"].as_array() {
                 let exported = exported.iter().map(|byte| byte.as_u64().unwrap() as u8).collect();
-                return Ok(Held { at: self.clone(), id, exported });
+                return Ok(RemoteRegistration { at: self.clone(), id, exported });
             }
-            // Its address space is its own; as long as it holds nothing, another one serves as well.
+            // A process has its own address space. As long as it holds nothing, another one serves
+            // as well.
             assert!(answer["held"] == 0 && self.described.lock().is_none(), "{answer}");
             *process = Process::start(self.device);
         }
-        Err(Error::internal("no process has our addresses free"))
+        Err(Error::internal("no process has the required addresses free"))
     }
 
     fn describe(&self, desc: &mut SegmentDesc) {
@@ -168,11 +177,11 @@ impl Elsewhere {
         if let Some(answer) = self.ask(&json!({"describe": desc.name, "buffers": buffers})) {
             *known = Some(SegmentDesc::decode(answer.to_string().as_bytes()).unwrap());
         }
-        *desc = known.clone().expect("it was alive once");
+        *desc = known.clone().expect("the process was alive before");
     }
 }
 
-impl Drop for Held {
+impl Drop for RemoteRegistration {
     fn drop(&mut self) {
         self.at.ask(&json!({"forget": self.id}));
     }
@@ -182,8 +191,9 @@ fn dead() -> Error {
     Error::new(ErrorCode::TransferFail, "the other process is dead")
 }
 
-// SAFETY: here it is the transport's own promise. The other process does what it is told with pages that both have mapped: it ends a
-// registration before its handle's drop returns, and finishes a transfer before it answers.
+// SAFETY: for the node of this process, the promise of its transport. The other process works with
+// pages that both have mapped: it ends a registration before the drop of its handle returns, and
+// completes a transfer before it responds.
 unsafe impl Transport for Split {
     type Registration = SplitRegistration;
     type Peer = SplitPeer;
@@ -201,7 +211,7 @@ unsafe impl Transport for Split {
 
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<SplitRegistration> {
         match self {
-            // SAFETY: passed on.
+            // SAFETY: promised by the caller.
             Split::Here(node) => unsafe { node.register(span, access) }.map(SplitRegistration::Here),
             Split::There(at) => at.register(span, access).map(SplitRegistration::There),
         }
@@ -211,7 +221,7 @@ unsafe impl Transport for Split {
         match (self, registration) {
             (Split::Here(node), SplitRegistration::Here(registration)) => node.export(registration),
             (_, SplitRegistration::There(held)) => held.exported.clone(),
-            _ => unreachable!("another node's registration"),
+            _ => unreachable!("the registration belongs to another node"),
         }
     }
 
@@ -246,14 +256,15 @@ unsafe impl Transport for Split {
                     SplitRegistration::Here(registration) => Some(registration),
                     SplitRegistration::There(_) => None,
                 };
-                // SAFETY: the member's registration covers the same bytes, and lives as long as what it is in.
+                // SAFETY: the inner registration covers the same bytes, and lives as long as the
+                // outer one.
                 let ops = ops.map(|op| unsafe { op.with_registration(op.registration().and_then(ours)) });
                 node.submit(peer, ops, done);
             }
             (Split::There(at), SplitPeer::There(peer)) => {
                 for (op, share) in ops.zip(done.each()) {
                     let Some(SplitRegistration::There(held)) = op.registration() else {
-                        share.finish(Err(Error::invalid("memory of another node")));
+                        share.finish(Err(Error::invalid("invalid transfer: memory of another node")));
                         continue;
                     };
                     let read = op.opcode() == Opcode::Read;
@@ -265,17 +276,17 @@ unsafe impl Transport for Split {
                     });
                 }
             }
-            _ => done.finish(Err(Error::invalid("the peer was connected by another node"))),
+            _ => done.finish(Err(Error::invalid("invalid peer: it was connected by another node"))),
         }
     }
 }
 
-/// The other process's part.
+/// Main function of the other process.
 #[test]
-#[ignore = "the other process of the conformance suite"]
+#[ignore = "runs as the other process of the conformance suite"]
 fn the_other_process() {
     let mut orders = std::io::stdin().lines().map_while(Result::ok);
-    // Somebody runs all tests there are.
+    // Without input, all tests of the program are being run.
     let Some(first) = orders.next() else { return };
     let first: Value = serde_json::from_str(&first).unwrap();
     let runtime = runtime();
@@ -292,7 +303,7 @@ fn the_other_process() {
         let n = |name: &str| order[name].as_u64();
         answer(if let Some(id) = n("register") {
             let access = if order["remote"] == true { Access::Remote } else { Access::Local };
-            match Mapped::of(&order) {
+            match MappedPages::map(&order) {
                 Some(memory) => {
                     let region = Region::register(&*node, Arc::new(memory), access).unwrap();
                     let exported = node.export(region.registration().unwrap());
@@ -312,7 +323,7 @@ fn the_other_process() {
             json!({"peer": peers.len() - 1})
         } else if let (Some(id), Some(peer)) = (n("move"), n("peer")) {
             let (region, at, peer) = (regions.remove(&id).unwrap(), n("at").unwrap(), &peers[peer as usize]);
-            assert_eq!(Some(region.len() as u64), n("len"), "whole registrations only");
+            assert_eq!(Some(region.len() as u64), n("len"), "transfers cover whole registrations");
             let (result, region) = if order["read"] == true {
                 let transfer = [Transfer::new(at, region.exclusive().unwrap())];
                 let (result, [Transfer { buffer, .. }]) = transfer::read(&*node, peer, transfer, None).wait();
@@ -349,16 +360,16 @@ fn described(node: &RdmaTransport, name: &str, buffers: &Value) -> Value {
     serde_json::from_slice(&desc.encode()).unwrap()
 }
 
-/// Pages of another process at the addresses that it has them at.
-struct Mapped {
+/// Pages of another process, mapped at the addresses that they have there.
+struct MappedPages {
     span: MemorySpan,
     start: NonNull<u8>,
     len: usize,
 }
 
-impl Mapped {
-    /// `None` where there is something else already.
-    fn of(order: &Value) -> Option<Self> {
+impl MappedPages {
+    /// Maps the pages of a command. Returns `None` if the addresses are in use.
+    fn map(order: &Value) -> Option<Self> {
         let n = |name: &str| usize::try_from(order[name].as_u64().unwrap()).unwrap();
         let file = File::options().read(true).write(true).open(order["file"].as_str().unwrap()).unwrap();
         let (addr, offset) = (n("addr"), n("offset"));
@@ -376,7 +387,7 @@ impl Mapped {
             )
         };
         let start = NonNull::new(found.cast::<u8>()).filter(|_| found != libc::MAP_FAILED)?;
-        // SAFETY: inside of the mapping.
+        // SAFETY: inside the mapping.
         let first = unsafe { start.add(before) };
         let read_only = order["read_only"] == true;
         Some(Self { span: MemorySpan { read_only, ..MemorySpan::new(first, n("len")) }, start, len })
@@ -384,20 +395,20 @@ impl Mapped {
 }
 
 // SAFETY: an address and a length.
-unsafe impl Send for Mapped {}
+unsafe impl Send for MappedPages {}
 // SAFETY: as above.
-unsafe impl Sync for Mapped {}
+unsafe impl Sync for MappedPages {}
 
-// SAFETY: mapped until it is dropped, and nobody has a reference to the bytes.
-unsafe impl MemorySource for Mapped {
+// SAFETY: mapped until dropped, and no reference to the bytes exists.
+unsafe impl MemorySource for MappedPages {
     fn span(&self) -> MemorySpan {
         self.span
     }
 }
 
-impl Drop for Mapped {
+impl Drop for MappedPages {
     fn drop(&mut self) {
-        // SAFETY: mapped by us, and nothing of it is registered any more.
+        // SAFETY: mapped by `map`, and no longer registered.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

@@ -1,4 +1,4 @@
-//! Two NUMA nodes with a device on each: `cargo xtask rdma-test` starts a machine like that for what is here.
+//! Tests on two NUMA nodes with a device on each; `cargo xtask rdma-test` starts such a machine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::support::{Remote, Two, bytes, command, describe, patient};
 
 const LEN: usize = 2 << 20;
 
-/// Memory of a node, all of one byte.
+/// Creates memory of a NUMA node, filled with one byte.
 fn on(number: u32, node: &RdmaTransport, access: Access, byte: u8) -> Remote {
     let options = HostMemoryOptions { numa_node: Some(number), ..HostMemoryOptions::default() };
     let memory = Arc::new(HostMemory::with(LEN, &options).unwrap());
@@ -24,7 +24,7 @@ fn on(number: u32, node: &RdmaTransport, access: Access, byte: u8) -> Remote {
 }
 
 fn two() -> Two {
-    // No names: whatever there is.
+    // Without names, all devices are used.
     let both = || RdmaConfig { devices: Vec::new(), ..patient("") };
     Two::new(both(), both())
 }
@@ -35,9 +35,9 @@ fn connections(two: &Two) -> Vec<usize> {
 
 #[test]
 #[ignore = "needs two NUMA nodes"]
-fn the_machine_is_seen_as_it_is() {
+fn the_topology_of_the_machine_is_discovered() {
     let matrix = json!({"cpu:0": [["rxe0"], ["rxe1"]], "cpu:1": [["rxe1"], ["rxe0"]]});
-    assert_eq!(Discovery::default().topology().to_json(), matrix, "what the topology dump shows");
+    assert_eq!(Discovery::default().topology().to_json(), matrix, "the topology dump");
     let two = two();
     let nodes: Vec<_> = two.a.devices().iter().map(|device| (device.name.clone(), device.node)).collect();
     assert_eq!(nodes, [("rxe0".to_owned(), Some(0)), ("rxe1".to_owned(), Some(1))]);
@@ -60,7 +60,7 @@ fn the_near_device_is_taken_while_it_works() {
             let local = on(near, &two.a, Access::Local, byte).slice(0..len).unwrap();
             transfer::write(&*two.a, &peer, [Transfer::new(region.addr(), local)], two.within(60)).wait().0
         };
-        // A message, and what is long enough to be spread over devices that are equally near.
+        // One message, and a transfer long enough to be spread over devices that are equally near.
         for (byte, len) in [(2, 64), (3, LEN)] {
             write(byte, len).unwrap();
             assert!(bytes(&region)[..len].iter().all(|found| *found == byte));
@@ -79,6 +79,6 @@ fn the_near_device_is_taken_while_it_works() {
         command(&format!("ip link set rdma{near} up"));
         outcome.unwrap();
         assert_eq!(bytes(&region)[..64], [5; 64]);
-        assert_eq!(connections(&two)[1 - near as usize], 1, "the far one is better than none");
+        assert_eq!(connections(&two)[1 - near as usize], 1, "the far device is better than none");
     }
 }

@@ -1,4 +1,4 @@
-//! What an owner shows of its memory and a peer opens: allocations of a device, by the handles of the driver's.
+//! Codec of device allocations, which an owner shares and a peer opens by handles of the driver.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -11,14 +11,14 @@ use mooncake_transport::same_host::record::RECORD_LEN;
 use mooncake_transport::same_host::{self, Mapping, Shared};
 use parking_lot::Mutex;
 
-use crate::cuda::{Allocation, Device, HANDLE_BYTES, Imported, Kind};
+use crate::cuda::{Allocation, Device, HANDLE_BYTES, HandleKind, Imported};
 
 pub(crate) type Link = same_host::Link<Remote>;
 pub(crate) type Inside = same_host::Inside<Remote, Arc<Link>>;
 
 const _: () = assert!(HANDLE_BYTES == RECORD_LEN);
 
-/// A region that is open to peers.
+/// Region that is open to peers.
 #[derive(Clone, Debug)]
 pub(crate) struct Opened {
     pub(crate) span: MemorySpan,
@@ -41,14 +41,12 @@ impl Shared for Opened {
     }
 
     unsafe fn cut_off(&self) -> Result<()> {
-        Err(Error::new(
-            ErrorCode::NotSupported,
-            "a device's memory cannot be taken back from those who have opened it",
-        ))
+        Err(Error::new(ErrorCode::NotSupported, "cannot detach device memory from peers that have opened it"))
     }
 }
 
-/// What follows the record of a region: the handle, and what it is the handle of.
+/// Encodes the records that follow the record of a region: the handle, and the allocation of the
+/// handle.
 pub(crate) fn encode(allocation: &Allocation, process: &[u8; 16]) -> [[u8; RECORD_LEN]; 2] {
     let mut about = [0; RECORD_LEN];
     about[..8].copy_from_slice(&allocation.len.to_le_bytes());
@@ -60,72 +58,81 @@ pub(crate) fn encode(allocation: &Allocation, process: &[u8; 16]) -> [[u8; RECOR
     [allocation.handle, about]
 }
 
-/// The allocation those records are of, and the process it is in. The error says what is wrong with them.
+/// Decodes the allocation of those records, and its process.
+///
+/// # Errors
+///
+/// Returns `Invalid`, with the faulty part.
 pub(crate) fn decode(records: &[[u8; RECORD_LEN]]) -> Result<(Allocation, [u8; 16])> {
-    let [handle, about] = records else { return Err(Error::invalid("a region without its handle")) };
+    let [handle, about] = records else {
+        return Err(Error::invalid("malformed region descriptor: missing CUDA handle"));
+    };
     let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| about[at + i]));
     let id = |at: usize| -> [u8; 16] { std::array::from_fn(|i| about[at + i]) };
     let (len, base) = (long(0), long(48));
     let kind = u32::from_le_bytes(std::array::from_fn(|i| about[8 + i]));
-    let kind = Kind::from_number(kind).ok_or_else(|| Error::invalid(format!("a handle of kind {kind}")))?;
+    let kind = HandleKind::from_number(kind)
+        .ok_or_else(|| Error::invalid(format!("malformed region descriptor: unknown handle kind {kind}")))?;
     if len == 0 || base == 0 || base.checked_add(len).is_none() {
-        return Err(Error::invalid(format!("an allocation of {len} bytes at {base:#x}")));
+        return Err(Error::invalid(format!(
+            "malformed region descriptor: invalid allocation. base={base:#x} len={len}"
+        )));
     }
     if about[12..16].iter().any(|byte| *byte != 0) {
-        return Err(Error::invalid("a handle with something in its unused bytes"));
+        return Err(Error::invalid("malformed region descriptor: unused bytes are not zero"));
     }
     Ok((Allocation { base, len, kind, handle: *handle, uuid: id(16), id: long(56) }, id(32)))
 }
 
-/// Reads what follows the record of a region on the socket, and writes it again; for those who give it bytes from nowhere.
+/// Decodes and re-encodes the records that follow the record of a region. For fuzzing.
 ///
 /// # Errors
-/// What is wrong with it.
-pub fn again(records: &[[u8; RECORD_LEN]]) -> Result<[[u8; RECORD_LEN]; 2]> {
+/// Returns `Invalid` for malformed records.
+pub fn reencode(records: &[[u8; RECORD_LEN]]) -> Result<[[u8; RECORD_LEN]; 2]> {
     decode(records).map(|(allocation, process)| encode(&allocation, &process))
 }
 
-/// What tells this process from all others: the driver does not open a process's own handles.
+/// Returns the id of this process: the driver does not open handles of its own process.
 fn this_process() -> [u8; 16] {
     static DRAWN: OnceLock<u64> = OnceLock::new();
     let drawn = DRAWN.get_or_init(|| Rng::from_os().next_u64());
     let mut id = [0; 16];
     id[..8].copy_from_slice(&drawn.to_le_bytes());
-    // A child has what its parent has drawn.
+    // A forked child has the random number of its parent, so the id contains the process id.
     id[8..12].copy_from_slice(&std::process::id().to_le_bytes());
     id
 }
 
-/// A peer's allocation. Opened when it is first used, for each device that copies.
+/// Allocation of a peer. Opened on first use, for each device that copies.
 #[derive(Debug)]
 pub(crate) struct Remote {
     allocation: Allocation,
-    /// The process it is in, where that is known.
+    /// Process of the allocation, if known.
     owner: Option<[u8; 16]>,
     opened: Mutex<Vec<(Arc<Device>, Import)>>,
 }
 
-/// What opening came to.
+/// Outcome of opening an allocation.
 type Import = Result<Arc<Imported>>;
 
-/// What this process has open of others' memory, whichever of its nodes has opened it.
-static OPEN: Mutex<Vec<Open>> = Mutex::new(Vec::new());
+/// Memory of other processes that this process has open, by any of its nodes.
+static OPEN: Mutex<Vec<OpenImport>> = Mutex::new(Vec::new());
 
-struct Open {
+struct OpenImport {
     owner: [u8; 16],
     allocation: Allocation,
     device: u32,
     import: Weak<Imported>,
 }
 
-/// Opens an allocation of another process's for copies of a device; once, however many regions lie in it.
+/// Opens an allocation of another process for copies of a device, once for all regions in it.
 fn open(device: &Arc<Device>, allocation: &Allocation, owner: Option<[u8; 16]>) -> Import {
     let owner = owner.filter(|_| allocation.id != 0);
     let Some(owner) = owner else { return Imported::open(device, allocation).map(Arc::new) };
     let mut all = OPEN.lock();
     all.retain(|open| open.import.strong_count() != 0);
     let end = |allocation: &Allocation| allocation.base.saturating_add(allocation.len);
-    let same_place = |open: &&Open| {
+    let same_place = |open: &&OpenImport| {
         open.owner == owner
             && open.device == device.number()
             && open.allocation.base < end(allocation)
@@ -136,32 +143,33 @@ fn open(device: &Arc<Device>, allocation: &Allocation, owner: Option<[u8; 16]>) 
         if known.allocation.id == allocation.id && known.allocation.handle == allocation.handle {
             return Ok(import);
         }
-        if known.allocation.id != allocation.id && allocation.kind == Kind::Ipc {
-            // Its owner has freed it, as other memory is there now, and closed it before; so no copy is in it, and none begins. But the driver opens
-            // nothing in its place while it is open, and another node of this process may not have heard yet.
+        if known.allocation.id != allocation.id && allocation.kind == HandleKind::Ipc {
+            // The owner has freed the allocation, because other memory is there now, and had closed
+            // it before. So no copy uses it, and none begins. But the driver opens nothing at its
+            // address while it is open, and another node of this process may not know yet.
             import.close();
         }
     }
     let import = Arc::new(Imported::open(device, allocation)?);
     let (allocation, device) = (*allocation, device.number());
-    all.push(Open { owner, allocation, device, import: Arc::downgrade(&import) });
+    all.push(OpenImport { owner, allocation, device, import: Arc::downgrade(&import) });
     Ok(import)
 }
 
-/// Whether it would be the same another time.
-fn is_lasting(error: &Error) -> bool {
+/// Returns whether a retry would return the same error.
+fn is_permanent(error: &Error) -> bool {
     matches!(error.code(), ErrorCode::InvalidParams | ErrorCode::NotSupported)
 }
 
-/// An allocation as copies of a device see it.
-pub(crate) struct Here {
+/// Address of an allocation for the copies of a device.
+pub(crate) struct LocalAddress {
     pub(crate) at: u64,
-    /// Keeps it there.
+    /// Mapping that keeps the address valid.
     pub(crate) import: Option<Arc<Imported>>,
 }
 
 impl Remote {
-    /// An allocation in a process, if that is known.
+    /// Creates the remote memory of an allocation, and of its process, if known.
     pub(crate) fn new(allocation: Allocation, owner: Option<[u8; 16]>) -> Self {
         Self { allocation, owner, opened: Mutex::default() }
     }
@@ -170,27 +178,28 @@ impl Remote {
         &self.allocation
     }
 
-    /// Where it begins for that device. One whose handle is not valid is not tried again: a peer that registers it anew shows it anew.
-    pub(crate) fn at(&self, device: &Arc<Device>) -> Result<Here> {
+    /// Returns its address for that device. An invalid handle is not tried again: a peer that
+    /// registers the memory again sends a new handle.
+    pub(crate) fn at(&self, device: &Arc<Device>) -> Result<LocalAddress> {
         if self.owner == Some(this_process()) {
-            return Ok(Here { at: self.allocation.base, import: None });
+            return Ok(LocalAddress { at: self.allocation.base, import: None });
         }
         let mut opened = self.opened.lock();
         let known = opened.iter().position(|(other, _)| Arc::ptr_eq(other, device));
         let known = match known {
             Some(known) => known,
             None => {
-                // What a device had open that is lost went with its context.
+                // Mappings of a lost device are gone with its context.
                 opened.retain(|(other, _)| !other.is_lost());
                 match open(device, &self.allocation, self.owner) {
-                    Err(error) if !is_lasting(&error) => return Err(error),
+                    Err(error) if !is_permanent(&error) => return Err(error),
                     result => opened.push((device.clone(), result)),
                 }
                 opened.len() - 1
             }
         };
         match &opened[known].1 {
-            Ok(import) => Ok(Here { at: import.at(), import: Some(import.clone()) }),
+            Ok(import) => Ok(LocalAddress { at: import.at(), import: Some(import.clone()) }),
             Err(error) => Err(error.clone()),
         }
     }
@@ -219,7 +228,7 @@ mod tests {
         Allocation {
             base: 0x7000,
             len: 4096,
-            kind: Kind::Fabric,
+            kind: HandleKind::Fabric,
             handle: [7; HANDLE_BYTES],
             uuid: [3; 16],
             id: 5,
@@ -227,14 +236,14 @@ mod tests {
     }
 
     #[test]
-    fn handles_come_back() {
+    fn handles_round_trip() {
         let (back, process) = decode(&encode(&allocation(), &[9; 16])).unwrap();
-        assert_eq!((back.base, back.len, back.kind, back.id), (0x7000, 4096, Kind::Fabric, 5));
+        assert_eq!((back.base, back.len, back.kind, back.id), (0x7000, 4096, HandleKind::Fabric, 5));
         assert_eq!((back.handle, back.uuid, process), ([7; HANDLE_BYTES], [3; 16], [9; 16]));
     }
 
     #[test]
-    fn what_is_wrong_with_them_is_named() {
+    fn malformed_records_are_named() {
         let good = encode(&allocation(), &[9; 16]);
         for (at, word) in [(8, "kind"), (13, "unused")] {
             let mut bad = good;

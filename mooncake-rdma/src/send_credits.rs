@@ -1,9 +1,11 @@
-//! Room in a completion queue, who waits for it, and when the poller looks at the clock: what callers and a device's thread share on the
-//! way of a completion. `tests/interleavings.rs` runs this file through every order in which they may come.
+//! Send credit of a completion queue, the connections that wait for it, and the time of the
+//! poller's next look at the clock: the state that callers and the thread of a device share on the
+//! path of a completion. `tests/interleavings.rs` runs this file under every interleaving.
 
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering};
 
-/// Room in a completion queue, shared by all that report to it: a queue that overflows is lost.
+/// Credit of a completion queue, shared by all senders that report to it: a queue that overflows is
+/// lost.
 #[derive(Debug)]
 pub(crate) struct Credits {
     free: AtomicUsize,
@@ -14,7 +16,7 @@ impl Credits {
         Self { free: AtomicUsize::new(n) }
     }
 
-    /// Takes up to `n`; how many.
+    /// Takes up to `n` credits. Returns how many.
     pub(crate) fn take(&self, n: usize) -> usize {
         let mut taken = 0;
         let _ = self.free.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |free| {
@@ -38,29 +40,30 @@ impl Credits {
     }
 }
 
-/// A queue that is looked at, and that can be asked to wake the looker once.
+/// Queue that can be polled, and asked for one wake-up.
 pub(crate) trait Watched {
-    /// What the queue says when it is lost.
+    /// Error of a lost queue.
     type Lost;
 
-    /// Takes out what is there; whether there was anything.
+    /// Takes the available completions. Returns whether there were any.
     fn take(&mut self) -> Result<bool, Self::Lost>;
 
-    /// Asks for a wake-up when the next one comes.
+    /// Requests a wake-up for the next completion.
     fn arm(&mut self) -> Result<(), Self::Lost>;
 }
 
-/// Looks, and says whether it may be slept now: there is nothing, and whatever comes from now on wakes the sleeper.
+/// Polls the queue. Returns whether the thread may sleep now: the queue is empty, and any later
+/// completion wakes the thread.
 pub(crate) fn is_quiet<Q: Watched>(queue: &mut Q) -> Result<bool, Q::Lost> {
     if queue.take()? {
         return Ok(false);
     }
     queue.arm()?;
-    // What came between the look and the request wakes nobody.
+    // A completion between the poll and the request wakes nobody, so this polls again.
     Ok(!queue.take()?)
 }
 
-/// Connections that wait for room.
+/// Connections that wait for credit.
 #[derive(Debug)]
 pub(crate) struct Starved<T>(Mutex<Vec<T>>);
 
@@ -69,24 +72,25 @@ impl<T> Starved<T> {
         Self(Mutex::new(Vec::new()))
     }
 
-    /// Puts somebody on the list who found no room. True when there is some by now: it may have come before the list was read, so
-    /// the poller has to be woken.
+    /// Adds a connection that found no credit. Returns true if credit is available by now: it may
+    /// have become free before the list was read, so the poller has to be woken.
     pub(crate) fn add(&self, who: T, credits: &Credits) -> bool {
         self.0.lock().push(who);
         credits.any()
     }
 
-    /// Everybody on the list, to be asked again; after room was given. `into` is empty, and its room is the list's next.
+    /// Takes all connections, which send again after credit became free. `into` is empty, and the
+    /// list reuses its allocation.
     pub(crate) fn take(&self, into: &mut Vec<T>) {
         std::mem::swap(&mut *self.0.lock(), into);
     }
 }
 
-/// When the poller looks at the clock next, in its clock's numbers.
+/// Time of the poller's next look at the clock, as a number of its clock.
 #[derive(Debug)]
 pub(crate) struct Alarm(AtomicU64);
 
-/// Nothing is planned.
+/// Time of no planned look.
 const NEVER: u64 = u64::MAX;
 
 impl Alarm {
@@ -94,8 +98,8 @@ impl Alarm {
         Self(AtomicU64::new(NEVER))
     }
 
-    /// Plans a look no later than that; after what is to be seen was put there. True when it is earlier than what was planned: whoever
-    /// sleeps has to be woken.
+    /// Plans a look at that time at the latest, after the state to look at was stored. Returns true
+    /// if that is earlier than before: a sleeping poller has to be woken.
     pub(crate) fn set(&self, at: u64) -> bool {
         self.0.fetch_min(at, Ordering::AcqRel) > at
     }
@@ -104,7 +108,7 @@ impl Alarm {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Before the look: what is planned from now on is new.
+    /// Clears the plan before a look, so that later plans count as new.
     pub(crate) fn clear(&self) {
         self.0.store(NEVER, Ordering::Release);
     }

@@ -1,6 +1,6 @@
-//! What a slice costs: no allocation and no lock, on either thread that it passes.
+//! Costs of a slice: no allocation and no lock, on either of its two threads.
 //!
-//! Each thread counts for itself, so that other tests of this program do not disturb.
+//! Each thread counts separately, so that other tests of this program do not interfere.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -9,14 +9,14 @@ use mooncake_transport::transfer::{self, Transfer};
 use parking_lot::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::RdmaConfig;
-use crate::lost::{Alone, eventually};
+use crate::device_fault_tests::{LoopbackNode, eventually};
 use crate::verbs::fake::Fake;
 
 thread_local! {
     static COSTS: Cell<Costs> = const { Cell::new(Costs { allocations: 0, locks: 0 }) };
 }
 
-/// What a thread has spent.
+/// Costs of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Costs {
     pub(crate) allocations: usize,
@@ -24,8 +24,8 @@ pub(crate) struct Costs {
 }
 
 impl Costs {
-    /// Of this thread, since it began.
-    pub(crate) fn here() -> Self {
+    /// Returns the costs of this thread since it began.
+    pub(crate) fn of_this_thread() -> Self {
         COSTS.get()
     }
 
@@ -34,7 +34,7 @@ impl Costs {
     }
 
     fn add(allocations: usize, locks: usize) {
-        // Not while the thread is being torn down.
+        // Counting is not possible while the thread is being torn down.
         let _ = COSTS.try_with(|costs| {
             let before = costs.get();
             costs.set(Self { allocations: before.allocations + allocations, locks: before.locks + locks });
@@ -47,21 +47,22 @@ struct Counting;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-// SAFETY: everything is passed on to the system's allocator. Growing in place is not passed on, so that it counts as an allocation, too.
+// SAFETY: all calls are passed on to the system allocator. Growth in place is not passed on, so
+// that it counts as an allocation, too.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         Costs::add(1, 0);
-        // SAFETY: as promised by the caller.
+        // SAFETY: promised by the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: as promised by the caller.
+        // SAFETY: promised by the caller.
         unsafe { System.dealloc(ptr, layout) }
     }
 }
 
-/// The crate's lock, counted.
+/// Mutex of the crate, with counted locks.
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(parking_lot::Mutex<T>);
 
@@ -76,7 +77,7 @@ impl<T> Mutex<T> {
     }
 }
 
-/// The crate's other lock, counted.
+/// Read-write lock of the crate, with counted locks.
 #[derive(Debug, Default)]
 pub(crate) struct RwLock<T>(parking_lot::RwLock<T>);
 
@@ -99,12 +100,12 @@ impl<T> RwLock<T> {
 const SLICE: usize = 64;
 const FEW: usize = 10;
 const MANY: usize = 1000;
-/// Nothing for a device's thread to do, but to look.
+/// Event without an action, which makes the device thread look at its queue.
 const NOTHING: u32 = 17;
 
-/// The costs of one operation of so many slices, or of so many operations of one: the caller's until it was posted, and those of the device's
-/// thread until it was over.
-fn of_slices(fake: &Fake, alone: &Alone, slices: usize, operations: usize) -> [Costs; 2] {
+/// Measures the costs of one operation of so many slices, or of so many operations of one: those of
+/// the caller until they are posted, and those of the device thread until they are complete.
+fn measure_slices(fake: &Fake, alone: &LoopbackNode, slices: usize, operations: usize) -> [Costs; 2] {
     let len = slices * SLICE / operations;
     let from = alone.local(slices * SLICE).into_shared();
     let part = |i: usize| Transfer::new(alone.addr(), from.slice(i * len..(i + 1) * len).unwrap());
@@ -113,14 +114,14 @@ fn of_slices(fake: &Fake, alone: &Alone, slices: usize, operations: usize) -> [C
     let thread = || {
         fake.state().costs = None;
         fake.event(NOTHING);
-        eventually("the device's thread looks", || fake.state().costs.is_some());
+        eventually("the device thread looks", || fake.state().costs.is_some());
         fake.state().costs.unwrap()
     };
     let posted = fake.state().posted;
     let thread_before = thread();
-    let before = Costs::here();
+    let before = Costs::of_this_thread();
     let ticket = transfer::write(&alone.node, &peer, writes, None);
-    let caller = Costs::here().since(before);
+    let caller = Costs::of_this_thread().since(before);
     ticket.wait().0.unwrap();
     assert_eq!(fake.state().posted - posted, slices, "each slice is a request");
     [caller, thread().since(thread_before)]
@@ -130,26 +131,25 @@ fn of_slices(fake: &Fake, alone: &Alone, slices: usize, operations: usize) -> [C
 fn slices_cost_no_allocation_and_no_lock() {
     let fake = Fake::new();
     fake.state().completes = true;
-    let alone = Alone::with(RdmaConfig {
+    let alone = LoopbackNode::with(RdmaConfig {
         slice_bytes: SLICE,
         fragment_bytes: 0,
-        // Fewer than queue pairs take.
+        // Fewer than the queue pairs hold.
         completions: 64,
         ..RdmaConfig::default()
     });
-    // More than there is room for in queue pairs and queue, so that some wait, too. Lists find their length.
+    // More than queue pairs and queue hold, so that some wait, too. The lists reach their length.
     for _ in 0..3 {
-        of_slices(&fake, &alone, MANY, 1);
-        of_slices(&fake, &alone, MANY, MANY);
+        measure_slices(&fake, &alone, MANY, 1);
+        measure_slices(&fake, &alone, MANY, MANY);
     }
     for operations in [1, FEW] {
-        let few = of_slices(&fake, &alone, FEW, operations);
-        let many = of_slices(&fake, &alone, MANY, operations * MANY / FEW);
-        let many = if operations == 1 { of_slices(&fake, &alone, MANY, 1) } else { many };
-        for (who, (few, many)) in ["the caller", "the device's thread"].iter().zip(few.into_iter().zip(many))
-        {
+        let few = measure_slices(&fake, &alone, FEW, operations);
+        let many = measure_slices(&fake, &alone, MANY, operations * MANY / FEW);
+        let many = if operations == 1 { measure_slices(&fake, &alone, MANY, 1) } else { many };
+        for (who, (few, many)) in ["the caller", "the device thread"].iter().zip(few.into_iter().zip(many)) {
             assert_eq!(few.allocations, many.allocations, "{who}, {operations} operations");
-            // The thread takes some whenever it looks, which stands for many slices.
+            // The thread takes some locks in each round, which covers many slices.
             assert!(many.locks < few.locks + MANY / 2, "{who}, {operations} operations: {few:?}, {many:?}");
         }
         let [few, many] = [few[0].locks, many[0].locks];

@@ -1,4 +1,5 @@
-//! What no device at hand does, on a library that does as it is told: be lost, refuse requests, take dma-bufs.
+//! Tests of faults that no available device has, on a fake library: lost devices, refused requests,
+//! dma-bufs.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -32,14 +33,14 @@ const FATAL: u32 = 8;
 const QUEUE_FATAL: u32 = 0;
 
 /// Requests that the two queue pairs of a connection hold, and more than that.
-const ROOM: usize = 128;
+const CAPACITY: usize = 128;
 const OPS: usize = 300;
 
 const REMOTE: u32 = 1 | 2 | 4;
 const RELAXED: u32 = 1 << 20;
 
-/// A node on the fake's device. It is its own peer, which takes no handshake.
-pub(crate) struct Alone {
+/// Node on the device of the fake. It is its own peer, which needs no handshake.
+pub(crate) struct LoopbackNode {
     pub(crate) node: RdmaTransport,
     region: Region<RdmaTransport>,
     runtime: Runtime,
@@ -54,7 +55,7 @@ fn node(runtime: &Runtime, config: RdmaConfig) -> RdmaTransport {
     RdmaTransport::start(config, runtime.handle()).unwrap()
 }
 
-impl Alone {
+impl LoopbackNode {
     fn new() -> Self {
         Self::with(RdmaConfig::default())
     }
@@ -67,12 +68,12 @@ impl Alone {
         Self { node, region, runtime }
     }
 
-    /// Where its memory is.
+    /// Returns the address of its memory.
     pub(crate) fn addr(&self) -> u64 {
         self.region.addr()
     }
 
-    /// Memory to read into and to write from.
+    /// Returns memory to read into and to write from.
     pub(crate) fn local(&self, len: usize) -> SliceMut<RdmaTransport> {
         let memory = Arc::new(HostMemory::new(len).unwrap());
         Region::register(&self.node, memory, Access::Local).unwrap().exclusive().unwrap()
@@ -91,7 +92,7 @@ impl Alone {
         desc
     }
 
-    /// A read with no deadline: it ends because of what happens, or never.
+    /// Posts a read without a deadline.
     fn read(&self) -> Ticket<[Transfer<SliceMut<RdmaTransport>>; 1]> {
         let into = [Transfer::new(self.addr(), self.local(64))];
         transfer::read(&self.node, &self.peer(), into, None)
@@ -102,7 +103,7 @@ impl Alone {
     }
 }
 
-/// Waits for something that a device's thread does, for as long as that may take on a busy machine.
+/// Waits for an effect of a device thread, as long as it may take on a busy machine.
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let clock = mooncake_core::clock::SystemClock::shared();
     let end = clock.now().after(Duration::from_secs(30));
@@ -113,15 +114,15 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_port_that_goes_and_comes_back() {
+fn a_port_that_goes_down_and_comes_back() {
     let fake = Fake::new();
-    let alone = Alone::new();
+    let alone = LoopbackNode::new();
     assert!(alone.node.works());
     fake.state().port_is_up = false;
     fake.event(PORT_DOWN);
     eventually("the port is down", || !alone.node.works());
     let error = alone.read().wait().0.unwrap_err();
-    assert!(error.to_string().contains("no RDMA device of ours works"), "{error}");
+    assert!(error.to_string().contains("no local RDMA device is up"), "{error}");
     fake.state().port_is_up = true;
     fake.event(PORT_UP);
     eventually("the port is up", || alone.node.works());
@@ -131,10 +132,10 @@ fn a_port_that_goes_and_comes_back() {
 }
 
 #[test]
-fn a_lost_device_ends_what_is_under_way_and_costs_nothing_after() {
+fn a_lost_device_ends_its_requests_and_costs_nothing_afterwards() {
     for event in [FATAL, QUEUE_FATAL] {
         let fake = Fake::new();
-        let alone = Alone::new();
+        let alone = LoopbackNode::new();
         let tickets = [alone.read(), alone.read()];
         eventually("both are posted", || fake.state().posted == 2);
         fake.event(event);
@@ -147,25 +148,26 @@ fn a_lost_device_ends_what_is_under_way_and_costs_nothing_after() {
             let state = fake.state();
             state.pairs_made == 2 && state.pairs_destroyed == 2
         });
-        // Its descriptor says from now on that there is something, and there is nothing: as that of a device that was pulled out.
+        // From now on its descriptor reports an event that does not exist, as that of a removed
+        // device does.
         let heard = fake.state().heard;
         fake.event(PORT_UP);
         for _ in 0..50 {
             alone.read().wait().0.unwrap_err();
         }
-        assert_eq!(fake.state().heard, heard, "nobody listens to a lost device");
-        assert!(!alone.node.works(), "what is lost does not come back");
+        assert_eq!(fake.state().heard, heard, "events of a lost device are ignored");
+        assert!(!alone.node.works(), "a lost device does not come back");
     }
 }
 
 #[test]
 fn a_queue_that_fails_loses_its_device() {
     let fake = Fake::new();
-    let alone = Alone::new();
+    let alone = LoopbackNode::new();
     let ticket = alone.read();
     eventually("it is posted", || fake.state().posted == 1);
     fake.state().queue_works = false;
-    // Anything that makes the thread look.
+    // Any event makes the thread look.
     fake.event(PORT_UP);
     let error = ticket.wait().0.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
@@ -173,37 +175,37 @@ fn a_queue_that_fails_loses_its_device() {
     for _ in 0..20 {
         alone.read().wait().0.unwrap_err();
     }
-    assert_eq!(fake.state().polled, polled, "nobody asks a queue that is lost");
+    assert_eq!(fake.state().polled, polled, "a lost queue is not polled");
 }
 
 #[test]
-fn a_device_whose_events_cannot_be_heard_is_lost() {
+fn a_device_whose_events_cannot_be_read_is_lost() {
     let fake = Fake::new();
-    let alone = Alone::new();
+    let alone = LoopbackNode::new();
     let ticket = alone.read();
     eventually("it is posted", || fake.state().posted == 1);
-    // Its descriptor says that there is an event, and asking for it fails.
+    // Its descriptor reports an event, and reading it fails.
     fake.ring();
     let error = ticket.wait().0.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(!alone.node.works());
     let error = alone.read().wait().0.unwrap_err();
-    assert!(error.to_string().contains("no RDMA device of ours works"), "{error}");
+    assert!(error.to_string().contains("no local RDMA device is up"), "{error}");
     let heard = fake.state().heard;
     fake.event(PORT_UP);
     alone.read().wait().0.unwrap_err();
-    assert_eq!((heard, fake.state().heard), (1, 1), "nobody asks it again");
+    assert_eq!((heard, fake.state().heard), (1, 1), "the event is not read again");
 }
 
 #[test]
 fn nobody_connects_over_a_lost_device() {
     let fake = Fake::new();
-    let alone = Alone::new();
+    let alone = LoopbackNode::new();
     let config = RdmaConfig { server_name: "10.0.0.1:2".into(), ..RdmaConfig::default() };
     let node = Node::open(config, alone.runtime.handle(), alone.node.clock().clone()).unwrap();
     let peer = Arc::new(node.peer(About::read(&alone.desc()).unwrap()));
-    // The way was chosen a moment before.
-    node.nics[0].lose();
+    // The rail was chosen a moment before.
+    node.nics[0].mark_lost();
     let local = alone.local(64);
     let (done, ticket) = ticket((), 1, None);
     let piece = Piece {
@@ -227,16 +229,17 @@ fn nobody_connects_over_a_lost_device() {
     assert_eq!((fake.state().pairs_made, node.nics[0].endpoints.read().len()), (0, 0));
 }
 
-/// The device does not let go of queue pairs with requests on them: it may write to the memory yet, so nobody gets that back.
+/// The device refuses to destroy queue pairs with requests in flight: it may still write to the
+/// memory, so nobody gets the memory back.
 #[test]
-fn what_a_device_does_not_let_go_is_not_over() {
+fn requests_of_undestroyed_pairs_stay_pending() {
     let fake = Fake::new();
-    let alone = Alone::new();
+    let alone = LoopbackNode::new();
     let ticket = alone.read();
     eventually("it is posted", || fake.state().posted == 1);
     fake.state().destroying_works = false;
     fake.event(FATAL);
-    eventually("it is tried again", || fake.state().pairs_kept > 4);
+    eventually("the destruction is retried", || fake.state().pairs_kept > 4);
     assert!(!ticket.is_done());
     fake.state().destroying_works = true;
     let error = ticket.wait().0.unwrap_err();
@@ -246,28 +249,28 @@ fn what_a_device_does_not_let_go_is_not_over() {
 }
 
 #[test]
-fn what_a_device_never_lets_go_is_never_freed_and_holds_up_nobody() {
+fn memory_of_undestroyed_pairs_is_leaked_and_delays_nobody() {
     let fake = Fake::new();
-    let alone = Alone::new();
+    let alone = LoopbackNode::new();
     let ticket = alone.read();
     eventually("it is posted", || fake.state().posted == 1);
     let (regions, devices) = (held().regions, held().devices);
     fake.state().destroying_works = false;
-    // Ends, although nothing is let go.
+    // Ends although no pair is destroyed.
     drop(alone);
     assert!(!ticket.is_done());
     let waited = ticket.wait_timeout(Duration::ZERO).unwrap_err();
     drop(waited);
-    assert_eq!(held().regions, regions - 1, "the memory that peers may reach is closed, the other is not");
+    assert_eq!(held().regions, regions - 1, "memory registered for peers is deregistered, the other is not");
     assert_eq!(held().devices, devices);
 }
 
-/// What waits for room is given back when nobody waits for it any more; what is posted goes on.
+/// Cancelled messages that wait for credit end; posted ones continue.
 #[test]
-fn what_is_not_posted_can_be_given_up() {
+fn unposted_messages_can_be_cancelled() {
     for behind in [false, true] {
         let fake = Fake::new();
-        let alone = Alone::new();
+        let alone = LoopbackNode::new();
         let peer = alone.peer();
         let clock = alone.node.clock().clone();
         let submit = |early: bool| {
@@ -275,9 +278,9 @@ fn what_is_not_posted_can_be_given_up() {
             let local = into.local();
             let (registration, span) = (local.registration, local.span);
             let op = |i: usize| {
-                // SAFETY: inside of the span, as there are so many of that length.
+                // SAFETY: inside the span, which consists of so many parts of that length.
                 let part = MemorySpan { ptr: unsafe { span.ptr.add(i * 8) }, len: 8, ..span };
-                // SAFETY: `into` is kept below until the completion is finished.
+                // SAFETY: `into` is kept below until the completion is done.
                 unsafe { Op::new(Opcode::Read, registration, part, alone.addr(), &[]) }
             };
             let (done, ticket, watch) = watched((), OPS, None);
@@ -306,30 +309,31 @@ fn what_is_not_posted_can_be_given_up() {
             (of(OpState::Pending), of(OpState::Done), of(OpState::GivenUp))
         };
         let (into, ticket, watch) = submit(false);
-        eventually("the queue pairs are full", || fake.state().posted == ROOM);
+        eventually("the queue pairs are full", || fake.state().posted == CAPACITY);
         watch.give_up();
-        // Over RDMA alone each is told for itself at once; with another wire behind, all are when the last is over.
+        // Over RDMA alone each operation ends at once; with a fallback transport, all end with the
+        // last one.
         if !behind {
-            assert_eq!(states(&watch), (ROOM, 0, OPS - ROOM));
+            assert_eq!(states(&watch), (CAPACITY, 0, OPS - CAPACITY));
         }
         assert!(!ticket.is_done());
         fake.complete();
         let (results, ()) = ticket.results().wait();
-        assert_eq!(results.iter().filter(|result| result.is_ok()).count(), ROOM);
-        assert_eq!(states(&watch), (0, ROOM, OPS - ROOM));
+        assert_eq!(results.iter().filter(|result| result.is_ok()).count(), CAPACITY);
+        assert_eq!(states(&watch), (0, CAPACITY, OPS - CAPACITY));
         drop(into);
-        // Before it was posted.
+        // Cancelled before any was posted.
         let (into, ticket, watch) = submit(true);
         ticket.wait().0.unwrap_err();
         let (pending, done, given_up) = states(&watch);
         assert_eq!((pending, done + given_up), (0, OPS));
-        assert!(given_up >= OPS - 2 * ROOM, "{done} were done all the same");
+        assert!(given_up >= OPS - 2 * CAPACITY, "{done} were done nevertheless");
         drop(into);
     }
 }
 
 #[test]
-fn a_topology_names_no_devices_that_are_not_used() {
+fn the_published_topology_names_only_used_devices() {
     let _fake = Fake::new();
     let runtime = runtime();
     let told = Topology::parse(r#"{"cpu:0": [["gone0", "fake0"], ["gone1"]]}"#).unwrap();
@@ -341,26 +345,26 @@ fn a_topology_names_no_devices_that_are_not_used() {
 }
 
 #[test]
-fn a_device_that_takes_no_requests_is_an_error_and_no_hang() {
+fn a_device_that_refuses_requests_is_an_error_and_no_hang() {
     let fake = Fake::new();
-    let alone = Alone::new();
+    let alone = LoopbackNode::new();
     fake.state().posting_works = false;
     let error = alone.read().wait().0.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    assert!(error.to_string().contains("again and again"), "{error}");
+    assert!(error.to_string().contains("repeatedly"), "{error}");
     fake.state().posting_works = true;
     let ticket = alone.read();
-    eventually("it takes them again", || fake.state().posted == 1);
+    eventually("the device accepts them again", || fake.state().posted == 1);
     fake.event(FATAL);
     ticket.wait().0.unwrap_err();
 }
 
 #[test]
-fn everything_is_given_back() {
+fn everything_is_released() {
     let fake = Fake::new();
     let before = held();
     {
-        let alone = Alone::new();
+        let alone = LoopbackNode::new();
         let ticket = alone.read();
         eventually("it is posted", || fake.state().posted == 1);
         alone.node.close();
@@ -380,11 +384,11 @@ fn memory_of_a_dma_buf_is_registered_by_its_descriptor() {
     let node = node(&runtime, parts);
     let memory = HostMemory::new(3 * 4096).unwrap();
     let span = memory.span();
-    // No buffer of a device, but the library does not look.
+    // The descriptor is not a dma-buf, but the fake does not check it.
     let file = std::fs::File::open("/dev/null").unwrap();
     let fd = file.as_raw_fd();
     let listed = ListedDmaBuf::new(span, file.into(), 1 << 20).unwrap();
-    // SAFETY: `memory` outlives what is registered here.
+    // SAFETY: `memory` outlives the registration.
     let registration = unsafe { node.register(span, Access::Remote) }.unwrap();
     let asked = fake.state().registered.clone();
     let wanted: Vec<_> = (0..3u64)
@@ -400,7 +404,7 @@ fn memory_of_a_dma_buf_is_registered_by_its_descriptor() {
     drop(registration);
     assert_eq!(fake.state().deregistered, 3);
 
-    // A driver that does not know them may reach the memory by its address.
+    // A driver without dma-bufs may reach the memory by its address.
     fake.state().takes_buffers = false;
     // SAFETY: as above.
     let registration = unsafe { node.register(span, Access::Local) }.unwrap();
@@ -411,7 +415,7 @@ fn memory_of_a_dma_buf_is_registered_by_its_descriptor() {
     // SAFETY: as above.
     let error = unsafe { node.register(span, Access::Local) }.unwrap_err().to_string();
     assert!(
-        error.contains("dma-buf") && error.contains("driver cannot") && error.contains("registering"),
+        error.contains("dma-buf") && error.contains("driver does not support") && error.contains("register"),
         "{error}"
     );
 
@@ -419,7 +423,7 @@ fn memory_of_a_dma_buf_is_registered_by_its_descriptor() {
     (fake.state().takes_addresses, fake.state().takes_buffers) = (true, true);
     // SAFETY: as above.
     drop(unsafe { node.register(span, Access::Local) }.unwrap());
-    assert_eq!(fake.state().registered.last().unwrap().buffer, None, "not listed any more");
+    assert_eq!(fake.state().registered.last().unwrap().buffer, None, "the buffer is no longer listed");
 }
 
 #[test]
@@ -427,9 +431,10 @@ fn devices_register_memory_at_the_same_time() {
     let fake = Fake::new();
     let domains = [(); 2].map(|()| Domain::new(&crate::verbs::Device::open("fake0").unwrap()).unwrap());
     let memory = HostMemory::new(4096).unwrap();
-    // Counted from the first on; one that had to wait for the other's end would be refused.
+    // Counted from the first on. A registration that waited for the end of the other would be
+    // refused.
     fake.state().registers_together = 2;
-    // SAFETY: `memory` outlives what is registered here.
+    // SAFETY: `memory` outlives the registration.
     let registered = unsafe { Registration::new(&domains, memory.span(), Access::Remote, (0, true), 1) };
     drop(registered.unwrap());
     let state = fake.state();
@@ -437,7 +442,7 @@ fn devices_register_memory_at_the_same_time() {
 }
 
 #[test]
-fn devices_are_given_the_rights_that_were_asked_for() {
+fn devices_get_the_requested_rights() {
     let fake = Fake::new();
     let device = crate::verbs::Device::open("fake0").unwrap();
     let domain = Domain::new(&device).unwrap();

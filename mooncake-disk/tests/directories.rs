@@ -1,4 +1,4 @@
-//! Directories that cannot be used, and disks that are full: a clear error or a miss.
+//! Unusable directories and full disks: a clear error or a miss.
 
 mod common;
 
@@ -14,8 +14,9 @@ fn refused(dir: &Path) -> mooncake_core::Error {
     FileStore::open(DiskConfig::default(), StoreConfig::new(dir, 1 << 20)).unwrap_err()
 }
 
-/// Runs an ignored test of this file as another process, after shell commands in name spaces of its own. False where there are no such name spaces.
-fn elsewhere(test: &str, dir: &Path, before: &str) -> bool {
+/// Runs an ignored test of this file as another process, after shell commands in namespaces of its
+/// own. Returns false where there are no such namespaces.
+fn run_in_namespace(test: &str, dir: &Path, before: &str) -> bool {
     let unshare = || {
         let mut command = Command::new("unshare");
         command.args(["--user", "--map-root-user", "--mount"]);
@@ -37,8 +38,8 @@ fn elsewhere(test: &str, dir: &Path, before: &str) -> bool {
     true
 }
 
-/// What [`elsewhere`] was given.
-fn given() -> Option<std::path::PathBuf> {
+/// Returns the directory that [`run_in_namespace`] passed.
+fn passed_dir() -> Option<std::path::PathBuf> {
     std::env::args().skip_while(|arg| arg != "--skip").nth(1).map(Into::into)
 }
 
@@ -69,7 +70,7 @@ fn two_processes_on_one_directory() {
 #[test]
 #[ignore = "run by two_processes_on_one_directory"]
 fn refuses_a_directory_in_use() {
-    let Some(dir) = given() else { return };
+    let Some(dir) = passed_dir() else { return };
     let error = refused(&dir);
     assert_eq!(error.code(), ErrorCode::FileLockFail);
     let parent = std::os::unix::process::parent_id();
@@ -80,7 +81,7 @@ fn refuses_a_directory_in_use() {
 fn a_directory_of_another_user() {
     let dir = dir();
     let me = std::fs::metadata(dir.path()).unwrap().uid();
-    // Only root may give a directory away.
+    // Only root may change the owner of a directory.
     if std::os::unix::fs::chown(dir.path(), Some(me + 1), None).is_err() {
         return;
     }
@@ -107,13 +108,13 @@ fn a_directory_that_is_a_file_or_cannot_be_made() {
 fn a_read_only_directory() {
     let dir = dir();
     let mount = format!("mount -t tmpfs none {0} && mount -o remount,ro {0}", dir.path().display());
-    elsewhere("refuses_a_read_only_directory", dir.path(), &mount);
+    run_in_namespace("refuses_a_read_only_directory", dir.path(), &mount);
 }
 
 #[test]
 #[ignore = "run by a_read_only_directory"]
 fn refuses_a_read_only_directory() {
-    let Some(dir) = given() else { return };
+    let Some(dir) = passed_dir() else { return };
     let error = refused(&dir);
     assert_eq!(error.code(), ErrorCode::FileOpenFail);
     assert!(error.message().contains("cannot be written"), "{error}");
@@ -123,14 +124,14 @@ fn refuses_a_read_only_directory() {
 fn a_full_file_system() {
     let dir = dir();
     let mount = format!("mount -t tmpfs -o size=4m none {}", dir.path().display());
-    elsewhere("lives_on_a_full_file_system", dir.path(), &mount);
+    run_in_namespace("lives_on_a_full_file_system", dir.path(), &mount);
 }
 
-/// The store believes in 64 MiB, the file system has 4.
+/// The store is configured for 64 MiB, the file system has 4 MiB.
 #[test]
 #[ignore = "run by a_full_file_system"]
 fn lives_on_a_full_file_system() {
-    let Some(dir) = given() else { return };
+    let Some(dir) = passed_dir() else { return };
     for (at, disk) in engines().into_iter().enumerate() {
         let dir = dir.join(at.to_string());
         let (store, _) = open(&disk, &dir, 64 << 20);
@@ -152,7 +153,7 @@ fn lives_on_a_full_file_system() {
         }
         drop(store);
         let (store, found) = open(&disk, &dir, 64 << 20);
-        assert_eq!(found.objects, kept.len() as u64, "what was acknowledged is there");
+        assert_eq!(found.objects, kept.len() as u64, "acknowledged objects are present");
         drop(store);
         std::fs::remove_dir_all(&dir).unwrap();
     }
