@@ -246,11 +246,11 @@ fn disk<'v>(of: &impl Fn(&str) -> Option<&'v String>) -> OffloadConfig {
 /// What `mooncake` reads: name, default, effect.
 const TOOL: &[(&str, &str, &str)] = &[
     ("MOONCAKE_MASTER", "127.0.0.1:50051", "Address of the master"),
-    ("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE", "Where members find each other"),
+    ("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE", "Metadata service: `P2PHANDSHAKE` or a URL"),
     ("MOONCAKE_TENANT_ID", "default", "Tenant"),
-    ("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1", "Name that others know this process by"),
-    ("RUST_LOG", "error", "What is logged, to standard error"),
-    ("MC_STORE_USE_HUGEPAGE", "", "`doctor`: huge pages must be there, unless 0, false, no or off"),
+    ("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1", "Name or address of this process for other nodes"),
+    ("RUST_LOG", "error", "Log levels; the log goes to standard error"),
+    ("MC_STORE_USE_HUGEPAGE", "", "`doctor`: check for reserved huge pages, unless 0, false, no or off"),
 ];
 
 /// What `mooncake` takes for a setting that its command line leaves open.
@@ -302,113 +302,117 @@ const CLIENT: &[&str] = &[
 
 /// What the Python package reads: name, default, effect.
 const PYTHON: &[(&str, &str, &str)] = &[
-    ("MC_STORE_CLIENT_MIN_PORT", "12300", "First port that clients draw from"),
-    ("MC_STORE_CLIENT_MAX_PORT", "14300", "Last port that clients draw from"),
-    ("MC_STORE_USE_HUGEPAGE", "", "Memory of huge pages, unless 0, false, no or off"),
-    ("MC_STORE_HUGEPAGE_SIZE", "2MB", "Their size"),
-    (
-        "MOONCAKE_STORE_CHECKSUM",
-        "",
-        "Values are stored with a checksum and compared with it, unless 0, false, no or off",
-    ),
+    ("MC_STORE_CLIENT_MIN_PORT", "12300", "First port of the range for client names"),
+    ("MC_STORE_CLIENT_MAX_PORT", "14300", "Last port of the range for client names"),
+    ("MC_STORE_USE_HUGEPAGE", "", "Use huge pages for memory, unless 0, false, no or off"),
+    ("MC_STORE_HUGEPAGE_SIZE", "2MB", "Size of a huge page"),
+    ("MOONCAKE_STORE_CHECKSUM", "", "Store values with a checksum and verify it, unless 0, false, no or off"),
     (
         "MOONCAKE_STORE_SEGMENT_FILE",
         "",
-        "A file on tmpfs or hugetlbfs that the segment is memory of: its objects outlive the process (`docs/ha.md`)",
+        "File on tmpfs or hugetlbfs that holds the segment, so that objects outlive the process (`docs/ha.md`)",
     ),
-    ("MOONCAKE_STORE_SEGMENT_INDEX", "", "Where it is written down what lies there; beside the file"),
+    ("MOONCAKE_STORE_SEGMENT_INDEX", "", "Index of the segment file; beside the file if empty"),
     (
         "MOONCAKE_ALLOW_OVERCOMMIT",
         "",
-        "Offer more memory than the host and the control groups of the process have, unless 0, false, no or off",
+        "Accept a segment larger than the memory of the host and its control groups, unless 0, false, no or off",
     ),
     (
         "MC_STORE_CLIENT_METRIC",
         "1",
-        "What a store does is counted (`docs/metrics.md`), unless 0, false, no or off",
+        "Count metrics of a store (`docs/metrics.md`), unless 0, false, no or off",
     ),
-    ("MC_STORE_CLIENT_METRIC_INTERVAL", "0", "Seconds between two summaries of that in the log; 0 for none"),
-    ("MC_STORE_CLUSTER_ID", "", "Label `cluster_id` of these metrics"),
+    (
+        "MC_STORE_CLIENT_METRIC_INTERVAL",
+        "0",
+        "Seconds between two summaries of the metrics in the log; 0 for none",
+    ),
+    ("MC_STORE_CLUSTER_ID", "", "Label `cluster_id` of the metrics, and cluster id for masters in etcd"),
     (
         "MC_STORE_MEMCPY",
         "",
-        "Bytes between members in one process are copied and take no wire, unless 0, false, no or off",
+        "Copy bytes between clients of one process without a transport, unless 0, false, no or off",
     ),
-    ("MC_STORE_NUMA_SOCKET_ID", "", "NUMA node of its memory"),
+    ("MC_STORE_NUMA_SOCKET_ID", "", "NUMA node of the memory"),
     (
         "MC_STORE_REPLICA_SCORING",
         "",
-        "Of replicas on other hosts those on RDMA are read first, then those on TCP, unless 0, false, no or off",
+        "Read remote replicas on RDMA before those on TCP, unless 0, false, no or off",
     ),
     (
         "MC_RPC_TIMEOUT_MS",
         "",
-        "Longest time of one call, 25000 at most; by itself 20000, of `mooncake_client` 5000",
+        "Timeout of one call in milliseconds, at most 25000; default 20000, for `mooncake_client` 5000",
     ),
-    ("MC_RPC_CONNECT_TIMEOUT_MS", "10000", "Longest time of joining"),
+    ("MC_RPC_CONNECT_TIMEOUT_MS", "10000", "Timeout of connecting to the master in milliseconds"),
+    ("MC_STORE_LOCAL_HOT_CACHE_SIZE", "0", "Bytes of the hot cache (`docs/hot-cache.md`); 0 for none"),
+    ("MC_STORE_LOCAL_HOT_BLOCK_SIZE", "16777216", "Longest value in the hot cache, in bytes"),
     (
-        "MC_STORE_LOCAL_HOT_CACHE_SIZE",
-        "0",
-        "Memory for values that are often read from other members (`docs/hot-cache.md`); 0 for none",
+        "MC_STORE_LOCAL_HOT_ADMISSION_THRESHOLD",
+        "2",
+        "Recent remote reads of a value before it enters the hot cache",
     ),
-    ("MC_STORE_LOCAL_HOT_BLOCK_SIZE", "16777216", "Longest value that is kept there"),
-    ("MC_STORE_LOCAL_HOT_ADMISSION_THRESHOLD", "2", "A value is kept there once it was read so often lately"),
-    ("MC_LOG_LEVEL", "WARNING", "What the native part logs, and an engine in a C program"),
+    ("MC_LOG_LEVEL", "WARNING", "Log level of the native library, and of an engine in a C program"),
     (
         "MOONCAKE_CONFIG_PATH",
         "",
-        "JSON file with a store's settings; the variables below are not looked at then",
+        "JSON file with the settings of a store; the variables below are then ignored",
     ),
     ("MOONCAKE_MASTER", "", "Address of the master"),
-    ("MOONCAKE_LOCAL_HOSTNAME", "localhost", "Name that others know this process by"),
-    ("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE", "Where members find each other"),
-    ("MOONCAKE_GLOBAL_SEGMENT_SIZE", "3355443200", "Bytes offered to the cluster"),
+    ("MOONCAKE_LOCAL_HOSTNAME", "localhost", "Name or address of this process for other nodes"),
+    ("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE", "Metadata service: `P2PHANDSHAKE` or a URL"),
+    ("MOONCAKE_GLOBAL_SEGMENT_SIZE", "3355443200", "Bytes that the store contributes to the cluster"),
     ("MOONCAKE_LOCAL_BUFFER_SIZE", "1073741824", "Bytes of the local buffer"),
-    ("MOONCAKE_PROTOCOL", "tcp", "Wire"),
-    ("MOONCAKE_DEVICE", "", "Devices of that wire"),
+    ("MOONCAKE_PROTOCOL", "tcp", "Protocol"),
+    ("MOONCAKE_DEVICE", "", "RDMA devices, with commas between them"),
     ("MOONCAKE_TENANT_ID", "default", "Tenant"),
-    ("MOONCAKE_OFFLOAD_ENABLED", "false", "Keep objects on an SSD"),
+    ("MOONCAKE_OFFLOAD_ENABLED", "false", "Keep objects on a disk"),
     (
         "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH",
         "/data/file_storage",
-        "Folder on it (`docs/disk.md`); it is made if need be, and belongs to one client at a time",
+        "Folder on the disk (`docs/disk.md`); created if missing, and used by one client at a time",
     ),
     (
         "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES",
         "2199023255552",
-        "Most bytes taken there, and never more than 90 % of what the file system has",
+        "Maximum bytes on the disk, at most 90 % of the file system",
     ),
-    ("MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE", "0", "The same: the smaller of the two counts; 0 for none"),
-    ("MOONCAKE_BUCKET_MAX_TOTAL_SIZE", "0", "Older name of that"),
-    ("MOONCAKE_OFFLOAD_TOTAL_KEYS_LIMIT", "10000000", "Most objects there"),
+    (
+        "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE",
+        "0",
+        "A second limit in bytes; the smaller limit counts; 0 for none",
+    ),
+    ("MOONCAKE_BUCKET_MAX_TOTAL_SIZE", "0", "Older name of the variable above"),
+    ("MOONCAKE_OFFLOAD_TOTAL_KEYS_LIMIT", "10000000", "Maximum number of objects on the disk"),
     (
         "MOONCAKE_OFFLOAD_ENABLE_DISK_WATERMARK_EVICTION",
         "true",
-        "Whether it is emptied down to the low watermark when it is filled above the high one",
+        "Evict from the disk down to the low watermark when the high one is exceeded",
     ),
-    ("MOONCAKE_OFFLOAD_DISK_EVICTION_HIGH_WATERMARK_RATIO", "0.9", "The high one"),
-    ("MOONCAKE_DISK_EVICTION_HIGH_WATERMARK_RATIO", "0.9", "Older name of that"),
-    ("MOONCAKE_OFFLOAD_DISK_EVICTION_LOW_WATERMARK_RATIO", "0.8", "The low one"),
-    ("MOONCAKE_DISK_EVICTION_LOW_WATERMARK_RATIO", "0.8", "Older name of that"),
+    ("MOONCAKE_OFFLOAD_DISK_EVICTION_HIGH_WATERMARK_RATIO", "0.9", "High watermark of the disk"),
+    ("MOONCAKE_DISK_EVICTION_HIGH_WATERMARK_RATIO", "0.9", "Older name of the variable above"),
+    ("MOONCAKE_OFFLOAD_DISK_EVICTION_LOW_WATERMARK_RATIO", "0.8", "Low watermark of the disk"),
+    ("MOONCAKE_DISK_EVICTION_LOW_WATERMARK_RATIO", "0.8", "Older name of the variable above"),
     (
         "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS",
         "10",
-        "Most seconds between two questions to the master about what is to be written",
+        "Maximum seconds between two requests to the master for disk work",
     ),
     (
         "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES",
         "1342177280",
-        "Memory through which others read from the disk; it is taken as it is used",
+        "Bytes of the buffer through which other nodes read from the disk; allocated on use",
     ),
-    ("MOONCAKE_OFFLOAD_CLIENT_BUFFER_GC_TTL_MS", "5000", "How long they may read there, in milliseconds"),
+    ("MOONCAKE_OFFLOAD_CLIENT_BUFFER_GC_TTL_MS", "5000", "Milliseconds of a loan to a reader"),
     (
         "MOONCAKE_OFFLOAD_USE_URING",
         "",
-        "io_uring where the kernel allows it, unless 0, false, no or off: then threads",
+        "Use io_uring where the kernel allows it, unless 0, false, no or off; otherwise threads",
     ),
-    ("MOONCAKE_USE_URING", "", "Older name of that"),
-    ("MOONCAKE_ENABLE_CLIENT_HTTP_SERVER", "false", "Serve HTTP beside the store"),
-    ("MOONCAKE_CLIENT_HTTP_PORT", "9300", "At this port"),
+    ("MOONCAKE_USE_URING", "", "Older name of the variable above"),
+    ("MOONCAKE_ENABLE_CLIENT_HTTP_SERVER", "false", "Serve health and metrics of the store over HTTP"),
+    ("MOONCAKE_CLIENT_HTTP_PORT", "9300", "Port of these endpoints"),
 ];
 
 /// Variables of the existing system that are not read, with one reason for all of them.
@@ -429,12 +433,12 @@ const LATER: &[Unread] = &[unread(
         "MC_STORE_PIN_MEMORY_MAX_BYTES",
         "MC_STORE_PINNED_RESTORE_ARENA_SIZE_BYTES",
     ],
-    "of GPUs, those of NVIDIA's driver are served, through page-locked memory of its own",
+    "only GPUs of NVIDIA's driver are supported, through page-locked buffers of this project",
 )];
 
 /// Those that have no meaning here.
 const NEVER: &[Unread] = &[
-    unread(&["MOONCAKE_AWS_*"], "snapshots lie in a folder"),
+    unread(&["MOONCAKE_AWS_*"], "snapshots are stored in a folder or in RocksDB"),
     unread(
         &[
             "MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR",
@@ -451,15 +455,15 @@ const NEVER: &[Unread] = &[
             "MOONCAKE_OFFLOAD_SCANMETA_ITERATOR_KEYS_LIMIT",
             "MOONCAKE_OFFLOAD_CLIENT_BUFFER_GC_INTERVAL_SECONDS",
         ],
-        "objects lie on the disk in a layout of our own (`docs/disk.md`), which has nothing of this to set",
+        "the layout on disk (`docs/disk.md`) has no such setting",
     ),
     unread(
         &["MC_STORE_LOCAL_HOT_CACHE_USE_SHM"],
-        "what `mooncake_client` keeps is copied once, by itself, into the memory that a light client shares with it",
+        "`mooncake_client` copies a cached value once, into the memory that a shared client shares with it",
     ),
     unread(
         &["MC_STORE_CLIENT_SETUP_RETRIES"],
-        "the port that is drawn is taken at once, and joining is tried again until its time is up (MC_RPC_CONNECT_TIMEOUT_MS)",
+        "the port is bound at once, and connecting is retried until MC_RPC_CONNECT_TIMEOUT_MS",
     ),
     unread(
         &[
@@ -469,25 +473,25 @@ const NEVER: &[Unread] = &[
             "MC_MAX_SGE",
             "MC_MAX_INLINE",
         ],
-        "an RDMA device has one completion queue and one thread, which sleeps when nothing completes; callers post themselves; a request is one range, sent from where it lies",
+        "an RDMA device has one completion queue and one thread, which sleeps when nothing completes; callers post requests themselves; a request is one range, sent without a copy",
     ),
     unread(
         &["MC_PATH_ROUNDROBIN", "MC_ENABLE_DEST_DEVICE_AFFINITY"],
-        "equal ways take turns always, and devices of one name go together where they are no farther",
+        "equal paths always take turns, and devices of one name are paired where no other is nearer",
     ),
-    unread(&["MC_MS_AUTO_DISC"], "devices are looked for where none is named, and only there"),
+    unread(&["MC_MS_AUTO_DISC"], "devices are discovered if none is named"),
     unread(
         &["MC_LOG_RDMA_SLICE_AFFINITY", "MC_TRACK_RDMA_POSTED_SLICES"],
-        "they watch the existing system's own scheduling of slices",
+        "they observe the slice scheduler of Mooncake C++",
     ),
     unread(
         &["MC_MLX5_QP_UDP_SPORTS", "MC_MLX5_QP_LAG_PORT_BALANCE"],
-        "queue pairs are made by the calls that every vendor's devices have, and mlx5's own library is not used",
+        "queue pairs use the verbs of every vendor; the library of mlx5 is not used",
     ),
-    unread(&["MC_ENDPOINT_STORE_TYPE"], "RDMA connections give way in one order, SIEVE"),
+    unread(&["MC_ENDPOINT_STORE_TYPE"], "RDMA connections are always evicted by SIEVE"),
     unread(
         &["MC_ENABLE_PARALLEL_REG_MR", "MC_MAX_CONCURRENT_REG_MR"],
-        "memory is registered with all devices at once, always",
+        "memory is always registered with all devices at once",
     ),
     unread(
         &[
@@ -499,25 +503,22 @@ const NEVER: &[Unread] = &[
             "MC_RDMA_NOTIFY_CONNECT_TIMEOUT_MS",
             "MC_USE_RDMA_TWOSIDED",
         ],
-        "notifications go over the handshake port, whatever the wire",
+        "notifications use the handshake port with every transport",
     ),
     unread(
         &["MC_RPC_CLIENT_IO_THREADS", "MC_STORE_RPC_CLIENT_IO_THREADS", "MC_TE_RPC_CLIENT_IO_THREADS"],
-        "calls run on the tasks of their callers; there are no I/O threads to count",
+        "RPCs run on the tasks of their callers; there are no I/O threads",
     ),
-    unread(&["MC_RPC_PROTOCOL"], "calls to a master go over TCP"),
+    unread(&["MC_RPC_PROTOCOL"], "RPCs use TCP"),
     unread(
         &["MC_MMAP_ARENA_POOL_SIZE", "MC_DISABLE_MMAP_ARENA"],
-        "each segment and buffer is one mapping of its own; there is no arena",
+        "each segment and buffer is a mapping of its own; there is no arena",
     ),
     unread(
         &["MC_YLT_LOG_LEVEL", "MC_LOG_DIR"],
-        "one log for everything, set by RUST_LOG or the flags of the program, in Python and C by MC_LOG_LEVEL",
+        "there is one log, set by RUST_LOG or the flags of the program, in Python and C by MC_LOG_LEVEL",
     ),
-    unread(
-        &["MC_USE_TENT", "MC_USE_TEV1", "MC_TENT_CONF"],
-        "there is one transfer engine, not two generations to choose from",
-    ),
+    unread(&["MC_USE_TENT", "MC_USE_TEV1", "MC_TENT_CONF"], "there is one transfer engine"),
     unread(
         &[
             "MC_HANDSHAKE_LISTEN_BACKLOG",
@@ -526,9 +527,9 @@ const NEVER: &[Unread] = &[
             "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER",
             "MC_TCP_ADMISSION_TIMEOUT_MS",
         ],
-        "connections are kept and requests queue on them, with no second queue before the first; a socket is given all that it takes",
+        "connections are kept, and requests queue on them; there is no second queue",
     ),
-    unread(&["MC_METADATA_SERVER"], "the existing system documents it and does not read it either"),
+    unread(&["MC_METADATA_SERVER"], "Mooncake C++ documents it and does not read it either"),
     unread(
         &[
             "MC_NOF_WORKERS",
@@ -539,11 +540,11 @@ const NEVER: &[Unread] = &[
             "MC_NOF_DEBUG_INTERVAL_MS",
             "MOONCAKE_NVME_KV_*",
         ],
-        "NVMe over Fabrics and NVMe key-value devices are out of scope",
+        "NVMe over Fabrics and NVMe key-value devices are not supported",
     ),
     unread(
         &["MOONCAKE_ENABLE_DFS", "MOONCAKE_DFS_*", "MOONCAKE_DISTRIBUTED_*"],
-        "a distributed file system as a tier is out of scope",
+        "a distributed file system as a tier is not supported",
     ),
     unread(
         &[
@@ -553,20 +554,23 @@ const NEVER: &[Unread] = &[
             "MC_CXL_DEV_PATH",
             "MC_CXL_DEV_SIZE",
         ],
-        "wires of special builds (EFA, Barex, CXL) that are out of scope",
+        "transports of special builds (EFA, Barex, CXL) are not supported",
     ),
 ];
 
 /// `docs/environment.md`.
 pub fn environment_document() -> String {
     let mut text = String::from(
-        "# Environment\n\n\
-         Made from `mooncake-store/src/config/environment.rs` by `cargo xtask docs`; a test compares the two. An empty variable is \
-         one that is not set.\n\n\
-         ## What is read\n\n\
-         `mooncake_master` reads a variable for each of its flags. The command line goes before the environment, the environment \
-         before the configuration file; `mooncake_master --print_config` shows each value and who set it. A variable that \
-         begins with `MC_MASTER_` and is not in the table is warned of at the start. The Rust libraries read no environment unless they are told to.\n\n\
+        "# Environment variables\n\n\
+         Generated from `mooncake-store/src/config/environment.rs` by `cargo xtask docs`; do not edit.\n\
+         An empty variable counts as unset.\n\n\
+         ```sh\n\
+         mooncake_master --print_config    # each value of the master and its origin\n\
+         ```\n\n\
+         ## Read by the master\n\n\
+         `mooncake_master` reads a variable for each of its flags. The command line takes precedence over the\n\
+         environment, the environment over the configuration file. The master warns about unknown variables\n\
+         that begin with `MC_MASTER_`. The Rust libraries read no environment unless they are told to.\n\n\
          | variable | flag | default | effect |\n|---|---|---|---|\n",
     );
     for flag in flags() {
@@ -582,30 +586,33 @@ pub fn environment_document() -> String {
         );
     }
     text.push_str(
-        "\nA transfer engine reads these when it is told to (`TransferEngineBuilder::environment`): those of the C interface, of the Python \
-         package and of `transfer_engine_bench` are. Stores of the Python package and `mooncake_client` take from them what they say of \
-         wires: TCP, RDMA, and which of them. Older names stand behind the newer ones.\n\n| variable | default | effect |\n|---|---|---|\n",
+        "\n## Read by the transfer engine\n\n\
+         A transfer engine reads these variables with `TransferEngineBuilder::environment`. Engines of the C\n\
+         interface, of the Python package and of `transfer_engine_bench` do. Stores of the Python package and\n\
+         `mooncake_client` read those about TCP, RDMA and the choice of a transport. Older names follow the\n\
+         newer ones.\n\n| variable | default | effect |\n|---|---|---|\n",
     );
     for variable in VARIABLES {
         let names: Vec<String> = variable.names.iter().map(|name| format!("`{name}`")).collect();
         let _ = writeln!(text, "| {} | {} | {} |", names.join(", "), code(variable.default), variable.effect);
     }
-    text.push_str("\n`mooncake` reads these.\n\n| variable | default | effect |\n|---|---|---|\n");
+    text.push_str("\n## Read by the CLI `mooncake`\n\n| variable | default | effect |\n|---|---|---|\n");
     for (name, default, effect) in TOOL {
         let _ = writeln!(text, "| `{name}` | {} | {effect} |", code(default));
     }
     let client: Vec<String> = CLIENT.iter().map(|name| format!("`{name}`")).collect();
     let _ = write!(
         text,
-        "\nThe Python package reads these, and `mooncake_client` of them {}, and `RUST_LOG`.\n\n| variable | default | effect |\n|---|---|---|\n",
+        "\n## Read by the Python package\n\n\
+         `mooncake_client` reads `RUST_LOG` and these of them: {}.\n\n| variable | default | effect |\n|---|---|---|\n",
         client.join(", ")
     );
     for (name, default, effect) in PYTHON {
         let _ = writeln!(text, "| `{name}` | {} | {effect} |", code(default));
     }
     for (title, variables) in [
-        ("Variables of the existing system that are not read yet", LATER),
-        ("Variables of the existing system that mean nothing here", NEVER),
+        ("Variables of Mooncake C++ that are not read yet", LATER),
+        ("Variables of Mooncake C++ without meaning here", NEVER),
     ] {
         let _ = write!(text, "\n## {title}\n\n| variables | why |\n|---|---|\n");
         for unread in variables {
@@ -620,19 +627,27 @@ pub fn environment_document() -> String {
 pub fn flags_document() -> String {
     let mut text = String::from(
         "# Flags of `mooncake_master`\n\n\
-         Made from `mooncake-store/src/config/flags.rs` by `cargo xtask docs`; a test compares the two. Each is also a key of a \
-         configuration file (`--config_path=master.yaml`, `.yml`, `.json` or `.toml`: one flat map) and, in capitals after \
-         `MC_MASTER_`, a variable of the environment ([environment.md](environment.md)). Command line > environment > file > default; \
-         `--print_config` shows what came of it.\n\n\
-         Flags of something that is not built are known: a switch is taken at its off value and refused otherwise, \
-         a knob of it is taken and has no effect, which is said at the start.\n",
+         Generated from `mooncake-store/src/config/flags.rs` by `cargo xtask docs`; do not edit.\n\n\
+         ```sh\n\
+         mooncake_master --rpc_port=50051 --print_config    # each value and its origin\n\
+         ```\n\n\
+         Each flag is also a key of a configuration file (`--config_path=master.yaml`, `.yml`, `.json` or\n\
+         `.toml`: one flat map). In capitals after `MC_MASTER_` it is an environment variable\n\
+         ([environment.md](environment.md)). Command line > environment > file > default.\n\n\
+         Flags of missing features are known. A switch is accepted at its default and refused otherwise. Other\n\
+         settings are accepted without effect, and the master notes that at the start.\n",
     );
     for group in GROUPS {
         let _ = write!(text, "\n## {}\n\n| flag | default | effect |\n|---|---|---|\n", group.name);
         for flag in group.flags {
             let names: Vec<String> = flag.names().map(|name| format!("`--{name}`")).collect();
-            let _ =
-                writeln!(text, "| {} | {} | {} |", names.join(", older: "), code(flag.default), effect(flag));
+            let _ = writeln!(
+                text,
+                "| {} | {} | {} |",
+                names.join(", formerly "),
+                code(flag.default),
+                effect(flag)
+            );
         }
     }
     text

@@ -61,7 +61,9 @@ impl Flag {
     pub fn remark(&self) -> Option<String> {
         match self.state {
             FlagState::Works => None,
-            FlagState::Off(missing) => Some(format!("only this: {missing}")),
+            FlagState::Off(missing) => {
+                Some(format!("not supported, only the default is accepted: {missing}"))
+            }
             FlagState::Idle(why) => Some(format!("no effect: {why}")),
         }
     }
