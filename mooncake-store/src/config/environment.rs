@@ -1,6 +1,6 @@
-//! The environment: what is read of it, and what the existing system reads and this one does not, with the reason.
+//! Environment variables of this project, and those of Mooncake C++ that it does not read, with reasons.
 //!
-//! This is the only file of the crate that reads the environment; `docs/environment.md` is made from it.
+//! This is the only file of the crate that reads the environment; `docs/environment.md` is generated from it.
 
 use std::fmt::Write;
 use std::ops::RangeInclusive;
@@ -243,7 +243,7 @@ fn disk<'v>(of: &impl Fn(&str) -> Option<&'v String>) -> OffloadConfig {
     }
 }
 
-/// What `mooncake` reads: name, default, effect.
+/// Variables of the CLI `mooncake`: name, default, effect.
 const TOOL: &[(&str, &str, &str)] = &[
     ("MOONCAKE_MASTER", "127.0.0.1:50051", "Address of the master"),
     ("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE", "Metadata service: `P2PHANDSHAKE` or a URL"),
@@ -261,7 +261,7 @@ pub(crate) fn tool_default(name: &str) -> String {
     set.map_or_else(|| default().to_owned(), |(_, value)| value)
 }
 
-/// What the Python package reads, and of that, what `mooncake_client` reads, too.
+/// Variables of the Python package that `mooncake_client` reads, too.
 const CLIENT: &[&str] = &[
     "MC_STORE_CLIENT_MIN_PORT",
     "MC_STORE_CLIENT_MAX_PORT",
@@ -300,7 +300,7 @@ const CLIENT: &[&str] = &[
     "MC_STORE_LOCAL_HOT_ADMISSION_THRESHOLD",
 ];
 
-/// What the Python package reads: name, default, effect.
+/// Variables of the Python package: name, default, effect.
 const PYTHON: &[(&str, &str, &str)] = &[
     ("MC_STORE_CLIENT_MIN_PORT", "12300", "First port of the range for client names"),
     ("MC_STORE_CLIENT_MAX_PORT", "14300", "Last port of the range for client names"),
@@ -415,7 +415,7 @@ const PYTHON: &[(&str, &str, &str)] = &[
     ("MOONCAKE_CLIENT_HTTP_PORT", "9300", "Port of these endpoints"),
 ];
 
-/// Variables of the existing system that are not read, with one reason for all of them.
+/// Variables of Mooncake C++ that are not read, with one reason for all of them.
 struct Unread {
     names: &'static [&'static str],
     reason: &'static str,
@@ -425,7 +425,7 @@ const fn unread(names: &'static [&'static str], reason: &'static str) -> Unread 
     Unread { names, reason }
 }
 
-/// Those whose subject this system has or will have.
+/// Unread variables whose subject this project has or will have.
 const LATER: &[Unread] = &[unread(
     &[
         "MC_FORCE_MUSA",
@@ -436,7 +436,7 @@ const LATER: &[Unread] = &[unread(
     "only GPUs of NVIDIA's driver are supported, through page-locked buffers of this project",
 )];
 
-/// Those that have no meaning here.
+/// Unread variables without meaning in this project.
 const NEVER: &[Unread] = &[
     unread(&["MOONCAKE_AWS_*"], "snapshots are stored in a folder or in RocksDB"),
     unread(
@@ -558,7 +558,7 @@ const NEVER: &[Unread] = &[
     ),
 ];
 
-/// `docs/environment.md`.
+/// Returns `docs/environment.md`.
 pub fn environment_document() -> String {
     let mut text = String::from(
         "# Environment variables\n\n\
@@ -600,15 +600,14 @@ pub fn environment_document() -> String {
     for (name, default, effect) in TOOL {
         let _ = writeln!(text, "| `{name}` | {} | {effect} |", code(default));
     }
-    let client: Vec<String> = CLIENT.iter().map(|name| format!("`{name}`")).collect();
-    let _ = write!(
-        text,
+    text.push_str(
         "\n## Read by the Python package\n\n\
-         `mooncake_client` reads `RUST_LOG` and these of them: {}.\n\n| variable | default | effect |\n|---|---|---|\n",
-        client.join(", ")
+         `mooncake_client` reads `RUST_LOG` and the variables with \"yes\".\n\n\
+         | variable | default | `mooncake_client` | effect |\n|---|---|---|---|\n",
     );
     for (name, default, effect) in PYTHON {
-        let _ = writeln!(text, "| `{name}` | {} | {effect} |", code(default));
+        let client = if CLIENT.contains(name) { "yes" } else { "" };
+        let _ = writeln!(text, "| `{name}` | {} | {client} | {effect} |", code(default));
     }
     for (title, variables) in [
         ("Variables of Mooncake C++ that are not read yet", LATER),
@@ -623,7 +622,7 @@ pub fn environment_document() -> String {
     text
 }
 
-/// `docs/flags.md`.
+/// Returns `docs/flags.md`.
 pub fn flags_document() -> String {
     let mut text = String::from(
         "# Flags of `mooncake_master`\n\n\

@@ -1,4 +1,4 @@
-//! The table of flags: every one the existing master takes, and ours.
+//! Table of flags: every flag of Mooncake C++, and those of this project.
 
 use super::draft::Draft;
 use super::flag::{Flag, Group, flag, idle, off};
@@ -6,17 +6,17 @@ use super::values::{
     Parsed, any, cluster_id, endpoint, limit, millis, number, ratio, said, seconds, switch, text,
 };
 
-/// Every flag, in the order they are shown.
+/// Returns every flag in the order of `--help`.
 pub fn flags() -> impl Iterator<Item = &'static Flag> {
     GROUPS.iter().flat_map(|group| group.flags)
 }
 
-/// The flag of a name or an older name.
+/// Returns the flag of a name or an older name.
 pub fn flag_named(name: &str) -> Option<&'static Flag> {
     flags().find(|flag| flag.names().any(|known| known == name))
 }
 
-/// Assigns a parsed value to a place in the draft.
+/// Assigns a parsed value to a field of the draft.
 macro_rules! set {
     ($($place:ident).+ = $parse:expr) => {
         |draft, text| {
@@ -247,7 +247,7 @@ const SPACE: &[Flag] = &[
         set!(config.options.evict_soft_pinned = switch),
     ),
     flag("memory_allocator", "offset", "Allocator of segments: offset, best_fit", |draft, text| {
-        // An older allocator of the existing system, with slabs and a largest size; `Settings::notes` says so.
+        // An older allocator of Mooncake C++ with slabs and a largest size; `Settings::notes` says so.
         let known = if text == "cachelib" { "offset" } else { text };
         draft.config.allocator.kind = known.parse().map_err(said)?;
         Ok(())
