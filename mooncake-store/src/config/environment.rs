@@ -20,24 +20,24 @@ use super::settings::Settings;
 use super::values::{bytes, nearest, switch};
 use crate::client::{ClientConfig, HotCacheConfig, MAX_TIMEOUT, OffloadConfig, SegmentFile};
 
-/// What every variable of a flag of the master begins with.
+/// Prefix of the variables of flags.
 const PREFIX: &str = "MC_MASTER_";
 
 impl Settings {
-    /// Takes the values of the process's environment.
+    /// Applies the environment of this process.
     pub fn read_environment(&mut self) {
         self.read_environment_of(&process_variables());
     }
 
-    /// As [`Settings::read_environment`], of a list of names and values.
+    /// Applies a list of names and values, as [`Settings::read_environment`].
     fn read_environment_of(&mut self, variables: &[(String, String)]) {
-        // An empty variable is one that is not set.
+        // An empty variable counts as unset.
         let of = |name: &str| {
             variables.iter().find(|(known, value)| known == name && !value.is_empty()).map(|(_, value)| value)
         };
         for flag in flags() {
             let own = flag.variable();
-            // Ours says exactly what it means, so it goes before those of the existing system.
+            // The variable of this project is specific, so it overrides those of Mooncake C++.
             let named = flag.variables.iter().rev().map(|name| (*name).to_owned()).chain([own]);
             for name in named {
                 if let Some(value) = of(&name) {
@@ -57,7 +57,7 @@ impl Settings {
     }
 }
 
-/// The variables of this process that are text.
+/// Returns the variables of this process that are UTF-8.
 #[allow(clippy::disallowed_methods, reason = "this is the file that reads the environment")]
 fn process_variables() -> Vec<(String, String)> {
     std::env::vars_os()
@@ -65,47 +65,47 @@ fn process_variables() -> Vec<(String, String)> {
         .collect()
 }
 
-/// What a client's program takes from the environment.
+/// Settings of a client program from the environment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClientEnvironment {
-    /// Pages of its memory.
+    /// Page size of the client's memory.
     pub huge_pages: HugePages,
-    /// Ports its name draws from.
+    /// Range of ports for the name of the client.
     pub ports: RangeInclusive<u16>,
-    /// Values are stored with a checksum and compared with it.
+    /// Whether values are stored with a checksum that readers verify.
     pub checksum: bool,
-    /// A file whose memory is the segment.
+    /// File that holds the segment.
     pub segment_file: Option<SegmentFile>,
-    /// More memory may be offered than is available.
+    /// Whether the segment may exceed the available memory.
     pub allow_overcommit: bool,
-    /// Every wire but TCP is left alone.
+    /// Whether TCP is the only transport.
     pub force_tcp: bool,
-    /// Levels of the log.
+    /// Log levels.
     pub log: Option<String>,
-    /// What is done is counted.
+    /// Whether metrics are counted.
     pub metrics: bool,
-    /// Time between two summaries of that in the log; zero for none.
+    /// Time between two summaries of the metrics in the log; zero for none.
     pub metrics_interval: Duration,
-    /// A label of its metrics; empty for none.
+    /// Label `cluster_id` of the metrics; empty for none.
     pub cluster_id: String,
-    /// Bytes between members in one process are copied and take no wire.
+    /// Whether clients of one process copy bytes without a transport.
     pub copy_in_process: bool,
-    /// Its memory is on this NUMA node.
+    /// NUMA node of the client's memory.
     pub numa_node: Option<u32>,
-    /// Longest time of a call, where it is said.
+    /// Timeout of a call, if set.
     pub timeout: Option<Duration>,
-    /// Longest time of joining, where it is said.
+    /// Timeout of connecting to the master, if set.
     pub connect_timeout: Option<Duration>,
-    /// Replicas on faster wires are read first.
+    /// Whether replicas on faster transports are read first.
     pub score_replicas: bool,
-    /// What is kept of what is read from other members.
+    /// Configuration of the hot cache.
     pub hot_cache: HotCacheConfig,
-    /// Its disk, if it is told to have one: see [`offload`](Self::offload).
+    /// Configuration of the disk, for [`offload`](Self::offload).
     pub disk: OffloadConfig,
 }
 
 impl ClientEnvironment {
-    /// That of this process.
+    /// Reads the environment of this process.
     pub fn read() -> Self {
         Self::of(&process_variables())
     }
@@ -125,7 +125,7 @@ impl ClientEnvironment {
             of("MC_STORE_HUGEPAGE_SIZE").and_then(|size| bytes(size).ok()).is_some_and(|size| size > 2 << 20);
         let (first, last) =
             (port("MC_STORE_CLIENT_MIN_PORT", 12300), port("MC_STORE_CLIENT_MAX_PORT", 14300));
-        // Without those that Linux gives to whoever connects.
+        // Without the ephemeral ports of Linux.
         let usable = first <= last && ((1024 <= first && last <= 32767) || 61000 <= first);
         Self {
             huge_pages: match (on("MC_STORE_USE_HUGEPAGE"), large) {
@@ -164,7 +164,7 @@ impl ClientEnvironment {
         }
     }
 
-    /// A disk in that directory, or in the one the environment names where it is empty: for
+    /// Returns the configuration of a disk in `path`, or in the folder of the environment if `path` is empty, for
     /// [`ClientConfig::offload`](crate::client::ClientConfig::offload).
     pub fn offload(&self, path: &str) -> OffloadConfig {
         let mut disk = self.disk.clone();
@@ -174,8 +174,10 @@ impl ClientEnvironment {
         disk
     }
 
-    /// The wires of a protocol, with its devices (commas between them; all when empty or `auto-discovery`) and what the environment says of
-    /// wires: for [`ClientBuilder::wires`](crate::client::ClientBuilder::wires).
+    /// Returns the transports of `protocol`, with settings from the environment, for
+    /// [`ClientBuilder::wires`](crate::client::ClientBuilder::wires).
+    ///
+    /// `devices` has commas between names; empty or `auto-discovery` selects all.
     ///
     /// # Errors
     /// `NOT_SUPPORTED` for a protocol that is not built in.
@@ -184,14 +186,15 @@ impl ClientEnvironment {
         engine.transport_options()
     }
 
-    /// How a member with that directory finds others and where it answers, as the environment says: for
-    /// [`ClientConfig::directory`](crate::client::ClientConfig::directory) and [`ClientConfig::handshake`](crate::client::ClientConfig::handshake).
+    /// Returns the metadata service and the handshake port of a client from the environment, for
+    /// [`ClientConfig::directory`](crate::client::ClientConfig::directory) and
+    /// [`ClientConfig::handshake`](crate::client::ClientConfig::handshake).
     pub fn meeting(metadata: &str) -> (DirectoryOptions, HandshakePort) {
-        // Any name: who is found at a handshake port has one.
+        // The builder needs a name; its value does not matter here.
         TransferEngine::builder().environment().metadata(metadata).name("member").meeting()
     }
 
-    /// Sets what it says of a client.
+    /// Applies the settings to `config`.
     pub fn apply(&self, config: &mut ClientConfig) {
         config.ports = self.ports.clone();
         config.checksum = self.checksum;
@@ -211,7 +214,7 @@ impl ClientEnvironment {
     }
 }
 
-/// What is said of a disk. What makes no sense is not heard.
+/// Returns the configuration of a disk. Invalid values are ignored.
 fn disk<'v>(of: &impl Fn(&str) -> Option<&'v String>) -> OffloadConfig {
     let default = OffloadConfig::new("/data/file_storage");
     let variable = |name: &str| of(&format!("MOONCAKE_OFFLOAD_{name}"));
@@ -253,7 +256,7 @@ const TOOL: &[(&str, &str, &str)] = &[
     ("MC_STORE_USE_HUGEPAGE", "", "`doctor`: check for reserved huge pages, unless 0, false, no or off"),
 ];
 
-/// What `mooncake` takes for a setting that its command line leaves open.
+/// Returns the default of a setting of the CLI `mooncake`, from the environment or the table.
 #[cfg(feature = "cli")]
 pub(crate) fn tool_default(name: &str) -> String {
     let set = process_variables().into_iter().find(|(known, value)| known == name && !value.is_empty());
