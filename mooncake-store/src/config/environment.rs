@@ -72,23 +72,23 @@ pub struct ClientEnvironment {
     pub huge_pages: HugePages,
     /// Range of ports for the name of the client.
     pub ports: RangeInclusive<u16>,
-    /// Whether values are stored with a checksum that readers verify.
+    /// Checksums of stored values, which readers verify.
     pub checksum: bool,
     /// File that holds the segment.
     pub segment_file: Option<SegmentFile>,
-    /// Whether the segment may exceed the available memory.
+    /// Permission for a segment larger than the available memory.
     pub allow_overcommit: bool,
-    /// Whether TCP is the only transport.
+    /// Restriction to TCP.
     pub force_tcp: bool,
     /// Log levels.
     pub log: Option<String>,
-    /// Whether metrics are counted.
+    /// Counting of metrics.
     pub metrics: bool,
     /// Time between two summaries of the metrics in the log; zero for none.
     pub metrics_interval: Duration,
     /// Label `cluster_id` of the metrics; empty for none.
     pub cluster_id: String,
-    /// Whether clients of one process copy bytes without a transport.
+    /// Plain copies between clients of one process, without a transport.
     pub copy_in_process: bool,
     /// NUMA node of the client's memory.
     pub numa_node: Option<u32>,
@@ -96,7 +96,7 @@ pub struct ClientEnvironment {
     pub timeout: Option<Duration>,
     /// Timeout of connecting to the master, if set.
     pub connect_timeout: Option<Duration>,
-    /// Whether replicas on faster transports are read first.
+    /// Preference for replicas on faster transports.
     pub score_replicas: bool,
     /// Configuration of the hot cache.
     pub hot_cache: HotCacheConfig,
@@ -164,8 +164,10 @@ impl ClientEnvironment {
         }
     }
 
-    /// Returns the configuration of a disk in `path`, or in the folder of the environment if `path` is empty, for
+    /// Returns the configuration of a disk in `path`, for
     /// [`ClientConfig::offload`](crate::client::ClientConfig::offload).
+    ///
+    /// An empty `path` selects the folder of the environment.
     pub fn offload(&self, path: &str) -> OffloadConfig {
         let mut disk = self.disk.clone();
         if !path.is_empty() {
