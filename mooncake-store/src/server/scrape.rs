@@ -122,13 +122,13 @@ impl Page {
             count(
                 "master_successful_evictions",
                 "master_successful_evictions_total",
-                "Eviction runs that evicted objects",
+                "Evictions of an object or a group",
                 stats.evictions_successful,
             );
             count(
                 "master_attempted_evictions",
                 "master_attempted_evictions_total",
-                "Eviction runs",
+                "Attempts to find space by eviction",
                 stats.evictions_attempted,
             );
             count(
