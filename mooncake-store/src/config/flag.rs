@@ -62,7 +62,7 @@ impl Flag {
         match self.state {
             FlagState::Works => None,
             FlagState::Off(missing) => {
-                Some(format!("not supported, only the default is accepted: {missing}"))
+                Some(format!("only the default is accepted: {missing}"))
             }
             FlagState::Idle(why) => Some(format!("no effect: {why}")),
         }
