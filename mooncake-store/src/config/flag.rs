@@ -61,9 +61,7 @@ impl Flag {
     pub fn remark(&self) -> Option<String> {
         match self.state {
             FlagState::Works => None,
-            FlagState::Off(missing) => {
-                Some(format!("only the default is accepted: {missing}"))
-            }
+            FlagState::Off(missing) => Some(format!("only the default is accepted: {missing}")),
             FlagState::Idle(why) => Some(format!("no effect: {why}")),
         }
     }
