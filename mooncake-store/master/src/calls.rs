@@ -17,8 +17,8 @@ use mooncake_protocol::pack;
 use mooncake_protocol::service::{ObjectCalls, OwnerCalls, SegmentCalls, TaskCalls};
 use mooncake_protocol::tiers::TierCalls;
 use mooncake_protocol::wire::{
-    CopyPlan, DiskWork, DrainProgress, InventoryPage, MovePlan, OffloadItem, PromotionPlan, StorageConfig, StoredAt,
-    StoredReplica, Task, TaskInfo, TaskKind, TaskReport, Welcome,
+    CopyPlan, DiskWork, DrainProgress, InventoryPage, MovePlan, OffloadItem, PromotionPlan, StorageConfig,
+    StoredAt, StoredReplica, Task, TaskInfo, TaskKind, TaskReport, Welcome,
 };
 
 impl<A: SegmentAllocator, E: EvictionPolicy> ObjectCalls for Master<A, E> {
