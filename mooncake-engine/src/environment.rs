@@ -47,7 +47,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_TRANSFER_TIMEOUT"],
         "30",
-        "Seconds that a transfer may take, 5 at least, beside a nanosecond per byte",
+        "Timeout of a transfer in seconds, at least 5, plus a nanosecond per byte",
         |engine, text| {
             let seconds: u64 = parse(text)?;
             engine.timeout = Duration::from_secs(seconds.max(5));
@@ -57,7 +57,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_SLICE_TIMEOUT"],
         "",
-        "Seconds (1 to 65535) that a transfer may take at most, however many bytes it has",
+        "Maximum timeout of a transfer in seconds (1 to 65535), whatever its size",
         |engine, text| {
             engine.longest = Some(Duration::from_secs(within(text, 1, 65535)?));
             Ok(())
@@ -66,7 +66,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_LEGACY_RPC_PORT_BINDING"],
         "",
-        "The handshake port is the one in the engine's own name (without one there it is drawn), and its host is what others are told",
+        "Use the port in the name of the engine as handshake port (random without one), and its host as published address",
         |engine, _| {
             engine.port_of_name = true;
             Ok(())
@@ -74,8 +74,8 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable(
         &["MC_TCP_BIND_ADDRESS"],
-        "first address of an interface that is up",
-        "Address that others are told, but for P2PHANDSHAKE, where it is the one in the engine's name; the ports listen on all",
+        "first address of an active interface",
+        "Published address; with P2PHANDSHAKE the address in the name of the engine is used; ports listen on all addresses",
         |engine, text| {
             let address: std::net::IpAddr = parse(text)?;
             engine.told = Some(address.to_string());
@@ -85,7 +85,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_USE_IPV6"],
         "",
-        "The handshake port is IPv6, and so is the address that others are told",
+        "Use IPv6 for the handshake port and the published address",
         |engine, _| {
             engine.ipv6 = true;
             Ok(())
@@ -103,20 +103,25 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_MIN_RPC_PORT", "MC_MIN_PRC_PORT"],
         "15000",
-        "First port that the handshake and data ports are drawn from; 1024 at least, not 32768 to 60999, not above the last",
+        "First port of the range for handshake and data ports; at least 1024, not 32768 to 60999, not above the last",
         |engine, text| {
             engine.ports.0 = Some(listening(text)?);
             Ok(())
         },
     ),
-    variable(&["MC_MAX_RPC_PORT", "MC_MAX_PRC_PORT"], "17000", "Last of these ports", |engine, text| {
-        engine.ports.1 = Some(listening(text)?);
-        Ok(())
-    }),
+    variable(
+        &["MC_MAX_RPC_PORT", "MC_MAX_PRC_PORT"],
+        "17000",
+        "Last port of the range for handshake and data ports",
+        |engine, text| {
+            engine.ports.1 = Some(listening(text)?);
+            Ok(())
+        },
+    ),
     variable(
         &["MC_HANDSHAKE_CONNECT_TIMEOUT"],
         "5",
-        "Seconds (1 to 3599) that connecting to a handshake port may take",
+        "Timeout of a connection to a handshake port in seconds (1 to 3599)",
         |engine, text| {
             engine.handshake.limits.connect_timeout = Duration::from_secs(within(text, 1, 3599)?);
             Ok(())
@@ -125,7 +130,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_HANDSHAKE_MAX_LENGTH"],
         "1048576",
-        "Bytes (1048576 to 134217728) of the longest message of a handshake",
+        "Maximum size of a handshake message in bytes (1048576 to 134217728)",
         |engine, text| {
             let bytes: u64 = within(text, 1 << 20, 128 << 20)?;
             engine.handshake.limits.max_len = usize::try_from(bytes).map_err(|e| e.to_string())?;
@@ -135,28 +140,28 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_METADATA_CLUSTER_ID"],
         "",
-        "Tells the keys of a cluster from those of others in the same directory",
+        "Cluster id in the keys of a metadata service that several clusters share",
         |engine, text| {
             engine.options.cluster_id = text.into();
             Ok(())
         },
     ),
-    variable(&["MC_REDIS_USERNAME"], "", "User of a directory in Redis", |engine, text| {
+    variable(&["MC_REDIS_USERNAME"], "", "User of the metadata service in Redis", |engine, text| {
         engine.options.redis.username = text.into();
         Ok(())
     }),
-    variable(&["MC_REDIS_PASSWORD"], "", "Password there", |engine, text| {
+    variable(&["MC_REDIS_PASSWORD"], "", "Password of the metadata service in Redis", |engine, text| {
         engine.options.redis.password = text.into();
         Ok(())
     }),
-    variable(&["MC_REDIS_DB_INDEX"], "0", "Number (0 to 255) of the database there", |engine, text| {
+    variable(&["MC_REDIS_DB_INDEX"], "0", "Database number in Redis (0 to 255)", |engine, text| {
         engine.options.redis.database = parse(text)?;
         Ok(())
     }),
     variable(
         &["MC_DISABLE_METACACHE"],
         "",
-        "A segment is looked up each time it is opened, not once",
+        "Look up a segment each time it is opened, not once",
         |engine, _| {
             engine.caches = false;
             Ok(())
@@ -165,26 +170,21 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_TE_METADATA_REFRESH_INTERVAL_SECONDS"],
         "0",
-        "Seconds between two look-ups of all opened segments; 0 for none",
+        "Seconds between two refreshes of all opened segments; 0 for none",
         |engine, text| {
             let seconds: u32 = parse(text)?;
             engine.refresh = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
             Ok(())
         },
     ),
-    variable(
-        &["MC_FORCE_TCP"],
-        "",
-        "Leave every other wire alone, unless 0, false, no or off",
-        |engine, text| {
-            engine.force_tcp = !is_off(text);
-            Ok(())
-        },
-    ),
+    variable(&["MC_FORCE_TCP"], "", "Use TCP only, unless 0, false, no or off", |engine, text| {
+        engine.force_tcp = !is_off(text);
+        Ok(())
+    }),
     variable(
         &["MC_FORCE_HCA"],
         "",
-        "Use RDMA, and fail where there is none, unless 0, false, no or off; `MC_FORCE_TCP` goes before it",
+        "Use RDMA, and fail without it, unless 0, false, no or off; `MC_FORCE_TCP` takes precedence",
         |engine, text| {
             engine.force_rdma = !is_off(text);
             Ok(())
@@ -193,7 +193,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_FORCE_MNNVL"],
         "",
-        "NVLink, whatever protocol is asked for; also to other hosts of the NVLink fabric (anything but `0`, `false`, `off`, `no`)",
+        "Use NVLink for every protocol, also to other hosts of the NVLink fabric, unless 0, false, no or off",
         |engine, text| {
             engine.gpu.force = !is_off(text);
             Ok(())
@@ -202,7 +202,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_INTRANODE_NVLINK", "MC_INTRA_NVLINK"],
         "",
-        "The same within hosts only, by CUDA IPC; descriptors call it `nvlink_intra`",
+        "Use NVLink within hosts only, by CUDA IPC; the protocol in descriptors is `nvlink_intra`",
         |engine, text| {
             engine.gpu.intra_node = !is_off(text);
             Ok(())
@@ -211,7 +211,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_USE_NVLINK_IPC"],
         "",
-        "NVLink by CUDA IPC, where memory could be opened to the fabric",
+        "Use CUDA IPC where memory could be opened to the fabric",
         |engine, text| {
             engine.gpu.ipc = !is_off(text);
             Ok(())
@@ -220,7 +220,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_CUSTOM_TOPO_JSON"],
         "",
-        "File that says which devices are near which memory, in place of what is found",
+        "File with the distances of devices and memory, in place of discovery",
         |engine, text| {
             engine.topology_file = Some(text.into());
             Ok(())
@@ -229,42 +229,37 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_TE_FILTERS", "MC_MS_FILTERS"],
         "",
-        "RDMA devices that count, with commas between them; all when there is none",
+        "RDMA devices to use, with commas between them; all if empty",
         |engine, text| {
             engine.discovery = std::mem::take(&mut engine.discovery).only(text.split(','));
             Ok(())
         },
     ),
-    variable(&["MC_TE_FILTERS_EXCLUDE"], "", "RDMA devices that do not count", |engine, text| {
+    variable(&["MC_TE_FILTERS_EXCLUDE"], "", "RDMA devices not to use", |engine, text| {
         engine.discovery = std::mem::take(&mut engine.discovery).without(text.split(','));
         Ok(())
     }),
-    variable(
-        &["MC_TE_METRIC"],
-        "",
-        "1, true, yes or on: log what was moved from time to time",
-        |engine, text| {
-            engine.summary = ["1", "true", "yes", "on"].iter().any(|on| text.eq_ignore_ascii_case(on));
-            Ok(())
-        },
-    ),
+    variable(&["MC_TE_METRIC"], "", "Log metrics periodically: 1, true, yes or on", |engine, text| {
+        engine.summary = ["1", "true", "yes", "on"].iter().any(|on| text.eq_ignore_ascii_case(on));
+        Ok(())
+    }),
     variable(
         &["MC_TE_METRIC_INTERVAL_SECONDS"],
         "5",
-        "Seconds (1 to 86400) between two such lines",
+        "Seconds between two lines of metrics (1 to 86400)",
         |engine, text| {
             engine.summary_interval = Duration::from_secs(within(text, 1, 86400)?);
             Ok(())
         },
     ),
-    variable(&["MC_TCP_PROTO"], "", "1: ask peers without acknowledgements, as of old", |engine, text| {
+    variable(&["MC_TCP_PROTO"], "", "1: use the older framing without acknowledgements", |engine, text| {
         tcp(engine).framing = if text == "1" { Framing::Plain } else { Framing::Acknowledged };
         Ok(())
     }),
     variable(
         &["MC_TCP_STATUS_TIMEOUT_SEC"],
         "30",
-        "Seconds that a peer may take to move a byte of its answer",
+        "Seconds without a byte of the response after which a peer has failed",
         |engine, text| {
             tcp(engine).answer_timeout = Duration::from_secs(within(text, 1, 86400)?);
             Ok(())
@@ -273,7 +268,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_TCP_PROGRESS_TIMEOUT_SEC"],
         "30",
-        "Seconds that a peer who asked may stop half-way",
+        "Seconds that a peer may pause inside a request",
         |engine, text| {
             tcp(engine).progress_timeout = Duration::from_secs(within(text, 1, 86400)?);
             Ok(())
@@ -282,7 +277,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_TCP_LANES_PER_PEER", "MC_TCP_MAX_CONNECTIONS_PER_PEER"],
         "4",
-        "Connections (1 to 16) to one peer at most",
+        "Maximum number of connections to one peer (1 to 16)",
         |engine, text| {
             tcp(engine).connections = within(text, 1, 16)?;
             Ok(())
@@ -291,7 +286,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"],
         "65536",
-        "Transfers (1 to 65536) that may wait on one connection; more are refused",
+        "Maximum number of queued transfers per connection (1 to 65536); more are refused",
         |engine, text| {
             tcp(engine).max_queued = within(text, 1, 65536)?;
             Ok(())
@@ -300,7 +295,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_GID_INDEX", "NCCL_IB_GID_INDEX"],
         "-1",
-        "Index of the RDMA port's address (0 to 255); -1 chooses",
+        "GID index of the RDMA port (0 to 255); -1 selects one",
         |engine, text| {
             let index: i16 = within(text, -1, 255)?;
             rdma(engine).gid_index = u8::try_from(index).ok();
@@ -310,7 +305,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_AUTO_GID_MAX_RETRIES"],
         "2",
-        "How many other addresses (0 to 16) are tried when there is no way from the chosen one",
+        "Number of other addresses to try (0 to 16) if the selected one has no path",
         |engine, text| {
             rdma(engine).gid_retries = within(text, 0, 16)?;
             Ok(())
@@ -323,7 +318,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_MTU"],
         "4096",
-        "Largest RDMA packet in bytes (512, 1024, 2048 or 4096), as far as the port goes",
+        "Largest RDMA packet in bytes (512, 1024, 2048 or 4096), limited by the port",
         |engine, text| {
             let bytes: u32 = parse(text)?;
             if ![512, 1024, 2048, 4096].contains(&bytes) {
@@ -350,7 +345,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_NUM_QP_PER_EP"],
         "2",
-        "Queue pairs (1 to 255) of a connection; peers must have as many",
+        "Queue pairs of a connection (1 to 255); peers must have as many",
         |engine, text| {
             rdma(engine).pairs = within(text, 1, 255)?;
             Ok(())
@@ -359,7 +354,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_MAX_WR"],
         "256",
-        "Requests (1 to 65535) in a queue pair, as far as the device goes",
+        "Requests in a queue pair (1 to 65535), limited by the device",
         |engine, text| {
             rdma(engine).requests = within(text, 1, 65535)?;
             Ok(())
@@ -368,7 +363,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_MAX_CQE_PER_CTX"],
         "4096",
-        "Requests (1 to 4194304) under way on an RDMA device, as far as its completion queue goes",
+        "Requests in flight on an RDMA device (1 to 4194304), limited by its completion queue",
         |engine, text| {
             rdma(engine).completions = within(text, 1, 4 << 20)?;
             Ok(())
@@ -377,7 +372,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_MAX_EP_PER_CTX"],
         "65536",
-        "Connections (1 to 65536) of an RDMA device, as far as it goes; the one used longest ago gives way",
+        "Connections of an RDMA device (1 to 65536), limited by the device; the least recently used one is evicted",
         |engine, text| {
             rdma(engine).max_endpoints = within(text, 1, 65536)?;
             Ok(())
@@ -386,7 +381,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_SLICE_SIZE"],
         "65536",
-        "Bytes (1 to 1 GiB) of a message over RDMA; a rest of a quarter goes with the one before",
+        "Size of an RDMA message in bytes (1 to 1 GiB); a remainder of up to a quarter joins the previous message",
         |engine, text| {
             let rdma = rdma(engine);
             rdma.slice_bytes = within(text, 1, 1 << 30)?;
@@ -397,7 +392,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_FRAGMENT_RATIO"],
         "4",
-        "Which part of a message such a rest is at most: one by this (1 to 65535)",
+        "Divisor of the message size that gives the largest joined remainder (1 to 65535)",
         |engine, text| {
             let rdma = rdma(engine);
             rdma.fragment_bytes = rdma.slice_bytes / within(text, 1, 65535)?;
@@ -407,7 +402,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_RETRY_CNT"],
         "9",
-        "How often (1 to 127) a message is tried again, here or elsewhere, after RDMA devices gave it up",
+        "Retries of a message that an RDMA device has given up, on the same or another path (1 to 127)",
         |engine, text| {
             rdma(engine).attempts = within(text, 1, 127)?;
             Ok(())
@@ -416,7 +411,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_RDMA_RAIL_PAUSE_SECONDS"],
         "30",
-        "Seconds (1 to 3599) that a way which failed is left alone while there is another",
+        "Seconds that a failed path rests while there is another (1 to 3599)",
         |engine, text| {
             rdma(engine).rail_pause = Duration::from_secs(within(text, 1, 3599)?);
             Ok(())
@@ -425,7 +420,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_CONN_PAUSE_TTL_MS"],
         "0",
-        "Milliseconds (0 to 600000) that a way on which connecting failed is not tried again; what is to go there fails at once",
+        "Milliseconds without a new attempt on a path whose connection failed (0 to 600000); requests for it fail at once",
         |engine, text| {
             rdma(engine).connect_pause = Duration::from_millis(within(text, 0, 600_000)?);
             Ok(())
@@ -434,7 +429,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_ENABLE_HCA_PEER_AFFINITY"],
         "",
-        "Heed `MC_NIC_PEER_AFFINITY`, unless 0, false, no or off",
+        "Use `MC_NIC_PEER_AFFINITY`, unless 0, false, no or off",
         |engine, text| {
             engine.partners.0 = !is_off(text);
             Ok(())
@@ -443,7 +438,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_NIC_PEER_AFFINITY"],
         "",
-        "Devices of peers that ours prefer, `ours=theirs,theirs;ours=theirs`; without an entry, the one of the same name",
+        "Preferred remote devices, `local=remote,remote;local=remote`; without an entry, the device of the same name",
         |engine, text| {
             engine.partners.1 = partners(text)?;
             Ok(())
@@ -452,7 +447,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_IB_PCI_RELAXED_ORDERING"],
         "1",
-        "Devices may write in any order, where they can; 0: they may not (1 and 2 are the same here)",
+        "Allow relaxed ordering where devices support it; 0 forbids it (1 and 2 are equal here)",
         |engine, text| {
             rdma(engine).relaxed_ordering = within(text, 0, 2)? != 0;
             Ok(())
@@ -461,7 +456,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_MAX_MR_SIZE"],
         "1099511627776",
-        "Bytes (4096 at least) of one registration with an RDMA device, as far as it goes; longer memory is registered in parts",
+        "Maximum size of one registration in bytes (at least 4096), limited by the device; longer memory is registered in parts",
         |engine, text| {
             rdma(engine).region_bytes = within(text, 4096, u64::MAX)?;
             Ok(())
@@ -470,7 +465,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         &["MC_RDMA_BIND_ADDRESS"],
         "",
-        "Address that RDMA peers reach the handshake port by, where it is another than others use",
+        "Address of the handshake port for RDMA peers, if it differs from the published one",
         |engine, text| {
             let address: std::net::IpAddr = parse(text)?;
             rdma(engine).server_name = address.to_string();

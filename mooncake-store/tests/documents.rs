@@ -1,12 +1,81 @@
-//! Documents that are made from code say what the code does. `cargo xtask docs` writes them.
+//! Compares generated documents with the code that they describe. `cargo xtask docs` writes them.
 
+use std::fmt::Write as _;
 use std::path::PathBuf;
 
+use mooncake_core::error::{ErrorCode, ErrorKind};
 use mooncake_store::config::{environment_document, flags_document};
 
-fn documents() -> [(PathBuf, String); 2] {
+fn documents() -> [(PathBuf, String); 3] {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs");
-    [(folder.join("environment.md"), environment_document()), (folder.join("flags.md"), flags_document())]
+    [
+        (folder.join("environment.md"), environment_document()),
+        (folder.join("errors.md"), errors_document()),
+        (folder.join("flags.md"), flags_document()),
+    ]
+}
+
+const ERRORS_HEAD: &str = "# Error codes
+
+Generated from `mooncake-core/src/code.rs` by `cargo xtask docs`; do not edit.
+
+Python calls return these numbers; `last_error()` returns the code, its name and a message:
+
+```python
+if store.put(\"key\", b\"value\") < 0:
+    error = store.last_error()
+    print(error.code, error.name, error.message)
+```
+
+Rust calls return `mooncake_core::Error`; `error.code()` is the code and `error.kind()` its kind.
+The REST server and the admin port put the code into the response. The numbers are those of
+Mooncake C++. \"Mooncake C++ only\" marks codes that this project never creates itself.
+
+## Kinds
+
+A program decides by the kind; the code is for logs and people.
+
+| kind | action of the caller |
+|---|---|
+";
+
+/// Returns the action that callers take for a kind.
+const fn action(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::NotFound => "Treat it as a miss.",
+        ErrorKind::AlreadyExists => "Continue: the value is stored.",
+        ErrorKind::NoSpace => "Write less, or retry later.",
+        ErrorKind::Busy => "Retry later.",
+        ErrorKind::Expired => "Repeat the call.",
+        ErrorKind::Invalid => "Correct the call; a repetition fails, too.",
+        ErrorKind::Unavailable => "Use another node, or retry later.",
+        ErrorKind::Timeout => "Repeat the call; it may have been applied.",
+        ErrorKind::Corrupt => "Discard the bytes and recompute them.",
+        ErrorKind::VersionMismatch => "Upgrade the older side.",
+        ErrorKind::Unsupported => "Enable the feature, or do without it.",
+        _ => "Report it.",
+    }
+}
+
+/// Returns `docs/errors.md`.
+fn errors_document() -> String {
+    let mut text = String::from(ERRORS_HEAD);
+    let mut kinds: Vec<ErrorKind> = Vec::new();
+    for kind in ErrorCode::ALL.iter().map(|code| code.kind()) {
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
+            writeln!(text, "| `{kind:?}` | {} |", action(kind)).unwrap();
+        }
+    }
+    text.push_str(
+        "\n## Codes\n\n| code | name | kind | meaning | cause | what to do |\n|---|---|---|---|---|---|\n",
+    );
+    for code in ErrorCode::ALL {
+        let (number, name, kind) = (code.number(), code.name(), code.kind());
+        let (meaning, cause, cure) = (code.meaning(), code.cause(), code.cure());
+        writeln!(text, "| {number} | `{name}` | `{kind:?}` | {meaning} | {cause} | {cure} |").unwrap();
+    }
+    text
 }
 
 #[test]

@@ -73,7 +73,7 @@ fn recorded() -> Said {
 /// The steps that documents name as answered otherwise here.
 fn listed() -> BTreeSet<String> {
     let documented = include_str!("../../docs/compatibility.md");
-    let (_, section) = documented.split_once("\n## What single calls answer\n").expect("that section");
+    let (_, section) = documented.split_once("\n## Responses to single calls\n").expect("that section");
     let section = section.split("\n## ").next().unwrap_or_default();
     let rows = section.lines().filter(|line| line.starts_with("| `"));
     let steps = rows.filter_map(|row| row.split(" | ").next());

@@ -41,7 +41,7 @@ cargo xtask <task>
   mixed         clusters of this version and the last release (xtask/last-release), which it builds
   features      each crate with each of its features alone
   examples      builds and runs every example, the trace replay with kill -9 included
-  docs          writes docs/environment.md and docs/flags.md from the code (a test compares them)
+  docs          writes docs/environment.md, docs/errors.md and docs/flags.md from the code (a test compares them)
   header        writes the header of the C interface from the code (CI compares them)
   miri          core and transport under Miri (needs a nightly toolchain with the miri component)
   fuzz [secs]   every fuzz target over its corpus and mutations of it, on stable (default 20 s each)

@@ -26,7 +26,7 @@ from cluster import MIB, Master, Node, plain
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs/compatibility.md"
 # Where the table of differences begins.
-HEADING = "## What the matrix sees"
+HEADING = "## Differences in the interop matrix"
 MASTERS = ["ours", "peer"]
 CLIENTS = {"ours": ["ours"] * 3, "peer": ["peer"] * 3, "both": ["ours", "peer", "ours"]}
 NO_ANSWER = "(no answer)"

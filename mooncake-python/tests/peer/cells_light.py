@@ -23,7 +23,7 @@ import cells_cluster
 import cells_objects
 from cluster import Group
 
-HEADING = "## What a light client sees otherwise"
+HEADING = "## Differences of a shared client"
 
 
 def mounting(run):

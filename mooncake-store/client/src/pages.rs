@@ -125,10 +125,7 @@ impl fmt::Debug for About {
 }
 
 #[derive(OpenApi)]
-#[openapi(info(
-    title = "mooncake client",
-    description = "Pages of a member of a cluster. They change nothing."
-))]
+#[openapi(info(title = "mooncake client", description = "Read-only endpoints of a client."))]
 struct Description;
 
 fn router(about: About) -> axum::Router {
@@ -188,9 +185,13 @@ async fn metrics(State(about): State<About>) -> Response {
     }
     if let Some(kept) = about.client.hot_cache() {
         page.counter("mooncake_client_hot_cache_hits_total", "Reads served from the hot cache", kept.hits);
-        page.counter("mooncake_client_hot_cache_fills_total", "Values that came into it", kept.fills);
-        page.gauge("mooncake_client_hot_cache_objects", "Values in it", kept.objects);
-        page.gauge("mooncake_client_hot_cache_bytes", "Their bytes", kept.bytes);
+        page.counter(
+            "mooncake_client_hot_cache_fills_total",
+            "Values that entered the hot cache",
+            kept.fills,
+        );
+        page.gauge("mooncake_client_hot_cache_objects", "Values in the hot cache", kept.objects);
+        page.gauge("mooncake_client_hot_cache_bytes", "Bytes of values in the hot cache", kept.bytes);
     }
     #[cfg(feature = "disk")]
     if let Some(disk) = about.client.disk() {
@@ -217,25 +218,33 @@ fn show_disk(report: &DiskReport, page: &mut Page) {
     let sum = |a: u64, b: u64| a.saturating_add(b);
     for (name, help, value) in [
         ("mooncake_ssd_read_bytes_total", "Bytes read from the disk", io.read_bytes),
-        ("mooncake_ssd_write_bytes_total", "Bytes written to it", io.written_bytes),
-        ("mooncake_ssd_total_bytes_total", "Both", sum(io.read_bytes, io.written_bytes)),
-        ("mooncake_ssd_read_ops_total", "Reads", io.reads),
-        ("mooncake_ssd_write_ops_total", "Writes", io.writes),
-        ("mooncake_ssd_total_ops_total", "Both", sum(io.reads, io.writes)),
-        ("mooncake_client_disk_read_errors_total", "Reads that failed", io.read_errors),
-        ("mooncake_client_disk_write_errors_total", "Writes that failed", io.write_errors),
-        ("mooncake_client_disk_no_space_total", "Of these, for want of space", io.no_space),
-        ("mooncake_client_disk_offloaded_total", "Objects written for the master", report.offloaded),
-        ("mooncake_client_disk_refused_total", "Objects that could not be written", report.refused),
-        ("mooncake_client_disk_promoted_total", "Objects that came back to memory", report.promoted),
-        ("mooncake_client_disk_served_total", "Objects and parts read for others", report.read),
+        ("mooncake_ssd_write_bytes_total", "Bytes written to the disk", io.written_bytes),
+        (
+            "mooncake_ssd_total_bytes_total",
+            "Bytes read from and written to the disk",
+            sum(io.read_bytes, io.written_bytes),
+        ),
+        ("mooncake_ssd_read_ops_total", "Reads of the disk", io.reads),
+        ("mooncake_ssd_write_ops_total", "Writes of the disk", io.writes),
+        ("mooncake_ssd_total_ops_total", "Reads and writes of the disk", sum(io.reads, io.writes)),
+        ("mooncake_client_disk_read_errors_total", "Failed reads of the disk", io.read_errors),
+        ("mooncake_client_disk_write_errors_total", "Failed writes of the disk", io.write_errors),
+        ("mooncake_client_disk_no_space_total", "Writes that failed because the disk was full", io.no_space),
+        ("mooncake_client_disk_offloaded_total", "Objects offloaded to the disk", report.offloaded),
+        ("mooncake_client_disk_refused_total", "Objects that could not be offloaded", report.refused),
+        ("mooncake_client_disk_promoted_total", "Objects promoted to memory", report.promoted),
+        ("mooncake_client_disk_served_total", "Objects and parts read for other nodes", report.read),
         (
             "mooncake_client_disk_unserved_total",
-            "Of those asked for, the ones that could not be read",
+            "Requested objects and parts that could not be read",
             report.unread,
         ),
-        ("mooncake_client_disk_evicted_total", "Objects that went for others", store.evicted),
-        ("mooncake_client_disk_corrupt_total", "Objects dropped because they were damaged", store.corrupt),
+        ("mooncake_client_disk_evicted_total", "Objects evicted from the disk", store.evicted),
+        (
+            "mooncake_client_disk_corrupt_total",
+            "Objects dropped because their checksum did not match",
+            store.corrupt,
+        ),
         (
             "mooncake_client_disk_unreadable_total",
             "Objects dropped because the disk failed",
@@ -245,9 +254,9 @@ fn show_disk(report: &DiskReport, page: &mut Page) {
         page.counter(name, help, value);
     }
     page.gauge("mooncake_client_disk_objects", "Objects on the disk", store.objects);
-    page.gauge("mooncake_client_disk_used_bytes", "Bytes they take there", store.used);
-    page.gauge("mooncake_client_disk_capacity_bytes", "Bytes there are for them", store.capacity);
-    page.gauge("mooncake_client_disk_lent_bytes", "Bytes in memory that others read from", report.lent_bytes);
+    page.gauge("mooncake_client_disk_used_bytes", "Used bytes of the disk", store.used);
+    page.gauge("mooncake_client_disk_capacity_bytes", "Capacity of the disk in bytes", store.capacity);
+    page.gauge("mooncake_client_disk_lent_bytes", "Bytes lent to readers of the disk", report.lent_bytes);
 }
 
 /// What was done with files on a file system that clients share.
@@ -255,20 +264,24 @@ fn show_disk(report: &DiskReport, page: &mut Page) {
 fn show_files(report: &FileReport, page: &mut Page) {
     for (name, help, value) in [
         ("mooncake_client_files_written_total", "Values written to shared files", report.written),
-        ("mooncake_client_files_written_bytes_total", "Their bytes", report.written_bytes),
-        ("mooncake_client_files_refused_total", "Values that got no file", report.refused),
-        ("mooncake_client_files_evicted_total", "Files dropped for others", report.evicted),
-        ("mooncake_client_files_read_total", "Values and parts read from files", report.read),
-        ("mooncake_client_files_read_bytes_total", "Their bytes", report.read_bytes),
+        (
+            "mooncake_client_files_written_bytes_total",
+            "Bytes of values written to shared files",
+            report.written_bytes,
+        ),
+        ("mooncake_client_files_refused_total", "Values without a file", report.refused),
+        ("mooncake_client_files_evicted_total", "Evicted shared files", report.evicted),
+        ("mooncake_client_files_read_total", "Values and parts read from shared files", report.read),
+        ("mooncake_client_files_read_bytes_total", "Bytes read from shared files", report.read_bytes),
         (
             "mooncake_client_files_unread_total",
-            "Files that were missing, of another length, written to meanwhile, or too slow",
+            "Shared files that were missing, changed, of another length, or too slow",
             report.unread,
         ),
     ] {
         page.counter(name, help, value);
     }
-    page.gauge("mooncake_client_files_used_bytes", "Bytes of files it knows of", report.used);
+    page.gauge("mooncake_client_files_used_bytes", "Bytes of known shared files", report.used);
 }
 
 /// The figures, for people.
@@ -306,7 +319,7 @@ impl Metrics {
         page.counter("mooncake_transfer_read_bytes", "Bytes read", self.read.bytes());
         page.counter(
             "mooncake_transfer_write_bytes",
-            "Bytes written, to every replica",
+            "Bytes written, once per replica",
             self.written.bytes(),
         );
         for (name, latency) in [
@@ -315,7 +328,7 @@ impl Metrics {
             ("get", &self.read.single),
             ("put", &self.written.single),
         ] {
-            let help = "Microseconds that bytes of a call were under way";
+            let help = "Transfer time of a call in microseconds";
             let none: Labels<'_> = &[];
             page.histograms(&format!("mooncake_transfer_{name}_latency"), help, 1.0, [(none, latency)]);
         }
@@ -326,10 +339,10 @@ impl Metrics {
             let labels = names.map(|name| [("outcome", name)]);
             page.counters(name, help, labels.iter().map(|labels| labels as Labels<'_>).zip(of));
         };
-        let help = "Objects and parts read, by what became of it";
+        let help = "Objects and parts read, by outcome";
         let names = ["found", "missing", "failed"];
         outcomes("mooncake_client_reads_total", help, self.read.outcomes(), names, page);
-        let help = "Objects and parts written, by what became of it";
+        let help = "Objects and parts written, by outcome";
         let names = ["stored", "existed", "failed"];
         outcomes("mooncake_client_writes_total", help, self.written.outcomes(), names, page);
     }
@@ -338,7 +351,7 @@ impl Metrics {
         let made: Vec<_> = self.calls.made().map(|call| ([("rpc_name", call.name)], call)).collect();
         let each = || made.iter().map(|(labels, call)| (labels as Labels<'_>, call));
         let counts = each().map(|(labels, call)| (labels, call.latency.count()));
-        page.counters("mooncake_client_rpc_count", "Calls to the master", counts);
+        page.counters("mooncake_client_rpc_count", "RPCs to the master", counts);
         let unanswered = each().map(|(labels, call)| (labels, call.unanswered()));
         page.counters("mooncake_client_rpc_unanswered", "Of these, those without an answer", unanswered);
         let latencies = each().map(|(labels, call)| (labels, &call.latency));

@@ -1,10 +1,10 @@
-//! Metrics of the existing master for what is not built. They stand at 0, so that its dashboards show that and not "no data".
+//! Metrics of Mooncake C++ for missing features. They are 0, so that its dashboards show 0 instead of "no data".
 
-/// Of what, the gauges, and the counters.
+/// Subject, gauges and counters.
 pub(super) const IDLE: &[(&str, &[&str], &[&str])] = &[
     ("NVMe-oF tier", &["master_nof_allocated_bytes", "master_total_nof_capacity_bytes"], &[]),
     (
-        "Retries of promotions that were refused",
+        "Retries of refused promotions",
         &[],
         &[
             "master_promotion_candidate_admission_rejected_total",
@@ -16,7 +16,7 @@ pub(super) const IDLE: &[(&str, &[&str], &[&str])] = &[
         ],
     ),
     (
-        "Several masters",
+        "Oplog of standbys",
         &[
             "ha_oplog_applied_sequence_id",
             "ha_oplog_last_sequence_id",

@@ -19,7 +19,7 @@ pub(super) fn text(state: &State) -> Result<Vec<u8>> {
     page.build();
     page.storage(&stats);
     let watermark = (stats.capacity() as f64 * state.master.options().high_watermark) as u64;
-    let help = "Bytes in all segments from which the background evicts";
+    let help = "Used bytes above which the background evicts";
     page.gauge("master_eviction_high_watermark_bytes", help, watermark);
     page.reads(&stats);
     page.evictions(&stats);
@@ -56,27 +56,33 @@ impl DerefMut for MasterPage {
 impl MasterPage {
     fn build(&mut self) {
         let labels: Labels<'_> = &[("version", env!("CARGO_PKG_VERSION")), ("rpc", MASTER_VERSION)];
-        self.gauges("master_build_info", "Version of the program and of its RPC, always 1", [(labels, 1)]);
+        self.gauges(
+            "master_build_info",
+            "Version of the program and of its RPC protocol, always 1",
+            [(labels, 1)],
+        );
     }
 
     fn storage(&mut self, stats: &Stats) {
-        self.gauge("master_allocated_bytes", "Bytes taken in all segments", stats.used());
-        self.gauge("master_total_capacity_bytes", "Bytes of all segments", stats.capacity());
-        self.segments("segment_allocated_bytes", "Bytes taken in a segment", stats, |at| at.used);
-        self.segments("segment_total_capacity_bytes", "Bytes of a segment", stats, |at| at.segment.size);
-        self.gauge("master_key_count", "Keys", stats.keys);
-        self.gauge("master_soft_pin_key_count", "Soft-pinned objects", stats.soft_pinned);
-        self.gauge("master_active_clients", "Clients heard of in time", stats.clients);
-        self.gauge("master_puts_in_progress", "Writes granted and not ended", stats.writing);
+        self.gauge("master_allocated_bytes", "Used bytes of all segments", stats.used());
+        self.gauge("master_total_capacity_bytes", "Capacity of all segments in bytes", stats.capacity());
+        self.segments("segment_allocated_bytes", "Used bytes of a segment", stats, |at| at.used);
+        self.segments("segment_total_capacity_bytes", "Capacity of a segment in bytes", stats, |at| {
+            at.segment.size
+        });
+        self.gauge("master_key_count", "Number of keys", stats.keys);
+        self.gauge("master_soft_pin_key_count", "Number of soft-pinned objects", stats.soft_pinned);
+        self.gauge("master_active_clients", "Clients with a heartbeat within --client_ttl", stats.clients);
+        self.gauge("master_puts_in_progress", "Writes in progress", stats.writing);
         self.gauge("mem_cache_nums_", "Objects in memory", stats.objects);
         self.gauge(
             "file_cache_nums_",
-            "Copies of objects on clients' disks and in files",
+            "Copies of objects on disks of clients and in shared files",
             stats.disks.objects,
         );
         self.gauge(
             "master_put_start_discarded_staging_size",
-            "Bytes that rest until nobody can still read or write them",
+            "Bytes in quarantine until no reader or writer can touch them",
             stats.resting(),
         );
         self.sizes(stats);
@@ -86,34 +92,42 @@ impl MasterPage {
         let (hits, bytes) = (stats.disk_hits, stats.disk_hit_bytes);
         let (memory_hits, memory_bytes) =
             (stats.hits.saturating_sub(hits), stats.hit_bytes.saturating_sub(bytes));
-        self.counter("mem_cache_hit_nums_", "Reads of objects in memory", memory_hits);
+        self.counter("mem_cache_hit_nums_", "Reads of objects that are in memory", memory_hits);
         self.counter("file_cache_hit_nums_", "Reads of objects that are on disk only", hits);
         self.counter("mem_cache_hit_bytes_total", "Bytes of objects read from memory", memory_bytes);
         self.counter("file_cache_hit_bytes_total", "Bytes of objects read from disks", bytes);
         self.counter("valid_get_nums_", "Reads that found their object", stats.hits);
-        self.counter("total_get_nums_", "Reads", stats.reads);
+        self.counter("total_get_nums_", "Reads of objects", stats.reads);
     }
 
     fn disks(&mut self, disks: &DiskStats) {
         self.gauge(
             "master_allocated_file_size_bytes",
-            "Bytes of objects on clients' disks and in files",
+            "Bytes of objects on disks of clients and in shared files",
             disks.used,
         );
-        let help = "Bytes of clients' disks, as far as they have told";
+        let help = "Reported capacity of disks of clients in bytes";
         self.gauge("master_total_file_capacity_bytes", help, disks.capacity);
-        let help = "Objects on their way from a disk back to memory";
+        let help = "Promotions in progress";
         self.gauge("master_promotion_in_flight", help, disks.promotions_in_flight);
         for (what, help, value) in [
-            ("admitted", "Objects that were to come back from a disk to memory", disks.promotions_admitted),
-            ("completed", "Of these, those that came", disks.promotions_completed),
-            ("completed_bytes", "Their bytes", disks.promoted_bytes),
-            ("failed", "Those that could not be brought back", disks.promotions_failed),
-            ("cancelled", "Those that were gone meanwhile", disks.promotions_cancelled),
-            ("expired", "Those that nobody brought in time", disks.promotions_expired),
-            ("rejected_frequency", "Reads of objects that are not read enough", disks.promotions_too_rare),
-            ("rejected_watermark", "Reads while memory was too full", disks.promotions_too_full),
-            ("rejected_cap", "Reads while too many were on their way", disks.promotions_over_limit),
+            ("admitted", "Promotions that were started", disks.promotions_admitted),
+            ("completed", "Promotions that completed", disks.promotions_completed),
+            ("completed_bytes", "Bytes of completed promotions", disks.promoted_bytes),
+            ("failed", "Promotions that failed", disks.promotions_failed),
+            ("cancelled", "Promotions whose object was removed meanwhile", disks.promotions_cancelled),
+            ("expired", "Promotions that timed out", disks.promotions_expired),
+            (
+                "rejected_frequency",
+                "Reads of objects below the promotion threshold",
+                disks.promotions_too_rare,
+            ),
+            (
+                "rejected_watermark",
+                "Promotions refused because memory was above the watermark",
+                disks.promotions_too_full,
+            ),
+            ("rejected_cap", "Promotions refused because the queue was full", disks.promotions_over_limit),
         ] {
             self.counter(&format!("master_promotion_{what}_total"), help, value);
         }
@@ -129,64 +143,76 @@ impl MasterPage {
             count(
                 "master_successful_evictions",
                 "master_successful_evictions_total",
-                "Objects evicted, one by one",
+                "Evictions of an object or a group",
                 stats.evictions_successful,
             );
             count(
                 "master_attempted_evictions",
                 "master_attempted_evictions_total",
-                "Times room was looked for",
+                "Attempts to find space by eviction",
                 stats.evictions_attempted,
             );
             count(
                 "master_evicted_key_count",
                 "master_evicted_key_count",
-                "Objects evicted",
+                "Evicted objects",
                 stats.evicted_keys,
             );
             count(
                 "master_evicted_size_bytes",
                 "master_evicted_size_bytes",
-                "Bytes evicted",
+                "Evicted bytes",
                 stats.evicted_bytes,
             );
         }
-        self.counter("master_put_start_alloc_failures_total", "Puts refused for want of room", stats.no_room);
-        self.counter("master_put_start_partial_allocations_total", "Puts with fewer replicas", stats.partial);
-        self.counter("master_put_start_discard_cnt", "Abandoned writes taken back", stats.discarded);
-        self.counter("master_put_start_release_cnt", "Of these, those whose grant ran out", stats.released);
+        self.counter(
+            "master_put_start_alloc_failures_total",
+            "Puts refused because no segment had space",
+            stats.no_room,
+        );
+        self.counter(
+            "master_put_start_partial_allocations_total",
+            "Puts with fewer replicas than requested",
+            stats.partial,
+        );
+        self.counter("master_put_start_discard_cnt", "Abandoned writes that were revoked", stats.discarded);
+        self.counter(
+            "master_put_start_release_cnt",
+            "Revoked writes whose allocation expired",
+            stats.released,
+        );
         let name = |what: &str| format!("master_hot_replicas_{what}_total");
-        self.counter(&name("proposed"), "Replicas of hot objects asked for", stats.hot_proposed);
-        self.counter(&name("made"), "Of these, those made", stats.hot_made);
-        self.counter(&name("dropped"), "Of these, those that went again", stats.hot_dropped);
-        self.gauge("master_hot_replicas", "Replicas of hot objects there are", stats.hot_replicas);
+        self.counter(&name("proposed"), "Requested replicas of hot objects", stats.hot_proposed);
+        self.counter(&name("made"), "Completed replicas of hot objects", stats.hot_made);
+        self.counter(&name("dropped"), "Dropped replicas of hot objects", stats.hot_dropped);
+        self.gauge("master_hot_replicas", "Current replicas of hot objects", stats.hot_replicas);
     }
 
     fn snapshots(&mut self, taken: &Taken) {
         let read = |count: &AtomicU64| count.load(Relaxed);
-        self.counter("master_snapshot_success", "Snapshots taken", read(&taken.success));
-        self.counter("master_snapshot_fail", "Snapshots that failed", read(&taken.failed));
+        self.counter("master_snapshot_success", "Written snapshots", read(&taken.success));
+        self.counter("master_snapshot_fail", "Failed snapshots", read(&taken.failed));
         let all: [(Labels<'_>, _); 1] = [(&[], &taken.took)];
-        self.histograms("master_snapshot_duration_ms", "Milliseconds a snapshot took", 1.0, all);
+        self.histograms("master_snapshot_duration_ms", "Duration of a snapshot in milliseconds", 1.0, all);
     }
 
     fn requests(&mut self, state: &State) {
         let shed = state.requests.shed.load(Relaxed);
-        self.counter("master_rpc_shed_total", "Requests refused for want of time", shed);
+        self.counter("master_rpc_shed_total", "Requests refused because the master was overloaded", shed);
         let (single, batch) = state.requests.all();
         for (name, counters) in single {
             let [requests, failures] = counters.read();
-            self.counter(&format!("master_{name}_requests_total"), "Requests", requests);
-            self.counter(&format!("master_{name}_failures_total"), "Requests that failed", failures);
+            self.counter(&format!("master_{name}_requests_total"), "Number of requests", requests);
+            self.counter(&format!("master_{name}_failures_total"), "Failed requests", failures);
         }
         for (name, counters) in batch {
             let [requests, failures, partial, items, failed_items] = counters.read();
             for (what, help, value) in [
-                ("requests", "Requests", requests),
-                ("failures", "Requests of which every item failed", failures),
-                ("partial_successes", "Requests of which some items failed", partial),
-                ("items", "Items", items),
-                ("failed_items", "Items that failed", failed_items),
+                ("requests", "Number of requests", requests),
+                ("failures", "Batch requests whose items all failed", failures),
+                ("partial_successes", "Batch requests with some failed items", partial),
+                ("items", "Items of batch requests", items),
+                ("failed_items", "Failed items of batch requests", failed_items),
             ] {
                 self.counter(&format!("master_{name}_{what}_total"), help, value);
             }
@@ -201,7 +227,7 @@ impl MasterPage {
         let labels: Vec<_> =
             all.map(|(name, latency)| ([("operation", name)], latency.histogram())).collect();
         let all = labels.iter().map(|(labels, histogram)| (&labels[..], *histogram));
-        let help = "Seconds a call took in the master, without the network";
+        let help = "Time of an RPC in the master in seconds, without the network";
         self.histograms("master_rpc_latency_seconds", help, 1e9, all);
     }
 
@@ -211,33 +237,37 @@ impl MasterPage {
         }
         let sum = |value: fn(&TenantInfo) -> u64| tenants.iter().map(value).fold(0, u64::saturating_add);
         let prefix = "mooncake_tenant_quota";
-        self.gauge(&format!("{prefix}_allocatable_capacity_bytes"), "Bytes that tenants share", capacity);
-        let help = "Bytes that all tenants are to have";
+        self.gauge(
+            &format!("{prefix}_allocatable_capacity_bytes"),
+            "Capacity that tenants share, in bytes",
+            capacity,
+        );
+        let help = "Requested quotas of all tenants in bytes";
         self.gauge(&format!("{prefix}_requested_bytes_sum"), help, sum(|at| at.requested));
-        let help = "Bytes that all tenants may have";
+        let help = "Effective quotas of all tenants in bytes";
         self.gauge(&format!("{prefix}_effective_bytes_sum"), help, sum(|at| at.effective));
         let names: Vec<[(&str, &str); 1]> = tenants.iter().map(|at| [("tenant_id", &*at.name)]).collect();
         let mut each = |name: &str, help: &str, value: fn(&TenantInfo) -> u64| {
             let values = names.iter().zip(tenants).map(|(labels, at)| (&labels[..], value(at)));
             self.gauges(&format!("{prefix}_{name}"), help, values);
         };
-        each("requested_bytes", "Bytes that a tenant is to have", |at| at.requested);
-        each("effective_bytes", "Bytes that it may have", |at| at.effective);
-        each("charged_bytes", "Bytes that it has", |at| at.charged);
+        each("requested_bytes", "Requested quota of a tenant in bytes", |at| at.requested);
+        each("effective_bytes", "Effective quota of a tenant in bytes", |at| at.effective);
+        each("charged_bytes", "Charged bytes of a tenant", |at| at.charged);
         each("admission_closed", "Always 0", |_| 0);
-        each("over_quota", "Whether it has more than it may", |at| u64::from(at.charged > at.effective));
+        each("over_quota", "1 if a tenant exceeds its quota", |at| u64::from(at.charged > at.effective));
         each("explicit_policy", "Always 1", |_| 1);
         let reason = ("reason", "quota_exceeded");
         let refused: Vec<[(&str, &str); 2]> = names.iter().map(|[tenant]| [*tenant, reason]).collect();
         let rejected = refused.iter().zip(tenants).map(|(labels, at)| (&labels[..], at.rejected));
-        self.counters("mooncake_tenant_quota_reject_total", "Puts refused for a quota", rejected);
+        self.counters("mooncake_tenant_quota_reject_total", "Puts refused because of a quota", rejected);
         let evicted = names.iter().zip(tenants).map(|(labels, at)| (&labels[..], at.evicted));
-        self.counters("mooncake_tenant_evict_bytes_total", "Bytes evicted for a quota", evicted);
+        self.counters("mooncake_tenant_evict_bytes_total", "Bytes evicted because of a quota", evicted);
     }
 
     fn idle(&mut self) {
         for (subject, gauges, counters) in IDLE {
-            let help = format!("{subject}: not built, always 0");
+            let help = format!("{subject}: not supported, always 0");
             gauges.iter().for_each(|name| self.gauge(name, &help, 0));
             counters.iter().for_each(|name| self.counter(name, &help, 0));
         }
@@ -259,7 +289,7 @@ impl MasterPage {
         let buckets = bounded.map(|(bound, count)| (*bound as f64, *count));
         self.histogram(
             "master_value_size_bytes",
-            "Sizes of values",
+            "Sizes of written values in bytes",
             buckets,
             count,
             stats.value_bytes as f64,

@@ -1,6 +1,6 @@
-//! The environment: what is read of it, and what the existing system reads and this one does not, with the reason.
+//! Environment variables of this project, and those of Mooncake C++ that it does not read, with reasons.
 //!
-//! This is the only file of the crate that reads the environment; `docs/environment.md` is made from it.
+//! This is the only file of the crate that reads the environment; `docs/environment.md` is generated from it.
 
 use std::fmt::Write;
 use std::ops::RangeInclusive;
@@ -20,24 +20,24 @@ use super::settings::Settings;
 use super::values::{bytes, nearest, switch};
 use mooncake_client::{ClientConfig, HotCacheConfig, MAX_TIMEOUT, OffloadConfig, SegmentFile};
 
-/// What every variable of a flag of the master begins with.
+/// Prefix of the variables of flags.
 const PREFIX: &str = "MC_MASTER_";
 
 impl Settings {
-    /// Takes the values of the process's environment.
+    /// Applies the environment of this process.
     pub fn read_environment(&mut self) {
         self.read_environment_of(&process_variables());
     }
 
-    /// As [`Settings::read_environment`], of a list of names and values.
+    /// Applies a list of names and values, as [`Settings::read_environment`].
     fn read_environment_of(&mut self, variables: &[(String, String)]) {
-        // An empty variable is one that is not set.
+        // An empty variable counts as unset.
         let of = |name: &str| {
             variables.iter().find(|(known, value)| known == name && !value.is_empty()).map(|(_, value)| value)
         };
         for flag in flags() {
             let own = flag.variable();
-            // Ours says exactly what it means, so it goes before those of the existing system.
+            // The variable of this project is specific, so it overrides those of Mooncake C++.
             let named = flag.variables.iter().rev().map(|name| (*name).to_owned()).chain([own]);
             for name in named {
                 if let Some(value) = of(&name) {
@@ -57,7 +57,7 @@ impl Settings {
     }
 }
 
-/// The variables of this process that are text.
+/// Returns the variables of this process that are UTF-8.
 #[allow(clippy::disallowed_methods, reason = "this is the file that reads the environment")]
 fn process_variables() -> Vec<(String, String)> {
     std::env::vars_os()
@@ -65,47 +65,47 @@ fn process_variables() -> Vec<(String, String)> {
         .collect()
 }
 
-/// What a client's program takes from the environment.
+/// Settings of a client program from the environment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClientEnvironment {
-    /// Pages of its memory.
+    /// Page size of the client's memory.
     pub huge_pages: HugePages,
-    /// Ports its name draws from.
+    /// Range of ports for the name of the client.
     pub ports: RangeInclusive<u16>,
-    /// Values are stored with a checksum and compared with it.
+    /// Checksums of stored values, which readers verify.
     pub checksum: bool,
-    /// A file whose memory is the segment.
+    /// File that holds the segment.
     pub segment_file: Option<SegmentFile>,
-    /// More memory may be offered than is available.
+    /// Permission for a segment larger than the available memory.
     pub allow_overcommit: bool,
-    /// Every wire but TCP is left alone.
+    /// Restriction to TCP.
     pub force_tcp: bool,
-    /// Levels of the log.
+    /// Log levels.
     pub log: Option<String>,
-    /// What is done is counted.
+    /// Counting of metrics.
     pub metrics: bool,
-    /// Time between two summaries of that in the log; zero for none.
+    /// Time between two summaries of the metrics in the log; zero for none.
     pub metrics_interval: Duration,
-    /// A label of its metrics; empty for none.
+    /// Label `cluster_id` of the metrics; empty for none.
     pub cluster_id: String,
-    /// Bytes between members in one process are copied and take no wire.
+    /// Plain copies between clients of one process, without a transport.
     pub copy_in_process: bool,
-    /// Its memory is on this NUMA node.
+    /// NUMA node of the client's memory.
     pub numa_node: Option<u32>,
-    /// Longest time of a call, where it is said.
+    /// Timeout of a call, if set.
     pub timeout: Option<Duration>,
-    /// Longest time of joining, where it is said.
+    /// Timeout of connecting to the master, if set.
     pub connect_timeout: Option<Duration>,
-    /// Replicas on faster wires are read first.
+    /// Preference for replicas on faster transports.
     pub score_replicas: bool,
-    /// What is kept of what is read from other members.
+    /// Configuration of the hot cache.
     pub hot_cache: HotCacheConfig,
-    /// Its disk, if it is told to have one: see [`offload`](Self::offload).
+    /// Configuration of the disk, for [`offload`](Self::offload).
     pub disk: OffloadConfig,
 }
 
 impl ClientEnvironment {
-    /// That of this process.
+    /// Reads the environment of this process.
     pub fn read() -> Self {
         Self::of(&process_variables())
     }
@@ -125,7 +125,7 @@ impl ClientEnvironment {
             of("MC_STORE_HUGEPAGE_SIZE").and_then(|size| bytes(size).ok()).is_some_and(|size| size > 2 << 20);
         let (first, last) =
             (port("MC_STORE_CLIENT_MIN_PORT", 12300), port("MC_STORE_CLIENT_MAX_PORT", 14300));
-        // Without those that Linux gives to whoever connects.
+        // Without the ephemeral ports of Linux.
         let usable = first <= last && ((1024 <= first && last <= 32767) || 61000 <= first);
         Self {
             huge_pages: match (on("MC_STORE_USE_HUGEPAGE"), large) {
@@ -164,8 +164,10 @@ impl ClientEnvironment {
         }
     }
 
-    /// A disk in that directory, or in the one the environment names where it is empty: for
+    /// Returns the configuration of a disk in `path`, for
     /// [`ClientConfig::offload`](mooncake_client::ClientConfig::offload).
+    ///
+    /// An empty `path` selects the folder of the environment.
     pub fn offload(&self, path: &str) -> OffloadConfig {
         let mut disk = self.disk.clone();
         if !path.is_empty() {
@@ -174,8 +176,10 @@ impl ClientEnvironment {
         disk
     }
 
-    /// The wires of a protocol, with its devices (commas between them; all when empty or `auto-discovery`) and what the environment says of
-    /// wires: for [`ClientBuilder::wires`](mooncake_client::ClientBuilder::wires).
+    /// Returns the transports of `protocol`, with settings from the environment, for
+    /// [`ClientBuilder::wires`](mooncake_client::ClientBuilder::wires).
+    ///
+    /// `devices` has commas between names; empty or `auto-discovery` selects all.
     ///
     /// # Errors
     /// `NOT_SUPPORTED` for a protocol that is not built in.
@@ -184,14 +188,15 @@ impl ClientEnvironment {
         engine.transport_options()
     }
 
-    /// How a member with that directory finds others and where it answers, as the environment says: for
-    /// [`ClientConfig::directory`](mooncake_client::ClientConfig::directory) and [`ClientConfig::handshake`](mooncake_client::ClientConfig::handshake).
+    /// Returns the metadata service and the handshake port of a client from the environment, for
+    /// [`ClientConfig::directory`](mooncake_client::ClientConfig::directory) and
+    /// [`ClientConfig::handshake`](mooncake_client::ClientConfig::handshake).
     pub fn meeting(metadata: &str) -> (DirectoryOptions, HandshakePort) {
-        // Any name: who is found at a handshake port has one.
+        // The builder needs a name; its value does not matter here.
         TransferEngine::builder().environment().metadata(metadata).name("member").meeting()
     }
 
-    /// Sets what it says of a client.
+    /// Applies the settings to `config`.
     pub fn apply(&self, config: &mut ClientConfig) {
         config.ports = self.ports.clone();
         config.checksum = self.checksum;
@@ -211,7 +216,7 @@ impl ClientEnvironment {
     }
 }
 
-/// What is said of a disk. What makes no sense is not heard.
+/// Returns the configuration of a disk. Invalid values are ignored.
 fn disk<'v>(of: &impl Fn(&str) -> Option<&'v String>) -> OffloadConfig {
     let default = OffloadConfig::new("/data/file_storage");
     let variable = |name: &str| of(&format!("MOONCAKE_OFFLOAD_{name}"));
@@ -243,17 +248,17 @@ fn disk<'v>(of: &impl Fn(&str) -> Option<&'v String>) -> OffloadConfig {
     }
 }
 
-/// What `mooncake` reads: name, default, effect.
+/// Variables of the CLI `mooncake`: name, default, effect.
 const TOOL: &[(&str, &str, &str)] = &[
     ("MOONCAKE_MASTER", "127.0.0.1:50051", "Address of the master"),
-    ("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE", "Where members find each other"),
+    ("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE", "Metadata service: `P2PHANDSHAKE` or a URL"),
     ("MOONCAKE_TENANT_ID", "default", "Tenant"),
-    ("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1", "Name that others know this process by"),
-    ("RUST_LOG", "error", "What is logged, to standard error"),
-    ("MC_STORE_USE_HUGEPAGE", "", "`doctor`: huge pages must be there, unless 0, false, no or off"),
+    ("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1", "Name or address of this process for other nodes"),
+    ("RUST_LOG", "error", "Log levels; the log goes to standard error"),
+    ("MC_STORE_USE_HUGEPAGE", "", "`doctor`: check for reserved huge pages, unless 0, false, no or off"),
 ];
 
-/// What `mooncake` takes for a setting that its command line leaves open.
+/// Returns the default of a setting of the CLI `mooncake`, from the environment or the table.
 #[cfg(feature = "cli")]
 pub(crate) fn tool_default(name: &str) -> String {
     let set = process_variables().into_iter().find(|(known, value)| known == name && !value.is_empty());
@@ -261,7 +266,7 @@ pub(crate) fn tool_default(name: &str) -> String {
     set.map_or_else(|| default().to_owned(), |(_, value)| value)
 }
 
-/// What the Python package reads, and of that, what `mooncake_client` reads, too.
+/// Variables of the Python package that `mooncake_client` reads, too.
 const CLIENT: &[&str] = &[
     "MC_STORE_CLIENT_MIN_PORT",
     "MC_STORE_CLIENT_MAX_PORT",
@@ -300,118 +305,122 @@ const CLIENT: &[&str] = &[
     "MC_STORE_LOCAL_HOT_ADMISSION_THRESHOLD",
 ];
 
-/// What the Python package reads: name, default, effect.
+/// Variables of the Python package: name, default, effect.
 const PYTHON: &[(&str, &str, &str)] = &[
-    ("MC_STORE_CLIENT_MIN_PORT", "12300", "First port that clients draw from"),
-    ("MC_STORE_CLIENT_MAX_PORT", "14300", "Last port that clients draw from"),
-    ("MC_STORE_USE_HUGEPAGE", "", "Memory of huge pages, unless 0, false, no or off"),
-    ("MC_STORE_HUGEPAGE_SIZE", "2MB", "Their size"),
-    (
-        "MOONCAKE_STORE_CHECKSUM",
-        "",
-        "Values are stored with a checksum and compared with it, unless 0, false, no or off",
-    ),
+    ("MC_STORE_CLIENT_MIN_PORT", "12300", "First port of the range for client names"),
+    ("MC_STORE_CLIENT_MAX_PORT", "14300", "Last port of the range for client names"),
+    ("MC_STORE_USE_HUGEPAGE", "", "Use huge pages for memory, unless 0, false, no or off"),
+    ("MC_STORE_HUGEPAGE_SIZE", "2MB", "Size of a huge page"),
+    ("MOONCAKE_STORE_CHECKSUM", "", "Store values with a checksum and verify it, unless 0, false, no or off"),
     (
         "MOONCAKE_STORE_SEGMENT_FILE",
         "",
-        "A file on tmpfs or hugetlbfs that the segment is memory of: its objects outlive the process (`docs/ha.md`)",
+        "File on tmpfs or hugetlbfs that holds the segment, so that objects outlive the process (`docs/ha.md`)",
     ),
-    ("MOONCAKE_STORE_SEGMENT_INDEX", "", "Where it is written down what lies there; beside the file"),
+    ("MOONCAKE_STORE_SEGMENT_INDEX", "", "Index of the segment file; beside the file if empty"),
     (
         "MOONCAKE_ALLOW_OVERCOMMIT",
         "",
-        "Offer more memory than the host and the control groups of the process have, unless 0, false, no or off",
+        "Accept a segment larger than the memory of the host and its control groups, unless 0, false, no or off",
     ),
     (
         "MC_STORE_CLIENT_METRIC",
         "1",
-        "What a store does is counted (`docs/metrics.md`), unless 0, false, no or off",
+        "Count metrics of a store (`docs/metrics.md`), unless 0, false, no or off",
     ),
-    ("MC_STORE_CLIENT_METRIC_INTERVAL", "0", "Seconds between two summaries of that in the log; 0 for none"),
-    ("MC_STORE_CLUSTER_ID", "", "Label `cluster_id` of these metrics"),
+    (
+        "MC_STORE_CLIENT_METRIC_INTERVAL",
+        "0",
+        "Seconds between two summaries of the metrics in the log; 0 for none",
+    ),
+    ("MC_STORE_CLUSTER_ID", "", "Label `cluster_id` of the metrics, and cluster id for masters in etcd"),
     (
         "MC_STORE_MEMCPY",
         "",
-        "Bytes between members in one process are copied and take no wire, unless 0, false, no or off",
+        "Copy bytes between clients of one process without a transport, unless 0, false, no or off",
     ),
-    ("MC_STORE_NUMA_SOCKET_ID", "", "NUMA node of its memory"),
+    ("MC_STORE_NUMA_SOCKET_ID", "", "NUMA node of the memory"),
     (
         "MC_STORE_REPLICA_SCORING",
         "",
-        "Of replicas on other hosts those on RDMA are read first, then those on TCP, unless 0, false, no or off",
+        "Read remote replicas on RDMA before those on TCP, unless 0, false, no or off",
     ),
     (
         "MC_RPC_TIMEOUT_MS",
         "",
-        "Longest time of one call, 25000 at most; by itself 20000, of `mooncake_client` 5000",
+        "Timeout of one call in milliseconds, at most 25000; default 20000, for `mooncake_client` 5000",
     ),
-    ("MC_RPC_CONNECT_TIMEOUT_MS", "10000", "Longest time of joining"),
+    ("MC_RPC_CONNECT_TIMEOUT_MS", "10000", "Timeout of connecting to the master in milliseconds"),
+    ("MC_STORE_LOCAL_HOT_CACHE_SIZE", "0", "Bytes of the hot cache (`docs/hot-cache.md`); 0 for none"),
+    ("MC_STORE_LOCAL_HOT_BLOCK_SIZE", "16777216", "Longest value in the hot cache, in bytes"),
     (
-        "MC_STORE_LOCAL_HOT_CACHE_SIZE",
-        "0",
-        "Memory for values that are often read from other members (`docs/hot-cache.md`); 0 for none",
+        "MC_STORE_LOCAL_HOT_ADMISSION_THRESHOLD",
+        "2",
+        "Recent remote reads of a value before it enters the hot cache",
     ),
-    ("MC_STORE_LOCAL_HOT_BLOCK_SIZE", "16777216", "Longest value that is kept there"),
-    ("MC_STORE_LOCAL_HOT_ADMISSION_THRESHOLD", "2", "A value is kept there once it was read so often lately"),
-    ("MC_LOG_LEVEL", "WARNING", "What the native part logs, and an engine in a C program"),
+    ("MC_LOG_LEVEL", "WARNING", "Log level of the native library, and of an engine in a C program"),
     (
         "MOONCAKE_CONFIG_PATH",
         "",
-        "JSON file with a store's settings; the variables below are not looked at then",
+        "JSON file with the settings of a store; the variables below are then ignored",
     ),
     ("MOONCAKE_MASTER", "", "Address of the master"),
-    ("MOONCAKE_LOCAL_HOSTNAME", "localhost", "Name that others know this process by"),
-    ("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE", "Where members find each other"),
-    ("MOONCAKE_GLOBAL_SEGMENT_SIZE", "3355443200", "Bytes offered to the cluster"),
+    ("MOONCAKE_LOCAL_HOSTNAME", "localhost", "Name or address of this process for other nodes"),
+    ("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE", "Metadata service: `P2PHANDSHAKE` or a URL"),
+    ("MOONCAKE_GLOBAL_SEGMENT_SIZE", "3355443200", "Bytes that the store contributes to the cluster"),
     ("MOONCAKE_LOCAL_BUFFER_SIZE", "1073741824", "Bytes of the local buffer"),
-    ("MOONCAKE_PROTOCOL", "tcp", "Wire"),
-    ("MOONCAKE_DEVICE", "", "Devices of that wire"),
+    ("MOONCAKE_PROTOCOL", "tcp", "Protocol"),
+    ("MOONCAKE_DEVICE", "", "RDMA devices, with commas between them"),
     ("MOONCAKE_TENANT_ID", "default", "Tenant"),
-    ("MOONCAKE_OFFLOAD_ENABLED", "false", "Keep objects on an SSD"),
+    ("MOONCAKE_OFFLOAD_ENABLED", "false", "Keep objects on a disk"),
     (
         "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH",
         "/data/file_storage",
-        "Folder on it (`docs/disk.md`); it is made if need be, and belongs to one client at a time",
+        "Folder on the disk (`docs/disk.md`); created if missing, and used by one client at a time",
     ),
     (
         "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES",
         "2199023255552",
-        "Most bytes taken there, and never more than 90 % of what the file system has",
+        "Maximum bytes on the disk, at most 90 % of the file system",
     ),
-    ("MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE", "0", "The same: the smaller of the two counts; 0 for none"),
-    ("MOONCAKE_BUCKET_MAX_TOTAL_SIZE", "0", "Older name of that"),
-    ("MOONCAKE_OFFLOAD_TOTAL_KEYS_LIMIT", "10000000", "Most objects there"),
+    (
+        "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE",
+        "0",
+        "A second limit in bytes; the smaller limit counts; 0 for none",
+    ),
+    ("MOONCAKE_BUCKET_MAX_TOTAL_SIZE", "0", "Older name of the variable above"),
+    ("MOONCAKE_OFFLOAD_TOTAL_KEYS_LIMIT", "10000000", "Maximum number of objects on the disk"),
     (
         "MOONCAKE_OFFLOAD_ENABLE_DISK_WATERMARK_EVICTION",
         "true",
-        "Whether it is emptied down to the low watermark when it is filled above the high one",
+        "Evict from the disk down to the low watermark when the high one is exceeded",
     ),
-    ("MOONCAKE_OFFLOAD_DISK_EVICTION_HIGH_WATERMARK_RATIO", "0.9", "The high one"),
-    ("MOONCAKE_DISK_EVICTION_HIGH_WATERMARK_RATIO", "0.9", "Older name of that"),
-    ("MOONCAKE_OFFLOAD_DISK_EVICTION_LOW_WATERMARK_RATIO", "0.8", "The low one"),
-    ("MOONCAKE_DISK_EVICTION_LOW_WATERMARK_RATIO", "0.8", "Older name of that"),
+    ("MOONCAKE_OFFLOAD_DISK_EVICTION_HIGH_WATERMARK_RATIO", "0.9", "High watermark of the disk"),
+    ("MOONCAKE_DISK_EVICTION_HIGH_WATERMARK_RATIO", "0.9", "Older name of the variable above"),
+    ("MOONCAKE_OFFLOAD_DISK_EVICTION_LOW_WATERMARK_RATIO", "0.8", "Low watermark of the disk"),
+    ("MOONCAKE_DISK_EVICTION_LOW_WATERMARK_RATIO", "0.8", "Older name of the variable above"),
     (
         "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS",
         "10",
-        "Most seconds between two questions to the master about what is to be written",
+        "Maximum seconds between two requests to the master for disk work",
     ),
     (
         "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES",
         "1342177280",
-        "Memory through which others read from the disk; it is taken as it is used",
+        "Bytes of the buffer through which other nodes read from the disk; allocated on use",
     ),
-    ("MOONCAKE_OFFLOAD_CLIENT_BUFFER_GC_TTL_MS", "5000", "How long they may read there, in milliseconds"),
+    ("MOONCAKE_OFFLOAD_CLIENT_BUFFER_GC_TTL_MS", "5000", "Milliseconds of a loan to a reader"),
     (
         "MOONCAKE_OFFLOAD_USE_URING",
         "",
-        "io_uring where the kernel allows it, unless 0, false, no or off: then threads",
+        "Use io_uring where the kernel allows it, unless 0, false, no or off; otherwise threads",
     ),
-    ("MOONCAKE_USE_URING", "", "Older name of that"),
-    ("MOONCAKE_ENABLE_CLIENT_HTTP_SERVER", "false", "Serve HTTP beside the store"),
-    ("MOONCAKE_CLIENT_HTTP_PORT", "9300", "At this port"),
+    ("MOONCAKE_USE_URING", "", "Older name of the variable above"),
+    ("MOONCAKE_ENABLE_CLIENT_HTTP_SERVER", "false", "Serve health and metrics of the store over HTTP"),
+    ("MOONCAKE_CLIENT_HTTP_PORT", "9300", "Port of these endpoints"),
 ];
 
-/// Variables of the existing system that are not read, with one reason for all of them.
+/// Variables of Mooncake C++ that are not read, with one reason for all of them.
 struct Unread {
     names: &'static [&'static str],
     reason: &'static str,
@@ -421,7 +430,7 @@ const fn unread(names: &'static [&'static str], reason: &'static str) -> Unread 
     Unread { names, reason }
 }
 
-/// Those whose subject this system has or will have.
+/// Unread variables whose subject this project has or will have.
 const LATER: &[Unread] = &[unread(
     &[
         "MC_FORCE_MUSA",
@@ -429,12 +438,12 @@ const LATER: &[Unread] = &[unread(
         "MC_STORE_PIN_MEMORY_MAX_BYTES",
         "MC_STORE_PINNED_RESTORE_ARENA_SIZE_BYTES",
     ],
-    "of GPUs, those of NVIDIA's driver are served, through page-locked memory of its own",
+    "only GPUs of NVIDIA's driver are supported, through page-locked buffers of this project",
 )];
 
-/// Those that have no meaning here.
+/// Unread variables without meaning in this project.
 const NEVER: &[Unread] = &[
-    unread(&["MOONCAKE_AWS_*"], "snapshots lie in a folder"),
+    unread(&["MOONCAKE_AWS_*"], "snapshots are stored in a folder or in RocksDB"),
     unread(
         &[
             "MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR",
@@ -451,15 +460,15 @@ const NEVER: &[Unread] = &[
             "MOONCAKE_OFFLOAD_SCANMETA_ITERATOR_KEYS_LIMIT",
             "MOONCAKE_OFFLOAD_CLIENT_BUFFER_GC_INTERVAL_SECONDS",
         ],
-        "objects lie on the disk in a layout of our own (`docs/disk.md`), which has nothing of this to set",
+        "the layout on disk (`docs/disk.md`) has no such setting",
     ),
     unread(
         &["MC_STORE_LOCAL_HOT_CACHE_USE_SHM"],
-        "what `mooncake_client` keeps is copied once, by itself, into the memory that a light client shares with it",
+        "`mooncake_client` copies a cached value once, into the memory that a shared client shares with it",
     ),
     unread(
         &["MC_STORE_CLIENT_SETUP_RETRIES"],
-        "the port that is drawn is taken at once, and joining is tried again until its time is up (MC_RPC_CONNECT_TIMEOUT_MS)",
+        "the port is bound at once, and connecting is retried until MC_RPC_CONNECT_TIMEOUT_MS",
     ),
     unread(
         &[
@@ -469,25 +478,25 @@ const NEVER: &[Unread] = &[
             "MC_MAX_SGE",
             "MC_MAX_INLINE",
         ],
-        "an RDMA device has one completion queue and one thread, which sleeps when nothing completes; callers post themselves; a request is one range, sent from where it lies",
+        "an RDMA device has one completion queue and one thread, which sleeps when nothing completes; callers post requests themselves; a request is one range, sent without a copy",
     ),
     unread(
         &["MC_PATH_ROUNDROBIN", "MC_ENABLE_DEST_DEVICE_AFFINITY"],
-        "equal ways take turns always, and devices of one name go together where they are no farther",
+        "equal paths always take turns, and devices of one name are paired where no other is nearer",
     ),
-    unread(&["MC_MS_AUTO_DISC"], "devices are looked for where none is named, and only there"),
+    unread(&["MC_MS_AUTO_DISC"], "devices are discovered if none is named"),
     unread(
         &["MC_LOG_RDMA_SLICE_AFFINITY", "MC_TRACK_RDMA_POSTED_SLICES"],
-        "they watch the existing system's own scheduling of slices",
+        "they observe the slice scheduler of Mooncake C++",
     ),
     unread(
         &["MC_MLX5_QP_UDP_SPORTS", "MC_MLX5_QP_LAG_PORT_BALANCE"],
-        "queue pairs are made by the calls that every vendor's devices have, and mlx5's own library is not used",
+        "queue pairs use the verbs of every vendor; the library of mlx5 is not used",
     ),
-    unread(&["MC_ENDPOINT_STORE_TYPE"], "RDMA connections give way in one order, SIEVE"),
+    unread(&["MC_ENDPOINT_STORE_TYPE"], "RDMA connections are always evicted by SIEVE"),
     unread(
         &["MC_ENABLE_PARALLEL_REG_MR", "MC_MAX_CONCURRENT_REG_MR"],
-        "memory is registered with all devices at once, always",
+        "memory is always registered with all devices at once",
     ),
     unread(
         &[
@@ -499,25 +508,22 @@ const NEVER: &[Unread] = &[
             "MC_RDMA_NOTIFY_CONNECT_TIMEOUT_MS",
             "MC_USE_RDMA_TWOSIDED",
         ],
-        "notifications go over the handshake port, whatever the wire",
+        "notifications use the handshake port with every transport",
     ),
     unread(
         &["MC_RPC_CLIENT_IO_THREADS", "MC_STORE_RPC_CLIENT_IO_THREADS", "MC_TE_RPC_CLIENT_IO_THREADS"],
-        "calls run on the tasks of their callers; there are no I/O threads to count",
+        "RPCs run on the tasks of their callers; there are no I/O threads",
     ),
-    unread(&["MC_RPC_PROTOCOL"], "calls to a master go over TCP"),
+    unread(&["MC_RPC_PROTOCOL"], "RPCs use TCP"),
     unread(
         &["MC_MMAP_ARENA_POOL_SIZE", "MC_DISABLE_MMAP_ARENA"],
-        "each segment and buffer is one mapping of its own; there is no arena",
+        "each segment and buffer is a mapping of its own; there is no arena",
     ),
     unread(
         &["MC_YLT_LOG_LEVEL", "MC_LOG_DIR"],
-        "one log for everything, set by RUST_LOG or the flags of the program, in Python and C by MC_LOG_LEVEL",
+        "there is one log, set by RUST_LOG or the flags of the program, in Python and C by MC_LOG_LEVEL",
     ),
-    unread(
-        &["MC_USE_TENT", "MC_USE_TEV1", "MC_TENT_CONF"],
-        "there is one transfer engine, not two generations to choose from",
-    ),
+    unread(&["MC_USE_TENT", "MC_USE_TEV1", "MC_TENT_CONF"], "there is one transfer engine"),
     unread(
         &[
             "MC_HANDSHAKE_LISTEN_BACKLOG",
@@ -526,9 +532,9 @@ const NEVER: &[Unread] = &[
             "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER",
             "MC_TCP_ADMISSION_TIMEOUT_MS",
         ],
-        "connections are kept and requests queue on them, with no second queue before the first; a socket is given all that it takes",
+        "connections are kept, and requests queue on them; there is no second queue",
     ),
-    unread(&["MC_METADATA_SERVER"], "the existing system documents it and does not read it either"),
+    unread(&["MC_METADATA_SERVER"], "Mooncake C++ documents it and does not read it either"),
     unread(
         &[
             "MC_NOF_WORKERS",
@@ -539,11 +545,11 @@ const NEVER: &[Unread] = &[
             "MC_NOF_DEBUG_INTERVAL_MS",
             "MOONCAKE_NVME_KV_*",
         ],
-        "NVMe over Fabrics and NVMe key-value devices are out of scope",
+        "NVMe over Fabrics and NVMe key-value devices are not supported",
     ),
     unread(
         &["MOONCAKE_ENABLE_DFS", "MOONCAKE_DFS_*", "MOONCAKE_DISTRIBUTED_*"],
-        "a distributed file system as a tier is out of scope",
+        "a distributed file system as a tier is not supported",
     ),
     unread(
         &[
@@ -553,20 +559,23 @@ const NEVER: &[Unread] = &[
             "MC_CXL_DEV_PATH",
             "MC_CXL_DEV_SIZE",
         ],
-        "wires of special builds (EFA, Barex, CXL) that are out of scope",
+        "transports of special builds (EFA, Barex, CXL) are not supported",
     ),
 ];
 
-/// `docs/environment.md`.
+/// Returns `docs/environment.md`.
 pub fn environment_document() -> String {
     let mut text = String::from(
-        "# Environment\n\n\
-         Made from `mooncake-store/server/src/config/environment.rs` by `cargo xtask docs`; a test compares the two. An empty variable is \
-         one that is not set.\n\n\
-         ## What is read\n\n\
-         `mooncake_master` reads a variable for each of its flags. The command line goes before the environment, the environment \
-         before the configuration file; `mooncake_master --print_config` shows each value and who set it. A variable that \
-         begins with `MC_MASTER_` and is not in the table is warned of at the start. The Rust libraries read no environment unless they are told to.\n\n\
+        "# Environment variables\n\n\
+         Generated from `mooncake-store/server/src/config/environment.rs` by `cargo xtask docs`; do not edit.\n\
+         An empty variable counts as unset.\n\n\
+         ```sh\n\
+         mooncake_master --print_config    # each value of the master and its origin\n\
+         ```\n\n\
+         ## Read by the master\n\n\
+         `mooncake_master` reads a variable for each of its flags. The command line takes precedence over the\n\
+         environment, the environment over the configuration file. The master warns about unknown variables\n\
+         that begin with `MC_MASTER_`. The Rust libraries read no environment unless they are told to.\n\n\
          | variable | flag | default | effect |\n|---|---|---|---|\n",
     );
     for flag in flags() {
@@ -582,30 +591,32 @@ pub fn environment_document() -> String {
         );
     }
     text.push_str(
-        "\nA transfer engine reads these when it is told to (`TransferEngineBuilder::environment`): those of the C interface, of the Python \
-         package and of `transfer_engine_bench` are. Stores of the Python package and `mooncake_client` take from them what they say of \
-         wires: TCP, RDMA, and which of them. Older names stand behind the newer ones.\n\n| variable | default | effect |\n|---|---|---|\n",
+        "\n## Read by the transfer engine\n\n\
+         A transfer engine reads these variables with `TransferEngineBuilder::environment`. Engines of the C\n\
+         interface, of the Python package and of `transfer_engine_bench` do. Stores of the Python package and\n\
+         `mooncake_client` read those about TCP, RDMA and the choice of a transport. Older names follow the\n\
+         newer ones.\n\n| variable | default | effect |\n|---|---|---|\n",
     );
     for variable in VARIABLES {
         let names: Vec<String> = variable.names.iter().map(|name| format!("`{name}`")).collect();
         let _ = writeln!(text, "| {} | {} | {} |", names.join(", "), code(variable.default), variable.effect);
     }
-    text.push_str("\n`mooncake` reads these.\n\n| variable | default | effect |\n|---|---|---|\n");
+    text.push_str("\n## Read by the CLI `mooncake`\n\n| variable | default | effect |\n|---|---|---|\n");
     for (name, default, effect) in TOOL {
         let _ = writeln!(text, "| `{name}` | {} | {effect} |", code(default));
     }
-    let client: Vec<String> = CLIENT.iter().map(|name| format!("`{name}`")).collect();
-    let _ = write!(
-        text,
-        "\nThe Python package reads these, and `mooncake_client` of them {}, and `RUST_LOG`.\n\n| variable | default | effect |\n|---|---|---|\n",
-        client.join(", ")
+    text.push_str(
+        "\n## Read by the Python package\n\n\
+         `mooncake_client` reads `RUST_LOG` and the variables with \"yes\".\n\n\
+         | variable | default | `mooncake_client` | effect |\n|---|---|---|---|\n",
     );
     for (name, default, effect) in PYTHON {
-        let _ = writeln!(text, "| `{name}` | {} | {effect} |", code(default));
+        let client = if CLIENT.contains(name) { "yes" } else { "" };
+        let _ = writeln!(text, "| `{name}` | {} | {client} | {effect} |", code(default));
     }
     for (title, variables) in [
-        ("Variables of the existing system that are not read yet", LATER),
-        ("Variables of the existing system that mean nothing here", NEVER),
+        ("Variables of Mooncake C++ that are not read yet", LATER),
+        ("Variables of Mooncake C++ without meaning here", NEVER),
     ] {
         let _ = write!(text, "\n## {title}\n\n| variables | why |\n|---|---|\n");
         for unread in variables {
@@ -616,23 +627,31 @@ pub fn environment_document() -> String {
     text
 }
 
-/// `docs/flags.md`.
+/// Returns `docs/flags.md`.
 pub fn flags_document() -> String {
     let mut text = String::from(
         "# Flags of `mooncake_master`\n\n\
-         Made from `mooncake-store/server/src/config/flags.rs` by `cargo xtask docs`; a test compares the two. Each is also a key of a \
-         configuration file (`--config_path=master.yaml`, `.yml`, `.json` or `.toml`: one flat map) and, in capitals after \
-         `MC_MASTER_`, a variable of the environment ([environment.md](environment.md)). Command line > environment > file > default; \
-         `--print_config` shows what came of it.\n\n\
-         Flags of something that is not built are known: a switch is taken at its off value and refused otherwise, \
-         a knob of it is taken and has no effect, which is said at the start.\n",
+         Generated from `mooncake-store/server/src/config/flags.rs` by `cargo xtask docs`; do not edit.\n\n\
+         ```sh\n\
+         mooncake_master --rpc_port=50051 --print_config    # each value and its origin\n\
+         ```\n\n\
+         Each flag is also a key of a configuration file (`--config_path=master.yaml`, `.yml`, `.json` or\n\
+         `.toml`: one flat map). In capitals after `MC_MASTER_` it is an environment variable\n\
+         ([environment.md](environment.md)). Command line > environment > file > default.\n\n\
+         Flags of missing features are known. A switch is accepted at its default and refused otherwise. Other\n\
+         settings are accepted without effect, and the master notes that at the start.\n",
     );
     for group in GROUPS {
         let _ = write!(text, "\n## {}\n\n| flag | default | effect |\n|---|---|---|\n", group.name);
         for flag in group.flags {
             let names: Vec<String> = flag.names().map(|name| format!("`--{name}`")).collect();
-            let _ =
-                writeln!(text, "| {} | {} | {} |", names.join(", older: "), code(flag.default), effect(flag));
+            let _ = writeln!(
+                text,
+                "| {} | {} | {} |",
+                names.join(", formerly "),
+                code(flag.default),
+                effect(flag)
+            );
         }
     }
     text

@@ -1,4 +1,4 @@
-//! One flag of the master, and what can be said of it.
+//! One flag of the master.
 
 use super::draft::Draft;
 use super::values::{Parsed, switch};
@@ -6,62 +6,62 @@ use super::values::{Parsed, switch};
 /// One flag of `mooncake_master`.
 #[derive(Debug)]
 pub struct Flag {
-    /// Its name, without dashes; also its key in a configuration file.
+    /// Name without dashes; also the key in a configuration file.
     pub name: &'static str,
-    /// Older names that mean the same.
+    /// Older names of the flag.
     pub aliases: &'static [&'static str],
-    /// Variables of the existing system that set it, beside [`Flag::variable`].
+    /// Variables of Mooncake C++ that set the flag, beside [`Flag::variable`].
     pub variables: &'static [&'static str],
-    /// Its default, as it would be written.
+    /// Default value as text.
     pub default: &'static str,
-    /// What it does, in a line.
+    /// Effect in one line.
     pub help: &'static str,
-    /// What it is to this master.
+    /// State of the flag in this master.
     pub state: FlagState,
     set: fn(&mut Draft, &str) -> Parsed<()>,
 }
 
-/// What a flag of the existing system is to this master.
+/// State of a flag of Mooncake C++ in this master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlagState {
-    /// It does what it says.
+    /// Supported.
     Works,
-    /// The switch of something that is not built: only its default is taken. The text says what is missing.
+    /// Switch of a missing feature: only the default is accepted. The text names the feature.
     Off(&'static str),
-    /// Taken and without effect; the text says why.
+    /// Accepted without effect; the text gives the reason.
     Idle(&'static str),
 }
 
 /// Flags of one subject, as `--help` shows them.
 #[derive(Debug)]
 pub struct Group {
-    /// The subject.
+    /// Subject of the group.
     pub name: &'static str,
-    /// Its flags.
+    /// Flags of the group.
     pub flags: &'static [Flag],
 }
 
 impl Flag {
-    /// Whether it is a switch: may stand without a value, and be turned off as `--no<name>`.
+    /// Returns whether the flag is a switch: it needs no value, and `--no<name>` turns it off.
     pub fn is_switch(&self) -> bool {
         matches!(self.default, "true" | "false")
     }
 
-    /// The variable that sets it: `MC_MASTER_` and its name in capitals.
+    /// Returns the environment variable: `MC_MASTER_` and the name in capitals.
     pub fn variable(&self) -> String {
         format!("MC_MASTER_{}", self.name.to_ascii_uppercase())
     }
 
-    /// Its name, then its older ones.
+    /// Returns the name, then the older names.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         std::iter::once(self.name).chain(self.aliases.iter().copied())
     }
 
-    /// What there is to say beside what it does: why it can only be left as it is, or has no effect.
+    /// Returns the reason why the flag is not supported or has no effect.
     pub fn remark(&self) -> Option<String> {
         match self.state {
             FlagState::Works => None,
-            FlagState::Off(missing) => Some(format!("only this: {missing}")),
+            FlagState::Off(missing) => Some(format!("only the default is accepted: {missing}")),
             FlagState::Idle(why) => Some(format!("no effect: {why}")),
         }
     }
@@ -99,7 +99,7 @@ pub(super) const fn flag(
     Flag { name, aliases: &[], variables: &[], default, help, state: FlagState::Works, set }
 }
 
-/// The switch of something that is not built.
+/// Returns the switch of a missing feature.
 pub(super) const fn off(
     name: &'static str,
     default: &'static str,
@@ -109,8 +109,7 @@ pub(super) const fn off(
     Flag { state: FlagState::Off(missing), ..flag(name, default, help, |_, _| Ok(())) }
 }
 
-/// A setting without effect: a knob of something that is switched off, or of a thing done otherwise here. What it is set to
-/// must still be a value, which `check` says.
+/// Returns a setting without effect. Its value must still pass `check`.
 pub(super) const fn idle(
     name: &'static str,
     default: &'static str,

@@ -306,7 +306,7 @@ mod tests {
             ("rpc_enable_tcp_no_delay", "false", "leave it out"),
             ("rpc_interface", "no-such-if0", "no-such-if0"),
             ("enable_ha", "true", "--enable_ha needs --etcd_endpoints"),
-            ("enable_oplog", "true", "a new leader is told by clients what they have"),
+            ("enable_oplog", "true", "standbys need no oplog"),
             ("max_threads", "0", "must not be 0"),
             ("offload_cap_ratio", "much", "must be a number"),
             ("cluster_id", "a b", "A-Z"),

@@ -1,4 +1,4 @@
-//! What `mooncake` can be told.
+//! Command line of `mooncake`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand};
 
 use crate::config::tool_default;
 
-/// Looks at a Mooncake cluster, reads and writes objects, measures, and finds out what is wrong.
+/// Operates a Mooncake cluster: shows its state, reads and writes objects, measures it, and diagnoses it.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "mooncake", version, subcommand_required = true, arg_required_else_help = true)]
 #[command(
@@ -20,49 +20,49 @@ pub(super) struct Args {
     pub(super) task: Task,
 }
 
-/// The cluster.
+/// Options that select the cluster.
 #[derive(Clone, Debug, ClapArgs)]
 #[command(next_help_heading = "Cluster")]
 pub(super) struct To {
-    /// RPC address of the master, or etcd://HOST:PORT[,HOST:PORT..] for the leader of several [environment: MOONCAKE_MASTER]
+    /// RPC address of the master, or etcd://HOST:PORT[,HOST:PORT..] to find the leader [environment: MOONCAKE_MASTER]
     #[arg(long, global = true, value_name = "ADDRESS", default_value_t = tool_default("MOONCAKE_MASTER"))]
     pub(super) master: String,
-    /// Cluster whose leader --master etcd://.. names [default: mooncake_cluster]
+    /// Cluster id for --master etcd://.. [default: mooncake_cluster]
     #[arg(long, global = true, value_name = "NAME", default_value = "", hide_default_value = true)]
     pub(super) cluster: String,
-    /// Its admin address [default: the master's host, port 9003]
+    /// Admin address of the master [default: the master's host, port 9003]
     #[arg(long, global = true, value_name = "HOST:PORT")]
     pub(super) admin: Option<String>,
     /// P2PHANDSHAKE, or the URL of the metadata server [environment: MOONCAKE_TE_META_DATA_SERVER]
     #[arg(long, global = true, value_name = "URL", default_value_t = tool_default("MOONCAKE_TE_META_DATA_SERVER"))]
     pub(super) metadata: String,
-    /// Whose objects [environment: MOONCAKE_TENANT_ID]
+    /// Tenant [environment: MOONCAKE_TENANT_ID]
     #[arg(long, global = true, default_value_t = tool_default("MOONCAKE_TENANT_ID"))]
     pub(super) tenant: String,
-    /// Name that other members know this process by [environment: MOONCAKE_LOCAL_HOSTNAME]
+    /// Name or address of this process for other nodes [environment: MOONCAKE_LOCAL_HOSTNAME]
     #[arg(long, global = true, value_name = "HOST", default_value_t = tool_default("MOONCAKE_LOCAL_HOSTNAME"))]
     pub(super) hostname: String,
-    /// Seconds an operation may take, 25 at most
+    /// Timeout of an operation in seconds, at most 25
     #[arg(long, global = true, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     pub(super) timeout: Duration,
-    /// Answer in JSON
+    /// Print JSON
     #[arg(long, global = true)]
     pub(super) json: bool,
 }
 
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum Task {
-    /// Cluster: the master, its segments, how full they are
+    /// Cluster: show the master, its segments and their use
     Status,
-    /// Cluster: the same and what is going on, again and again
+    /// Cluster: show status and activity, refreshed periodically
     Top(Top),
-    /// Cluster: look for what keeps it from working, and name the fix
+    /// Cluster: diagnose the setup and print fixes
     Doctor(Doctor),
-    /// Cluster: measure puts and gets of keys under `mooncake-bench/`, which are removed at the end
+    /// Cluster: measure puts and gets of keys under `mooncake-bench/`; the keys are removed at the end
     Bench(Bench),
     /// Objects: list keys
     Ls(Ls),
-    /// Objects: write the value of a key to a file or standard output
+    /// Objects: write the value of a key to a file or to standard output
     Get(Get),
     /// Objects: store a file or standard input under a key
     Put(Put),
@@ -72,69 +72,69 @@ pub(super) enum Task {
 
 #[derive(Clone, Debug, ClapArgs)]
 pub(super) struct Top {
-    /// Once, as plain text
+    /// Print once, as plain text
     #[arg(long)]
     pub(super) once: bool,
-    /// Seconds between two looks
+    /// Seconds between two refreshes
     #[arg(long, default_value = "1", value_parser = seconds)]
     pub(super) interval: Duration,
 }
 
 #[derive(Clone, Debug, ClapArgs)]
 pub(super) struct Doctor {
-    /// Only what can be seen without a cluster
+    /// Check this host only, without a cluster
     #[arg(long)]
     pub(super) local: bool,
 }
 
 #[derive(Clone, Debug, ClapArgs)]
 pub(super) struct Bench {
-    /// Bytes of a value (4096, 64K, 1M, ..)
+    /// Size of a value in bytes (4096, 64K, 1M, ..)
     #[arg(long, default_value = "1M", value_parser = size)]
     pub(super) size: u64,
-    /// Objects to put, and to get again
+    /// Number of objects to put and get
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub(super) count: u32,
-    /// Operations under way at a time
+    /// Number of concurrent operations
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) concurrency: u16,
-    /// Run even if the cluster evicts objects of its users to make room
+    /// Run even if the cluster evicts objects of its users
     #[arg(long)]
     pub(super) evict: bool,
-    /// Bytes that this process offers to the cluster meanwhile
+    /// Bytes that this process contributes to the cluster during the run
     #[arg(long, default_value = "0", value_parser = size)]
     pub(super) segment: u64,
 }
 
 #[derive(Clone, Debug, ClapArgs)]
 pub(super) struct Ls {
-    /// Only keys that begin with this
+    /// Prefix of the keys to list
     #[arg(default_value = "")]
     pub(super) prefix: String,
-    /// Sizes and places too
+    /// Show sizes and replicas, too
     #[arg(long, short)]
     pub(super) long: bool,
 }
 
 #[derive(Clone, Debug, ClapArgs)]
 pub(super) struct Get {
-    /// The key
+    /// Key of the object
     pub(super) key: String,
-    /// File to write; standard output if absent or `-`. A terminal is given text only
+    /// File to write; standard output if absent or `-`. A terminal receives text only
     #[arg(long, short)]
     pub(super) output: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, ClapArgs)]
 pub(super) struct Put {
-    /// The key
+    /// Key of the object
     pub(super) key: String,
-    /// What to store; standard input if absent or `-`
+    /// File to store; standard input if absent or `-`
     pub(super) file: Option<PathBuf>,
-    /// Replace what is there
+    /// Replace an existing value
     #[arg(long)]
     pub(super) replace: bool,
-    /// Copies
+    /// Number of replicas
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
     pub(super) replicas: u64,
 }
@@ -142,12 +142,12 @@ pub(super) struct Put {
 #[derive(Clone, Debug, ClapArgs)]
 #[command(group = clap::ArgGroup::new("which").required(true).args(["keys", "matching", "all"]))]
 pub(super) struct Rm {
-    /// The keys
+    /// Keys to remove
     pub(super) keys: Vec<String>,
-    /// All keys that this regular expression finds a match in
+    /// Remove all keys that match this regular expression
     #[arg(long, value_name = "PATTERN")]
     pub(super) matching: Option<String>,
-    /// All keys
+    /// Remove all keys
     #[arg(long)]
     pub(super) all: bool,
     /// Remove objects with a lease, too
