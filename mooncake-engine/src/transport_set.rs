@@ -1,6 +1,6 @@
 //! The transports of a node as one. The descriptor of a peer selects the transport that leads to it.
 //!
-//! Every path below is compiled in every build: [`built_in`](crate::built_in) replaces a transport that
+//! Every path below is compiled in every build: `built_in` replaces a transport that
 //! the build leaves out. Without any feature `transport-*`, the set works inside one process.
 
 use std::borrow::Cow;

@@ -152,7 +152,7 @@ mod tests {
             (json!({"qp_num": [16_777_216]}), "invalid queue pair"),
             (json!({"qp_num": vec![1; 256]}), "at most"),
             (json!({"ready_ack": 1}), "boolean"),
-            (json!({"reply_msg": 1}), "text"),
+            (json!({"reply_msg": 1}), "string"),
         ] {
             let error = Connection::decode(&value).unwrap_err().to_string();
             assert!(error.contains(word) && error.contains("handshake"), "{value}: {error}");

@@ -33,7 +33,7 @@ use crate::verbs::Domain;
 ///
 /// Each device has a thread of its own. Connections are set up on the runtime given to
 /// [`start`](Self::start). Peers connect through a handshake port; its owner passes their requests
-/// to [`accept`](Transport::accept). Dropping the transport fails transfers in progress.
+/// to [`accept`](mooncake_transport::handshake::AcceptConnection::accept). Dropping the transport fails transfers in progress.
 pub struct RdmaTransport {
     node: Arc<Node>,
     domains: Vec<Arc<Domain>>,

@@ -33,12 +33,11 @@ fn load() -> Result<Functions, String> {
         // SAFETY: after a failed `dlopen` this is a string or null, valid until the next call from
         // this thread.
         let why = unsafe { libc::dlerror() };
-        let why = match why.is_null() {
+        return Err(match why.is_null() {
             true => "file not found".into(),
             // SAFETY: not null, as checked above.
             false => unsafe { CStr::from_ptr(why) }.to_string_lossy().into_owned(),
-        };
-        return Err(format!("{why}"));
+        });
     }
     let find = |name: &'static CStr, version: &'static CStr| {
         // SAFETY: the handle is open and never closed; both strings are constants.

@@ -120,8 +120,8 @@ impl CompletionQueue {
         // SAFETY: as in `poll`.
         let request = unsafe { (*self.device.raw.as_ptr()).ops.req_notify_cq };
         match request {
-            // SAFETY: the queue is alive.
             Some(request) => {
+                // SAFETY: the queue is alive.
                 check(unsafe { request(self.raw.as_ptr(), 0) }, "cannot request completion event")
             }
             None => Err(last_error("cannot request completion event")),
