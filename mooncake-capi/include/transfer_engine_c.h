@@ -350,8 +350,7 @@ int freeBatchID(transfer_engine_t engine, batch_id_t batch_id);
  # Safety
  `size` is writable.
  */
-notify_msg_t *getNotifsFromEngine(transfer_engine_t engine,
-                                  int *size);
+notify_msg_t *getNotifsFromEngine(transfer_engine_t engine, int *size);
 
 /*
  Frees the messages that `getNotifsFromEngine` returned.
