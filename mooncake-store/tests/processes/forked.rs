@@ -64,7 +64,7 @@ fn is_free_while_a_child_lives_on(disk: bool, in_use: impl Fn(u32) -> String) {
 
 #[test]
 fn the_segment_file_of_a_killed_process_is_free_while_its_child_lives_on() {
-    is_free_while_a_child_lives_on(false, |owner| format!("process {owner} has it; stop that process"));
+    is_free_while_a_child_lives_on(false, |owner| format!("process {owner} holds it; stop that process"));
 }
 
 #[test]

@@ -209,7 +209,7 @@ async fn a_file_that_is_not_to_be_had_is_refused_by_name() {
     let file = folder.path().join("segment");
     let mut owner = Owner::ready(port, &file, Some((0, OBJECTS)));
     let second = Owner::start(port, &file, &[]).said();
-    assert!(second.contains("has it; stop that process") && second.contains("segment"), "{second}");
+    assert!(second.contains("holds it; stop that process") && second.contains("segment"), "{second}");
     assert_eq!(hits(&reader, 0..OBJECTS).await, OBJECTS, "the first is none the worse");
     assert!(owner.0.0.try_wait().unwrap().is_none());
     let foreign = folder.path().join("letter");
