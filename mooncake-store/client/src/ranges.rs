@@ -50,6 +50,9 @@ pub type RangeOutcome<T> = (Result<()>, SliceMut<T>);
 impl<T: Transport> Client<T> {
     /// Where each key lies, with a lease on it; `None` for a miss.
     ///
+    /// At the first contact with a process that owns a replica, the master is asked again. If the object
+    /// was replaced meanwhile and nothing of it has been read yet, reads return the later value.
+    ///
     /// # Errors
     /// The outer one means that nothing is known of any. `INVALID_REPLICA` for an object that is neither in memory nor on a client's disk.
     pub async fn locate<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Result<Option<Located>>>> {

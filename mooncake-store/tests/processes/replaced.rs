@@ -63,6 +63,11 @@ async fn a_value_that_is_replaced_is_read_as_it_was_while_the_lease_is_alive() {
     let mut whole = 0;
     for version in 1..20 {
         upsert(version).await;
+        if version == 1 {
+            // The reader knows the owner from now on: at the first contact with a process, the master
+            // is asked again, and tells of the later value.
+            reader.get("k").await.unwrap().unwrap();
+        }
         let (before, at) = (locate(&reader).await, address(&reader).await);
         upsert(version + 100).await;
         let replaced = locate(&reader).await;
