@@ -18,7 +18,7 @@ pub(super) fn library() -> Result<&'static Functions> {
     LIBRARY.get_or_init(load).as_ref().map_err(|why| {
         Error::new(
             ErrorCode::NotSupported,
-            format!("cannot load libibverbs.so.1: {why}; install rdma-core (Debian: ibverbs-providers)"),
+            format!("cannot use RDMA: cannot load libibverbs.so.1: {why}; install rdma-core (Debian: ibverbs-providers)"),
         )
     })
 }
