@@ -360,7 +360,7 @@ impl TransferEngineBuilder {
 
     /// Uses TCP alone if the selected transport cannot be opened: the build lacks it, or it has no
     /// device. [`TransferEngine::instead`] and the log have the error. Without this call the start fails.
-    /// It fails in any case with `MC_FORCE_HCA` and for invalid settings.
+    /// The start fails in any case with `MC_FORCE_HCA` and for invalid settings.
     pub fn or_tcp(mut self) -> Self {
         self.or_tcp = true;
         self

@@ -28,7 +28,7 @@ const ENDPOINT: &str = "nvlink_endpoint";
 
 /// Node that opens the memory of its GPUs to peers, and copies from and to theirs.
 ///
-/// Its tasks run on the runtime given to [`NvlinkTransport::start`]; calls may come from any
+/// The tasks of the transport run on the runtime given to [`NvlinkTransport::start`]; calls may come from any
 /// thread. Dropping the transport closes its socket, and peers see the node as dead.
 pub struct NvlinkTransport {
     config: NvlinkConfig,

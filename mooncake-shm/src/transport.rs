@@ -22,7 +22,7 @@ const ENDPOINT: &str = "shm_endpoint";
 
 /// Node that shares memory with other nodes on its host.
 ///
-/// Its tasks run on the runtime given to [`ShmTransport::start`]; calls may come from any thread.
+/// Tasks run on the runtime given to [`ShmTransport::start`]; calls may come from any thread.
 /// Dropping the transport closes its socket, and peers see the node as dead.
 pub struct ShmTransport {
     config: ShmConfig,

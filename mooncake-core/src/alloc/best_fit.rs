@@ -6,7 +6,7 @@ use super::{AllocError, Extent, SegmentAllocator, padding};
 
 /// Exact best-fit allocator. Of equally short ranges, it takes the one at the lowest offset.
 ///
-/// It wastes the least space, at logarithmic cost for `align` 1. With a larger alignment, it skips
+/// Best fit wastes the least space, at logarithmic cost for `align` 1. With a larger alignment, it skips
 /// ranges that are too short once aligned, one by one. It is the oracle that other allocators are
 /// measured against, and suits a segment of few large objects. `largest_free` is exact.
 #[derive(Debug)]
