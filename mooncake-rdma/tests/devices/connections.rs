@@ -3,8 +3,7 @@
 use mooncake_core::clock::{Rng, SystemClock};
 use mooncake_rdma::message::Connection;
 use mooncake_rdma::{RdmaConfig, verbs};
-use mooncake_transport::Transport;
-use mooncake_transport::handshake::HandshakeServer;
+use mooncake_transport::handshake::{AcceptConnection, HandshakeServer};
 use mooncake_transport::net::{self, DEFAULT_PORTS};
 use mooncake_transport::transfer::{self, Transfer};
 use serde_json::Value;

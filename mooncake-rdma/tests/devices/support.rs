@@ -11,7 +11,6 @@ use mooncake_core::Result;
 use mooncake_core::clock::{Moment, Rng, SharedClock, SystemClock};
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
 use mooncake_rdma::{RdmaConfig, RdmaPeer, RdmaTransport};
-use mooncake_transport::fallback::PartialTransport;
 use mooncake_transport::handshake::{
     AcceptConnection, ConnectionDescriptor, HandshakeServer, HandshakeService, Notification,
 };
