@@ -113,7 +113,7 @@ impl CudaDriver {
         match self.0 {}
     }
 
-    pub(crate) fn settle(&self, _: u32) -> Result<()> {
+    pub(crate) fn wait_for_default_stream(&self, _: u32) -> Result<()> {
         match self.0 {}
     }
 }
@@ -140,7 +140,7 @@ impl StreamOrder {
         match self.0 {}
     }
 
-    pub(crate) fn settle(&self) -> Result<()> {
+    pub(crate) fn wait_for_all(&self) -> Result<()> {
         match self.0 {}
     }
 }
