@@ -10,24 +10,17 @@ use serde_json::{Value, json};
 use tracing::{info, warn};
 
 use crate::handshake::{self, HandshakeConfig};
+use crate::metadata_services::not_built_in;
 use crate::net::{DEFAULT_PORT, HostPort};
+use crate::protocol::Protocol;
 use crate::segment::SegmentDesc;
-use crate::transport::Protocol;
 
-/// The connection string that stands for [`Directory::P2p`].
-pub const P2P: &str = "P2PHANDSHAKE";
+pub use crate::metadata_services::{FOLDER, P2P, RedisLogin};
+
 /// How long the owner of a name we want has to answer before it counts as gone.
 const PROBE: Duration = Duration::from_millis(1500);
 /// How often a name is claimed that others claim too.
 const CLAIMS: usize = 8;
-
-/// Scheme, connection string and feature of each metadata service, and whether the build has it.
-const SERVICES: [(&str, &str, &str, bool); 4] = [
-    ("http", "http://host:port/metadata", "http", cfg!(feature = "http")),
-    ("etcd", "etcd://host:port", "metadata-etcd", cfg!(feature = "metadata-etcd")),
-    ("redis", "redis://host:port", "metadata-redis", cfg!(feature = "metadata-redis")),
-    ("rocksdb", "rocksdb:///path", "metadata-rocksdb", cfg!(feature = "metadata-rocksdb")),
-];
 
 /// What a connection string does not say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,23 +29,6 @@ pub struct DirectoryOptions {
     pub cluster_id: String,
     /// For a directory in Redis.
     pub redis: RedisLogin,
-}
-
-/// Who we are to a Redis server.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct RedisLogin {
-    /// User; empty for the default one.
-    pub username: String,
-    /// Password; empty for none.
-    pub password: String,
-    /// Number of the database.
-    pub database: u8,
-}
-
-impl std::fmt::Debug for RedisLogin {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "RedisLogin({:?}, database {})", self.username, self.database)
-    }
 }
 
 /// How engines find each other.
@@ -69,9 +45,6 @@ pub enum Directory {
     },
 }
 
-/// What the connection string of a directory for the state of one host's own begins with.
-pub const FOLDER: &str = "rocksdb://";
-
 /// A directory for the state of one host's own, such as a master's: `rocksdb:///path`. Blocks for some milliseconds.
 ///
 /// # Errors
@@ -83,16 +56,6 @@ pub fn own(url: &str) -> Result<Arc<dyn MetadataBackend>> {
         return Ok(backend);
     }
     Err(Error::invalid(format!("{url:?}: expected {FOLDER} and an absolute path")))
-}
-
-fn not_built_in(text: &str, scheme: &str) -> Error {
-    let feature = SERVICES.iter().find(|(known, ..)| *known == scheme);
-    let needs = feature
-        .map_or_else(String::new, |(_, _, name, _)| format!(" and needs a build with feature `{name}`"));
-    let built = SERVICES.iter().filter(|(.., built)| *built).map(|(_, example, ..)| *example);
-    let there = std::iter::once(P2P).chain(built).collect::<Vec<_>>().join(", ");
-    let text = format!("metadata directory {text:?}: {scheme:?} is not built in{needs}; there is {there}");
-    Error::new(ErrorCode::NotSupported, text)
 }
 
 impl Directory {

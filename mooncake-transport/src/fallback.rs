@@ -7,9 +7,10 @@ use mooncake_core::clock::SharedClock;
 use mooncake_core::{Error, ErrorKind};
 use parking_lot::Mutex;
 
+use crate::protocol::Protocol;
 pub use crate::statistics::FallbackCounter;
 use crate::ticket::{Completion, is_given_back};
-use crate::transport::{Op, Protocol, Transport};
+use crate::transport::{Op, Transport};
 
 /// Operation for the slower transport, and its share of the completion. It has no registration and no
 /// key, because the slower transport needs none.

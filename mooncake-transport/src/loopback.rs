@@ -13,9 +13,10 @@ use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 
 use crate::exposed::{ExposedMemory, Exposure};
+use crate::protocol::Protocol;
 use crate::segment::SegmentDesc;
 use crate::ticket::Completion;
-use crate::transport::{Access, Capabilities, Op, Opcode, Protocol, Transport};
+use crate::transport::{Access, Capabilities, Op, Opcode, Transport};
 
 const NODE: &str = "loopback_node";
 

@@ -14,7 +14,7 @@ use mooncake_core::meta::{Expect, MetaCapabilities, MetaEvent, MetaValue, Metada
 use mooncake_core::{Error, ErrorCode, Result};
 use tokio::sync::Mutex;
 
-use crate::directory::RedisLogin;
+use crate::metadata_services::RedisLogin;
 use crate::net::{DEFAULT_PORT, HostPort};
 
 const CONNECT: Duration = Duration::from_millis(1500);

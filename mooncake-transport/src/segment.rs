@@ -8,7 +8,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use serde_json::{Map, Value};
 
 use crate::net::HostPort;
-use crate::transport::Protocol;
+use crate::protocol::Protocol;
 
 /// Longest descriptor that is decoded, in bytes.
 pub const MAX_DESC_BYTES: usize = 16 << 20;

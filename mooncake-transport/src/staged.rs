@@ -14,9 +14,10 @@ use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 
 use crate::exposed::{ExposedMemory, Exposure};
+use crate::protocol::Protocol;
 use crate::segment::SegmentDesc;
 use crate::ticket::{Completion, block_on_for};
-use crate::transport::{Access, Capabilities, Op, Opcode, Protocol, Transport};
+use crate::transport::{Access, Capabilities, Op, Opcode, Transport};
 
 /// A wire that copies slices. Requests of peers are served from the [`ExposedMemory`] it is given.
 pub trait CopyTransport: fmt::Debug + Send + Sync + 'static {

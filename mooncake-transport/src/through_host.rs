@@ -16,11 +16,12 @@ use parking_lot::Mutex;
 use crate::device::{self, DeviceCopy};
 use crate::fallback::{self, with_fallback};
 use crate::handshake::AcceptConnection;
+use crate::protocol::Protocol;
 use crate::segment::SegmentDesc;
 use crate::stages::{Stage, StagePool};
 use crate::statistics::FallbackCounter;
 use crate::ticket::{Completion, is_given_back, ticket};
-use crate::transport::{Access, Capabilities, Op, Opcode, PathStatistics, Protocol, Transport};
+use crate::transport::{Access, Capabilities, Op, Opcode, PathStatistics, Transport};
 
 /// Bytes of a buffer. A transfer of this length takes longer than the notice of a finished copy.
 const CHUNK: usize = 2 << 20;

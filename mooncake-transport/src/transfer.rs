@@ -36,9 +36,10 @@ impl<B: Send + 'static> Transfers<B> for Vec<Transfer<B>> {}
 mod sealed {
     // The bytes behind the transfers must not move while the wire uses them, which a foreign `AsRef` could do.
     pub trait Sealed {}
-    impl<B, const N: usize> Sealed for [super::Transfer<B>; N] {}
-    impl<B> Sealed for Vec<super::Transfer<B>> {}
 }
+
+impl<B, const N: usize> sealed::Sealed for [Transfer<B>; N] {}
+impl<B> sealed::Sealed for Vec<Transfer<B>> {}
 
 /// Posts reads from one peer: one submission, one allocation, one wake-up.
 ///

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::TransportConfig;
-use crate::transport::Protocol;
+use crate::protocol::Protocol;
 use mooncake_core::{Error, Result};
 
 /// Settings of the NVLink transport (crate `mooncake-nvlink`).

@@ -7,44 +7,15 @@ use std::time::Duration;
 use mooncake_core::clock::Moment;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 
-use super::metrics::count;
+use super::metrics::Sums;
+use super::request::{Request, Requests, Way};
 use super::target::{Route, Target};
 use super::{Engine, Inner};
 use crate::exposed::ExposedMemory;
 use crate::region::{Sink, Source};
 use crate::ticket::{Completion, Failures, Tally, Ticket, Watch, ticket, watched};
-use crate::transfer::{Transfer, post_some};
+use crate::transfer::post_some;
 use crate::transport::{Opcode, Transport};
-
-/// One transfer to or from an opened segment.
-#[derive(Debug)]
-pub struct Request<T: Transport, B> {
-    /// The other side.
-    pub target: Target<T>,
-    /// What to move.
-    pub transfer: Transfer<B>,
-    /// Its place in the caller's batch.
-    pub(super) index: usize,
-    /// Which way, in a posting of both.
-    pub(super) opcode: Opcode,
-}
-
-/// Which way the requests of a posting go. Reads come with sinks: the callers see to that.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Way {
-    All(Opcode),
-    /// As each request says.
-    Own,
-}
-
-impl Way {
-    pub(super) fn of<T: Transport, B>(self, request: &Request<T, B>) -> Opcode {
-        match self {
-            Way::All(opcode) => opcode,
-            Way::Own => request.opcode,
-        }
-    }
-}
 
 /// What has a say in the repeating of a batch's requests.
 pub(super) trait Repeats: Sync {
@@ -64,30 +35,6 @@ impl Repeats for Always {
     }
 
     fn posted(&self, _: Watch, _: Vec<usize>) {}
-}
-
-impl<T: Transport, B> Request<T, B> {
-    /// All of `buffer` against as many bytes at a remote address.
-    pub fn new(target: &Target<T>, remote: u64, buffer: B) -> Self {
-        Self {
-            target: target.clone(),
-            transfer: Transfer::new(remote, buffer),
-            index: 0,
-            opcode: Opcode::Read,
-        }
-    }
-}
-
-/// Several requests in one value: an array or a `Vec`.
-pub trait Requests<T: Transport, B>: AsRef<[Request<T, B>]> + Send + sealed::Sealed + 'static {}
-
-impl<T: Transport, B: Send + 'static, const N: usize> Requests<T, B> for [Request<T, B>; N] {}
-impl<T: Transport, B: Send + 'static> Requests<T, B> for Vec<Request<T, B>> {}
-
-mod sealed {
-    pub trait Sealed {}
-    impl<T: crate::Transport, B, const N: usize> Sealed for [super::Request<T, B>; N] {}
-    impl<T: crate::Transport, B> Sealed for Vec<super::Request<T, B>> {}
 }
 
 /// Results of a batch in the caller's order, and the requests with their buffers.
@@ -180,6 +127,24 @@ fn count_posted<T: Transport, B: Source<T>>(
     count(Way::All(opcode), requests, failed, took);
 }
 
+/// Adds finished requests to the metrics of their peers. `failed` maps an index to the outcome.
+fn count<T: Transport, B: Source<T>>(
+    way: Way,
+    requests: &[Request<T, B>],
+    failed: impl Fn(usize) -> bool,
+    took: Duration,
+) {
+    let mut index = 0;
+    for run in requests.chunk_by(|a, b| a.target.id() == b.target.id()) {
+        let mut sums = Sums::default();
+        for request in run {
+            sums.add(way.of(request), request.transfer.buffer.local().span.len as u64, failed(index));
+            index += 1;
+        }
+        run[0].target.route().meter.add(&sums, took);
+    }
+}
+
 impl<T: Transport> Inner<T> {
     /// Counts a posting from now on.
     fn tally<C>(&self, count: fn(&C, &Failures, Duration)) -> Tally<C> {
@@ -240,7 +205,7 @@ impl<T: Transport> Inner<T> {
         let (mut result, [mut request]) = self.post(way, [request], deadline).await;
         if is_repeatable(&request, &result)
             && let Some(route) = self.refresh(&request.target, &stale, deadline).await
-            && route.takes_over(&stale, &request)
+            && is_taken_over(&route, &stale, &request)
             && deadline.is_none_or(|at| self.clock.now() < at)
         {
             (result, [request]) = self.post(way, [request], deadline).await;
@@ -309,7 +274,9 @@ impl<T: Transport> Inner<T> {
             let target = routes.iter().zip(&moved).find(|((id, _), _)| *id == request.target.id());
             match target {
                 Some(((_, stale), Some(route)))
-                    if wanted && is_repeatable(&request, &result) && route.takes_over(stale, &request) =>
+                    if wanted
+                        && is_repeatable(&request, &result)
+                        && is_taken_over(route, stale, &request) =>
                 {
                     again.push(request);
                 }
@@ -339,6 +306,19 @@ fn is_repeatable<T: Transport, B: Source<T>>(request: &Request<T, B>, result: &R
     let Err(error) = result else { return false };
     request.transfer.buffer.local().span.len > 0
         && matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Invalid)
+}
+
+/// Whether a request that failed on the route `old` may run on `new`: the range is registered there,
+/// and it is not memory of an earlier process, whose addresses have another meaning now.
+fn is_taken_over<T: Transport, B: Source<T>>(
+    new: &Route<T>,
+    old: &Route<T>,
+    request: &Request<T, B>,
+) -> bool {
+    let (addr, len) = (request.transfer.remote, request.transfer.buffer.local().span.len as u64);
+    let is_listed = new.desc.buffers.is_empty() || new.desc.holds(addr, len);
+    let is_same_process = new.instance() == old.instance();
+    is_listed && (is_same_process || !old.desc.holds(addr, len))
 }
 
 /// Numbers the requests of a batch and brings those of one target together.

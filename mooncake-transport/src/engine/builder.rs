@@ -13,16 +13,17 @@ use mooncake_core::meta::MemoryMetadata;
 use mooncake_core::{Error, Result};
 use parking_lot::Mutex;
 
+use super::look_up::keep_fresh;
 use super::metrics::Meters;
 use super::regions::Regions;
-use super::target::keep_fresh;
-use super::{Engine, Inner};
+use super::{Engine, Inner, LocalCopies};
 use crate::directory::Directory;
 use crate::handshake::{
     ConnectionDescriptor, HandshakeConfig, HandshakeServer, HandshakeService, Notification,
 };
 use crate::net::{self, DEFAULT_PORTS, HostPort};
-use crate::transport::{Protocol, Transport};
+use crate::protocol::Protocol;
+use crate::transport::Transport;
 
 /// Our handshake port.
 #[derive(Clone, Debug)]
@@ -43,15 +44,6 @@ impl Default for HandshakePort {
     }
 }
 
-/// Which transfers are plain copies instead of going over the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LocalCopies {
-    /// None.
-    Never,
-    /// Those to memory of an engine in this process.
-    Process,
-}
-
 /// Settings of an [`Engine`].
 #[derive(Debug)]
 pub struct EngineBuilder<T: Transport> {
@@ -67,8 +59,15 @@ pub struct EngineBuilder<T: Transport> {
     expects_mount: bool,
 }
 
+impl<T: Transport> Engine<T> {
+    /// Returns settings of an engine on this transport. [`EngineBuilder::start`] starts the engine.
+    pub fn builder(transport: Arc<T>) -> EngineBuilder<T> {
+        EngineBuilder::new(transport)
+    }
+}
+
 impl<T: Transport> EngineBuilder<T> {
-    pub(super) fn new(transport: Arc<T>) -> Self {
+    fn new(transport: Arc<T>) -> Self {
         // The loopback wire is a copy already, and tests put faults into it.
         let local_copies = if transport.protocol() == Protocol::LOOPBACK {
             LocalCopies::Never

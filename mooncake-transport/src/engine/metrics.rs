@@ -7,11 +7,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::Engine;
-use super::batch::{Request, Way};
-use crate::region::Source;
+use crate::protocol::Protocol;
 use crate::statistics::FallbackCounter;
-use crate::transport::{Opcode, Protocol, Transport};
+use crate::transport::Opcode;
 
 /// Latencies are counted by powers of two of a microsecond; the last bucket takes all that is longer.
 const BUCKETS: usize = 32;
@@ -125,16 +123,17 @@ impl Meters {
     }
 }
 
-/// What is to be added to a meter at once.
+/// Sums of the requests of one posting to one peer.
 #[derive(Default)]
-struct Sums {
+pub(super) struct Sums {
     requests: [u64; 2],
     bytes: [u64; 2],
     failures: u64,
 }
 
 impl Sums {
-    fn add(&mut self, opcode: Opcode, len: u64, failed: bool) {
+    /// Adds a finished request of `len` bytes.
+    pub(super) fn add(&mut self, opcode: Opcode, len: u64, failed: bool) {
         if failed {
             self.failures += 1;
         } else {
@@ -150,7 +149,8 @@ impl Meter {
         &self.fallback
     }
 
-    fn add(&self, sums: &Sums, took: Duration) {
+    /// Adds the requests of one posting that took the time `took`.
+    pub(super) fn add(&self, sums: &Sums, took: Duration) {
         let add = |counter: &AtomicU64, n: u64| {
             if n > 0 {
                 counter.fetch_add(n, Ordering::Relaxed);
@@ -183,29 +183,10 @@ impl Meter {
     }
 }
 
-/// Counts requests that are over, those of one target one after the other; `failed` knows them by their place.
-pub(super) fn count<T: Transport, B: Source<T>>(
-    way: Way,
-    requests: &[Request<T, B>],
-    failed: impl Fn(usize) -> bool,
-    took: Duration,
-) {
-    let mut index = 0;
-    for run in requests.chunk_by(|a, b| a.target.id() == b.target.id()) {
-        let mut sums = Sums::default();
-        for request in run {
-            sums.add(way.of(request), request.transfer.buffer.local().span.len as u64, failed(index));
-            index += 1;
-        }
-        run[0].target.route().meter.add(&sums, took);
-    }
-}
-
-impl<T: Transport> Engine<T> {
-    /// Returns the counters by peer and transport. A transfer is counted when its outcome is taken.
-    /// A transfer whose future or ticket was dropped is not counted.
-    pub fn metrics(&self) -> Vec<PeerMetrics> {
-        let meters = self.inner.meters.0.lock();
+impl Meters {
+    /// Returns the counters by peer and transport.
+    pub(super) fn by_peer(&self) -> Vec<PeerMetrics> {
+        let meters = self.0.lock();
         let line = |((peer, wire), meter): (&(String, Protocol), &Arc<Meter>)| {
             let (requests_behind, bytes_behind) = meter.fallback.totals();
             let (peer, wire, counts) = (peer.clone(), wire.clone(), meter.counts());

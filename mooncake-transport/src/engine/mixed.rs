@@ -11,7 +11,8 @@ use bytes::Bytes;
 use mooncake_core::clock::Moment;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 
-use super::batch::{Repeats, Request, Way, group, routes};
+use super::batch::{Repeats, group, routes};
+use super::request::{Request, Way};
 use super::target::Target;
 use super::{Engine, Inner};
 use crate::handshake::Notification;

@@ -4,11 +4,13 @@
 mod batch;
 mod builder;
 mod inbox;
+mod look_up;
 mod metrics;
 #[allow(unsafe_code)]
 mod mixed;
 #[allow(unsafe_code)]
 mod regions;
+mod request;
 mod target;
 
 use std::borrow::Cow;
@@ -32,11 +34,12 @@ use crate::region::Region;
 use crate::segment::SegmentDesc;
 use crate::transport::{Access, Transport};
 
-pub use batch::{Outcome, Request, Requests};
-pub use builder::{EngineBuilder, HandshakePort, LocalCopies};
+pub use batch::Outcome;
+pub use builder::{EngineBuilder, HandshakePort};
 pub use metrics::{Counts, PeerMetrics};
 pub use mixed::{Batch, BatchView, Buffer, Finished, Progress, Running, Status};
 pub use mooncake_core::EngineCode;
+pub use request::{Request, Requests};
 pub use target::{LookUps, Target};
 
 use inbox::Inbox;
@@ -47,6 +50,15 @@ use regions::{Entry, Regions};
 /// lives that long. [`close`](Self::close) waits until the directory has forgotten it.
 pub struct Engine<T: Transport> {
     inner: Arc<Inner<T>>,
+}
+
+/// Which transfers are plain copies instead of going over the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LocalCopies {
+    /// None.
+    Never,
+    /// Those to memory of an engine in this process.
+    Process,
 }
 
 /// States of [`Inner::mount`].
@@ -83,11 +95,6 @@ struct Inner<T: Transport> {
 }
 
 impl<T: Transport> Engine<T> {
-    /// Settings for an engine on this wire; [`EngineBuilder::start`] starts it.
-    pub fn builder(transport: Arc<T>) -> EngineBuilder<T> {
-        EngineBuilder::new(transport)
-    }
-
     /// The name others open to reach us. With `P2PHANDSHAKE` it is our handshake address.
     pub fn name(&self) -> &str {
         &self.inner.name
@@ -192,6 +199,12 @@ impl<T: Transport> Engine<T> {
             self.inner.changes.fetch_add(1, Ordering::SeqCst);
         }
         self.inner.publish(false).await
+    }
+
+    /// Returns the counters by peer and transport. A transfer is counted when its outcome is taken.
+    /// A transfer whose future or ticket was dropped is not counted.
+    pub fn metrics(&self) -> Vec<PeerMetrics> {
+        self.inner.meters.by_peer()
     }
 
     /// Our descriptor as it is now.

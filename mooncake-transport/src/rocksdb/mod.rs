@@ -19,7 +19,7 @@ use mooncake_core::meta::{
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::{Condvar, Mutex};
 
-use crate::directory::FOLDER;
+use crate::metadata_services::FOLDER;
 use database::{Change, Database};
 use mark::Mark;
 

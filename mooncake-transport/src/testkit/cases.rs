@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use mooncake_core::ErrorKind;
 
-use super::Fixture;
+use super::fixture::Fixture;
 use super::world::{Part, World, bytes_of, describe, kind, pattern, patterned};
 use crate::region::{Local, Region, Slice, SliceMut, Source};
 use crate::transfer::{self, Transfer};

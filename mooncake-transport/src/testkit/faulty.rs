@@ -11,9 +11,10 @@ use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 
 use crate::handshake::AcceptConnection;
+use crate::protocol::Protocol;
 use crate::segment::SegmentDesc;
 use crate::ticket::{Completion, ticket};
-use crate::transport::{Access, Capabilities, Op, Opcode, Protocol, Transport};
+use crate::transport::{Access, Capabilities, Op, Opcode, Transport};
 
 /// What can go wrong with one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

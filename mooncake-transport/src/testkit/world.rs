@@ -7,7 +7,7 @@ use mooncake_core::clock::Moment;
 use mooncake_core::memory::{MemorySource, MemorySpan};
 use mooncake_core::{Error, Result};
 
-use super::Fixture;
+use super::fixture::Fixture;
 use crate::region::{Local, Region, Sink, SliceMut, Source};
 use crate::segment::{BufferDesc, SegmentDesc};
 use crate::ticket::Ticket;

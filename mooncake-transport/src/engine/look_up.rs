@@ -1,0 +1,148 @@
+//! Look-ups of segments: the first one, and further ones after failures and at intervals.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures::StreamExt;
+use mooncake_core::backoff::Pace;
+use mooncake_core::clock::Moment;
+use mooncake_core::{Error, ErrorCode, Result};
+use tracing::debug;
+
+use super::regions::Regions;
+use super::target::{Number, Route, Target, instance_of};
+use super::{Inner, LocalCopies};
+use crate::protocol::Protocol;
+use crate::segment::SegmentDesc;
+use crate::transport::Transport;
+
+/// How long a look-up that changed nothing keeps further ones away, so that a dead peer is not looked up per operation.
+const IN_VAIN: Pace = Pace { first: Duration::from_millis(250), most: Duration::from_secs(8) };
+/// How long a look-up takes at most, when the transfer has no deadline.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Targets that are looked up at a time.
+const LOOKS: usize = 16;
+
+impl<T: Transport> Inner<T> {
+    /// Looks a segment up and finds a way to it.
+    pub(super) async fn route(&self, name: &str) -> Result<Route<T>> {
+        let desc = if name == self.name {
+            SegmentDesc { handshake: self.at.clone(), ..self.descriptor() }
+        } else {
+            let own = self.descriptor().encode();
+            self.directory.descriptor(name, &own, &self.limits).await?
+        };
+        self.connect(name, desc).await
+    }
+
+    async fn connect(&self, name: &str, desc: SegmentDesc) -> Result<Route<T>> {
+        if !self.transport.reaches(&desc) {
+            let (wires, ours): (Vec<_>, _) =
+                (desc.protocols.iter().map(|p| p.as_str()).collect(), self.transport.protocol());
+            let text = match wires.contains(&ours.as_str()) {
+                true => format!("segment {name:?} does not say where it is reached by {ours}"),
+                false => format!("segment {name:?} is reached by {}, not by {ours}", wires.join(", ")),
+            };
+            return Err(Error::new(ErrorCode::NotSupported, text));
+        }
+        let mut peer =
+            self.transport.connect(&desc).await.map_err(|e| e.context(format!("segment {name:?}")))?;
+        let instance = instance_of(&desc);
+        let local = match self.local_copies {
+            LocalCopies::Never => None,
+            LocalCopies::Process => instance.and_then(Regions::in_process),
+        };
+        let statistics = self.transport.path_statistics();
+        let path = match (&local, statistics) {
+            (Some(_), _) => Protocol::new("memory"),
+            (None, Some(statistics)) => statistics.path_name(&peer),
+            (None, None) => self.transport.protocol(),
+        };
+        let meter = self.meters.of(name, path);
+        if let Some(statistics) = statistics {
+            statistics.count_fallback(&mut peer, meter.fallback());
+        }
+        let number = if name == self.name { Number::ANY } else { self.found.number(name, &desc) };
+        Ok(Route { desc, peer, local, meter, number })
+    }
+
+    /// Looks a target up again after a transfer failed on `stale`. The route to use now, or `None` when nothing has changed.
+    pub(super) async fn refresh(
+        &self,
+        target: &Target<T>,
+        stale: &Arc<Route<T>>,
+        deadline: Option<Moment>,
+    ) -> Option<Arc<Route<T>>> {
+        let mut in_vain = target.refreshing().lock().await;
+        let current = target.route();
+        if !Arc::ptr_eq(&current, stale) {
+            return Some(current);
+        }
+        let now = self.clock.now();
+        if in_vain.rests(now) || deadline.is_some_and(|at| now >= at) {
+            return None;
+        }
+        let left = deadline.map_or(PATIENCE, |at| at.since(now).min(PATIENCE));
+        let look = self.look_again(target, stale);
+        let found = match &self.runtime {
+            // In-process directories answer at once, with no runtime to time them.
+            None => look.await,
+            Some(_) => tokio::time::timeout(left, look).await.unwrap_or(Ok(None)),
+        };
+        match found {
+            Ok(Some(route)) => {
+                in_vain.worked();
+                Some(route)
+            }
+            Ok(None) => {
+                in_vain.failed(now, self.clock.now(), &IN_VAIN);
+                None
+            }
+            Err(error) => {
+                debug!(segment = target.name(), %error, "looked up in vain");
+                in_vain.failed(now, self.clock.now(), &IN_VAIN);
+                None
+            }
+        }
+    }
+
+    /// Looks a target up, whatever was found before. The new route, or `None` when the descriptor is as it was.
+    pub(super) async fn look_again(
+        &self,
+        target: &Target<T>,
+        stale: &Arc<Route<T>>,
+    ) -> Result<Option<Arc<Route<T>>>> {
+        let own = self.descriptor().encode();
+        let desc = self.directory.descriptor(target.name(), &own, &self.limits).await?;
+        if desc.same_but_for_time(&stale.desc) {
+            return Ok(None);
+        }
+        let route = Arc::new(self.connect(target.name(), desc).await?);
+        debug!(segment = target.name(), "the descriptor has changed");
+        target.set_route(route.clone());
+        Ok(Some(route))
+    }
+}
+
+/// Looks all opened targets up from time to time, until the engine is gone.
+pub(super) async fn keep_fresh<T: Transport>(engine: Weak<Inner<T>>, interval: Duration) {
+    loop {
+        tokio::time::sleep(interval).await;
+        let Some(engine) = engine.upgrade() else { return };
+        let targets: Vec<Target<T>> = engine.targets.lock().values().cloned().collect();
+        let others = targets.iter().filter(|target| target.name() != engine.name);
+        // Several at a time: those that are gone keep nobody else waiting.
+        let looks = futures::stream::iter(others).for_each_concurrent(LOOKS, |target| {
+            let engine = &engine;
+            async move {
+                let stale = target.route();
+                match tokio::time::timeout(PATIENCE, engine.look_again(target, &stale)).await {
+                    Ok(Err(error)) => debug!(segment = target.name(), %error, "looked up in vain"),
+                    Ok(Ok(_)) => {}
+                    Err(_) => debug!(segment = target.name(), "looked up in vain: no answer"),
+                }
+            }
+        });
+        looks.await;
+    }
+}
