@@ -16,7 +16,7 @@ use rustix::fs::{FlockOperation, flock};
 use crate::buffer::Frame;
 use crate::file::cannot_open;
 use crate::layout::{INDEX_HEADER, IndexHeader, Note, Parsed, Record, VERSION, header_len, record_len};
-use crate::space::DiskSegment;
+use crate::segment::DiskSegment;
 use crate::transport::DiskTransport;
 
 /// Result of the recovery when a store is opened.

@@ -9,9 +9,8 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::Completion;
 
 use crate::buffer::Frame;
-use crate::job::Job;
 use crate::layout::BLOCK;
-use crate::queue::late;
+use crate::queue::{Job, late};
 
 /// Request to the kernel.
 #[derive(Clone, Copy, Debug)]

@@ -24,7 +24,7 @@ use crate::layout::{
     BLOCK, CHUNK, IndexHeader, MAX_KEY, MAX_VALUE, Note, Record, VERSION, header_len, record_len, sum, sums,
 };
 use crate::recover::{Files, Lock, OldIndex, Recovery, Survivor, survivors, write_index};
-use crate::space::{DiskSegment, OpenSegment};
+use crate::segment::{DiskSegment, OpenSegment};
 use crate::stats::{DiskStats, add};
 use crate::transport::{DiskPeer, DiskTransport, Registration};
 
