@@ -19,11 +19,11 @@ use mooncake_transport::{Access, Capabilities, Completion, Op, Protocol, Segment
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 
-use crate::endpoint::{Piece, Registered, too_late};
+use crate::endpoint::{Peer, Piece, RdmaPeer, Registered, too_late};
 use crate::gid;
 use crate::message::INSTANCE_KEY;
 use crate::node::{ByDevice, Node};
-use crate::peer::{About, Peer, RdmaPeer};
+use crate::peer::About;
 use crate::poller;
 use crate::registration::{self, Registration};
 use crate::slices::SliceLengths;
@@ -93,7 +93,7 @@ impl RdmaTransport {
 
     /// Returns the devices in use.
     pub fn devices(&self) -> Vec<NicInfo> {
-        let info = |nic: &Arc<crate::nic::Nic>| NicInfo {
+        let info = |nic: &Arc<crate::endpoint::Nic>| NicInfo {
             name: nic.name.clone(),
             gid: nic.gid().addr,
             gid_index: nic.gid().index,
@@ -165,7 +165,7 @@ impl RdmaTransport {
         // Long operations are spread over all devices that are as near as the best one, in
         // stretches of equal length.
         let spread = op.len() >= config.stripe_bytes && nics.len() > 1;
-        let as_near = |nic: &crate::nic::Nic| nic.is_up() && (nic.node == nics[first.local].node);
+        let as_near = |nic: &crate::endpoint::Nic| nic.is_up() && (nic.node == nics[first.local].node);
         let stripes = if spread { nics.iter().filter(|nic| as_near(nic)).count().max(1) } else { 1 };
         let per_stripe =
             if stripes > 1 { cut.pieces(op.len(), room).count().div_ceil(stripes) } else { usize::MAX };
