@@ -4,7 +4,7 @@ use std::net::Ipv6Addr;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use mooncake_core::clock::{SharedClock, SystemClock};
@@ -12,15 +12,15 @@ use mooncake_core::{Error, ErrorKind, Result};
 use mooncake_transport::config::{RdmaConfig, TcpConfig};
 use mooncake_transport::directory::{DirectoryOptions, P2P, RedisLogin};
 use mooncake_transport::engine::{Engine, HandshakePort, LocalCopies};
-use mooncake_transport::net::default_host_v6;
+use mooncake_transport::net::{HostPort, default_host_v6};
 use mooncake_transport::topology::{Discovery, Topology};
 use mooncake_transport::{Directory, Region};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::AbortHandle;
 
 use crate::addressed::{Gone, Regions, UNUSED_WITHIN, foreign, still_in_use};
-use crate::environment::own_port;
-use crate::ids::Batches;
+use crate::batches::Batches;
+use crate::built_in::StreamOrder;
 use crate::managed::Managed;
 use crate::summary::log_every;
 use crate::transport_set::{TransportOptions, TransportSet};
@@ -50,7 +50,8 @@ pub(crate) struct Parts {
     longest: Option<Duration>,
     summary: Option<AbortHandle>,
     instead: Option<Error>,
-    pub(crate) streams: crate::on_stream::Streams,
+    /// Stream order of the transfers, created by the first transfer that needs it.
+    pub(crate) streams: OnceLock<StreamOrder>,
 }
 
 impl Drop for Parts {
@@ -469,7 +470,7 @@ impl TransferEngineBuilder {
             longest: self.longest,
             summary,
             instead,
-            streams: crate::on_stream::Streams::default(),
+            streams: OnceLock::new(),
         };
         Ok(TransferEngine { engine, parts: Arc::new(parts) })
     }
@@ -579,11 +580,34 @@ impl TransferEngineBuilder {
     }
 }
 
-#[cfg(all(test, feature = "transport-rdma", feature = "transport-tcp"))]
+/// Returns the host and the port of an engine name.
+///
+/// # Errors
+/// `INVALID_PARAMS` if the name has no port.
+fn own_port(name: &str) -> Result<(String, u16)> {
+    let at = HostPort::parse(name, 0);
+    if at.host.is_empty() || at.port == 0 {
+        return Err(Error::invalid(format!(
+            "MC_LEGACY_RPC_PORT_BINDING takes the handshake port from the engine's name, and {name:?} is not host:port"
+        )));
+    }
+    Ok((at.host, at.port))
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_bound_name_needs_a_port() {
+        assert_eq!(own_port("10.0.0.1:123").unwrap(), ("10.0.0.1".into(), 123));
+        for name in ["", "10.0.0.1", ":5", "[::1]"] {
+            assert!(own_port(name).is_err(), "{name}");
+        }
+    }
+
     /// TCP replaces RDMA without a device or library. Invalid settings fail with or without a device.
+    #[cfg(all(feature = "transport-rdma", feature = "transport-tcp"))]
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn tcp_replaces_a_missing_transport_and_not_an_invalid_one() {
         let with = |rdma: RdmaConfig| {

@@ -1,19 +1,17 @@
 //! Batches by number, for callers that cannot hold a future: the C interface and Python.
 
-use std::collections::HashMap;
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use mooncake_core::clock::Moment;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::Opcode;
-use mooncake_transport::engine::{Batch, BatchView, EngineCode, Finished, Progress, Status, Target};
+use mooncake_transport::engine::{Batch, EngineCode, Finished, Progress, Status, Target};
 use mooncake_transport::handshake::Notification;
-use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
 
-use crate::{TransferEngine, TransportSet};
+use crate::batches::{Entry, POSTING, Part};
+use crate::engine::TransferEngine;
+use crate::transport_set::TransportSet;
 
 /// A number that no batch ever has.
 pub const INVALID_BATCH: u64 = u64::MAX;
@@ -33,103 +31,6 @@ pub struct AddressRequest {
     pub remote: u64,
     /// Bytes. None is done without a word to anybody, wherever the addresses lead.
     pub len: usize,
-}
-
-/// All numbered batches of an engine.
-#[derive(Default)]
-pub(crate) struct Batches {
-    open: Mutex<HashMap<u64, Entry>>,
-}
-
-struct Entry {
-    capacity: usize,
-    /// Where each request is: a part and its number there, or nowhere when it was of no bytes.
-    requests: Vec<Option<(usize, usize)>>,
-    /// `None` while it is being posted, which copies bytes where no wire is needed.
-    parts: Vec<Option<Part>>,
-}
-
-struct Part {
-    view: BatchView,
-    /// The first failure, once it is over; the notification's too.
-    over: watch::Receiver<Option<Result<(), (ErrorCode, String)>>>,
-    task: AbortHandle,
-    /// Somebody hears of it when all its requests have succeeded.
-    notifies: bool,
-}
-
-impl Part {
-    /// Nothing of it is to come any more; at most its memory is being put away.
-    fn is_over(&self) -> bool {
-        self.over.borrow().is_some()
-            || self.over.has_changed().is_err()
-            || (self.view.is_over() && !self.is_telling())
-    }
-
-    /// All its requests have succeeded, and the notification is not sent yet.
-    fn is_telling(&self) -> bool {
-        self.notifies && self.over.borrow().is_none() && self.view.overall().status == Status::Completed
-    }
-
-    /// How a request of it stands. The last one is not completed before the notification is sent: a program that has seen all completed may end.
-    fn request(&self, number: usize) -> Option<Progress> {
-        let progress = self.view.request(number)?;
-        let waits = number + 1 == self.view.len() && self.is_telling();
-        Some(if waits { POSTING } else { progress })
-    }
-
-    fn overall(&self) -> Progress {
-        if self.is_telling() {
-            Progress { status: Status::Pending, ..self.view.overall() }
-        } else {
-            self.view.overall()
-        }
-    }
-}
-
-/// A request that nobody knows anything of yet.
-const POSTING: Progress = Progress { status: Status::Pending, transferred: 0 };
-
-impl Entry {
-    fn request(&self, index: usize) -> Option<Progress> {
-        match *self.requests.get(index)? {
-            None => Some(Progress { status: Status::Completed, transferred: 0 }),
-            Some((part, number)) => match self.parts.get(part)? {
-                Some(part) => part.request(number),
-                None => Some(POSTING),
-            },
-        }
-    }
-
-    fn is_over(&self) -> bool {
-        self.parts.iter().all(|part| part.as_ref().is_some_and(Part::is_over))
-    }
-}
-
-impl Batches {
-    fn with<R>(&self, id: u64, then: impl FnOnce(&mut Entry) -> Result<R>) -> Result<R> {
-        match self.open.lock().get_mut(&id) {
-            Some(entry) => then(entry),
-            None => Err(Error::invalid(format!(
-                "{id} is no batch of this engine: it was freed, or never allocated here"
-            ))
-            .with_engine_code(EngineCode::InvalidArgument)),
-        }
-    }
-}
-
-impl Drop for Batches {
-    fn drop(&mut self) {
-        for part in self.open.get_mut().values().flat_map(|entry| entry.parts.iter().flatten()) {
-            part.task.abort();
-        }
-    }
-}
-
-impl fmt::Debug for Batches {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Batches").field("open", &self.open.lock().len()).finish()
-    }
 }
 
 impl TransferEngine {

@@ -18,7 +18,6 @@
 //! # }
 //! ```
 
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use mooncake_core::Result;
@@ -29,10 +28,6 @@ use crate::built_in::{Cuda, CudaDriver, StreamOrder};
 use crate::engine::TransferEngine;
 use crate::ids::AddressRequest;
 use crate::transport_set::TransportSet;
-
-/// Stream order of an engine's transfers, created by the first transfer that needs it.
-#[derive(Debug, Default)]
-pub(crate) struct Streams(OnceLock<StreamOrder>);
 
 /// Waits for the work that the default stream of a device has now. Calls without a stream come after
 /// that work as in Mooncake C++, over every transport but RDMA, which reads memory as it is. Does
@@ -53,11 +48,11 @@ pub fn after_default_stream(transports: Option<&TransportSet>, location: Locatio
 
 impl TransferEngine {
     fn stream_order(&self) -> Result<&StreamOrder> {
-        if let Some(order) = self.parts.streams.0.get() {
+        if let Some(order) = self.parts.streams.get() {
             return Ok(order);
         }
         let driver = CudaDriver::serve(None)?;
-        Ok(self.parts.streams.0.get_or_init(|| StreamOrder::new(driver, &self.parts.runtime)))
+        Ok(self.parts.streams.get_or_init(|| StreamOrder::new(driver, &self.parts.runtime)))
     }
 
     /// Runs `transfer` on the engine's runtime after the work that the stream has now, and lets later
@@ -113,7 +108,7 @@ impl TransferEngine {
     /// # Errors
     /// That error.
     pub fn check_streams(&self) -> Result<()> {
-        self.parts.streams.0.get().map_or(Ok(()), StreamOrder::check)
+        self.parts.streams.get().map_or(Ok(()), StreamOrder::check)
     }
 
     /// Waits until no transfer in stream order is in flight, and reports as
@@ -122,6 +117,6 @@ impl TransferEngine {
     /// # Errors
     /// Those of [`check_streams`](Self::check_streams).
     pub fn settle_streams(&self) -> Result<()> {
-        self.parts.streams.0.get().map_or(Ok(()), StreamOrder::wait_for_all)
+        self.parts.streams.get().map_or(Ok(()), StreamOrder::wait_for_all)
     }
 }

@@ -213,11 +213,3 @@ fn variables_of_devices_reach_the_transport() {
     assert_eq!(told.topology.unwrap().devices(), ["a", "b"]);
     assert!(rdma(with(&[("MC_CUSTOM_TOPO_JSON", "/no/such/file")])).topology.is_none());
 }
-
-#[test]
-fn a_bound_name_needs_a_port() {
-    assert_eq!(own_port("10.0.0.1:123").unwrap(), ("10.0.0.1".into(), 123));
-    for name in ["", "10.0.0.1", ":5", "[::1]"] {
-        assert!(own_port(name).is_err(), "{name}");
-    }
-}

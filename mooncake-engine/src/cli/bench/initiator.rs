@@ -9,8 +9,9 @@ use mooncake_transport::engine::{Request, Target};
 use mooncake_transport::{Region, SliceMut};
 use serde_json::json;
 
+use super::arguments::{self, Arguments, Format, Operation};
+use super::reference;
 use super::report::Row;
-use super::{Arguments, Format, Operation, reference};
 use crate::{TransferEngine, TransportSet};
 
 type Block = Request<TransportSet, SliceMut<TransportSet>>;
@@ -26,10 +27,10 @@ pub(super) async fn run(arguments: &Arguments) -> Result<()> {
             "--threads={threads} times --batch_size={batch_size} times --block_size={block_size} is more than --buffer_size={buffer_size}"
         )));
     };
-    let engine = super::start(arguments).await?;
+    let engine = arguments::start(arguments).await?;
     let target = engine.open(&arguments.segment_id).await?;
     let remote = remote_memory(&target, need)?;
-    let region = engine.register(super::memory(need)?).await?;
+    let region = engine.register(arguments::memory(need)?).await?;
     let mut work = share_out(arguments, &target, remote, region)?;
     if arguments.check {
         work = check(&engine, work).await?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use mooncake_core::clock::SystemClock;
 use mooncake_core::{Error, Result};
 
-use super::Operation;
+use super::arguments::Operation;
 use super::report::Row;
 
 const HEADER: usize = 24;

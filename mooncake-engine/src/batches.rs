@@ -1,0 +1,107 @@
+//! Table of the numbered batches of an engine.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::engine::{BatchView, EngineCode, Progress, Status};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+/// All numbered batches of an engine.
+#[derive(Default)]
+pub(crate) struct Batches {
+    pub(crate) open: Mutex<HashMap<u64, Entry>>,
+}
+
+pub(crate) struct Entry {
+    pub(crate) capacity: usize,
+    /// Where each request is: a part and its number there, or nowhere when it was of no bytes.
+    pub(crate) requests: Vec<Option<(usize, usize)>>,
+    /// `None` while it is being posted, which copies bytes where no wire is needed.
+    pub(crate) parts: Vec<Option<Part>>,
+}
+
+pub(crate) struct Part {
+    pub(crate) view: BatchView,
+    /// The first failure, once it is over; the notification's too.
+    pub(crate) over: watch::Receiver<Option<Result<(), (ErrorCode, String)>>>,
+    pub(crate) task: AbortHandle,
+    /// Somebody hears of it when all its requests have succeeded.
+    pub(crate) notifies: bool,
+}
+
+impl Part {
+    /// Nothing of it is to come any more; at most its memory is being put away.
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.borrow().is_some()
+            || self.over.has_changed().is_err()
+            || (self.view.is_over() && !self.is_telling())
+    }
+
+    /// All its requests have succeeded, and the notification is not sent yet.
+    fn is_telling(&self) -> bool {
+        self.notifies && self.over.borrow().is_none() && self.view.overall().status == Status::Completed
+    }
+
+    /// How a request of it stands. The last one is not completed before the notification is sent: a program that has seen all completed may end.
+    pub(crate) fn request(&self, number: usize) -> Option<Progress> {
+        let progress = self.view.request(number)?;
+        let waits = number + 1 == self.view.len() && self.is_telling();
+        Some(if waits { POSTING } else { progress })
+    }
+
+    pub(crate) fn overall(&self) -> Progress {
+        if self.is_telling() {
+            Progress { status: Status::Pending, ..self.view.overall() }
+        } else {
+            self.view.overall()
+        }
+    }
+}
+
+/// A request that nobody knows anything of yet.
+pub(crate) const POSTING: Progress = Progress { status: Status::Pending, transferred: 0 };
+
+impl Entry {
+    pub(crate) fn request(&self, index: usize) -> Option<Progress> {
+        match *self.requests.get(index)? {
+            None => Some(Progress { status: Status::Completed, transferred: 0 }),
+            Some((part, number)) => match self.parts.get(part)? {
+                Some(part) => part.request(number),
+                None => Some(POSTING),
+            },
+        }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.parts.iter().all(|part| part.as_ref().is_some_and(Part::is_over))
+    }
+}
+
+impl Batches {
+    pub(crate) fn with<R>(&self, id: u64, then: impl FnOnce(&mut Entry) -> Result<R>) -> Result<R> {
+        match self.open.lock().get_mut(&id) {
+            Some(entry) => then(entry),
+            None => Err(Error::invalid(format!(
+                "{id} is no batch of this engine: it was freed, or never allocated here"
+            ))
+            .with_engine_code(EngineCode::InvalidArgument)),
+        }
+    }
+}
+
+impl Drop for Batches {
+    fn drop(&mut self) {
+        for part in self.open.get_mut().values().flat_map(|entry| entry.parts.iter().flatten()) {
+            part.task.abort();
+        }
+    }
+}
+
+impl fmt::Debug for Batches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batches").field("open", &self.open.lock().len()).finish()
+    }
+}
