@@ -32,8 +32,8 @@ impl std::fmt::Debug for RedisLogin {
     }
 }
 
-/// Returns the error for a scheme that this build does not support. The error names the feature that
-/// adds the scheme, and the connection strings that the build supports.
+/// Returns the error for a scheme that this build does not support. The error contains the feature
+/// that adds the scheme, and the connection strings that the build supports.
 pub(crate) fn not_built_in(text: &str, scheme: &str) -> Error {
     let feature = SERVICES.iter().find(|(known, ..)| *known == scheme);
     let needs = feature

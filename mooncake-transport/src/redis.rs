@@ -1,4 +1,4 @@
-//! A metadata directory in Redis.
+//! Metadata directory in Redis.
 
 use std::time::Duration;
 
@@ -19,14 +19,15 @@ use crate::net::{DEFAULT_PORT, HostPort};
 
 const CONNECT: Duration = Duration::from_millis(1500);
 const ANSWER: Duration = Duration::from_millis(3000);
-/// Sets a key if it still has the value that was read, in one step.
+/// Script that sets a key if it still has the value that was read, in one step.
 const SET_IF_SAME: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) return 1 end return 0";
 
-/// A metadata directory in Redis. Runs on a tokio runtime.
+/// Metadata directory in Redis. Runs on a tokio runtime.
 ///
-/// Redis knows no revisions: they are fingerprints of the values, so putting the same value again does not change them. Whether
-/// it is durable is a matter of its configuration, so it is not said to be.
+/// Redis has no revisions, so the revision of a value is its fingerprint. A put of the same value
+/// does not change it. Durability depends on the configuration of Redis, so the capabilities do not
+/// claim it.
 #[derive(Debug)]
 pub struct RedisMetadata {
     at: HostPort,
@@ -35,11 +36,11 @@ pub struct RedisMetadata {
 }
 
 impl RedisMetadata {
-    /// A directory at `redis://host:port` (or `host:port`; the port is 12001 when there is none, as in the existing system). Does not
-    /// connect yet.
+    /// Creates a directory at `redis://host:port` or `host:port`. The default port is 12001, as in
+    /// Mooncake C++. Does not connect yet.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` when there is no host.
+    /// Returns `INVALID_PARAMS` if there is no host.
     pub fn new(url: &str, login: &RedisLogin) -> Result<Self> {
         let at = HostPort::parse(url.trim_start_matches("redis://").trim_end_matches('/'), DEFAULT_PORT);
         if at.host.is_empty() || at.host.contains('/') || at.host.contains('@') {
@@ -75,7 +76,7 @@ impl RedisMetadata {
         Ok(connection)
     }
 
-    /// Asks, once more on a new connection if the one we had is gone.
+    /// Sends a command, and sends it once more on a new connection if the present one is closed.
     async fn ask<A: FromRedisValue>(&self, command: &Cmd) -> Result<A> {
         let mut again = true;
         loop {
@@ -148,7 +149,7 @@ impl MetadataBackend for RedisMetadata {
                 break;
             }
         }
-        // A scan may show a key twice.
+        // A scan may return a key twice.
         keys.sort_unstable();
         keys.dedup();
         let mut entries = Vec::with_capacity(keys.len());
@@ -169,7 +170,7 @@ impl MetadataBackend for RedisMetadata {
     }
 }
 
-/// A text as a pattern that matches only itself.
+/// Converts a text into a pattern that matches only the text.
 fn literally(text: &str) -> String {
     let mut pattern = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,4 +1,4 @@
-//! The interface of a transport: one-sided reads and writes between registered memory.
+//! Interface of a transport: one-sided reads and writes between registered memory.
 
 use std::fmt;
 use std::future::Future;
@@ -20,11 +20,11 @@ use crate::ticket::Completion;
 pub struct Capabilities {
     /// Maximum length of an operation in bytes. The engine refuses longer operations.
     pub max_op_bytes: u64,
-    /// Whether local memory must be registered. [`Op::registration`] may be `None` otherwise.
+    /// Flag: local memory must be registered. [`Op::registration`] may be `None` otherwise.
     pub needs_registration: bool,
-    /// Whether local and remote memory may be device memory.
+    /// Flag: local and remote memory may be device memory.
     pub device_memory: bool,
-    /// Whether peers on this host access shared memory directly
+    /// Flag: peers on this host access shared memory directly
     /// ([`HostMemoryOptions::shared`](mooncake_core::memory::HostMemoryOptions)).
     pub shared_memory: bool,
 }
@@ -90,8 +90,9 @@ impl<'a, R> Op<'a, R> {
     ///
     /// # Safety
     /// Until the completion submitted with the operation is done and the submitting call has
-    /// returned: the bytes of `local` stay allocated; `registration`, if given, covers them and stays
-    /// alive; nobody else reads or writes the bytes of a `Read`; nobody writes the bytes of a `Write`.
+    /// returned: the bytes of `local` stay allocated; `registration`, if given, covers them and
+    /// stays alive; no other code reads or writes the bytes of a `Read`; no code writes the bytes
+    /// of a `Write`.
     #[allow(unsafe_code)]
     pub unsafe fn new(
         opcode: Opcode,
@@ -128,7 +129,7 @@ impl<'a, R> Op<'a, R> {
         self.local.len
     }
 
-    /// Whether the operation moves no bytes. Such an operation fails, as with Mooncake C++.
+    /// Returns whether the operation moves no bytes. Such an operation fails, as with Mooncake C++.
     pub fn is_empty(&self) -> bool {
         self.local.len == 0
     }
@@ -214,7 +215,7 @@ pub unsafe trait Transport: fmt::Debug + Send + Sync + 'static {
     /// It is called whenever the descriptor is built, with the buffers and their exported keys in it.
     fn describe(&self, desc: &mut SegmentDesc);
 
-    /// Whether this transport reaches a segment, judged by its descriptor alone.
+    /// Returns whether this transport reaches a segment, judged by its descriptor alone.
     fn reaches(&self, desc: &SegmentDesc) -> bool {
         desc.speaks(&self.protocol())
     }

@@ -1,5 +1,5 @@
-//! Transfers through an engine: grouped by target, copied where the memory is in this process, repeated once where
-//! the target has moved.
+//! Transfers through an engine: grouped by target, copied if the memory is in this process, and
+//! repeated once if the target has moved.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,16 +17,16 @@ use crate::ticket::{Completion, Failures, Tally, Ticket, Watch, ticket, watched}
 use crate::transfer::post_some;
 use crate::transport::{Opcode, Transport};
 
-/// What has a say in the repeating of a batch's requests.
+/// Control over the repetition of a batch's requests.
 pub(super) trait Repeats: Sync {
-    /// Whether anything is to be repeated.
+    /// Returns whether failed requests are to be repeated.
     fn are_wanted(&self) -> bool;
 
-    /// These numbers of the batch were posted again.
+    /// Receives the numbers of the requests that were posted again.
     fn posted(&self, watch: Watch, numbers: Vec<usize>);
 }
 
-/// Nobody: what may be repeated is.
+/// Control that repeats every request that may be repeated.
 struct Always;
 
 impl Repeats for Always {
@@ -41,7 +41,8 @@ impl Repeats for Always {
 pub type Outcome<T, B> = (Vec<Result<()>>, Vec<Request<T, B>>);
 
 impl<T: Transport> Engine<T> {
-    /// Reads from an absolute remote address until `into` is full. Repeated once when the target turns out to have moved.
+    /// Reads from an absolute remote address until `into` is full. The read is repeated once if the
+    /// target has moved.
     pub async fn read<B: Sink<T>>(
         &self,
         target: &Target<T>,
@@ -52,7 +53,8 @@ impl<T: Transport> Engine<T> {
         self.inner.one(Way::All(Opcode::Read), Request::new(target, remote, into), deadline).await
     }
 
-    /// Writes all of `from` to an absolute remote address. Repeated once when the target turns out to have moved, never after the deadline.
+    /// Writes all of `from` to an absolute remote address. The write is repeated once if the target
+    /// has moved, but never after the deadline.
     pub async fn write<B: Source<T>>(
         &self,
         target: &Target<T>,
@@ -63,7 +65,8 @@ impl<T: Transport> Engine<T> {
         self.inner.one(Way::All(Opcode::Write), Request::new(target, remote, from), deadline).await
     }
 
-    /// Reads from any number of targets at once: one posting per target, one wake-up, one result per request.
+    /// Reads from any number of targets in parallel: one posting per target, one wake-up, and one
+    /// result per request.
     pub async fn read_batch<B: Sink<T>>(
         &self,
         requests: Vec<Request<T, B>>,
@@ -72,7 +75,7 @@ impl<T: Transport> Engine<T> {
         self.inner.many(Way::All(Opcode::Read), requests, deadline).await
     }
 
-    /// Writes to any number of targets at once.
+    /// Writes to any number of targets in parallel.
     pub async fn write_batch<B: Source<T>>(
         &self,
         requests: Vec<Request<T, B>>,
@@ -81,8 +84,9 @@ impl<T: Transport> Engine<T> {
         self.inner.many(Way::All(Opcode::Write), requests, deadline).await
     }
 
-    /// Posts reads and returns at once; nothing is repeated. For callers without a runtime, and for those who overlap
-    /// other work with the transfer. One posting per run of requests with the same target.
+    /// Posts reads and returns at once. No request is repeated. For callers without a runtime, and
+    /// for callers that overlap other work with the transfer. Each run of requests with the same
+    /// target is one posting.
     pub fn post_read<B, C>(&self, requests: C, deadline: Option<Moment>) -> Ticket<C>
     where
         B: Sink<T>,
@@ -91,7 +95,7 @@ impl<T: Transport> Engine<T> {
         self.inner.post(Way::All(Opcode::Read), requests, deadline).tallied(self.inner.tally(count_reads))
     }
 
-    /// Posts writes and returns at once; nothing is repeated.
+    /// Posts writes and returns at once. No request is repeated.
     pub fn post_write<B, C>(&self, requests: C, deadline: Option<Moment>) -> Ticket<C>
     where
         B: Source<T>,
@@ -146,7 +150,7 @@ fn count<T: Transport, B: Source<T>>(
 }
 
 impl<T: Transport> Inner<T> {
-    /// Counts a posting from now on.
+    /// Returns a tally that starts now.
     fn tally<C>(&self, count: fn(&C, &Failures, Duration)) -> Tally<C> {
         Tally { clock: self.clock.clone(), began: self.clock.now(), count }
     }
@@ -190,8 +194,8 @@ impl<T: Transport> Inner<T> {
             return;
         }
         let transfers = run.iter().map(|request| (way.of(request), &request.transfer));
-        // SAFETY: the requests sit in a ticket, which keeps them where they are until the share is finished; reads come with sinks
-        // that were handed over.
+        // SAFETY: the ticket keeps the requests in place until the share is finished. The buffers
+        // of reads are sinks that were handed over.
         unsafe { post_some(&*self.transport, &route.peer, transfers, share) };
     }
 
@@ -227,7 +231,8 @@ impl<T: Transport> Inner<T> {
         self.settle((way, deadline, began), results, requests, &routes, &Always).await
     }
 
-    /// What comes after the first posting of a batch: repeats what may be repeated, and restores the caller's order.
+    /// Finishes a batch after its first posting: repeats the requests that may be repeated, and
+    /// restores the caller's order.
     pub(super) async fn settle<B: Source<T>>(
         &self,
         (way, deadline, began): (Way, Option<Moment>, Moment),
@@ -251,7 +256,7 @@ impl<T: Transport> Inner<T> {
         (results, requests)
     }
 
-    /// Repeats those of a batch that may be repeated, and puts everything back in the caller's order.
+    /// Repeats the requests of a batch that may be repeated, and restores the caller's order.
     async fn again<B: Source<T>>(
         &self,
         (way, deadline): (Way, Option<Moment>),
@@ -260,7 +265,8 @@ impl<T: Transport> Inner<T> {
         routes: &[(usize, Arc<Route<T>>)],
         repeats: &dyn Repeats,
     ) -> Outcome<T, B> {
-        // All targets at once: who has moved is not kept waiting by who is gone.
+        // All targets are looked up in parallel, so that a dead target does not delay one that has
+        // moved.
         let moved = routes.iter().map(|(id, stale)| async {
             let mut failed = results.iter().zip(&requests).filter(|(_, request)| request.target.id() == *id);
             let (_, request) = failed.find(|(result, request)| is_repeatable(request, result))?;
@@ -295,21 +301,23 @@ impl<T: Transport> Inner<T> {
     }
 }
 
-/// Brings results and requests back into the caller's order.
+/// Restores the caller's order of results and requests.
 fn restore<T: Transport, B>(mut over: Vec<(Result<()>, Request<T, B>)>) -> Outcome<T, B> {
     over.sort_unstable_by_key(|(_, request)| request.index);
     over.into_iter().unzip()
 }
 
-/// Whether a request failed in a way that a target may have which has moved. `Invalid` may be the answer of a stranger who has the old port now.
+/// Returns whether a request failed with an error that a moved target may cause. `Invalid` may be
+/// the response of another process that has the old port now.
 fn is_repeatable<T: Transport, B: Source<T>>(request: &Request<T, B>, result: &Result<()>) -> bool {
     let Err(error) = result else { return false };
     request.transfer.buffer.local().span.len > 0
         && matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Invalid)
 }
 
-/// Whether a request that failed on the route `old` may run on `new`: the range is registered there,
-/// and it is not memory of an earlier process, whose addresses have another meaning now.
+/// Returns whether a request that failed on the route `old` may run on `new`. The range must be
+/// registered there. It must not be memory of an earlier process, whose addresses have another
+/// meaning now.
 fn is_taken_over<T: Transport, B: Source<T>>(
     new: &Route<T>,
     old: &Route<T>,
@@ -321,7 +329,7 @@ fn is_taken_over<T: Transport, B: Source<T>>(
     is_listed && (is_same_process || !old.desc.holds(addr, len))
 }
 
-/// Numbers the requests of a batch and brings those of one target together.
+/// Numbers the requests of a batch and sorts them by target.
 pub(super) fn group<T: Transport, B>(requests: &mut [Request<T, B>]) {
     for (index, request) in requests.iter_mut().enumerate() {
         request.index = index;
@@ -331,7 +339,7 @@ pub(super) fn group<T: Transport, B>(requests: &mut [Request<T, B>]) {
     }
 }
 
-/// The route of each target of a batch grouped by target.
+/// Returns the route of each target of a batch that is grouped by target.
 pub(super) fn routes<T: Transport, B>(requests: &[Request<T, B>]) -> Vec<(usize, Arc<Route<T>>)> {
     requests
         .chunk_by(|a, b| a.target.id() == b.target.id())
@@ -347,9 +355,10 @@ impl<T: Transport, B: Source<T>> Request<T, B> {
     fn copy(&self, opcode: Opcode, memory: &ExposedMemory) -> Result<()> {
         let span = self.transfer.buffer.local().span;
         match opcode {
-            // SAFETY: the buffer is a sink that was handed over. They may overlap, if somebody transfers from memory to itself.
+            // SAFETY: the buffer is a sink that was handed over. The ranges may overlap if the
+            // caller transfers from memory to itself.
             Opcode::Read => unsafe { memory.copy_out(self.transfer.remote, span) },
-            // SAFETY: as above, and nobody writes the buffer.
+            // SAFETY: as above, and no code writes the buffer.
             Opcode::Write => unsafe { memory.copy_in(self.transfer.remote, span) },
         }
     }

@@ -16,15 +16,16 @@ use crate::protocol::Protocol;
 use crate::segment::SegmentDesc;
 use crate::transport::Transport;
 
-/// How long a look-up that changed nothing keeps further ones away, so that a dead peer is not looked up per operation.
+/// Pause after a look-up that changed nothing, so that a dead peer is not looked up for each
+/// operation.
 const IN_VAIN: Pace = Pace { first: Duration::from_millis(250), most: Duration::from_secs(8) };
-/// How long a look-up takes at most, when the transfer has no deadline.
+/// Timeout of a look-up for a transfer without a deadline.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Targets that are looked up at a time.
+/// Maximum number of parallel look-ups.
 const LOOKS: usize = 16;
 
 impl<T: Transport> Inner<T> {
-    /// Looks a segment up and finds a way to it.
+    /// Looks up a segment and connects to it.
     pub(super) async fn route(&self, name: &str) -> Result<Route<T>> {
         let desc = if name == self.name {
             SegmentDesc { handshake: self.at.clone(), ..self.descriptor() }
@@ -66,7 +67,8 @@ impl<T: Transport> Inner<T> {
         Ok(Route { desc, peer, local, meter, number })
     }
 
-    /// Looks a target up again after a transfer failed on `stale`. The route to use now, or `None` when nothing has changed.
+    /// Looks up a target again after a transfer failed on `stale`. Returns the route to use now, or
+    /// `None` if nothing has changed.
     pub(super) async fn refresh(
         &self,
         target: &Target<T>,
@@ -85,7 +87,7 @@ impl<T: Transport> Inner<T> {
         let left = deadline.map_or(PATIENCE, |at| at.since(now).min(PATIENCE));
         let look = self.look_again(target, stale);
         let found = match &self.runtime {
-            // In-process directories answer at once, with no runtime to time them.
+            // In-process directories respond at once, and there is no runtime for a timeout.
             None => look.await,
             Some(_) => tokio::time::timeout(left, look).await.unwrap_or(Ok(None)),
         };
@@ -99,14 +101,15 @@ impl<T: Transport> Inner<T> {
                 None
             }
             Err(error) => {
-                debug!(segment = target.name(), %error, "looked up in vain");
+                debug!(segment = target.name(), %error, "look-up failed");
                 in_vain.failed(now, self.clock.now(), &IN_VAIN);
                 None
             }
         }
     }
 
-    /// Looks a target up, whatever was found before. The new route, or `None` when the descriptor is as it was.
+    /// Looks up a target regardless of earlier look-ups. Returns the new route, or `None` if the
+    /// descriptor is unchanged.
     pub(super) async fn look_again(
         &self,
         target: &Target<T>,
@@ -124,22 +127,22 @@ impl<T: Transport> Inner<T> {
     }
 }
 
-/// Looks all opened targets up from time to time, until the engine is gone.
+/// Looks up all opened targets at an interval, until the engine is dropped.
 pub(super) async fn keep_fresh<T: Transport>(engine: Weak<Inner<T>>, interval: Duration) {
     loop {
         tokio::time::sleep(interval).await;
         let Some(engine) = engine.upgrade() else { return };
         let targets: Vec<Target<T>> = engine.targets.lock().values().cloned().collect();
         let others = targets.iter().filter(|target| target.name() != engine.name);
-        // Several at a time: those that are gone keep nobody else waiting.
+        // The look-ups run in parallel, so that dead targets do not delay the others.
         let looks = futures::stream::iter(others).for_each_concurrent(LOOKS, |target| {
             let engine = &engine;
             async move {
                 let stale = target.route();
                 match tokio::time::timeout(PATIENCE, engine.look_again(target, &stale)).await {
-                    Ok(Err(error)) => debug!(segment = target.name(), %error, "looked up in vain"),
+                    Ok(Err(error)) => debug!(segment = target.name(), %error, "look-up failed"),
                     Ok(Ok(_)) => {}
-                    Err(_) => debug!(segment = target.name(), "looked up in vain: no answer"),
+                    Err(_) => debug!(segment = target.name(), "look-up timed out"),
                 }
             }
         });

@@ -11,7 +11,8 @@ use crate::protocol::Protocol;
 use crate::statistics::FallbackCounter;
 use crate::transport::Opcode;
 
-/// Latencies are counted by powers of two of a microsecond; the last bucket takes all that is longer.
+/// Number of latency buckets, by powers of two of a microsecond. The last bucket has all longer
+/// latencies.
 const BUCKETS: usize = 32;
 
 /// Counters of one peer over one transport.
@@ -34,7 +35,7 @@ pub(super) struct Meters(Mutex<BTreeMap<(String, Protocol), Arc<Meter>>>);
 /// Counters of requests to one peer over one transport, since the engine was started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerMetrics {
-    /// The segment's name.
+    /// Name of the segment.
     pub peer: String,
     /// Name of the transport: `memory` for copies inside the process, `shm+tcp` and the like for a
     /// transport with a fallback.
@@ -55,26 +56,28 @@ pub struct Counts {
     pub reads: u64,
     /// Writes that succeeded.
     pub writes: u64,
-    /// Bytes they brought.
+    /// Bytes of the reads.
     pub bytes_read: u64,
-    /// Bytes they took away.
+    /// Bytes of the writes.
     pub bytes_written: u64,
-    /// Requests that failed, after all that was tried.
+    /// Requests that failed after all attempts.
     pub failures: u64,
     /// Time from posting to the end, summed over postings.
     pub time: Duration,
-    /// Postings (a call, or the part of a batch that goes to one peer) by that time: the first took less than a microsecond, each further one up to
-    /// twice as long as the one before.
+    /// Number of postings by latency. A posting is a call, or the part of a batch for one peer. The
+    /// first bucket is below one microsecond; the limit of each further bucket is twice that of the
+    /// one before.
     pub latency: [u64; BUCKETS],
 }
 
 impl Counts {
-    /// Postings in all.
+    /// Returns the total number of postings.
     pub fn postings(&self) -> u64 {
         self.latency.iter().sum()
     }
 
-    /// A time that so many of a thousand postings took at most; zero when there was none.
+    /// Returns an upper bound of the latency of `per_thousand` of a thousand postings. Returns zero
+    /// if there are none.
     pub fn latency_at(&self, per_thousand: u64) -> Duration {
         let rank = (self.postings() * per_thousand.min(1000)).div_ceil(1000);
         let mut seen = 0;
@@ -87,7 +90,7 @@ impl Counts {
         Duration::ZERO
     }
 
-    /// What was counted after `earlier`.
+    /// Returns the difference from `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
@@ -101,7 +104,7 @@ impl Counts {
         }
     }
 
-    /// Both together.
+    /// Returns the sum of both.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
         Self {

@@ -1,4 +1,5 @@
-//! What an engine has registered: who overlaps whom, what its descriptor lists, and what may be copied inside the process.
+//! Registered memory of an engine: overlaps, the list in its descriptor, and the ranges for copies
+//! inside the process.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock, Weak};
@@ -12,17 +13,17 @@ use crate::exposed::{ExposedMemory, Exposure};
 use crate::segment::BufferDesc;
 use mooncake_core::EngineCode;
 
-/// Engines of this process by the instance their descriptors carry.
+/// Engines of this process, by the instance in their descriptors.
 static PROCESS: LazyLock<Mutex<HashMap<String, Member>>> = LazyLock::new(Mutex::default);
 
-/// What an engine has opened, and the process that made it: the child of a fork has the engines of its parent here, and memory of its own at
-/// their addresses.
+/// Open memory of an engine, and the process that opened it. A forked child inherits the engines of
+/// its parent, but has other memory at their addresses.
 struct Member {
     made_by: u32,
     memory: Weak<ExposedMemory>,
 }
 
-/// The registered ranges of one engine.
+/// Registered ranges of one engine.
 pub(super) struct Regions {
     instance: String,
     taken: Mutex<BTreeMap<u64, Taken>>,
@@ -31,17 +32,18 @@ pub(super) struct Regions {
 
 struct Taken {
     len: u64,
-    /// The exported key, once peers may come.
+    /// Exported key, present once the range is open to peers.
     open: Option<Vec<u8>>,
 }
 
-/// A range no other region of the engine may overlap; given up on drop.
+/// Claim of a range that no other region of the engine may overlap. The drop releases it.
 pub(super) struct Place {
     regions: Arc<Regions>,
     addr: u64,
 }
 
-/// A range peers may use; taken off the list on drop, and no copy touches it afterwards.
+/// Range that peers may use. The drop removes it from the descriptor, and no copy touches it
+/// afterwards.
 pub(super) struct Entry {
     regions: Arc<Regions>,
     addr: u64,
@@ -59,12 +61,12 @@ impl Regions {
         Arc::new(Self { instance, taken: Mutex::default(), exposed })
     }
 
-    /// Tells this run of this engine from every other.
+    /// Returns the identity of this run of this engine.
     pub(super) fn instance(&self) -> &str {
         &self.instance
     }
 
-    /// Takes a range, or says whom it overlaps.
+    /// Claims a range. The error names the range that it overlaps.
     pub(super) fn claim(self: &Arc<Self>, span: MemorySpan) -> Result<Place> {
         let (addr, len) = (span.addr(), span.len as u64);
         if len == 0 {
@@ -83,7 +85,7 @@ impl Regions {
         Ok(Place { regions: self.clone(), addr })
     }
 
-    /// Lists a claimed range in the descriptor, and lets this process copy to and from it.
+    /// Adds a claimed range to the descriptor, and permits copies inside this process.
     pub(super) fn open(&self, place: &Place, span: MemorySpan, key: Vec<u8>) -> Result<Entry> {
         // SAFETY: the entry lives in the region, which drops it before the memory.
         let exposure = unsafe { self.exposed.expose(span) }?;
@@ -93,7 +95,7 @@ impl Regions {
         Ok(Entry { regions: place.regions.clone(), addr: place.addr, _exposure: exposure })
     }
 
-    /// The open ranges, as the descriptor lists them.
+    /// Returns the open ranges for the descriptor.
     pub(super) fn buffers(&self, name: &str) -> Vec<BufferDesc> {
         self.taken
             .lock()
@@ -111,7 +113,7 @@ impl Regions {
             .collect()
     }
 
-    /// Memory of the engine whose descriptor carries this instance, if it lives in this process.
+    /// Returns the memory of the engine with this instance, if it lives in this process.
     pub(super) fn in_process(instance: &str) -> Option<Arc<ExposedMemory>> {
         let process = PROCESS.lock();
         let member = process.get(instance)?;

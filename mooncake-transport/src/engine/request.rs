@@ -4,24 +4,24 @@ use super::target::Target;
 use crate::transfer::Transfer;
 use crate::transport::{Opcode, Transport};
 
-/// One transfer to or from an opened segment.
+/// Transfer to or from an opened segment.
 #[derive(Debug)]
 pub struct Request<T: Transport, B> {
-    /// The other side.
+    /// Remote side.
     pub target: Target<T>,
-    /// What to move.
+    /// Remote address and local buffer.
     pub transfer: Transfer<B>,
-    /// Its place in the caller's batch.
+    /// Index in the caller's batch.
     pub(super) index: usize,
-    /// Which way, in a posting of both.
+    /// Direction, in a posting of both directions.
     pub(super) opcode: Opcode,
 }
 
-/// Which way the requests of a posting go. Reads come with sinks: the callers see to that.
+/// Direction of the requests of a posting. The callers ensure that the buffers of reads are sinks.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Way {
     All(Opcode),
-    /// As each request says.
+    /// Direction of each request.
     Own,
 }
 
@@ -35,7 +35,7 @@ impl Way {
 }
 
 impl<T: Transport, B> Request<T, B> {
-    /// All of `buffer` against as many bytes at a remote address.
+    /// Creates a request for all of `buffer` and as many bytes at a remote address.
     pub fn new(target: &Target<T>, remote: u64, buffer: B) -> Self {
         Self {
             target: target.clone(),

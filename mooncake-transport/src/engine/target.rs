@@ -1,4 +1,4 @@
-//! Other engines as we know them: their descriptor, a way to them, and when to look again.
+//! Other engines: their descriptor, and the route to them.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,14 +16,14 @@ use crate::exposed::ExposedMemory;
 use crate::segment::SegmentDesc;
 use crate::transport::Transport;
 
-/// Key of our own in descriptors: tells one run of an engine from the next. Others ignore it.
+/// Descriptor key that distinguishes one run of an engine from the next. Mooncake C++ ignores it.
 pub(super) const INSTANCE: &str = "instance";
-/// Key of our own in descriptors: the memory is not mounted in a store yet. Others ignore it.
+/// Descriptor key for memory that is not mounted in a store yet. Mooncake C++ ignores it.
 pub(super) const UNMOUNTED: &str = "unmounted";
-/// Processes whose numbers are remembered.
+/// Maximum number of processes whose numbers are kept.
 const REMEMBERED: usize = 1024;
 
-/// An opened segment. A handle: clones share what is learned about it.
+/// Opened segment. Clones are handles that share the route and its updates.
 pub struct Target<T: Transport> {
     inner: Arc<Shared<T>>,
     /// The only route that transfers with this handle take.
@@ -33,15 +33,15 @@ pub struct Target<T: Transport> {
 struct Shared<T: Transport> {
     name: String,
     route: RwLock<Arc<Route<T>>>,
-    /// Look-ups that changed nothing. Held while one is made.
+    /// Backoff after look-ups that changed nothing. The lock is held during a look-up.
     refreshing: tokio::sync::Mutex<Backoff>,
 }
 
-/// What leads to a segment now.
+/// Present route to a segment.
 pub(super) struct Route<T: Transport> {
     pub(super) desc: SegmentDesc,
     pub(super) peer: T::Peer,
-    /// Its memory, when it is in this process.
+    /// Memory of the segment, if it is in this process.
     pub(super) local: Option<Arc<ExposedMemory>>,
     pub(super) meter: Arc<Meter>,
     pub(super) number: Number,
@@ -56,9 +56,10 @@ pub struct LookUps(u64);
 pub(super) struct Number(u64);
 
 impl Number {
-    /// This engine itself, and processes that name no instance: nothing tells them from earlier ones.
+    /// This engine itself, and processes without an instance, which cannot be distinguished from
+    /// earlier ones.
     pub(super) const ANY: Self = Self(0);
-    /// A process whose memory is not mounted yet.
+    /// Process whose memory is not mounted yet.
     const UNMOUNTED: Self = Self(u64::MAX);
 
     fn is_in(self, before: LookUps) -> bool {
@@ -66,7 +67,7 @@ impl Number {
     }
 }
 
-/// A process that an engine has found.
+/// Process that an engine has found.
 #[derive(Debug)]
 struct FoundProcess {
     segment: Box<str>,
@@ -78,7 +79,7 @@ struct FoundProcess {
 #[derive(Debug, Default)]
 pub(super) struct Found {
     last: AtomicU64,
-    /// The latest, so that a process that is found again keeps its number.
+    /// Latest processes, so that a process that is found again keeps its number.
     latest: Mutex<VecDeque<FoundProcess>>,
 }
 
@@ -87,7 +88,7 @@ impl Found {
         LookUps(self.last.load(Ordering::SeqCst))
     }
 
-    /// Returns the number of the process that a descriptor of segment `name` tells of.
+    /// Returns the number of the process in a descriptor of segment `name`.
     pub(super) fn number(&self, name: &str, desc: &SegmentDesc) -> Number {
         let Some(instance) = instance_of(desc) else { return Number::ANY };
         if desc.extra.contains_key(UNMOUNTED) && !is_planted("store-ignores-pending-mounts") {
@@ -116,22 +117,23 @@ impl<T: Transport> Target<T> {
         Self { inner: Arc::new(Shared { name: name.into(), route, refreshing }), pinned: None }
     }
 
-    /// The segment's name.
+    /// Returns the name of the segment.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// Its descriptor, as of the last look-up.
+    /// Returns the descriptor of the last look-up.
     pub fn descriptor(&self) -> SegmentDesc {
         self.route().desc.clone()
     }
 
-    /// Returns a handle whose transfers reach the process of the present route and no later one. For addresses that a third party,
-    /// such as the store's master, gave out after `before`.
+    /// Returns a handle whose transfers reach the process of the present route and no later one.
+    /// For addresses that a third party, such as the store's master, returned after `before`.
     ///
     /// # Errors
-    /// `TRANSFER_FAIL` if that process was found after `before`, or waits for its first [mount](super::Engine::expect_mount): the addresses
-    /// may be those of an earlier process. Asking the third party again helps.
+    /// Returns `TRANSFER_FAIL` if that process was found after `before`, or waits for its first
+    /// [mount](super::Engine::expect_mount): the addresses may be those of an earlier process. The
+    /// caller then requests the addresses again.
     pub fn pinned(&self, before: LookUps) -> Result<Self> {
         let route = self.route();
         if !route.number.is_in(before) && !is_planted("store-ignores-instances") {
@@ -146,12 +148,12 @@ impl<T: Transport> Target<T> {
         Ok(Self { inner: self.inner.clone(), pinned: Some(route) })
     }
 
-    /// Whether the process has told that its memory is not mounted yet.
+    /// Returns whether the process has published that its memory is not mounted yet.
     pub fn awaits_mount(&self) -> bool {
         self.route().number == Number::UNMOUNTED && !is_planted("store-ignores-pending-mounts")
     }
 
-    /// Look-ups that changed nothing. Held while one is made.
+    /// Returns the backoff after look-ups that changed nothing. The lock is held during a look-up.
     pub(super) fn refreshing(&self) -> &tokio::sync::Mutex<Backoff> {
         &self.inner.refreshing
     }
@@ -165,7 +167,7 @@ impl<T: Transport> Target<T> {
         self.pinned.clone().unwrap_or_else(|| self.inner.route.read().clone())
     }
 
-    /// Something to sort by, equal for handles of the same target and route.
+    /// Returns a sort key, equal for handles of the same target and route.
     pub(super) fn id(&self) -> usize {
         self.pinned
             .as_ref()

@@ -8,35 +8,36 @@ use mooncake_core::memory::{HostMemory, MemorySource};
 
 use crate::transport::Transport;
 
-/// How the conformance suite makes nodes of a wire.
+/// Fixture of the conformance suite, which creates nodes of a transport.
 pub trait Fixture {
-    /// The wire.
+    /// Transport under test.
     type T: Transport;
 
-    /// A new node that the other nodes of this fixture can reach once they have its descriptor.
+    /// Creates a node that the other nodes of this fixture can reach once they have its descriptor.
     fn node(&mut self) -> Arc<Self::T>;
 
-    /// Makes a node die as by `kill -9`: it answers nobody any more, now or later.
+    /// Kills a node as `kill -9` does: it never responds again.
     fn kill(&mut self, node: &Arc<Self::T>);
 
-    /// Runs a future where the wire's own tasks get on.
+    /// Runs a future while the transport's own tasks make progress.
     fn block_on<F: Future>(&self, future: F) -> F::Output;
 
-    /// The clock that deadlines are moments of.
+    /// Returns the clock of the deadlines.
     fn clock(&self) -> SharedClock;
 
-    /// Zero-filled memory that nodes of this wire can open to each other.
+    /// Allocates zero-filled memory that nodes of this transport can open to each other.
     fn memory(&self, len: usize) -> Arc<dyn MemorySource> {
         Arc::new(HostMemory::new(len).expect("host memory"))
     }
 
-    /// The same for the local side of operations; `None` where ordinary memory does.
+    /// Allocates memory for the local side of operations, or returns `None` if ordinary memory is
+    /// enough.
     fn local_memory(&self, len: usize) -> Option<Arc<dyn MemorySource>> {
         let _ = len;
         None
     }
 
-    /// Size of the large transfers, in bytes.
+    /// Returns the size of the large transfers in bytes.
     fn large(&self) -> usize {
         if cfg!(miri) { 5000 } else { (8 << 20) + 13 }
     }
