@@ -57,7 +57,7 @@ fn uniform_sizes<A: SegmentAllocator>(config: &A::Config) {
     let sizes: Vec<u64> =
         near.chain((0..20).map(|_| rng.range(1..8 * MIB))).filter(|&size| size != 0).collect();
     for size in sizes {
-        // The capacity is no multiple of the size, and a prime for most sizes.
+        // The capacity is not a multiple of the size, and a prime for most sizes.
         let capacity = (size * 1500 + 997).min(GIB);
         let mut allocator = A::new(capacity, config);
         let mut live = Vec::new();

@@ -251,7 +251,7 @@ proptest! {
     }
 }
 
-/// Refused slots keep their place in a strict order: they go first once they are allowed.
+/// Refused slots keep their position in a strict order: they go first once they are allowed.
 #[test]
 fn refusal_does_not_reorder() {
     fn order<P: EvictionPolicy>(config: P::Config) -> Vec<u32> {

@@ -1,5 +1,5 @@
-//! Jobs for the kernel, their queue, the files that they share, and shares of completions that must be completed by their deadline
-//! whatever the disk does.
+//! Jobs for the kernel, their queue, the files that they share, and shares of completions that must
+//! be completed by their deadline whatever the disk does.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -427,7 +427,7 @@ impl Queue {
             let open = state.parked.iter().filter(|(_, parked)| parked.done.is_some());
             state.next_look = open.filter_map(|(_, parked)| parked.deadline).min();
             match state.next_look {
-                // At least a millisecond, so that a clock that stands still costs little.
+                // At least a millisecond, so that a stopped clock costs little.
                 Some(at) => {
                     let span = at.since(now).max(Duration::from_millis(1));
                     self.watch.wait_for(&mut state, span);

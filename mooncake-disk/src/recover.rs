@@ -30,7 +30,7 @@ pub struct Recovery {
     pub dropped: u64,
     /// Bytes of the index that are not notes: cut off by a crash, or damaged.
     pub skipped_bytes: u64,
-    /// Whether the index was present and unreadable; the store is empty.
+    /// True if the index was present and unreadable; the store is empty.
     pub index_lost: bool,
     /// Layout version of an index that another version of this program wrote. The index is set
     /// aside as `index.version-<N>`, and the store is empty.

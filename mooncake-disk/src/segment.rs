@@ -12,7 +12,7 @@ pub struct OpenSegment {
     pub path: PathBuf,
     /// Length in bytes.
     pub len: u64,
-    /// Whether the file grows as it is written, through the page cache. `len` is then only its
+    /// True if the file grows as it is written, through the page cache. `len` is then only its
     /// limit.
     pub grows: bool,
 }

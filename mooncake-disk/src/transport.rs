@@ -152,7 +152,7 @@ impl DiskTransport {
         self.queue.counters.stats()
     }
 
-    /// Returns the time for which requests to the disk have been pending without an answer.
+    /// Returns the time for which requests to the disk have been pending without a completion.
     pub fn stalled_for(&self) -> Duration {
         self.queue.stalled_for()
     }

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-/// All numbered batches of an engine.
+/// Table of the numbered batches of an engine.
 #[derive(Default)]
 pub(crate) struct Batches {
     pub(crate) open: Mutex<HashMap<u64, Entry>>,
@@ -17,35 +17,36 @@ pub(crate) struct Batches {
 
 pub(crate) struct Entry {
     pub(crate) capacity: usize,
-    /// Where each request is: a part and its number there, or nowhere when it was of no bytes.
+    /// Part and number of each request. `None` for a request of no bytes.
     pub(crate) requests: Vec<Option<(usize, usize)>>,
-    /// `None` while it is being posted, which copies bytes where no wire is needed.
+    /// Parts of the batch. `None` while a part is being posted, because posting may copy bytes.
     pub(crate) parts: Vec<Option<Part>>,
 }
 
 pub(crate) struct Part {
     pub(crate) view: BatchView,
-    /// The first failure, once it is over; the notification's too.
+    /// First failure of the requests and the notification, once they have ended.
     pub(crate) over: watch::Receiver<Option<Result<(), (ErrorCode, String)>>>,
     pub(crate) task: AbortHandle,
-    /// Somebody hears of it when all its requests have succeeded.
+    /// True if a notification is sent when all requests have succeeded.
     pub(crate) notifies: bool,
 }
 
 impl Part {
-    /// Nothing of it is to come any more; at most its memory is being put away.
+    /// Returns whether the part has ended, except for the release of its memory.
     pub(crate) fn is_over(&self) -> bool {
         self.over.borrow().is_some()
             || self.over.has_changed().is_err()
             || (self.view.is_over() && !self.is_telling())
     }
 
-    /// All its requests have succeeded, and the notification is not sent yet.
+    /// Returns whether all requests have succeeded, and the notification is not sent yet.
     fn is_telling(&self) -> bool {
         self.notifies && self.over.borrow().is_none() && self.view.overall().status == Status::Completed
     }
 
-    /// How a request of it stands. The last one is not completed before the notification is sent: a program that has seen all completed may end.
+    /// Returns the progress of a request. The last request is not completed before the notification
+    /// is sent, because the program may end once all requests are completed.
     pub(crate) fn request(&self, number: usize) -> Option<Progress> {
         let progress = self.view.request(number)?;
         let waits = number + 1 == self.view.len() && self.is_telling();
@@ -61,7 +62,7 @@ impl Part {
     }
 }
 
-/// A request that nobody knows anything of yet.
+/// Progress of a request that is being posted.
 pub(crate) const POSTING: Progress = Progress { status: Status::Pending, transferred: 0 };
 
 impl Entry {
@@ -85,7 +86,7 @@ impl Batches {
         match self.open.lock().get_mut(&id) {
             Some(entry) => then(entry),
             None => Err(Error::invalid(format!(
-                "{id} is no batch of this engine: it was freed, or never allocated here"
+                "unknown batch {id}: it was freed, or not allocated by this engine"
             ))
             .with_engine_code(EngineCode::InvalidArgument)),
         }

@@ -13,32 +13,34 @@ use crate::batches::{Entry, POSTING, Part};
 use crate::engine::TransferEngine;
 use crate::transport_set::TransportSet;
 
-/// A number that no batch ever has.
+/// Number that no batch has.
 pub const INVALID_BATCH: u64 = u64::MAX;
-/// The next batch of any engine in this process, so that no engine takes another's number for its own.
+/// Number of the next batch of any engine in this process, so that engines do not share numbers.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// A request that names local memory by its address.
+/// Request that names local memory by its address.
 #[derive(Clone, Debug)]
 pub struct AddressRequest {
-    /// Which way.
+    /// Direction.
     pub opcode: Opcode,
     /// Local address, in registered or managed memory.
     pub local: u64,
-    /// The other side.
+    /// Remote side.
     pub target: Target<TransportSet>,
     /// Address in the other process.
     pub remote: u64,
-    /// Bytes. None is done without a word to anybody, wherever the addresses lead.
+    /// Length in bytes. A request of length 0 succeeds without a transfer, at any addresses.
     pub len: usize,
 }
 
 impl TransferEngine {
-    /// Makes requests on the caller's own task, without a batch to ask for: returns when all are over. A notification is sent to the first one's
-    /// target if all have succeeded. Without a deadline there is [the engine's own](Self::patience).
+    /// Transfers requests on the caller's task, without a batch number, and returns when all have
+    /// ended. If all succeed, sends the notification to the first request's target. The default
+    /// deadline is [the engine's](Self::patience).
     ///
     /// # Errors
-    /// The first failure, also that of the notification; [`EngineCode::AddressNotRegistered`] for local memory that is not registered.
+    /// Returns the first failure, also that of the notification, and
+    /// [`EngineCode::AddressNotRegistered`] for local memory that is not registered.
     pub async fn transfer(
         &self,
         requests: &[AddressRequest],
@@ -51,13 +53,14 @@ impl TransferEngine {
         results.into_iter().chain(notified).collect()
     }
 
-    /// By when requests are over that are made now and without a deadline.
+    /// Returns the default deadline of requests that are made now.
     fn deadline_for(&self, requests: &[AddressRequest]) -> Moment {
         let bytes = requests.iter().fold(0u64, |sum, request| sum.saturating_add(request.len as u64));
         self.clock().now().after(self.patience(bytes))
     }
 
-    /// A batch for up to `capacity` requests; its number, never zero, is never used again.
+    /// Allocates a batch for up to `capacity` requests. Returns its number, which is never zero and
+    /// never reused.
     pub fn allocate_batch(&self, capacity: usize) -> u64 {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let entry = Entry { capacity, requests: Vec::new(), parts: Vec::new() };
@@ -65,12 +68,14 @@ impl TransferEngine {
         id
     }
 
-    /// Posts requests as the next ones of a batch, and returns at once. With a notification, that is sent to the first request's target
-    /// when all of *these* requests have succeeded. Without a deadline there is [the engine's own](Self::patience).
+    /// Posts requests as the next ones of a batch, and returns at once. If all of *these* requests
+    /// succeed, sends the notification to the first request's target. The default deadline is [the
+    /// engine's](Self::patience).
     ///
     /// # Errors
-    /// Nothing is sent then. [`EngineCode::TooManyRequests`] when the batch has no room for them,
-    /// [`EngineCode::AddressNotRegistered`] for local memory that is not registered, `INVALID_PARAMS` for a freed or foreign number.
+    /// Returns [`EngineCode::TooManyRequests`] if the batch has not enough capacity,
+    /// [`EngineCode::AddressNotRegistered`] for local memory that is not registered, and
+    /// `INVALID_PARAMS` for a freed or foreign number. Nothing is sent then.
     pub fn submit_batch(
         &self,
         id: u64,
@@ -81,7 +86,8 @@ impl TransferEngine {
         let deadline = deadline.unwrap_or_else(|| self.deadline_for(requests));
         let notifies = notify.is_some();
         let (batch, numbers) = self.batch_of(requests, notify)?;
-        // A place in the batch first, and then the posting, which holds up no other batch.
+        // The requests get their numbers first. The posting comes afterwards, because it must not
+        // delay other batches.
         let part = self.parts.batches.with(id, |entry| {
             if entry.requests.len() + requests.len() > entry.capacity {
                 let (have, more) = (entry.requests.len(), requests.len());
@@ -113,7 +119,8 @@ impl TransferEngine {
         let (tell, over) = watch::channel(None);
         let task = self.parts.runtime.spawn(async move {
             let Finished { results, buffers, notified } = running.await;
-            // Before anybody hears of it, so that memory can be given up then.
+            // The memory is released before the result is published, so that the program can free
+            // it then.
             drop(buffers);
             let failed = results.into_iter().chain(notified).find_map(Result::err);
             if let Some(error) = &failed {
@@ -125,10 +132,11 @@ impl TransferEngine {
         Part { view, over, task: task.abort_handle(), notifies }
     }
 
-    /// How a request of a batch stands.
+    /// Returns the progress of a request of a batch.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for a freed or foreign number, and for a request that was not submitted.
+    /// Returns `INVALID_PARAMS` for a freed or foreign number, and for a request that was not
+    /// submitted.
     pub fn request_progress(&self, id: u64, index: usize) -> Result<Progress> {
         self.parts.batches.with(id, |entry| {
             let missing = || Error::invalid(format!("batch {id} has no request {index}"));
@@ -136,10 +144,11 @@ impl TransferEngine {
         })
     }
 
-    /// How a batch stands: completed when all its requests are, failed as soon as one has not made it.
+    /// Returns the progress of a batch: completed when all its requests are, failed as soon as one
+    /// has failed.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for a freed or foreign number.
+    /// Returns `INVALID_PARAMS` for a freed or foreign number.
     pub fn batch_progress(&self, id: u64) -> Result<Progress> {
         self.parts.batches.with(id, |entry| {
             let parts = entry.parts.iter().map(|part| part.as_ref().map_or(POSTING, Part::overall));
@@ -147,18 +156,19 @@ impl TransferEngine {
         })
     }
 
-    /// Whether every request of a batch is over, and its notification too.
+    /// Returns whether every request of a batch and its notification have ended.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for a freed or foreign number.
+    /// Returns `INVALID_PARAMS` for a freed or foreign number.
     pub fn batch_is_over(&self, id: u64) -> Result<bool> {
         self.parts.batches.with(id, |entry| Ok(entry.is_over()))
     }
 
-    /// Waits until every request of a batch is over.
+    /// Waits until every request of a batch has ended.
     ///
     /// # Errors
-    /// The first failure, also that of a notification; `INVALID_PARAMS` for a freed or foreign number.
+    /// Returns the first failure, also that of a notification, and `INVALID_PARAMS` for a freed or
+    /// foreign number.
     pub async fn finish_batch(&self, id: u64) -> Result<()> {
         let parts = self.parts.batches.with(id, |entry| {
             Ok(entry.parts.iter().flatten().map(|part| part.over.clone()).collect::<Vec<_>>())
@@ -174,11 +184,12 @@ impl TransferEngine {
         failed.map_or(Ok(()), |(code, text)| Err(Error::new(code, text)))
     }
 
-    /// Gives up what a batch has not sent yet, repeats nothing of it and notifies nobody. What is on the wire runs to its end, so the batch may be
-    /// under way for a while.
+    /// Cancels the requests of a batch that are not sent yet. Failed requests are not repeated, and
+    /// no notification is sent. Operations in progress continue to their end, so the batch may stay
+    /// busy for a while.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for a freed or foreign number.
+    /// Returns `INVALID_PARAMS` for a freed or foreign number.
     pub fn cancel_batch(&self, id: u64) -> Result<()> {
         self.parts.batches.with(id, |entry| {
             entry.parts.iter().flatten().for_each(|part| part.view.give_up());
@@ -186,10 +197,11 @@ impl TransferEngine {
         })
     }
 
-    /// Forgets a batch that is over.
+    /// Frees a batch that has ended.
     ///
     /// # Errors
-    /// [`EngineCode::BatchBusy`] when it is not: it stays. `INVALID_PARAMS` for a freed or foreign number.
+    /// Returns [`EngineCode::BatchBusy`] for a batch in progress, which stays. Returns
+    /// `INVALID_PARAMS` for a freed or foreign number.
     pub fn free_batch(&self, id: u64) -> Result<()> {
         self.parts.batches.with(id, |entry| {
             if entry.is_over() {
@@ -202,7 +214,7 @@ impl TransferEngine {
         Ok(())
     }
 
-    /// Requests as a batch, and the number each has there.
+    /// Converts requests into a batch. Returns it with the number of each request in it.
     fn batch_of(
         &self,
         requests: &[AddressRequest],

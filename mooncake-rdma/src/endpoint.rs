@@ -88,7 +88,7 @@ pub(crate) struct Piece {
     pub(crate) region: u32,
     pub(crate) attempts: u16,
     pub(crate) flushes: u16,
-    /// Whether the message was posted before, so that some of it may have been transferred.
+    /// True if the message was posted before, so that some of it may have been transferred.
     pub(crate) begun: bool,
     pub(crate) registration: Registered,
     pub(crate) peer: Arc<Peer>,
@@ -135,7 +135,7 @@ pub(crate) struct Endpoint {
     pub(crate) id: u32,
     pub(crate) nic: Arc<Nic>,
     pub(crate) rail: Arc<Rail>,
-    /// Whether the endpoint was used since [`Sieve`](crate::sieve::Sieve) last looked.
+    /// True if the endpoint was used since [`Sieve`](crate::sieve::Sieve) last looked.
     pub(crate) used: AtomicBool,
     /// Lock held while the pairs are being connected, which may take a while; never held together
     /// with that of another endpoint.
@@ -150,7 +150,7 @@ struct EndpointState {
     theirs: Vec<u32>,
     flow: Flow<Piece>,
     posting: Posting,
-    /// Whether the device refuses to destroy the pairs.
+    /// True if the device refuses to destroy the pairs.
     stuck: bool,
 }
 
@@ -197,7 +197,7 @@ pub(crate) struct Due {
     pub(crate) next: Option<Moment>,
     /// Reason to retire the connection.
     pub(crate) retire: Option<Error>,
-    /// Whether the connection has no requests in flight any more and can be destroyed.
+    /// True if the connection has no requests in flight any more and can be destroyed.
     pub(crate) destroy: bool,
 }
 
@@ -369,7 +369,7 @@ impl Endpoint {
             }
             // SAFETY: pieces stay in the flow with their shares pending until their request has
             // completed or the pair is destroyed. Until then, the maker of the operation keeps its
-            // bytes and registration, and grants nobody else access to them.
+            // bytes and registration, and grants no other code access to them.
             unsafe { pairs[lane].post(posting) }
         })?;
         if starved

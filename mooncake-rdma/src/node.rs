@@ -646,8 +646,8 @@ fn rail(rails: &mut Rails, nic: usize, path: &str, instance: Option<Instance>, a
     if let Some(known) = rails.get(&(nic, path.to_owned(), instance)) {
         return known.clone();
     }
-    // Removes the rails of peers that nobody refers to, and that have no connection: restarted
-    // peers come with new names.
+    // Removes the rails of peers without users and without a connection: restarted peers come with
+    // new names.
     if rails.len() >= FEW_RAILS && rails.len().is_power_of_two() {
         rails.retain(|_, rail| Arc::strong_count(rail) > 1);
     }

@@ -35,7 +35,7 @@ pub(crate) struct Range {
     end: u64,
     /// Keys by the peer's device.
     keys: Vec<u32>,
-    /// Whether the range continues the memory of the range before it, which ends where it begins.
+    /// True if the range continues the memory of the range before it, which ends where it begins.
     continues: bool,
 }
 

@@ -34,7 +34,8 @@ use crate::verbs::Domain;
 ///
 /// Each device has a thread of its own. Connections are set up on the runtime given to
 /// [`start`](Self::start). Peers connect through a handshake port; its owner passes their requests
-/// to [`accept`](mooncake_transport::handshake::AcceptConnection::accept). Dropping the transport fails transfers in progress.
+/// to [`accept`](mooncake_transport::handshake::AcceptConnection::accept). Dropping the transport
+/// fails transfers in progress.
 pub struct RdmaTransport {
     node: Arc<Node>,
     domains: Vec<Arc<Domain>>,
@@ -50,7 +51,7 @@ pub struct NicInfo {
     pub gid: Ipv6Addr,
     /// Index of the GID in the table of the port.
     pub gid_index: u8,
-    /// Whether the port is active.
+    /// True if the port is active.
     pub up: bool,
     /// NUMA node, if known.
     pub node: Option<u32>,
@@ -324,8 +325,8 @@ impl AcceptConnection for RdmaTransport {
     }
 }
 
-/// The faster transport beside TCP: it does not carry operations with unregistered local memory, with
-/// remote memory listed without keys, or while no device works.
+/// The faster transport beside TCP: it does not carry operations with unregistered local memory,
+/// with remote memory listed without keys, or while no device works.
 impl PartialTransport for RdmaTransport {
     const IS_RETRYABLE: fn(&Error) -> bool = is_path_error;
 

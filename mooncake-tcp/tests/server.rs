@@ -296,8 +296,8 @@ fn deregistering_cuts_off_a_read_under_way() {
     assert!(rest.len() < len && rest == pattern(len)[..rest.len()], "{} bytes", rest.len());
 }
 
-/// Connections that each read once fill every place. Each new one is served, and the connection
-/// that has been idle longest is closed for it.
+/// Connections that each read once use every slot. Each new one is served, and the connection that
+/// has been idle longest is closed for it.
 #[test]
 fn the_longest_idle_connection_is_closed_whatever_it_has_requested() {
     let node = Node::start(TcpConfig { max_served: 4, ..TcpConfig::default() });
@@ -324,7 +324,7 @@ fn the_longest_idle_connection_is_closed_whatever_it_has_requested() {
     }
 }
 
-/// A write whose body does not come, and a response that is not read, hold no place that another
+/// A write whose body does not come, and a response that is not read, occupy no slot that another
 /// connection needs.
 #[test]
 fn stalled_requests_release_their_place() {

@@ -259,7 +259,7 @@ struct Registry {
     /// Connections, by number and state, that had waited longest at the last search. The longest
     /// wait is last.
     longest: Vec<(u64, u64)>,
-    /// Flag: the last connection was refused.
+    /// True if the last connection was refused.
     full: bool,
 }
 

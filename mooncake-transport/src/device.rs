@@ -247,7 +247,7 @@ pub(crate) fn of_a_device(error: Error) -> Error {
     Error::new(ErrorCode::InternalError, error.message().to_owned()).with_source(error)
 }
 
-/// Flag: a region of this process has been on a device.
+/// True if a region of this process has been on a device.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
 /// Records the location of a region.

@@ -86,7 +86,8 @@ impl HostPort {
     /// # Errors
     /// Returns `INVALID_PARAMS` with the faulty part.
     pub fn exact(text: &str) -> Result<Self> {
-        let wrong = |what: &str| Error::invalid(format!("{text:?} is no address: {what}; give host:port"));
+        let wrong =
+            |what: &str| Error::invalid(format!("invalid address {text:?}: {what}; expected host:port"));
         let (host, port) = text.rsplit_once(':').ok_or_else(|| wrong("it has no port"))?;
         let in_brackets = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         let address = in_brackets.unwrap_or(host);
@@ -101,7 +102,7 @@ impl HostPort {
         }
         match port.parse() {
             Ok(port) if port != 0 => Ok(Self::new(address, port)),
-            _ => Err(wrong("its port is no number from 1 to 65535")),
+            _ => Err(wrong("its port is not a number from 1 to 65535")),
         }
     }
 

@@ -272,7 +272,8 @@ impl<T: Transport> fmt::Debug for Slice<T> {
     }
 }
 
-/// Exclusive range of a region, the destination of reads. It has no clone and no overlap, because two
+/// Exclusive range of a region, the destination of reads. It has no clone and no overlap, because
+/// two
 /// reads into one range would be a race.
 ///
 /// ```compile_fail,E0382

@@ -68,8 +68,8 @@ impl BufferDesc {
     }
 
     /// Returns whether this buffer is the next part of the same memory, which is split because of a
-    /// limit of the device. Nodes of this project publish it. Those with Mooncake C++ do not, so
-    /// any adjacent RDMA buffers of theirs count as one.
+    /// limit of the device. Nodes of this project publish it. Nodes with Mooncake C++ do
+    /// not, so all their adjacent RDMA buffers count as one.
     pub fn continues(&self, before: &BufferDesc) -> bool {
         let says = match self.extra.get(CONTINUES) {
             Some(says) => *says == true,

@@ -43,8 +43,8 @@ pub struct ThroughHost<T: Transport> {
     takes: Takes<T>,
 }
 
-/// State that outlives a submission. It holds the transport weakly, so that operations in flight fail
-/// when the transport is dropped.
+/// State that outlives a submission. It holds the transport weakly, so that operations in flight
+/// fail when the transport is dropped.
 struct Carrier<T: Transport> {
     transport: Weak<T>,
     stages: StagePool<T::Registration>,
@@ -86,8 +86,8 @@ impl<T: Transport> ThroughHost<T> {
         Self::unless(transport, clock, |_, _, _| false)
     }
 
-    /// Copies device memory through the host unless `takes` accepts the operation. An operation that
-    /// fails with a path error is retried through the host.
+    /// Copies device memory through the host unless `takes` accepts the operation. An operation
+    /// that fails with a path error is retried through the host.
     pub fn unless(transport: Arc<T>, clock: SharedClock, takes: Takes<T>) -> Self {
         let carrier =
             Carrier { transport: Arc::downgrade(&transport), stages: StagePool::new(CHUNK, CHUNKS), clock };

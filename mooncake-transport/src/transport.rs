@@ -20,11 +20,11 @@ use crate::ticket::Completion;
 pub struct Capabilities {
     /// Maximum length of an operation in bytes. The engine refuses longer operations.
     pub max_op_bytes: u64,
-    /// Flag: local memory must be registered. [`Op::registration`] may be `None` otherwise.
+    /// True if local memory must be registered. [`Op::registration`] may be `None` otherwise.
     pub needs_registration: bool,
-    /// Flag: local and remote memory may be device memory.
+    /// True if local and remote memory may be device memory.
     pub device_memory: bool,
-    /// Flag: peers on this host access shared memory directly
+    /// True if peers on this host access shared memory directly
     /// ([`HostMemoryOptions::shared`](mooncake_core::memory::HostMemoryOptions)).
     pub shared_memory: bool,
 }
@@ -73,8 +73,8 @@ pub enum Opcode {
     Write = 1,
 }
 
-/// Contiguous transfer. A transport borrows it for the call of [`Transport::submit`] and copies what
-/// it needs later.
+/// Contiguous transfer. A transport borrows it for the call of [`Transport::submit`] and copies
+/// what it needs later.
 #[derive(Debug)]
 pub struct Op<'a, R> {
     opcode: Opcode,
@@ -139,8 +139,8 @@ impl<'a, R> Op<'a, R> {
         self.remote
     }
 
-    /// Returns the opaque key of the remote memory, made by [`Transport::export`] of the peer. Empty
-    /// if the transport needs none.
+    /// Returns the opaque key of the remote memory, made by [`Transport::export`] of the peer.
+    /// Empty if the transport needs none.
     pub fn key(&self) -> &'a [u8] {
         self.key
     }
@@ -148,8 +148,8 @@ impl<'a, R> Op<'a, R> {
     /// Returns the same operation for an inner transport, with the registration of that transport.
     ///
     /// # Safety
-    /// As for [`Op::new`]: `registration`, if given, covers the local bytes and lives as long as the
-    /// registration of this operation.
+    /// As for [`Op::new`]: `registration`, if given, covers the local bytes and lives as long as
+    /// the registration of this operation.
     #[allow(unsafe_code)]
     pub unsafe fn with_registration<S>(&self, registration: Option<&'a S>) -> Op<'a, S> {
         Op { opcode: self.opcode, registration, local: self.local, remote: self.remote, key: self.key }
@@ -167,7 +167,8 @@ impl<R> Copy for Op<'_, R> {}
 /// Transport of bytes between registered memory of two processes, of which one is passive.
 ///
 /// Contract (the conformance suite, feature `testkit`, has one case per sentence):
-/// - A completed read has put exactly the remote bytes into the local range, and nothing outside it.
+/// - A completed read has put exactly the remote bytes into the local range, and nothing outside
+///   it.
 /// - A completed write is applied: a read by any node returns it at once.
 /// - A remote range must be non-empty and lie in one registration with [`Access::Remote`]. A range
 ///   that is empty, overflows, lies outside or crosses two registrations fails with kind `Invalid`,
@@ -204,15 +205,16 @@ pub unsafe trait Transport: fmt::Debug + Send + Sync + 'static {
     /// The span's bytes stay allocated until the registration has been dropped.
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Self::Registration>;
 
-    /// Returns the key that peers need for this memory, empty if they need none. Only this transport
-    /// parses it.
+    /// Returns the key that peers need for this memory, empty if they need none. Only this
+    /// transport parses it.
     fn export(&self, registration: &Self::Registration) -> Vec<u8> {
         let _ = registration;
         Vec::new()
     }
 
-    /// Writes into the local descriptor how peers reach this node: protocol, data port and the like.
-    /// It is called whenever the descriptor is built, with the buffers and their exported keys in it.
+    /// Writes into the local descriptor how peers reach this node: protocol, data port and the
+    /// like. It is called whenever the descriptor is built, with the buffers and their exported
+    /// keys in it.
     fn describe(&self, desc: &mut SegmentDesc);
 
     /// Returns whether this transport reaches a segment, judged by its descriptor alone.

@@ -6,8 +6,9 @@ use crate::ids::SlotId;
 
 /// FIFO policy: evicts the allowed slot that was inserted first. Touches make no difference.
 ///
-/// Slots that `allowed` refuses keep their place, so each call passes over the refused slots older
-/// than its victim. Slots that will be refused for long (hard pins) are better removed meanwhile.
+/// Slots that `allowed` refuses keep their position, so each call passes over the refused slots
+/// older than its victim. Slots that will be refused for long (hard pins) are better removed
+/// meanwhile.
 #[derive(Debug)]
 pub struct Fifo {
     rings: Rings<1>,

@@ -34,7 +34,7 @@ impl Default for TenureConfig {
 /// alike, and blocks of one prefix stay or go together. Queues with shares of their own, as in
 /// [`S3Fifo`](super::S3Fifo), do not: cut into 64 they lose half of their gain.
 ///
-/// Slots that `allowed` refuses keep their place, as with [`Lru`](super::Lru).
+/// Slots that `allowed` refuses keep their position, as with [`Lru`](super::Lru).
 #[derive(Debug)]
 pub struct Tenure {
     patience: u64,

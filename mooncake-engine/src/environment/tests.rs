@@ -46,7 +46,7 @@ const RDMA_CASES: &[Case] = &[
     ("MC_RDMA_BIND_ADDRESS", "10.9.9.9", |e| of_rdma(e, |c| c.server_name.clone()), "10.9.9.9", ""),
 ];
 
-/// What is set, what is seen of it, and what is seen without it.
+/// Columns: the setting, its observed value, and the observed value without it.
 #[rustfmt::skip]
 const CASES: &[Case] = &[
     ("MC_TRANSFER_TIMEOUT", "60", |e| format!("{:?}", e.timeout), "60s", "30s"),

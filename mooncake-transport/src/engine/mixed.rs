@@ -215,7 +215,7 @@ struct View {
     first: Watch,
     /// Requests that were posted again, by number.
     again: OnceLock<(Watch, Vec<usize>)>,
-    /// Flag: the batch is awaited, so failed requests may still be repeated.
+    /// True if the batch is awaited, so failed requests may still be repeated.
     driven: AtomicBool,
     given_up: AtomicBool,
 }

@@ -78,7 +78,7 @@ struct Inner<T: Transport> {
     clock: SharedClock,
     rng: Mutex<Rng>,
     local_copies: LocalCopies,
-    /// Flag: descriptors are looked up once, and again after a failed transfer.
+    /// True if descriptors are looked up once, and again after a failed transfer.
     caches: bool,
     regions: Arc<Regions>,
     meters: Meters,

@@ -1,12 +1,15 @@
-//! Two small shared files of 32-bit words, by which an owner and its peers know of each other without a message.
+//! Two small shared files of 32-bit words, through which an owner and its peers communicate without
+//! messages.
 //!
-//! The owner's *board* says for each slot whether a region is open there (an odd generation) or not. Each peer has a *page* of its own
-//! in which it counts, per slot, the copies it is in the middle of. A peer counts itself in, looks at the board, copies, counts
-//! itself out; the owner changes the board, then waits for the counts. Both orders are sequentially consistent, so either the
-//! peer sees the region closed, or the owner sees the peer inside.
+//! The owner's *board* shows for each slot whether a region is open there (an odd generation). Each
+//! peer has a *page* of its own, in which it counts its copies in progress per slot. A peer
+//! increments the count, reads the board, copies, and decrements the count. The owner changes the
+//! board, then waits for the counts. Both orders are sequentially consistent, so either the peer
+//! sees the region closed, or the owner sees the copy.
 //!
-//! Counts are kept in two rows; the board says which one is counted in now. The owner changes rows from time to time: a count that
-//! is left in the old row a whole turn later belongs to somebody who is stopped in the middle of a copy.
+//! Counts are kept in two rows, and the board selects the row for new copies. The owner changes
+//! rows from time to time. A count that remains in the old row a whole turn later belongs to a
+//! process that is stopped in the middle of a copy.
 
 use std::fs::File;
 use std::os::fd::BorrowedFd;
@@ -15,13 +18,13 @@ use std::sync::atomic::AtomicU32;
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
 use mooncake_core::{Error, Result};
 
-/// Regions of one owner that peers can reach. Further ones are left to other wires.
+/// Maximum number of regions of one owner that peers can reach. Other transports carry the rest.
 pub(super) const SLOTS: usize = 480;
 
 const BYTES: usize = 4096;
 const STATES: usize = 16;
 
-/// A shared file of [`BYTES`] bytes.
+/// Shared file of [`BYTES`] bytes.
 #[derive(Debug)]
 struct Words(HostMemory);
 
@@ -31,15 +34,15 @@ impl Words {
         HostMemory::with(BYTES, &options).map(Self)
     }
 
-    /// Somebody else's, whose size is sealed.
+    /// Opens the file of another process, whose size is sealed.
     fn open(file: &File) -> Result<Self> {
         HostMemory::map_file(file, 0, BYTES).map(Self)
     }
 
     fn word(&self, index: usize) -> &AtomicU32 {
         assert!(index < BYTES / 4, "word {index} of {}", BYTES / 4);
-        // SAFETY: inside the mapping, aligned, and touched only as atomics by all who have the file; a file whose size is sealed cannot
-        // lose the page.
+        // SAFETY: inside the mapping, aligned, and accessed only as atomics by all processes that
+        // have the file. A file of sealed size cannot lose the page.
         unsafe { AtomicU32::from_ptr(self.0.span().ptr.cast::<u32>().add(index).as_ptr()) }
     }
 
@@ -48,7 +51,7 @@ impl Words {
     }
 }
 
-/// What an owner says to all its peers.
+/// Words of an owner for all its peers.
 #[derive(Debug)]
 pub(super) struct Board(Words);
 
@@ -65,23 +68,23 @@ impl Board {
         self.0.fd()
     }
 
-    /// Changes whenever a region comes or goes.
+    /// Returns the version, which changes whenever a region is opened or closed.
     pub(super) fn version(&self) -> &AtomicU32 {
         self.0.word(0)
     }
 
-    /// Its last bit is the row of a page that is counted in now.
+    /// Returns the word whose last bit is the current row of the pages.
     pub(super) fn row(&self) -> &AtomicU32 {
         self.0.word(1)
     }
 
-    /// Generation of a slot: odd while it is open. Slots are smaller than [`SLOTS`].
+    /// Returns the generation of a slot, odd while it is open. Slots are smaller than [`SLOTS`].
     pub(super) fn state(&self, slot: usize) -> &AtomicU32 {
         self.0.word(STATES + slot)
     }
 }
 
-/// What one peer says to an owner.
+/// Words of one peer for an owner.
 #[derive(Debug)]
 pub(super) struct Page(Words);
 
@@ -98,7 +101,7 @@ impl Page {
         self.0.fd()
     }
 
-    /// Copies under way in a slot, of those that were counted in this row.
+    /// Returns the number of copies in progress in a slot that were counted in this row.
     pub(super) fn inside(&self, slot: usize, row: u32) -> &AtomicU32 {
         self.0.word(2 * slot + (row & 1) as usize)
     }

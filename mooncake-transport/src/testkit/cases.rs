@@ -13,7 +13,8 @@ use crate::region::{Local, Region, Slice, SliceMut, Source};
 use crate::transfer::{self, Transfer};
 use crate::transport::{Access, Transport};
 
-/// "A completed read has put exactly the remote bytes into the local range, and nothing outside it."
+/// "A completed read has put exactly the remote bytes into the local range, and nothing outside
+/// it."
 pub fn read_brings_exactly_the_remote_bytes<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
     let remote = world.open(4096, 1);
@@ -141,7 +142,7 @@ pub fn read_only_memory_is_not_written<F: Fixture>(fixture: &mut F) {
     let memory = Arc::new(Part::read_only(filled.memory().clone()));
     drop(filled);
     let Ok(closed) = Region::register(&*world.owner, memory, Access::Remote) else { return };
-    let closed = closed.exclusive().expect_err("nobody fills it");
+    let closed = closed.exclusive().expect_err("read-only memory is never exclusive");
     #[allow(unsafe_code)]
     // SAFETY: no other range of it is in use.
     let range = unsafe { closed.slice_mut_unchecked(0..64) };
@@ -234,7 +235,7 @@ pub fn operations_fail_one_by_one<F: Fixture>(fixture: &mut F) {
             assert_eq!(read.buffer.bytes(), expected, "operation {i} is reported done");
         }
     }
-    assert!(results[0].is_ok(), "what went before the refused one is not harmed");
+    assert!(results[0].is_ok(), "operations before the refused one succeed");
 }
 
 /// A submission without operations finishes at once.
@@ -438,7 +439,7 @@ pub fn descriptor_survives_its_json<F: Fixture>(fixture: &mut F) {
     let again = crate::segment::SegmentDesc::decode(&desc.encode()).expect("it can be read");
     assert_eq!(again, desc);
     let foreign = crate::segment::SegmentDesc::new("elsewhere");
-    assert!(!world.user.reaches(&foreign), "a descriptor of no wire is out of reach");
+    assert!(!world.user.reaches(&foreign), "a descriptor without a transport is unreachable");
 }
 
 /// A node reaches its own memory.

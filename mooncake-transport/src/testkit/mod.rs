@@ -1,4 +1,5 @@
-//! For tests of your own wires (feature `testkit`): the conformance suite of [`Transport`] and a fault injector.
+//! Tests of custom transports (feature `testkit`): the conformance suite of [`Transport`] and a
+//! fault injector.
 //!
 //! ```ignore
 //! mod my_wire {
@@ -20,8 +21,8 @@ pub use faulty::{Fault, Faults, Faulty};
 pub use fixture::Fixture;
 pub use on_device::{OnDevice, Sides};
 
-/// One `#[test]` per sentence of the [`Transport`] contract, on the fixture this expression makes.
-/// Put it into a module of its own.
+/// Defines a `#[test]` per sentence of the [`Transport`] contract, on the fixture of this
+/// expression. The macro needs a module of its own.
 #[macro_export]
 macro_rules! transport_conformance {
     ($fixture:expr) => {

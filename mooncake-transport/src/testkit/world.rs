@@ -72,7 +72,7 @@ impl<'f, F: Fixture> World<'f, F> {
     /// through JSON.
     pub(super) fn connect(&self, regions: &[&Region<F::T>]) -> PeerOf<F> {
         let desc = describe(&*self.owner, regions);
-        assert!(self.user.reaches(&desc), "a wire reaches what a node of its own described");
+        assert!(self.user.reaches(&desc), "a transport reaches the descriptors of its own nodes");
         self.fixture.block_on(self.user.connect(&desc)).expect("a live node can be reached")
     }
 
@@ -186,7 +186,7 @@ pub(super) fn describe<T: Transport>(node: &T, regions: &[&Region<T>]) -> Segmen
 
 /// Returns byte `i` of the pattern of a seed.
 pub(super) fn pattern(seed: u8, i: usize) -> u8 {
-    // The factor is no multiple of a power of two, so that bytes shifted by a page or a chunk are
+    // The pattern has no period of a power of two, so that bytes shifted by a page or a chunk are
     // noticed.
     ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8 ^ seed
 }

@@ -189,7 +189,7 @@ fn who_asks_to_be_told_is_told_once_before_and_after() {
     }
 }
 
-/// One of two parts of an operation was done, or failed, and the other one had not begun. The
+/// A part of an operation was done, or failed, and the other one had not begun. The
 /// operation counts as begun.
 #[test]
 fn an_operation_that_was_given_up_half_way_has_failed() {

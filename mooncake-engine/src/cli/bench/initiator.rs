@@ -1,4 +1,4 @@
-//! The side that reads or writes.
+//! Initiator, the process that reads or writes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub(super) async fn run(arguments: &Arguments) -> Result<()> {
     engine.close().await
 }
 
-/// Where the target's memory begins.
+/// Returns the first address of the target's memory.
 fn remote_memory(target: &Target<TransportSet>, need: u64) -> Result<u64> {
     let buffers = target.descriptor().buffers;
     let (most, name) = (buffers.iter().map(|buffer| buffer.length).max(), target.name());
@@ -59,7 +59,7 @@ fn remote_memory(target: &Target<TransportSet>, need: u64) -> Result<u64> {
     }
 }
 
-/// The blocks of each submitter, here and there.
+/// Returns the blocks of each submitter, on both sides.
 fn share_out(
     arguments: &Arguments,
     target: &Target<TransportSet>,
@@ -142,7 +142,7 @@ async fn measure(engine: &TransferEngine, arguments: &Arguments, work: Vec<Vec<B
     Ok(Row { what, bytes, time: engine.clock().now().since(start), batches })
 }
 
-/// Batch after batch until the time is over.
+/// Submits batch after batch until the time is over.
 async fn submit(
     engine: TransferEngine,
     operation: Operation,

@@ -1,4 +1,5 @@
-//! `transfer_engine_bench`: one process offers memory, another reads or writes it for a while and says how fast that went.
+//! `transfer_engine_bench`: one process offers memory, and another one measures reads or writes of
+//! it.
 
 mod arguments;
 mod initiator;
@@ -11,7 +12,7 @@ use mooncake_core::Result;
 
 use arguments::{Arguments, Format, Mode, memory, start};
 
-/// Runs one side. The exit status: 0, 1 when it cannot go on, 2 for arguments that make no sense.
+/// Runs one side. Returns the exit status: 0, 1 for a failure, or 2 for invalid arguments.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let arguments: Arguments = match super::parse(arguments, &["auto_discovery"]) {
         Ok(arguments) => arguments,
@@ -22,7 +23,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 
 fn run_side(arguments: &Arguments) -> Result<()> {
     super::log(&arguments.log_level)?;
-    // More of them than processors only move tasks about.
+    // More workers than processors add only task switches.
     let processors = std::thread::available_parallelism().map_or(2, usize::from);
     let workers = usize::try_from(arguments.threads).unwrap_or(1).min(processors).clamp(2, 64);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build()?;
