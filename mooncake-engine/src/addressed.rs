@@ -122,7 +122,7 @@ pub unsafe fn foreign(address: u64, len: usize) -> Result<(Arc<dyn MemorySource>
     let ptr = usize::try_from(address)
         .ok()
         .and_then(|a| NonNull::new(std::ptr::with_exposed_provenance_mut(a)))
-        .ok_or_else(|| Error::invalid("the null pointer cannot be registered"))?;
+        .ok_or_else(|| Error::invalid("cannot register memory: the address is null"))?;
     if len == 0 || address.checked_add(len as u64).is_none_or(|end| end > MAX_ADDRESS) {
         return Err(Error::invalid(format!("invalid memory range: address={address:#x} len={len}")));
     }
@@ -135,7 +135,7 @@ pub unsafe fn foreign(address: u64, len: usize) -> Result<(Arc<dyn MemorySource>
     };
     if rights == Mapped::Not {
         return Err(Error::invalid(format!(
-            "{len} bytes at {address:#x} are not all mapped in this process, or may not be read"
+            "cannot register memory: the range is not mapped and readable. address={address:#x} len={len}"
         )));
     }
     let span = MemorySpan { read_only: rights == Mapped::ReadOnly, lent: true, ..span };
@@ -211,7 +211,9 @@ impl Regions {
         let before = regions.range(..end).next_back().map(|(at, before)| (*at, before.region.len() as u64));
         if let Some((at, len)) = before.filter(|(at, len)| at + len > start) {
             drop(regions);
-            let text = format!("{len} bytes at {at:#x}, some of which these are, are registered already");
+            let text = format!(
+                "cannot register memory: the range overlaps memory that is registered already. address={at:#x} len={len}"
+            );
             return Err(Error::invalid(text).with_engine_code(EngineCode::AddressOverlapped));
         }
         regions.insert(start, Registered { region, gone, kind: Kind::Program });
@@ -253,7 +255,7 @@ impl Regions {
                 None => leaving.contains_key(start),
             };
             if !is_there || starts[..index].contains(start) {
-                let text = format!("no buffer is registered at {start:#x}");
+                let text = format!("cannot unregister memory: no registered buffer begins at {start:#x}");
                 return Err(Error::invalid(text).with_engine_code(EngineCode::AddressNotRegistered));
             }
         }
@@ -398,5 +400,8 @@ impl Regions {
 }
 
 pub(crate) fn still_in_use() -> Error {
-    Error::new(ErrorCode::ObjectReplicaBusy, "a transfer still uses the buffer; it must stay allocated")
+    Error::new(
+        ErrorCode::ObjectReplicaBusy,
+        "cannot unregister memory: a transfer still uses it; keep it allocated",
+    )
 }

@@ -12,18 +12,18 @@ use tokio::task::AbortHandle;
 /// Table of the numbered batches of an engine.
 #[derive(Default)]
 pub(crate) struct Batches {
-    pub(crate) open: Mutex<HashMap<u64, Entry>>,
+    pub(crate) open: Mutex<HashMap<u64, NumberedBatch>>,
 }
 
-pub(crate) struct Entry {
+pub(crate) struct NumberedBatch {
     pub(crate) capacity: usize,
     /// Part and number of each request. `None` for a request of no bytes.
     pub(crate) requests: Vec<Option<(usize, usize)>>,
     /// Parts of the batch. `None` while a part is being posted, because posting may copy bytes.
-    pub(crate) parts: Vec<Option<Part>>,
+    pub(crate) parts: Vec<Option<BatchPart>>,
 }
 
-pub(crate) struct Part {
+pub(crate) struct BatchPart {
     pub(crate) view: BatchView,
     /// First failure of the requests and the notification, once they have ended.
     pub(crate) over: watch::Receiver<Option<Result<(), (ErrorCode, String)>>>,
@@ -32,16 +32,16 @@ pub(crate) struct Part {
     pub(crate) notifies: bool,
 }
 
-impl Part {
+impl BatchPart {
     /// Returns whether the part has ended, except for the release of its memory.
     pub(crate) fn is_over(&self) -> bool {
         self.over.borrow().is_some()
             || self.over.has_changed().is_err()
-            || (self.view.is_over() && !self.is_telling())
+            || (self.view.is_over() && !self.is_notifying())
     }
 
     /// Returns whether all requests have succeeded, and the notification is not sent yet.
-    fn is_telling(&self) -> bool {
+    fn is_notifying(&self) -> bool {
         self.notifies && self.over.borrow().is_none() && self.view.overall().status == Status::Completed
     }
 
@@ -49,12 +49,12 @@ impl Part {
     /// is sent, because the program may end once all requests are completed.
     pub(crate) fn request(&self, number: usize) -> Option<Progress> {
         let progress = self.view.request(number)?;
-        let waits = number + 1 == self.view.len() && self.is_telling();
+        let waits = number + 1 == self.view.len() && self.is_notifying();
         Some(if waits { POSTING } else { progress })
     }
 
     pub(crate) fn overall(&self) -> Progress {
-        if self.is_telling() {
+        if self.is_notifying() {
             Progress { status: Status::Pending, ..self.view.overall() }
         } else {
             self.view.overall()
@@ -65,7 +65,7 @@ impl Part {
 /// Progress of a request that is being posted.
 pub(crate) const POSTING: Progress = Progress { status: Status::Pending, transferred: 0 };
 
-impl Entry {
+impl NumberedBatch {
     pub(crate) fn request(&self, index: usize) -> Option<Progress> {
         match *self.requests.get(index)? {
             None => Some(Progress { status: Status::Completed, transferred: 0 }),
@@ -77,12 +77,12 @@ impl Entry {
     }
 
     pub(crate) fn is_over(&self) -> bool {
-        self.parts.iter().all(|part| part.as_ref().is_some_and(Part::is_over))
+        self.parts.iter().all(|part| part.as_ref().is_some_and(BatchPart::is_over))
     }
 }
 
 impl Batches {
-    pub(crate) fn with<R>(&self, id: u64, then: impl FnOnce(&mut Entry) -> Result<R>) -> Result<R> {
+    pub(crate) fn with<R>(&self, id: u64, then: impl FnOnce(&mut NumberedBatch) -> Result<R>) -> Result<R> {
         match self.open.lock().get_mut(&id) {
             Some(entry) => then(entry),
             None => Err(Error::invalid(format!(

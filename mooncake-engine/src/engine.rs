@@ -591,7 +591,7 @@ fn own_port(name: &str) -> Result<(String, u16)> {
     let at = HostPort::parse(name, 0);
     if at.host.is_empty() || at.port == 0 {
         return Err(Error::invalid(format!(
-            "MC_LEGACY_RPC_PORT_BINDING takes the handshake port from the engine's name, and {name:?} is not host:port"
+            "cannot take the handshake port from the engine name: {name:?} is not host:port; unset MC_LEGACY_RPC_PORT_BINDING or change the name"
         )));
     }
     Ok((at.host, at.port))

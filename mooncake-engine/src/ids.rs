@@ -9,7 +9,7 @@ use mooncake_transport::engine::{Batch, EngineCode, Finished, Progress, Status, 
 use mooncake_transport::handshake::Notification;
 use tokio::sync::watch;
 
-use crate::batches::{Entry, POSTING, Part};
+use crate::batches::{BatchPart, NumberedBatch, POSTING};
 use crate::engine::TransferEngine;
 use crate::transport_set::TransportSet;
 
@@ -63,7 +63,7 @@ impl TransferEngine {
     /// never reused.
     pub fn allocate_batch(&self, capacity: usize) -> u64 {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let entry = Entry { capacity, requests: Vec::new(), parts: Vec::new() };
+        let entry = NumberedBatch { capacity, requests: Vec::new(), parts: Vec::new() };
         self.parts.batches.open.lock().insert(id, entry);
         id
     }
@@ -92,7 +92,7 @@ impl TransferEngine {
             if entry.requests.len() + requests.len() > entry.capacity {
                 let (have, more) = (entry.requests.len(), requests.len());
                 let text = format!(
-                    "batch {id} was allocated for {} requests: {have} and {more} are too many",
+                    "cannot submit to batch {id}: too many requests. capacity={} submitted={have} more={more}",
                     entry.capacity
                 );
                 return Err(
@@ -113,7 +113,7 @@ impl TransferEngine {
         })
     }
 
-    fn post_part(&self, id: u64, batch: Batch<TransportSet>, notifies: bool, deadline: Moment) -> Part {
+    fn post_part(&self, id: u64, batch: Batch<TransportSet>, notifies: bool, deadline: Moment) -> BatchPart {
         let running = self.submit(batch, Some(deadline));
         let view = running.view();
         let (tell, over) = watch::channel(None);
@@ -124,12 +124,12 @@ impl TransferEngine {
             drop(buffers);
             let failed = results.into_iter().chain(notified).find_map(Result::err);
             if let Some(error) = &failed {
-                tracing::debug!(batch = id, "a batch failed: {error}");
+                tracing::debug!(batch = id, "batch failed: {error}");
             }
             let over = failed.map_or(Ok(()), |error| Err((error.code(), error.message().to_owned())));
             tell.send_replace(Some(over));
         });
-        Part { view, over, task: task.abort_handle(), notifies }
+        BatchPart { view, over, task: task.abort_handle(), notifies }
     }
 
     /// Returns the progress of a request of a batch.
@@ -151,7 +151,7 @@ impl TransferEngine {
     /// Returns `INVALID_PARAMS` for a freed or foreign number.
     pub fn batch_progress(&self, id: u64) -> Result<Progress> {
         self.parts.batches.with(id, |entry| {
-            let parts = entry.parts.iter().map(|part| part.as_ref().map_or(POSTING, Part::overall));
+            let parts = entry.parts.iter().map(|part| part.as_ref().map_or(POSTING, BatchPart::overall));
             Ok(parts.fold(Progress { status: Status::Completed, transferred: 0 }, Progress::and))
         })
     }
@@ -177,7 +177,7 @@ impl TransferEngine {
         for mut part in parts {
             let outcome = match part.wait_for(Option::is_some).await {
                 Ok(outcome) => outcome.clone().unwrap_or(Ok(())),
-                Err(_) => Err((ErrorCode::TransferFail, "the batch was given up".into())),
+                Err(_) => Err((ErrorCode::TransferFail, "the batch was cancelled".into())),
             };
             failed = failed.or(outcome.err());
         }
@@ -207,7 +207,7 @@ impl TransferEngine {
             if entry.is_over() {
                 return Ok(());
             }
-            let text = format!("batch {id} is under way");
+            let text = format!("cannot free batch {id}: it is in progress");
             Err(Error::new(ErrorCode::ObjectReplicaBusy, text).with_engine_code(EngineCode::BatchBusy))
         })?;
         self.parts.batches.open.lock().remove(&id);
@@ -237,9 +237,7 @@ impl TransferEngine {
             match requests.first() {
                 Some(first) => batch.notify(&first.target, notification),
                 None => {
-                    return Err(Error::invalid(
-                        "a notification with a batch goes to its first target, and there is none",
-                    ));
+                    return Err(Error::invalid("cannot send notification: the batch has no target"));
                 }
             }
         }

@@ -58,7 +58,7 @@ impl Managed {
         len: u64,
     ) -> Result<u64> {
         if len == 0 {
-            return Err(Error::invalid("a buffer of no bytes"));
+            return Err(Error::invalid("cannot allocate buffer: its length is 0"));
         }
         if let Some(address) = self.take(len) {
             return Ok(address);
@@ -68,7 +68,8 @@ impl Managed {
             return Ok(address);
         }
         let size = len.max(ARENA).checked_next_multiple_of(PAGE).and_then(|size| usize::try_from(size).ok());
-        let size = size.ok_or_else(|| Error::invalid(format!("a buffer of {len} bytes")))?;
+        let size =
+            size.ok_or_else(|| Error::invalid(format!("cannot allocate buffer: it is too long. len={len}")))?;
         // Shared, where peers of this host have a shorter way to such memory.
         let shared = engine.transport().capabilities().shared_memory.then(|| "mooncake_engine".to_owned());
         let memory = HostMemory::with(size, &HostMemoryOptions { shared, ..HostMemoryOptions::default() });

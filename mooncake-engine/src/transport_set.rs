@@ -136,8 +136,8 @@ fn unknown_transport(name: &str) -> Error {
     Error::new(
         ErrorCode::NotSupported,
         format!(
-            "cannot open transport {name:?}: this build does not have it. built={built}; choose one \
-             of these, or enable a feature transport-*"
+            "cannot open transport {name:?}: this build does not have it. built={built}; choose \
+             one of these, or enable a feature transport-*"
         ),
     )
 }

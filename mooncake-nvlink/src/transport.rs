@@ -102,7 +102,7 @@ impl NvlinkTransport {
         let endpoint = Endpoint::here(name)?;
         let tasks = [
             runtime.spawn(same_host::serve(owner.clone(), listener, config.answer_timeout)),
-            runtime.spawn(links.clone().look_after(config.upkeep_interval)),
+            runtime.spawn(links.clone().maintain(config.upkeep_interval)),
         ];
         Ok(Self {
             config,

@@ -73,7 +73,7 @@ impl ShmTransport {
         let tasks = [
             runtime.spawn(same_host::serve(owner.clone(), listener, config.answer_timeout)),
             runtime.spawn(Owner::keep_turning(Arc::downgrade(&owner), config.stall_timeout)),
-            runtime.spawn(links.clone().look_after(config.upkeep_interval)),
+            runtime.spawn(links.clone().maintain(config.upkeep_interval)),
         ];
         Ok(Self {
             endpoint,

@@ -80,7 +80,7 @@ impl CopyHandle {
 impl Copying {
     fn settle(&self) {
         let mut state = self.state.lock();
-        let lost = || State::Over(Err(Error::internal("a copy that was not waited for")));
+        let lost = || State::Over(Err(Error::internal("copy was dropped before its end")));
         if let State::Running(_) = &*state
             && let State::Running(pending) = std::mem::replace(&mut *state, lost())
         {
@@ -148,7 +148,7 @@ static TICKER: LazyLock<&'static Ticker> = LazyLock::new(|| {
     let ticker: &Ticker = Box::leak(Box::new(Ticker { waiting: Mutex::default(), came: Condvar::new() }));
     let thread = std::thread::Builder::new().name("device-ticks".into());
     if let Err(error) = thread.spawn(|| ticker.run()) {
-        tracing::error!(%error, "copies of device memory will not be waited for: no thread");
+        tracing::error!(%error, "cannot start the thread that polls copies of device memory");
     }
     ticker
 });
@@ -228,7 +228,7 @@ static CARRIER: LazyLock<mpsc::UnboundedSender<BoxFuture<'static, ()>>> = LazyLo
         futures::executor::block_on(work.for_each_concurrent(None, each));
     };
     if let Err(error) = std::thread::Builder::new().name("device-carrier".into()).spawn(run) {
-        tracing::error!(%error, "nothing can be moved through host memory: no thread");
+        tracing::error!(%error, "cannot start the thread for transfers of device memory; they will fail");
     }
     sender
 });
@@ -268,7 +268,7 @@ pub fn in_use() -> bool {
 /// memory.
 pub fn not_host_memory(span: MemorySpan) -> Error {
     let text = format!(
-        "{} bytes at {:#x} are memory of {}, which this transport does not reach",
+        "cannot access device memory: this transport supports host memory only. len={} address={:#x} location={}",
         span.len,
         span.addr(),
         span.location

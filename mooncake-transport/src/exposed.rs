@@ -135,7 +135,7 @@ impl Drop for Exposure {
 
 fn check_free(spans: &BTreeMap<u64, MemorySpan>, addr: u64, len: u64) -> Result<()> {
     if len == 0 {
-        return Err(Error::invalid("memory of zero bytes cannot be registered"));
+        return Err(Error::invalid("cannot register memory: it has no bytes"));
     }
     let last = addr.saturating_add(len - 1);
     if let Some((_, other)) = spans.range(..=last).next_back()
@@ -157,7 +157,10 @@ fn find(spans: &BTreeMap<u64, MemorySpan>, addr: u64, len: u64) -> Result<&Memor
 
 fn writable(span: &MemorySpan) -> Result<()> {
     if span.read_only {
-        return Err(Error::invalid(format!("the memory at {:#x} can only be read", span.addr())));
+        return Err(Error::invalid(format!(
+            "cannot write to memory: it is read-only. address={:#x}",
+            span.addr()
+        )));
     }
     Ok(())
 }
@@ -165,10 +168,10 @@ fn writable(span: &MemorySpan) -> Result<()> {
 #[cold]
 fn not_registered(addr: u64, len: u64) -> Error {
     if len == 0 {
-        return Error::invalid(format!("a transfer of zero bytes at {addr:#x}"));
+        return Error::invalid(format!("invalid transfer: it has no bytes. address={addr:#x}"));
     }
     match addr.checked_add(len) {
-        None => Error::invalid(format!("{len} bytes from {addr:#x} overflow")),
+        None => Error::invalid(format!("invalid transfer: the range overflows. len={len} address={addr:#x}")),
         Some(_) => Error::invalid(format!("{len} bytes at {addr:#x} do not lie in one registered buffer")),
     }
 }

@@ -47,7 +47,7 @@ impl HttpMetadata {
         }
         Err(Error::new(
             ErrorCode::ObjectAlreadyExists,
-            format!("metadata key {key:?} is not as expected ({expect:?})"),
+            format!("cannot set metadata key: its value has changed. key={key:?} expected={expect:?}"),
         ))
     }
 }

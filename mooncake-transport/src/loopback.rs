@@ -91,7 +91,7 @@ impl Loopback {
 
     fn transfer(&self, peer: &Node, op: &Op<'_, LoopbackRegistration>, done: &Completion) -> Result<()> {
         if done.deadline().is_some_and(|deadline| self.net.clock.now() >= deadline) {
-            return Err(Error::new(ErrorCode::RpcTimeout, "the deadline passed before the transfer began"));
+            return Err(Error::new(ErrorCode::RpcTimeout, "cannot begin transfer: its deadline has passed"));
         }
         if !peer.alive.load(Ordering::SeqCst) {
             return Err(gone(peer.id));

@@ -63,14 +63,20 @@ impl<T: Transport> BufferPool<T> {
     /// Bytes that a peer may write cannot be borrowed.
     pub fn new(memory: SliceMut<T>, config: &PoolConfig) -> Result<Self> {
         if memory.access() != Access::Local {
-            return Err(Error::invalid("a buffer pool shows bytes, so its memory must not be open to peers"));
+            return Err(Error::invalid("cannot create buffer pool: its memory must not be open to peers"));
         }
         let span = memory.local().span;
         if span.location.is_device() {
-            return Err(Error::invalid(format!("{} is not host memory", span.location)));
+            return Err(Error::invalid(format!(
+                "cannot create buffer pool: memory of {} is not host memory",
+                span.location
+            )));
         }
         if !config.align.is_power_of_two() {
-            return Err(Error::invalid(format!("alignment {} is not a power of two", config.align)));
+            return Err(Error::invalid(format!(
+                "invalid alignment: it is not a power of two. align={}",
+                config.align
+            )));
         }
         let allocator = BuiltinAllocator::new(span.len as u64, &config.allocator);
         let state = Mutex::new(State { allocator, waiters: VecDeque::new() });
@@ -99,7 +105,7 @@ impl<T: Transport> BufferPool<T> {
                     let waiting = state.waiters.len();
                     return Err(Error::new(
                         ErrorCode::NoAvailableHandle,
-                        format!("no buffer of {len} bytes is free, and {waiting} callers wait already"),
+                        format!("cannot take buffer: the pool is full. len={len} waiting={waiting}"),
                     ));
                 }
                 Err(_) => {
@@ -152,7 +158,7 @@ impl<T: Transport> Inner<T> {
         state.allocator.allocate(len, self.align).map_err(|error| match error {
             AllocError::Full => Error::from(AllocError::Full),
             _ => Error::invalid(format!(
-                "a buffer of {len} bytes from a pool of {}: {error}",
+                "cannot take buffer: {error}. len={len} capacity={}",
                 state.allocator.capacity()
             )),
         })
@@ -197,7 +203,7 @@ impl<T: Transport> Future for Waiting<'_, T> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.receiver).poll(cx).map(|buffer| {
             self.over = true;
-            buffer.map_err(|_| Error::internal("the pool forgot a waiter"))
+            buffer.map_err(|_| Error::internal("the pool dropped a waiter"))
         })
     }
 }

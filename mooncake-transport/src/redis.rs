@@ -77,7 +77,7 @@ impl RedisMetadata {
     }
 
     /// Sends a command, and sends it once more on a new connection if the present one is closed.
-    async fn ask<A: FromRedisValue>(&self, command: &Cmd) -> Result<A> {
+    async fn query<A: FromRedisValue>(&self, command: &Cmd) -> Result<A> {
         let mut again = true;
         loop {
             let mut connection = self.connect().await?;
@@ -104,7 +104,7 @@ impl MetadataBackend for RedisMetadata {
     }
 
     async fn get(&self, key: &str) -> Result<Option<MetaValue>> {
-        let value: Option<Vec<u8>> = self.ask(cmd("GET").arg(key)).await?;
+        let value: Option<Vec<u8>> = self.query(cmd("GET").arg(key)).await?;
         Ok(value.map(|value| MetaValue { revision: fingerprint(&value), value: value.into() }))
     }
 
@@ -128,7 +128,7 @@ impl MetadataBackend for RedisMetadata {
         }
         Err(Error::new(
             ErrorCode::ObjectAlreadyExists,
-            format!("metadata key {key:?} is not as expected ({expect:?})"),
+            format!("cannot set metadata key: its value has changed. key={key:?} expected={expect:?}"),
         ))
     }
 
@@ -142,7 +142,7 @@ impl MetadataBackend for RedisMetadata {
         let mut cursor = 0u64;
         loop {
             let page: (u64, Vec<String>) =
-                self.ask(cmd("SCAN").arg(cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000)).await?;
+                self.query(cmd("SCAN").arg(cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000)).await?;
             keys.extend(page.1);
             cursor = page.0;
             if cursor == 0 {
@@ -154,7 +154,7 @@ impl MetadataBackend for RedisMetadata {
         keys.dedup();
         let mut entries = Vec::with_capacity(keys.len());
         for some in keys.chunks(500) {
-            let values: Vec<Option<Vec<u8>>> = self.ask(cmd("MGET").arg(some)).await?;
+            let values: Vec<Option<Vec<u8>>> = self.query(cmd("MGET").arg(some)).await?;
             let there = some.iter().zip(values).filter_map(|(key, value)| Some((key.clone(), value?)));
             entries.extend(
                 there.map(|(key, value)| {

@@ -175,7 +175,7 @@ impl<T: Transport> Region<T> {
         let span = sub_span(self.inner.span, range)?;
         if span.read_only {
             return Err(Error::invalid(format!(
-                "{} bytes at {:#x} cannot be filled: their memory can only be read",
+                "cannot write to memory: it is read-only. len={} address={:#x}",
                 span.len,
                 span.addr()
             )));
@@ -462,7 +462,7 @@ unsafe impl MemorySource for BorrowedMemory {
 
 fn usable(span: MemorySpan) -> Result<MemorySpan> {
     if span.len == 0 {
-        return Err(Error::invalid("memory of zero bytes cannot be registered"));
+        return Err(Error::invalid("cannot register memory: it has no bytes"));
     }
     Ok(device::seen(span.located()))
 }
@@ -470,7 +470,7 @@ fn usable(span: MemorySpan) -> Result<MemorySpan> {
 fn sub_span(span: MemorySpan, range: Range<usize>) -> Result<MemorySpan> {
     if range.start >= range.end || range.end > span.len {
         return Err(Error::invalid(format!(
-            "bytes {}..{} are not a part of the {} there are",
+            "invalid range: it is empty or outside the memory. start={} end={} len={}",
             range.start, range.end, span.len
         )));
     }
@@ -487,7 +487,7 @@ fn part(span: MemorySpan, offset: usize, len: usize) -> Result<Option<MemorySpan
     }
     let end = offset
         .checked_add(len)
-        .ok_or_else(|| Error::invalid(format!("{len} bytes from {offset} overflow")))?;
+        .ok_or_else(|| Error::invalid(format!("invalid range: it overflows. len={len} offset={offset}")))?;
     sub_span(span, offset..end).map(Some)
 }
 

@@ -155,7 +155,10 @@ impl SegmentDesc {
     /// missing ones are empty. An error contains the faulty key and the reason.
     pub fn decode(text: &[u8]) -> Result<Self> {
         if text.len() > MAX_DESC_BYTES {
-            return Err(bad(format!("{} bytes, at most {MAX_DESC_BYTES} are read", text.len())));
+            return Err(bad(format!(
+                "too long. len={} max={MAX_DESC_BYTES}; at most that many bytes are read",
+                text.len()
+            )));
         }
         let value: Value = serde_json::from_slice(text).map_err(|e| bad(format!("not JSON: {e}")))?;
         let Value::Object(map) = value else { return Err(bad("not a JSON object")) };
@@ -222,12 +225,12 @@ impl BufferDesc {
         }
         if buffer.addr == 0 || buffer.length == 0 {
             return Err(bad(format!(
-                "\"addr\" is {} and \"length\" {}, zero is neither",
+                "\"addr\" and \"length\" must not be zero. addr={} length={}",
                 buffer.addr, buffer.length
             )));
         }
         if buffer.addr.checked_add(buffer.length).is_none() {
-            return Err(bad(format!("{} bytes from {} overflow", buffer.length, buffer.addr)));
+            return Err(bad(format!("range overflows. length={} addr={}", buffer.length, buffer.addr)));
         }
         Ok(buffer)
     }
@@ -398,7 +401,7 @@ mod tests {
         };
         assert!(
             later(serde_json::json!({"rkey": [1]})).continues(&parts.buffers[0]),
-            "an existing RDMA node's"
+            "the buffer of a node with Mooncake C++"
         );
         assert!(!later(serde_json::json!({"rkey": [1], "continues": false})).continues(&parts.buffers[0]));
         assert!(!later(serde_json::json!({})).continues(&parts.buffers[0]));

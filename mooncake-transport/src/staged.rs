@@ -262,5 +262,5 @@ impl<C: CopyTransport> Inner<C> {
 }
 
 fn late() -> Error {
-    Error::new(ErrorCode::RpcTimeout, "the deadline passed before the transfer was over")
+    Error::new(ErrorCode::RpcTimeout, "cannot finish transfer: its deadline has passed")
 }

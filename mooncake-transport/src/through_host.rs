@@ -497,7 +497,7 @@ impl<T: Transport> Carrier<T> {
 }
 
 fn late() -> Error {
-    Error::new(ErrorCode::RpcTimeout, "the deadline passed before the transfer was over")
+    Error::new(ErrorCode::RpcTimeout, "cannot finish transfer: its deadline has passed")
 }
 
 fn closed() -> Error {

@@ -128,7 +128,7 @@ fn fits<T: Transport, B: Source<T>>(transport: &T, transfer: &Transfer<B>) -> Re
     let (local, can) = (transfer.buffer.local(), transport.capabilities());
     if local.span.len as u64 > can.max_op_bytes {
         return Err(Error::invalid(format!(
-            "a transfer of {} bytes, {} moves at most {} at once",
+            "cannot transfer: operation too long. len={} transport={} max={}",
             local.span.len,
             transport.protocol(),
             can.max_op_bytes
@@ -136,7 +136,7 @@ fn fits<T: Transport, B: Source<T>>(transport: &T, transfer: &Transfer<B>) -> Re
     }
     if can.needs_registration && local.registration.is_none() {
         return Err(Error::invalid(format!(
-            "{} bytes at {:#x} are not registered, and {} needs that",
+            "cannot transfer: local memory is not registered. len={} address={:#x} transport={}",
             local.span.len,
             local.span.addr(),
             transport.protocol()

@@ -9,7 +9,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 const TOTAL: Duration = Duration::from_millis(3000);
 pub(crate) const CONNECT: Duration = Duration::from_millis(1500);
 /// Maximum length of a response, in bytes.
-const MAX_ANSWER: u64 = 32 << 20;
+const MAX_RESPONSE: u64 = 32 << 20;
 
 /// Client that keeps its connections. Clones share them.
 #[derive(Clone, Debug)]
@@ -87,7 +87,7 @@ fn request(agent: &ureq::Agent, verb: Verb, url: &str) -> std::result::Result<Re
         Verb::Post(value) => agent.post(url).content_type(JSON).send(&value[..]),
         Verb::Delete => agent.delete(url).call(),
     }?;
-    let body = response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec()?;
+    let body = response.body_mut().with_config().limit(MAX_RESPONSE).read_to_vec()?;
     Ok(Reply { status: response.status().as_u16(), body })
 }
 

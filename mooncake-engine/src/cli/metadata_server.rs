@@ -57,7 +57,7 @@ fn serve(arguments: &Arguments) -> Result<()> {
             http_server::pages(metadata, Arc::new(())),
             limits,
             async {
-                if let Err(error) = super::told_to_stop().await {
+                if let Err(error) = super::wait_for_stop_signal().await {
                     tracing::error!(%error, "no signals");
                 }
             },

@@ -51,7 +51,7 @@ fn status(program: &str, outcome: Result<()>) -> u8 {
 }
 
 /// Waits until the process is interrupted or terminated.
-async fn told_to_stop() -> Result<()> {
+async fn wait_for_stop_signal() -> Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     tokio::select! {

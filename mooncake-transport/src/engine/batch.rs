@@ -8,7 +8,7 @@ use mooncake_core::clock::Moment;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 
 use super::metrics::Sums;
-use super::request::{Request, Requests, Way};
+use super::request::{Direction, Request, Requests};
 use super::target::{Route, Target};
 use super::{Engine, Inner};
 use crate::exposed::ExposedMemory;
@@ -50,7 +50,7 @@ impl<T: Transport> Engine<T> {
         into: B,
         deadline: Option<Moment>,
     ) -> (Result<()>, B) {
-        self.inner.one(Way::All(Opcode::Read), Request::new(target, remote, into), deadline).await
+        self.inner.run_one(Direction::All(Opcode::Read), Request::new(target, remote, into), deadline).await
     }
 
     /// Writes all of `from` to an absolute remote address. The write is repeated once if the target
@@ -62,7 +62,7 @@ impl<T: Transport> Engine<T> {
         from: B,
         deadline: Option<Moment>,
     ) -> (Result<()>, B) {
-        self.inner.one(Way::All(Opcode::Write), Request::new(target, remote, from), deadline).await
+        self.inner.run_one(Direction::All(Opcode::Write), Request::new(target, remote, from), deadline).await
     }
 
     /// Reads from any number of targets in parallel: one posting per target, one wake-up, and one
@@ -72,7 +72,7 @@ impl<T: Transport> Engine<T> {
         requests: Vec<Request<T, B>>,
         deadline: Option<Moment>,
     ) -> Outcome<T, B> {
-        self.inner.many(Way::All(Opcode::Read), requests, deadline).await
+        self.inner.run_batch(Direction::All(Opcode::Read), requests, deadline).await
     }
 
     /// Writes to any number of targets in parallel.
@@ -81,7 +81,7 @@ impl<T: Transport> Engine<T> {
         requests: Vec<Request<T, B>>,
         deadline: Option<Moment>,
     ) -> Outcome<T, B> {
-        self.inner.many(Way::All(Opcode::Write), requests, deadline).await
+        self.inner.run_batch(Direction::All(Opcode::Write), requests, deadline).await
     }
 
     /// Posts reads and returns at once. No request is repeated. For callers without a runtime, and
@@ -92,7 +92,9 @@ impl<T: Transport> Engine<T> {
         B: Sink<T>,
         C: Requests<T, B>,
     {
-        self.inner.post(Way::All(Opcode::Read), requests, deadline).tallied(self.inner.tally(count_reads))
+        self.inner
+            .post(Direction::All(Opcode::Read), requests, deadline)
+            .tallied(self.inner.tally(count_reads))
     }
 
     /// Posts writes and returns at once. No request is repeated.
@@ -101,7 +103,9 @@ impl<T: Transport> Engine<T> {
         B: Source<T>,
         C: Requests<T, B>,
     {
-        self.inner.post(Way::All(Opcode::Write), requests, deadline).tallied(self.inner.tally(count_writes))
+        self.inner
+            .post(Direction::All(Opcode::Write), requests, deadline)
+            .tallied(self.inner.tally(count_writes))
     }
 }
 
@@ -128,12 +132,12 @@ fn count_posted<T: Transport, B: Source<T>>(
     took: Duration,
 ) {
     let failed = |index| failures.iter().any(|(range, _)| range.contains(&index));
-    count(Way::All(opcode), requests, failed, took);
+    count(Direction::All(opcode), requests, failed, took);
 }
 
 /// Adds finished requests to the metrics of their peers. `failed` maps an index to the outcome.
 fn count<T: Transport, B: Source<T>>(
-    way: Way,
+    direction: Direction,
     requests: &[Request<T, B>],
     failed: impl Fn(usize) -> bool,
     took: Duration,
@@ -142,7 +146,11 @@ fn count<T: Transport, B: Source<T>>(
     for run in requests.chunk_by(|a, b| a.target.id() == b.target.id()) {
         let mut sums = Sums::default();
         for request in run {
-            sums.add(way.of(request), request.transfer.buffer.local().span.len as u64, failed(index));
+            sums.add(
+                direction.of_request(request),
+                request.transfer.buffer.local().span.len as u64,
+                failed(index),
+            );
             index += 1;
         }
         run[0].target.route().meter.add(&sums, took);
@@ -155,32 +163,37 @@ impl<T: Transport> Inner<T> {
         Tally { clock: self.clock.clone(), began: self.clock.now(), count }
     }
 
-    fn post<B, C>(&self, way: Way, requests: C, deadline: Option<Moment>) -> Ticket<C>
+    fn post<B, C>(&self, direction: Direction, requests: C, deadline: Option<Moment>) -> Ticket<C>
     where
         B: Source<T>,
         C: Requests<T, B>,
     {
         let count = requests.as_ref().len();
         let (done, ticket) = ticket(requests, count, deadline);
-        self.post_runs(way, (*ticket.buffer()).as_ref(), done);
+        self.post_runs(direction, (*ticket.buffer()).as_ref(), done);
         ticket
     }
 
-    pub(super) fn post_runs<B: Source<T>>(&self, way: Way, requests: &[Request<T, B>], done: Completion) {
+    pub(super) fn post_runs<B: Source<T>>(
+        &self,
+        direction: Direction,
+        requests: &[Request<T, B>],
+        done: Completion,
+    ) {
         let mut rest = done;
         for run in requests.chunk_by(|a, b| a.target.id() == b.target.id()) {
             if run.len() == rest.ops() {
-                return self.post_run(way, run, rest);
+                return self.post_run(direction, run, rest);
             }
             let (share, others) = rest.split_at(run.len());
-            self.post_run(way, run, share);
+            self.post_run(direction, run, share);
             rest = others;
         }
         rest.finish(Ok(()));
     }
 
     /// Posts requests that have one target.
-    fn post_run<B: Source<T>>(&self, way: Way, run: &[Request<T, B>], share: Completion) {
+    fn post_run<B: Source<T>>(&self, direction: Direction, run: &[Request<T, B>], share: Completion) {
         let Some(first) = run.first() else { return share.finish(Ok(())) };
         let route = first.target.route();
         if let Some(memory) = &route.local
@@ -189,77 +202,81 @@ impl<T: Transport> Inner<T> {
             let now = self.clock.now();
             for (request, share) in run.iter().zip(share.each()) {
                 let late = share.deadline().is_some_and(|at| now >= at);
-                share.finish(if late { Err(too_late()) } else { request.copy(way.of(request), memory) });
+                share.finish(if late {
+                    Err(too_late())
+                } else {
+                    request.copy(direction.of_request(request), memory)
+                });
             }
             return;
         }
-        let transfers = run.iter().map(|request| (way.of(request), &request.transfer));
+        let transfers = run.iter().map(|request| (direction.of_request(request), &request.transfer));
         // SAFETY: the ticket keeps the requests in place until the share is finished. The buffers
         // of reads are sinks that were handed over.
         unsafe { post_some(&*self.transport, &route.peer, transfers, share) };
     }
 
-    async fn one<B: Source<T>>(
+    async fn run_one<B: Source<T>>(
         &self,
-        way: Way,
+        direction: Direction,
         request: Request<T, B>,
         deadline: Option<Moment>,
     ) -> (Result<()>, B) {
         let (stale, began) = (request.target.route(), self.clock.now());
-        let (mut result, [mut request]) = self.post(way, [request], deadline).await;
+        let (mut result, [mut request]) = self.post(direction, [request], deadline).await;
         if is_repeatable(&request, &result)
             && let Some(route) = self.refresh(&request.target, &stale, deadline).await
             && is_taken_over(&route, &stale, &request)
             && deadline.is_none_or(|at| self.clock.now() < at)
         {
-            (result, [request]) = self.post(way, [request], deadline).await;
+            (result, [request]) = self.post(direction, [request], deadline).await;
         }
         let took = self.clock.now().since(began);
-        count(way, std::slice::from_ref(&request), |_| result.is_err(), took);
+        count(direction, std::slice::from_ref(&request), |_| result.is_err(), took);
         (result, request.transfer.buffer)
     }
 
-    async fn many<B: Source<T>>(
+    async fn run_batch<B: Source<T>>(
         &self,
-        way: Way,
+        direction: Direction,
         mut requests: Vec<Request<T, B>>,
         deadline: Option<Moment>,
     ) -> Outcome<T, B> {
         group(&mut requests);
         let (routes, began) = (routes(&requests), self.clock.now());
-        let (results, requests) = self.post(way, requests, deadline).results().await;
-        self.settle((way, deadline, began), results, requests, &routes, &Always).await
+        let (results, requests) = self.post(direction, requests, deadline).results().await;
+        self.finish_batch((direction, deadline, began), results, requests, &routes, &Always).await
     }
 
     /// Finishes a batch after its first posting: repeats the requests that may be repeated, and
     /// restores the caller's order.
-    pub(super) async fn settle<B: Source<T>>(
+    pub(super) async fn finish_batch<B: Source<T>>(
         &self,
-        (way, deadline, began): (Way, Option<Moment>, Moment),
+        (direction, deadline, began): (Direction, Option<Moment>, Moment),
         results: Vec<Result<()>>,
         mut requests: Vec<Request<T, B>>,
         routes: &[(usize, Arc<Route<T>>)],
         repeats: &dyn Repeats,
     ) -> Outcome<T, B> {
         if results.iter().all(Result::is_ok) {
-            count(way, &requests, |_| false, self.clock.now().since(began));
+            count(direction, &requests, |_| false, self.clock.now().since(began));
             if !requests.is_sorted_by_key(|request| request.index) {
                 requests.sort_unstable_by_key(|request| request.index);
             }
             return (results, requests);
         }
         let (results, requests) = match repeats.are_wanted() {
-            true => self.again((way, deadline), results, requests, routes, repeats).await,
+            true => self.repeat_failed((direction, deadline), results, requests, routes, repeats).await,
             false => restore(results.into_iter().zip(requests).collect()),
         };
-        count(way, &requests, |index| results[index].is_err(), self.clock.now().since(began));
+        count(direction, &requests, |index| results[index].is_err(), self.clock.now().since(began));
         (results, requests)
     }
 
     /// Repeats the requests of a batch that may be repeated, and restores the caller's order.
-    async fn again<B: Source<T>>(
+    async fn repeat_failed<B: Source<T>>(
         &self,
-        (way, deadline): (Way, Option<Moment>),
+        (direction, deadline): (Direction, Option<Moment>),
         results: Vec<Result<()>>,
         requests: Vec<Request<T, B>>,
         routes: &[(usize, Arc<Route<T>>)],
@@ -293,7 +310,7 @@ impl<T: Transport> Inner<T> {
             let numbers: Vec<usize> = again.iter().map(|request| request.index).collect();
             let (done, ticket, watch) = watched(again, numbers.len(), deadline);
             repeats.posted(watch, numbers);
-            self.post_runs(way, &ticket.buffer(), done);
+            self.post_runs(direction, &ticket.buffer(), done);
             let (results, requests) = ticket.results().await;
             over.extend(results.into_iter().zip(requests));
         }
@@ -365,5 +382,5 @@ impl<T: Transport, B: Source<T>> Request<T, B> {
 }
 
 fn too_late() -> Error {
-    Error::new(ErrorCode::RpcTimeout, "the deadline passed before the transfer began")
+    Error::new(ErrorCode::RpcTimeout, "cannot begin transfer: its deadline has passed")
 }

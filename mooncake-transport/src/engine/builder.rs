@@ -176,11 +176,13 @@ impl<T: Transport> EngineBuilder<T> {
             (Directory::P2p, Some(at)) => at.to_string(),
             (Directory::P2p, None) => {
                 return Err(Error::invalid(
-                    "P2PHANDSHAKE needs a handshake port: call `handshake` on the builder",
+                    "cannot start engine: P2PHANDSHAKE needs a handshake port; call `handshake` on the builder",
                 ));
             }
             (Directory::Metadata { .. }, _) if self.name.is_empty() => {
-                return Err(Error::invalid("an engine in a metadata directory needs a name"));
+                return Err(Error::invalid(
+                    "cannot start engine: a metadata service needs a name; call `name` on the builder",
+                ));
             }
             (Directory::Metadata { .. }, _) => self.name,
         };

@@ -10,7 +10,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use tracing::debug;
 
 use super::regions::Regions;
-use super::target::{Number, Route, Target, instance_of};
+use super::target::{ProcessNumber, Route, Target, instance_of};
 use super::{Inner, LocalCopies};
 use crate::protocol::Protocol;
 use crate::segment::SegmentDesc;
@@ -18,11 +18,11 @@ use crate::transport::Transport;
 
 /// Pause after a look-up that changed nothing, so that a dead peer is not looked up for each
 /// operation.
-const IN_VAIN: Pace = Pace { first: Duration::from_millis(250), most: Duration::from_secs(8) };
+const FRUITLESS_PAUSE: Pace = Pace { first: Duration::from_millis(250), most: Duration::from_secs(8) };
 /// Timeout of a look-up for a transfer without a deadline.
-const PATIENCE: Duration = Duration::from_secs(5);
+const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of parallel look-ups.
-const LOOKS: usize = 16;
+const PARALLEL_LOOK_UPS: usize = 16;
 
 impl<T: Transport> Inner<T> {
     /// Looks up a segment and connects to it.
@@ -41,7 +41,7 @@ impl<T: Transport> Inner<T> {
             let (wires, ours): (Vec<_>, _) =
                 (desc.protocols.iter().map(|p| p.as_str()).collect(), self.transport.protocol());
             let text = match wires.contains(&ours.as_str()) {
-                true => format!("segment {name:?} does not say where it is reached by {ours}"),
+                true => format!("cannot reach segment {name:?}: its descriptor has no address for {ours}"),
                 false => format!("segment {name:?} is reached by {}, not by {ours}", wires.join(", ")),
             };
             return Err(Error::new(ErrorCode::NotSupported, text));
@@ -59,11 +59,11 @@ impl<T: Transport> Inner<T> {
             (None, Some(statistics)) => statistics.path_name(&peer),
             (None, None) => self.transport.protocol(),
         };
-        let meter = self.meters.of(name, path);
+        let meter = self.meters.meter(name, path);
         if let Some(statistics) = statistics {
             statistics.count_fallback(&mut peer, meter.fallback());
         }
-        let number = if name == self.name { Number::ANY } else { self.found.number(name, &desc) };
+        let number = if name == self.name { ProcessNumber::ANY } else { self.found.number(name, &desc) };
         Ok(Route { desc, peer, local, meter, number })
     }
 
@@ -75,17 +75,17 @@ impl<T: Transport> Inner<T> {
         stale: &Arc<Route<T>>,
         deadline: Option<Moment>,
     ) -> Option<Arc<Route<T>>> {
-        let mut in_vain = target.refreshing().lock().await;
+        let mut backoff = target.refreshing().lock().await;
         let current = target.route();
         if !Arc::ptr_eq(&current, stale) {
             return Some(current);
         }
         let now = self.clock.now();
-        if in_vain.rests(now) || deadline.is_some_and(|at| now >= at) {
+        if backoff.rests(now) || deadline.is_some_and(|at| now >= at) {
             return None;
         }
-        let left = deadline.map_or(PATIENCE, |at| at.since(now).min(PATIENCE));
-        let look = self.look_again(target, stale);
+        let left = deadline.map_or(LOOK_UP_TIMEOUT, |at| at.since(now).min(LOOK_UP_TIMEOUT));
+        let look = self.look_up_again(target, stale);
         let found = match &self.runtime {
             // In-process directories respond at once, and there is no runtime for a timeout.
             None => look.await,
@@ -93,16 +93,16 @@ impl<T: Transport> Inner<T> {
         };
         match found {
             Ok(Some(route)) => {
-                in_vain.worked();
+                backoff.worked();
                 Some(route)
             }
             Ok(None) => {
-                in_vain.failed(now, self.clock.now(), &IN_VAIN);
+                backoff.failed(now, self.clock.now(), &FRUITLESS_PAUSE);
                 None
             }
             Err(error) => {
                 debug!(segment = target.name(), %error, "look-up failed");
-                in_vain.failed(now, self.clock.now(), &IN_VAIN);
+                backoff.failed(now, self.clock.now(), &FRUITLESS_PAUSE);
                 None
             }
         }
@@ -110,7 +110,7 @@ impl<T: Transport> Inner<T> {
 
     /// Looks up a target regardless of earlier look-ups. Returns the new route, or `None` if the
     /// descriptor is unchanged.
-    pub(super) async fn look_again(
+    pub(super) async fn look_up_again(
         &self,
         target: &Target<T>,
         stale: &Arc<Route<T>>,
@@ -135,11 +135,11 @@ pub(super) async fn keep_fresh<T: Transport>(engine: Weak<Inner<T>>, interval: D
         let targets: Vec<Target<T>> = engine.targets.lock().values().cloned().collect();
         let others = targets.iter().filter(|target| target.name() != engine.name);
         // The look-ups run in parallel, so that dead targets do not delay the others.
-        let looks = futures::stream::iter(others).for_each_concurrent(LOOKS, |target| {
+        let looks = futures::stream::iter(others).for_each_concurrent(PARALLEL_LOOK_UPS, |target| {
             let engine = &engine;
             async move {
                 let stale = target.route();
-                match tokio::time::timeout(PATIENCE, engine.look_again(target, &stale)).await {
+                match tokio::time::timeout(LOOK_UP_TIMEOUT, engine.look_up_again(target, &stale)).await {
                     Ok(Err(error)) => debug!(segment = target.name(), %error, "look-up failed"),
                     Ok(Ok(_)) => {}
                     Err(_) => debug!(segment = target.name(), "look-up timed out"),

@@ -121,7 +121,7 @@ impl Counts {
 
 impl Meters {
     /// Returns the counters of a peer over a transport. They live as long as the engine.
-    pub(super) fn of(&self, peer: &str, wire: Protocol) -> Arc<Meter> {
+    pub(super) fn meter(&self, peer: &str, wire: Protocol) -> Arc<Meter> {
         self.0.lock().entry((peer.to_owned(), wire)).or_default().clone()
     }
 }

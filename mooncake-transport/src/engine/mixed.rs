@@ -12,7 +12,7 @@ use mooncake_core::clock::Moment;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 
 use super::batch::{Repeats, group, routes};
-use super::request::{Request, Way};
+use super::request::{Direction, Request};
 use super::target::Target;
 use super::{Engine, Inner};
 use crate::handshake::Notification;
@@ -386,7 +386,7 @@ impl<T: Transport> Engine<T> {
             }),
         };
         let began = self.inner.clock.now();
-        self.inner.post_runs(Way::Own, &ticket.buffer(), done);
+        self.inner.post_runs(Direction::Own, &ticket.buffer(), done);
         let work = drive(
             self.inner.clone(),
             Undriven(view.clone()),
@@ -414,8 +414,8 @@ async fn drive<T: Transport>(
 ) -> Finished<T> {
     let (results, requests) = posted.await;
     let view = &*undriven.0.shared;
-    let posting = (Way::Own, deadline, began);
-    let (results, requests) = engine.settle(posting, results, requests, &routes, view).await;
+    let posting = (Direction::Own, deadline, began);
+    let (results, requests) = engine.finish_batch(posting, results, requests, &routes, view).await;
     for (seen, result) in view.requests.iter().zip(&results) {
         seen.over.store(Status::of(result) as u8, Ordering::Release);
     }
@@ -439,8 +439,7 @@ impl<T: Transport> Inner<T> {
     ) -> Result<()> {
         let sending = self.notify(target.name(), notification);
         let (Some(at), Some(_)) = (deadline, &self.runtime) else { return sending.await };
-        let late =
-            || Error::new(ErrorCode::RpcTimeout, "the deadline passed before the notification was taken");
+        let late = || Error::new(ErrorCode::RpcTimeout, "cannot send notification: its deadline has passed");
         tokio::time::timeout(at.since(self.clock.now()), sending).await.unwrap_or_else(|_| Err(late()))
     }
 }

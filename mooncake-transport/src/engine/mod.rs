@@ -45,7 +45,7 @@ pub use target::{LookUps, Target};
 
 use inbox::Inbox;
 use metrics::Meters;
-use regions::{Entry, Regions};
+use regions::{OpenRange, Regions};
 
 /// Endpoint of one node for all transfers. Clones are handles of the same engine. The drop of the
 /// last handle withdraws the segment in the background, if the runtime lives long enough.
@@ -83,7 +83,7 @@ struct Inner<T: Transport> {
     regions: Arc<Regions>,
     meters: Meters,
     targets: Mutex<HashMap<String, Target<T>>>,
-    found: target::Found,
+    found: target::FoundProcesses,
     /// State of the mount: descriptors may report that the memory is not mounted yet.
     mount: AtomicU8,
     inbox: Arc<Inbox>,
@@ -146,9 +146,9 @@ impl<T: Transport> Engine<T> {
 
     /// Registers memory for the local side of transfers only. Peers are refused.
     pub fn register_local(&self, memory: Arc<dyn MemorySource>) -> Result<Region<T>> {
-        let place = self.inner.regions.claim(memory.span())?;
+        let claim = self.inner.regions.claim(memory.span())?;
         let mut region = Region::register(&*self.inner.transport, memory, Access::Local)?;
-        region.tie(None, Box::new(place));
+        region.tie(None, Box::new(claim));
         Ok(region)
     }
 
@@ -173,7 +173,9 @@ impl<T: Transport> Engine<T> {
             None => Ok(()),
             Some(addr) => Err(Error::new(
                 ErrorCode::ObjectReplicaBusy,
-                format!("the region at {addr:#x} is in use; it is closed when its last slice is dropped"),
+                format!(
+                    "cannot close region now: it is in use. address={addr:#x}; it is closed when its last slice is dropped"
+                ),
             )),
         }
     }
@@ -230,7 +232,7 @@ impl<T: Transport> Engine<T> {
         let known = self.inner.targets.lock().get(name).cloned();
         if let Some(target) = known {
             if !self.inner.caches && name != self.inner.name {
-                self.inner.look_again(&target, &target.route()).await?;
+                self.inner.look_up_again(&target, &target.route()).await?;
             }
             return Ok(target);
         }
@@ -245,7 +247,12 @@ impl<T: Transport> Engine<T> {
     /// directory.
     pub async fn open_by(&self, name: &str, deadline: Moment) -> Result<Target<T>> {
         let left = deadline.since(self.inner.clock.now());
-        let late = || Error::new(ErrorCode::RpcTimeout, format!("segment {name:?} was not opened in time"));
+        let late = || {
+            Error::new(
+                ErrorCode::RpcTimeout,
+                format!("cannot open segment {name:?}: its deadline has passed"),
+            )
+        };
         match &self.inner.runtime {
             _ if left.is_zero() => Err(late()),
             None => self.open(name).await,
@@ -321,12 +328,12 @@ impl<T: Transport> fmt::Debug for Engine<T> {
 impl<T: Transport> Inner<T> {
     /// Opens memory to peers. The caller publishes the change.
     fn open_region(self: &Arc<Self>, memory: Arc<dyn MemorySource>) -> Result<Region<T>> {
-        let place = self.regions.claim(memory.span())?;
+        let claim = self.regions.claim(memory.span())?;
         let mut region = Region::register(&*self.transport, memory, Access::Remote)?;
         let key = region.registration().map(|r| self.transport.export(r)).unwrap_or_default();
-        let entry = self.regions.open(&place, region.span(), key)?;
+        let entry = self.regions.open(&claim, region.span(), key)?;
         let published = Published { entry: Some(entry), engine: Arc::downgrade(self) };
-        region.tie(Some(Box::new(published)), Box::new(place));
+        region.tie(Some(Box::new(published)), Box::new(claim));
         self.changes.fetch_add(1, Ordering::SeqCst);
         Ok(region)
     }
@@ -406,16 +413,17 @@ impl<T: Transport> Drop for Inner<T> {
         self.inbox.close();
         if !self.closed.swap(true, Ordering::SeqCst) {
             let (directory, name, at) = (self.directory.clone(), self.name.clone(), self.at.clone());
-            self.detach("the segment could not be withdrawn", async move {
-                directory.withdraw(&name, at.as_ref()).await
-            });
+            self.detach(
+                "cannot withdraw segment",
+                async move { directory.withdraw(&name, at.as_ref()).await },
+            );
         }
     }
 }
 
 /// Guard in a published region, dropped before the deregistration.
 struct Published<T: Transport> {
-    entry: Option<Entry>,
+    entry: Option<OpenRange>,
     engine: std::sync::Weak<Inner<T>>,
 }
 
@@ -426,7 +434,7 @@ impl<T: Transport> Drop for Published<T> {
         engine.changes.fetch_add(1, Ordering::SeqCst);
         if !engine.directory.is_p2p() && !engine.closed.load(Ordering::SeqCst) {
             let weak = self.engine.clone();
-            engine.detach("the descriptor could not be published without a region", async move {
+            engine.detach("cannot publish the descriptor after a region was dropped", async move {
                 match weak.upgrade() {
                     Some(engine) => engine.publish(false).await,
                     None => Ok(()),

@@ -19,17 +19,17 @@ pub struct Request<T: Transport, B> {
 
 /// Direction of the requests of a posting. The callers ensure that the buffers of reads are sinks.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Way {
+pub(super) enum Direction {
     All(Opcode),
     /// Direction of each request.
     Own,
 }
 
-impl Way {
-    pub(super) fn of<T: Transport, B>(self, request: &Request<T, B>) -> Opcode {
+impl Direction {
+    pub(super) fn of_request<T: Transport, B>(self, request: &Request<T, B>) -> Opcode {
         match self {
-            Way::All(opcode) => opcode,
-            Way::Own => request.opcode,
+            Direction::All(opcode) => opcode,
+            Direction::Own => request.opcode,
         }
     }
 }

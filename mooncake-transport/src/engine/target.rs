@@ -44,7 +44,7 @@ pub(super) struct Route<T: Transport> {
     /// Memory of the segment, if it is in this process.
     pub(super) local: Option<Arc<ExposedMemory>>,
     pub(super) meter: Arc<Meter>,
-    pub(super) number: Number,
+    pub(super) number: ProcessNumber,
 }
 
 /// Point in the sequence in which an engine finds processes: all that it has found so far.
@@ -53,9 +53,9 @@ pub struct LookUps(u64);
 
 /// Place of a process in the sequence in which an engine finds processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Number(u64);
+pub(super) struct ProcessNumber(u64);
 
-impl Number {
+impl ProcessNumber {
     /// This engine itself, and processes without an instance, which cannot be distinguished from
     /// earlier ones.
     pub(super) const ANY: Self = Self(0);
@@ -72,34 +72,34 @@ impl Number {
 struct FoundProcess {
     segment: Box<str>,
     instance: Box<str>,
-    number: Number,
+    number: ProcessNumber,
 }
 
 /// Numbers of the processes that an engine has found.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct FoundProcesses {
     last: AtomicU64,
     /// Latest processes, so that a process that is found again keeps its number.
     latest: Mutex<VecDeque<FoundProcess>>,
 }
 
-impl Found {
+impl FoundProcesses {
     pub(super) fn look_ups(&self) -> LookUps {
         LookUps(self.last.load(Ordering::SeqCst))
     }
 
     /// Returns the number of the process in a descriptor of segment `name`.
-    pub(super) fn number(&self, name: &str, desc: &SegmentDesc) -> Number {
-        let Some(instance) = instance_of(desc) else { return Number::ANY };
+    pub(super) fn number(&self, name: &str, desc: &SegmentDesc) -> ProcessNumber {
+        let Some(instance) = instance_of(desc) else { return ProcessNumber::ANY };
         if desc.extra.contains_key(UNMOUNTED) && !is_planted("store-ignores-pending-mounts") {
-            return Number::UNMOUNTED;
+            return ProcessNumber::UNMOUNTED;
         }
         let mut latest = self.latest.lock();
         let is_same = |known: &&FoundProcess| *known.segment == *name && *known.instance == *instance;
         if let Some(known) = latest.iter().find(is_same) {
             return known.number;
         }
-        let number = Number(self.last.fetch_add(1, Ordering::SeqCst) + 1);
+        let number = ProcessNumber(self.last.fetch_add(1, Ordering::SeqCst) + 1);
         latest.truncate(REMEMBERED - 1);
         latest.push_front(FoundProcess { segment: name.into(), instance: instance.into(), number });
         number
@@ -140,7 +140,7 @@ impl<T: Transport> Target<T> {
             return Err(Error::new(
                 ErrorCode::TransferFail,
                 format!(
-                    "cannot use addresses in segment {:?}: its process was found after they were given out; ask for them again",
+                    "cannot use addresses in segment {:?}: its process was found after they were issued; request them again",
                     self.inner.name
                 ),
             ));
@@ -150,7 +150,7 @@ impl<T: Transport> Target<T> {
 
     /// Returns whether the process has published that its memory is not mounted yet.
     pub fn awaits_mount(&self) -> bool {
-        self.route().number == Number::UNMOUNTED && !is_planted("store-ignores-pending-mounts")
+        self.route().number == ProcessNumber::UNMOUNTED && !is_planted("store-ignores-pending-mounts")
     }
 
     /// Returns the backoff after look-ups that changed nothing. The lock is held during a look-up.

@@ -25,7 +25,7 @@ pub enum Said {
 /// Returns `INVALID_PARAMS` for another format.
 pub fn json(body: &[u8]) -> Result<Value> {
     serde_json::from_slice(body)
-        .map_err(|e| Error::invalid(format!("etcd answered something else than JSON: {e}")))
+        .map_err(|e| Error::invalid(format!("cannot parse response of etcd as JSON: {e}")))
 }
 
 /// Returns the entries in the response to a range request, and the revision of the read.
@@ -79,7 +79,7 @@ fn entry(kv: &Value) -> Result<(String, MetaValue)> {
             .map_err(|e| Error::invalid(format!("etcd sent a {field} that is not base64: {e}"))),
     };
     let key = String::from_utf8(bytes("key")?)
-        .map_err(|_| Error::invalid("etcd holds a key under our prefix that is not UTF-8"))?;
+        .map_err(|_| Error::invalid("etcd returned a key that is not UTF-8"))?;
     Ok((key, MetaValue { value: bytes("value")?.into(), revision: number(&kv["mod_revision"]) }))
 }
 

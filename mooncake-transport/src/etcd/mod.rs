@@ -66,7 +66,7 @@ impl EtcdMetadata {
             .collect();
         if urls.is_empty() || urls.iter().any(|url| url.starts_with("http://:") || url.contains("://https")) {
             return Err(Error::invalid(format!(
-                "metadata directory {endpoints:?}: expected etcd://host:port, or several with commas between them"
+                "metadata directory {endpoints:?}: expected etcd://host:port, or several separated by commas"
             )));
         }
         Ok(Self { endpoints: urls, current: AtomicUsize::new(0), web: Web::new() })
@@ -103,7 +103,7 @@ impl EtcdMetadata {
                 Err(error) => last = Some(error),
             }
         }
-        Err(last.unwrap_or_else(|| Error::internal("etcd without endpoints")))
+        Err(last.unwrap_or_else(|| Error::internal("etcd directory has no endpoints")))
     }
 
     /// Returns the entries of a range, and the revision of the read.
@@ -141,7 +141,7 @@ impl MetadataBackend for EtcdMetadata {
         }
         Err(Error::new(
             ErrorCode::ObjectAlreadyExists,
-            format!("metadata key {key:?} is not as expected ({expect:?})"),
+            format!("cannot set metadata key: its value has changed. key={key:?} expected={expect:?}"),
         ))
     }
 
@@ -187,7 +187,7 @@ impl Leases for EtcdMetadata {
         if lease == 0 {
             return Err(Error::new(
                 ErrorCode::RpcFail,
-                format!("etcd granted no lease: {}", granted["error"]),
+                format!("cannot get lease: etcd refused it: {}", granted["error"]),
             ));
         }
         let hold = Hold { key: key.to_owned(), revision: 0, lease };
@@ -245,7 +245,7 @@ impl Watch {
                 Ok(End::Again) => {}
                 Ok(End::Over) => return,
                 Err(error) => {
-                    warn!(endpoint = self.endpoints[self.at], %error, "a watch in etcd broke off; it is opened again");
+                    warn!(endpoint = self.endpoints[self.at], %error, "etcd watch failed; opening it again");
                     self.at = (self.at + 1) % self.endpoints.len();
                     if self.at == 0 {
                         // No endpoint responds, and no event reports its return.
@@ -271,7 +271,7 @@ impl Watch {
         let mut response =
             request.send(json!({"create_request": create}).to_string()).map_err(|e| broken(&e))?;
         if response.status() != 200 {
-            return Err(broken(&format!("etcd answered {} to a watch", response.status())));
+            return Err(broken(&format!("etcd refused the watch with status {}", response.status())));
         }
         let mut lines = BufReader::new(response.body_mut().as_reader());
         let mut line = Vec::new();

@@ -121,7 +121,7 @@ async fn put(state: &State, key: &str, value: Bytes) -> Result<&'static str> {
     // Exactly one of several candidates succeeds.
     state.metadata.put(key, value, Expect::At(found.revision)).await?;
     state.owners.taken(name);
-    tracing::info!(key, "the name of a dead process was taken");
+    tracing::info!(key, "name of a dead process taken over");
     Ok(UPDATED)
 }
 

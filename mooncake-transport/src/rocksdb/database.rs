@@ -55,7 +55,7 @@ impl Database {
     pub(super) fn open(folder: &Path) -> Result<Self> {
         let functions = library()?;
         let path = CString::new(folder.as_os_str().as_bytes())
-            .map_err(|_| Error::invalid("a path with a zero byte in it"))?;
+            .map_err(|_| Error::invalid("invalid path: it contains a zero byte"))?;
         // SAFETY: options are created, set, used and destroyed here. The path is terminated.
         unsafe {
             let options = (functions.options)();
@@ -74,7 +74,7 @@ impl Database {
             (functions.options_destroy)(options);
             outcome(functions, said, ErrorCode::FileOpenFail)?;
             if database.is_null() {
-                return Err(Error::new(ErrorCode::FileOpenFail, "RocksDB gives no database"));
+                return Err(Error::new(ErrorCode::FileOpenFail, "RocksDB returned no database"));
             }
             let (reads, writes) = ((functions.read_options)(), (functions.write_options)());
             (functions.sync)(writes, 1);

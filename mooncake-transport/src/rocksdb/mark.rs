@@ -48,10 +48,7 @@ impl Mark {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
-                return Err(Error::new(
-                    ErrorCode::FileLockFail,
-                    "another process has it open; one at a time can",
-                ));
+                return Err(Error::new(ErrorCode::FileLockFail, "another process has the folder open"));
             }
             Err(error) => return Err(unusable(error.into())),
         }

@@ -67,11 +67,11 @@ impl RocksMetadata {
     ) -> Result<A> {
         let place = whose(&self.shared.path);
         let runtime = tokio::runtime::Handle::try_current()
-            .map_err(|_| Error::invalid(format!("{place} needs a tokio runtime, and there is none here")))?;
+            .map_err(|_| Error::invalid(format!("cannot use {place}: no tokio runtime; call it on one")))?;
         let shared = self.shared.clone();
         let asked = runtime.spawn_blocking(move || ask(&mut shared.state.lock())).await;
         asked
-            .unwrap_or_else(|error| Err(Error::internal(format!("a call was abandoned: {error}"))))
+            .unwrap_or_else(|error| Err(Error::internal(format!("blocking call was cancelled: {error}"))))
             .map_err(|error| error.context(place))
     }
 }
@@ -238,7 +238,7 @@ impl State {
                     && *number <= opened.last
                 {
                     let now = opened.get(key)?;
-                    tracing::info!(key, number, "a write that failed was made all the same");
+                    tracing::info!(key, number, "failed write was applied");
                     self.watchers.notify(key, now.as_ref());
                 }
                 self.doubt = None;
@@ -298,7 +298,7 @@ fn parts(stored: &[u8]) -> Result<(u64, &[u8])> {
 }
 
 fn number(bytes: &[u8]) -> Result<u64> {
-    let bytes = bytes.try_into().map_err(|_| damaged("a number has not eight bytes"))?;
+    let bytes = bytes.try_into().map_err(|_| damaged("a number does not have eight bytes"))?;
     Ok(u64::from_be_bytes(bytes))
 }
 

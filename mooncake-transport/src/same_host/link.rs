@@ -13,28 +13,31 @@ use rustix::thread::futex;
 use tokio::net::UnixStream;
 use tracing::debug;
 
+use super::board::{Board, Page};
 use super::record::{Listing, RECORD_LEN, Record, RegionRecord};
 use super::socket::{RecordSocket, Trust, sealed};
-use super::words::{Board, Page};
 
 /// Object that contains an owner's region, mapped in this process.
 pub trait Mapping: Sized + fmt::Debug + Send + Sync + 'static {
     /// Number of records that follow the record of a region.
     const MORE: usize;
     /// Checked description of a region, as received.
-    type Shown: Send;
+    type Description: Send;
 
     /// Checks the description of a region. Returns it with the length of the object in bytes.
     ///
     /// # Errors
     /// Returns an error for a malformed description.
-    fn look(file: Option<OwnedFd>, more: &[[u8; RECORD_LEN]]) -> Result<(Self::Shown, u64)>;
+    fn check_description(
+        file: Option<OwnedFd>,
+        more: &[[u8; RECORD_LEN]],
+    ) -> Result<(Self::Description, u64)>;
 
     /// Maps the object, or prepares the mapping.
     ///
     /// # Errors
     /// Returns the errors of the mapping.
-    fn open(shown: Self::Shown, bytes: u64) -> Result<Self>;
+    fn open(description: Self::Description, bytes: u64) -> Result<Self>;
 }
 
 /// Connection to one owner.
@@ -45,11 +48,11 @@ pub struct Link<M> {
     page: Page,
     mapped: RwLock<Arc<Mapped<M>>>,
     /// Lock that permits one request at a time.
-    asking: tokio::sync::Mutex<()>,
+    request_lock: tokio::sync::Mutex<()>,
     /// True if a background request is in progress.
-    curious: AtomicBool,
+    refreshing: AtomicBool,
     /// True if the link is closed, because the owner is dead or sent a malformed response.
-    over: AtomicBool,
+    closed: AtomicBool,
     answer_timeout: Duration,
 }
 
@@ -129,9 +132,9 @@ impl<M: Mapping> Link<M> {
                 board,
                 page,
                 mapped: RwLock::new(Arc::new(mapped)),
-                asking: tokio::sync::Mutex::default(),
-                curious: AtomicBool::new(false),
-                over: AtomicBool::new(false),
+                request_lock: tokio::sync::Mutex::default(),
+                refreshing: AtomicBool::new(false),
+                closed: AtomicBool::new(false),
                 answer_timeout,
             })
         };
@@ -140,7 +143,7 @@ impl<M: Mapping> Link<M> {
 
     /// Returns whether the owner is alive at this moment.
     pub fn is_alive(&self) -> bool {
-        !self.over.load(Ordering::Acquire) && self.wire.is_alive()
+        !self.closed.load(Ordering::Acquire) && self.wire.is_alive()
     }
 
     /// Returns the open regions of the owner, as of the last request.
@@ -158,8 +161,8 @@ impl<M: Mapping> Link<M> {
     /// # Errors
     /// Returns the errors of [`open`](Self::open).
     pub async fn refresh(&self) -> Result<()> {
-        let _turn = self.asking.lock().await;
-        if self.over.load(Ordering::Acquire) {
+        let _turn = self.request_lock.lock().await;
+        if self.closed.load(Ordering::Acquire) {
             return Err(gone());
         }
         if !self.is_stale() {
@@ -180,18 +183,18 @@ impl<M: Mapping> Link<M> {
 
     /// Refreshes in the background, like [`refresh`](Self::refresh).
     pub async fn refresh_alone(self: Arc<Self>) {
-        if self.curious.swap(true, Ordering::AcqRel) {
+        if self.refreshing.swap(true, Ordering::AcqRel) {
             return;
         }
         if let Err(error) = self.refresh().await {
             debug!(%error, "an owner on this host was asked in vain");
         }
-        self.curious.store(false, Ordering::Release);
+        self.refreshing.store(false, Ordering::Release);
     }
 
     /// Closes the link, and drops its mappings.
     pub fn give_up(&self) {
-        self.over.store(true, Ordering::Release);
+        self.closed.store(true, Ordering::Release);
         *self.mapped.write() = Arc::default();
     }
 
@@ -277,12 +280,12 @@ async fn receive<M: Mapping>(wire: &RecordSocket, known: &Mapped<M>) -> Result<M
         for bytes in &mut more {
             (*bytes, _) = wire.receive().await?;
         }
-        let (shown, bytes) = M::look(file, &more)?;
+        let (description, bytes) = M::check_description(file, &more)?;
         let record = listing.push(record, bytes)?;
         regions.push(match known.regions.iter().find(|region| region.record == record) {
             // A generation is never reused.
             Some(known) => known.clone(),
-            None => Arc::new(MappedRegion { record, mapping: M::open(shown, bytes)? }),
+            None => Arc::new(MappedRegion { record, mapping: M::open(description, bytes)? }),
         });
     }
     regions.sort_unstable_by_key(|region| region.record.addr);

@@ -89,7 +89,7 @@ impl<M: Mapping> Links<M> {
 
     /// Closes links to dead owners, with their mappings, and refreshes the others, at that
     /// interval.
-    pub async fn look_after(self: Arc<Self>, interval: Duration) {
+    pub async fn maintain(self: Arc<Self>, interval: Duration) {
         loop {
             tokio::time::sleep(interval).await;
             let alive: Vec<Arc<Link<M>>> = {

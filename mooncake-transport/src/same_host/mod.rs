@@ -7,14 +7,14 @@
 //! the other. The peer then receives the owner's *board*, a *page* of its own, and the list of open
 //! regions.
 
+#[allow(unsafe_code)]
+mod board;
 mod link;
 mod links;
 mod owner;
 pub mod record;
 mod server;
 pub mod socket;
-#[allow(unsafe_code)]
-mod words;
 
 pub use link::{Inside, Link, Mapped, MappedRegion, Mapping};
 pub use links::{Endpoint, Links};

@@ -14,9 +14,9 @@ use parking_lot::Mutex;
 use rustix::thread::futex;
 use tracing::{debug, warn};
 
+use super::board::{Board, Page, SLOTS};
 use super::record::{RECORD_LEN, Record, RegionRecord};
 use super::socket::RecordSocket;
-use super::words::{Board, Page, SLOTS};
 
 /// Longest wait before a peer's count is checked again, because a process that dies during a copy
 /// wakes no waiter.

@@ -9,8 +9,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use mooncake_core::{Error, Result};
 
+use super::board::SLOTS;
 use super::socket::RecordSocket;
-use super::words::SLOTS;
 
 pub use super::socket::RECORD_LEN;
 

@@ -18,7 +18,7 @@ type Block = Request<TransportSet, SliceMut<TransportSet>>;
 
 pub(super) async fn run(arguments: &Arguments) -> Result<()> {
     if arguments.segment_id.is_empty() {
-        return Err(Error::invalid("--segment_id is needed: the name that the target printed"));
+        return Err(Error::invalid("missing argument --segment_id; pass the name that the target prints"));
     }
     let Arguments { block_size, batch_size, threads, buffer_size, .. } = *arguments;
     let need = block_size.checked_mul(batch_size).and_then(|bytes| bytes.checked_mul(threads));
@@ -53,7 +53,7 @@ fn remote_memory(target: &Target<TransportSet>, need: u64) -> Result<u64> {
     match buffers.iter().find(|buffer| buffer.length >= need) {
         Some(buffer) => Ok(buffer.addr),
         None => Err(Error::invalid(format!(
-            "segment {name:?} has no memory of {need} bytes, {} at most: start the target with a larger --buffer_size",
+            "segment {name:?} is too short. needed={need} longest={}; start the target with a larger --buffer_size",
             most.unwrap_or(0)
         ))),
     }
@@ -112,9 +112,7 @@ async fn check(engine: &TransferEngine, work: Vec<Vec<Block>>) -> Result<Vec<Vec
             let mut bytes = vec![0; block.transfer.buffer.len()];
             block.transfer.buffer.copy_to(0, &mut bytes)?;
             if bytes != pattern(at, bytes.len()) {
-                return Err(Error::internal(format!(
-                    "block {at} of submitter {submitter} came back changed"
-                )));
+                return Err(Error::internal(format!("wrong bytes in block {at} of submitter {submitter}")));
             }
         }
         checked.push(blocks);

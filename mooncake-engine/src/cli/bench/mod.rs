@@ -41,7 +41,7 @@ async fn target(arguments: &Arguments) -> Result<()> {
         Format::Table => println!("segment {}", engine.name()),
         Format::Json => println!("{}", serde_json::json!({"segment": engine.name(), "bytes": region.len()})),
     }
-    super::told_to_stop().await?;
+    super::wait_for_stop_signal().await?;
     engine.unregister(region).await?;
     engine.close().await
 }
