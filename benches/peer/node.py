@@ -60,14 +60,14 @@ def get_into(key, size):
 
 
 def batch_put_from(keys, hexes):
-    datas = [bytes.fromhex(h) for h in hexes]
-    address, memory = buffer(sum(map(len, datas)))
+    values = [bytes.fromhex(h) for h in hexes]
+    address, memory = buffer(sum(map(len, values)))
     at, addresses = 0, []
-    for data in datas:
+    for data in values:
         memory[at : at + len(data)] = data
         addresses.append(address + at)
         at += len(data)
-    return store.batch_put_from(keys, addresses, [len(d) for d in datas])
+    return store.batch_put_from(keys, addresses, [len(d) for d in values])
 
 
 def batch_get_into(keys, size):

@@ -18,6 +18,7 @@ mod python;
 mod rdma;
 mod run;
 mod source;
+mod spelling;
 mod suite;
 mod vm;
 
@@ -34,7 +35,7 @@ cargo xtask <task>
                 --soak a million calls and ten thousand stores instead, memory and descriptors watched
   wheel         the wheel to hand out, for Linux with glibc 2.28 or newer, built with zig (installs it with pip), and tests of it
   memcheck      a few arguments for every call of the Python package, under valgrind (Debian: installs it)
-  lint          rustfmt and clippy, warnings are errors; rustdoc, warnings are errors
+  lint          rustfmt, spelling, clippy, rustdoc; warnings are errors
   arrows        cycles between the modules of a crate, and dependencies between crates that ARCHITECTURE.md does not name
                 (words choose crates, --summary leaves out the uses)
   prose         the rules of CONTRIBUTING for comments, documents and texts of programs; words choose files and folders,
@@ -117,6 +118,7 @@ const SERVERS: &[(&str, &str)] = &[("etcd", "etcd-server"), ("redis-server", "re
 fn lint() -> Result {
     step("format");
     cargo(&["fmt", "--all", "--check"]).run()?;
+    spelling::check()?;
     step("clippy");
     cargo(&["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"]).run()?;
     // Targets with `test = false` are not among all targets.
