@@ -14,7 +14,7 @@ use mooncake_store::server::MasterServer;
 use mooncake_store::transport_set::TransportSet;
 use mooncake_transport::SliceMut;
 
-use crate::support::{Cluster, Kind, eventually, master_config, value};
+use crate::cluster::{Cluster, Kind, eventually, master_config, value};
 
 const LEN: usize = 100_000;
 

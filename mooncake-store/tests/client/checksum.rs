@@ -6,7 +6,7 @@ use mooncake_core::replica::ReplicateConfig;
 use mooncake_store::client::{Client, RangeRead};
 use mooncake_store::master::MasterOptions;
 
-use crate::support::{Cluster, Kind, value};
+use crate::cluster::{Cluster, Kind, value};
 
 const LEN: usize = 100_000;
 

@@ -12,7 +12,7 @@ use mooncake_store::master::MasterOptions;
 use mooncake_store::transport_set::TransportSet;
 use mooncake_transport::{BorrowedMemory, Slice, SliceMut};
 
-use crate::support::{Cluster, Kind, eventually, value};
+use crate::cluster::{Cluster, Kind, eventually, value};
 
 const SEGMENT: u64 = 32 << 20;
 /// One byte; a part of a buffer; more than one of them.

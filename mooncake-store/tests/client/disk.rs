@@ -9,7 +9,7 @@ use mooncake_core::replica::{ReplicaLocation, ReplicateConfig};
 use mooncake_store::client::{Client, ClientBuilder, OffloadConfig};
 use mooncake_store::master::{DiskOptions, MasterOptions, PromotionOptions};
 
-use crate::support::{Cluster, Kind, eventually, value};
+use crate::cluster::{Cluster, Kind, eventually, value};
 
 const KIB: usize = 1 << 10;
 pub(crate) const MIB: u64 = 1 << 20;

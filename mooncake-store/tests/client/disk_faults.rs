@@ -11,8 +11,8 @@ use mooncake_store::client::{Client, ClientBuilder, DiskFaults, OffloadConfig};
 use mooncake_store::master::DiskOptions;
 use parking_lot::{Condvar, Mutex};
 
+use crate::cluster::{Cluster, eventually, value};
 use crate::disk::{KEYS, SIZE, all_written, cluster, disk, expected, fill, key, lies, member, owner, read};
-use crate::support::{Cluster, eventually, value};
 
 const ENOSPC: i32 = 28;
 const EIO: i32 = 5;

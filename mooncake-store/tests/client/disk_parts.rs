@@ -16,8 +16,8 @@ use mooncake_store::protocol::server::{Refusal, RunningServer, Server, ServerOpt
 use mooncake_store::protocol::wire::{Lent, LentParts, OffloadItem, StoredAt};
 use parking_lot::Mutex;
 
+use crate::cluster::{Cluster, Kind, value};
 use crate::disk::{KEYS, MIB, SIZE, all_written, cluster, disk, expected, fill, key, lies, member, owner};
-use crate::support::{Cluster, Kind, value};
 
 async fn find(client: &Client, key: &str) -> Option<Located> {
     client.locate(&[key]).await.unwrap().remove(0).unwrap()

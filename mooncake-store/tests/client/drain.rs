@@ -7,8 +7,8 @@ use std::time::Duration;
 use mooncake_core::replica::ReplicateConfig;
 use mooncake_store::master::MasterOptions;
 
-use crate::http::http;
-use crate::support::{Cluster, Kind, eventually, value};
+use crate::cluster::{Cluster, Kind, eventually, value};
+use crate::common::http::http;
 
 const OBJECTS: u64 = 60;
 

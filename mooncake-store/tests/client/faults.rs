@@ -12,7 +12,7 @@ use mooncake_store::protocol::wire::TaskStatus;
 use mooncake_transport::testkit::{Fault, Faults, Faulty};
 use mooncake_transport::{Loopback, LoopbackNet};
 
-use crate::support::{eventually, value};
+use crate::cluster::{eventually, value};
 
 pub(crate) type Wire = Faulty<Loopback>;
 

@@ -7,7 +7,7 @@ use mooncake_core::replica::{ReplicaLocation, ReplicateConfig};
 use mooncake_store::client::{Client, FileReport, PutOutcome, RangeRead};
 use mooncake_store::master::{FileOptions, MasterOptions};
 
-use crate::support::{Cluster, Kind, eventually, value};
+use crate::cluster::{Cluster, Kind, eventually, value};
 
 /// Longer than what is read at once.
 const LONG: usize = 5 << 20;

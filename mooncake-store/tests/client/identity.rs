@@ -9,8 +9,8 @@ use mooncake_store::client::{Client, RangeRead, RangeWrite};
 use mooncake_store::master::MasterOptions;
 use mooncake_transport::{Region, Slice};
 
+use crate::cluster::value;
 use crate::faults::{Wire, World, locate};
-use crate::support::value;
 
 const LEN: usize = 4096;
 const SEGMENT: usize = 1 << 16;

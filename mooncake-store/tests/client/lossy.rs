@@ -22,7 +22,7 @@ use mooncake_store::protocol::wire::{DiskWork, InventoryPage, OffloadItem, Store
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use crate::support::{eventually, value};
+use crate::cluster::{eventually, value};
 
 /// In front of a master. Each call is made; what is on the list has its answer lost.
 #[derive(Debug)]

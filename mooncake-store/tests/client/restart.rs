@@ -21,7 +21,7 @@ use mooncake_store::protocol::server::{Server, ServerOptions, Service};
 use mooncake_store::protocol::service::MasterService;
 use mooncake_store::server::MasterServer;
 
-use crate::support::{eventually, master_config, value};
+use crate::cluster::{eventually, master_config, value};
 
 fn options() -> MasterOptions {
     MasterOptions::default()

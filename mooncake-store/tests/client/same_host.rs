@@ -11,7 +11,7 @@ use mooncake_store::master::MasterOptions;
 use mooncake_store::transport_set::TransportOptions;
 use mooncake_tcp::TcpConfig;
 
-use crate::support::{Cluster, Kind, eventually, value};
+use crate::cluster::{Cluster, Kind, eventually, value};
 
 /// A member whose data port is where nobody can connect.
 fn unreachable_by_tcp(cluster: &Cluster) -> ClientBuilder {

@@ -9,7 +9,7 @@ use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_store::client::PutOutcome;
 use mooncake_store::master::MasterOptions;
 
-use crate::support::{Cluster, Kind, eventually, value};
+use crate::cluster::{Cluster, Kind, eventually, value};
 
 macro_rules! over_every_wire {
     ($($scenario:ident,)*) => {
@@ -421,7 +421,7 @@ async fn dropping_without_closing(kind: Kind) {
         }
         assert_eq!(b.put(format!("new {key}"), expected).await.unwrap(), PutOutcome::Stored);
     }
-    crate::support::eventually("the segment is taken back", async || {
+    crate::cluster::eventually("the segment is taken back", async || {
         cluster.master.stats().segments.len() == 1
     })
     .await;

@@ -14,8 +14,8 @@ use mooncake_store::master::{MasterOptions, Put};
 use mooncake_store::protocol::wire::TaskStatus;
 use mooncake_transport::testkit::{Fault, Faults};
 
+use crate::cluster::{eventually, value};
 use crate::faults::{Wire, World, always, at};
-use crate::support::{eventually, value};
 
 /// Length of each object, and of the whole segment of the owner.
 const LEN: usize = 4096;

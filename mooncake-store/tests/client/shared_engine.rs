@@ -9,7 +9,7 @@ use mooncake_store::master::MasterOptions;
 use mooncake_store::transport_set::TransportOptions;
 use mooncake_transport::engine::{HandshakePort, LocalCopies};
 
-use crate::support::{Cluster, Kind, value};
+use crate::cluster::{Cluster, Kind, value};
 
 async fn engine() -> TransferEngine {
     let host = HandshakePort { host: Some("127.0.0.1".into()), ..HandshakePort::default() };

@@ -7,7 +7,7 @@ use mooncake_store::client::Client;
 use mooncake_store::master::{MasterOptions, TaskOptions};
 use mooncake_store::protocol::wire::TaskStatus;
 
-use crate::support::{Cluster, Kind, eventually, value};
+use crate::cluster::{Cluster, Kind, eventually, value};
 
 const KINDS: [Kind; 2] = [Kind::Embedded, Kind::Tcp];
 

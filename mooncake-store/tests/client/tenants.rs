@@ -4,7 +4,7 @@ use mooncake_core::ErrorCode::{TenantNotRegistered, TenantQuotaExceeded};
 use mooncake_store::master::{MasterOptions, TenantQuota};
 use mooncake_store::protocol::wire::TaskStatus;
 
-use crate::support::{Cluster, Kind, eventually, value};
+use crate::cluster::{Cluster, Kind, eventually, value};
 
 fn options() -> MasterOptions {
     let quota = |name: &str, bytes| TenantQuota { name: name.into(), bytes };

@@ -14,9 +14,9 @@ use mooncake_store::protocol::pack;
 use mooncake_store::protocol::wire::InventoryPage;
 use mooncake_store::server::MasterServer;
 
-use crate::lasting::{Owner, folder, hits, value};
+use crate::cluster::{PATIENCE, builder, connect, eventually, master_shown, order};
 use crate::process::{Process, figure, free_port};
-use crate::support::{PATIENCE, builder, connect, eventually, master_shown, order};
+use crate::segment_files::{Owner, folder, hits, value};
 
 /// Bytes of the segment file.
 const SEGMENT: u64 = 64 << 10;

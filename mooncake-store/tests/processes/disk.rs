@@ -6,11 +6,11 @@ use std::time::Duration;
 use mooncake_core::ErrorCode;
 use mooncake_store::client::{Client, OffloadConfig};
 
-use crate::process::{Process, free_port};
-use crate::support::{
+use crate::cluster::{
     PATIENCE, SEGMENT, builder, eventually, master, order, start, tagged, timed, told_master,
     until_end_of_input,
 };
+use crate::process::{Process, free_port};
 
 const LEN: usize = 256 << 10;
 /// Twice as many as memory holds.

@@ -6,10 +6,10 @@ use std::time::Duration;
 use mooncake_core::ErrorCode;
 use mooncake_store::client::Client;
 
-use crate::process::{Process, free_port};
-use crate::support::{
+use crate::cluster::{
     LIMIT, PATIENCE, builder, eventually, master, order, start, start_member, tagged, timed, told_master,
 };
+use crate::process::{Process, free_port};
 
 /// Long enough that a kill finds some of them half written.
 const LEN: usize = 1 << 20;
@@ -44,7 +44,7 @@ async fn read(client: &Client, key: u64) -> Option<u64> {
             Err(error) if error.code() == ErrorCode::LeaseExpired => {}
             got => {
                 let bytes = got.unwrap()?;
-                let version = crate::support::version_of(key, &bytes);
+                let version = crate::cluster::version_of(key, &bytes);
                 return Some(version.expect("a value that was put, whole"));
             }
         }

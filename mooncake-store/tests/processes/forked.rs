@@ -8,8 +8,8 @@ use mooncake_store::config::MasterConfig;
 use mooncake_store::local::{LocalServer, LocalServerConfig};
 use mooncake_store::server::MasterServer;
 
+use crate::cluster::{SEGMENT, builder_with, master, order, start, told_master, until_end_of_input};
 use crate::process::{Process, free_port};
-use crate::support::{SEGMENT, builder_with, master, order, start, told_master, until_end_of_input};
 
 /// The process of a member with a segment file or a disk. It forks if it is told to.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

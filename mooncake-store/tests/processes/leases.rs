@@ -18,8 +18,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 
+use crate::cluster::{PATIENCE, builder, eventually, master, order, start, told_master, until_end_of_input};
 use crate::process::{Process, free_port};
-use crate::support::{PATIENCE, builder, eventually, master, order, start, told_master, until_end_of_input};
 
 const LEASE: &str = "--default_kv_lease_ttl=300";
 const LEASE_TIME: Duration = Duration::from_millis(300);

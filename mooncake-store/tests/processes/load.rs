@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use mooncake_store::client::Client;
 use tokio::task::{JoinHandle, spawn_blocking};
 
+use crate::cluster::{connect, eventually, master_shown, order};
 use crate::process::{Process, figure, free_port};
-use crate::support::{connect, eventually, master_shown, order};
 use crate::worker::{Counts, Work, Worker};
 
 /// A grant ends in time for a test to see that its space comes back, and long after its writer has given up.

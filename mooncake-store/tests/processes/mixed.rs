@@ -10,8 +10,8 @@ use bytes::Bytes;
 use mooncake_store::client::{Client, PutOutcome};
 use tempfile::TempDir;
 
+use crate::cluster::{PATIENCE, connect, eventually, order, tagged, version_of};
 use crate::process::{Process, figure, free_port};
-use crate::support::{PATIENCE, connect, eventually, order, tagged, version_of};
 
 const OBJECTS: u64 = 100;
 const LEN: usize = 10_000;

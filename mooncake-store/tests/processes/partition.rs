@@ -9,11 +9,11 @@ use mooncake_store::client::{Client, PutOutcome};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::process::{Process, free_port};
-use crate::support::{
+use crate::cluster::{
     PATIENCE, connect, eventually, in_member, master, order, start, start_member, tagged, told_master,
     until_end_of_input, version_of,
 };
+use crate::process::{Process, free_port};
 
 const TTL: Duration = Duration::from_secs(2);
 /// Time in which everything is read again after the cut has ended.

@@ -11,10 +11,10 @@ use mooncake_rdma::RdmaConfig;
 use mooncake_store::client::{Client, PutOutcome};
 use mooncake_store::transport_set::TransportOptions;
 
-use crate::process::{Process, free_port};
-use crate::support::{
+use crate::cluster::{
     PATIENCE, builder, eventually, in_member, master, order, start, tagged, told_master, version_of,
 };
+use crate::process::{Process, free_port};
 
 /// A dead member is to be noticed before a call is given up.
 const LIMIT: Duration = Duration::from_secs(20);

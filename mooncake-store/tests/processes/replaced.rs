@@ -7,8 +7,8 @@ use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_store::client::{Client, Located, RangeRead};
 use tokio::task::spawn_blocking;
 
+use crate::cluster::{PATIENCE, builder, eventually, master, start, start_member, tagged, version_of};
 use crate::process::{Process, free_port};
-use crate::support::{PATIENCE, builder, eventually, master, start, start_member, tagged, version_of};
 use crate::worker::Worker;
 
 const LEN: usize = 1 << 20;

@@ -9,10 +9,10 @@ use mooncake_store::client::{Client, PutOutcome};
 use mooncake_store::protocol::wire::TaskInfo;
 use tempfile::TempDir;
 
-use crate::process::{Process, figure, free_port};
-use crate::support::{
+use crate::cluster::{
     PATIENCE, SEGMENT, builder, eventually, in_member, master_shown, start_member, tagged, version_of,
 };
+use crate::process::{Process, figure, free_port};
 
 /// Of each of two tenants.
 const OBJECTS: u64 = 60;
@@ -291,7 +291,7 @@ async fn the_next_leader_begins_with_a_snapshot() {
 #[cfg(feature = "metadata-rocksdb")]
 mod own {
     use super::*;
-    use crate::http_support::http;
+    use crate::common::http::http;
     use mooncake_core::ErrorCode;
 
     impl Master {

@@ -8,8 +8,8 @@ use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Error, ErrorCode, ErrorKind};
 use mooncake_store::client::{Client, PutOutcome};
 
+use crate::cluster::{builder, order, start, tagged, told_master, until_end_of_input};
 use crate::process::Process;
-use crate::support::{builder, order, start, tagged, told_master, until_end_of_input};
 
 /// Longest value, and what it has at least.
 const LONGEST: u64 = 128 << 10;
@@ -184,7 +184,7 @@ impl Work {
     }
 
     fn check(&mut self, key: u64, bytes: &[u8]) -> Result<(), String> {
-        let version = crate::support::version_of(key, bytes);
+        let version = crate::cluster::version_of(key, bytes);
         let version =
             version.ok_or_else(|| format!("{} bytes of key {key} are no value of it", bytes.len()))?;
         let (writer, count) = (version >> 32, version & 0xffff_ffff);

@@ -15,7 +15,7 @@ use mooncake_tcp::TcpConfig;
 use mooncake_transport::engine::LocalCopies;
 use tokio::runtime::Runtime;
 
-use crate::Machine;
+use crate::machine::Machine;
 
 const ROUNDS: u8 = 50;
 /// Longest wait of a stream for a transfer.
