@@ -1,4 +1,4 @@
-//! Clusters of one process.
+//! Clusters in one process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,21 +10,22 @@ use mooncake_store::config::{MasterConfig, MetadataServerConfig};
 use mooncake_store::master::{Master, MasterOptions};
 use mooncake_store::server::MasterServer;
 
-/// How members reach master and each other.
+/// Connections between the master and the clients, and between the clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// No sockets at all.
     Embedded,
-    /// RPC to the master, TCP between members, who find each other by address.
+    /// RPC to the master, and TCP between clients, which find each other by address.
     Tcp,
-    /// The same, and what is in shared memory is copied there. Without the feature it is TCP.
+    /// Like `Tcp`, with copies through shared memory. Without the feature the same as `Tcp`.
     Shm,
-    /// TCP again, but they find each other in the master's HTTP metadata server.
+    /// Like `Tcp`, but clients find each other in the HTTP metadata server of the master.
     TcpHttp,
-    /// RPC to the master, RDMA between members and nothing beside it; they have the two ends of a cable in turn.
+    /// RPC to the master, and only RDMA between clients, which alternate between the two ends of a
+    /// cable.
     #[cfg(feature = "transport-rdma")]
     Rdma,
-    /// The same on one device.
+    /// Like `Rdma`, with all clients on one device.
     #[cfg(feature = "transport-rdma")]
     RdmaAlone,
 }
@@ -61,7 +62,7 @@ impl Cluster {
         }
     }
 
-    /// Where the admin pages are.
+    /// Returns the address of the admin endpoints.
     pub(crate) fn admin(&self) -> std::net::SocketAddr {
         self.server.as_ref().and_then(|server| server.addresses().admin).unwrap()
     }
@@ -73,7 +74,7 @@ impl Cluster {
         }
     }
 
-    /// Whether the members' wire takes memory that is not registered.
+    /// Returns whether the transport accepts memory that is not registered.
     pub(crate) fn takes_plain_memory(&self) -> bool {
         #[cfg(feature = "transport-rdma")]
         if matches!(self.kind, Kind::Rdma | Kind::RdmaAlone) {
@@ -82,7 +83,7 @@ impl Cluster {
         true
     }
 
-    /// A member that really uses the wire, also to others in this process.
+    /// Returns a client that uses the transport even to other clients of this process.
     pub(crate) fn member(&self) -> ClientBuilder {
         let metadata = self.server.as_ref().and_then(|server| server.addresses().metadata);
         let metadata = metadata.map_or("P2PHANDSHAKE".into(), |at| format!("http://{at}/metadata"));
@@ -110,7 +111,8 @@ impl Cluster {
         (self.member().connect().await.unwrap(), self.member().connect().await.unwrap())
     }
 
-    /// Nothing is stored, nothing is being written, and no space is taken that does not just wait for its time.
+    /// Asserts that there are no objects and no writes, and that all taken space is only waiting
+    /// for its time.
     pub(crate) fn assert_empty(&self) {
         let stats = self.master.stats();
         assert_eq!((stats.keys, stats.writing), (0, 0), "{stats:?}");
@@ -118,7 +120,7 @@ impl Cluster {
     }
 }
 
-/// That device, and patience for a machine that is emulated.
+/// Returns options for one RDMA device, with timeouts for an emulated machine.
 #[cfg(feature = "transport-rdma")]
 fn rdma(device: &str) -> mooncake_store::transport_set::TransportOptions {
     let devices = vec![device.into()];
@@ -137,14 +139,14 @@ pub(crate) fn master_config(port: u16, options: MasterOptions) -> MasterConfig {
     }
 }
 
-/// Bytes that tell values and positions apart.
+/// Returns random bytes, which differ between values and positions.
 pub(crate) fn value(seed: u64, len: usize) -> Bytes {
     let mut bytes = vec![0; len];
     Rng::seeded(seed).fill(&mut bytes);
     bytes.into()
 }
 
-/// Asks again until it holds, for up to ten seconds.
+/// Polls a condition for up to ten seconds.
 pub(crate) async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
     for _ in 0..500 {
         if holds().await {

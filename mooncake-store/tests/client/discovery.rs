@@ -1,4 +1,4 @@
-//! How members find each other, beyond the name of a directory.
+//! Discovery of clients by names other than that of a metadata service.
 
 use mooncake_core::Result;
 use mooncake_core::replica::ReplicateConfig;
@@ -10,7 +10,7 @@ use mooncake_transport::engine::HandshakePort;
 
 use crate::cluster::{Cluster, Kind, value};
 
-/// Puts where a certain member is.
+/// Puts an object into the segment of a given client.
 async fn put_in(client: &Client, member: &Client, key: &str, len: usize) -> Result<()> {
     let config =
         ReplicateConfig { preferred_segment: member.hostname().into(), ..ReplicateConfig::default() };
@@ -29,7 +29,7 @@ async fn members_of_one_cluster_in_a_directory_of_several() {
     let stranger = of("south").segment(0).connect().await.unwrap();
     put_in(&b, &a, "k", 5000).await.unwrap();
     assert_eq!(b.get("k").await.unwrap().unwrap(), value(7, 5000));
-    // It knows where the object lies, and not how to get there.
+    // The client knows the location of the object, and has no route to it.
     assert_eq!(stranger.get("k").await.unwrap(), None);
     for client in [a, b, stranger] {
         client.close().await.unwrap();

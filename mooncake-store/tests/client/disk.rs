@@ -1,4 +1,4 @@
-//! Objects on disks of members.
+//! Objects on disks of clients.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::cluster::{Cluster, Kind, eventually, value};
 const KIB: usize = 1 << 10;
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const SIZE: usize = 256 * KIB;
-/// Twice as many as memory holds.
+/// Number of keys: twice as many as memory holds.
 pub(crate) const KEYS: u64 = 64;
 
 fn options(disks: DiskOptions) -> MasterOptions {
@@ -34,12 +34,13 @@ pub(crate) fn owner(cluster: &Cluster, path: &Path) -> ClientBuilder {
     member(cluster).offload(disk(path))
 }
 
-/// Patient: what a disk is to be written from is not evicted before.
+/// Returns a client with long leases, so that objects are not evicted before the disk has written
+/// them.
 pub(crate) fn member(cluster: &Cluster) -> ClientBuilder {
     cluster.member().timeout(Duration::from_secs(20)).room_patience(Duration::from_secs(20))
 }
 
-/// What a read comes to, once it was not too slow for its lease.
+/// Reads a value, again if the read was too slow for its lease.
 pub(crate) async fn read(client: &Client, key: &str) -> Option<Bytes> {
     loop {
         match client.get(key).await {
@@ -63,7 +64,7 @@ pub(crate) async fn fill(client: &Client) {
     }
 }
 
-/// How many replicas are in memory, and how many on disks.
+/// Returns the numbers of replicas in memory and on disks.
 pub(crate) fn lies(cluster: &Cluster, key: &str) -> (usize, usize) {
     let replicas = cluster.master.peek(key.as_bytes()).unwrap_or_default();
     let disks = replicas.iter().filter(|r| matches!(r.location, ReplicaLocation::LocalDisk { .. })).count();
@@ -151,7 +152,7 @@ async fn what_a_new_owner_finds_and_somebody_has_written_since_is_dropped() {
     let folder = tempfile::tempdir().unwrap();
     let other = member(&cluster).connect().await.unwrap();
     let first = owner(&cluster, folder.path()).segment(0).connect().await;
-    // A disk without memory beside it is of use after a restart only.
+    // A disk without memory beside it serves only after a restart.
     first.unwrap().close().await.unwrap();
     let first = owner(&cluster, folder.path()).connect().await.unwrap();
     let mine = ReplicateConfig { preferred_segment: first.hostname().into(), ..ReplicateConfig::default() };
@@ -196,7 +197,7 @@ async fn a_damaged_record_is_a_miss_and_no_replica_any_more() {
     fill(&owner).await;
     all_written(&cluster).await;
     let damaged = (0..KEYS).find(|n| lies(&cluster, &key(*n)) == (0, 1)).unwrap();
-    // Every record of the file, in the middle of its value.
+    // Damages every record of the file in the middle of its value.
     let path = folder.path().join("objects");
     let mut bytes = std::fs::read(&path).unwrap();
     let needle = &expected(damaged)[100_000..100_064];
@@ -248,7 +249,7 @@ async fn what_is_read_often_comes_back_to_memory() {
     fill(&owner).await;
     all_written(&cluster).await;
     let often = (0..KEYS).find(|n| lies(&cluster, &key(*n)) == (0, 1)).unwrap();
-    // Room in memory, and below the watermark.
+    // Removals free memory down to below the watermark.
     let in_memory = (0..KEYS).filter(|n| lies(&cluster, &key(*n)).0 == 1).take(16);
     for number in in_memory {
         owner.remove(key(number), true).await.unwrap();

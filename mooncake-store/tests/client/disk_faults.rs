@@ -1,4 +1,4 @@
-//! Disks of members that fail, are full, do not answer, or cannot be used at all.
+//! Disks of clients that fail, are full, do not respond, or cannot be used at all.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,7 +17,7 @@ use crate::disk::{KEYS, SIZE, all_written, cluster, disk, expected, fill, key, l
 const ENOSPC: i32 = 28;
 const EIO: i32 = 5;
 
-/// A disk in a mood.
+/// Disk with a fault that the test chooses.
 #[derive(Debug, Default)]
 struct Moody {
     mood: Mutex<Mood>,
@@ -28,9 +28,9 @@ struct Moody {
 enum Mood {
     #[default]
     Fine,
-    /// Writes, or reads, fail.
+    /// Writes or reads fail.
     Fails { writes: bool, errno: i32 },
-    /// Whoever asks it for anything stands still, or whoever writes.
+    /// Every operation hangs, or only writes.
     Hangs { reads: bool },
 }
 
@@ -54,7 +54,7 @@ impl IoFaults for Moody {
     }
 }
 
-/// On such a disk, with threads, of which each can hang for itself.
+/// Returns a client with such a disk, whose threads can hang one by one.
 fn moody(cluster: &Cluster, path: &Path) -> (ClientBuilder, Arc<Moody>) {
     let mood = Arc::new(Moody::default());
     let faults = Some(DiskFaults(mood.clone()));
@@ -62,7 +62,7 @@ fn moody(cluster: &Cluster, path: &Path) -> (ClientBuilder, Arc<Moody>) {
     (member(cluster).offload(config), mood)
 }
 
-/// Each is what was put, or a miss; how many there are.
+/// Counts the hits. Each hit has the right bytes.
 async fn count(client: &Client) -> u64 {
     let mut there = 0;
     for number in 0..KEYS {
@@ -88,7 +88,7 @@ async fn a_disk_that_takes_nothing_refuses_objects_and_counts_them() {
         assert_eq!(report.store.disk.no_space > 0, errno == ENOSPC, "{report:?}");
         let there = count(&owner).await;
         assert!((1..=32).contains(&there), "what memory holds: {there}");
-        // It has room again.
+        // The disk has free space again.
         disk.set(Mood::Fine);
         owner.upsert("later", value(7, SIZE)).await.unwrap();
         eventually("it is on disk", async || lies(&cluster, "later") == (1, 1)).await;
@@ -130,7 +130,7 @@ async fn a_disk_that_does_not_answer_is_a_miss_and_holds_up_nothing() {
         assert_eq!(got.unwrap(), None);
     }
     eventually("nothing of its memory is lent", async || owner.disk().unwrap().lent_bytes == 0).await;
-    // It is asked for nothing more, and says so at once.
+    // The failed disk gets no more requests, and calls fail at once.
     let before = owner.disk().unwrap();
     let unread = async || owner.disk().unwrap().unread - before.unread;
     for number in &there[..4] {
@@ -155,12 +155,12 @@ async fn writes_that_hang_cost_the_heartbeat_their_time_once() {
     owner.put("before", value(5, SIZE)).await.unwrap();
     eventually("it is on disk", async || lies(&cluster, "before").1 == 1).await;
     disk.set(Mood::Hangs { reads: false });
-    // Several times as many as are written at a time.
+    // The test puts several times as many objects as are written at a time.
     for number in 0..24 {
         owner.put(key(number), expected(number)).await.unwrap();
     }
     eventually("they are given up", async || owner.disk().unwrap().refused > 0).await;
-    // An older value whose removal hangs does not come back, either.
+    // An older value whose removal hangs does not return, either.
     owner.upsert("before", value(6, SIZE)).await.unwrap();
     assert!(read(&owner, "before").await == Some(value(6, SIZE)));
     disk.set(Mood::Fine);
@@ -191,7 +191,8 @@ async fn a_client_leaves_a_disk_that_hangs() {
     disk.set(Mood::Fine);
 }
 
-/// Runs an ignored test of this file as another process, after shell commands in name spaces of its own. False where there are no such name spaces.
+/// Runs an ignored test of this file as another process, after shell commands in namespaces of its
+/// own. Returns false if the system permits no such namespaces.
 fn elsewhere(test: &str, dir: &Path, before: &str) -> bool {
     let unshare = || {
         let mut command = Command::new("unshare");
@@ -214,12 +215,12 @@ fn elsewhere(test: &str, dir: &Path, before: &str) -> bool {
     true
 }
 
-/// What [`elsewhere`] was given.
+/// Returns the folder that [`elsewhere`] passed.
 fn given() -> Option<PathBuf> {
     std::env::args().skip_while(|arg| arg != "--skip").nth(1).map(Into::into)
 }
 
-/// Why a client does not join with that directory.
+/// Returns the error of a client that cannot use this folder.
 async fn refused(path: &Path) -> mooncake_core::Error {
     let cluster = cluster(DiskOptions::default()).await;
     owner(&cluster, path).connect().await.unwrap_err()
@@ -228,7 +229,7 @@ async fn refused(path: &Path) -> mooncake_core::Error {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_directory_of_another_user_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
-    // Only root may give a directory away.
+    // Only root may change the owner of a folder.
     if std::os::unix::fs::chown(folder.path(), Some(12345), None).is_err() {
         return;
     }
@@ -288,7 +289,7 @@ fn a_file_system_that_is_full_costs_objects_only() {
     elsewhere("lives_on_a_full_file_system", folder.path(), &mount);
 }
 
-/// Somebody else fills the file system after the client has looked how much there is.
+/// Another process fills the file system after the client has measured its free space.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "run by a_file_system_that_is_full_costs_objects_only"]
 async fn lives_on_a_full_file_system() {

@@ -23,7 +23,7 @@ async fn find(client: &Client, key: &str) -> Option<Located> {
     client.locate(&[key]).await.unwrap().remove(0).unwrap()
 }
 
-/// What reading ranges of located objects comes to, each for itself.
+/// Reads ranges of located objects, and returns each outcome.
 async fn parts(client: &Client, reads: &[(&Located, u64, usize)]) -> Vec<Result<Vec<u8>>> {
     let ranges = reads.iter().map(|&(object, offset, len)| RangeRead {
         object: object.clone(),
@@ -43,7 +43,7 @@ async fn part(client: &Client, object: &Located, offset: u64, len: usize) -> Res
     parts(client, &[(object, offset, len)]).await.remove(0)
 }
 
-/// Ranges of objects by their keys, read again when they came too late for a lease.
+/// Reads ranges of objects by their keys, again if a read was too slow for its lease.
 async fn of_keys(client: &Client, reads: &[(String, u64, usize)]) -> Vec<Vec<u8>> {
     loop {
         let mut located = Vec::new();
@@ -115,23 +115,23 @@ async fn more_than_an_owner_lends_at_a_time_is_read_in_pieces() {
     fill(&owner).await;
     all_written(&cluster).await;
     assert_eq!(lies(&cluster, "long"), (0, 1));
-    // Side by side they are one piece, and too long for its memory.
+    // Adjacent parts are one piece, which is too long for the memory of the owner.
     let reads: Vec<_> = (0..8).map(|n| ("long".to_string(), n * (512 << 10), 512 << 10)).collect();
     assert!(of_keys(&owner, &reads).await.concat() == long);
 }
 
-/// An owner of a disk that lends whatever a test tells it to.
-struct Stub {
-    /// Where the value lies, the number it says, and for how long it is lent.
+/// Fake owner of a disk, which serves the value that the test chooses.
+struct FakeDisk {
+    /// Address and version of the value, and the time for which it is lent, in milliseconds.
     value: Mutex<(u64, u64, u64)>,
     memory: String,
-    /// It lends parts.
+    /// Makes the owner serve parts of values.
     parts: bool,
-    /// How many keys it was asked for, call by call.
+    /// Number of requested keys of each call.
     asked: Mutex<Vec<usize>>,
 }
 
-impl Stub {
+impl FakeDisk {
     fn lend(&self, starts: &[u64]) -> LentParts {
         let (address, version, ttl_ms) = *self.value.lock();
         self.asked.lock().push(starts.len());
@@ -141,7 +141,7 @@ impl Stub {
     }
 }
 
-impl Service for Stub {
+impl Service for FakeDisk {
     fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {
         if function == LendParts::FUNCTION && self.parts {
             let asked: LendParts<'_> = pack::decode(body).unwrap();
@@ -158,18 +158,18 @@ impl Service for Stub {
     }
 }
 
-/// A cluster in which "k" is on such a disk, and two values like it in memory.
+/// Cluster in which "k" is on the fake disk, and two values like it are in memory.
 struct Stage {
     cluster: Cluster,
     client: Client,
-    stub: Arc<Stub>,
+    fake: Arc<FakeDisk>,
     values: [Bytes; 2],
     addresses: [u64; 2],
     endpoint: String,
     _server: RunningServer,
 }
 
-const STUB: ClientId = ClientId(Uuid { first: 7, second: 7 });
+const FAKE: ClientId = ClientId(Uuid { first: 7, second: 7 });
 
 impl Stage {
     async fn new(parts: bool) -> Self {
@@ -192,12 +192,12 @@ impl Stage {
             (addresses[i], memory) = (at.address, at.endpoint.clone());
         }
         let value = Mutex::new((addresses[0], 1, 60_000));
-        let stub = Arc::new(Stub { value, memory, parts, asked: Mutex::default() });
+        let fake = Arc::new(FakeDisk { value, memory, parts, asked: Mutex::default() });
         let server = Server::bind("127.0.0.1:0", ServerOptions::default()).await.unwrap();
         let endpoint = server.local_addr().to_string();
-        let _server = server.start(stub.clone());
-        cluster.master.mount_disk(STUB, true).unwrap();
-        let stage = Self { cluster, client, stub, values, addresses, endpoint, _server };
+        let _server = server.start(fake.clone());
+        cluster.master.mount_disk(FAKE, true).unwrap();
+        let stage = Self { cluster, client, fake, values, addresses, endpoint, _server };
         stage.announce();
         stage
     }
@@ -206,12 +206,12 @@ impl Stage {
         let item = OffloadItem { tenant: "default".into(), key: b"k".to_vec(), size: SIZE as i64 };
         let endpoint = self.endpoint.clone();
         let place = StoredAt { bucket: 0, offset: 0, key_size: 1, data_size: SIZE as i64, endpoint };
-        self.cluster.master.offloaded(STUB, &[item], &[place]).unwrap();
+        self.cluster.master.offloaded(FAKE, &[item], &[place]).unwrap();
     }
 
-    /// From now on the disk has that value.
+    /// Gives the disk this value.
     fn holds(&self, value: usize, ttl_ms: u64) {
-        *self.stub.value.lock() = (self.addresses[value], value as u64 + 1, ttl_ms);
+        *self.fake.value.lock() = (self.addresses[value], value as u64 + 1, ttl_ms);
     }
 
     fn is(&self, value: usize, got: &[u8], from: usize) -> bool {
@@ -227,7 +227,7 @@ async fn parts_are_of_one_value_whatever_the_disk_has_by_then() {
     stage.holds(1, 60_000);
     let other = part(&stage.client, &object, 105, 100).await.unwrap_err();
     assert_eq!(other.code(), ErrorCode::LeaseExpired);
-    // Asked for anew, it is that value.
+    // Another lookup finds that value.
     let again = find(&stage.client, "k").await.unwrap();
     assert!(stage.is(1, &part(&stage.client, &again, 105, 100).await.unwrap(), 105));
     stage.holds(0, 60_000);
@@ -254,8 +254,9 @@ async fn an_owner_that_lends_whole_objects_only_is_asked_for_these() {
     for (got, from) in read.iter().zip([0, 200_000, 100_000]) {
         assert!(stage.is(0, got.as_ref().unwrap(), from));
     }
-    assert_eq!(*stage.stub.asked.lock(), [1], "once");
-    // It does not say which value it has, so the master is asked whether it is still the one that was found.
+    assert_eq!(*stage.fake.asked.lock(), [1], "once");
+    // The disk does not report the version of its value, so the client asks the master whether the
+    // located object still exists.
     stage.cluster.master.remove(b"k", true).unwrap();
     stage.announce();
     stage.holds(1, 60_000);

@@ -1,4 +1,4 @@
-//! A member is emptied over HTTP while others read, and then goes.
+//! Drain of a client over HTTP while others read, and its end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};

@@ -1,4 +1,5 @@
-//! Files on a file system that clients share: written behind puts, read where nothing else has the value.
+//! Files on a file system that clients share: written after puts, and read where no other replica
+//! exists.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +10,7 @@ use mooncake_store::master::{FileOptions, MasterOptions};
 
 use crate::cluster::{Cluster, Kind, eventually, value};
 
-/// Longer than what is read at once.
+/// Length of a value above that of one read.
 const LONG: usize = 5 << 20;
 
 async fn cluster(dir: &Path, files: FileOptions) -> Cluster {
@@ -17,7 +18,7 @@ async fn cluster(dir: &Path, files: FileOptions) -> Cluster {
     Cluster::start(Kind::Tcp, MasterOptions { files: Some(files), ..MasterOptions::default() }).await
 }
 
-/// Where the file of a key is, if the master lists one.
+/// Returns the path of the file of a key, if the master lists one.
 fn file(cluster: &Cluster, key: &[u8]) -> Option<PathBuf> {
     let replicas = cluster.master.peek(key).unwrap_or_default();
     replicas.iter().find_map(|replica| match &replica.location {
@@ -31,7 +32,7 @@ async fn written(cluster: &Cluster, key: &[u8]) -> PathBuf {
     file(cluster, key).unwrap()
 }
 
-/// Files below a folder.
+/// Returns the files below a folder.
 fn all(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).into_iter().flatten().map_while(Result::ok) {
@@ -43,7 +44,7 @@ fn all(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// A cluster in which only files have these values: whoever had them in memory is gone.
+/// Starts a cluster in which only files have these values: the owners of the memory are gone.
 async fn only_in_files(dir: &Path, items: &[(&[u8], Bytes)]) -> (Cluster, Client) {
     let cluster = cluster(dir, FileOptions::default()).await;
     let (holder, client) = (
@@ -87,7 +88,7 @@ async fn a_value_is_its_file_and_comes_back_from_it() {
     into.copy_to(0, &mut bytes).unwrap();
     assert!(bytes == *long);
 
-    // Others that come later read them, too.
+    // Clients that join later read the files, too.
     let other = cluster.member().segment(0).connect().await.unwrap();
     assert!(other.get("short").await.unwrap().as_ref() == Some(&short));
     assert_eq!(report(&client).written, 2);
@@ -138,7 +139,7 @@ async fn what_is_no_file_of_the_value_is_a_miss_and_the_key_is_free_again() {
             _ => {}
         }
     }
-    // By parts first: they say nothing to the master.
+    // The test reads parts first, because they report nothing to the master.
     for object in client.locate(&names).await.unwrap() {
         let into = client.alloc_registered(10).unwrap().exclusive().unwrap();
         let read = RangeRead { object: object.unwrap().unwrap(), offset: 0, into };
@@ -265,7 +266,7 @@ async fn batches_and_pieces_and_registered_memory_are_written_whole() {
         let path = written(&cluster, key.as_bytes()).await;
         assert!(std::fs::read(path).unwrap() == value, "{key}");
     }
-    // What is under way when a client leaves is written to its end.
+    // A client that leaves completes its writes.
     client.put("last", value(7, 100)).await.unwrap();
     client.close().await.unwrap();
     assert_eq!(all(dir.path()).len(), 6);

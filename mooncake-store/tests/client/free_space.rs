@@ -1,4 +1,4 @@
-//! Puts that find no room wait for it, within limits.
+//! Puts without free space, which wait within limits.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const LEASE: Duration = Duration::from_millis(700);
 const BLOCK: usize = 64 << 10;
 const BLOCKS: usize = 16;
 
-/// A cluster whose only memory holds so many blocks, each of them under a fresh lease.
+/// Starts a cluster whose only memory holds this number of blocks, each with a new lease.
 async fn full(kind: Kind, config: &ReplicateConfig) -> (Cluster, Client) {
     let options = MasterOptions { lease_ttl: LEASE, high_watermark: 1.0, ..MasterOptions::default() };
     let cluster = Cluster::start(kind, options).await;
@@ -39,7 +39,7 @@ async fn it_comes_when_leases_end_and_no_more_goes_than_is_needed() {
         assert!(member.get("new").await.unwrap().unwrap() == value(99, BLOCK), "other bytes");
         assert_eq!(cluster.master.stats().evicted_keys, 1);
 
-        // Some of a batch find room at once, the others later; each is stored once.
+        // Some objects of a batch find free space at once, the others later; each is stored once.
         for n in 1..BLOCKS {
             member.exist(format!("old {n}")).await.unwrap();
         }
@@ -72,7 +72,7 @@ async fn patience_ends() {
         cluster.master.stats().no_room - before
     };
     assert_eq!(refusals(Duration::ZERO).await, 1, "it asks once");
-    // 10, 20, 40 ms and so on to half a second, each up to half shorter.
+    // The intervals are 10, 20, 40 ms and so on to half a second, each up to half shorter.
     let asked = refusals(Duration::from_secs(2)).await;
     assert!((2..=20).contains(&asked), "{asked}");
     assert_eq!(cluster.master.stats().evicted_keys, 0);

@@ -1,4 +1,5 @@
-//! Hot objects: a client hammers a key, its owner makes another replica, and reads spread over both.
+//! Hot objects: a client reads one key frequently, its owner makes another replica, and reads use
+//! both.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -31,7 +32,7 @@ async fn a_hammered_key_is_read_from_two_members() {
             *firsts.entry(list.replicas[0].location.memory().unwrap().endpoint.clone()).or_insert(0) += 1;
         }
         assert!(firsts.len() == 2 && firsts.values().all(|count| *count >= 5), "{firsts:?}");
-        // The first owner goes: the copy serves.
+        // The first owner leaves, and the copy serves.
         a.close().await.unwrap();
         assert!(reader.get("hot").await.unwrap().unwrap() == value(7, 300_000), "{kind:?}");
         b.close().await.unwrap();

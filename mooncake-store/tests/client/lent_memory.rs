@@ -1,4 +1,4 @@
-//! Memory that is lent to a read stays taken until nothing can write to it, however the read ended.
+//! Memory of a read stays taken until no transfer can write to it, however the read ends.
 
 use futures::future::{Either, select};
 use mooncake_core::ErrorKind;
@@ -12,14 +12,15 @@ use crate::faults::{Wire, World, always, locate};
 
 const LEN: usize = 4096;
 
-/// All bytes of the pool, to read into. The handle of the part is dropped.
+/// Returns all bytes of the pool as a target of a read. The handle of the part is dropped.
 fn lend(pool: &RegionPool<Wire>) -> SliceMut<Wire> {
     let part = pool.lend(LEN, 64).unwrap();
     // SAFETY: the only slice of the part.
     unsafe { part.slice_mut_unchecked(0..LEN) }.unwrap()
 }
 
-/// Drops a read when its transfer is under way; its memory must stay taken until the transfer is over.
+/// Drops a read while its transfer is in progress; its memory must stay taken until the transfer
+/// ends.
 async fn given_up<R>(world: &World, wire: &Wire, pool: &RegionPool<Wire>, read: impl Future<Output = R>) {
     let read = Box::pin(read);
     let held = Box::pin(world.held(wire, 1));

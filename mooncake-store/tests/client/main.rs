@@ -1,5 +1,5 @@
-//! The client with a real master: embedded with the loopback transport, and remote over RPC with TCP
-//! and shared memory.
+//! The client with a real master: embedded with the loopback transport, and remote over RPC with
+//! TCP and shared memory.
 //!
 //! The tests share one process: each has a cluster of its own on free ports, so they run in
 //! parallel. Ignored tests need RDMA devices (`cargo xtask rdma-test`), or are child processes that

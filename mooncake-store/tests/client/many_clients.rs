@@ -14,7 +14,7 @@ use crate::cluster::{master_config, value};
 
 const CLIENTS: usize = 200;
 
-/// Two hundred clients, which share one engine. Each object is back, and no client is lost.
+/// Two hundred clients share one engine. Every object returns, and no client is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_clients_return_to_a_restarted_master() {
     let start = async |port| {

@@ -1,4 +1,4 @@
-//! A master that is restarted and serves what was stored before.
+//! Recovery: a restarted master serves the objects stored before.
 #![allow(
     clippy::disallowed_methods,
     clippy::print_stdout,
@@ -22,7 +22,7 @@ async fn master_at(port: u16) -> MasterServer {
     MasterServer::start(master_config(port, MasterOptions::default())).await.unwrap()
 }
 
-/// A member that really uses the wires and hurries.
+/// Returns a client that uses the transports, with short intervals.
 fn member(master: SocketAddr, shared: bool) -> ClientBuilder {
     let config = ClientConfig {
         ping_interval: Duration::from_millis(100),
@@ -90,7 +90,7 @@ async fn objects_stay(shared: bool) {
     let keys = async || server.master().stats().keys as usize == stored.len();
     eventually("all objects are served again", keys).await;
     assert_eq!(a.put("new", "value").await.unwrap(), PutOutcome::Stored);
-    // Memory that is mounted again at its old addresses would rest for 30 s.
+    // Memory that is remounted at its old addresses would stay reserved for 30 s.
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     eventually("every replica is there", async || {
         let mut found = 0;
@@ -103,7 +103,7 @@ async fn objects_stay(shared: bool) {
     for (key, bytes) in &stored {
         assert_eq!(b.get(key).await.unwrap().as_ref(), Some(bytes), "{key}");
     }
-    // Once more, with nothing written by hand in between.
+    // The master restarts again, without further writes in between.
     all_last(&[&a, &b], copies + 1).await;
     let server = restarted(server).await;
     let keys = async || server.master().stats().keys as usize == stored.len() + 1;
@@ -186,8 +186,8 @@ async fn late_writers_of_the_master_before_are_refused() {
     }
 }
 
-/// Whatever is stored, replaced and removed while the master comes and goes: what is read is a value that the key once had, whole, and of
-/// two values that were both there long enough, the later one.
+/// Objects are stored, replaced and removed while the master restarts. A read returns a complete
+/// value that the key once had, and of two values that both existed long enough, the later one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_wrong_byte_over_many_restarts() {
     let mut rng = Rng::seeded(20);
@@ -204,7 +204,8 @@ async fn no_wrong_byte_over_many_restarts() {
             match rng.below(4) {
                 0 => drop(client.remove(key.to_string(), true).await),
                 _ => {
-                    // Noted first: a write whose answer is lost may have been made.
+                    // The version is recorded first: a write whose response is lost may have been
+                    // made.
                     versions.entry(key).or_default().push(version);
                     let len = 1 + rng.below(60_000) as usize;
                     let _ = client.upsert(key.to_string(), tagged(key, version, len)).await;

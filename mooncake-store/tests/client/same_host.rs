@@ -1,4 +1,5 @@
-//! Members of one host: what is in shared memory is copied there, and everything else goes over the wire as if there were none.
+//! Clients on one host: transfers with shared memory are copies, and all others use TCP as between
+//! hosts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,9 +14,9 @@ use mooncake_tcp::TcpConfig;
 
 use crate::cluster::{Cluster, Kind, eventually, value};
 
-/// A member whose data port is where nobody can connect.
+/// Returns a client whose data port is unreachable.
 fn unreachable_by_tcp(cluster: &Cluster) -> ClientBuilder {
-    // An address of the block for documentation: nothing answers there.
+    // The address is from the block for documentation, where no host listens.
     let tcp = TcpConfig { data_host: "192.0.2.1".into(), ..TcpConfig::default() };
     let wires =
         TransportOptions { tcp: Some(tcp), shm: Some(ShmConfig::default()), ..TransportOptions::default() };
@@ -40,7 +41,8 @@ async fn shared_memory_is_what_leads_there() {
     for (key, len) in [("a", 1), ("b", 5000), ("c", 1 << 20), ("d", 2_000_000)] {
         roundtrip(&user, &user, key, len).await;
     }
-    // A segment that came after the two knew each other: until it is mapped here, the wire is tried, in vain in this case.
+    // The segment is newer than the connection of the clients: until it is mapped, reads use TCP,
+    // which fails here.
     let impatient = cluster.member().segment(0).timeout(Duration::from_millis(300)).connect().await.unwrap();
     assert!(impatient.get("a").await.unwrap().is_some());
     let first = owner.segments()[0];
@@ -92,7 +94,7 @@ async fn a_segment_that_goes_under_readers_is_a_miss_and_never_wrong_bytes() {
             let (user, key, bytes) = (user.clone(), key.clone(), bytes.clone());
             tokio::spawn(async move {
                 let mut reads = 0;
-                // An error is fine while the segment goes, bytes of another time are not.
+                // A read may fail while the segment is unmounted, but must not return other bytes.
                 while let Ok(Some(read)) = user.get(&key).await {
                     assert!(read == bytes, "wrong bytes");
                     reads += 1;

@@ -73,7 +73,7 @@ async fn a_task_that_fails_says_why_and_leaves_nothing() {
     assert_eq!(status, TaskStatus::Failed);
     assert_eq!(message, "NO_AVAILABLE_HANDLE (max retries reached: 2)");
 
-    // It is gone before anybody comes for it.
+    // The object is removed before a client fetches the task.
     let task = b.copy_task("k", &[b.hostname()]).await.unwrap();
     assert!(b.remove("k", true).await.unwrap());
     let (status, message) = ended(&b, task).await;

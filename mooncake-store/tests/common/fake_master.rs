@@ -1,4 +1,4 @@
-//! A master just good enough to answer calls: one table, space handed out once, no leases.
+//! Fake master that answers calls: one table, space that is allocated once, and no leases.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

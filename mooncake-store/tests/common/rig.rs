@@ -1,4 +1,4 @@
-//! A master under a clock that stands still, and short ways to call it.
+//! Master under a manual clock, and short calls of it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,18 +35,18 @@ impl Rig {
         Self { clock, master }
     }
 
-    /// Evicts only when a put finds no room.
+    /// Returns a master that evicts only when a put finds no free space.
     pub(crate) fn without_watermark() -> Self {
         Self::with(MasterOptions { high_watermark: 1.0, ..MasterOptions::default() })
     }
 
-    /// Moves on and ticks.
+    /// Moves the clock and ticks.
     pub(crate) fn pass(&self, seconds: f64) {
         self.clock.advance(Duration::from_secs_f64(seconds));
         self.master.tick();
     }
 
-    /// As `pass`, with the clients of segments 1 to 19 alive.
+    /// Moves the clock as `pass` does, while the clients of segments 1 to 19 send heartbeats.
     pub(crate) fn alive_for(&self, seconds: f64) {
         let mut left = Duration::from_secs_f64(seconds);
         while !left.is_zero() {
@@ -120,7 +120,7 @@ impl Rig {
         self.master.exists(key.as_bytes())
     }
 
-    /// Whether it can be read, without a lease.
+    /// Returns whether the object can be read, without taking a lease.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.master.peek(key.as_bytes()).is_ok()
     }
@@ -138,7 +138,7 @@ pub(crate) fn client(number: u64) -> ClientId {
     ClientId(Uuid::new(1, number))
 }
 
-/// Segment `number`: on a host and at addresses of its own.
+/// Segment `number`, on a host and at addresses of its own.
 pub(crate) fn segment(number: u64, size: u64) -> Segment {
     Segment {
         id: SegmentId(Uuid::new(2, number)),

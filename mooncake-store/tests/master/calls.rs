@@ -1,5 +1,5 @@
-//! The master by its synchronous calls: every answer the existing system gives that can occur here, and the promises it
-//! keeps about space.
+//! Synchronous calls of the master: the responses of Mooncake C++ that can occur here, and the
+//! guarantees about space.
 
 use std::time::Duration;
 
@@ -428,7 +428,8 @@ fn segments_mount_and_unmount() {
     assert_eq!(rig.master.stats().keys, 0);
 }
 
-/// Memory that has nothing to do with what is gone is mounted at once; whoever mounts what is gone finds nothing in it.
+/// Memory that does not overlap a removed segment is mounted at once. A mount over a removed
+/// segment finds nothing in it.
 #[test]
 fn only_a_mount_of_what_is_gone_looks_for_what_was_in_it() {
     let rig = Rig::new();
@@ -447,7 +448,7 @@ fn only_a_mount_of_what_is_gone_looks_for_what_was_in_it() {
     for n in 0..100 {
         assert_eq!(rig.locate(&format!("k{n}")), Err(ObjectNotFound));
     }
-    // And without a mount, in time.
+    // Without a mount, the space becomes free in time.
     rig.put(2, "k", 10).unwrap();
     rig.master.unmount(client(2), segment(2, MIB).id).unwrap();
     rig.master.unmount(client(3), part.id).unwrap();
@@ -515,7 +516,7 @@ fn time_in_which_nobody_could_be_heard_does_not_count() {
     rig.master.was_stopped(stopped);
     rig.master.tick();
     assert!(rig.exists("kept"));
-    // Of the silence it is allowed, 4 s are used up.
+    // 4 s of the permitted time without a heartbeat have passed.
     rig.clock.advance(Duration::from_secs(5));
     rig.master.tick();
     assert!(rig.exists("kept"));
@@ -525,7 +526,7 @@ fn time_in_which_nobody_could_be_heard_does_not_count() {
     assert!(!rig.exists("kept"));
 }
 
-/// A segment that comes back, under its own id or another, by its old client or another.
+/// Remounts a segment under its own id or another one, by its old client or another one.
 #[test]
 fn promises_survive_the_mount_they_were_made_in() {
     for (id, owner) in [(1, 1), (8, 1), (8, 2)] {
@@ -576,7 +577,7 @@ fn a_new_master_waits_for_the_readers_and_writers_of_the_one_before() {
     rig.mount(2, MIB);
     rig.put(2, "k", 10).unwrap();
     rig.master.unmount(client(2), segment(2, MIB).id).unwrap();
-    // Leases last 10 s, but a writer of the old master may be at it for 30.
+    // Leases last 10 s, but a writer of the previous master may write for 30 s.
     rig.alive_for(29.0);
     assert_eq!(rig.start(1, "l", 10), Err(NoAvailableHandle));
     rig.alive_for(1.0);
@@ -684,7 +685,7 @@ fn accounting_returns_to_zero() {
     assert_eq!((stats.used(), stats.resting(), stats.keys, stats.writing), (0, 0, 0, 0));
 }
 
-/// Objects lie in many shards; with LRU, what goes is still what was unused for the longest of all.
+/// Objects lie in many shards; with LRU, eviction still takes the least recently used of all.
 #[test]
 fn eviction_follows_one_order_over_all_shards() {
     let options =
@@ -766,7 +767,7 @@ fn a_member_nobody_reaches_gets_nothing_until_it_is_heard_of() {
     assert_eq!(at("heard of again"), "10.0.0.2:1");
 }
 
-/// Who mounts says how large its memory is.
+/// A mounting client chooses the size of its memory.
 #[test]
 fn more_memory_than_numbers_can_say_is_no_reason_to_fail() {
     let rig = Rig::new();

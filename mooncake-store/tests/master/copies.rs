@@ -1,4 +1,4 @@
-//! Copies, moves and tasks, under a clock that stands still.
+//! Copies, moves and tasks, under a manual clock.
 
 use std::time::Duration;
 
@@ -98,7 +98,7 @@ fn a_move_drops_its_source_when_readers_are_done_with_it() {
     rig.alive_for(10.1);
     assert_eq!((used(1), used(2)), (0, 64 * KIB));
 
-    // To where it is already: nothing to write.
+    // The target has the object already: nothing is to be written.
     rig.copy(1, "k", 2, &[3]).unwrap();
     rig.copied(1, "k").unwrap();
     assert_eq!(rig.mv(1, "k", 2, 3).unwrap().target, None);
@@ -126,7 +126,7 @@ fn what_cannot_be_copied_is_refused_by_name() {
     rig.master.unmount_after(client(2), segment(2, MIB).id, Duration::from_secs(60)).unwrap();
     assert_eq!(rig.master.segment_status(segment(2, MIB).id).unwrap(), SegmentStatus::GracefullyUnmounting);
     assert_eq!(rig.copy(1, "k", 1, &[2]).unwrap_err(), UnavailableInCurrentStatus);
-    // An upsert on its way makes the present value the wrong one.
+    // An upsert in progress makes the present value obsolete.
     rig.upsert(9, "k", 100).unwrap();
     assert_eq!(rig.copy(1, "k", 1, &[3]).unwrap_err(), ReplicaNotFound);
 }
@@ -157,19 +157,19 @@ fn what_is_being_copied_stays() {
 #[test]
 fn segments_that_go_meanwhile() {
     let rig = three();
-    // One of two targets.
+    // One of two targets is removed.
     rig.put_in(1, "k", 100);
     rig.copy(1, "k", 1, &[2, 3]).unwrap();
     rig.master.unmount(client(2), segment(2, MIB).id).unwrap();
     rig.copied(1, "k").unwrap();
     assert_eq!(rig.lies_in("k"), at(&[1, 3]));
-    // The only target: a move keeps what it has.
+    // The only target is removed: a move keeps its source.
     rig.put_in(1, "l", 100);
     rig.mv(1, "l", 1, 3).unwrap();
     rig.master.unmount(client(3), segment(3, MIB).id).unwrap();
     assert_eq!(rig.moved(1, "l"), Err(ReplicaIsGone));
     assert_eq!(rig.lies_in("l"), at(&[1]));
-    // Nobody is kept waiting for whoever made it, and another may begin.
+    // The failed copy delays no caller, and another copy may begin.
     rig.mount(3, MIB);
     rig.mv(1, "l", 1, 3).unwrap();
     assert_eq!(rig.upsert(9, "l", 100).unwrap_err(), ObjectHasReplicationTask);
@@ -179,7 +179,7 @@ fn segments_that_go_meanwhile() {
     rig.end(9, "l").unwrap();
     assert_eq!(rig.moved(1, "l"), Err(ReplicaIsGone), "it hears of it still");
     assert_eq!(rig.moved(1, "l"), Err(ObjectNoReplicationTask));
-    // The source: there is no value any more that it could be a copy of.
+    // The source is removed: no value is left to copy.
     rig.mount(4, MIB);
     rig.copy(1, "l", 1, &[4]).unwrap();
     rig.master.unmount(client(1), segment(1, MIB).id).unwrap();
@@ -290,7 +290,7 @@ fn tasks_end_by_themselves_and_are_forgotten() {
     assert_eq!(fetched(&rig, 1).len(), 1);
     rig.alive_for(301.0);
     assert_eq!(status(&rig, fourth), (TaskStatus::Failed, "processing timeout".into()));
-    // An end that comes after that does not count.
+    // A later report of the end does not count.
     let late = TaskReport { id: fourth, status: TaskStatus::Success, message: String::new() };
     rig.master.complete_task(client(1), &late).unwrap();
     assert_eq!(status(&rig, fourth).0, TaskStatus::Failed);

@@ -1,4 +1,4 @@
-//! Objects on clients' disks, as the master sees them, under a clock that stands still.
+//! Objects on disks of clients, as the master records them, under a manual clock.
 
 use crate::common::rig::{KIB, MIB, Rig, client, endpoint};
 use mooncake_core::ErrorCode::{self, *};
@@ -15,13 +15,13 @@ trait Disks {
         Rig::with(MasterOptions { disks: Some(disks), high_watermark: 1.0, ..MasterOptions::default() })
     }
     fn offer(&self, who: u64);
-    /// The heartbeat of a disk: the keys that are to go there.
+    /// Sends the heartbeat of a disk. Returns the keys to write there.
     fn work(&self, who: u64) -> Vec<String>;
     fn report(&self, who: u64, key: &str, len: i64);
     fn report_at(&self, who: u64, key: &str, len: i64, endpoint: &str);
-    /// A heartbeat and a report of everything.
+    /// Sends a heartbeat, and reports every requested write as done.
     fn write_all(&self, who: u64) -> usize;
-    /// How many replicas are in memory, and whose disks have one.
+    /// Returns the number of replicas in memory, and the owners of disks that have one.
     fn lies(&self, key: &str) -> (usize, Vec<String>);
 }
 
@@ -134,7 +134,8 @@ fn what_a_disk_is_written_from_is_not_used_again_meanwhile() {
     assert!(!rig.exists("k"), "too late: what was written may be anything by now");
 }
 
-/// An upsert that finds no other room writes over the old value, but not while the owner of a disk may be reading it.
+/// An upsert without other free space overwrites the old value, but not while the owner of a disk
+/// may read it.
 #[test]
 fn an_upsert_in_place_waits_for_the_disk_that_reads_the_value() {
     let rig = eager();
@@ -146,7 +147,8 @@ fn an_upsert_in_place_waits_for_the_disk_that_reads_the_value() {
     rig.upsert(9, "k", 600 * KIB).unwrap();
 }
 
-/// The same when a newer value is announced: the space of the older one rests until the disk's owner cannot be reading it.
+/// An announced newer value does the same: the space of the older one stays reserved until the
+/// owner of the disk cannot be reading it.
 #[test]
 fn space_of_a_value_that_an_announced_one_replaces_waits_for_its_disk() {
     let rig = Rig::with_disks(DiskOptions { on_evict: true, ..DiskOptions::default() });
@@ -249,7 +251,7 @@ fn on_evict_asks_for_what_is_needed_and_for_what_was_used_least() {
         rig.alive_for(0.1);
     }
     let mut asked = rig.work(1);
-    // A tenth of memory, and no more however often somebody asks.
+    // At most a tenth of the memory is requested, however often the disk asks.
     assert!((10..=11).contains(&asked.len()), "{asked:?}");
     keys.truncate(asked.len());
     keys.sort();
@@ -261,7 +263,7 @@ fn on_evict_asks_for_what_is_needed_and_for_what_was_used_least() {
     rig.put(9, "more", 30 * KIB).unwrap();
 }
 
-/// An owner that counts what it is told.
+/// Owner of a disk that counts the bytes of its files.
 struct Counting<'a> {
     rig: &'a Rig,
     done: u64,
@@ -274,7 +276,7 @@ impl<'a> Counting<'a> {
         Self { rig, done: 0 }
     }
 
-    /// What it is told before it has done what it was told last: what to drop, and what to write.
+    /// Returns the keys to drop and the keys to write, before the previous request is done.
     fn hears(&self) -> (Vec<String>, Vec<String>) {
         let DiskWork { dropped, write, .. } = self.rig.master.disk_work(client(1), false, self.done).unwrap();
         let keys = |items: Vec<OffloadItem>| {
@@ -284,7 +286,7 @@ impl<'a> Counting<'a> {
         (keys(dropped), keys(write))
     }
 
-    /// The same, and it does it.
+    /// Does the same, and executes it.
     fn work(&mut self) -> (Vec<String>, Vec<String>) {
         let heard = self.hears();
         self.done = self.rig.master.disk_work(client(1), false, self.done).unwrap().number;
@@ -317,24 +319,24 @@ fn an_owner_hears_of_copies_that_do_not_count() {
     );
     rig.report(1, "replaced", 100);
     assert_eq!(owner.work(), (of(&[]), of(&[])), "once");
-    // Written anew, it takes the place of the copy that does not count.
+    // A new value takes the place of the copy that does not count.
     rig.put(9, "removed", 200).unwrap();
     rig.upsert(9, "kept", 100).unwrap();
     rig.end(9, "kept").unwrap();
     assert_eq!(owner.work(), (of(&[]), of(&["kept", "removed"])));
     rig.report(1, "removed", 200);
     rig.report(1, "kept", 100);
-    // Replaced while it is being written.
+    // The value is replaced while the disk writes it.
     rig.put(9, "late", 100).unwrap();
     assert_eq!(owner.work().1, ["late"]);
     rig.remove("late", true).unwrap();
     rig.report(1, "late", 100);
     rig.report(1, "unasked", 100);
     assert_eq!(owner.work(), (of(&["late", "unasked"]), of(&[])));
-    // Said again, because the answer was lost.
+    // The report is repeated, because its response was lost.
     rig.report(1, "kept", 100);
     assert_eq!((rig.lies("kept"), owner.work().0), ((1, on(1)), vec![]));
-    // What it could not write is not there.
+    // A value that the disk could not write has no replica there.
     rig.put(9, "failed", 100).unwrap();
     owner.work();
     rig.report(1, "failed", -1);
@@ -354,7 +356,7 @@ fn what_an_owner_has_not_seen_to_is_said_again() {
     }
     let all = (of(&[]), of(&["a", "b", "c", "d"]));
     assert_eq!((owner.hears(), owner.hears()), (all.clone(), all));
-    // It has come to the first of them, and two are others meanwhile.
+    // The disk has written the first value, while two others were replaced.
     rig.report(1, "a", 100);
     rig.remove("b", true).unwrap();
     rig.remove("found", true).unwrap();
@@ -369,7 +371,7 @@ fn what_an_owner_has_not_seen_to_is_said_again() {
     for key in ["a", "c", "d"] {
         assert_eq!(rig.lies(key), (1, on(1)), "{key}");
     }
-    // An answer of before is not said in place of this one.
+    // A response for an earlier request is not sent for this one.
     rig.master.remove_all_of("default", true);
     for _ in 0..2 {
         let work = rig.master.disk_work(client(1), false, owner.done).unwrap();
@@ -387,7 +389,7 @@ fn a_full_queue_keeps_or_lets_go() {
     for force_evict in [false, true] {
         let disks =
             DiskOptions { on_evict: true, force_evict, queue_limit: 2, queue_part: 0.5, promotion: None };
-        // One shard, so that what is asked first is what was used least.
+        // One shard, so that the least recently used object is requested first.
         let options =
             MasterOptions { shards: 1, disks: Some(disks), high_watermark: 1.0, ..MasterOptions::default() };
         let rig = Rig::with(options);
@@ -427,7 +429,7 @@ fn an_owner_that_dies_takes_its_copies_along_and_brings_them_back() {
     assert!(rig.exists("never heard of"));
 }
 
-/// Killed, and back before it is missed.
+/// The owner is killed and returns before its heartbeat timeout.
 #[test]
 fn an_owner_that_is_back_at_once_has_what_it_had() {
     let rig = eager();
@@ -468,7 +470,7 @@ fn what_another_of_the_same_host_finds_does_not_count_while_the_owner_is_heard()
     rig.offer(2);
     rig.report_at(2, "k", 100, "disk1:2");
     rig.pass(1.0);
-    // It lives, so it was not replaced.
+    // The owner is alive, so nothing replaces it.
     assert!(rig.work(1).is_empty());
     rig.pass(6.0);
     assert!(rig.work(2).is_empty());
@@ -576,7 +578,7 @@ fn what_is_read_often_comes_back() {
     assert_eq!((stats.disk_hits, stats.disk_hit_bytes), (2, 2 * 600 * KIB), "the last was in memory");
 }
 
-/// Each that was admitted is counted once: in flight, or as what became of it.
+/// Each admitted promotion counts once: as in flight, or by its outcome.
 #[test]
 fn promotions_are_accounted_for() {
     let promotion = Some(PromotionOptions { threshold: 1, queue_limit: 4, per_heartbeat: 3 });
@@ -606,7 +608,7 @@ fn promotions_are_accounted_for() {
     assert_eq!(figures(), (4, [0; 4]));
     assert_eq!(rig.master.to_promote(client(1)).unwrap().len(), 3);
     assert_eq!(figures(), (4, [0; 4]));
-    // One comes, one does not, one is removed; nobody speaks of the last.
+    // One promotion completes, one fails, one object is removed; no report comes for the last.
     rig.master.promotion_start(client(1), b"cold 0", 1000, &[]).unwrap();
     rig.master.promoted(client(1), b"cold 0").unwrap();
     rig.master.promotion_failed(client(1), b"cold 1").unwrap();
@@ -619,13 +621,13 @@ fn promotions_are_accounted_for() {
     }
     rig.master.to_promote(client(1)).unwrap();
     assert_eq!(figures(), (0, [1, 1, 1, 1]));
-    // What is asked of a disk that goes is over.
+    // Requests to a disk end when the disk is unmounted.
     rig.locate("cold 4").unwrap();
     assert_eq!(figures().0, 1);
     rig.master.unmount_disk(client(1)).unwrap();
     assert_eq!(figures(), (0, [1, 1, 2, 1]));
     assert_eq!(rig.master.stats().disks.used, 0);
-    // A fuller memory is not made fuller.
+    // Memory above the limit gets no promotions.
     rig.offer(1);
     rig.report(1, "warm", 1000);
     rig.put(9, "much", 1000 * KIB).unwrap();
@@ -649,7 +651,7 @@ fn a_promotion_that_fails_gives_its_space_back() {
     rig.master.promotion_failed(client(1), b"k").unwrap();
     rig.alive_for(11.0);
     assert_eq!((rig.lies("k"), rig.used()), ((0, on(1)), 0));
-    // An upsert in the middle wins.
+    // An upsert during the promotion wins.
     rig.locate("k").unwrap();
     rig.master.to_promote(client(1)).unwrap();
     rig.master.promotion_start(client(1), b"k", 600 * KIB, &[]).unwrap();

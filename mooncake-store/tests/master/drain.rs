@@ -1,4 +1,4 @@
-//! Drain jobs, under a clock that stands still.
+//! Drain jobs, under a manual clock.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn a_segment_is_emptied_a_few_at_a_time() {
     assert_ne!(rig.lies_in("late"), [1], "nothing new comes in");
     for (moved, then) in [(4, 4), (4, 2), (2, 0)] {
         assert_eq!(rig.work(1).len(), moved);
-        // The end of a move is heard of at once.
+        // The end of a move is recorded at once.
         rig.master.tick();
         assert_eq!(rig.job(job).active, then);
     }
@@ -77,7 +77,7 @@ fn requests_that_make_no_sense() {
     assert_eq!(rig.master.drain_cancel(none).unwrap_err().code(), JobNotFound);
 }
 
-/// Only objects without another replica are moved, and the segment takes nothing any more.
+/// Only objects without another replica are moved, and the segment accepts no more objects.
 #[test]
 fn a_leaving_client_moves_only_replicas() {
     let rig = three();
@@ -100,7 +100,7 @@ fn a_leaving_client_moves_only_replicas() {
     assert_eq!(rig.master.drain_client(client(7)).unwrap_err().code(), SegmentNotFound);
 }
 
-/// Nothing of others is evicted for a client that leaves.
+/// The master evicts no objects of other clients for a client that leaves.
 #[test]
 fn a_leaving_client_finds_room_or_none() {
     let rig = Rig::new();
@@ -191,7 +191,7 @@ fn a_cancel_waits_for_no_one_who_has_not_begun() {
     rig.alive_for(2.0);
     assert_eq!(rig.master.fetch_tasks(client(1), 10).len(), 0);
 
-    // One that nobody repeats goes on.
+    // A move that no client repeats still continues.
     let job = rig.drain(&[1], &[], 2).unwrap();
     rig.master.tick();
     let begun = rig.master.fetch_tasks(client(1), 1);
@@ -282,13 +282,13 @@ fn segments_that_go_meanwhile() {
     assert!(info.message.contains("node1:1 was unmounted"), "{}", info.message);
     assert_eq!(rig.state(2), SegmentStatus::Ok);
     assert_eq!(rig.lies_in("l"), [3]);
-    // A segment that is drained may go with grace, too.
+    // A segment in a drain job may also be unmounted gracefully.
     let job = rig.drain(&[2], &[], 4).unwrap();
     rig.round();
     assert_eq!(rig.job(job).status, DrainStatus::Succeeded);
     rig.master.unmount_after(client(2), segment(2, MIB).id, Duration::from_secs(5)).unwrap();
     assert_eq!(rig.state(2), SegmentStatus::GracefullyUnmounting);
-    // Mounted again, it is as good as new.
+    // After another mount, the segment is like a new one.
     rig.alive_for(6.0);
     rig.mount(2, MIB);
     assert_eq!(rig.state(2), SegmentStatus::Ok);

@@ -1,4 +1,4 @@
-//! Short ways to empty segments, and to look at how that goes.
+//! Short calls that drain segments and inspect the jobs.
 
 use mooncake_core::error::ErrorCode;
 use mooncake_core::ids::Uuid;
@@ -8,7 +8,7 @@ use mooncake_store::protocol::wire::{TaskKind::Move, TaskReport, TaskStatus};
 
 use crate::common::rig::{MIB, Rig, client, segment};
 
-/// Of a segment.
+/// Returns the name of a segment.
 pub(crate) fn name(number: u64) -> String {
     segment(number, MIB).name
 }
@@ -18,10 +18,10 @@ pub(crate) trait Drains {
     fn drain(&self, from: &[u64], to: &[u64], at_once: u64) -> Result<Uuid, ErrorCode>;
     fn job(&self, id: Uuid) -> DrainInfo;
     fn state(&self, number: u64) -> SegmentStatus;
-    /// Makes the moves that the client was given, and says of which keys.
+    /// Executes the moves that the client is given. Returns their keys.
     fn work(&self, who: u64) -> Vec<String>;
     fn lies_in(&self, key: &str) -> Vec<u64>;
-    /// Lets half a second pass, as between two looks at a job.
+    /// Moves the clock by half a second, as between two polls of a job.
     fn round(&self);
 }
 

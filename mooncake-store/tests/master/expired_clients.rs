@@ -1,4 +1,5 @@
-//! A client that was silent for too long returns to the same master: what nobody touched meanwhile is served again.
+//! Clients that return to the same master after their heartbeat timeout: unchanged objects are
+//! served again.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +9,7 @@ use mooncake_core::error::ErrorCode;
 use mooncake_core::replica::{ReplicateConfig, Segment};
 use mooncake_store::protocol::wire::StoredReplica;
 
-/// Replicas that the master lists for a segment.
+/// Returns the replicas that the master lists for a segment.
 fn listed(rig: &Rig, who: u64, segment: &Segment) -> Vec<StoredReplica> {
     let (mut after, mut stored) = (0, Vec::new());
     loop {
@@ -22,7 +23,7 @@ fn listed(rig: &Rig, who: u64, segment: &Segment) -> Vec<StoredReplica> {
     }
 }
 
-/// The segment comes back at other addresses, as memory of a client's own does.
+/// Remounts a segment at other addresses, as memory that a client allocated itself.
 fn returns(rig: &Rig, who: u64, segment: &Segment, stored: &[StoredReplica]) -> Vec<Result<(), ErrorCode>> {
     let moved = Segment { base: segment.base + (1 << 36), ..segment.clone() };
     rig.master.mount_kept(client(who), &moved).unwrap();
@@ -72,7 +73,8 @@ fn what_nobody_touched_is_served_again() {
     assert!(listed(&rig, 1, &segment).is_empty());
 }
 
-/// An object that is removed after it was listed does not come back: the list of the master counts, not that of the client.
+/// An object that is removed after it was listed does not return: the list of the master counts,
+/// not that of the client.
 #[test]
 fn what_is_removed_after_it_was_listed_stays_away() {
     let rig = Rig::new();

@@ -1,4 +1,4 @@
-//! Copies of objects in files that clients share, as the master sees them, under a clock that stands still.
+//! Copies of objects in files that clients share, as the master records them, under a manual clock.
 
 use crate::common::rig::{KIB, MIB, Rig, client};
 use mooncake_core::ErrorCode::{self, *};
@@ -20,7 +20,7 @@ fn rig() -> Rig {
 trait Files {
     fn file(&self, who: u64, key: &str) -> Result<(), ErrorCode>;
     fn no_file(&self, who: u64, key: &str) -> Result<(), ErrorCode>;
-    /// How many replicas are in memory, and the path of the file.
+    /// Returns the number of replicas in memory, and the path of the file.
     fn lies(&self, key: &str) -> (usize, Option<String>);
     fn stored(&self, key: &str);
     fn files(&self) -> (u64, u64);
@@ -100,7 +100,7 @@ fn a_put_that_fails_takes_its_file_along() {
     rig.file(1, "k").unwrap();
     rig.revoke(1, "k").unwrap();
     assert_eq!((rig.lies("k"), rig.files()), ((0, None), (0, 0)));
-    // A file that could not be written, before and after.
+    // A file could not be written, before and after the end of the put.
     rig.start(1, "a", 100).unwrap();
     rig.no_file(1, "a").unwrap();
     rig.end(1, "a").unwrap();
@@ -125,7 +125,7 @@ fn a_file_outlives_memory() {
     let stats = rig.master.stats();
     assert_eq!(stats.disks.objects, 64);
     assert!(rig.exists("k0") && rig.start(1, "k0", 5) == Err(ObjectAlreadyExists));
-    // So it is when the member is gone.
+    // The same holds when the client is gone.
     rig.pass(60.0);
     assert_eq!(rig.lies("k63").0, 0);
     assert!(rig.exists("k63"));

@@ -1,4 +1,4 @@
-//! Room for a put that finds none: what goes for it, and that nothing goes in vain.
+//! Free space for a put that finds none: the victims, and no eviction in vain.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use mooncake_core::ErrorCode::NoAvailableHandle;
 use mooncake_core::replica::ReplicateConfig;
 use mooncake_store::master::{MasterOptions, Placement};
 
-/// More objects than a put looks at itself.
+/// Number of objects beyond those that one put examines itself.
 const MANY: u64 = 140_000;
 
 fn pinned() -> ReplicateConfig {
@@ -27,7 +27,7 @@ fn evicted(rig: &Rig) -> u64 {
     rig.master.stats().evicted_keys
 }
 
-/// Fills a segment with blocks, of which one in `every` is put so.
+/// Fills a segment with blocks. One block in `every` has the configuration `special`.
 fn fill(rig: &Rig, blocks: u64, len: u64, every: u64, special: &ReplicateConfig) {
     rig.mount(1, blocks * len);
     for n in 0..blocks {
@@ -37,7 +37,7 @@ fn fill(rig: &Rig, blocks: u64, len: u64, every: u64, special: &ReplicateConfig)
     }
 }
 
-/// Asks again and again, as a client does.
+/// Repeats a put, as a client does.
 fn insist(rig: &Rig, key: &str, len: u64, times: usize) -> bool {
     (0..times).any(|_| {
         let put = rig.put(1, key, len);
@@ -148,7 +148,7 @@ fn a_segment_that_is_full_keeps_nobody_from_another() {
     assert_eq!(put("d", 1, 1), Err(NoAvailableHandle));
     assert_eq!(put("e", 2, 5), Err(NoAvailableHandle), "larger than the segment");
     assert_eq!(evicted(&rig), 4);
-    // Nor is the background kept from its work.
+    // Background work continues, too.
     rig.clock.advance(Duration::from_secs(1));
     assert!(put("f", 2, 4).is_ok());
 }

@@ -1,4 +1,4 @@
-//! Objects that go together, under a clock that stands still.
+//! Groups of objects that are evicted together, under a manual clock.
 
 use crate::common::rig::{KIB, MIB, Rig, client};
 use mooncake_core::error::ErrorCode::{self, *};
@@ -24,7 +24,7 @@ impl Groups for Rig {
     }
 }
 
-/// Room for eight objects; nothing is evicted before a put needs it.
+/// Returns a master with space for eight objects, which evicts only for a put.
 fn rig() -> Rig {
     let rig = Rig::without_watermark();
     rig.mount(1, 128 * KIB);
@@ -48,7 +48,7 @@ fn a_group_is_evicted_as_one() {
     // The oldest object took its group along.
     assert_eq!(rig.here(&ALL), [false, true, false, true, true, false, true, true]);
     assert_eq!(rig.used(), 6 * 16 * KIB);
-    // Two more fit without anybody's going, and then it is the next in turn.
+    // Two more objects fit without eviction; then comes the next in order.
     for key in ["n1", "n2"] {
         rig.put_of("", key, &ReplicateConfig::default()).unwrap();
     }
@@ -70,7 +70,7 @@ fn one_member_that_is_read_keeps_all() {
         [true, false, false, true],
         "the next in turn is a group, too"
     );
-    // When nobody reads any more, its turn comes, and then all go at once.
+    // Without further reads the group becomes the next in order, and all of it is evicted at once.
     rig.alive_for(10.1);
     let group = ["a0", "a1", "a2"];
     for i in 2.. {
@@ -106,7 +106,7 @@ fn a_group_forgets_those_that_left() {
     rig.put_of("", "a1", &ReplicateConfig::default()).unwrap();
     rig.put_of("", "new", &ReplicateConfig::default()).unwrap();
     assert_eq!(rig.here(&["a0", "a1", "a2"]), [false, true, false], "it came back without the group");
-    // A group is for as long as the object; a new one may choose again.
+    // A group lasts as long as the object; a new object may choose again.
     rig.put_of("b", "a0", &ReplicateConfig::default()).unwrap();
     let upsert = |group| {
         let (writer, mode, config) = (client(9).into(), WriteMode::Upsert, &ReplicateConfig::default());
@@ -116,7 +116,7 @@ fn a_group_forgets_those_that_left() {
     assert_eq!(upsert("a"), Err(InvalidParams));
     assert_eq!(upsert("b"), Ok(()));
     rig.revoke(9, "a0").unwrap();
-    // Without a group it stays in its own.
+    // Without a group in the call, the object stays in its own.
     assert_eq!(upsert(""), Ok(()));
     rig.revoke(9, "a0").unwrap();
     assert_eq!(upsert("a"), Err(InvalidParams));

@@ -1,4 +1,5 @@
-//! Replicas of hot objects: they appear, last while they are needed, and go first.
+//! Replicas of frequently read objects: they are created, last while they are needed, and are
+//! evicted first.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -19,7 +20,7 @@ fn rig(hot: HotOptions) -> Rig {
     rig
 }
 
-/// What a client is asked to copy: key, source, target, and the token.
+/// Returns the requested copy of a client: key, source, target, and token.
 fn asked(rig: &Rig, who: u64) -> Option<(String, String, String, CopyToken)> {
     let task = rig.master.fetch_tasks(client(who), 16).pop()?;
     let payload: serde_json::Value = serde_json::from_str(&task.payload).unwrap();
@@ -45,7 +46,7 @@ fn copy(rig: &Rig, (key, from, to, token): &(String, String, String, CopyToken))
     rig.master.hot_copy_end(client(1), key.as_bytes(), *token).unwrap();
 }
 
-/// A hot object with its second replica in place.
+/// Creates a hot object with its second replica in place.
 fn with_replica(rig: &Rig) {
     rig.put(1, "k", BLOCK).unwrap();
     rig.mount(2, 8 * BLOCK);
@@ -112,7 +113,7 @@ fn only_what_was_asked_for_is_copied() {
     assert_eq!(end(token), Ok(()));
     assert_eq!(start(client(1), token), Err(ErrorCode::UnavailableInCurrentStatus), "it is there");
 
-    // Another value meanwhile: what was asked for is about the one before.
+    // The object has another value now: the request concerns the previous one.
     let here = ReplicateConfig { preferred_segment: "node1:1".into(), ..ReplicateConfig::default() };
     rig.put_with(1, "replaced", BLOCK, &here).unwrap();
     hammer(&rig, "replaced", 8);

@@ -1,4 +1,4 @@
-//! What owners of segments are told, and what they may announce to a master that knows nothing.
+//! Inventory of segments: the pages for their owners, and announcements to a master without data.
 
 use crate::common::rig::{KIB, MIB, Rig, client, segment};
 use mooncake_core::alloc::Extent;
@@ -9,7 +9,7 @@ use mooncake_store::api::WriteMode;
 use mooncake_store::master::{Put, Writer};
 use mooncake_store::protocol::wire::{InventoryPage, StoredReplica};
 
-/// All there is to tell, in order.
+/// Returns the whole inventory in order.
 fn hear(rig: &Rig, who: u64, after: u64) -> InventoryPage {
     let page = rig.master.inventory(client(who), after);
     assert!(page.whole);
@@ -27,7 +27,7 @@ fn stored(page: &InventoryPage) -> Vec<StoredReplica> {
     there.into_iter().map(|(_, stored)| stored).collect()
 }
 
-/// A segment with `keys` of 4 KiB under another master, as its owner knows it.
+/// Returns a segment with `keys` of 4 KiB of another master, as its owner records it.
 fn before(keys: &[&str]) -> (Segment, Vec<StoredReplica>) {
     let rig = Rig::new();
     hear(&rig, 1, 0);
@@ -35,7 +35,7 @@ fn before(keys: &[&str]) -> (Segment, Vec<StoredReplica>) {
     for key in keys {
         rig.put(1, key, 4 * KIB).unwrap();
     }
-    // Masters of these tests draw the same numbers; real ones do not.
+    // Masters of these tests draw the same numbers; real masters do not.
     let other = |stored| StoredReplica { epoch: 1, ..stored };
     (segment, stored(&hear(&rig, 1, 0)).into_iter().map(other).collect())
 }
@@ -125,7 +125,7 @@ fn what_is_written_meanwhile_counts_for_more() {
     assert_eq!(rig.master.stats().used(), 2 * 128, "the space of what was refused is free");
 }
 
-/// The same key told by two owners.
+/// Announces the same key from two owners.
 fn told_twice(change: impl Fn(&mut StoredReplica)) -> (Rig, Vec<StoredReplica>) {
     let (segment_1, mut kept) = before(&["a"]);
     let segment_2 = segment(2, MIB);
@@ -211,7 +211,7 @@ fn a_number_nobody_told_means_that_all_is_lost() {
     }
 }
 
-/// What is said of an object besides where it lies comes to the next master with it.
+/// Attributes of an object besides its location reach the next master with it.
 #[test]
 fn pins_groups_and_checksums_come_along() {
     let rig = Rig::without_watermark();
@@ -239,10 +239,10 @@ fn pins_groups_and_checksums_come_along() {
     }
     let stats = rig.master.stats();
     assert_eq!((stats.keys, stats.soft_pinned), (5, 1));
-    // A group is kept as one while a member is read.
+    // A read of one object keeps its whole group.
     assert_eq!(rig.locate("g1").unwrap().checksum, Some(7));
     assert_eq!(rig.remove("g0", false), Err(ErrorCode::ObjectHasLease));
-    // What is pinned is left when everything else had to go.
+    // A pinned object is left when everything else had to be evicted.
     rig.alive_for(60.0 * 60.0);
     rig.put(2, "large", MIB - 64 * KIB).unwrap();
     let left: Vec<_> = ["pinned", "softly", "g0", "g1", "plain"].map(|key| rig.has(key)).into();

@@ -1,4 +1,5 @@
-//! Where objects go, as properties: each strategy on clusters drawn at random, beside what the segments that have room allow.
+//! Placement as properties: each strategy on random clusters, compared with the free space of the
+//! segments.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +11,8 @@ use proptest::prelude::*;
 
 const BLOCK: u64 = 64 * KIB;
 
-/// What the master must know: for each segment its host, its size in blocks, and how many are taken.
+/// Expected state of the master: for each segment its host, its size in blocks, and the number of
+/// taken blocks.
 struct Cluster {
     rig: Rig,
     segments: BTreeMap<String, Node>,
@@ -41,7 +43,7 @@ impl Cluster {
         self.segments.insert(segment.endpoint, node);
     }
 
-    /// One block, pinned so that nothing is ever evicted: the endpoints it went to.
+    /// Puts one block, pinned so that nothing is ever evicted. Returns its endpoints.
     fn put(&mut self, config: &ReplicateConfig) -> Result<Vec<String>, ErrorCode> {
         self.puts += 1;
         let config = ReplicateConfig { hard_pin: true, ..config.clone() };
@@ -70,7 +72,7 @@ fn writer_on(host: u8) -> ReplicateConfig {
     ReplicateConfig { host_id: format!("host {host}"), ..ReplicateConfig::default() }
 }
 
-/// Up to five hosts, up to eight segments of up to twelve blocks.
+/// Strategy for up to five hosts and up to eight segments of up to twelve blocks.
 fn nodes() -> impl Strategy<Value = Vec<(u8, u64)>> {
     proptest::collection::vec((0..5u8, 1..12u64), 1..9)
 }
@@ -87,7 +89,7 @@ fn free_to_choose() -> impl Strategy<Value = Placement> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// As many replicas as there are segments with room; on as many hosts as there are hosts with room.
+    /// Replicas take as many segments, and as many hosts, as have free space.
     #[test]
     fn replicas_lie_apart(
         placement in free_to_choose(),
@@ -110,7 +112,8 @@ proptest! {
         }
     }
 
-    /// A single replica goes to the writer's host, or the next by name that has room. Asked for by one put, it is the same.
+    /// A single replica goes to the host of the writer, or to the next host by name with free
+    /// space. The choice of one put is stable.
     #[test]
     fn near_ones_come_first(
         always in any::<bool>(),
@@ -134,7 +137,7 @@ proptest! {
         }
     }
 
-    /// What is preferred comes first, in order, whatever the strategy.
+    /// Preferred segments come first, in order, for every strategy.
     #[test]
     fn preferred_ones_come_first(
         placement in free_to_choose(),
@@ -156,7 +159,7 @@ proptest! {
         }
     }
 
-    /// `cxl`: in the segment named first, or nowhere.
+    /// `cxl` places objects in the first named segment, or nowhere.
     #[test]
     fn cxl_goes_where_it_is_told(nodes in nodes(), puts in proptest::collection::vec(0..10u64, 1..40)) {
         let mut cluster = Cluster::new(Placement::Cxl, &nodes);
@@ -180,15 +183,15 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// A segment that has just joined takes its part and not everything: with `n` others at least a third of an even share, and never
-    /// more than nineteen twentieths of the writes.
+    /// A segment that has just joined takes a part of the writes: beside `n` others at least a
+    /// third of an even share, and at most nineteen twentieths.
     #[test]
     fn a_fresh_segment_does_not_take_everything(
         placement in free_to_choose(),
         others in 1..7u8,
         filled in 0..80u64,
     ) {
-        // All on one host, so that there is no nearer one.
+        // All segments are on one host, so that none is nearer.
         let mut cluster = Cluster::new(placement, &vec![(0, 400); usize::from(others)]);
         for _ in 0..filled * u64::from(others) * 4 {
             cluster.put(&writer_on(0)).unwrap();
@@ -202,7 +205,7 @@ proptest! {
     }
 }
 
-/// Evicting for a put that may go to one segment only frees nothing elsewhere.
+/// Eviction for a put that may go to one segment only frees nothing elsewhere.
 #[test]
 fn cxl_evicts_where_it_is_told() {
     let mut cluster = Cluster::new(Placement::Cxl, &[(0, 4), (1, 4)]);

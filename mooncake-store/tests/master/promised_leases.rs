@@ -1,4 +1,4 @@
-//! A master that follows another one with longer leases keeps what the earlier one promised.
+//! Master that follows one with longer leases and keeps the promises of the earlier one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ fn with_lease(seconds: u64) -> MasterOptions {
     MasterOptions { lease_ttl: Duration::from_secs(seconds), ..MasterOptions::default() }
 }
 
-/// A later master by the same clock.
+/// Returns a later master under the same clock.
 fn after(rig: &Rig, options: MasterOptions) -> Rig {
     let clock = rig.clock.clone();
     let master =
@@ -30,8 +30,8 @@ fn snapshot(rig: &Rig) -> Snapshot {
     Snapshot::read(&bytes).unwrap()
 }
 
-/// A reader has a lease of 300 s on an object that fills the segment. The next master gives leases of 1 s. `tell` says how the next
-/// master learns of the lease.
+/// Reads an object that fills the segment under a lease of 300 s. The next master gives leases of 1
+/// s, and `tell` transfers the lease to it.
 fn extent_rests(tell: impl Fn(&Rig, &Rig, u64)) {
     let before = Rig::with(with_lease(300));
     let segment = before.mount(1, 64 * KIB);
@@ -79,7 +79,7 @@ fn two_restarts_keep_the_promise() {
     third.alive_for(199.0);
     assert_eq!(third.start(1, "new", KIB), Err(ErrorCode::NoAvailableHandle));
     second.clock.advance(Duration::from_secs(101));
-    // The promise of the first master is over: the second one does not pass it on any more.
+    // The promise of the first master has expired: the second one does not pass it on.
     let fourth = after(&second, with_lease(1));
     fourth.master.recall(snapshot(&second));
     fourth.master.remount(client(1), &[crate::common::rig::segment(1, MIB)]).unwrap();

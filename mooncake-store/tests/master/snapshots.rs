@@ -1,4 +1,4 @@
-//! What a master writes down, and what the next one makes of it.
+//! Snapshots of a master, and their use by the next one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,7 +32,7 @@ fn options() -> MasterOptions {
     MasterOptions { disks: Some(DiskOptions::default()), high_watermark: 1.0, ..MasterOptions::default() }
 }
 
-/// A master that draws other numbers than those of other rigs, on the same kind of clock.
+/// Returns a master that draws other numbers than other rigs, under the same kind of clock.
 fn another(seed: u64) -> Rig {
     let clock = Arc::new(ManualClock::new());
     clock.advance(Duration::from_secs(seed));
@@ -41,14 +41,14 @@ fn another(seed: u64) -> Rig {
     Rig { clock, master }
 }
 
-/// The next master, which was given what this one knew.
+/// Returns the next master, which has read the snapshot of this one.
 fn next(rig: &Rig, seed: u64) -> Rig {
     let next = another(seed);
     next.master.recall(Snapshot::read(&bytes_of(rig)).unwrap());
     next
 }
 
-/// What the owner of a segment has been told lies there.
+/// Returns the inventory of the segment of a client.
 fn inventory(rig: &Rig, who: u64) -> Vec<StoredReplica> {
     let page = rig.master.inventory(client(who), 0);
     assert!(page.whole);
@@ -74,7 +74,7 @@ fn announce(rig: &Rig, who: u64, stored: &StoredReplica) -> Result<(), ErrorCode
     rig.master.announce(client(who), stored).map_err(|error| error.code())
 }
 
-/// Objects of all kinds, and tasks.
+/// Returns a master with objects of all kinds, and tasks.
 fn full() -> Rig {
     let rig = another(3);
     rig.master.inventory(client(1), 0);
@@ -127,7 +127,7 @@ fn a_snapshot_counts_as_a_whole_or_not_at_all() {
     }
 }
 
-/// Written before snapshots had drain jobs in them.
+/// Snapshot from before snapshots contained drain jobs.
 const OF_THE_FIRST_VERSION: &[u8] = include_bytes!("../../../fuzz/corpus/snapshot/first");
 
 #[test]
@@ -180,7 +180,7 @@ fn nothing_is_readable_before_its_owner_came() {
     }
 }
 
-/// Owners hear of what is gone a while later, and some never do.
+/// Owners receive removals with a delay, or never.
 #[test]
 fn what_was_removed_or_replaced_stays_so() {
     let rig = another(3);
@@ -202,11 +202,11 @@ fn what_was_removed_or_replaced_stays_so() {
     let second = next(&rig, 9);
     assert_eq!(told(&second), [Ok(()), gone, gone]);
     assert_eq!(second.used(), 4 * KIB, "the space of the others is free");
-    // The word is passed on, what has not come back included.
+    // The next snapshot contains them as well, including segments that have not returned.
     let third = next(&next(&rig, 10), 11);
     assert_eq!(told(&third), [Ok(()), gone, gone]);
     assert_eq!(told(&next(&second, 12)), [Ok(()), gone, gone]);
-    // What came after the snapshot is as good as ever.
+    // Objects from after the snapshot are accepted.
     let late = another(13);
     late.master.recall(Snapshot::read(&bytes_of(&rig)).unwrap());
     rig.put(1, "later", KIB).unwrap();
@@ -238,7 +238,7 @@ fn objects_go_in_the_order_in_which_they_were_used() {
         rig.locate(key).unwrap();
     }
     let mut stored = inventory(&rig, 1);
-    // In an order that has nothing to do with it.
+    // The order does not depend on that of the snapshot.
     stored.sort_by(|a, b| b.key.cmp(&a.key));
     let next = next(&rig, 8);
     mount_kept(&next, 1, &segment, &stored);
@@ -277,7 +277,7 @@ fn objects_on_disks_keep_pins_and_groups() {
     next.master.mount_disk(client(1), true).unwrap();
     next.master.offloaded(client(1), &[item("k"), item("unknown")], &[place(), place()]).unwrap();
     assert!(next.has("k") && next.has("unknown"));
-    // Snapshots tell what a master thinks of its objects.
+    // A snapshot contains the state of the objects.
     let again = Snapshot::read(&bytes_of(&next)).unwrap();
     assert_eq!(again.objects(), 2, "nobody is waited for");
     let shown = format!("{again:?}");
@@ -310,7 +310,7 @@ fn tasks_go_on_where_they_were() {
     next.master.complete_task(client(1), &done).unwrap();
     assert_eq!(next.master.task(begun).unwrap().status, TaskStatus::Success);
     assert!(next.master.task(Uuid::new(1, 1)).is_err());
-    // A third one gives up in time what it never heard the end of.
+    // A third master gives up in time the transfers whose end it never received.
     let third = another(9);
     third.master.recall(Snapshot::read(&bytes_of(&rig)).unwrap());
     third.alive_for(201.0);
@@ -328,7 +328,7 @@ fn what_nobody_came_with_is_forgotten_in_the_end() {
     assert_eq!(Snapshot::read(&bytes_of(&next)).unwrap().objects(), 0);
 }
 
-/// What is there throughout is in it, however much comes and goes meanwhile.
+/// Objects that exist throughout are in the snapshot, whatever is put and removed meanwhile.
 #[test]
 fn a_snapshot_is_taken_while_calls_go_on() {
     let rig = another(3);
@@ -360,7 +360,8 @@ fn a_snapshot_is_taken_while_calls_go_on() {
     }
 }
 
-/// A segment that is being emptied, two of six objects moved and two on their way; one that is empty; and three jobs that are over.
+/// Returns a master with a segment in a drain job, two of six objects moved and two in progress; an
+/// empty segment; and three finished jobs.
 fn draining() -> (Rig, Uuid, [Uuid; 3]) {
     let rig = another(3);
     rig.master.inventory(client(1), 0);
@@ -389,7 +390,7 @@ fn a_drain_goes_on_once_its_segment_is_back() {
     assert_eq!((before.succeeded, before.active, stored.len()), (2, 2, 4));
     let snapshot = Snapshot::read(&bytes_of(&rig)).unwrap();
     assert_eq!(Snapshot::read(&snapshot.write()).unwrap(), snapshot);
-    // It would draw the same ids.
+    // The next master would draw the same ids.
     let next = another(3);
     next.master.recall(snapshot);
     let known = |rig: &Rig| (rig.job(job).status, rig.job(job).succeeded, rig.job(job).active);
@@ -397,7 +398,7 @@ fn a_drain_goes_on_once_its_segment_is_back() {
     assert_eq!((next.job(job).segments, next.job(job).created_ms), (before.segments, before.created_ms));
     (2..=3).for_each(|number| drop(next.mount(number, MIB)));
     next.alive_for(60.0);
-    // Nothing is concluded from what its owner has not said yet.
+    // The master concludes nothing from an inventory that is still incomplete.
     let source = segment(1, MIB);
     next.master.mount_kept(client(1), &source).unwrap();
     assert_eq!(next.state(1), SegmentStatus::Draining);
@@ -412,7 +413,7 @@ fn a_drain_goes_on_once_its_segment_is_back() {
     assert_ne!(next.lies_in("late"), [1], "nothing new comes in");
     next.round();
     assert_eq!(known(&next), (DrainStatus::Running, 2, 2), "no more at once than were asked for");
-    // Whoever had begun a move under the master before cannot end it.
+    // A client that began a move under the previous master cannot end it.
     let lost = TaskReport { id: begun, status: TaskStatus::Failed, message: "no such copy".into() };
     next.master.complete_task(client(1), &lost).unwrap();
     for _ in 0..4 {
@@ -446,7 +447,7 @@ fn drains_that_are_over_are_known_and_the_drained_stay_empty() {
     let states = over.map(|id| rig.job(id).status);
     assert_eq!(states, [DrainStatus::Succeeded, DrainStatus::Canceled, DrainStatus::Failed]);
     let second = next(&rig, 8);
-    // One that has not seen the segment passes the word on.
+    // A master that has not seen the segment keeps the record in its snapshot.
     let third = next(&second, 9);
     for next in [&second, &third, &next(&third, 10)] {
         assert_eq!(over.map(|id| next.job(id)), over.map(|id| rig.job(id)));
@@ -456,7 +457,7 @@ fn drains_that_are_over_are_known_and_the_drained_stay_empty() {
         assert_eq!(next.lies_in("new"), [5]);
         next.alive_for(1.0);
         assert_eq!((next.state(4), over.map(|id| next.job(id).status)), (SegmentStatus::Drained, states));
-        // Much later it is as good as new again, if somebody takes it out and brings it back.
+        // Much later, an unmount and a mount make the segment usable again.
         next.alive_for(601.0);
         assert_eq!(next.state(4), SegmentStatus::Drained);
         next.master.unmount(client(4), segment(4, MIB).id).unwrap();
@@ -482,7 +483,7 @@ fn a_drain_whose_segments_do_not_come_back_ends() {
     assert!(info.message.starts_with("1 of its segments did not come back"), "{}", info.message);
     patient.mount(1, MIB);
     assert_eq!(patient.state(1), SegmentStatus::Ok);
-    // Or when somebody says so.
+    // A cancelled job does the same.
     let told = next(&rig, 9);
     told.mount(2, MIB);
     told.master.drain_cancel(job).unwrap();

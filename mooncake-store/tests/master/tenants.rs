@@ -24,7 +24,7 @@ fn rig(quotas: &[(&str, u64)]) -> Rig {
     rig
 }
 
-/// A tenant of a rig, or of a master that several threads use.
+/// Tenant of a master, which several threads may use.
 struct Tenant<'a>(&'a Master, &'a str);
 
 impl Tenant<'_> {
@@ -113,16 +113,16 @@ fn over_quota_the_own_oldest_objects_go() {
     assert_eq!(left, [3, 4, 5, 6, 7, 8, 9]);
     assert!(b.has("older"), "what others have used less stays");
     assert_eq!((a.charged(), rig.master.tenant("a").unwrap().evicted), (10 * KIB, 3 * KIB));
-    // Not even all of it would do.
+    // Eviction of all objects would not suffice.
     assert_eq!(a.put("large", 10 * KIB + 1), Err(TenantQuotaExceeded));
     assert_eq!(a.start(9, "twice", 6 * KIB, WriteMode::Put, 2), Err(TenantQuotaExceeded));
     assert!(a.has("k3"));
-    // What is read stays.
+    // Leased objects stay.
     (3..10).for_each(|at| drop(rig.master.locate(&a.key(&format!("k{at}"))).unwrap()));
     assert_eq!(a.put("next", 4 * KIB), Err(TenantQuotaExceeded));
     assert_eq!(a.put("next", 3 * KIB).map(drop), Ok(()), "new was not");
     assert_eq!(rig.master.tenant("a").unwrap().rejected, 3);
-    // A replacement takes the place of what it replaces.
+    // A replacement takes the space of the previous value.
     a.start(9, "next", 3 * KIB, WriteMode::Upsert, 1).unwrap();
     assert_eq!(a.charged(), 13 * KIB, "both are there for now");
     a.end(9, "next").unwrap();
@@ -208,7 +208,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 const SPACE: u64 = 64 * KIB;
 
-/// Outcomes do not matter here: what is charged has to be right after each.
+/// Applies a step. Its outcome does not matter: the charge must be right after each.
 fn take(rig: &Rig, tenant: &Tenant<'_>, step: &Step) {
     let master = &rig.master;
     let key = |key: u8| format!("k{key}");
@@ -260,7 +260,7 @@ fn take(rig: &Rig, tenant: &Tenant<'_>, step: &Step) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whatever happens in whatever order, a tenant is charged for what it has; and for nothing when it has nothing.
+    /// After any operations in any order, a tenant is charged exactly for its objects.
     #[test]
     fn charges_are_exact(steps in proptest::collection::vec((any::<bool>(), step()), 1..60)) {
         let rig = Rig::with(options(&[("a", 60 * KIB), ("b", 100 * KIB)]));
@@ -278,7 +278,7 @@ proptest! {
     }
 }
 
-/// Several threads at once: the quota holds throughout, and the charge is exact in the end.
+/// With several threads, the quota holds throughout, and the charge is exact at the end.
 #[test]
 fn quotas_hold_under_many_hands() {
     const QUOTA: u64 = 64 * KIB;

@@ -1,4 +1,4 @@
-//! Whose write it is: numbers of writes, ends and revokes that come late or twice.
+//! Ownership of writes: numbers of writes, and ends and revokes that arrive late or twice.
 
 use crate::common::rig::{KIB, MIB, Rig, client, endpoint, segment};
 use mooncake_core::error::ErrorCode::*;
@@ -50,7 +50,7 @@ fn the_end_of_an_upsert_that_was_dropped_is_not_taken_for_the_one_before() {
     assert_eq!(rig.end(9, "k"), Err(InvalidWrite));
     assert_eq!(rig.locate("k").unwrap().replicas, old.replicas);
 
-    // Its only segment goes.
+    // The only segment is unmounted.
     rig.mount(2, MIB);
     let config = ReplicateConfig { preferred_segment: "node2:1".into(), ..ReplicateConfig::default() };
     let new = rig.start_with(9, "k", 10, WriteMode::Upsert, &config).unwrap();
@@ -59,7 +59,7 @@ fn the_end_of_an_upsert_that_was_dropped_is_not_taken_for_the_one_before() {
     assert!(rig.end(9, "k").is_err());
     assert_eq!(rig.locate("k").unwrap().replicas, old.replicas);
 
-    // And it may be ended as ever after a write that did not fail.
+    // The object may be ended as before after a write that did not fail.
     rig.upsert(9, "k", 10).unwrap();
     assert_eq!([rig.end(9, "k"), rig.end(9, "k")], [Ok(()), Ok(())]);
 }

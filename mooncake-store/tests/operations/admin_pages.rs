@@ -1,4 +1,5 @@
-//! Admin pages: bodies as the existing master writes them, and every page against its own description.
+//! Admin endpoints: the bodies that Mooncake C++ writes, and every endpoint against its
+//! description.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use serde_json::{Value, json};
 const JSON: &str = "application/json; charset=utf-8";
 const TEXT: &str = "text/plain; version=0.0.4";
 
-/// A master with a few objects.
+/// Starts a master with a few objects.
 async fn server() -> (MasterServer, SocketAddr) {
     server_with(config()).await
 }
@@ -84,7 +85,7 @@ async fn where_objects_lie() {
             r#"[{{"size_":1000,"buffer_address_":{at},"protocol_":"tcp","transport_endpoint_":"10.0.0.1:1"}}]"#
         )
     };
-    // As it was sent, or decoded: both find it, and what the bytes say literally goes first.
+    // Each key is found as it was sent or decoded; the literal bytes take precedence.
     for (query, key) in
         [("a%20b", "a b"), ("k/2", "k/2"), ("k%2F2", "k/2"), ("50%25", "50%25"), ("50%2525", "50%25")]
     {
@@ -255,7 +256,7 @@ async fn a_drain_job() {
     let state = http(at, "GET", "/api/v1/segments/status?segment=node1:1", "").await.1;
     assert!(state.contains(r#""status":2,"status_name":"DRAINING""#), "{state}");
 
-    // There is nowhere to go.
+    // No other segment can take the objects.
     let query = format!("{jobs}/query?job_id={id}");
     let job = loop {
         let answer = http(at, "GET", &query, "").await.1;
@@ -366,11 +367,11 @@ async fn quotas_of_tenants() {
     assert_eq!(http(at, "POST", "/api/v1/remove_all", "").await, removed(1), "of all tenants");
     server.stop().await;
 
-    // What was changed is known after a restart.
+    // A restarted master knows the changes.
     let (server, at) = start().await;
     let both = [quota("b", b, 0, 0), quota("c", 1000, 0, 0)].join(",");
     assert_eq!(http(at, "GET", quotas, "").await, data(&format!("[{both}]")));
-    // Nothing is changed that cannot be kept.
+    // A change that cannot be stored is refused.
     std::fs::remove_dir_all(folder.path()).unwrap();
     assert_eq!(http(at, "PUT", &of("b"), &body(7)).await.0, 500);
     assert_eq!(http(at, "PUT", &of("d"), &body(7)).await.0, 500);
@@ -429,7 +430,8 @@ async fn every_page_is_described() {
     server.stop().await;
 }
 
-/// Tenants, disks, hot objects and events: all that is off otherwise. The folder is the policy's.
+/// Returns a configuration with tenants, disks, hot replicas and events, and the folder of the
+/// policy of tenants.
 fn everything() -> (tempfile::TempDir, MasterConfig) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tenants.yaml");
@@ -467,7 +469,7 @@ async fn every_page_is_described_with_everything_on() {
     server.stop().await;
 }
 
-/// Where the policy cannot be written: said in a described way, and nothing is changed.
+/// A policy that cannot be written is refused in a described way, and nothing changes.
 #[tokio::test]
 async fn a_policy_that_cannot_be_kept_is_refused_as_described() {
     let (folder, config) = everything();
@@ -484,7 +486,7 @@ async fn a_policy_that_cannot_be_kept_is_refused_as_described() {
     server.stop().await;
 }
 
-/// Whatever is asked: an answer that the description knows, and a master that is none the worse.
+/// Every request gets a described response, and the master stays intact.
 #[test]
 fn bad_input_gets_a_described_answer() {
     let (_folder, everything) = everything();

@@ -1,4 +1,4 @@
-//! A client's pages: what it counts, and every page against its own description.
+//! HTTP endpoints of a client: its metrics, and every endpoint against its description.
 
 use crate::common::http::described::{answers_are_described, bad_input_is_answered, description};
 use crate::common::http::used::{scraped, used_client};
@@ -56,7 +56,7 @@ async fn a_client_counts_what_it_does() {
         ("BatchGetReplicaList", 2),
     ] {
         let label = format!(r#",rpc_name="{call}""#);
-        // The first numbered start may find out what master this is.
+        // The first numbered start may also ask for the version of the master.
         assert!(of("mooncake_client_rpc_count", &label) >= count, "{call}");
         assert!(of("mooncake_client_rpc_latency_count", &label) >= count, "{call}");
         assert_eq!(of("mooncake_client_rpc_unanswered", &label), 0, "{call}");
@@ -98,7 +98,7 @@ async fn a_client_that_does_not_count_says_so() {
     pages.stop().await;
 }
 
-/// Nothing can be asked of these pages that they have no answer to.
+/// Every request gets a described response.
 #[test]
 fn every_page_is_described_and_stands_bad_input() {
     let runtime = tokio::runtime::Runtime::new().unwrap();

@@ -1,4 +1,5 @@
-//! Every metric that the dashboard and the alert rules in `deploy/` ask for is in the scrape of a running master or client.
+//! Metrics in the dashboard and the alert rules of `deploy/`, each of which must be in the scrape
+//! of a running master or client.
 
 use std::path::PathBuf;
 
@@ -16,7 +17,7 @@ fn deployed(file: &str) -> String {
     std::fs::read_to_string(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../deploy").join(file)).unwrap()
 }
 
-/// Name, and the labels that are asked for or grouped by.
+/// Collects the names of metrics in an expression.
 fn selectors(expr: &Expr, found: &mut Vec<String>) {
     let mut name = |selector: &VectorSelector| found.extend(selector.name.clone());
     match expr {
@@ -35,14 +36,14 @@ fn selectors(expr: &Expr, found: &mut Vec<String>) {
     }
 }
 
-/// Every `expr` in a document, with what it belongs to.
+/// Collects every `expr` in a document.
 fn expressions(value: &Value, found: &mut Vec<String>) {
     match value {
         Value::Object(map) => {
             for (key, value) in map {
                 match (key.as_str(), value) {
                     ("expr", Value::String(expr)) => found.push(expr.clone()),
-                    // A dashboard's variables: `label_values(metric, label)`.
+                    // Variables of a dashboard: `label_values(metric, label)`.
                     ("query", Value::String(query)) => {
                         let inner = query.strip_prefix("label_values(").and_then(|rest| rest.split_once(','));
                         found.extend(inner.map(|(metric, _)| metric.to_owned()));
@@ -80,21 +81,22 @@ async fn every_query_finds_its_metrics() {
         expressions(&document, &mut queries);
         assert!(queries.len() >= at_least, "only {} queries were found", queries.len());
         for query in queries {
-            // What Grafana fills in.
+            // Grafana fills in the variables.
             let query = query.replace("$__rate_interval", "1m");
             let parsed = parse(&query).unwrap_or_else(|error| panic!("{query}: {error}"));
             let mut wanted = Vec::new();
             selectors(&parsed, &mut wanted);
             assert!(!wanted.is_empty(), "{query} asks for nothing");
             for metric in wanted {
-                // `up` is Prometheus' own.
+                // Prometheus itself defines `up`.
                 assert!(metric == "up" || names.contains(&metric), "{metric} is not there: {query}");
             }
         }
     }
 }
 
-/// Names and types that dashboards for the existing master rely on, as a running one shows them.
+/// Names and types of metrics that dashboards for Mooncake C++ use, as a running master of Mooncake
+/// C++ shows them.
 #[tokio::test]
 async fn names_and_types_of_the_existing_master() {
     let (_, types) = scraped(&scrape().await);

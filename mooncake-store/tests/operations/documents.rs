@@ -95,7 +95,7 @@ fn write() {
     }
 }
 
-/// What the Python package reads of the environment is in the document.
+/// Every environment variable that the Python package reads is in the document.
 #[test]
 fn what_python_reads_is_listed() {
     let package = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../mooncake-python/python/mooncake");
@@ -109,7 +109,7 @@ fn what_python_reads_is_listed() {
         }
         let code = std::fs::read_to_string(&file).unwrap();
         for found in name.captures_iter(&code).map(|found| found[1].to_owned()) {
-            // In the first column, which may hold older names too.
+            // The first column may contain older names, too.
             let names = |line: &str| {
                 line.strip_prefix("| ").and_then(|line| line.split(" | ").next().map(str::to_owned))
             };

@@ -1,4 +1,5 @@
-//! Events over ZeroMQ's wire: what a subscriber sees of puts, removals and evictions, and what the publisher makes of garbage.
+//! Events over the ZeroMQ protocol: puts, removals and evictions at a subscriber, and invalid bytes
+//! at the publisher.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// A subscriber, as version 3.0 of the wire has them.
+/// Subscriber of version 3.0 of the protocol.
 struct Reader(TcpStream);
 
 impl Reader {
@@ -55,7 +56,7 @@ impl Reader {
         (flags, body)
     }
 
-    /// Number and payload of the next message.
+    /// Returns the number and the payload of the next message.
     async fn message(&mut self) -> (u64, Value) {
         let next = async {
             let (flags, topic) = self.frame().await;
@@ -69,7 +70,7 @@ impl Reader {
         tokio::time::timeout(Duration::from_secs(5), next).await.expect("a message")
     }
 
-    /// The next `count` events, and the numbers of their messages.
+    /// Returns the next `count` events, and the numbers of their messages.
     async fn events(&mut self, count: usize) -> (Vec<u64>, Vec<Value>) {
         let (mut numbers, mut events) = (Vec::new(), Vec::new());
         while events.len() < count {
@@ -96,7 +97,7 @@ fn put(server: &MasterServer, key: &str, group: &str, mode: WriteMode) {
     server.master().put_end(Writer::from(client(1)), key.as_bytes(), None, ReplicaType::All).unwrap();
 }
 
-/// Until the subscription is heeded, messages pass by: puts something until one arrives.
+/// Puts objects until an event arrives: a new subscription misses messages until it takes effect.
 async fn warm_up(server: &MasterServer, reader: &mut Reader) {
     for attempt in 0..1000 {
         put(server, &format!("warm-up {attempt}"), "", WriteMode::Put);
@@ -149,7 +150,7 @@ async fn a_subscriber_sees_what_comes_and_goes() {
     assert_eq!(events[4]["group_id"], Value::Null);
     assert!(events[4].get("base_block_idx").is_none());
 
-    // What the dead leave behind is gone too.
+    // Objects of an expired client are removed, too.
     clock.advance(Duration::from_secs(11));
     let (_, events) = reader.events(1).await;
     assert_eq!(events[0]["event_type"], "removed");
@@ -173,14 +174,14 @@ async fn what_is_lost_leaves_a_gap() {
     server.master().mount(client(1), &segment(1, MIB)).unwrap();
     let mut reader = Reader::subscribed(server.addresses().events.unwrap()).await;
     let mut key = 0;
-    // One key after the other until the subscription is heeded.
+    // Removes one key after the other until the subscription takes effect.
     while tokio::time::timeout(Duration::from_millis(20), reader.0.peek(&mut [0; 1])).await.is_err() {
         key += 1;
         put(&server, &key.to_string(), "", WriteMode::Put);
     }
     while reader.events(1).await.1.last().unwrap()["seq_hashes"] != json!([key]) {}
     let before = server.event_stats().unwrap();
-    // This test's runtime has one thread: nothing is published while it does not wait.
+    // The runtime of this test has one thread: nothing is published while the test does not wait.
     for more in 1..=30 {
         put(&server, &(key + more).to_string(), "", WriteMode::Put);
         put(&server, &format!("no hash {more}"), "", WriteMode::Put);
@@ -210,7 +211,7 @@ async fn a_silent_or_senseless_peer_harms_nobody() {
     assert_eq!(huge.0.read(&mut [0; 1]).await.unwrap_or(0), 0, "a length nobody believes");
     let mut reader = Reader::subscribed(at).await;
     warm_up(&server, &mut reader).await;
-    // The stalled one reads nothing of this.
+    // The stalled subscriber reads none of these messages.
     for round in 0..2000 {
         put(&server, &format!("{round} {}", "x".repeat(2000)), "", WriteMode::Put);
         if round % 50 == 0 {
@@ -219,7 +220,7 @@ async fn a_silent_or_senseless_peer_harms_nobody() {
     }
     let (_, events) = reader.events(2000).await;
     assert_eq!(events.last().unwrap()["event_type"], "stored");
-    // One that does not want to hear any more.
+    // This subscriber cancels its subscription.
     reader.0.write_all(b"\x00\x01\x00").await.unwrap();
     server.stop().await;
 }

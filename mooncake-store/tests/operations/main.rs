@@ -1,8 +1,8 @@
-//! Interfaces for operators: HTTP endpoints, metrics, dashboards, events, settings of tenants in etcd,
-//! and the documents that are generated from the code.
+//! Interfaces for operators: HTTP endpoints, metrics, dashboards, events, settings of tenants in
+//! etcd, and the documents that are generated from the code.
 //!
-//! Masters and clients of the tests run in this process on free ports, each with its own metrics, so
-//! the tests run in parallel.
+//! Masters and clients of the tests run in this process on free ports, each with its own metrics,
+//! so the tests run in parallel.
 
 #[path = "../common"]
 #[allow(dead_code, reason = "each test program uses a part")]

@@ -1,4 +1,4 @@
-//! A master on real ports: calls over RPC, admin pages, metadata, and what it makes of garbage.
+//! Master on real ports: calls over RPC, admin endpoints, metadata, and invalid bytes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use mooncake_store::server::MasterServer;
 use proptest::prelude::*;
 use tokio::net::TcpStream;
 
-/// A line of the existing master.
+/// Line of a log of Mooncake C++.
 const SUMMARY: &str = "\
     role=leader, state=serving, service_ready=true, master={Mem Storage: 5.91 KB / 100.00 MB (0.0%) | NVMe-oF SSD: 0 B / \
     0 B | SSD Storage: 0 B / 0 B | Keys: 3 (soft-pinned: 0) | Clients: 1 | Requests (Success/Total per sec): \
@@ -164,7 +164,7 @@ async fn the_dead_leave_no_metadata() {
 async fn the_living_keep_their_metadata() {
     let clock = Arc::new(ManualClock::new());
     let server = MasterServer::start_with_clock(config(), clock.clone()).await.unwrap();
-    // Two segments of one client share a name; one of them is taken back with grace.
+    // Two segments of one client share a name; one of them is unmounted gracefully.
     let (first, second) = (segment(1, MIB), segment(2, MIB));
     let second = Segment { name: first.name.clone(), endpoint: first.endpoint.clone(), ..second };
     for segment in [&first, &second] {
@@ -177,14 +177,14 @@ async fn the_living_keep_their_metadata() {
     clock.advance(Duration::from_secs(2));
     server.master().ping(client(1));
     until(|| server.master().stats().segments.len() == 1).await;
-    // A dead client's name that somebody else has taken over meanwhile.
+    // Another client has taken over the name of an expired client.
     let other = Segment { name: first.name.clone(), ..segment(3, MIB) };
     server.master().mount(client(3), &other).unwrap();
     clock.advance(Duration::from_secs(9));
     server.master().ping(client(3));
     clock.advance(Duration::from_secs(2));
     until(|| server.master().stats().segments.len() == 1).await;
-    // What is cleaned up after them, if it is, is cleaned up in order.
+    // Segments are cleaned up in order.
     server.master().mount(client(4), &segment(4, MIB)).unwrap();
     metadata.put("mooncake/rpc_meta/node4:1", "x".into(), Expect::Any).await.unwrap();
     for _ in 0..2 {
@@ -207,7 +207,7 @@ async fn until(done: impl Fn() -> bool) {
     tokio::time::timeout(Duration::from_secs(5), waited).await.expect("it happens");
 }
 
-/// A name belongs to whoever said first where it is reached, as long as that one lives.
+/// A name belongs to the first client that published it, as long as that client lives.
 #[tokio::test]
 async fn the_name_of_a_dead_process_can_be_taken() {
     let clock = Arc::new(ManualClock::new());
@@ -229,7 +229,7 @@ async fn the_name_of_a_dead_process_can_be_taken() {
     assert_eq!(http(at, "PUT", path, &value(2)).await, updated, "nobody listens any more");
     assert_eq!(http(at, "GET", path, "").await, (200, value(2)));
 
-    // Members are also known to be dead by their silence, wherever they come back.
+    // A client is also dead after its heartbeat timeout, whatever its next address.
     let server_without_clean_up = {
         let config = MasterConfig { clean_up: None, ..config() };
         MasterServer::start_with_clock(config, clock.clone()).await.unwrap()
@@ -298,7 +298,7 @@ async fn garbage_on_any_port_harms_nobody() {
     server.stop().await;
 }
 
-/// Whatever key and value: an answer that the server has, and what was put is what is got.
+/// Every key and value gets a response, and a get returns the put value.
 #[test]
 fn any_key_and_value_in_the_metadata() {
     let runtime = tokio::runtime::Runtime::new().unwrap();

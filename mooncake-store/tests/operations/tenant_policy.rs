@@ -1,4 +1,5 @@
-//! A policy of tenants in etcd, against a real server (Debian: `etcd-server`). Without one a test says so and passes, except in CI.
+//! Policy of tenants in a real etcd (Debian: `etcd-server`). Without etcd a test prints so and
+//! passes, except in CI.
 
 use crate::common::http::{config, http};
 use crate::servers::{Server, etcd, ready, start};
@@ -17,7 +18,7 @@ async fn running() -> Option<(Server, EtcdMetadata)> {
     Some((server, etcd))
 }
 
-/// As the flags say it.
+/// Returns the configuration that the flags make.
 fn settings(at: &str) -> MasterConfig {
     let mut settings = mooncake_store::config::Settings::default();
     for (name, value) in [
@@ -53,7 +54,7 @@ async fn tenants_are_read_from_etcd_and_kept_there() {
     let kept = etcd.get(KEY).await.unwrap().unwrap();
     assert_eq!(kept.value, "version: 1\ntenants:\n  - name: \"b\"\n    quota: 2000\n");
 
-    // What somebody else wrote is not overwritten, and nothing is changed that cannot be kept.
+    // The master does not overwrite a foreign version, and refuses a change that it cannot store.
     let other = "version: 1\ntenants: [{name: c, quota: 1GB}]\n";
     etcd.put(KEY, other.into(), Expect::At(kept.revision)).await.unwrap();
     assert_eq!(set("d", 5).await, 500);

@@ -10,9 +10,9 @@ use mooncake_store::client::{Client, ClientBuilder, ClientConfig};
 
 use crate::process::{Process, free_port};
 
-/// Longest time an operation of a client here may take.
+/// Longest permitted duration of an operation of a client.
 pub(crate) const LIMIT: Duration = Duration::from_secs(2);
-/// What that is on a machine that is busy with other tests, too.
+/// Additional time on a machine that is busy with other tests.
 pub(crate) const SLACK: Duration = Duration::from_secs(2);
 pub(crate) const SEGMENT: u64 = 16 << 20;
 
@@ -20,7 +20,7 @@ pub(crate) fn master(port: u16, flags: &[&str]) -> Process {
     master_shown(port, 0, flags)
 }
 
-/// With its metrics at a port, 0 for any.
+/// Starts a master with its metrics at a port, 0 for any.
 pub(crate) fn master_shown(port: u16, metrics: u16, flags: &[&str]) -> Process {
     let child = Command::new(env!("CARGO_BIN_EXE_mooncake_master"))
         .args(["--rpc_address=127.0.0.1", "--metrics_host=127.0.0.1"])
@@ -33,7 +33,8 @@ pub(crate) fn master_shown(port: u16, metrics: u16, flags: &[&str]) -> Process {
     Process(child)
 }
 
-/// Starts this binary again, for one of its ignored tests. Its standard input stays open until `leave`, or its end.
+/// Starts this test program again for one of its ignored tests. Its standard input stays open until
+/// `leave`, or until the process ends.
 pub(crate) fn start(test: &str, port: u16, orders: &[(&str, String)]) -> Process {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--ignored", "--nocapture"])
@@ -46,19 +47,19 @@ pub(crate) fn start(test: &str, port: u16, orders: &[(&str, String)]) -> Process
     Process(child)
 }
 
-/// Where the master of this process is, if it is one that a test started.
+/// Returns the address of the master, if a test started this process.
 #[allow(clippy::disallowed_methods, reason = "its orders come from the environment")]
 pub(crate) fn told_master() -> Option<String> {
     std::env::var("TEST_MASTER").ok()
 }
 
-/// An order to this process.
+/// Returns an argument of this process.
 #[allow(clippy::disallowed_methods, reason = "its orders come from the environment")]
 pub(crate) fn order<T: std::str::FromStr>(name: &str) -> Option<T> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// Until whoever started this process lets go of it.
+/// Waits until the parent process closes the standard input of this process.
 pub(crate) fn until_end_of_input() -> tokio::task::JoinHandle<()> {
     tokio::task::spawn_blocking(|| {
         let _ = std::io::Read::read(&mut std::io::stdin(), &mut [0]);
@@ -83,7 +84,7 @@ pub(crate) async fn connect(master: &str, segment: u64) -> Client {
     builder(master, segment).connect().await.unwrap()
 }
 
-/// The process of a member: offers memory and says so.
+/// Process of a client that offers memory and prints when it is ready.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the other processes of the tests in this binary"]
 async fn member() {
@@ -94,14 +95,15 @@ async fn member() {
     client.close().await.unwrap();
 }
 
-/// Starts a member; its name.
+/// Starts a client process. Returns it with the name of its segment.
 pub(crate) fn start_member(port: u16) -> (Process, String) {
     let mut member = start("cluster::member", port, &[]);
     let name = member.said("ready ").next();
     (member, name.expect("a member that comes up"))
 }
 
-/// A master, two members with processes of their own, and a client here that offers nothing.
+/// Starts a master, two clients in processes of their own, and a client in this process that offers
+/// no memory.
 pub(crate) async fn cluster(flags: &[&str]) -> (u16, Process, Vec<(Process, String)>, Client) {
     let port = free_port();
     let server = master(port, flags);
@@ -122,7 +124,8 @@ pub(crate) async fn timed<T>(what: &str, operation: impl Future<Output = T>) -> 
     outcome
 }
 
-/// How long to wait for what has no bound of its own: a machine that is busy, or whose disk is, takes long.
+/// Longest time to wait for an event without a bound of its own, on a machine with a busy processor
+/// or disk.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) async fn eventually(what: &str, limit: Duration, mut holds: impl AsyncFnMut() -> bool) {
@@ -134,7 +137,7 @@ pub(crate) async fn eventually(what: &str, limit: Duration, mut holds: impl Asyn
     assert!(waited.await.is_ok(), "not within {limit:?}: {what}");
 }
 
-/// A value that says whose and which it is, and by that what every byte of it must be.
+/// Returns a value whose bytes follow from its key and its version.
 pub(crate) fn tagged(key: u64, version: u64, len: usize) -> Bytes {
     let mut bytes = Vec::with_capacity(16 + len);
     bytes.extend(key.to_le_bytes());
@@ -144,7 +147,7 @@ pub(crate) fn tagged(key: u64, version: u64, len: usize) -> Bytes {
     bytes.into()
 }
 
-/// Which version of a key's value these bytes are, if they are one, whole.
+/// Returns the version of a complete value of a key, if the bytes are one.
 pub(crate) fn version_of(key: u64, bytes: &[u8]) -> Option<u64> {
     let version = u64::from_le_bytes(bytes.get(8..16)?.try_into().ok()?);
     (tagged(key, version, bytes.len() - 16) == bytes).then_some(version)

@@ -1,7 +1,8 @@
-//! Data of releases: a snapshot, a segment file with its index, and an inventory of each release, read by this version.
+//! Data of releases: a snapshot, a segment file with its index, and an inventory of each release,
+//! read by this version.
 //!
-//! `MOONCAKE_CORPUS=v0.1.0 cargo test -p mooncake-store --all-features --test processes corpus::write -- --ignored` writes the
-//! data of this version. A release adds its folder and never changes the folder of another.
+//! `MOONCAKE_CORPUS=v0.1.0` names the folder, and the ignored test `corpus::write` writes the data
+//! of this version into it. A release adds its folder and never changes the folder of another.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -18,19 +19,19 @@ use crate::cluster::{PATIENCE, builder, connect, eventually, master_shown, order
 use crate::process::{Process, figure, free_port};
 use crate::segment_files::{Owner, folder, hits, value};
 
-/// Bytes of the segment file.
+/// Size of the segment file in bytes.
 const SEGMENT: u64 = 64 << 10;
-/// Objects in the segment file, of which one is removed before the snapshot.
+/// Number of objects in the segment file, of which one is removed before the snapshot.
 const OBJECTS: u64 = 12;
 const REMOVED: u64 = 3;
-/// Objects in the inventory.
+/// Number of objects in the inventory.
 const LISTED: u64 = 3;
 
 fn corpus() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus")
 }
 
-/// A master that writes snapshots into `folder` and restores the newest snapshot there.
+/// Starts a master that writes snapshots into `folder` and restores the newest snapshot there.
 fn master_in(folder: &Path) -> (u16, u16, Process) {
     let (port, pages) = (free_port(), free_port());
     let path = format!("--snapshot_local_path={}", folder.display());
@@ -98,7 +99,7 @@ async fn write() {
     server.stop().await;
 }
 
-/// Makes an index that was written for one file name another: its header holds the device and the inode of the file.
+/// Changes the file that an index names: its header holds the device and the inode of the file.
 fn adopt(index: &mut [u8], from: &[u8], file: &Path) {
     let about = std::fs::metadata(file).unwrap();
     let to = [about.dev().to_le_bytes(), about.ino().to_le_bytes()].concat();

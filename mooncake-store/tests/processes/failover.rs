@@ -1,5 +1,6 @@
-//! Several masters, of which one leads: the others take over when it dies, and one that was frozen changes nothing when it goes on. Against a
-//! real etcd (Debian: `etcd-server`); without one a test says so and passes, except in CI.
+//! Failover of masters: standbys take over when the leader dies, and a leader that was frozen
+//! changes nothing when it continues. The tests need a real etcd (Debian: `etcd-server`); without
+//! etcd a test prints so and passes, except in CI.
 #![cfg(feature = "metadata-etcd")]
 
 use std::io::{Read, Write};
@@ -15,7 +16,7 @@ use crate::cluster::{SEGMENT, SLACK, eventually, master_shown};
 use crate::process::{Process, free_port};
 use crate::servers::{Server, etcd, start};
 
-/// What a takeover may take: the lease of the leader, and a second.
+/// Longest duration of a takeover: the lease of the leader, and a second.
 const TAKEOVER: Duration = Duration::from_secs(6);
 
 struct Master {
@@ -46,12 +47,12 @@ impl Master {
     }
 }
 
-/// Three masters, and members that find their leader in etcd.
+/// Starts three masters, and clients that find the leader in etcd.
 async fn cluster() -> Option<(Server, Vec<Master>, [Client; 2])> {
     let server = start(etcd)?;
     let mut masters: Vec<Master> = (0..3).map(|_| Master::start(&server.at())).collect();
     eventually("one leads", TAKEOVER + SLACK, async || masters.iter().any(Master::leads)).await;
-    // The leader first.
+    // The leader comes first.
     masters.sort_by_key(|master| !master.leads());
     let members = [member(&server).await, member(&server).await];
     Some((server, masters, members))
@@ -73,7 +74,7 @@ async fn put(client: &Client, i: u64) -> bool {
     matches!(put, Ok(PutOutcome::Stored))
 }
 
-/// How many of these there are; their bytes are right.
+/// Returns the number of hits among these keys, and checks their bytes.
 async fn hits(client: &Client, keys: std::ops::Range<u64>) -> usize {
     let mut hits = 0;
     for i in keys {
@@ -85,7 +86,7 @@ async fn hits(client: &Client, keys: std::ops::Range<u64>) -> usize {
     hits
 }
 
-/// Until the first put after `what` has come to an end well.
+/// Returns the time until the first successful put after `what`.
 #[allow(clippy::disallowed_methods, reason = "the bound is one of real time")]
 async fn first_put_after(what: &str, client: &Client) -> Duration {
     let begun = Instant::now();
@@ -124,7 +125,7 @@ async fn the_next_master_takes_over() {
     assert_eq!(masters.iter().filter(|master| master.leads()).count(), 1);
 }
 
-/// A leader that is told to stop while a connection holds half a request hands the lead over, and ends.
+/// A leader that stops while a connection holds half a request hands over the leadership, and ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_that_stops_beside_half_a_request_hands_over() {
     let Some((_etcd, mut masters, _members)) = cluster().await else { return };
@@ -148,7 +149,7 @@ async fn a_leader_that_was_frozen_leads_no_more() {
     let took = first_put_after("the leader was frozen", &members[0]).await;
     assert!(took < TAKEOVER + SLACK, "{took:?}");
     eventually("all is there again", TAKEOVER, async || hits(&members[1], 0..40).await == 40).await;
-    // Who asks it by its address, with a request that reaches it while it is frozen, has no answer of it.
+    // A direct request that reaches the frozen leader gets no response from it.
     let direct = tokio::spawn(async move {
         let address = format!("127.0.0.1:{}", masters[0].port);
         let asked = crate::cluster::builder(&address, 0).connect_timeout(Duration::from_secs(2)).connect();
@@ -165,7 +166,7 @@ async fn a_leader_that_was_frozen_leads_no_more() {
     assert_eq!(masters.iter().filter(|master| master.leads()).count(), 1);
     assert_eq!(hits(&members[1], 0..40).await, 40);
     assert!(put(&members[0], 100).await && hits(&members[1], 100..101).await == 1);
-    // Without its directory the leader stops, and goes on with it.
+    // Without its metadata service the leader stops, and with it the leader continues.
     drop(members);
     let mut etcd = etcd;
     let leader = masters.iter().find(|master| master.leads()).unwrap();

@@ -1,4 +1,5 @@
-//! A member that has forked dies, and its child lives on: ports and files are free for the next process.
+//! Clients that fork and die while their children live on: ports and files are free for the next
+//! process.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +12,7 @@ use mooncake_store::server::MasterServer;
 use crate::cluster::{SEGMENT, builder_with, master, order, start, told_master, until_end_of_input};
 use crate::process::{Process, free_port};
 
-/// The process of a member with a segment file or a disk. It forks if it is told to.
+/// Process of a client with a segment file or a disk. It forks if its arguments say so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the other processes of the tests in this binary"]
 async fn member() {
@@ -72,7 +73,7 @@ fn the_disk_of_a_killed_process_is_free_while_its_child_lives_on() {
     is_free_while_a_child_lives_on(true, |owner| format!("is in use by process {owner}"));
 }
 
-/// The process of a client and a master that have every listener there is. It forks.
+/// Process of a client and a master with every kind of listener. It forks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the other processes of the tests in this binary"]
 async fn listening() {
@@ -103,7 +104,7 @@ async fn listening() {
     client.close().await.unwrap();
 }
 
-/// Sockets of a process that listen: of TCP, and of this host alone.
+/// Returns the number of listening sockets of a process: of TCP, and of this host alone.
 fn listening_sockets(process: u32) -> (usize, usize) {
     let links = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().flatten();
     let own: Vec<_> = links.filter_map(|link| std::fs::read_link(link.path()).ok()).collect();
@@ -132,7 +133,8 @@ fn no_listener_is_inherited() {
     let said = owner.said("said ").next().unwrap_or_default();
     let child = said.strip_prefix("child ").and_then(|number| number.parse().ok());
     let child = ForkedChild(child.unwrap_or_else(|| panic!("{said}")));
-    // RPC, admin, metadata, events; data, handshake, pages, disk; the socket for light clients, and that for peers.
+    // RPC, admin, metadata, events; data, handshake, HTTP, disk; the socket for shared clients, and
+    // that for transfers on the same host.
     assert_eq!(listening_sockets(owner.0.id()), (8, 2));
     assert_eq!(listening_sockets(child.0), (0, 0));
     owner.kill();

@@ -1,4 +1,4 @@
-//! Members and masters that are killed, stopped and started again.
+//! Clients and masters that are killed, stopped and started again.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ fn value(seed: u64) -> Bytes {
     bytes.into()
 }
 
-/// What a read came to: a hit, whose bytes are right, or not.
+/// Reads a key. Returns whether it was a hit, and checks its bytes.
 async fn read(client: &Client, i: u64) -> bool {
     match timed("get", client.get(format!("key {i}"))).await {
         Ok(Some(bytes)) => {
@@ -79,7 +79,7 @@ async fn a_killed_member_is_only_misses() {
     assert_eq!(hits(&client, 20..40).await, 20, "the other replica is there");
     assert_eq!(puts(&client, 40..60, &ReplicateConfig::default()).await, 20, "there is room elsewhere");
     assert_eq!(hits(&client, 40..60).await, 20);
-    // The master learns of it, and the keys may be put again.
+    // The master learns of the failed owner, and the keys may be put again.
     eventually("the master knows", Duration::from_secs(6), async || {
         put(&client, 0, &ReplicateConfig::default()).await
     })
@@ -87,8 +87,8 @@ async fn a_killed_member_is_only_misses() {
     assert_eq!(hits(&client, 0..1).await, 1);
 }
 
-/// Ranges of what was looked up before its member died are read from the one it was copied to meanwhile, also those of an object that was read in
-/// part before; by a client and by a light one.
+/// After the owner of located objects dies, their ranges are read from the copies that were made
+/// meanwhile, also those of a partly read object. A client and a shared client do so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ranges_of_what_was_looked_up_at_a_killed_member() {
     let (_, _master, mut members, client) =
@@ -155,7 +155,7 @@ async fn a_frozen_member_keeps_nobody_waiting() {
     assert_eq!(puts(&client, 0..5, &in_member(name)).await, 5);
     assert_eq!(puts(&client, 20..30, &ReplicateConfig::replicas(2)).await, 10);
     frozen.freeze();
-    // With shared memory it may even be served.
+    // Through shared memory the read may even succeed.
     hits(&client, 0..5).await;
     assert_eq!(hits(&client, 20..30).await, 10);
     eventually("puts go elsewhere", Duration::from_secs(8), async || {
@@ -164,7 +164,7 @@ async fn a_frozen_member_keeps_nobody_waiting() {
     .await;
     assert_eq!(puts(&client, 41..50, &ReplicateConfig::default()).await, 9);
     frozen.thaw();
-    // It finds out that it was taken for dead, and comes back empty; nobody ever sees other bytes.
+    // The client learns that it has expired, and returns empty; no read ever shows other bytes.
     eventually("it is a member again", Duration::from_secs(8), async || {
         hits(&client, 0..5).await;
         let i = Rng::from_os().next_u64();
@@ -192,7 +192,7 @@ async fn a_killed_master_is_missed_for_seconds() {
     assert_eq!(hits(&client, 100..120).await, 20);
 }
 
-/// However long it was away: members do not ask ever more rarely.
+/// The length of the outage does not matter: clients do not poll less and less often.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_that_was_away_for_long_serves_again_as_soon() {
     let (port, server, _members, client) = cluster(&[]).await;
@@ -206,12 +206,13 @@ async fn a_master_that_was_away_for_long_serves_again_as_soon() {
     .await;
 }
 
-/// The task fails in its time, and its object can be replaced as soon as nothing of the copy can land any more.
+/// The task fails in its time, and its object can be replaced as soon as no byte of the copy can
+/// land any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_to_a_frozen_member_does_not_keep_its_object() {
     for (ttl, comes_back) in [("--client_ttl=60", true), ("--client_ttl=3", false)] {
         let (port, _master, members, client) = cluster(&[ttl]).await;
-        // Over the network: into shared memory nothing comes late.
+        // The copy goes over the network, because into shared memory no byte arrives late.
         let source = builder(&format!("127.0.0.1:{port}"), SEGMENT).share_memory(false);
         let source = source.connect().await.unwrap();
         let (frozen, name) = &members[1];
@@ -247,15 +248,16 @@ async fn a_frozen_master_fails_calls_in_time() {
     eventually("it answers again", Duration::from_secs(3), async || read(&client, 0).await).await;
     assert_eq!(puts(&client, 20..30, &ReplicateConfig::default()).await, 10);
     assert_eq!(hits(&client, 20..30).await, 10);
-    // What was asked of it meanwhile did not come too late: the key is free, or was never taken.
+    // The requests meanwhile did not arrive too late: the key is free, or was never taken.
     eventually("the key may be put", Duration::from_secs(3), async || {
         put(&client, 50, &ReplicateConfig::default()).await || read(&client, 50).await
     })
     .await;
 }
 
-/// A master that was stopped for longer than clients may be silent has heard nobody, which is not their fault. The client is told
-/// not to announce again what it has: those of the existing system cannot.
+/// A master that was stopped for longer than the heartbeat timeout has received no heartbeat, and
+/// must not expire its clients. The client is set to announce nothing again, like those of Mooncake
+/// C++.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_master_blames_nobody() {
     let port = free_port();
@@ -266,17 +268,18 @@ async fn a_frozen_master_blames_nobody() {
     server.freeze();
     tokio::time::sleep(Duration::from_secs(5)).await;
     server.thaw();
-    // The first call may be of a connection that was given up meanwhile.
+    // The first call may use a connection that was given up meanwhile.
     eventually("it answers again", PATIENCE, async || client.exist("key 0").await.is_ok()).await;
-    // By now it has heard of the client again, or has not, and had many occasions to forget it.
+    // By now the master has received a heartbeat, or has had many occasions to expire the client.
     tokio::time::sleep(SLACK).await;
     assert_eq!(hits(&client, 0..20).await, 20);
 }
 
-/// Objects of the test below, unless `TEST_OBJECTS` says otherwise. Contract point 7 was measured with a million.
+/// Number of objects of the test below, unless `TEST_OBJECTS` sets it. A million were measured
+/// once.
 const OBJECTS: u64 = 20_000;
 
-/// A master is killed: the next one serves all there was.
+/// A master is killed, and the next one serves all objects.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(clippy::disallowed_methods, reason = "the number of objects may come from the environment")]
 async fn a_killed_master_takes_nothing_along() {

@@ -1,5 +1,5 @@
-//! Connections that hold back: every listener of a master and of a client serves a caller that asks properly while other
-//! connections fill all of its places, and stops in bounded time whatever those connections hold back.
+//! Connections that withhold their requests: every listener of a master and of a client serves a
+//! proper caller while other connections fill all of its slots, and stops in bounded time.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -16,14 +16,15 @@ use mooncake_transport::admission::raise_descriptor_limit;
 use mooncake_transport::handshake::{Kind, encode};
 use mooncake_transport::same_host::record::Record;
 
-/// Time in which a caller that asks properly is served while all places are taken.
+/// Longest time until a proper caller is served while all slots are taken.
 const SERVED: Duration = Duration::from_secs(10);
-/// Bound of a stop: 2 s for peers, and what the last snapshot and leaving a cluster of this size take on a busy machine.
+/// Longest duration of a stop: 2 s for connections, and the time for the last snapshot and for
+/// leaving a cluster of this size on a busy machine.
 const STOPPED: Duration = Duration::from_secs(10);
-/// Time in which a process starts on a busy machine.
+/// Longest duration of a start on a busy machine.
 const STARTED: Duration = Duration::from_secs(60);
 
-/// A stream of a listener, whatever its kind.
+/// Stream of any kind of listener.
 trait Stream: Read + Write {}
 
 impl Stream for TcpStream {}
@@ -35,7 +36,7 @@ impl Stream for UnixStream {}
 enum At {
     Port(u16),
     Path(PathBuf),
-    /// A name in the abstract namespace.
+    /// Name in the abstract namespace.
     Name(String),
 }
 
@@ -59,12 +60,13 @@ fn local(stream: UnixStream) -> std::io::Result<Box<dyn Stream>> {
     Ok(Box::new(stream))
 }
 
-/// A request in the protocol of a listener, whole and in parts, and the first bytes of the answer to the whole.
+/// Request in the protocol of a listener, complete and in parts, and the first bytes of the
+/// response to the complete one.
 #[derive(Clone)]
 struct Exchange {
     half_header: Vec<u8>,
     half_body: Vec<u8>,
-    /// Empty, if only [`Listener::asked`] knows the protocol.
+    /// Complete request; empty if only [`Listener::serve_one`] knows the protocol.
     request: Vec<u8>,
     answer: Vec<u8>,
 }
@@ -72,7 +74,7 @@ struct Exchange {
 impl Exchange {
     fn http(method: &str, path: &str, body: &str) -> Self {
         let head = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
-        // A body of one byte more than it has.
+        // The length announces one byte more than the body has.
         let half =
             format!("PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len() + 1);
         Self {
@@ -83,7 +85,7 @@ impl Exchange {
         }
     }
 
-    /// A call that no server knows: the answer says so.
+    /// Returns a call that no server knows, which the response states.
     fn rpc() -> Self {
         let (mut request, mut answer) = (Vec::new(), Vec::new());
         frame::write_request(&mut request, 1, 0x1234_5678, |out| out.extend([7; 64]));
@@ -104,19 +106,19 @@ impl Exchange {
         }
     }
 
-    /// A greeting, READY, and a subscription to everything.
+    /// Returns a greeting, READY, and a subscription to everything.
     fn events() -> Self {
         let mut greeting = [0; 64];
         (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
         greeting[12..16].copy_from_slice(b"NULL");
         let ready = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB";
         let request = [&greeting[..], ready, b"\x00\x01\x01"].concat();
-        // The answer is the other greeting, and READY only after the greeting has come as a whole.
+        // The response is the other greeting, and READY only after the complete greeting.
         let answer = [&greeting[..], b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"].concat();
         Self { half_header: request[..10].to_vec(), half_body: request[..70].to_vec(), request, answer }
     }
 
-    /// A read of one byte, and a write of which nearly nothing comes.
+    /// Returns a read of one byte, and a write whose body is nearly all missing.
     fn data(addr: u64) -> Self {
         let header = |opcode: u8, len: u64| {
             [&len.to_le_bytes()[..], &addr.to_le_bytes(), &[opcode, 0, 0, 0, 0, 0, 0, 0]].concat()
@@ -130,7 +132,8 @@ impl Exchange {
         }
     }
 
-    /// A question for the regions of a process. The answer begins with a record that has a descriptor.
+    /// Returns a request for the regions of a process. The response begins with a record that has a
+    /// descriptor.
     fn same_host() -> Self {
         let (request, answer) = (Record::Ask.encode().to_vec(), Record::Board.encode().to_vec());
         Self { half_header: request[..3].to_vec(), half_body: Vec::new(), request, answer }
@@ -145,7 +148,7 @@ impl Exchange {
 const READ: u8 = 0x80;
 const WRITE: u8 = 0x81;
 
-/// How a connection holds back.
+/// Way in which a connection withholds its request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kept {
     Silent,
@@ -159,7 +162,7 @@ const KINDS: [Kept; 4] = [Kept::Silent, Kept::HalfHeader, Kept::HalfBody, Kept::
 struct Listener {
     name: &'static str,
     at: At,
-    /// Places under the limit of descriptors that the process was given.
+    /// Number of slots under the limit of descriptors of the process.
     places: usize,
     exchange: Exchange,
 }
@@ -207,24 +210,24 @@ impl Listener {
     }
 
     fn kinds(&self) -> impl Iterator<Item = Kept> {
-        // A peer that has been given regions keeps its place: it may be in the middle of a copy.
+        // A connection that has received regions keeps its slot: it may be in the middle of a copy.
         let may_wait = !self.exchange.half_body.is_empty();
         KINDS.into_iter().filter(move |kind| may_wait || matches!(kind, Kept::Silent | Kept::HalfHeader))
     }
 
-    /// One connection of each kind.
+    /// Opens one connection of each kind.
     fn hold_each(&self) -> Vec<Box<dyn Stream>> {
         self.kinds().map(|kind| self.hold(kind).unwrap()).collect()
     }
 
-    /// Fills all places in each way, and asks properly each time.
+    /// Fills all slots in each way, and makes a proper call each time.
     fn withstand(&self) {
         for kind in self.kinds() {
             let mut connections = Vec::new();
             for number in 0..self.places + 4 {
                 match self.hold(kind) {
                     Ok(stream) => connections.push(stream),
-                    // It asks properly, so it is served though all places are taken.
+                    // The call is proper, so it is served though all slots are taken.
                     Err(error) if kind == Kept::IdleAfterOne => {
                         panic!("{}: call {number} of {}: {error}", self.name, self.places)
                     }
@@ -245,7 +248,8 @@ fn begin() -> Instant {
     Instant::now()
 }
 
-/// Starts a program under a limit of descriptors, and returns its log up to the line that has this in it.
+/// Starts a program under a limit of descriptors. Returns its log up to the line that contains
+/// `ready`.
 fn start(limit: &str, program: &str, arguments: &[String], ready: &str) -> (Process, String) {
     let mut child = Command::new("prlimit")
         .arg(format!("--nofile={limit}"))
@@ -258,7 +262,7 @@ fn start(limit: &str, program: &str, arguments: &[String], ready: &str) -> (Proc
     let log = BufReader::new(child.stderr.take().unwrap());
     let process = Process(child);
     let (tell, told) = std::sync::mpsc::channel();
-    // Reads on, so that the log never fills its pipe.
+    // The thread continues to read, so that the log never fills its pipe.
     std::thread::spawn(move || log.lines().map_while(Result::ok).for_each(|line| drop(tell.send(line))));
     let (began, mut text) = (begin(), String::new());
     while let Some(rest) = STARTED.checked_sub(began.elapsed()) {
@@ -276,7 +280,7 @@ fn start(limit: &str, program: &str, arguments: &[String], ready: &str) -> (Proc
     panic!("{program} has not said {ready:?} in time")
 }
 
-/// Tells a process to stop; how long that took.
+/// Stops a process with SIGTERM. Returns the duration.
 fn stop(process: &mut Process) -> Duration {
     let began = begin();
     process.signal("-TERM");
@@ -316,7 +320,8 @@ fn master(limit: &str, more: &[String]) -> (Process, Ports) {
     (process, ports)
 }
 
-/// Number of connections that a process reports for a listener, and of those that made room.
+/// Returns the number of open connections of a listener in the metrics, and of those closed for
+/// others.
 fn reported(port: u16, prefix: &str, listener: &str) -> (Option<u64>, Option<u64>) {
     let page = page(port, "/metrics").unwrap_or_default();
     let figure = |name: &str, label: &str| {
@@ -403,7 +408,8 @@ fn a_client_withstands_connections_that_hold_back() {
     drop(held);
 }
 
-/// Starts a client under 512 descriptors, with every listener that a client has. Its socket and its disk lie in the folder.
+/// Starts a client under 512 descriptors, with every kind of listener. Its socket and its disk are
+/// in the folder.
 fn client(ports: &Ports, http: u16, folder: &Path) -> (Process, String) {
     let disk = folder.join("disk");
     std::fs::create_dir_all(&disk).unwrap();
@@ -422,17 +428,17 @@ fn client(ports: &Ports, http: u16, folder: &Path) -> (Process, String) {
         format!("--ipc_socket_path={}", folder.join("owner.sock").display()),
         format!("--http_port={http}"),
     ];
-    // `env` becomes the client, which keeps its number.
+    // `env` executes the client, which keeps the process id.
     start("512:512", "env", &flags, "ready")
 }
 
-/// Value of a field of a line of a log, without quotation marks and colours.
+/// Returns the value of a field in a line of a log, without quotation marks and colours.
 fn field<'a>(log: &'a str, name: &str) -> Option<&'a str> {
     let rest = log.split_once(&format!("{name}="))?.1;
     rest.split([' ', '"', '\n']).find(|word| !word.is_empty())
 }
 
-/// Name of the socket on which a process waits for peers of its host.
+/// Returns the name of the socket of a process for transfers on the same host.
 fn same_host_name(process: u32) -> String {
     let links = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().flatten();
     let links =
@@ -447,8 +453,9 @@ fn same_host_name(process: u32) -> String {
     name.unwrap()
 }
 
-/// Light clients keep their control connections, which tell their owner that they live. However many want to join, those that
-/// have joined find places for their calls, and the others learn why they have not.
+/// Shared clients keep their control connections, which show their owner that they live. The
+/// clients that have joined find slots for their calls, however many others try to join. The others
+/// get the reason of the refusal.
 #[test]
 fn control_connections_leave_places_for_calls() {
     const MOST: usize = 16;
@@ -481,8 +488,8 @@ fn control_connections_leave_places_for_calls() {
     });
 }
 
-/// Peers of the same host that have been given regions keep their places. A further one is refused at once, without harm to
-/// any other, and comes in when one has gone.
+/// Connections of the same host that have received regions keep their slots. A further connection
+/// is refused at once without harm to others, and is accepted when one has closed.
 #[test]
 fn peers_beyond_the_places_of_the_same_host_are_refused() {
     const PLACES: usize = 32;
@@ -509,7 +516,8 @@ fn peers_beyond_the_places_of_the_same_host_are_refused() {
     }
 }
 
-/// A limit of descriptors that is lower than the process may have keeps nobody from the admin pages.
+/// A low limit of descriptors is raised to the permitted one, so that the admin endpoints stay
+/// reachable.
 #[test]
 fn a_master_takes_the_descriptors_it_may_have() {
     let (_process, ports) = master("64:4096", &[]);
@@ -521,7 +529,7 @@ fn a_master_takes_the_descriptors_it_may_have() {
     drop(held);
 }
 
-/// Half a request ends by itself, long before anything else needs its place.
+/// Half a request is closed after a timeout, before another connection needs its slot.
 #[test]
 fn half_a_request_over_http_is_closed_in_time() {
     let (_process, ports) = master("1024:1024", &[]);
@@ -530,7 +538,7 @@ fn half_a_request_over_http_is_closed_in_time() {
     for stream in &mut held {
         let began = begin();
         let mut answer = Vec::new();
-        // Reads for 10 s at a time, which is the limit itself.
+        // Each read waits 10 s, which is the limit itself.
         while stream.read_to_end(&mut answer).is_err() {
             assert!(began.elapsed() < 3 * SERVED, "it is still open");
         }

@@ -1,5 +1,5 @@
-//! An owner and its light clients as processes that die, freeze and come back. The light clients are this test binary, started again for
-//! one test that does as its environment says.
+//! Owner and its shared clients as processes that die, freeze and return. The shared clients are
+//! this test program, started again for one test that takes its arguments from the environment.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,14 +11,14 @@ use mooncake_core::clock::Rng;
 use mooncake_store::local::{LocalClient, LocalConfig};
 use tempfile::TempDir;
 
-/// Longest time a call of a light client here may take.
+/// Longest permitted duration of a call of a shared client.
 const LIMIT: Duration = Duration::from_secs(5);
-/// What that is on a machine that is busy with other tests, too.
+/// Additional time on a machine that is busy with other tests.
 const SLACK: Duration = Duration::from_secs(5);
-/// How long the owner's figures may take to become what they should be.
+/// Longest time until the metrics of the owner have an expected value.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A master and an owner.
+/// Master and owner.
 struct Host {
     master: u16,
     http: u16,
@@ -60,12 +60,12 @@ impl Host {
         LocalConfig { timeout: LIMIT, buffer: 4 << 20, ..LocalConfig::at(self.socket.to_str().unwrap()) }
     }
 
-    /// A figure of the owner's.
+    /// Returns a metric of the owner.
     fn figure(&self, name: &str) -> Option<u64> {
         figure(self.http, &format!("mooncake_client_local_{name}"))
     }
 
-    /// Waits until the owner holds what it should.
+    /// Waits until a metric of the owner has this value.
     #[allow(clippy::disallowed_methods, reason = "a figure that never comes must not hang the tests")]
     fn until(&self, name: &str, value: u64) {
         let began = Instant::now();
@@ -93,7 +93,7 @@ fn start_owner(master: u16, http: u16, socket: &Path, flags: &[&str]) -> Process
     Process(child)
 }
 
-/// The owner may be starting just now.
+/// Connects to an owner that may still be starting.
 async fn connect(config: LocalConfig) -> LocalClient {
     loop {
         match LocalClient::connect(config.clone()).await {
@@ -109,7 +109,7 @@ fn value_of(key: &str, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i % 253) as u8 ^ seed).collect()
 }
 
-/// The process of a light client.
+/// Process of a shared client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the other processes of the tests in this file"]
 #[allow(clippy::disallowed_methods, reason = "its orders come from the environment")]
@@ -128,7 +128,7 @@ async fn guest() {
             assert!(client.get("shared").await.unwrap().unwrap() == value_of("shared", 3 << 20));
             println!("done");
         },
-        // As long as somebody listens; a call that fails is one more try.
+        // The loop runs as long as the parent reads the output; a call that fails is repeated.
         "steady" => loop {
             if client.exist("shared").await.is_ok() {
                 println!("done");
@@ -184,14 +184,14 @@ async fn a_killed_process_leaves_nothing_and_harms_nobody() {
     other.put("shared", value_of("shared", 3 << 20)).await.unwrap();
     for round in 0..6 {
         let mut guest = host.start_guest(["put", "get"][round % 2]);
-        // In the middle of one, as they follow each other without a pause.
+        // The kill comes in the middle of a call, because calls follow each other without a pause.
         let mut done = guest.said("done");
         assert!(done.by_ref().take(3).count() == 3);
         guest.kill();
         assert!(other.get("shared").await.unwrap().unwrap() == value_of("shared", 3 << 20));
         host.until("clients", 1);
     }
-    // Each wrote values as long as the memory it shared, all of which is free again.
+    // Each client wrote values as long as its shared memory, all of which is free again.
     assert_eq!(host.figure("memories"), Some(1));
     let key = "after";
     other.put(key, value_of(key, 32 << 20)).await.unwrap();
@@ -212,7 +212,7 @@ async fn a_frozen_process_is_forgotten_and_finds_back() {
     other.put("shared", "value").await.unwrap();
     guest.thaw();
     host.until("clients", 2);
-    // What it had said before is read, and then what it says again.
+    // The first lines are from before the stop, the next ones from after it.
     for _ in 0..3 {
         done.next().unwrap();
     }
@@ -240,7 +240,7 @@ async fn an_owner_that_dies_or_freezes_is_missed_in_time() {
     let error = client.get("shared").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(began.elapsed() < SLACK, "{:?}", began.elapsed());
-    // The next one finds the socket of the dead one.
+    // The next owner replaces the socket of the killed one.
     host.owner = start_owner(host.master, host.http, &host.socket, &[]);
     client.connected().await;
     while client.put_buf("later", client.alloc(3).await.unwrap(), &Default::default()).await.is_err() {}
@@ -267,7 +267,7 @@ async fn an_owner_that_is_terminated_drains_first() {
         .await
         .unwrap();
     host.owner.signal("-TERM");
-    // Nothing is placed there once it drains, and there is no other segment.
+    // A draining owner accepts no objects, and there is no other segment.
     let mut n = 0;
     loop {
         match cluster.put(format!("new-{n}"), [1; 1000]).await {
@@ -285,7 +285,8 @@ async fn an_owner_that_is_terminated_drains_first() {
     cluster.close().await.unwrap();
 }
 
-/// Objects of an owner that is terminated move to the other owner, and the owner ends long before its time is over.
+/// Objects of a terminated owner move to the other owner, and the owner ends long before its time
+/// limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn objects_of_an_owner_that_is_terminated_move_to_another() {
     let mut host = Host::new(&["--drain_on_term=600"]);
@@ -297,7 +298,7 @@ async fn objects_of_an_owner_that_is_terminated_move_to_another() {
     drop(client);
     let socket = host.socket.with_file_name("second.sock");
     let _second = start_owner(host.master, free_port(), &socket, &[]);
-    // It answers when its memory is mounted.
+    // The owner accepts connections when its memory is mounted.
     drop(connect(LocalConfig::at(socket.to_str().unwrap())).await);
     host.owner.signal("-TERM");
     assert!(host.owner.0.wait().unwrap().success());

@@ -1,4 +1,4 @@
-//! The master's own process: what it is told by command line, environment and file, and what it says.
+//! Process of the master: its settings from command line, environment and file, and its messages.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,7 +10,7 @@ use mooncake_core::fault_injection::VARIABLE;
 
 const MASTER: &str = env!("CARGO_BIN_EXE_mooncake_master");
 
-/// Ends the process when a test fails.
+/// Process that is killed when the test ends.
 struct Running(Child);
 
 impl Drop for Running {
@@ -20,7 +20,7 @@ impl Drop for Running {
     }
 }
 
-/// The planted bug of this process, for its children.
+/// Returns the planted bug of this process, for its children.
 #[allow(clippy::disallowed_methods, reason = "bugs are planted through the environment")]
 fn planted() -> Option<(&'static str, std::ffi::OsString)> {
     Some((VARIABLE, std::env::var_os(VARIABLE)?))
@@ -38,7 +38,7 @@ fn said(command: &mut Command) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8(text).unwrap())
 }
 
-/// Waits for a line of the log that has this in it.
+/// Waits for a line of the log that contains `what`.
 fn wait_for(log: &Path, what: &str) -> String {
     for _ in 0..2000 {
         let text = std::fs::read_to_string(log).unwrap_or_default();

@@ -1,6 +1,8 @@
-//! Clusters of this version and the last release: `cargo xtask mixed` builds the release and runs these tests.
+//! Clusters of this version and the last release: `cargo xtask mixed` builds the release and runs
+//! these tests.
 //!
-//! `MOONCAKE_LAST_RELEASE` is the folder with the programs of the release. Without the variable there is nothing to mix with.
+//! `MOONCAKE_LAST_RELEASE` is the folder with the programs of the release. The tests need this
+//! variable.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -16,7 +18,7 @@ use crate::process::{Process, figure, free_port};
 const OBJECTS: u64 = 100;
 const LEN: usize = 10_000;
 
-/// The programs of one version.
+/// Programs of one version.
 #[derive(Clone, Debug)]
 struct Programs(PathBuf);
 
@@ -41,7 +43,7 @@ impl Programs {
         Process(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
     }
 
-    /// A process that offers 16 MB of memory.
+    /// Starts a process that offers 16 MB of memory.
     fn member(&self, port: u16, folder: &Path, name: &str) -> Process {
         let mut command = self.command("mooncake_client");
         command
@@ -63,7 +65,7 @@ impl Programs {
     }
 }
 
-/// One member of each version, a master, and a client of this version that offers nothing.
+/// Client process of each version, a master, and a client of this version that offers no memory.
 struct Cluster {
     port: u16,
     pages: u16,
@@ -100,7 +102,7 @@ impl Cluster {
         }
     }
 
-    /// Objects that are there. Every one has the bytes of its version.
+    /// Returns the number of objects found, each of which has the bytes of its version.
     async fn hits(&self, version: u64) -> u64 {
         let mut hits = 0;
         for i in 0..OBJECTS {
@@ -112,14 +114,14 @@ impl Cluster {
         hits
     }
 
-    /// Waits until every member has taken stock of what was put before: some heartbeats later.
+    /// Waits for some heartbeats, until every client has the inventory of the earlier puts.
     async fn taken_stock(&self) {
         let pings = || figure(self.pages, "master_ping_requests_total").unwrap_or(0);
         let before = pings();
         eventually("heartbeats of all members", PATIENCE, async || pings() >= before + 12).await;
     }
 
-    /// Programs of either version read what programs of the other wrote.
+    /// Checks that programs of either version read the objects of the other.
     async fn tools_agree(&self) {
         let (current, last) = (Programs::current(), Programs::last());
         let value = tagged(7, 7, LEN);
@@ -134,7 +136,7 @@ impl Cluster {
     }
 }
 
-/// The master is replaced by one of the other version: objects outlive it, and all goes on.
+/// Replaces the master by one of the other version: objects outlive it, and all calls work.
 async fn restarted(first: Programs, next: Programs) {
     let (port, pages) = (free_port(), free_port());
     let master = first.master(port, pages);

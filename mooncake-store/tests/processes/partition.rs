@@ -1,5 +1,5 @@
-//! Clients that are cut off from their master for longer than `--client_ttl`, and return: what nobody touched meanwhile is read again, and
-//! what was removed or replaced does not come back.
+//! Clients that cannot reach their master for longer than `--client_ttl`, and return: unchanged
+//! objects are read again, and removed or replaced ones do not return.
 #![allow(clippy::disallowed_methods, reason = "the bounds are of real time")]
 
 use std::collections::BTreeMap;
@@ -16,10 +16,10 @@ use crate::cluster::{
 use crate::process::{Process, free_port};
 
 const TTL: Duration = Duration::from_secs(2);
-/// Time in which everything is read again after the cut has ended.
+/// Longest time until all objects are readable after the partition has ended.
 const HEALED: Duration = Duration::from_secs(5);
 
-/// The process of a relay between clients and their master.
+/// Process of a relay between clients and their master.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 #[ignore = "the other processes of the tests in this binary"]
 async fn relay() {
@@ -50,7 +50,8 @@ fn start_relay(master: u16) -> (Process, u16) {
     (relay, port)
 }
 
-/// Objects whose members are cut off, and what each of them must be afterwards: a version, or nothing.
+/// Objects of the separated clients, and the expected state of each afterwards: a version, or
+/// nothing.
 struct Objects {
     client: Client,
     expected: BTreeMap<u64, Option<u64>>,
@@ -59,7 +60,7 @@ struct Objects {
 const OBJECTS: u64 = 60;
 
 impl Objects {
-    /// Stores objects in these members, the last ones just before the cut.
+    /// Stores objects in these clients, the last ones just before the partition.
     async fn put(client: Client, members: &[String]) -> Self {
         let mut expected = BTreeMap::new();
         for key in 0..OBJECTS {
@@ -77,7 +78,7 @@ impl Objects {
         Some(version_of(key, &bytes).unwrap_or_else(|| panic!("wrong bytes of key {key}")))
     }
 
-    /// Removes and replaces some while their members are away.
+    /// Removes and replaces some objects while their owners are unreachable.
     async fn touch(&mut self) {
         for key in (0..OBJECTS).step_by(10) {
             let _ = self.client.remove(key.to_string(), true).await;
@@ -95,7 +96,8 @@ impl Objects {
         }
     }
 
-    /// Reads all of them until each is what it must be. One that was touched must never be anything else.
+    /// Reads all objects until each has its expected state. A changed object must never have
+    /// another one.
     async fn healed(&self, since: Instant) {
         loop {
             let mut missing = Vec::new();
@@ -118,7 +120,8 @@ impl Objects {
     }
 }
 
-/// Cuts off these processes for `span`, touches objects meanwhile, and reads everything afterwards.
+/// Separates these processes for `span`, changes objects meanwhile, and reads all objects
+/// afterwards.
 async fn cut(objects: &mut Objects, processes: &[&Process], span: Duration) {
     let begun = Instant::now();
     processes.iter().for_each(|process| process.freeze());
@@ -134,7 +137,7 @@ async fn cut(objects: &mut Objects, processes: &[&Process], span: Duration) {
     objects.healed(Instant::now()).await;
 }
 
-/// A master, a member that is never cut off, and a client that reads.
+/// Starts a master, a client that is never separated, and a client that reads.
 async fn cluster() -> (u16, Process, (Process, String), Client) {
     let port = free_port();
     let server = master(port, &[&format!("--client_ttl={}", TTL.as_secs())]);

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command};
 
-/// A process that is killed when the test is over.
+/// Process that is killed when the test ends.
 pub(crate) struct Process(pub(crate) Child);
 
 impl Process {
@@ -13,7 +13,7 @@ impl Process {
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
     }
 
-    /// Stops every thread of it, and waits until they have stopped.
+    /// Stops every thread of the process, and waits until they have stopped.
     pub(crate) fn freeze(&self) {
         self.signal("-STOP");
         while !self.is_frozen() {
@@ -24,7 +24,7 @@ impl Process {
     fn is_frozen(&self) -> bool {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.0.id())).unwrap();
         threads.map_while(Result::ok).all(|thread| {
-            // "number (name) state ..", of which the name may be anything.
+            // The format is "number (name) state ..", and the name may contain anything.
             let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
             stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
         })
@@ -34,13 +34,13 @@ impl Process {
         self.signal("-CONT");
     }
 
-    /// Without a word to anybody, as `kill -9`.
+    /// Kills the process as `kill -9` does.
     pub(crate) fn kill(mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }
 
-    /// Lines that begin with `word`, as they come, without it. To be asked for once.
+    /// Returns the lines that begin with `word`, without it, as they come. Call it once.
     pub(crate) fn said(&mut self, word: &'static str) -> impl Iterator<Item = String> + use<> {
         let lines = BufReader::new(self.0.stdout.take().unwrap()).lines();
         lines.map_while(Result::ok).filter_map(move |line| line.strip_prefix(word).map(str::to_owned))
@@ -56,13 +56,13 @@ impl Drop for Process {
 
 pub(crate) use mooncake_core::testkit::free_port;
 
-/// A figure of a process that shows its metrics at this port.
+/// Returns a metric of a process with metrics at this port.
 pub(crate) fn figure(port: u16, name: &str) -> Option<u64> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").ok()?;
     let mut text = String::new();
     stream.read_to_string(&mut text).ok()?;
-    // "name value", or "name{labels} value".
+    // The format is "name value", or "name{labels} value".
     text.lines().find_map(|line| {
         let rest = line.strip_prefix(name).filter(|rest| rest.starts_with([' ', '{']))?;
         rest.rsplit_once(' ')?.1.parse().ok()

@@ -1,4 +1,4 @@
-//! A member whose memory is a file: killed, or closed, and started again, it serves what it had.
+//! Clients whose memory is a file: killed or closed, and started again, they serve their objects.
 
 use std::path::Path;
 use std::time::Instant;
@@ -28,7 +28,8 @@ async fn put(client: &Client, i: u64, config: &ReplicateConfig) {
     assert_eq!(put.unwrap(), PutOutcome::Stored);
 }
 
-/// The process of a member: takes the file, stores as many objects as it is told, says when they would outlive it, and closes when it is let go of.
+/// Process of a client: opens the file, stores objects according to its arguments, prints when they
+/// would outlive it, and closes at the end of its input.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the other processes of the tests in this binary"]
 async fn owner() {
@@ -71,7 +72,8 @@ impl Owner {
         self.1.next().unwrap_or_default()
     }
 
-    /// Comes up; stores objects from that number on, if it is told one, and waits until so many lie there for good.
+    /// Starts the process, which stores objects from a first number on and waits until this many
+    /// are durable.
     fn ready(port: u16, file: &Path, first: Option<(u64, u64)>) -> Self {
         Self::ready_with(port, file, first, &[])
     }
@@ -95,7 +97,7 @@ impl Owner {
         owner
     }
 
-    /// Lets go of it, and waits until it has closed.
+    /// Closes the input of the process, and waits until the client has closed.
     fn close(mut self) {
         drop(self.0.0.stdin.take());
         assert!(self.0.0.wait().unwrap().success());
@@ -106,14 +108,14 @@ pub(crate) fn folder() -> TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
-/// A master, a reader with memory of its own, and where a file may be.
+/// Starts a master, a reader with memory of its own, and a folder for a file.
 async fn stage(flags: &[&str]) -> (u16, Process, Client, TempDir) {
     let port = free_port();
     let server = master(port, flags);
     (port, server, connect(&format!("127.0.0.1:{port}"), SEGMENT).await, folder())
 }
 
-/// How many of these there are; their bytes are right.
+/// Returns the number of hits among these keys, and checks their bytes.
 pub(crate) async fn hits(client: &Client, keys: std::ops::Range<u64>) -> u64 {
     let mut hits = 0;
     for i in keys {
@@ -148,7 +150,7 @@ async fn the_next_process_serves_what_a_killed_one_left() {
     let owner = Owner::ready(port, &file, Some((0, OBJECTS)));
     assert_eq!(hits(&reader, 0..OBJECTS).await, OBJECTS);
     owner.0.kill();
-    // What happens meanwhile counts.
+    // Changes meanwhile count.
     assert!(reader.remove("key 7", true).await.unwrap());
     assert!(reader.remove("key 9", true).await.unwrap());
     let here = in_member(reader.hostname());
@@ -162,7 +164,7 @@ async fn the_next_process_serves_what_a_killed_one_left() {
     assert_eq!(reader.get("key 9").await.unwrap().unwrap(), "another");
     assert_eq!(reader.get("key 11").await.unwrap(), None, "damaged");
 
-    // Once more, with what was written since; and closed instead of killed.
+    // The owner returns again, with the objects written since, after a close instead of a kill.
     drop(owner);
     let owner = Owner::ready(port, &file, Some((1000, 2 * OBJECTS - 3)));
     served(2 * OBJECTS - 3, async || {
@@ -220,7 +222,7 @@ async fn a_file_that_is_not_to_be_had_is_refused_by_name() {
     let nowhere = folder.path().join("no such folder/segment");
     let refused = Owner::start(port, &nowhere, &[]).said();
     assert!(refused.contains("no such folder"), "{refused}");
-    // Of another size, it is another segment.
+    // Another size makes another segment.
     owner.0.kill();
     let orders = [("TEST_SEGMENT", (2 * SEGMENT).to_string())];
     assert!(Owner::start(port, &file, &orders).said().starts_with("ready "));
@@ -239,7 +241,7 @@ async fn an_index_of_another_version_is_an_empty_segment() {
     let (port, _master, reader, folder) = stage(&[]).await;
     let file = folder.path().join("segment");
     let index = SegmentFile::new(&file).index;
-    // The version is the eighth byte; a header whose checksum is wrong stands for a shape that is unknown.
+    // The version is the eighth byte; a header with a wrong checksum stands for an unknown format.
     for (first, at) in [(0, 7), (1000, 20)] {
         let owner = Owner::ready(port, &file, Some((first, OBJECTS)));
         owner.0.kill();
@@ -250,7 +252,7 @@ async fn an_index_of_another_version_is_an_empty_segment() {
     }
 }
 
-/// Huge pages for one segment of these tests, and none for another.
+/// Script that reserves huge pages for one segment of these tests, and not for another.
 const RESERVED: &str = r#"
 pages=/proc/sys/vm/nr_hugepages; before=$(cat $pages) || exit 77
 free() { sed -n 's/^HugePages_Free: *//p' /proc/meminfo; }
@@ -260,7 +262,8 @@ mount -t hugetlbfs -o pagesize=2M none "$1" || exit 77
 TEST_FOLDER="$1" "$2" --exact segment_files::in_huge_pages --ignored --nocapture
 "#;
 
-/// In a mount namespace of its own, where a folder is of huge pages: it goes with the processes.
+/// The test runs in a mount namespace of its own with a folder of huge pages, which ends with the
+/// processes.
 #[test]
 #[allow(clippy::print_stderr, reason = "a test that is left out says why")]
 fn a_file_of_huge_pages_outlives_its_process() {
@@ -294,13 +297,13 @@ async fn in_huge_pages() {
     assert_eq!(std::fs::read_dir(&huge).unwrap().count(), 1, "nothing is left of an index there");
 
     let index = ("TEST_INDEX", folder.path().join("index").display().to_string());
-    // One page more than there are.
+    // The size needs one page more than there are.
     let larger = [index.clone(), ("TEST_SEGMENT", (SEGMENT + 1).to_string())];
     let refused = Owner::start(port, &file, &larger).said();
     let pages = format!("{} huge pages of 2048 KiB, {} are free", (SEGMENT >> 21) + 1, SEGMENT >> 21);
     assert!(refused.contains(&pages) && refused.contains("segment"), "{refused}");
 
-    // All there are, though not all bytes of them.
+    // The size needs all pages, though not all of their bytes.
     let orders = [index, ("TEST_SEGMENT", (SEGMENT - 4096).to_string())];
     let owner = Owner::ready_with(port, &file, Some((0, OBJECTS)), &orders);
     assert_eq!(std::fs::metadata(&file).unwrap().len(), SEGMENT);

@@ -1,4 +1,4 @@
-//! Masters that write down what they know, are killed, and begin with that.
+//! Masters that write snapshots, are killed, and start from them.
 
 use std::path::{Path, PathBuf};
 
@@ -14,16 +14,16 @@ use crate::cluster::{
 };
 use crate::process::{Process, figure, free_port};
 
-/// Of each of two tenants.
+/// Number of objects of each of two tenants.
 const OBJECTS: u64 = 60;
 
-/// A master that takes a snapshot every second.
+/// Master that takes a snapshot every second.
 struct Master {
     process: Option<Process>,
     port: u16,
     pages: u16,
     folder: TempDir,
-    /// Where snapshots and tenants lie.
+    /// Flags for the folders of snapshots and tenants.
     places: Vec<String>,
 }
 
@@ -48,7 +48,7 @@ impl Master {
             "--enable_snapshot_restore=true",
             "--snapshot_interval_seconds=1",
             "--enable_multi_tenants=true",
-            // A task whose client is slow to ask must not end by itself.
+            // A task must not expire while its client is slow to fetch it.
             "--pending_task_timeout_sec=600",
         ];
         let places: Vec<_> = self.places.iter().map(|place| &**place).collect();
@@ -63,10 +63,10 @@ impl Master {
         snapshots_in(self.folder.path())
     }
 
-    /// Waits for one that was begun from now on.
+    /// Waits for a snapshot that begins after this call.
     async fn snapshot(&self) {
         let count = || figure(self.pages, "master_snapshot_success").unwrap_or(0);
-        // The next may be under way.
+        // The next snapshot may be in progress.
         let before = count();
         eventually("two snapshots", PATIENCE, async || count() >= before + 2).await;
     }
@@ -88,7 +88,8 @@ fn key(number: u64) -> String {
     format!("key {number}")
 }
 
-/// Every third is pinned for ever, every third softly, and all are of three groups.
+/// Returns the configuration of an object: every third has a hard pin, every third a soft pin, and
+/// each is in one of three groups.
 fn kept(number: u64, member: &str) -> ReplicateConfig {
     ReplicateConfig {
         hard_pin: number.is_multiple_of(3),
@@ -106,7 +107,7 @@ async fn put(client: &Client, numbers: std::ops::Range<u64>, version: u64, membe
     }
 }
 
-/// How many of these there are; their bytes are right.
+/// Returns the number of hits among these objects, and checks their bytes.
 async fn hits(client: &Client, numbers: std::ops::Range<u64>, version: u64) -> u64 {
     let mut hits = 0;
     for number in numbers {
@@ -118,12 +119,12 @@ async fn hits(client: &Client, numbers: std::ops::Range<u64>, version: u64) -> u
     hits
 }
 
-/// All but its times, which are of clocks.
+/// Returns a task without its times, which depend on clocks.
 fn gist(task: TaskInfo) -> (Uuid, String, String) {
     (task.id, format!("{:?} {:?} {:?}", task.kind, task.status, task.client), task.message)
 }
 
-/// Two members, clients of two tenants, and what they have stored so that it lasts.
+/// Starts two clients with memory and clients of two tenants, and stores durable objects.
 async fn filled(master: &Master) -> ([Client; 2], [Client; 2]) {
     let at = format!("127.0.0.1:{}", master.port);
     let members = [0; 2].map(|_| builder(&at, SEGMENT));
@@ -156,7 +157,7 @@ async fn all_back(clients: &[Client; 2], numbers: std::ops::Range<u64>) {
     .await;
 }
 
-/// The page about tenants and the counts of pins.
+/// Returns the numbers of tenants and of pins in the HTTP endpoints.
 fn told(master: &Master) -> [Option<u64>; 3] {
     ["master_key_count", "master_soft_pin_key_count", "mooncake_tenant_quota_charged_bytes"]
         .map(|name| figure(master.pages, name))
@@ -166,7 +167,7 @@ fn told(master: &Master) -> [Option<u64>; 3] {
 async fn a_killed_master_gives_the_same_answers() {
     let mut master = Master::start();
     let (members, clients) = filled(&master).await;
-    // Nobody fetches the task of a member that is gone.
+    // The client of this task is gone, so no client fetches it.
     let (gone, name) = start_member(master.port);
     let there = clients[0].put_with("there", Bytes::from_static(b"there"), &in_member(&name)).await;
     assert_eq!(there.unwrap(), PutOutcome::Stored);
@@ -178,7 +179,7 @@ async fn a_killed_master_gives_the_same_answers() {
     let before = told(&master);
     let group = clients[0].remove(key(0), false).await;
     assert!(group.is_ok(), "{group:?}");
-    // After the snapshot: what owners have heard of comes back as well.
+    // These objects come after the snapshot; their owners have received them and announce them.
     put(&clients[0], 1000..1010, 1, members[0].hostname()).await;
     lasting(&members, 2 * OBJECTS - 1 + 10).await;
     master.kill();
@@ -219,7 +220,7 @@ async fn a_torn_snapshot_is_passed_over_and_none_is_no_harm() {
     std::fs::write(&all[1], &latest[..latest.len() / 2]).unwrap();
     master.run(&[]);
     all_back(&clients, 0..OBJECTS).await;
-    // All of them torn, and written into.
+    // All snapshots are truncated and damaged.
     master.snapshot().await;
     master.kill();
     for path in master.snapshots() {
@@ -230,7 +231,7 @@ async fn a_torn_snapshot_is_passed_over_and_none_is_no_harm() {
     }
     master.run(&[]);
     all_back(&clients, 0..OBJECTS).await;
-    // Killed at whatever moment of writing one.
+    // The kill comes at any point of a snapshot.
     for _ in 0..3 {
         master.kill();
         master.run(&[]);
@@ -238,7 +239,7 @@ async fn a_torn_snapshot_is_passed_over_and_none_is_no_harm() {
     all_back(&clients, 0..OBJECTS).await;
 }
 
-/// The next leader begins with what the one before wrote down.
+/// The next leader starts from a snapshot of the previous one.
 #[cfg(feature = "metadata-etcd")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_next_leader_begins_with_a_snapshot() {
@@ -271,7 +272,7 @@ async fn the_next_leader_begins_with_a_snapshot() {
     assert_eq!(count(masters[1].1), 0, "a standby takes none");
     put(&members[0], 0..OBJECTS, 1, members[1].hostname()).await;
     lasting(&members, OBJECTS).await;
-    // The task of a member that is there takes no time; its end is known for a while.
+    // The task of a live client takes no time; its end is recorded for a while.
     let task = members[0].copy_task(key(1), &[members[0].hostname()]).await.unwrap();
     let over = async || format!("{:?}", members[0].task(task).await.unwrap().status) == "Success";
     eventually("the task is over", PATIENCE, over).await;
@@ -287,7 +288,7 @@ async fn the_next_leader_begins_with_a_snapshot() {
     eventually("the next leader takes snapshots", PATIENCE, async || taken() > 0).await;
 }
 
-/// A master whose one directory is all it has: snapshots, tenants, and what engines publish about themselves.
+/// Masters with one directory for snapshots, tenants, and the records of engines.
 #[cfg(feature = "metadata-rocksdb")]
 mod own {
     use super::*;
@@ -295,7 +296,8 @@ mod own {
     use mooncake_core::ErrorCode;
 
     impl Master {
-        /// Nothing where there is no library, except in CI; and the port of its metadata server.
+        /// Starts a master with a directory. Returns it with the port of its metadata server, or
+        /// nothing without the library, except in CI.
         #[allow(clippy::disallowed_methods, reason = "CI says who it is in the environment")]
         fn start_with_a_directory() -> Option<(Self, u16)> {
             let folder = tempfile::tempdir().unwrap();
@@ -360,7 +362,7 @@ mod own {
         assert!(full.is_err(), "{full:?}");
         let (status, said) = http(metadata, "GET", entry, "").await;
         assert_eq!((status, said.as_str()), (200, r#"{"name":"somebody"}"#));
-        // Killed at whatever moment of writing one.
+        // The kill comes at any point of a snapshot.
         for _ in 0..3 {
             master.kill();
             master.run(&[]);

@@ -1,4 +1,4 @@
-//! `mooncake`, as a process beside a master and a member of its own.
+//! `mooncake` as a process, beside a master and a client of the test.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -49,7 +49,7 @@ impl Cluster {
         self.master.addresses().admin.unwrap().to_string()
     }
 
-    /// What the tool says to this input.
+    /// Runs the tool with this input. Returns its output.
     fn tool(&self, arguments: &[&str], input: &[u8]) -> Said {
         let all = ["--master", &self.rpc(), "--admin", &self.admin()];
         tool(&[&all[..], arguments].concat(), input)
@@ -76,7 +76,7 @@ impl Said {
         serde_json::from_slice(&self.out).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
 
-    /// Asserts that it failed with these words.
+    /// Asserts that the tool failed with these words.
     fn fails(&self, words: &[&str]) {
         assert_eq!(self.status, 1, "{}", self.errors);
         for word in words {
@@ -85,7 +85,7 @@ impl Said {
     }
 }
 
-/// The planted bug of this process, for its children.
+/// Returns the planted bug of this process, for its children.
 #[allow(clippy::disallowed_methods, reason = "bugs are planted through the environment")]
 fn planted() -> Option<(&'static str, std::ffi::OsString)> {
     Some((VARIABLE, std::env::var_os(VARIABLE)?))
@@ -101,7 +101,7 @@ fn tool(arguments: &[&str], input: &[u8]) -> Said {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // It may have seen an error before it reads anything.
+    // The tool may have failed before it reads its input.
     let _ = child.stdin.take().unwrap().write_all(input);
     let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
     Said { status: status.code().unwrap_or(-1), out: stdout, errors: String::from_utf8(stderr).unwrap() }
@@ -170,7 +170,7 @@ async fn figures() {
     let shown = cluster.tool(&bench, b"").text();
     assert!(shown.contains("20 objects of 4.0 KiB, 2 at a time") && shown.contains("p99"), "{shown}");
     assert_eq!(cluster.tool(&["ls"], b"").text(), "k\n", "nothing is left behind");
-    // What does not fit together evicts itself, and the object above.
+    // Objects that do not fit together evict each other, and the object above.
     cluster
         .tool(&["bench", "--size", "4M", "--count", "3", "--evict"], b"")
         .fails(&["gets failed", "--count"]);
@@ -231,7 +231,7 @@ async fn tenants() {
     cluster.stop().await;
 }
 
-/// What `doctor` says of one subject: grade, what was found, the fix.
+/// Returns a finding of `doctor` about a subject: grade, finding, fix.
 fn finding(document: &Value, subject: &str) -> [String; 3] {
     let findings = document["findings"].as_array().unwrap();
     let found = findings.iter().find(|at| at["subject"] == subject);
@@ -242,7 +242,7 @@ fn finding(document: &Value, subject: &str) -> [String; 3] {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn doctor_names_a_member_that_does_not_answer() {
     let cluster = Cluster::start(MasterOptions::default()).await;
-    // Its owner froze, or a firewall is in between: the master knows it, and nobody listens there.
+    // The master knows an owner that does not listen, as after a freeze or behind a firewall.
     let closed = std::net::TcpListener::bind("127.0.0.1:0").and_then(|one| one.local_addr()).unwrap();
     let (ghost, id) = (ClientId(Uuid::new(7, 7)), SegmentId(Uuid::new(7, 8)));
     let segment = Segment {
@@ -275,7 +275,7 @@ async fn doctor_names_a_port_and_a_host_that_do_not_answer() {
         let [grade, found, says] = finding(&said.json(), subject);
         assert!(grade == "fail" && found.contains(nobody) && says.contains(fix), "{found} -> {says}");
     }
-    // It takes connections, and then says nothing: what a filter of packets looks like.
+    // The listener accepts connections and sends nothing, as behind a packet filter.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = silent.local_addr().unwrap().to_string();
     let said = tool(&["--json", "--timeout", "0.3", "--master", &at, "--admin", nobody, "doctor"], b"");
@@ -292,7 +292,7 @@ async fn doctor_names_a_port_and_a_host_that_do_not_answer() {
 async fn doctor_names_a_master_of_another_version() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap().to_string();
-    // A master that tells its version to whoever connects, and ends with the test.
+    // The master sends its version to every connection, and ends with the test.
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
@@ -313,7 +313,7 @@ async fn doctor_names_a_master_of_another_version() {
     tool(&["--timeout", "2", "--master", &at, "get", "k"], b"").fails(&["9.8.7", "2.0.0"]);
 }
 
-/// A master that everybody reaches elsewhere than at this machine's own address, and a member that told this address.
+/// The master is at another address than that of this machine, and a client published this address.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn doctor_names_an_address_that_means_another_machine_to_everybody_else() {
     let config = MasterConfig {
@@ -345,7 +345,7 @@ async fn doctor_names_a_master_whose_clock_is_another() {
     let cluster = Cluster::start(MasterOptions::default()).await;
     let [grade, found, _] = finding(&cluster.tool(&["--json", "doctor"], b"").json(), "time of day");
     assert_eq!((&*grade, &*found), ("ok", "this host and the master agree"));
-    // An admin port that answers every page with no segments, in 1994.
+    // The admin port serves every endpoint without segments, in 1994.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap().to_string();
     std::thread::spawn(move || {
@@ -364,7 +364,7 @@ async fn doctor_names_a_master_whose_clock_is_another() {
     cluster.stop().await;
 }
 
-/// What a program is told of huge pages is its environment.
+/// The environment of a program decides about huge pages.
 #[test]
 fn doctor_names_huge_pages_that_are_asked_for_and_not_there() {
     let reserved = std::fs::read_to_string("/proc/meminfo").unwrap();
@@ -385,7 +385,7 @@ fn doctor_names_huge_pages_that_are_asked_for_and_not_there() {
     assert!(fix.contains("vm.nr_hugepages"), "{fix}");
 }
 
-/// The limit is the shell's, which the tool inherits.
+/// The tool inherits the limit from the shell.
 #[test]
 fn doctor_names_a_low_limit_of_locked_memory() {
     let run = |limit: &str| {
@@ -397,12 +397,12 @@ fn doctor_names_a_low_limit_of_locked_memory() {
         finding(&document, "locked memory")
     };
     let [grade, found, fix] = run("64");
-    // With RDMA devices here it is broken, without them it may be.
+    // With RDMA devices the check fails; without them the result is a note.
     assert!(["note", "fail"].contains(&&*grade), "{grade}");
     assert!(found.contains("64.0 KiB") && fix.contains("ulimit -l unlimited"), "{found} -> {fix}");
 }
 
-/// Objects of users that fill a good part of the cluster.
+/// Stores objects of users that fill most of the cluster.
 async fn fill(cluster: &Cluster) -> String {
     for n in 0..24 {
         cluster.member.put(format!("user/{n:02}"), vec![n as u8; 128 << 10]).await.unwrap();
@@ -433,7 +433,7 @@ async fn bench_refuses_to_evict_objects_of_users() {
     assert!(!forced.text().contains("no object was evicted"), "{}", forced.text());
     assert!(cluster.tool(&["ls"], b"").text().lines().count() < 24, "--evict allows it");
     cluster.stop().await;
-    // Memory of its own makes room.
+    // Memory of the benchmark itself provides the space.
     let cluster = Cluster::start(MasterOptions::default()).await;
     assert_eq!(fill(&cluster).await, keys);
     let own = cluster.tool(&[&large[..], &["--segment", "16M"]].concat(), b"");
@@ -474,7 +474,7 @@ async fn rm_of_all_asks_and_tells_what_is_left() {
 
 #[test]
 fn a_pattern_is_compiled_before_anything_is_asked() {
-    // No master is needed to see what is wrong.
+    // The check of the pattern needs no master.
     let said = tool(&["--master", "127.0.0.1:1", "rm", "--matching", "g("], b"");
     said.fails(&["\"g(\"", "--matching", "unclosed group"]);
     assert!(!said.errors.contains("no master answers"), "{}", said.errors);
@@ -529,7 +529,8 @@ async fn terminals_get_no_binary_values() {
     cluster.stop().await;
 }
 
-/// Runs the tool on a terminal of its own, which `script` of util-linux makes; status and all that was shown.
+/// Runs the tool on a terminal of its own, which `script` of util-linux makes. Returns status and
+/// output.
 fn on_terminal(arguments: &[&str], input: &str) -> (i32, String) {
     let quoted: Vec<String> = std::iter::once(&env!("CARGO_BIN_EXE_mooncake"))
         .chain(arguments)
@@ -546,7 +547,7 @@ fn on_terminal(arguments: &[&str], input: &str) -> (i32, String) {
     (output.status.code().unwrap_or(-1), String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// A directory as etcd answers over its JSON gateway, which names one leader.
+/// Starts a metadata service that responds like the JSON gateway of etcd and names one leader.
 fn etcd_with_leader(leader: &str) -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap().to_string();
@@ -630,7 +631,7 @@ async fn the_leader_of_several_masters_is_found_in_etcd() {
     cluster.stop().await;
 }
 
-/// All programs whose output may be cut off by `head`.
+/// Runs all commands whose output `head` may cut off.
 #[test]
 fn a_closed_pipe_is_no_panic() {
     for (program, flag) in [
@@ -639,7 +640,7 @@ fn a_closed_pipe_is_no_panic() {
         (env!("CARGO_BIN_EXE_mooncake_client"), "--help"),
         (env!("CARGO_BIN_EXE_mooncake"), "--help"),
     ] {
-        // Nobody reads the pipe at all.
+        // The pipe has no reader.
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let output = Command::new(program).arg(flag).stdout(writer).stderr(Stdio::piped()).output().unwrap();
@@ -665,7 +666,7 @@ async fn clients_refuse_what_cannot_work() {
         "{error}"
     );
     join(&cluster.rpc(), "localhost").connect().await.unwrap().close().await.unwrap();
-    // A client that goes on trying ends with another error.
+    // A client that continues to try ends with another error.
     let error = join(&cluster.admin(), "localhost").connect().await.unwrap_err();
     assert_eq!(error.code(), mooncake_core::ErrorCode::InvalidParams, "{error}");
     assert!(error.to_string().contains("speaks HTTP") && error.to_string().contains("RPC port"), "{error}");

@@ -1,4 +1,5 @@
-//! A master that cannot open a directory of its own says at its start which feature it lacks, wherever one is named.
+//! Master without RocksDB, which names the missing feature at its start for every setting that
+//! needs a directory.
 
 use mooncake_core::ErrorCode;
 use mooncake_store::config::Settings;

@@ -1,4 +1,5 @@
-//! Calls of our master over its wire: those about features that are off, and the bytes of those answered most.
+//! RPC responses of the master: those of features that are off, and the bytes of the most frequent
+//! ones.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -41,7 +42,7 @@ async fn what_is_off_is_answered_as_the_existing_master_answers() {
     running.stop().await;
 }
 
-/// Answers that are written as they come are those that the table would write.
+/// Responses that are encoded without the table equal those that the table would encode.
 #[test]
 fn what_is_never_kept_is_spelled_as_the_rest() {
     let options = MasterOptions { disks: Some(DiskOptions::default()), ..MasterOptions::default() };
@@ -54,7 +55,7 @@ fn what_is_never_kept_is_spelled_as_the_rest() {
             name: format!("host{number}:1"),
             base: number << 40,
             size: 1 << 20,
-            // The longest that is taken: it must fit where lengths take one byte.
+            // The longest accepted endpoint must fit where lengths take one byte.
             endpoint: format!("host{number}{}", "x".repeat(250)),
             protocol: "tcp".into(),
             host_id: String::new(),
@@ -74,7 +75,7 @@ fn what_is_never_kept_is_spelled_as_the_rest() {
     for count in [1, 40, 300] {
         let names: Vec<String> = (0..count).map(|n| format!("{count}/{n}")).collect();
         let keys: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();
-        // One of them cannot be had.
+        // One object is too large.
         let sizes: Vec<u64> = (0..count).map(|n| if n == 20 { 1 << 40 } else { 100 }).collect();
         let (keys, sizes) = (Cow::Borrowed(&keys[..]), Cow::Borrowed(&sizes[..]));
         let config = Cow::Borrowed(&config);
@@ -86,7 +87,7 @@ fn what_is_never_kept_is_spelled_as_the_rest() {
         for (at, key) in keys.iter().enumerate().filter(|(at, _)| at % 3 == 0 && *at != 20) {
             master.put_end(client.into(), key, Some(at as u64), ReplicaType::All).unwrap();
         }
-        // Some of these are on a disk, too.
+        // Some of these objects are on a disk, too.
         let written: Vec<_> = master.to_offload(client, true).unwrap().into_iter().step_by(2).collect();
         let endpoint = || "disk:1".to_owned();
         let place = |item: &OffloadItem| StoredAt { data_size: item.size, endpoint: endpoint(), ..stored() };
@@ -105,7 +106,7 @@ fn what_is_never_kept_is_spelled_as_the_rest() {
         let start = PutStart { client, key: key.as_bytes(), size: 9, config, tenant };
         answer(PutStart::FUNCTION, &|out| pack::encode(&start, out));
     }
-    // What is on a disk only.
+    // These objects are on a disk only.
     for number in 1..4u64 {
         master.unmount(client, SegmentId(Uuid::new(3, number))).unwrap();
     }

@@ -1,4 +1,5 @@
-//! What a hostile body can make us allocate: a small multiple of its own length, whatever lengths it claims.
+//! Memory that a hostile body makes the decoder allocate: a small multiple of the length of the
+//! body, whatever lengths it claims.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -8,7 +9,7 @@ use mooncake_store::protocol::literal::Literal;
 use mooncake_store::protocol::message::TABLE;
 use proptest::prelude::*;
 
-/// Counts what this thread has allocated and not freed, and the most there ever was.
+/// Allocator that counts the held bytes of each thread, and their maximum.
 struct Counting;
 
 thread_local! {
@@ -16,14 +17,15 @@ thread_local! {
 }
 
 fn count(change: isize) {
-    // A thread that is ending has no counter any more, and nobody who asks for it.
+    // A thread that is ending has no counter any more.
     let _ = HELD.try_with(|held| {
         let (now, most) = held.get();
         held.set((now + change, most.max(now + change)));
     });
 }
 
-// SAFETY: every call goes to the system's allocator unchanged; counting touches a thread-local cell only.
+// SAFETY: every call goes to the allocator of the system unchanged; counting touches a thread-local
+// cell only.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
@@ -41,7 +43,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Most bytes held at a time while `work` ran.
+/// Returns the largest number of bytes held at a time while `work` ran.
 fn most_held<T>(work: impl FnOnce() -> T) -> usize {
     HELD.set((0, 0));
     let outcome = work();
@@ -50,8 +52,9 @@ fn most_held<T>(work: impl FnOnce() -> T) -> usize {
     most as usize
 }
 
-/// A list costs at most this many bytes of memory for each byte it takes on the wire: a replica or a result of
-/// a list is some dozens of bytes in memory and may be two on the wire. Error texts are what is added.
+/// Returns the permitted memory of a body. A list takes at most 64 bytes of memory for each encoded
+/// byte: a replica or a result takes some dozens of bytes in memory and may take two encoded. Texts
+/// of errors add a constant.
 fn allowed(len: usize) -> usize {
     64 * len + 4096
 }
@@ -65,7 +68,7 @@ fn check(body: &[u8]) {
     }
 }
 
-/// A body of this spelling with lengths of eight bytes.
+/// Returns a body of this type signature with lengths of eight bytes.
 fn body(spelling: &[u8], payload: &[u8]) -> Vec<u8> {
     let mut body = (Literal::new(spelling).hash() | 1).to_le_bytes().to_vec();
     body.push(0b1_1000);
@@ -79,7 +82,8 @@ fn claimed_lengths_allocate_nothing() {
         for spelling in [shape.arguments, shape.reply] {
             for claim in [1, 0xff, 1 << 16, 1 << 20, (1 << 20) + 1, 1 << 31, 1 << 63, u64::MAX] {
                 for lead in 0..48 {
-                    // A claim after any number of bytes that say yes, so that it meets every list of the message.
+                    // The claim follows any number of bytes that mean true, so that it reaches
+                    // every list of the message.
                     let mut payload = vec![1; lead];
                     payload.extend(claim.to_le_bytes());
                     payload.extend([0; 40]);
@@ -105,7 +109,7 @@ fn many_empty_items_cost_what_they_take() {
             payload.extend((1u64 << 16).to_le_bytes());
             let fill = [[0, 0], [1, 0]][usize::from(yes)];
             payload.extend(fill.repeat(9 << 16));
-            // With and without the byte that says yes in front.
+            // Checks with and without a leading byte that means true.
             check_one(shape.name, spelling, &payload);
             check_one(shape.name, spelling, &payload[1..]);
         }

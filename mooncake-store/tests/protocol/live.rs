@@ -1,5 +1,5 @@
-//! The wire against a master of the existing system without members, at `MOONCAKE_PEER_MASTER=host:port`; `cargo xtask interop` sees to that,
-//! with a fresh one for each test.
+//! RPC protocol against a master of Mooncake C++ without clients, at
+//! `MOONCAKE_PEER_MASTER=host:port`. `cargo xtask interop` starts a new master for each test.
 #![allow(clippy::disallowed_methods, reason = "the addresses come from the environment")]
 
 use std::borrow::Cow;
@@ -15,7 +15,8 @@ use mooncake_store::protocol::message::*;
 use mooncake_store::protocol::remote::RemoteMaster;
 use mooncake_store::protocol::wire::{TaskReport, TaskStatus};
 
-/// One client per run, so that a run leaves nothing for the next to find.
+/// Returns the id of the client, a new one for each run, so that a run finds nothing of the
+/// previous one.
 fn client() -> ClientId {
     ClientId(Uuid::new(0x5eed, u64::from(std::process::id())))
 }
@@ -195,7 +196,7 @@ async fn task_calls(master: &RemoteMaster) {
     }
 }
 
-/// Keys of every length class and any bytes; each width of lengths goes over the wire and back.
+/// Sends and receives keys of every length class and with any bytes; lengths take every width.
 async fn any_key(master: &RemoteMaster) {
     let config = ReplicateConfig::default();
     for len in [1, 254, 255, 256, 257, 65535, 65536, 100_000] {
@@ -239,7 +240,8 @@ async fn unmount_calls(master: &RemoteMaster) {
     }
 }
 
-/// Alone on the master: every object is under a lease, and a put gets room when the leases are over.
+/// Every object on the master is under a lease, so a put gets free space when the leases expire. No
+/// other test uses the master.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs an existing master without members; cargo xtask interop runs it"]
 async fn a_client_waits_for_room_on_an_existing_master() {

@@ -1,5 +1,5 @@
-//! A master that has ten times the requests it can answer: heartbeats are answered in time, work that nobody waits for is dropped, and
-//! afterwards everything is as before.
+//! Master with ten times the requests that it can serve: heartbeats are served in time, abandoned
+//! requests are dropped, and the normal state returns afterwards.
 #![allow(
     clippy::disallowed_methods,
     clippy::print_stdout,
@@ -27,14 +27,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-/// Time that the master takes for a read. One thread answers all of them.
+/// Duration of a read in the master. One thread serves all reads.
 const COST: Duration = Duration::from_millis(4);
-/// Clients, and the reads that each of them has under way: each read waits for all others.
+/// Number of clients, and the number of concurrent reads of each client.
 const CLIENTS: u64 = 10;
 const READS: usize = 60;
 const TTL: Duration = Duration::from_secs(4);
 
-/// A master whose reads take their time.
+/// Master with slow reads.
 struct Slow {
     calls: MasterService<Master>,
     served: AtomicU64,
@@ -45,7 +45,8 @@ impl Service for Slow {
     fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {
         if function == ExistKey::FUNCTION {
             self.served.fetch_add(1, Relaxed);
-            // What a processor would do, without keeping it from the clients.
+            // The sleep stands for work of the processor, which the clients of the test need
+            // themselves.
             std::thread::sleep(COST);
         }
         self.calls.call(function, body, out)
@@ -64,7 +65,7 @@ impl Service for Slow {
     }
 }
 
-/// A server with one thread of its own. It stops when this is dropped.
+/// Server with one thread of its own, which stops on drop.
 struct OneThread {
     address: String,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
@@ -108,7 +109,7 @@ fn segment(number: u64) -> Segment {
     }
 }
 
-/// Reads until it is told to stop. Returns how many were answered.
+/// Reads until the test stops it. Returns the number of responses.
 async fn read(master: &RemoteMaster, at_once: usize, stop: &AtomicBool) -> u64 {
     let answered = AtomicU64::new(0);
     let one = async || {
@@ -123,7 +124,7 @@ async fn read(master: &RemoteMaster, at_once: usize, stop: &AtomicBool) -> u64 {
     answered.load(Relaxed)
 }
 
-/// Reads a second that four callers get.
+/// Returns the number of reads per second for four callers.
 async fn throughput(master: &RemoteMaster, span: Duration) -> f64 {
     let stop = AtomicBool::new(false);
     let begun = Instant::now();
@@ -211,7 +212,7 @@ async fn nobody_is_taken_for_dead_under_ten_times_the_load_for_60_s() {
     overload(Duration::from_secs(60)).await;
 }
 
-/// Answers one call when it is let go, and all others at once.
+/// Service that blocks one call until the test releases it, and serves all others at once.
 struct Gated {
     seen: parking_lot::Mutex<BTreeSet<Vec<u8>>>,
     begun: parking_lot::Mutex<Option<mpsc::Sender<()>>>,
@@ -263,7 +264,7 @@ async fn a_request_whose_caller_has_given_up_is_not_served() {
     assert!(!seen.contains(&body(b"given up")), "nobody waited for it");
 }
 
-/// A service that keeps its thread busy, so that the server counts as overloaded.
+/// Service that keeps its thread busy, so that the server counts as overloaded.
 struct Busy(AtomicU64);
 
 impl Service for Busy {
@@ -276,7 +277,7 @@ impl Service for Busy {
     }
 
     fn class(&self, function: u32) -> Class {
-        // Pings stand for work here.
+        // Pings stand for other calls here.
         if function == Ping::FUNCTION { Class::Kept } else { Class::Sheddable }
     }
 
@@ -285,7 +286,7 @@ impl Service for Busy {
     }
 }
 
-/// Mooncake C++ knows no request to come back later: its calls wait.
+/// Mooncake C++ has no response that means "retry later": its calls wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_clients_that_understand_it_are_asked_to_come_back_later() {
     let service = Arc::new(Busy(AtomicU64::new(0)));
@@ -331,7 +332,8 @@ async fn asked(stream: &mut TcpStream, seq: u32, function: u32) -> Status {
     }
 }
 
-/// Two hundred clients of a master that was restarted ask at the same moment: they announce one after another.
+/// Two hundred clients of a restarted master call it at the same moment and announce one after
+/// another.
 #[test]
 fn clients_of_a_restarted_master_announce_one_after_another() {
     let clock = Arc::new(ManualClock::new());

@@ -1,4 +1,5 @@
-//! Client and server of the RPC wire against each other, and each against a peer that misbehaves.
+//! Client and server of the RPC protocol against each other, and each against misbehaving
+//! connections.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -56,7 +57,7 @@ fn exist(seq: u32, key: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The next reply of a raw connection: number, status, body.
+/// Returns the next response of a raw connection: number, status, body.
 async fn next_reply(stream: &mut TcpStream, inbox: &mut Vec<u8>) -> Option<(u32, Status, Vec<u8>)> {
     loop {
         if let Parsed::Whole(reply, used) = frame::parse_reply(inbox, 1 << 20).unwrap() {
@@ -121,7 +122,7 @@ async fn a_remote_master_is_a_master() {
     running.stop().await;
 }
 
-/// A master of the existing system: what it does not have in its table it refuses.
+/// Master of Mooncake C++, which refuses calls that are not in its table.
 struct Existing(MasterService<FakeMaster>);
 
 impl Service for Existing {
@@ -152,16 +153,16 @@ async fn a_master_without_our_own_calls_is_written_through_all_the_same() {
     }
     assert!(master.put_revoke(caller, WriteMode::Put, &[b"k"], ReplicaType::All).await.unwrap()[0].is_ok());
     master.report_unreachable(caller.client, "host:2").await.unwrap();
-    // It may have been replaced by one of ours.
+    // A master of this project may have replaced it.
     master.version().await.unwrap();
     assert!(master.fences_writes());
-    // If not, an end that was asked for in that belief has to be asked for again: it may be too late for one without a number.
+    // Otherwise the end must be sent again: without a number the call may be too late.
     let late = master.put_end(caller, WriteMode::Put, &end, ReplicaType::All).await.unwrap_err();
     assert_eq!((late.code(), master.fences_writes()), (ErrorCode::NotSupported, false));
     running.stop().await;
 }
 
-/// One call waits for a word, the others do not.
+/// Service that blocks one call until a signal, and serves the others.
 struct Waits(tokio::sync::watch::Receiver<bool>);
 
 impl Service for Waits {
@@ -194,7 +195,7 @@ async fn a_call_that_waits_holds_up_nobody_else() {
     let master = RemoteMaster::new(running.local_addr().to_string(), RpcOptions::default());
     let mut waiting = std::pin::pin!(master.ping(ClientId(Uuid::new(1, 2))));
     assert!((&mut waiting).now_or_never().is_none());
-    // The other call is on a connection of its own, and is answered while the first one waits.
+    // The other call has a connection of its own, and is served while the first one waits.
     for _ in 0..3 {
         assert_eq!(master.version().await.unwrap(), "at once");
         assert!((&mut waiting).now_or_never().is_none());
@@ -202,7 +203,7 @@ async fn a_call_that_waits_holds_up_nobody_else() {
     word.send_replace(true);
     assert_eq!(waiting.await.unwrap().view, 7);
     assert_eq!(master.version().await.unwrap(), "at once", "the connection goes on");
-    // Whoever still waits when the server stops gets no answer, and does not hold it up.
+    // A call that still waits when the server stops gets no response, and does not delay the stop.
     word.send_replace(false);
     let mut waiting = std::pin::pin!(master.ping(ClientId(Uuid::new(1, 2))));
     assert!((&mut waiting).now_or_never().is_none());
@@ -224,7 +225,7 @@ async fn a_call_that_waits_is_dropped_with_its_connection() {
             tokio::task::yield_now().await;
         }
     };
-    // What comes behind it waits, and is not lost.
+    // A request behind the blocked one waits, and is not lost.
     let (mut stream, mut inbox) = (TcpStream::connect(running.local_addr()).await.unwrap(), Vec::new());
     stream.write_all(&request).await.unwrap();
     timeout(10 * SECOND, under_way(1)).await.unwrap();
@@ -252,7 +253,8 @@ async fn every_call_of_the_table_is_answered_by_a_master() {
     let mut inbox = Vec::new();
     for shape in TABLE {
         let mut request = Vec::new();
-        // Nobody's arguments: the answer shows that the function is known and its arguments are looked at.
+        // The arguments are invalid: the response shows that the function exists and checks its
+        // arguments.
         frame::write_request(&mut request, 9, shape.function, |out| out.extend_from_slice(&[0; 64]));
         stream.write_all(&request).await.unwrap();
         let (seq, status, body) = next_reply(&mut stream, &mut inbox).await.unwrap();
@@ -262,7 +264,7 @@ async fn every_call_of_the_table_is_answered_by_a_master() {
     }
 }
 
-/// Knows nothing, or not in this shape.
+/// Service that refuses every call with this status.
 struct Older(Status);
 
 impl Service for Older {
@@ -308,7 +310,7 @@ async fn pipelined_requests_are_answered_in_order() {
     let (running, _) = master().await;
     let mut stream = TcpStream::connect(running.local_addr()).await.unwrap();
     let requests: Vec<u8> = (0..1000).flat_map(|seq| exist(seq, b"key")).collect();
-    // Torn at an odd place.
+    // The requests are torn at an arbitrary position.
     let (head, tail) = requests.split_at(requests.len() - 7);
     stream.write_all(head).await.unwrap();
     let mut inbox = Vec::new();
@@ -335,7 +337,7 @@ async fn garbage_closes_its_connection_and_no_other() {
         sent.extend_from_slice(bytes);
         stream.write_all(&sent).await.unwrap();
         let mut inbox = Vec::new();
-        // What came before the garbage is answered; then the connection ends.
+        // Requests before the invalid bytes are served; then the connection ends.
         assert_eq!(next_reply(&mut stream, &mut inbox).await.unwrap().0, 7);
         assert_eq!(next_reply(&mut stream, &mut inbox).await, None);
     }
@@ -346,7 +348,7 @@ async fn garbage_closes_its_connection_and_no_other() {
 async fn a_reader_that_does_not_read_stops_being_read_from() {
     let (running, _) = master().await;
     let socket = TcpSocket::new_v4().unwrap();
-    // Not a few kilobytes: with those, kernels may wait 200 ms for room for each segment.
+    // With a few kilobytes only, kernels may wait 200 ms for free space for each segment.
     socket.set_recv_buffer_size(64 << 10).unwrap();
     let stream = socket.connect(running.local_addr()).await.unwrap();
     let (mut reader, mut writer) = stream.into_split();
@@ -354,7 +356,8 @@ async fn a_reader_that_does_not_read_stops_being_read_from() {
     let requests: Vec<u8> = (0..count).flat_map(|seq| exist(seq, b"k")).collect();
     let total = requests.len();
     let mut sent = 0;
-    // More than every buffer on the way can hold: it gets stuck, because the server holds on to no more.
+    // The requests exceed every buffer on the way. They get stuck, because the server buffers no
+    // more.
     while let Ok(wrote) = timeout(SECOND / 2, writer.write(&requests[sent..])).await {
         sent += wrote.unwrap();
         assert!(sent < total, "the server took {total} bytes without being read from");
@@ -389,13 +392,13 @@ async fn a_connection_closed_while_idle_costs_one_retry() {
     assert!(text.contains(&address) && text.contains("is mooncake_master running there?"), "{text}");
     let running = start(&address, ServerOptions::default()).await;
     master.version().await.unwrap();
-    // Closed by the server's own limit this time.
+    // This connection ends by the limit of the server itself.
     running.stop().await;
     let _running = start(&address, ServerOptions::default()).await;
     master.version().await.unwrap();
 }
 
-/// A server that sends what it is told to, one script per connection, and then closes.
+/// Starts a server that sends one script per connection and closes.
 async fn scripted(scripts: Vec<Vec<u8>>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -449,7 +452,8 @@ async fn answers_that_are_none_are_refused_by_name() {
 
 #[tokio::test]
 async fn half_an_answer_is_not_asked_for_again() {
-    // The first connection serves one call and is then idle; the second call gets half an answer on it.
+    // The first connection serves one call and is then idle; the second call gets half a response
+    // on it.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = RpcClient::new(listener.local_addr().unwrap().to_string(), RpcOptions::default());
     let server = tokio::spawn(async move {
@@ -460,7 +464,7 @@ async fn half_an_answer_is_not_asked_for_again() {
         stream.read_exact(&mut request).await.unwrap();
         stream.write_all(&version_reply(2)[..9]).await.unwrap();
         drop(stream);
-        // No third request comes.
+        // The client sends no third request.
         timeout(SECOND / 5, listener.accept()).await.is_err()
     });
     client.call(&ServiceReady {}).await.unwrap().unwrap();
@@ -478,7 +482,7 @@ async fn a_call_that_is_given_up_takes_its_connection_along() {
         let (mut first, _) = listener.accept().await.unwrap();
         let mut request = [0; 20];
         first.read_exact(&mut request).await.unwrap();
-        // Half an answer, and the caller loses interest.
+        // Half a response arrives, and the caller gives up.
         first.write_all(&version_reply(1)[..25]).await.unwrap();
         asked.send(()).unwrap();
         let (mut second, _) = listener.accept().await.unwrap();
@@ -500,7 +504,8 @@ async fn deadlines_hold_and_say_who_was_late() {
     let address = listener.local_addr().unwrap().to_string();
     let options = RpcOptions { call_timeout: SECOND / 10, max_connections: 1, ..RpcOptions::default() };
     let client = RpcClient::new(&address, options);
-    // Nobody accepts, nobody answers; the second call waits for the first one's connection as well.
+    // The listener neither accepts nor responds; the second call waits for the connection of the
+    // first one as well.
     let (one, two) = tokio::join!(client.call(&ServiceReady {}), client.call(&ServiceReady {}));
     for error in [one.unwrap_err(), two.unwrap_err()] {
         assert_eq!(error.code(), ErrorCode::RpcTimeout);
@@ -532,11 +537,12 @@ async fn calls_share_a_bounded_number_of_connections() {
     for call in calls {
         assert_eq!(call.await.unwrap().unwrap(), vec![Ok(false); 50]);
     }
-    // The server takes three; a fourth connection would have cost one of them its place.
+    // The server accepts three; a fourth connection would have closed one of them.
     assert_eq!((report().open, report().evicted, report().full), (3, 0, 0));
 }
 
-/// Idle connections of live clients make room for each other, and no call is lost: the client that was closed opens another one.
+/// At the limit, idle connections of live clients are closed, and no call is lost: the client of a
+/// closed connection opens another one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn more_clients_than_places_lose_no_call() {
     let options = ServerOptions { listener: "crowded", max_connections: 4, ..ServerOptions::default() };
@@ -552,7 +558,7 @@ async fn more_clients_than_places_lose_no_call() {
             for _ in 0..10 {
                 let request = BatchExistKey { keys: Cow::Borrowed(&keys), tenant: TENANT };
                 assert_eq!(client.call(&request).await.unwrap(), vec![Ok(false); 3]);
-                // Every client has a connection by now.
+                // Every client has a connection now.
                 all.wait().await;
             }
         })

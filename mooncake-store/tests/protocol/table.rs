@@ -1,9 +1,10 @@
-//! The table of calls against what was recorded from the existing master and client, version 0.3.13.post1.
+//! Table of calls, compared with records of a master and a client of Mooncake C++ 0.3.13.post1.
 
 use mooncake_store::protocol::literal::Literal;
 use mooncake_store::protocol::message::{DISK_TABLE, TABLE};
 
-/// Call, function number, spelling and hash of the arguments, spelling and hash of the answer.
+/// Call, function number, type signature and hash of the arguments, type signature and hash of the
+/// response.
 type Recorded = (&'static str, u32, &'static str, u32, &'static str, u32);
 
 #[rustfmt::skip]
@@ -104,7 +105,8 @@ fn no_function_number_is_taken_twice() {
     assert_eq!(numbers.len(), TABLE.len());
 }
 
-/// Bodies that went between an existing client and master, one a line: call, side, bytes in hex.
+/// Bodies between a client and a master of Mooncake C++, one per line: call, side, bytes in
+/// hexadecimal.
 const BODIES: &str = include_str!("recorded.txt");
 
 fn unhex(text: &str) -> Vec<u8> {
@@ -128,7 +130,8 @@ fn recorded_bodies_are_read_and_written_to_the_same_bytes() {
     assert!(checked > 100, "{checked}");
 }
 
-/// What an existing owner of a disk answered: an object, a key it does not have, and a loan it does not know given back.
+/// Responses of an owner of a disk in Mooncake C++: to a lookup of one key that it has and one that
+/// it lacks, and to the release of an unknown buffer.
 #[rustfmt::skip]
 const LENT: [(&str, &str); 3] = [
     ("LendObjects", "b1ac03fd0487fd048404800c04ff01000102000000000000000100f0ff4fc37f00001031302e3231332e302e313a31363938378813000000000000"),
@@ -145,6 +148,6 @@ fn calls_to_the_owner_of_a_disk_are_as_recorded() {
     }
     let [lend, back] = DISK_TABLE else { panic!("two calls") };
     assert_eq!((hex(lend.arguments), hex(back.arguments)), ("fd84800c8403ff".into(), "04".into()));
-    // By their names in the existing system.
+    // The names of the calls are those of Mooncake C++.
     assert_eq!((lend.function, back.function), (0xdc8109d6, 0xaa143bb9));
 }

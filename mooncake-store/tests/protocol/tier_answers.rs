@@ -1,5 +1,5 @@
-//! What the existing master answers about tiers below memory and about copies of hot objects while these are off: one list, asked of
-//! ours and of theirs.
+//! Responses of Mooncake C++ to calls about tiers below memory and about hot replicas while these
+//! are off. The same list is checked against both projects.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use mooncake_store::protocol::client::RpcClient;
 use mooncake_store::protocol::message::*;
 use mooncake_store::protocol::wire::{NofSegment, OffloadItem, StoredAt};
 
-/// `client` has the object `key` in `segment`; nobody has one called `none`.
+/// Checks all calls. `client` has the object `key` in `segment`; no object has the key `none`.
 pub(crate) async fn check_off(rpc: &RpcClient, client: ClientId, key: &[u8], segment: &str) {
     disks(rpc, client).await;
     promotion(rpc, client, key).await;
@@ -118,7 +118,7 @@ async fn hot_copies(rpc: &RpcClient, client: ClientId, there: &[u8], segment: &s
         let revoke = rpc.call(&DynamicReplicaCopyRevoke { client, key, tenant, lease, epoch }).await.unwrap();
         assert_eq!((end, revoke), (Err(code), Err(code)));
     }
-    // Without a token it is an ordinary copy, and the end of another one is not its end.
+    // Without a token the copy is an ordinary one, and the end of another copy does not end it.
     let nil = Uuid::default();
     let unknown = start(there, &["elsewhere"], nil).await.unwrap();
     assert_eq!(unknown.map(drop), Err(ErrorCode::SegmentNotFound));

@@ -1,4 +1,4 @@
-//! Memory that a light client lends to a read stays taken while its owner may still write to it.
+//! Memory of a read of a shared client stays taken while its owner may still write to it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::bytes;
 
 const LEN: usize = 4096;
 
-/// All bytes of the pool, to read into. The handle of the part is dropped.
+/// Returns all bytes of the pool as a target of a read. The handle of the part is dropped.
 fn lend(pool: &RegionPool<Loopback>) -> SliceMut<Loopback> {
     let part = pool.lend(LEN, 64).unwrap();
     // SAFETY: the only slice of the part.
@@ -33,7 +33,7 @@ async fn until(holds: impl Fn() -> bool) {
 async fn memory_stays_taken_while_the_owner_may_write_to_it() {
     let folder = tempfile::tempdir().unwrap();
     let master: Arc<Master> = Arc::new(Master::new(MasterOptions::default()).unwrap());
-    // The clock of the owner stands still, so that only the light client runs out of time.
+    // The clock of the owner is stopped, so that only the shared client times out.
     let net = LoopbackNet::with_clock(Arc::new(ManualClock::new()));
     let member = async |segment| {
         let wire = Arc::new(Faulty::new(Arc::new(net.node()), 1, Faults::none()));
@@ -58,7 +58,7 @@ async fn memory_stays_taken_while_the_owner_may_write_to_it() {
     let pool = unsafe { RegionPool::new(region) };
     wire.set(Faults::none().with(Fault::Delay, 1000));
 
-    // Out of time: the answer is an error, and the memory is not the caller's.
+    // After a timeout the response is an error, and the memory is not returned.
     let reads = vec![LocalRange { object: slow.clone(), offset: 0, into: lend(&pool) }];
     let (outcome, into) = guest.read_ranges(reads).await.remove(0);
     assert_eq!((outcome.unwrap_err().kind(), into.is_none()), (ErrorKind::Timeout, true));
@@ -70,7 +70,7 @@ async fn memory_stays_taken_while_the_owner_may_write_to_it() {
     free(1);
     until(|| pool.used() == 0).await;
 
-    // The same when the future is dropped.
+    // The same holds when the future is dropped.
     let read = Box::pin(guest.batch_get_into(vec![("slow", lend(&pool))]));
     let Either::Right((_, read)) = select(read, Box::pin(until(|| wire.held() == 1))).await else {
         panic!("the read ended by itself")

@@ -1,3 +1,5 @@
+//! Limits of shared clients: buffers, connections, and owners that change.
+
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -17,7 +19,8 @@ async fn memory_is_limited_and_comes_back() {
     guest.put(&name, bytes(3 << 20, 0)).await.unwrap();
     let first = guest.get(&name).await.unwrap().unwrap();
     let second = guest.get(&name).await.unwrap().unwrap();
-    // Neither the buffer nor the limit has room for a third: it waits for one to be let go of.
+    // Neither the buffer nor the limit has space for a third object: the read waits until another
+    // is released.
     let mut third = Box::pin(guest.get(&name));
     let waited = tokio::time::timeout(Duration::from_millis(100), &mut third).await;
     assert!(waited.is_err());
@@ -62,7 +65,7 @@ async fn who_is_silent_is_forgotten() {
     let guest = host.guest().await;
     let name = key();
     guest.put(&name, b"value").await.unwrap();
-    // A connection that says hello and then nothing.
+    // The connection sends a hello and nothing else.
     let silent = tokio::net::UnixStream::connect(host.server.path()).await.unwrap();
     let socket = mooncake_transport::same_host::socket::RecordSocket::new(
         silent,
@@ -73,7 +76,7 @@ async fn who_is_silent_is_forgotten() {
     socket.receive().await.unwrap();
     assert_eq!(host.server.stats().clients, 2);
     assert!(socket.receive().await.is_err(), "the owner closes it");
-    // The other one gave signs of life meanwhile.
+    // The other client sent heartbeats meanwhile.
     host.until(|stats| stats.clients == 1).await;
     assert!(guest.is_connected());
     assert_eq!(guest.get(&name).await.unwrap().unwrap(), "value");
@@ -103,13 +106,13 @@ async fn an_owner_that_stops_is_missed_and_found_again() {
         guest.connected().await;
         match guest.get(&name).await {
             Ok(found) => break found,
-            // It has not noticed yet that the owner was another.
+            // The client has not noticed yet that the owner is another one.
             Err(error) => assert_eq!(error.code(), ErrorCode::RpcFail, "{error}"),
         }
         tokio::task::yield_now().await;
     };
     assert_eq!(found.unwrap(), "value");
-    // Memory from before is the same memory.
+    // Memory from before the change is still valid.
     let later = key();
     guest.put_buf(&later, buffer, &Default::default()).await.unwrap();
     assert_eq!(guest.get(&later).await.unwrap().unwrap(), "later");
@@ -125,7 +128,7 @@ async fn calls_that_are_given_up_keep_their_memory_until_they_end() {
     guest.put(&name, bytes(1 << 20, 1)).await.unwrap();
     for _ in 0..200 {
         let mut get = Box::pin(guest.get(&name));
-        // As far as it gets at once: some before the request is sent, some after.
+        // The read stops at its first await: sometimes before the request is sent, sometimes after.
         let _ = (&mut get).now_or_never();
         drop(get);
     }

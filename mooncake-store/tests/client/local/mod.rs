@@ -1,4 +1,5 @@
-//! Light clients and their owner, with real sockets and real memory, in one process. Deaths are in `local_processes.rs`.
+//! Shared clients and their owner in one process, with real sockets and real memory. Tests with
+//! deaths are in `processes/local_clients.rs`.
 
 mod lent_memory;
 mod limits;
@@ -14,7 +15,7 @@ use mooncake_store::local::{LocalClient, LocalConfig, LocalServer, LocalServerCo
 use mooncake_store::master::{Master, MasterOptions};
 use tempfile::TempDir;
 
-/// An owner with a cluster of its own.
+/// Owner with a cluster of its own.
 struct Host {
     server: LocalServer,
     client: Client,
@@ -45,7 +46,8 @@ impl Host {
         LocalClient::connect(self.config()).await.unwrap()
     }
 
-    /// Waits until what light clients hold is as it should be; what is never so fails by the test's own time limit.
+    /// Waits until the statistics of shared clients satisfy `fine`. The test has a time limit of
+    /// its own.
     async fn until(&self, fine: impl Fn(&LocalStats) -> bool) {
         while !fine(&self.server.stats()) {
             tokio::task::yield_now().await;
@@ -53,13 +55,13 @@ impl Host {
     }
 }
 
-/// A key nobody else has.
+/// Returns a unique key.
 fn key() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("key-{}", NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Bytes that are like no others.
+/// Returns bytes that depend on the seed and the position.
 fn bytes(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i % 251) as u8 ^ seed).collect()
 }

@@ -1,4 +1,5 @@
-//! The accounting of a light client's buffer, against a model: what is held is what is counted, nothing overlaps, and all comes back.
+//! Accounting of the buffer of a shared client, compared with a model: the counted bytes are those
+//! in use, buffers do not overlap, and all of them are freed.
 
 use std::collections::HashMap;
 
@@ -29,7 +30,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A buffer and what must be in it.
+/// Buffer, and its expected contents.
 struct Held {
     buffer: LocalBuf,
     fill: u8,
@@ -94,7 +95,7 @@ async fn run(steps: Vec<Step>) {
             held.iter().map(|one| (one.buffer.address(), one.buffer.len() as u64)).collect();
         spans.sort_unstable();
         assert!(spans.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0), "two share a byte");
-        // Values beyond the buffer have memory of their own, so it holds at most what it has.
+        // Values beyond the buffer have memory of their own, so the buffer holds at most its size.
         assert!(guest.buffer_used() <= 4 << 20);
     }
     drop(held);

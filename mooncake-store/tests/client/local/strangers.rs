@@ -1,3 +1,5 @@
+//! Foreign and misbehaving processes at the socket of an owner.
+
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -37,12 +39,12 @@ async fn one_owner_to_a_path() {
     let refused = LocalServer::start(host.client.clone(), config).unwrap_err();
     assert!(refused.message().contains("another process"), "{refused}");
     host.guest().await;
-    // What a dead one left is replaced.
+    // A socket that a killed owner left is replaced.
     let left = host.folder.path().join("left.sock");
     drop(std::os::unix::net::UnixListener::bind(&left).unwrap());
     let config = LocalServerConfig { path: left, ..Default::default() };
     LocalServer::start(host.client.clone(), config).unwrap();
-    // What is no socket is not.
+    // A file that is not a socket stays.
     let file = host.folder.path().join("file");
     std::fs::write(&file, "precious").unwrap();
     let config = LocalServerConfig { path: file.clone(), ..Default::default() };
@@ -72,13 +74,13 @@ async fn wrong_addresses_are_named() {
 #[tokio::test]
 async fn versions_are_named_on_both_sides() {
     let host = Host::new().await;
-    // Another light client at our owner.
+    // A foreign client connects to an owner of this project.
     let socket = stranger(host.server.path()).await;
     let mut hello = Record::Hello.encode();
     hello[4] = 9;
     let Record::Done { code, .. } = ask(&socket, hello).await else { panic!("no refusal") };
     assert_eq!(code, ErrorCode::InvalidVersion.number());
-    // Our light client at another owner.
+    // A client of this project connects to a foreign owner.
     let path = host.folder.path().join("other.sock");
     let other = UnixListener::bind(&path).unwrap();
     let served = tokio::spawn(async move {
@@ -107,7 +109,7 @@ async fn nonsense_on_the_control_connection_ends_it_alone() {
         assert!(matches!(ask(&socket, first).await, Record::Done { code, .. } if code != 0));
         assert!(socket.receive().await.is_err(), "closed");
     }
-    // Memory that is none: no file, a file that is not sealed, ranges outside of it.
+    // The memory is invalid: not a file, a file that is not sealed, ranges outside of it.
     let plain = tempfile::tempfile().unwrap();
     plain.set_len(1 << 20).unwrap();
     let socket = stranger(host.server.path()).await;
@@ -152,7 +154,8 @@ async fn nonsense_in_calls_is_answered() {
         socket.into_stream()
     };
     let mut stream = join().await;
-    // Bodies that are none, and memory nobody shared: an error each, and the connection goes on.
+    // Invalid bodies, and memory that was not shared, get an error each, and the connection
+    // continues.
     let mut calls: Vec<Vec<u8>> = Vec::new();
     for verb in 1..=12 {
         let mut call = message::head(3, verb).to_vec();
@@ -180,7 +183,7 @@ async fn nonsense_in_calls_is_answered() {
             assert!(items.into_iter().all(|item| item.result().is_err()), "no value for {call:?}");
         }
     }
-    // A head that is none ends the connection, and no other.
+    // An invalid header ends the connection, and no other.
     for head in [[0xff; 8], message::head(u32::MAX, 1), message::head(0, 0)] {
         let mut stream = join().await;
         stream.write_all(&head).await.unwrap();

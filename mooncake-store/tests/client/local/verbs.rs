@@ -1,3 +1,5 @@
+//! Every call of a shared client, with every form of memory.
+
 use std::sync::Arc;
 
 use mooncake_core::ErrorCode;
@@ -16,7 +18,7 @@ type Memory = Region<Loopback>;
 async fn put_and_get_of_every_size() {
     let host = Host::new().await;
     let guest = host.guest().await;
-    // Below, at and above the guess, the buffer, and what a request could hold.
+    // The lengths are below, at and above the guess, the buffer, and the limit of a request.
     for len in [1, 100, 4096, 4097, 1 << 20, 3 << 20, 5 << 20, 20 << 20] {
         let (key, value) = (key(), bytes(len, 3));
         assert_eq!(guest.put(&key, &value).await.unwrap(), PutOutcome::Stored);
@@ -86,8 +88,8 @@ async fn other_memory_is_copied_once_and_cannot_be_registered() {
     let region = into.unwrap().into_region().unwrap();
     region.slice(0..6000).unwrap().copy_to(0, &mut got).unwrap();
     assert!(got == bytes(6000, 9));
-    // Too little room is said, and nothing is touched; what is not there is a miss.
-    // SAFETY: nobody else has the range.
+    // A buffer that is too small is an error and is not touched; an absent object is a miss.
+    // SAFETY: no other code has the range.
     let short = unsafe { region.slice_mut_unchecked(0..10) }.unwrap();
     let (read, short) = guest.get_into(&name, short).await;
     assert_eq!(read.unwrap_err().code(), ErrorCode::InvalidParams);

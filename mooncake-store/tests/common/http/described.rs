@@ -1,4 +1,4 @@
-//! Pages against their own description, with sense and without.
+//! HTTP endpoints compared with their own description, for valid and invalid requests.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use super::{Answer, ask};
 
 const JSON: &str = "application/json; charset=utf-8";
 
-/// What `/openapi.json` says of one method of one path.
+/// Method of a path, as `/openapi.json` describes it.
 pub(crate) struct Operation {
     pub(crate) method: String,
     pub(crate) path: String,
@@ -22,7 +22,7 @@ impl Operation {
         list.iter().map(|parameter| parameter["name"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// Whether an answer is one of those described, in status, kind and shape.
+    /// Checks that a response is one of those described, in status, content type and schema.
     fn check(&self, document: &Value, answer: &Answer) -> Result<(), String> {
         let Self { method, path, .. } = self;
         let response = &self.described["responses"][answer.status.to_string()];
@@ -59,7 +59,7 @@ pub(crate) async fn description(at: SocketAddr) -> (Value, Vec<Operation>) {
     (document, operations)
 }
 
-/// Asks for every page, with each of the values in place of every parameter.
+/// Requests every endpoint, with each of the values in place of every parameter.
 pub(crate) async fn answers_are_described(
     at: SocketAddr,
     document: &Value,
@@ -80,7 +80,7 @@ pub(crate) async fn answers_are_described(
     }
 }
 
-/// What may stand in a query without ending it.
+/// Strategy for text that may stand in a query without ending it.
 fn query_text() -> impl Strategy<Value = String> {
     proptest::collection::vec(
         prop_oneof![
@@ -112,7 +112,7 @@ fn body_text() -> impl Strategy<Value = String> {
     ]
 }
 
-/// Whatever is asked: an answer that the description knows.
+/// Sends random requests. Each response must be a described one.
 pub(crate) fn bad_input_is_answered(
     runtime: &tokio::runtime::Runtime,
     at: SocketAddr,

@@ -1,4 +1,4 @@
-//! Plain HTTP requests, and a master on ports of its own to send them to.
+//! Plain HTTP requests, and the configuration of a master that receives them.
 
 pub(crate) mod described;
 pub(crate) mod used;
@@ -10,7 +10,7 @@ use mooncake_store::config::{CleanUpConfig, MasterConfig, MetadataServerConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Free ports of this machine only, everything switched on.
+/// Configuration with every HTTP feature on, and free ports on loopback.
 pub(crate) fn config() -> MasterConfig {
     MasterConfig {
         rpc_address: "127.0.0.1".into(),
@@ -23,10 +23,10 @@ pub(crate) fn config() -> MasterConfig {
     }
 }
 
-/// Sends bytes as they are, says that there are no more, and reads until the other side closes.
+/// Sends bytes as they are, closes the sending side, and reads until the connection ends.
 pub(crate) async fn raw(at: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(at).await.unwrap();
-    // The other side may have closed before it has read everything.
+    // The server may close before it has read everything.
     let _ = stream.write_all(bytes).await;
     let _ = stream.shutdown().await;
     end_of(stream).await
@@ -39,7 +39,7 @@ async fn end_of(mut stream: TcpStream) -> Vec<u8> {
     answer
 }
 
-/// An answer.
+/// HTTP response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,

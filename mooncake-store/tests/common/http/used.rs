@@ -1,4 +1,4 @@
-//! A client that was used, and what a scrape says.
+//! Client that has been used, and the contents of a scrape.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use mooncake_store::server::MasterServer;
 
 use super::config;
 
-/// Names of all series of a scrape, and the type of each family.
+/// Returns the names of all series of a scrape, and the type of each family.
 pub(crate) fn scraped(text: &str) -> (BTreeSet<String>, BTreeMap<String, String>) {
     let mut types = BTreeMap::new();
     let mut names = BTreeSet::new();
@@ -23,7 +23,7 @@ pub(crate) fn scraped(text: &str) -> (BTreeSet<String>, BTreeMap<String, String>
     (names, types)
 }
 
-/// A client that was used, and its pages.
+/// Starts a client, uses it, and serves its HTTP endpoints.
 pub(crate) async fn used_client(settings: ClientConfig) -> (MasterServer, Client, ClientPages) {
     let server = MasterServer::start(config()).await.unwrap();
     let member = Client::builder().config(settings).master(server.addresses().rpc.to_string());

@@ -13,16 +13,16 @@ use crate::common::rig::{client, endpoint};
 /// Bytes that a node moves for the master.
 pub(crate) struct Work {
     kind: Kind,
-    /// Number of the client that does it.
+    /// Number of the client that moves them.
     client: u64,
     key: Vec<u8>,
     from: From,
     to: Vec<Place>,
-    /// Bytes moved, over all targets.
+    /// Number of bytes moved, over all targets.
     done: usize,
     len: usize,
     pub(crate) until: Moment,
-    /// Nobody reports its end.
+    /// Marks work whose end is never reported.
     silent: bool,
 }
 
@@ -32,7 +32,7 @@ enum Kind {
         token: CopyToken,
         task: Option<Uuid>,
     },
-    /// To a file; the bytes read so far.
+    /// Transfer to a file, with the bytes read so far.
     Offload {
         item: OffloadItem,
         read: Vec<u8>,
@@ -130,7 +130,7 @@ impl World {
         }
     }
 
-    /// One transfer moves on; at its end it is reported.
+    /// Moves one transfer on, and reports its end.
     pub(crate) fn work(&mut self, which: usize) {
         let Some(mut work) = take(&mut self.works, which) else { return };
         let total = work.len * work.to.len().max(usize::from(matches!(work.kind, Kind::Offload { .. })));
@@ -185,7 +185,7 @@ impl World {
         }
     }
 
-    /// It cannot go on: the master is told, unless nobody waits for it.
+    /// Ends work that cannot continue, and reports it unless the work is silent.
     fn fail(&mut self, work: Work) {
         if work.silent {
             return;
@@ -194,7 +194,7 @@ impl World {
         self.give_up_work(self.works.len() - 1);
     }
 
-    /// The node gives up; bytes that it had sent may still arrive for a while.
+    /// Gives up the work of a node; bytes that it sent may still arrive for a while.
     pub(crate) fn give_up_work(&mut self, which: usize) {
         let Some(mut work) = take(&mut self.works, which) else { return };
         if !work.silent {
@@ -219,7 +219,7 @@ impl World {
         self.works.push(work);
     }
 
-    /// The transfers go on, and nobody reports their end.
+    /// Drops the work: its transfers continue, and their end is not reported.
     pub(crate) fn drop_work(&mut self, which: usize) {
         if let Some(mut work) = take(&mut self.works, which) {
             work.silent = true;
@@ -231,7 +231,8 @@ impl World {
         let _ = self.rig.master.mount_disk(client(self.nodes[node as usize].client), true);
     }
 
-    /// The heartbeat of a disk. As owners that run Mooncake C++, this one reads the bytes at any time until its promise is over.
+    /// Sends the heartbeat of a disk. Like an owner of Mooncake C++, this one reads the bytes at
+    /// any time until its promise ends.
     pub(crate) fn offload(&mut self, node: u64) {
         let (who, at) = {
             let node = &self.nodes[node as usize];

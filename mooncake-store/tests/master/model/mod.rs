@@ -1,12 +1,18 @@
-//! Random interleavings of everything that can happen to a cluster, against a model that knows what each read must show.
+//! Random interleavings of all events of a cluster, compared with a model that knows the permitted
+//! results of each read.
 //!
-//! Memory is real bytes. Reads, writes, copies and transfers to and from disks take several steps, so that space that is handed out too early lets one operation
-//! tear another. Every operation may be dropped at any step: its transfers then go on for a while and nobody waits for them. A writer may go on until
-//! its grant runs out, whatever the master thinks of it by then; a reader believes its bytes only if its lease still holds at the last one.
-//! Checked are: a read that succeeds shows exactly the bytes of one completed put (contract 1), however late writers are (3); repeated
-//! calls change nothing (5); a restart serves nothing but such bytes (7); and when all is removed nothing is left (8).
+//! Memory is real bytes. Reads, writes, copies and transfers to and from disks take several steps,
+//! so an allocation that is reused too early lets one operation tear another. Every operation may
+//! be dropped at any step: its transfers then continue for a while, and no caller waits for them. A
+//! writer may continue until its allocation expires, whatever the master records of it by then. A
+//! reader believes its bytes only if its lease still holds at the last one.
 //!
-//! Every run draws new seeds. `MOONCAKE_MODEL_SEED=<seed>` repeats the run of one seed, which a failure names.
+//! The test checks these points. A successful read shows exactly the bytes of one completed put,
+//! and late writers do not change that. Repeated calls change nothing. A restarted master serves
+//! only such bytes. Nothing is left when all objects are removed.
+//!
+//! Every run draws new seeds. `MOONCAKE_MODEL_SEED=<seed>` repeats the run of one seed; a failure
+//! names its seed.
 
 mod background;
 mod nodes;
@@ -29,9 +35,10 @@ struct Setup {
     on_evict: bool,
     hot: bool,
     tenants: bool,
-    /// Of the first master.
+    /// Gives the first master long leases.
     long_leases: bool,
-    /// Memory that clients allocate themselves and move to other addresses after a restart of the master.
+    /// Lets clients allocate memory themselves and move it to other addresses after a restart of the
+    /// master.
     own_memory: bool,
 }
 
@@ -51,7 +58,7 @@ enum Step {
     Revoke {
         which: usize,
     },
-    /// The writer times out: its bytes may land as long as the grant is valid.
+    /// The writer times out: its bytes may land as long as the allocation is valid.
     TimeOut {
         which: usize,
     },
@@ -82,7 +89,7 @@ enum Step {
     RemoveAll {
         force: bool,
     },
-    /// A copy or a move that a client begins by itself.
+    /// A client begins a copy or a move by itself.
     Copy {
         key: u64,
         from: u64,
@@ -117,14 +124,15 @@ enum Step {
     Promote {
         node: u64,
     },
-    /// A node is stopped: its memory stays, it does not ping.
+    /// A node is stopped: its memory stays, and it sends no heartbeats.
     Pause {
         node: u64,
     },
     Resume {
         node: u64,
     },
-    /// A node dies with its memory and comes back empty, at another endpoint or as another process at the same endpoint and address.
+    /// A node dies with its memory and returns empty, at another endpoint or as another process at
+    /// the same endpoint and address.
     Kill {
         node: u64,
         same_port: bool,
@@ -136,7 +144,7 @@ enum Step {
         node: u64,
         same_id: bool,
     },
-    /// A node hears what came to and went from its segment.
+    /// A node receives the changes of its segment.
     Hear {
         node: u64,
     },
@@ -145,7 +153,7 @@ enum Step {
         node: u64,
     },
     Snapshot,
-    /// Another master, with or without the snapshot of the one before.
+    /// Another master starts, with or without the snapshot of the previous one.
     Restart {
         recall: bool,
         long_leases: bool,
@@ -156,11 +164,11 @@ enum Step {
     Tick,
 }
 
-/// Steps that a run makes more often than others, so that rare interleavings of these come about.
+/// Steps that a run makes more often than others, to make their rare interleavings frequent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Focus {
     None,
-    /// Reads that are dropped.
+    /// Dropped reads.
     Reads,
     /// Writes that time out and land late.
     Late,
@@ -231,14 +239,14 @@ fn setup() -> impl Strategy<Value = (Focus, Setup)> {
     let parts = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
     (focus, parts, prop::bool::weighted(0.6), any::<bool>()).prop_map(
         |(focus, (disks, on_evict, hot, tenants), long_leases, own_memory)| {
-            // Long leases only where time passes: under them nothing is evicted.
+            // Long leases only where time passes: nothing under them is evicted.
             let long_leases = long_leases && focus == Focus::Restarts;
             (focus, Setup { disks, on_evict, hot, tenants, long_leases, own_memory })
         },
     )
 }
 
-/// A setup and up to 400 steps. A mistake is looked for where it can show.
+/// Returns a strategy for a setup and up to 400 steps. The focus fits the mistake.
 fn scenario(mistake: Option<Mistake>) -> impl Strategy<Value = (Setup, Vec<Step>)> {
     setup().prop_flat_map(move |(focus, setup)| {
         let (focus, setup) = match mistake {
@@ -253,7 +261,7 @@ fn scenario(mistake: Option<Mistake>) -> impl Strategy<Value = (Setup, Vec<Step>
     })
 }
 
-/// A mistake of the master or of its clients.
+/// Mistake of the master or of its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
     Master(Bug),
@@ -263,9 +271,9 @@ enum Mistake {
     CommitDropped,
     /// Space is revoked after a timeout.
     RevokeLate,
-    /// A connection does not know which process it reaches.
+    /// A connection does not check the process behind its endpoint.
     NoInstance,
-    /// A master knows nothing of the leases of the one before.
+    /// A master does not know the leases of the previous one.
     ForgetPromise,
 }
 
@@ -282,7 +290,8 @@ fn run(setup: Setup, steps: &[Step], mistake: Option<Mistake>) -> Result<u64, St
 
 type Failure = TestError<(Setup, Vec<Step>)>;
 
-/// Runs the steps of one seed: how many reads succeeded, or the shortest list of steps that goes wrong in the same way.
+/// Runs the steps of one seed. Returns the number of successful reads, or the shortest list of
+/// steps that fails in the same way.
 fn run_seed(seed: u64, mistake: Option<Mistake>) -> Result<u64, Box<Failure>> {
     let max_shrink_iters = if mistake.is_some() { 0 } else { 2000 };
     let config = Config { cases: 1, failure_persistence: None, max_shrink_iters, ..Config::default() };
@@ -297,7 +306,7 @@ fn run_seed(seed: u64, mistake: Option<Mistake>) -> Result<u64, Box<Failure>> {
     outcome.map(|()| reads.get()).map_err(Box::new)
 }
 
-/// The seed to repeat, if one is named.
+/// Returns the seed to repeat, if the environment names one.
 #[allow(clippy::disallowed_methods, reason = "a setting of the test")]
 fn named_seed() -> Option<u64> {
     std::env::var("MOONCAKE_MODEL_SEED").ok()?.parse().ok()
@@ -320,9 +329,9 @@ fn every_interleaving_keeps_the_contract() {
     assert!(reads > seeds || seeds == 1, "the model must see successful reads: {reads}");
 }
 
-/// Seeds of one run.
+/// Number of seeds of one run.
 const SEEDS: u64 = 120;
-/// Seeds within which each planted bug must be found.
+/// Number of seeds within which each planted bug must be found.
 const SEEDS_FOR_A_BUG: u64 = 2000;
 
 #[test]

@@ -1,4 +1,4 @@
-//! Nodes that join, stop, die and announce; masters that are restarted.
+//! Nodes that join, stop, die and announce, and masters that are restarted.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -12,22 +12,23 @@ use super::Mistake;
 use super::world::{SEGMENT, Verdict, World, options};
 use crate::common::rig::{client, segment};
 
-/// A node: a range of memory, as its process sees it.
+/// Node: a range of memory, as its process records it.
 pub(crate) struct Node {
     pub(crate) segment: Segment,
-    /// Number of its process's client.
+    /// Number of the client of its process.
     pub(crate) client: u64,
     pub(crate) memory: Vec<u8>,
     /// Number of its process.
     pub(crate) instance: u64,
-    /// Its wire lets others in.
+    /// Marks a transport that accepts other processes.
     pub(crate) open: bool,
     pub(crate) paused: bool,
-    /// The longest promise of a master that it was told.
+    /// Longest lease promise that it received from a master.
     promise: u64,
     epoch: u64,
     heard: u64,
-    /// Objects that the master told of, with their bytes once they were looked at, and whether they are known to be theirs.
+    /// Objects from the inventory, with their bytes once they were read, and whether the bytes are
+    /// known to be those of the object.
     entries: HashMap<ReplicaId, (StoredReplica, Option<Vec<u8>>, bool)>,
     /// Objects of an earlier master that are to be announced.
     kept: VecDeque<(StoredReplica, Vec<u8>)>,
@@ -53,7 +54,7 @@ impl Node {
         node
     }
 
-    /// Asks a master for its list, and tells it of earlier promises.
+    /// Requests the inventory of a master, and reports earlier promises.
     fn begin(&mut self, world: &World) {
         let page = world.rig.master.inventory(client(self.client), 0);
         (self.epoch, self.heard) = (page.epoch, page.next);
@@ -81,7 +82,7 @@ impl World {
         outcome.map_err(|error| format!("remount of node {node}: {error}"))
     }
 
-    /// The master does not know the node.
+    /// Remounts a node that the master does not know.
     fn remount(&mut self, at: &mut Node) -> mooncake_core::Result<()> {
         let before = at.epoch;
         at.begin(self);
@@ -109,7 +110,7 @@ impl World {
             let mut extents: Vec<_> = at.kept.iter().map(extent).collect();
             extents.sort_unstable_by_key(|extent| extent.offset);
             if master.keep(who, at.segment.id, &extents, true).is_err() {
-                // Two of them overlap: nothing is trusted.
+                // Two replicas overlap: none is trusted.
                 at.kept.clear();
                 master.release_kept(who, at.segment.id)?;
             }
@@ -156,9 +157,9 @@ impl World {
         Ok(())
     }
 
-    /// The same memory is offered again, as the same segment or another.
+    /// Offers the same memory again, as the same segment or another one.
     pub(crate) fn mount(&mut self, node: u64, same_id: bool) -> Verdict {
-        // A member that the master has forgotten mounts again before it mounts anything else.
+        // A node that the master has forgotten remounts before it mounts anything else.
         self.resume(node)?;
         self.next += 1;
         let at = &mut self.nodes[node as usize];
@@ -189,7 +190,7 @@ impl World {
                 None => drop(at.entries.remove(&change.replica)),
             }
         }
-        // Bytes that were looked at before this question are those of an object that is still there.
+        // Bytes that were read before this request are those of an object that still exists.
         let mut entries = std::mem::take(&mut at.entries);
         for (stored, bytes, sealed) in entries.values_mut() {
             *sealed |= bytes.is_some();
@@ -243,7 +244,7 @@ impl World {
 }
 
 impl Node {
-    /// Stands in for a node while it is being changed.
+    /// Returns a placeholder for a node that is being changed.
     fn placeholder() -> Self {
         Self {
             segment: segment(u64::from(u16::MAX), SEGMENT),

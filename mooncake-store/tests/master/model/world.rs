@@ -1,4 +1,4 @@
-//! The cluster of the model: one master, its nodes, and what every read must show.
+//! Cluster of the model: one master, its nodes, and the permitted results of every read.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -19,19 +19,19 @@ use crate::common::rig::{Rig, address, client, endpoint};
 
 pub(crate) const SEGMENT: u64 = 1024;
 pub(crate) const GRANT: Duration = Duration::from_secs(600);
-/// A revoked write's last bytes arrive within this time.
+/// Longest time after a revoke until the last bytes of the write arrive.
 pub(crate) const LATE: Duration = Duration::from_secs(9);
-/// Bytes of a grant of an earlier master arrive within this time after the restart.
+/// Longest time after a restart until bytes of an allocation of the earlier master arrive.
 pub(crate) const OLD_GRANT: Duration = Duration::from_secs(25);
-/// A transfer moves this much at a time.
+/// Number of bytes that a transfer moves at a time.
 pub(crate) const CHUNK: usize = 96;
-/// Buffers of the reader, each long enough for any object.
+/// Number of buffers of the reader, each long enough for any object.
 const BUFFERS: usize = 4;
 const LONGEST: usize = 400;
 
 pub(crate) type Verdict = Result<(), String>;
 
-/// A completed put.
+/// Completed put.
 #[derive(Clone, Debug)]
 pub(crate) struct Value {
     version: u64,
@@ -39,7 +39,7 @@ pub(crate) struct Value {
 }
 
 impl Value {
-    /// Every byte says which value it belongs to and where in it.
+    /// Returns the bytes. Each byte depends on the value and the position in it.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         (0..self.len as u64)
             .map(|at| {
@@ -50,7 +50,7 @@ impl Value {
     }
 }
 
-/// A replica, and the process that was reached when it was looked up.
+/// Replica, and the process at its endpoint at the time of the lookup.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) replica: Replica,
@@ -62,10 +62,10 @@ struct Write {
     writer: Writer,
     places: Vec<Place>,
     value: Value,
-    /// Bytes written, over all replicas.
+    /// Number of bytes written, over all replicas.
     done: usize,
     until: Moment,
-    /// Nobody ends it.
+    /// Marks a write that is never ended.
     silent: bool,
 }
 
@@ -76,7 +76,7 @@ struct Read {
     done: usize,
     deadline: Moment,
     buffer: usize,
-    /// Nobody waits for it.
+    /// Marks a dropped read.
     dropped: bool,
 }
 
@@ -87,21 +87,21 @@ pub(crate) struct World {
     pub(crate) nodes: Vec<Node>,
     pub(crate) works: Vec<Work>,
     writes: Vec<Write>,
-    /// Writes that timed out: their bytes wait somewhere on their way.
+    /// Writes that timed out and whose bytes are still on their way.
     late: Vec<Write>,
     reads: Vec<Read>,
-    /// The reader's memory, and its buffers that are free, the one freed last at the end.
+    /// Memory of the reader, and its free buffers, the one freed last at the end.
     buffers: Vec<Vec<u8>>,
     free: Vec<usize>,
     /// Value that a read of each key must show, if anything.
     current: HashMap<u64, Value>,
     /// Every value that was ever complete, since any of them may be announced after a restart.
     complete: HashMap<u64, Vec<Value>>,
-    /// Keys of which an earlier value may come back.
+    /// Keys of which an earlier value may return.
     loose: HashSet<u64>,
     pub(crate) restarted: bool,
     leases: HashMap<u64, Moment>,
-    /// Value that each number of a replica was told for.
+    /// Key and version for which the master used each replica number.
     numbers: HashMap<ReplicaId, (u64, u64)>,
     pub(crate) next: u64,
     pub(crate) snapshot: Option<Vec<u8>>,
@@ -158,7 +158,7 @@ impl World {
         world
     }
 
-    /// Plants the mistake of the master, if it is one.
+    /// Plants the mistake, if it is one of the master.
     pub(crate) fn plant(&self) {
         if let Some(Mistake::Master(bug)) = self.mistake {
             self.rig.master.plant(bug);
@@ -222,7 +222,7 @@ impl World {
         self.scoped(tenant, format!("key {key}").as_bytes())
     }
 
-    /// A key as the master knows it.
+    /// Returns a key as the master records it.
     pub(crate) fn scoped(&self, tenant: &str, key: &[u8]) -> Vec<u8> {
         self.rig.master.scoped(tenant, key).map_or_else(|_| key.to_vec(), |key| key.into_owned())
     }
@@ -255,7 +255,7 @@ impl World {
         Ok(())
     }
 
-    /// One write moves on; at its end it is reported complete, twice.
+    /// Moves one write on. At its end the write is reported complete, twice.
     fn write(&mut self, which: usize) -> Verdict {
         let Some(mut write) = take(&mut self.writes, which) else { return Ok(()) };
         if self.now() >= write.until {
@@ -299,7 +299,7 @@ impl World {
         Ok(())
     }
 
-    /// The writer gives up; bytes that it had sent may still arrive for a while.
+    /// Gives up a write; bytes that the writer sent may still arrive for a while.
     fn revoke(&mut self, which: usize) -> Verdict {
         let Some(mut write) = take(&mut self.writes, which) else { return Ok(()) };
         if !write.silent {
@@ -320,7 +320,8 @@ impl World {
         Ok(())
     }
 
-    /// The writer does not know whether its bytes are over, so it leaves the space to the master.
+    /// Times out a write. The writer cannot know when its bytes end, so it leaves the space to the
+    /// master.
     fn time_out(&mut self, which: usize) -> Verdict {
         let Some(mut write) = take(&mut self.writes, which) else { return Ok(()) };
         if !write.silent {
@@ -333,7 +334,7 @@ impl World {
         Ok(())
     }
 
-    /// All that is left of a write that timed out lands.
+    /// Lands the rest of a write that timed out.
     fn land(&mut self, which: usize) {
         let Some(write) = take(&mut self.late, which) else { return };
         if self.now() >= write.until {
@@ -348,7 +349,7 @@ impl World {
         }
     }
 
-    /// The transfers go on, and nobody ends the write.
+    /// Drops a write: its transfers continue, and it is never ended.
     fn drop_write(&mut self, which: usize) -> Verdict {
         let Some(mut write) = take(&mut self.writes, which) else { return Ok(()) };
         if !write.silent && self.is(Mistake::CommitDropped) {
@@ -359,7 +360,7 @@ impl World {
         Ok(())
     }
 
-    /// Values that a read of the key may show.
+    /// Returns the bytes that a read of the key may show.
     fn allowed(&self, key: u64) -> Vec<Vec<u8>> {
         if self.loose.contains(&key) {
             return self.complete.get(&key).into_iter().flatten().map(Value::bytes).collect();
@@ -375,7 +376,8 @@ impl World {
             Ok(list) if !allowed.is_empty() => list,
             Ok(_) => return Err(format!("key {key} is readable and should not be")),
             Err(ErrorCode::ObjectNotFound | ErrorCode::ReplicaIsNotReady) => {
-                // Evicted, or gone with its node. It must not come back, unless it is announced.
+                // The object was evicted, or is gone with its node. It must not return unless it is
+                // announced.
                 self.current.remove(&key);
                 return Ok(());
             }
@@ -416,13 +418,13 @@ impl World {
         Ok(())
     }
 
-    /// One read moves on; at its end it is believed if the lease still holds.
+    /// Moves one read on. At its end the bytes count if the lease still holds.
     fn fetch(&mut self, which: usize) -> Verdict {
         let Some(mut read) = take(&mut self.reads, which) else { return Ok(()) };
         let len = read.place.replica.location.size() as usize;
         let to = (read.done + CHUNK).min(len);
         let part = self.memory(&read.place).map(|memory| memory[read.done..to].to_vec());
-        // A node that is gone, or refuses, is a miss.
+        // A node that is gone or refuses is a miss.
         let gone = part.is_none();
         if let Some(part) = part {
             self.buffers[read.buffer][read.done..to].copy_from_slice(&part);
@@ -445,7 +447,7 @@ impl World {
         Ok(())
     }
 
-    /// Nobody waits for a read any more, but its transfer goes on.
+    /// Drops a read, whose transfer continues.
     fn drop_read(&mut self, which: usize) {
         let Some(mut read) = take(&mut self.reads, which) else { return };
         if !read.dropped && self.is(Mistake::FreeWithTicket) {
@@ -483,7 +485,8 @@ impl World {
         }
     }
 
-    /// The key was removed. An owner that has not heard of that may announce the object to the next master.
+    /// Records a removed key. An owner that has not received the removal may announce the object to
+    /// the next master.
     fn gone(&mut self, key: u64) {
         self.current.remove(&key);
         self.leases.remove(&key);
@@ -492,7 +495,7 @@ impl World {
         }
     }
 
-    /// After a remove of all: objects that cannot be read any more must not come back.
+    /// Checks after a remove of all that objects which cannot be read do not return.
     fn look_for_removed(&mut self, force: bool) {
         for key in 0..KEYS {
             if self.rig.master.peek(&self.name(key)).is_err() {
@@ -504,7 +507,7 @@ impl World {
         }
     }
 
-    /// Another master: any value that was complete may be announced to it.
+    /// Records another master: any value that was complete may be announced to it.
     pub(crate) fn loosen(&mut self) {
         self.restarted = true;
         self.loose.extend(0..KEYS);
@@ -529,7 +532,7 @@ impl World {
         }
     }
 
-    /// The bytes of a replica, if the process that has them still lives and lets others in.
+    /// Returns the bytes of a replica, if its process still lives and accepts others.
     pub(crate) fn memory(&mut self, place: &Place) -> Option<&mut [u8]> {
         let any_instance = self.is(Mistake::NoInstance);
         let of = |node: &&mut Node| {
@@ -542,7 +545,7 @@ impl World {
         if node.open { node.memory.get_mut(from..to) } else { None }
     }
 
-    /// Everything is given up and removed: nothing may be left.
+    /// Gives up and removes everything: nothing may be left.
     pub(crate) fn finish(&mut self) -> Verdict {
         self.writes.clear();
         self.late.clear();

@@ -1,5 +1,5 @@
-//! What our master answers to every step of a conversation, beside what the existing one answers: `master_calls/recorded.txt` was recorded from it,
-//! and each step that is answered otherwise here is a row of `docs/compatibility.md`.
+//! Responses of the master to every step of a conversation, compared with those of Mooncake C++ in
+//! `recorded.txt`. Each step with another response is a row of `docs/compatibility.md`.
 #![allow(
     clippy::disallowed_methods,
     reason = "the existing master has its own time; its address comes from the environment"
@@ -27,7 +27,7 @@ fn options() -> MasterOptions {
         max_soft_pin_ttl: Duration::from_secs(10),
         soft_pin_ttl: Duration::from_secs(2),
         client_ttl: Duration::from_secs(600),
-        // The recorded conversation waits no longer than this before it uses remounted memory.
+        // The recorded conversation waits at most this long before it uses remounted memory.
         remount_rest: Some(Duration::from_secs(2)),
         ..MasterOptions::default()
     }
@@ -69,7 +69,7 @@ fn recorded() -> Said {
     RECORDED.lines().filter_map(|line| line.split_once('\t')).map(|(a, b)| (a.into(), b.into())).collect()
 }
 
-/// The steps that documents name as answered otherwise here.
+/// Returns the steps that the document lists as different.
 fn listed() -> BTreeSet<String> {
     let documented = include_str!("../../../../docs/compatibility.md");
     let (_, section) = documented.split_once("\n## Responses to single calls\n").expect("that section");
@@ -98,7 +98,8 @@ async fn our_master_answers_as_the_existing_one_but_for_what_is_listed() {
     assert!(idle.is_empty(), "listed in docs/compatibility.md, but answered alike: {idle:?}");
 }
 
-/// With `MOONCAKE_RECORD=file` it writes down what is to be recorded.
+/// Compares Mooncake C++ with its record. With `MOONCAKE_RECORD=file`, the test writes a new
+/// record.
 #[tokio::test]
 #[ignore = "needs an existing master; cargo xtask interop runs it"]
 async fn the_existing_master_answers_as_recorded() {

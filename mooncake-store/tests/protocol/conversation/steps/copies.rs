@@ -131,7 +131,7 @@ impl<P: Pass> Talk<'_, P> {
         let answer = self.rpc.call(&FetchTasks { client: client(who), limit }).await.unwrap();
         let text = answer.map_or_else(number, |tasks| {
             let one = |task: &mooncake_store::protocol::wire::Task| {
-                // In whatever order its members come.
+                // The fields of the JSON object may come in any order.
                 let payload: serde_json::Value = serde_json::from_str(&task.payload).unwrap();
                 format!("{:?} {payload} {}", task.kind, task.max_retries)
             };

@@ -1,7 +1,8 @@
-//! A conversation with a master, call by call, whichever master it is: what it answers to each step is written down as text.
+//! Conversation with any master, call by call. The response to each step becomes text.
 //!
-//! The master has been told `put_start_discard_timeout_sec` 2, `put_start_release_timeout_sec` 5, `default_kv_lease_ttl` 1500,
-//! `max_kv_soft_pin_ttl` 10000, `default_kv_soft_pin_ttl` 2000 and `client_ttl` 600, and has no members.
+//! The settings of the master are `put_start_discard_timeout_sec` 2,
+//! `put_start_release_timeout_sec` 5, `default_kv_lease_ttl` 1500, `max_kv_soft_pin_ttl` 10000,
+//! `default_kv_soft_pin_ttl` 2000 and `client_ttl` 600. The master has no clients.
 
 mod copies;
 mod objects;
@@ -20,14 +21,14 @@ use mooncake_store::protocol::pack::Answer;
 
 pub(crate) const TENANT: &str = "default";
 pub(crate) const MIB: u64 = 1 << 20;
-/// Seconds in which a lease ends, and in which a write may be taken over.
+/// Seconds after which a lease ends, and after which a write may be replaced.
 pub(crate) const LEASE: f64 = 1.7;
 pub(crate) const DISCARD: f64 = 2.2;
 
-/// What was asked and what was answered.
+/// Names of the steps, and their responses.
 pub(crate) type Said = Vec<(String, String)>;
 
-/// Lets time pass, in seconds.
+/// Clock of a master, which moves on by seconds.
 pub(crate) trait Pass {
     async fn pass(&mut self, seconds: f64);
 }
@@ -38,7 +39,7 @@ pub(crate) struct Talk<'t, P> {
     said: Said,
 }
 
-/// Every step, in order.
+/// Executes every step in order.
 pub(crate) async fn talk<P: Pass>(rpc: &RpcClient, time: P) -> Said {
     let mut talk = Talk { rpc, time, said: Vec::new() };
     talk.without_segments().await;
@@ -59,7 +60,7 @@ pub(crate) async fn talk<P: Pass>(rpc: &RpcClient, time: P) -> Said {
     talk.said
 }
 
-/// The first and the second member, and one that has no segment.
+/// Returns the id of a client: the first and the second have segments, another has none.
 pub(crate) fn client(number: u64) -> ClientId {
     ClientId(Uuid::new(0xc11e, number))
 }
@@ -80,7 +81,7 @@ pub(crate) fn plain() -> ReplicateConfig {
     ReplicateConfig::default()
 }
 
-/// A number for what failed, a word for what did not.
+/// Returns a number for a failure, and a word for a success.
 pub(crate) fn brief<T: Debug>(answer: &Answer<T>) -> String {
     match answer {
         Ok(value) => format!("{value:?}"),
@@ -99,7 +100,7 @@ pub(crate) fn grants(answer: &Answer<Vec<Replica>>) -> String {
     }
 }
 
-/// Lengths, states and places, in the order of the places.
+/// Returns lengths, states and endpoints, in the order of the endpoints.
 pub(crate) fn shown(replicas: &[Replica]) -> String {
     let one = |replica: &Replica| {
         let at = replica.location.memory().unwrap();
@@ -202,7 +203,7 @@ impl<P: Pass> Talk<'_, P> {
         self.note(step, text);
     }
 
-    /// A whole object, which nobody has a lease on.
+    /// Puts an object without a lease on it.
     pub(crate) async fn put(&mut self, who: u64, key: &str, config: &ReplicateConfig) {
         let (client, name) = (client(who), key.as_bytes());
         let config = Cow::Borrowed(config);

@@ -432,7 +432,7 @@ impl<P: Pass> Talk<'_, P> {
     }
 }
 
-/// In the first segment.
+/// Returns the configuration of an object in the first segment.
 pub(super) fn one() -> ReplicateConfig {
     ReplicateConfig { preferred_segments: vec![segment(1).name], ..plain() }
 }

@@ -70,7 +70,7 @@ impl<P: Pass> Talk<'_, P> {
         self.addresses("addresses: of all", &[1, 2, 9, 1]).await;
         self.addresses("addresses: of a stranger", &[9]).await;
         self.addresses("addresses: of nobody", &[]).await;
-        // What a master started just now has never seen takes no objects for a while.
+        // A restarted master places no objects for a while in a segment that it does not know.
         self.pass(2.5).await;
     }
 
@@ -111,7 +111,7 @@ impl<P: Pass> Talk<'_, P> {
         self.start("place: near", 2, "place/near", 100, &near).await;
         let nearer = ReplicateConfig { preferred_segments: vec![first.clone()], ..near };
         self.start("place: near and preferred", 2, "place/nearer", 100, &nearer).await;
-        // What was revoked may still be written to for a while.
+        // A revoked allocation stays reserved for a while, because its writer may still write.
         self.pass(10.5).await;
     }
 
@@ -151,7 +151,7 @@ impl<P: Pass> Talk<'_, P> {
         self.show("unmount: state", &QuerySegmentStatusById { segment: segment_2 }).await;
         self.mount("unmount: mount again", 2, &segment(2)).await;
         self.show("unmount: state of it", &QuerySegmentStatusById { segment: segment_2 }).await;
-        // The existing master begins to evict when a put finds no room, so this comes last.
+        // Mooncake C++ begins to evict when a put finds no free space, so this step comes last.
         self.start("too large", 1, "large", 65 * MIB, &plain()).await;
         self.start("far too large", 1, "large", u64::MAX, &plain()).await;
     }
