@@ -9,14 +9,12 @@ use mooncake_core::ids::{ClientId, Uuid};
 use mooncake_core::{ErrorCode, Result};
 use mooncake_store::client::{Client, Located, OffloadConfig, RangeRead};
 use mooncake_store::master::{DiskOptions, MasterOptions};
-use mooncake_store::protocol::frame::Status;
-use mooncake_store::protocol::message::{LendObjects, LendParts, Request};
-use mooncake_store::protocol::pack::{self, Answer};
-use mooncake_store::protocol::server::{Refusal, RunningServer, Server, ServerOptions, Service};
-use mooncake_store::protocol::wire::{Lent, LentParts, OffloadItem, StoredAt};
+use mooncake_store::protocol::server::{RunningServer, Server, ServerOptions};
+use mooncake_store::protocol::wire::{OffloadItem, StoredAt};
 use parking_lot::Mutex;
 
 use crate::cluster::{Cluster, Kind, value};
+use crate::common::fake_disk::FakeDisk;
 use crate::disk::{KEYS, MIB, SIZE, all_written, cluster, disk, expected, fill, key, lies, member, owner};
 
 async fn find(client: &Client, key: &str) -> Option<Located> {
@@ -118,44 +116,6 @@ async fn more_than_an_owner_lends_at_a_time_is_read_in_pieces() {
     // Adjacent parts are one piece, which is too long for the memory of the owner.
     let reads: Vec<_> = (0..8).map(|n| ("long".to_string(), n * (512 << 10), 512 << 10)).collect();
     assert!(of_keys(&owner, &reads).await.concat() == long);
-}
-
-/// Fake owner of a disk, which serves the value that the test chooses.
-struct FakeDisk {
-    /// Address and version of the value, and the time for which it is lent, in milliseconds.
-    value: Mutex<(u64, u64, u64)>,
-    memory: String,
-    /// Makes the owner serve parts of values.
-    parts: bool,
-    /// Number of requested keys of each call.
-    asked: Mutex<Vec<usize>>,
-}
-
-impl FakeDisk {
-    fn lend(&self, starts: &[u64]) -> LentParts {
-        let (address, version, ttl_ms) = *self.value.lock();
-        self.asked.lock().push(starts.len());
-        let addresses = starts.iter().map(|start| address + start).collect();
-        let lent = Lent { batch: 1, addresses, endpoint: self.memory.clone(), ttl_ms };
-        LentParts { lent, versions: vec![version; starts.len()] }
-    }
-}
-
-impl Service for FakeDisk {
-    fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {
-        if function == LendParts::FUNCTION && self.parts {
-            let asked: LendParts<'_> = pack::decode(body).unwrap();
-            let answer: Answer<LentParts> = Ok(self.lend(&asked.starts));
-            pack::encode(&answer, out);
-        } else if function == LendObjects::FUNCTION {
-            let asked: LendObjects<'_> = pack::decode(body).unwrap();
-            let answer: Answer<Lent> = Ok(self.lend(&vec![0; asked.keys.len()]).lent);
-            pack::encode(&answer, out);
-        } else {
-            return Err((Status::NotRegistered, "no such call".into()));
-        }
-        Ok(())
-    }
 }
 
 /// Cluster in which "k" is on the fake disk, and two values like it are in memory.

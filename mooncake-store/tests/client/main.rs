@@ -8,6 +8,8 @@
 #[path = "../common"]
 #[allow(dead_code, reason = "each test program uses a part")]
 mod common {
+    #[cfg(feature = "disk")]
+    pub(crate) mod fake_disk;
     pub(crate) mod http;
 }
 

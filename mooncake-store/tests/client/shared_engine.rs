@@ -1,5 +1,5 @@
-//! Client on an engine that the program has created: one name, one set of ports, and the same memory for both users of
-//! the engine.
+//! Client on an engine that the program has created: one name, one set of ports, and the same
+//! memory for both users of the engine.
 
 use std::sync::Arc;
 

@@ -7,10 +7,12 @@
 //! [`listeners`] raise the limit of descriptors of this process, which disturbs no other test.
 #![allow(clippy::print_stdout, reason = "processes print their state, and runs their measurements")]
 
-#[cfg(feature = "metadata-rocksdb")]
 #[path = "../common"]
 #[allow(dead_code, reason = "each test program uses a part")]
 mod common {
+    #[cfg(feature = "metadata-etcd")]
+    pub(crate) mod fake_etcd;
+    #[cfg(feature = "metadata-rocksdb")]
     pub(crate) mod http;
 }
 #[cfg(feature = "metadata-etcd")]

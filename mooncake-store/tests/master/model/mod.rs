@@ -37,8 +37,8 @@ struct Setup {
     tenants: bool,
     /// Gives the first master long leases.
     long_leases: bool,
-    /// Lets clients allocate memory themselves and move it to other addresses after a restart of the
-    /// master.
+    /// Lets clients allocate memory themselves and move it to other addresses after a restart of
+    /// the master.
     own_memory: bool,
 }
 
