@@ -104,7 +104,8 @@ fn beside_masters(
     for (python, port) in &masters {
         let master = path(&Path::new(python).with_file_name("mooncake_master"));
         run += &format!(
-            "{master} --rpc_port={port} --metrics_port={} {flags} >/dev/null 2>&1 & pids=\"$pids $!\"; \
+            "{master} --rpc_port={port} --metrics_port={} {flags} >/dev/null 2>&1 & \
+             pids=\"$pids $!\"; \
              until {ours} -c 'import socket; \
              socket.create_connection((\"127.0.0.1\", {port}), 1)' 2>/dev/null; \
              do kill -0 $! || exit 1; done; ",

@@ -1,5 +1,5 @@
-//! `cargo xtask edges`: tests of rare interleavings. Each test runs once as built, and once more with
-//! each planted bug that it must detect.
+//! `cargo xtask edges`: tests of rare interleavings. Each test runs once as built, and once more
+//! with each planted bug that it must detect.
 #![allow(clippy::disallowed_methods, reason = "the limit is of real time")]
 
 use std::process::{Command, Stdio};

@@ -1,5 +1,5 @@
-//! `cargo xtask features`: each crate with each of its features alone, so that no feature depends on
-//! another by accident.
+//! `cargo xtask features`: each crate with each of its features alone, so that no feature depends
+//! on another by accident.
 
 use crate::run::{Result, Run, command, counted, crate_folder, step, target_dir, test_program};
 

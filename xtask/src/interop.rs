@@ -35,8 +35,9 @@ const LIVE: &[(&str, &str, &str)] = &[
     (
         "protocol",
         "conversation::the_existing_master_answers_as_recorded",
-        "--put_start_discard_timeout_sec=2 --put_start_release_timeout_sec=5 --default_kv_lease_ttl=1500 \
-         --max_kv_soft_pin_ttl=10000 --default_kv_soft_pin_ttl=2000 --client_ttl=600",
+        "--put_start_discard_timeout_sec=2 --put_start_release_timeout_sec=5 \
+         --default_kv_lease_ttl=1500 --max_kv_soft_pin_ttl=10000 --default_kv_soft_pin_ttl=2000 \
+         --client_ttl=600",
     ),
 ];
 

@@ -11,8 +11,8 @@ const IN_MACHINE: &[&str] = &["cable"];
 /// Maximum run time of the virtual machine in seconds.
 const SECONDS: u32 = 300;
 
-/// Runs the tests with a relay in place of the network and, on x86-64, with `sch_netem` in the virtual
-/// machine of the RDMA tests. Needs root, and installs `ip` if it is missing.
+/// Runs the tests with a relay in place of the network and, on x86-64, with `sch_netem` in the
+/// virtual machine of the RDMA tests. Needs root, and installs `ip` if it is missing.
 pub(crate) fn test() -> Result {
     if command("ip", &["-V"]).run().is_err() {
         debian::install(&["iproute2"], "the test of faulty networks")?;

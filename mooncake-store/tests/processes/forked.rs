@@ -80,7 +80,7 @@ async fn listening() {
     let (Some(master), Some(folder)) = (told_master(), order::<PathBuf>("TEST_FOLDER")) else { return };
     let second = MasterConfig::from_flags([
         ("rpc_address", "127.0.0.1"),
-        ("rpc_port", "0"),
+        ("rpc_port", "auto"),
         ("metrics_host", "127.0.0.1"),
         ("metrics_port", "0"),
         ("enable_http_metadata_server", "true"),

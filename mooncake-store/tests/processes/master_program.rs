@@ -131,7 +131,12 @@ fn a_master_that_serves_everybody_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("mooncake_master.INFO");
     let mut command = master();
-    command.args(["--rpc_address=0.0.0.0", "--rpc_port=0", "--metrics_host=127.0.0.1", "--metrics_port=0"]);
+    command.args([
+        "--rpc_address=0.0.0.0",
+        "--rpc_port=auto",
+        "--metrics_host=127.0.0.1",
+        "--metrics_port=0",
+    ]);
     let _running = Running(command.arg("--log_dir").arg(folder.path()).spawn().unwrap());
     wait_for(&log, "ready");
     let line = wait_for(&log, "security:");
