@@ -10,13 +10,13 @@ use mooncake_core::backoff::{Backoff, Pace};
 use mooncake_core::clock::{Moment, Rng};
 use mooncake_core::{Error, ErrorCode, SharedClock};
 use mooncake_transport::config::TcpConfig;
+use mooncake_transport::instance::{Instance, OtherInstance};
 use mooncake_transport::{Completion, Op, Opcode};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use crate::driver::Driver;
 use crate::frame::{Direction, Framing};
-use crate::hello::{Instance, OtherInstance};
 use crate::lane::{Lane, NEVER};
 use crate::piece::Piece;
 use crate::table::Registration;

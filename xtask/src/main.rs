@@ -19,6 +19,7 @@ mod python;
 mod rdma;
 mod run;
 mod source;
+mod suite;
 mod vm;
 
 use std::process::ExitCode;
@@ -28,7 +29,8 @@ use run::{Programs, Result, cargo, step};
 const HELP: &str = "\
 cargo xtask <task>
 
-  test          unit, conformance, property, end-to-end and documentation tests (what the README says), and `python`
+  test          unit, conformance, property, end-to-end and documentation tests, several programs at a time, and `python`;
+                --quick only unit tests and programs that took less than 4 s in their last run; other words go to `cargo test`
   python        installs the Python package into target/python-venv and runs its tests; arguments go to pytest;
                 --soak a million calls and ten thousand stores instead, memory and descriptors watched
   wheel         the wheel to hand out, for Linux with glibc 2.28 or newer, built with zig (installs it with pip), and tests of it
@@ -69,8 +71,9 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let outcome = match words.as_slice() {
-        ["test", rest @ ..] => test(rest, false),
+        ["test", rest @ ..] => suite::test(rest, false),
         ["python", rest @ ..] => python::test(rest),
+        ["python-package"] => python::install().map(drop),
         ["wheel"] => python::wheel(),
         ["memcheck"] => python::memcheck(),
         ["lint"] => lint(),
@@ -111,15 +114,6 @@ fn main() -> ExitCode {
 
 /// Servers that tests start; what is not installed is skipped and said, in CI it fails.
 const SERVERS: &[(&str, &str)] = &[("etcd", "etcd-server"), ("redis-server", "redis-server")];
-
-fn test(rest: &[&str], in_ci: bool) -> Result {
-    let tests = cargo(&["test", "--workspace", "--all-features"]).args(rest);
-    // Clients come and go for a minute then.
-    let tests = if in_ci { tests.env("MOONCAKE_CI", "1").env("TEST_SECONDS", "60") } else { tests };
-    tests.run()?;
-    // Arguments are names of Rust tests.
-    if rest.is_empty() { python::test(&[]) } else { Ok(()) }
-}
 
 fn lint() -> Result {
     step("format");
@@ -195,7 +189,7 @@ fn ci() -> Result {
     step("test");
     debian::install_programs(SERVERS, "the test of metadata directories")?;
     debian::install_library("librocksdb.so", "librocksdb7.8", "the test of metadata directories in folders")?;
-    test(&[], true)?;
+    suite::test(&[], true)?;
     edges::run(&[])?;
     python::memcheck()?;
     miri.finish()?;

@@ -124,10 +124,15 @@ pub(crate) fn share_packages(ours: &str, peer: &str) -> Result {
     std::fs::write(&link, format!("{path}\n")).map_err(|e| format!("cannot write {}: {e}", link.display()))
 }
 
+/// Whether there is a Python that can run the package and its tests.
+pub(crate) fn is_usable() -> bool {
+    command("python3", &["-c", USABLE]).output().is_ok()
+}
+
 /// Installs the package as a user does; the interpreter of its environment. Without a Python it says so.
 pub(crate) fn install() -> Result<Option<String>> {
     step("python package");
-    if command("python3", &["-c", USABLE]).output().is_err() {
+    if !is_usable() {
         println!(
             "skipped: the Python package needs `python3` 3.11 or newer with venv (Debian: python3-venv)"
         );

@@ -3,7 +3,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Instant;
 
@@ -98,7 +98,18 @@ impl Run {
         if status.success() { Ok(said) } else { Err(format!("`{}` failed: {status}", self.shown)) }
     }
 
-    /// Runs it and returns what it printed.
+    /// Starts the program with nothing to read.
+    pub(crate) fn start(mut self, output: Stdio, errors: Stdio) -> std::io::Result<Child> {
+        self.command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn()
+    }
+
+    /// Runs the program and returns its output; its errors are shown.
+    pub(crate) fn printed(mut self) -> Result<String> {
+        self.command.stderr(Stdio::inherit());
+        self.output()
+    }
+
+    /// Runs the program and returns its output; its errors become part of the error.
     pub(crate) fn output(mut self) -> Result<String> {
         let output = self.command.output().map_err(|e| format!("cannot start `{}`: {e}", self.shown))?;
         if !output.status.success() {

@@ -1,0 +1,302 @@
+//! `cargo xtask test`: the Rust test programs, several at a time, then the documentation tests and the Python package.
+#![allow(clippy::disallowed_methods, reason = "a task runner measures real time and reads its environment")]
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::aside::Aside;
+use crate::python;
+use crate::run::{Result, Run, cargo, command, step, target_dir};
+
+/// Test programs that run at once. Most of their time is waiting.
+const AT_ONCE: usize = 4;
+/// Interval between two looks at the programs that run.
+const POLL: Duration = Duration::from_millis(50);
+/// Interval between two reports of the programs that run.
+const REPORT: Duration = Duration::from_secs(60);
+/// Longest a program took for `--quick` to include it, in its last complete run.
+const QUICK: Duration = Duration::from_secs(4);
+
+/// Programs that tests start, the Debian packages that have them, and the tests that need them.
+const PROGRAMS: &[(&str, &str, &str)] = &[
+    ("etcd", "etcd-server", "metadata in etcd, leader election"),
+    ("redis-server", "redis-server", "metadata in Redis"),
+    ("cc", "gcc", "the C interface"),
+    ("c++", "g++", "the C interface in C++"),
+];
+
+/// A test program of the workspace.
+#[derive(Debug, PartialEq)]
+struct Program {
+    package: String,
+    target: String,
+    /// Unit tests, as opposed to a file or folder of `tests`.
+    is_unit: bool,
+    folder: PathBuf,
+    executable: PathBuf,
+}
+
+impl Program {
+    /// Parses a line of cargo's JSON messages; `None` for everything but a test program.
+    fn parse(line: &str) -> Option<Self> {
+        // The target has a field `test`, too: whether it has tests.
+        let (_, profile) = line.split_once("\"profile\":{")?;
+        let (profile, _) = profile.split_once('}')?;
+        if !line.starts_with("{\"reason\":\"compiler-artifact\"") || !profile.ends_with("\"test\":true") {
+            return None;
+        }
+        let executable = text_of(line, "executable")?.into();
+        let folder: PathBuf = PathBuf::from(text_of(line, "manifest_path")?).parent()?.into();
+        let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).ok()?;
+        let package = manifest.lines().find_map(|line| line.strip_prefix("name = "))?;
+        Some(Self {
+            package: package.trim_matches('"').to_owned(),
+            target: text_of(line, "name")?.to_owned(),
+            is_unit: !line.contains("\"kind\":[\"test\"]"),
+            folder,
+            executable,
+        })
+    }
+
+    fn name(&self) -> String {
+        let target = if self.is_unit { "unit tests of " } else { "" };
+        format!("{} {target}{}", self.package, self.target)
+    }
+
+    /// Returns the command that runs this program alone.
+    fn alone(&self) -> String {
+        let which = if self.is_unit { "--lib --bins".to_owned() } else { format!("--test {}", self.target) };
+        format!("cargo test -p {} --all-features {which}", self.package)
+    }
+
+    /// Returns the program as `cargo test` starts it.
+    fn command(&self) -> Run {
+        let built = target_dir().join("debug");
+        let libraries = format!("{}:{}", built.join("deps").display(), built.display());
+        command(&self.executable.to_string_lossy(), &[])
+            .env("CARGO_MANIFEST_DIR", &self.folder.to_string_lossy())
+            .env("CARGO_PKG_NAME", &self.package)
+            .env("LD_LIBRARY_PATH", &libraries)
+            .dir(&self.folder.to_string_lossy())
+    }
+}
+
+/// Returns the first text of that name in a line of JSON without escapes.
+fn text_of<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = line.split_once(&format!("\"{name}\":\""))?;
+    rest.split_once('"').map(|(text, _)| text)
+}
+
+/// Runs the tests. Words that are not options go to `cargo test`, which runs alone then.
+pub(crate) fn test(words: &[&str], in_ci: bool) -> Result {
+    let (quick, words): (Vec<&str>, Vec<&str>) = words.iter().partition(|word| **word == "--quick");
+    if !words.is_empty() {
+        return cargo(&["test", "--workspace", "--all-features"]).args(&words).run();
+    }
+    let quick = !quick.is_empty();
+    step("programs that tests need");
+    name_missing(in_ci, quick);
+    step("build");
+    let mut programs = build()?;
+    let times = Times::read();
+    if quick {
+        programs.retain(|program| program.is_unit || times.of(program).is_some_and(|time| time < QUICK));
+        return run(&programs, times, in_ci);
+    }
+    // The release build of the package takes the processors that waiting tests leave idle.
+    let package = Aside::start(&["python-package"])?;
+    run(&programs, times, in_ci)?;
+    step("documentation tests");
+    cargo(&["test", "--quiet", "--workspace", "--all-features", "--doc"]).run()?;
+    package.finish()?;
+    python::test(&[])
+}
+
+/// Names the programs that are not installed, before an hour is spent.
+fn name_missing(in_ci: bool, quick: bool) {
+    for (program, package, tests) in PROGRAMS {
+        let found = std::env::var_os("PATH")
+            .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(program).exists()));
+        if !found {
+            let outcome = if in_ci { "fails without it" } else { "is skipped" };
+            println!("{program} is not installed (Debian: {package}): the test of {tests} {outcome}");
+        }
+    }
+    if !quick && !python::is_usable() {
+        println!(
+            "python3 3.11 or newer with venv is not installed (Debian: python3-venv): the Python package is skipped"
+        );
+    }
+}
+
+fn build() -> Result<Vec<Program>> {
+    let build =
+        ["test", "--workspace", "--all-features", "--no-run", "--message-format=json-render-diagnostics"];
+    let said = cargo(&build).printed()?;
+    let programs: Vec<_> = said.lines().filter_map(Program::parse).collect();
+    if programs.is_empty() { Err("cargo named no test program".into()) } else { Ok(programs) }
+}
+
+/// A program that runs.
+struct Running<'a> {
+    program: &'a Program,
+    child: Child,
+    log: PathBuf,
+    started: Instant,
+}
+
+/// Runs programs, the longest first, to the end of all of them.
+fn run(programs: &[Program], mut times: Times, in_ci: bool) -> Result {
+    step(&format!("{} test programs, {AT_ONCE} at a time", programs.len()));
+    let mut waiting: Vec<&Program> = programs.iter().collect();
+    // The last one starts first. Unknown ones are the longest; large ones have more tests.
+    waiting.sort_by_key(|program| {
+        let size = std::fs::metadata(&program.executable).map_or(0, |file| file.len());
+        (times.of(program).unwrap_or(Duration::MAX), size)
+    });
+    let (mut running, mut failed): (Vec<Running<'_>>, Vec<&Program>) = (Vec::new(), Vec::new());
+    let (mut done, mut reported) = (0, Instant::now());
+    while !(waiting.is_empty() && running.is_empty()) {
+        while running.len() < AT_ONCE
+            && let Some(program) = waiting.pop()
+        {
+            running.push(start(program, in_ci)?);
+        }
+        std::thread::sleep(POLL);
+        let mut still = Vec::new();
+        for mut one in running {
+            let status = one.child.try_wait().map_err(|e| format!("cannot wait for a test program: {e}"))?;
+            let Some(status) = status else {
+                still.push(one);
+                continue;
+            };
+            done += 1;
+            let took = one.started.elapsed();
+            let verdict = report(&one, status);
+            println!(
+                "{done:3}/{} {verdict} {:6.1} s  {}",
+                programs.len(),
+                took.as_secs_f32(),
+                one.program.name()
+            );
+            if status.success() {
+                times.set(one.program, took);
+            } else {
+                failed.push(one.program);
+            }
+        }
+        running = still;
+        if reported.elapsed() > REPORT {
+            reported = Instant::now();
+            let names: Vec<_> = running.iter().map(|one| one.program.name()).collect();
+            println!("        still running: {}", names.join(", "));
+        }
+    }
+    times.write();
+    if failed.is_empty() {
+        return Ok(());
+    }
+    let commands: Vec<_> = failed.iter().map(|program| format!("  {}", program.alone())).collect();
+    Err(format!("{} test programs failed. Each alone:\n{}", failed.len(), commands.join("\n")))
+}
+
+fn start(program: &Program, in_ci: bool) -> Result<Running<'_>> {
+    let fault = |error| format!("cannot start {}: {error}", program.name());
+    let folder = state_folder();
+    std::fs::create_dir_all(&folder).map_err(fault)?;
+    let log = folder.join(format!("{}.log", program.name().replace(' ', "-")));
+    let output = File::create(&log).map_err(fault)?;
+    let errors = output.try_clone().map_err(fault)?;
+    let run = program.command();
+    // Clients come and go for a minute then.
+    let run = if in_ci { run.env("MOONCAKE_CI", "1").env("TEST_SECONDS", "60") } else { run };
+    let child = run.start(Stdio::from(output), Stdio::from(errors)).map_err(fault)?;
+    Ok(Running { program, child, log, started: Instant::now() })
+}
+
+/// Prints the output of a program that failed; the word for its outcome.
+fn report(one: &Running<'_>, status: ExitStatus) -> &'static str {
+    if status.success() {
+        return "ok    ";
+    }
+    let said = std::fs::read(&one.log).unwrap_or_default();
+    println!("\n{}\n{}: {status}", String::from_utf8_lossy(&said), one.program.name());
+    "FAILED"
+}
+
+/// Folder of the outputs and times of the last run.
+fn state_folder() -> PathBuf {
+    target_dir().join("xtask-test")
+}
+
+/// Time that each program took when it last passed.
+struct Times(HashMap<String, Duration>);
+
+impl Times {
+    fn path() -> PathBuf {
+        state_folder().join("times")
+    }
+
+    fn read() -> Self {
+        Self::parse(&std::fs::read_to_string(Self::path()).unwrap_or_default())
+    }
+
+    fn parse(text: &str) -> Self {
+        let time = |line: &str| {
+            let (millis, name) = line.split_once(' ')?;
+            Some((name.to_owned(), Duration::from_millis(millis.parse().ok()?)))
+        };
+        Self(text.lines().filter_map(time).collect())
+    }
+
+    fn of(&self, program: &Program) -> Option<Duration> {
+        self.0.get(&program.name()).copied()
+    }
+
+    fn set(&mut self, program: &Program, took: Duration) {
+        self.0.insert(program.name(), took);
+    }
+
+    /// The times only choose an order, so a failed write is no failure of the tests.
+    fn write(&self) {
+        let lines: Vec<_> =
+            self.0.iter().map(|(name, time)| format!("{} {name}\n", time.as_millis())).collect();
+        let _ = std::fs::write(Self::path(), lines.concat());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn test_programs_are_parsed_and_other_artifacts_are_not() {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+        let line = |kind: &str, test: bool, executable: &str| {
+            format!(
+                "{{\"reason\":\"compiler-artifact\",\"package_id\":\"path+file:///x\",\"manifest_path\":\"{}\",\"target\":{{\"kind\":[\"{kind}\"],\"crate_types\":[\"bin\"],\"name\":\"t\",\"src_path\":\"/x\",\"test\":true}},\"profile\":{{\"opt_level\":\"0\",\"test\":{test}}},\"features\":[],\"executable\":{executable},\"fresh\":true}}",
+                here.display()
+            )
+        };
+        let program = Program::parse(&line("test", true, "\"/t/deps/t-1\"")).unwrap();
+        assert_eq!((program.name().as_str(), program.is_unit), ("xtask t", false));
+        assert_eq!(program.executable, Path::new("/t/deps/t-1"));
+        assert_eq!(program.folder, here.parent().unwrap());
+        assert!(Program::parse(&line("lib", true, "\"/t/deps/t-1\"")).unwrap().is_unit);
+        assert_eq!(Program::parse(&line("lib", true, "null")), None);
+        assert_eq!(Program::parse(&line("bin", false, "\"/t/t\"")), None);
+        assert_eq!(Program::parse("{\"reason\":\"build-finished\",\"success\":true}"), None);
+    }
+
+    #[test]
+    fn times_of_programs_are_read_line_by_line() {
+        let times = Times::parse("1500 a b\nbroken\n20 c\n");
+        assert_eq!(times.0.len(), 2);
+        assert_eq!(times.0["a b"], Duration::from_millis(1500));
+    }
+}
