@@ -59,7 +59,7 @@ async fn what_is_read_often_is_read_without_a_wire() {
     for kind in [Kind::Embedded, Kind::Tcp, Kind::TcpHttp] {
         let cluster = Cluster::start(kind, MasterOptions::default()).await;
         let (a, b) = cluster.pair().await;
-        let reader = cluster.member().segment(0).hot_cache(8 << 20).connect().await.unwrap();
+        let reader = cluster.builder().segment(0).hot_cache(8 << 20).connect().await.unwrap();
         let read = |key: String, how: usize| {
             let reader = &reader;
             async move {
@@ -150,8 +150,8 @@ async fn only_what_fits_is_kept_and_the_oldest_goes() {
 async fn a_value_written_over_in_place_is_another_one() {
     let lease_ttl = Duration::from_millis(200);
     let cluster = Cluster::start(Kind::Tcp, MasterOptions { lease_ttl, ..MasterOptions::default() }).await;
-    let owner = cluster.member().segment(LEN as u64 + 1000).connect().await.unwrap();
-    let reader = cluster.member().segment(0).hot_cache(1 << 20).connect().await.unwrap();
+    let owner = cluster.builder().segment(LEN as u64 + 1000).connect().await.unwrap();
+    let reader = cluster.builder().segment(0).hot_cache(1 << 20).connect().await.unwrap();
     let pinned = ReplicateConfig { hard_pin: true, ..ReplicateConfig::default() };
     owner.put_with("k", value(0, LEN), &pinned).await.unwrap();
     let at = |client: &Client| {
@@ -191,7 +191,7 @@ async fn no_value_is_read_that_is_not_there_any_more() {
         };
         let mut server = MasterServer::start(master_config(0, options())).await.unwrap();
         let address = server.addresses().rpc;
-        let member = |segment, hot_cache, checksum| {
+        let connect = |segment, hot_cache, checksum| {
             Client::builder()
                 .master(address.to_string())
                 .share_memory(false)
@@ -204,10 +204,11 @@ async fn no_value_is_read_that_is_not_there_any_more() {
                 .room_patience(Duration::from_millis(100))
                 .connect()
         };
-        let writers = [member(50_000, 0, false).await.unwrap(), member(50_000, 60_000, true).await.unwrap()];
+        let writers =
+            [connect(50_000, 0, false).await.unwrap(), connect(50_000, 60_000, true).await.unwrap()];
         let readers = [
-            member(0, 60_000, false).await.unwrap(),
-            member(0, 1 << 20, true).await.unwrap(),
+            connect(0, 60_000, false).await.unwrap(),
+            connect(0, 1 << 20, true).await.unwrap(),
             writers[1].clone(),
         ];
         let mut current: HashMap<u64, (u64, usize)> = HashMap::new();
@@ -262,7 +263,7 @@ async fn no_value_is_read_that_is_not_there_any_more() {
 async fn light_clients_read_what_their_owner_keeps() {
     let cluster = Cluster::start(Kind::Tcp, MasterOptions::default()).await;
     let (a, b) = cluster.pair().await;
-    let owner = cluster.member().segment(0).hot_cache(8 << 20).connect().await.unwrap();
+    let owner = cluster.builder().segment(0).hot_cache(8 << 20).connect().await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("owner.sock");
     let config = LocalServerConfig { path: path.clone(), ..LocalServerConfig::default() };

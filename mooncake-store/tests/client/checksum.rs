@@ -24,7 +24,7 @@ async fn other_bytes_are_noticed() {
     for kind in [Kind::Embedded, Kind::Tcp] {
         let cluster = Cluster::start(kind, MasterOptions::default()).await;
         let (a, plain) = cluster.pair().await;
-        let careful = cluster.member().segment(0).checksum(true).connect().await.unwrap();
+        let careful = cluster.builder().segment(0).checksum(true).connect().await.unwrap();
         let bytes = value(3, LEN);
 
         // Every form of a write makes the same checksum, and every form of a read compares it.
@@ -82,7 +82,7 @@ async fn other_bytes_are_noticed() {
 async fn another_replica_stands_in_for_a_spoilt_one() {
     let cluster = Cluster::start(Kind::Tcp, MasterOptions::default()).await;
     let (a, _b) = cluster.pair().await;
-    let careful = cluster.member().segment(0).checksum(true).connect().await.unwrap();
+    let careful = cluster.builder().segment(0).checksum(true).connect().await.unwrap();
     let bytes = value(4, LEN);
     careful.put_with("k", &bytes, &ReplicateConfig::replicas(2)).await.unwrap();
     spoil(&cluster, &a, "k", 0).await;

@@ -84,7 +84,7 @@ impl Cluster {
     }
 
     /// Returns a client that uses the transport even to other clients of this process.
-    pub(crate) fn member(&self) -> ClientBuilder {
+    pub(crate) fn builder(&self) -> ClientBuilder {
         let metadata = self.server.as_ref().and_then(|server| server.addresses().metadata);
         let metadata = metadata.map_or("P2PHANDSHAKE".into(), |at| format!("http://{at}/metadata"));
         let builder = Client::builder();
@@ -108,7 +108,7 @@ impl Cluster {
     }
 
     pub(crate) async fn pair(&self) -> (Client, Client) {
-        (self.member().connect().await.unwrap(), self.member().connect().await.unwrap())
+        (self.builder().connect().await.unwrap(), self.builder().connect().await.unwrap())
     }
 
     /// Asserts that there are no objects and no writes, and that all taken space is only waiting

@@ -20,7 +20,7 @@ const LENGTHS: [usize; 3] = [1, 5000, (5 << 20) + 3];
 
 /// Returns a client with a long timeout: the devices of all tests share a slow thread.
 fn patient(cluster: &Cluster) -> ClientBuilder {
-    cluster.member().timeout(Duration::from_secs(20))
+    cluster.builder().timeout(Duration::from_secs(20))
 }
 
 /// Allocates device memory as a slice, with access to its bytes.
@@ -48,9 +48,9 @@ async fn read(client: &Client, device: &TestDevice, key: &str, len: usize) -> Op
     Some(bytes)
 }
 
-async fn writers_and_readers(cluster: &Cluster, member: impl Fn() -> ClientBuilder) -> (Client, Client) {
-    let member = || member().segment(SEGMENT).checksum(true);
-    let pair = (member().connect().await.unwrap(), member().connect().await.unwrap());
+async fn writers_and_readers(cluster: &Cluster, builder: impl Fn() -> ClientBuilder) -> (Client, Client) {
+    let builder = || builder().segment(SEGMENT).checksum(true);
+    let pair = (builder().connect().await.unwrap(), builder().connect().await.unwrap());
     assert_eq!(cluster.master.stats().keys, 0);
     pair
 }
@@ -259,7 +259,7 @@ async fn a_device_that_fails_costs_the_call_and_nothing_else() {
 #[cfg(feature = "disk")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_lies_on_a_disk_comes_to_a_device() {
-    use crate::disk::{KEYS, SIZE, all_written, cluster, expected, fill, key, lies, owner};
+    use crate::disk::{KEYS, SIZE, all_written, cluster, expected, fill, key, owner, replicas_of};
     let cluster = cluster(mooncake_store::master::DiskOptions::default()).await;
     let folder = tempfile::tempdir().unwrap();
     let (device, owner) = (TestDevice::new(), owner(&cluster, folder.path()).connect().await.unwrap());
@@ -267,7 +267,7 @@ async fn what_lies_on_a_disk_comes_to_a_device() {
     all_written(&cluster).await;
     let mut from_disk = 0;
     for number in 0..KEYS {
-        from_disk += u64::from(lies(&cluster, &key(number)).0 == 0);
+        from_disk += u64::from(replicas_of(&cluster, &key(number)).0 == 0);
         let (look, into) = blank(&owner, &device, SIZE);
         // The only permitted failure is a read that exceeds its lease.
         if let Ok(found) = owner.get_into(key(number), into).await.0 {

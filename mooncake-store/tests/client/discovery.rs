@@ -11,9 +11,8 @@ use mooncake_transport::engine::HandshakePort;
 use crate::cluster::{Cluster, Kind, value};
 
 /// Puts an object into the segment of a given client.
-async fn put_in(client: &Client, member: &Client, key: &str, len: usize) -> Result<()> {
-    let config =
-        ReplicateConfig { preferred_segment: member.hostname().into(), ..ReplicateConfig::default() };
+async fn put_in(client: &Client, owner: &Client, key: &str, len: usize) -> Result<()> {
+    let config = ReplicateConfig { preferred_segment: owner.hostname().into(), ..ReplicateConfig::default() };
     client.put_with(key, value(7, len), &config).await.map(drop)
 }
 
@@ -22,7 +21,7 @@ async fn members_of_one_cluster_in_a_directory_of_several() {
     let cluster = Cluster::start(Kind::TcpHttp, MasterOptions::default()).await;
     let of = |id: &str| {
         let options = DirectoryOptions { cluster_id: id.into(), ..DirectoryOptions::default() };
-        cluster.member().directory_options(options)
+        cluster.builder().directory_options(options)
     };
     let a = of("north").connect().await.unwrap();
     let b = of("north").connect().await.unwrap();
@@ -43,8 +42,8 @@ async fn a_member_answers_where_it_is_told_to() {
     let handshake =
         HandshakePort { ports: port..=port, host: Some("127.0.0.1".into()), ..Default::default() };
     let wires = TransportOptions::named("tcp").unwrap();
-    let a = cluster.member().wires(wires).handshake(handshake).connect().await.unwrap();
-    let b = cluster.member().connect().await.unwrap();
+    let a = cluster.builder().wires(wires).handshake(handshake).connect().await.unwrap();
+    let b = cluster.builder().connect().await.unwrap();
     assert_eq!(a.engine().name(), format!("127.0.0.1:{port}"));
     put_in(&b, &a, "k", 5000).await.unwrap();
     assert_eq!(b.get("k").await.unwrap().unwrap(), value(7, 5000));

@@ -12,7 +12,9 @@ use mooncake_store::master::DiskOptions;
 use parking_lot::{Condvar, Mutex};
 
 use crate::cluster::{Cluster, eventually, value};
-use crate::disk::{KEYS, SIZE, all_written, cluster, disk, expected, fill, key, lies, member, owner, read};
+use crate::disk::{
+    KEYS, SIZE, all_written, cluster, disk, expected, fill, key, owner, patient_builder, read, replicas_of,
+};
 
 const ENOSPC: i32 = 28;
 const EIO: i32 = 5;
@@ -59,7 +61,7 @@ fn moody(cluster: &Cluster, path: &Path) -> (ClientBuilder, Arc<Moody>) {
     let mood = Arc::new(Moody::default());
     let faults = Some(DiskFaults(mood.clone()));
     let config = OffloadConfig { faults, threads: true, patience: Duration::from_secs(3), ..disk(path) };
-    (member(cluster).offload(config), mood)
+    (patient_builder(cluster).offload(config), mood)
 }
 
 /// Counts the hits. Each hit has the right bytes.
@@ -91,7 +93,7 @@ async fn a_disk_that_takes_nothing_refuses_objects_and_counts_them() {
         // The disk has free space again.
         disk.set(Mood::Fine);
         owner.upsert("later", value(7, SIZE)).await.unwrap();
-        eventually("it is on disk", async || lies(&cluster, "later") == (1, 1)).await;
+        eventually("it is on disk", async || replicas_of(&cluster, "later") == (1, 1)).await;
         owner.close().await.unwrap();
     }
 }
@@ -104,11 +106,11 @@ async fn what_a_disk_cannot_read_is_a_miss_and_no_replica_any_more() {
     let owner = builder.connect().await.unwrap();
     fill(&owner).await;
     all_written(&cluster).await;
-    let there: Vec<u64> = (0..KEYS).filter(|n| lies(&cluster, &key(*n)) == (0, 1)).collect();
+    let there: Vec<u64> = (0..KEYS).filter(|n| replicas_of(&cluster, &key(*n)) == (0, 1)).collect();
     disk.set(Mood::Fails { writes: false, errno: EIO });
     for number in &there[..2] {
         assert_eq!(read(&owner, &key(*number)).await, None);
-        eventually("the master hears of it", async || lies(&cluster, &key(*number)) == (0, 0)).await;
+        eventually("the master hears of it", async || replicas_of(&cluster, &key(*number)) == (0, 0)).await;
     }
     disk.set(Mood::Fine);
     assert_eq!(owner.disk().unwrap().store.unreadable, 2);
@@ -123,7 +125,7 @@ async fn a_disk_that_does_not_answer_is_a_miss_and_holds_up_nothing() {
     let owner = builder.connect().await.unwrap();
     fill(&owner).await;
     all_written(&cluster).await;
-    let there: Vec<u64> = (0..KEYS).filter(|n| lies(&cluster, &key(*n)) == (0, 1)).collect();
+    let there: Vec<u64> = (0..KEYS).filter(|n| replicas_of(&cluster, &key(*n)) == (0, 1)).collect();
     disk.set(Mood::Hangs { reads: true });
     let reads = there.iter().take(16).map(|number| owner.get(key(*number)));
     for got in futures::future::join_all(reads).await {
@@ -143,7 +145,7 @@ async fn a_disk_that_does_not_answer_is_a_miss_and_holds_up_nothing() {
         .await;
     eventually("what was removed is gone", async || owner.disk().unwrap().store.objects == KEYS - 1).await;
     owner.upsert("later", value(7, SIZE)).await.unwrap();
-    eventually("and it is used", async || lies(&cluster, "later").1 == 1).await;
+    eventually("and it is used", async || replicas_of(&cluster, "later").1 == 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -153,7 +155,7 @@ async fn writes_that_hang_cost_the_heartbeat_their_time_once() {
     let (builder, disk) = moody(&cluster, folder.path());
     let owner = builder.connect().await.unwrap();
     owner.put("before", value(5, SIZE)).await.unwrap();
-    eventually("it is on disk", async || lies(&cluster, "before").1 == 1).await;
+    eventually("it is on disk", async || replicas_of(&cluster, "before").1 == 1).await;
     disk.set(Mood::Hangs { reads: false });
     // The test puts several times as many objects as are written at a time.
     for number in 0..24 {
@@ -164,9 +166,9 @@ async fn writes_that_hang_cost_the_heartbeat_their_time_once() {
     owner.upsert("before", value(6, SIZE)).await.unwrap();
     assert!(read(&owner, "before").await == Some(value(6, SIZE)));
     disk.set(Mood::Fine);
-    eventually("it is used again", async || lies(&cluster, "before").1 == 1).await;
+    eventually("it is used again", async || replicas_of(&cluster, "before").1 == 1).await;
     eventually("the master knows what is there", async || {
-        let on_disk = (0..24).filter(|n| lies(&cluster, &key(*n)).1 == 1).count() as u64;
+        let on_disk = (0..24).filter(|n| replicas_of(&cluster, &key(*n)).1 == 1).count() as u64;
         owner.disk().unwrap().store.objects == on_disk + 1
     })
     .await;

@@ -15,7 +15,9 @@ use parking_lot::Mutex;
 
 use crate::cluster::{Cluster, Kind, value};
 use crate::common::fake_disk::FakeDisk;
-use crate::disk::{KEYS, MIB, SIZE, all_written, cluster, disk, expected, fill, key, lies, member, owner};
+use crate::disk::{
+    KEYS, MIB, SIZE, all_written, cluster, disk, expected, fill, key, owner, patient_builder, replicas_of,
+};
 
 async fn find(client: &Client, key: &str) -> Option<Located> {
     client.locate(&[key]).await.unwrap().remove(0).unwrap()
@@ -60,7 +62,7 @@ async fn of_keys(client: &Client, reads: &[(String, u64, usize)]) -> Vec<Vec<u8>
 }
 
 fn on_disk_only(cluster: &Cluster) -> Vec<u64> {
-    (0..KEYS).filter(|n| lies(cluster, &key(*n)) == (0, 1)).collect()
+    (0..KEYS).filter(|n| replicas_of(cluster, &key(*n)) == (0, 1)).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -68,7 +70,7 @@ async fn of_what_is_on_disk_only_the_range_is_read() {
     let cluster = cluster(DiskOptions::default()).await;
     let folder = tempfile::tempdir().unwrap();
     let owner = owner(&cluster, folder.path()).connect().await.unwrap();
-    let other = member(&cluster).segment(0).connect().await.unwrap();
+    let other = patient_builder(&cluster).segment(0).connect().await.unwrap();
     fill(&other).await;
     all_written(&cluster).await;
     let there = on_disk_only(&cluster);
@@ -107,12 +109,12 @@ async fn more_than_an_owner_lends_at_a_time_is_read_in_pieces() {
     let cluster = cluster(DiskOptions::default()).await;
     let folder = tempfile::tempdir().unwrap();
     let small = OffloadConfig { buffer: MIB, ..disk(folder.path()) };
-    let owner = member(&cluster).offload(small).connect().await.unwrap();
+    let owner = patient_builder(&cluster).offload(small).connect().await.unwrap();
     let long = value(99, 4 << 20);
     owner.put("long", long.clone()).await.unwrap();
     fill(&owner).await;
     all_written(&cluster).await;
-    assert_eq!(lies(&cluster, "long"), (0, 1));
+    assert_eq!(replicas_of(&cluster, "long"), (0, 1));
     // Adjacent parts are one piece, which is too long for the memory of the owner.
     let reads: Vec<_> = (0..8).map(|n| ("long".to_string(), n * (512 << 10), 512 << 10)).collect();
     assert!(of_keys(&owner, &reads).await.concat() == long);
@@ -140,7 +142,7 @@ impl Stage {
             ..MasterOptions::default()
         };
         let cluster = Cluster::start(Kind::Tcp, options).await;
-        let client = member(&cluster).connect().await.unwrap();
+        let client = patient_builder(&cluster).connect().await.unwrap();
         let values = [value(1, SIZE), value(2, SIZE)];
         let mut addresses = [0; 2];
         let mut memory = String::new();
@@ -295,7 +297,7 @@ async fn to_a_light_client_a_disk_that_is_gone_is_a_miss() {
     let config = LocalConfig { buffer: 4 << 20, ..LocalConfig::at(path.to_str().unwrap()) };
     let light = LocalClient::connect(config).await.unwrap();
     _server.stop().await;
-    assert_eq!(lies(&cluster, "k"), (0, 1), "the master does not know");
+    assert_eq!(replicas_of(&cluster, "k"), (0, 1), "the master does not know");
     let got: Vec<_> =
         light.batch_get(&["k", "value 1"]).await.unwrap().into_iter().map(Result::unwrap).collect();
     assert!(got[0].is_none() && got[1].as_deref() == Some(&*values[1]));

@@ -31,7 +31,7 @@ impl World {
         Self { clock, net: LoopbackNet::with_clock(shared), master: Arc::new(master) }
     }
 
-    pub(crate) async fn member(&self, segment: u64) -> (Client<Wire>, Arc<Wire>) {
+    pub(crate) async fn connect(&self, segment: u64) -> (Client<Wire>, Arc<Wire>) {
         self.named("127.0.0.1", segment).await
     }
 
@@ -79,8 +79,8 @@ pub(crate) async fn locate<const N: usize>(client: &Client<Wire>, keys: [&str; N
     keys.map(|_| located.next().unwrap().unwrap().unwrap())
 }
 
-pub(crate) fn at(member: &Client<Wire>) -> ReplicateConfig {
-    ReplicateConfig { preferred_segment: member.hostname().into(), ..ReplicateConfig::default() }
+pub(crate) fn at(client: &Client<Wire>) -> ReplicateConfig {
+    ReplicateConfig { preferred_segment: client.hostname().into(), ..ReplicateConfig::default() }
 }
 
 pub(crate) fn always(fault: Fault) -> Faults {
@@ -94,8 +94,8 @@ fn short_leases() -> MasterOptions {
 #[tokio::test]
 async fn bytes_that_come_after_the_lease_do_not_count() {
     let world = World::new(short_leases());
-    let (a, _) = world.member(1 << 20).await;
-    let (b, wire) = world.member(0).await;
+    let (a, _) = world.connect(1 << 20).await;
+    let (b, wire) = world.connect(0).await;
     a.batch_put(&[("k", value(1, 1000)), ("l", value(2, 1000))], &ReplicateConfig::default()).await.unwrap();
     wire.set(always(Fault::Delay));
 
@@ -142,9 +142,9 @@ async fn bytes_that_come_after_the_lease_do_not_count() {
 #[tokio::test]
 async fn another_replica_stands_in_for_one_that_cannot_be_read() {
     let world = World::new(MasterOptions::default());
-    let (_a, wire) = world.member(1 << 20).await;
-    let (_b, _) = world.member(1 << 20).await;
-    let (c, _) = world.member(0).await;
+    let (_a, wire) = world.connect(1 << 20).await;
+    let (_b, _) = world.connect(1 << 20).await;
+    let (c, _) = world.connect(0).await;
     let items: Vec<_> = (0..8).map(|i| (format!("key {i}"), value(i, 5000))).collect();
     c.batch_put(&items, &ReplicateConfig::replicas(2)).await.unwrap();
     wire.inner().kill();
@@ -165,9 +165,9 @@ async fn another_replica_stands_in_for_one_that_cannot_be_read() {
 #[tokio::test]
 async fn a_dead_member_costs_objects_and_nothing_else() {
     let world = World::new(MasterOptions::default());
-    let (_a, wire) = world.member(1 << 20).await;
-    let (b, _) = world.member(1 << 20).await;
-    let (c, _) = world.member(0).await;
+    let (_a, wire) = world.connect(1 << 20).await;
+    let (b, _) = world.connect(1 << 20).await;
+    let (c, _) = world.connect(0).await;
     let items: Vec<_> = (0..16).map(|i| (format!("key {i}"), value(i, 5000))).collect();
     c.batch_put(&items, &ReplicateConfig::default()).await.unwrap();
     wire.inner().kill();
@@ -195,8 +195,8 @@ async fn a_dead_member_costs_objects_and_nothing_else() {
 #[tokio::test]
 async fn a_write_that_failed_leaves_nothing_behind() {
     let world = World::new(MasterOptions::default());
-    let (_a, _) = world.member(1 << 20).await;
-    let (b, wire) = world.member(0).await;
+    let (_a, _) = world.connect(1 << 20).await;
+    let (b, wire) = world.connect(0).await;
     for fault in [Fault::Fail, Fault::Drop, Fault::Cut] {
         wire.set(always(fault));
         let error = b.put("k", value(1, 5000)).await.unwrap_err();
@@ -215,8 +215,8 @@ async fn a_write_that_failed_leaves_nothing_behind() {
 #[tokio::test]
 async fn a_write_that_may_still_land_keeps_its_space() {
     let world = World::new(MasterOptions::default());
-    let (_a, _) = world.member(1 << 20).await;
-    let (b, wire) = world.member(0).await;
+    let (_a, _) = world.connect(1 << 20).await;
+    let (b, wire) = world.connect(0).await;
     wire.set(always(Fault::LoseAnswer));
     assert_eq!(b.put("k", value(1, 5000)).await.unwrap_err().kind(), ErrorKind::Timeout);
     wire.set(Faults::none());
@@ -235,8 +235,8 @@ async fn a_write_that_may_still_land_keeps_its_space() {
 #[tokio::test]
 async fn a_put_that_is_dropped_is_taken_back_once_it_has_landed() {
     let world = World::new(MasterOptions::default());
-    let (a, _) = world.member(1 << 20).await;
-    let (b, wire) = world.member(0).await;
+    let (a, _) = world.connect(1 << 20).await;
+    let (b, wire) = world.connect(0).await;
     wire.set(always(Fault::Delay));
     let put = tokio::spawn({
         let b = b.clone();
@@ -260,9 +260,9 @@ async fn a_put_that_is_dropped_is_taken_back_once_it_has_landed() {
 #[tokio::test]
 async fn ranges_are_read_where_the_object_has_gone_meanwhile() {
     let world = World::new(MasterOptions::default());
-    let (a, wire) = world.member(1 << 20).await;
-    let (b, _) = world.member(1 << 20).await;
-    let (c, _) = world.member(0).await;
+    let (a, wire) = world.connect(1 << 20).await;
+    let (b, _) = world.connect(1 << 20).await;
+    let (c, _) = world.connect(0).await;
     let keys = ["one", "two", "three", "session"];
     for (i, key) in keys.into_iter().enumerate() {
         a.put_with(key, value(i as u64, 5000), &at(&a)).await.unwrap();
@@ -293,9 +293,9 @@ async fn ranges_are_read_where_the_object_has_gone_meanwhile() {
 #[tokio::test]
 async fn a_value_that_has_taken_the_place_of_another_is_read_whole_or_not_at_all() {
     let world = World::new(MasterOptions::default());
-    let (a, wire) = world.member(1 << 20).await;
-    let (b, _) = world.member(1 << 20).await;
-    let (c, _) = world.member(0).await;
+    let (a, wire) = world.connect(1 << 20).await;
+    let (b, _) = world.connect(1 << 20).await;
+    let (c, _) = world.connect(0).await;
     for key in ["k", "longer", "gone"] {
         a.put_with(key, value(1, 5000), &at(&a)).await.unwrap();
     }
@@ -321,8 +321,8 @@ async fn a_value_that_has_taken_the_place_of_another_is_read_whole_or_not_at_all
 #[tokio::test]
 async fn the_lease_of_ranges_that_are_under_way_is_renewed() {
     let world = World::new(short_leases());
-    let (a, _) = world.member(1 << 20).await;
-    let (b, wire) = world.member(0).await;
+    let (a, _) = world.connect(1 << 20).await;
+    let (b, wire) = world.connect(0).await;
     a.put("k", value(1, 5000)).await.unwrap();
     let slow = async |then: &dyn Fn()| {
         let [object] = locate(&b, ["k"]).await;
@@ -353,8 +353,8 @@ async fn the_lease_of_ranges_that_are_under_way_is_renewed() {
 #[tokio::test]
 async fn ranges_of_what_was_located_before_the_lease_ended_are_refused() {
     let world = World::new(short_leases());
-    let (a, _) = world.member(1 << 20).await;
-    let (b, wire) = world.member(0).await;
+    let (a, _) = world.connect(1 << 20).await;
+    let (b, wire) = world.connect(0).await;
     a.put("k", value(1, 5000)).await.unwrap();
     let [object] = locate(&b, ["k"]).await;
     world.clock.advance(Duration::from_secs(1));

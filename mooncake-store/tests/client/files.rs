@@ -48,8 +48,8 @@ fn all(dir: &Path) -> Vec<PathBuf> {
 async fn only_in_files(dir: &Path, items: &[(&[u8], Bytes)]) -> (Cluster, Client) {
     let cluster = cluster(dir, FileOptions::default()).await;
     let (holder, client) = (
-        cluster.member().connect().await.unwrap(),
-        cluster.member().segment(0).local_buffer(16 << 20).connect().await.unwrap(),
+        cluster.builder().connect().await.unwrap(),
+        cluster.builder().segment(0).local_buffer(16 << 20).connect().await.unwrap(),
     );
     for (key, value) in items {
         assert_eq!(client.put(key, value).await.unwrap(), PutOutcome::Stored);
@@ -89,7 +89,7 @@ async fn a_value_is_its_file_and_comes_back_from_it() {
     assert!(bytes == *long);
 
     // Clients that join later read the files, too.
-    let other = cluster.member().segment(0).connect().await.unwrap();
+    let other = cluster.builder().segment(0).connect().await.unwrap();
     assert!(other.get("short").await.unwrap().as_ref() == Some(&short));
     assert_eq!(report(&client).written, 2);
     assert_eq!((report(&other).read, report(&other).unread), (1, 0));
@@ -152,7 +152,7 @@ async fn what_is_no_file_of_the_value_is_a_miss_and_the_key_is_free_again() {
     }
     assert!(report(&client).unread >= unread + names.len() as u64);
     eventually("the master has heard", async || cluster.master.keys().is_empty()).await;
-    let _holder = cluster.member().connect().await.unwrap();
+    let _holder = cluster.builder().connect().await.unwrap();
     for name in names {
         assert_eq!(client.put(name, b"again").await.unwrap(), PutOutcome::Stored);
     }
@@ -180,7 +180,7 @@ async fn without_the_folder_objects_are_in_memory_only() {
     std::fs::write(&blocked, b"").unwrap();
     for root in [absent, blocked] {
         let cluster = cluster(&root, FileOptions::default()).await;
-        let client = cluster.member().connect().await.unwrap();
+        let client = cluster.builder().connect().await.unwrap();
         client.put("k", b"value").await.unwrap();
         eventually("it was not written", async || report(&client).refused == 1).await;
         assert_eq!(client.get("k").await.unwrap().as_deref(), Some(&b"value"[..]));
@@ -196,7 +196,7 @@ async fn the_oldest_files_make_room_and_the_master_hears_of_it() {
     std::fs::create_dir_all(&before).unwrap();
     std::fs::write(before.join("of somebody"), [0; 400]).unwrap();
     let cluster = cluster(dir.path(), FileOptions { quota: 1000, ..FileOptions::default() }).await;
-    let client = cluster.member().connect().await.unwrap();
+    let client = cluster.builder().connect().await.unwrap();
     for n in 0..5 {
         client.put(format!("k{n}"), value(n, 300)).await.unwrap();
         written(&cluster, format!("k{n}").as_bytes()).await;
@@ -214,7 +214,7 @@ async fn the_oldest_files_make_room_and_the_master_hears_of_it() {
 
     let fixed = FileOptions { quota: 1000, evict: false, ..FileOptions::default() };
     let cluster = self::cluster(dir.path(), fixed).await;
-    let client = cluster.member().connect().await.unwrap();
+    let client = cluster.builder().connect().await.unwrap();
     client.put("more", value(9, 200)).await.unwrap();
     eventually("it was not written", async || report(&client).refused == 1).await;
     assert_eq!(all(dir.path()).len(), 3);
@@ -224,7 +224,7 @@ async fn the_oldest_files_make_room_and_the_master_hears_of_it() {
 async fn what_is_replaced_or_removed_leaves_no_file() {
     let dir = tempfile::tempdir().unwrap();
     let cluster = cluster(dir.path(), FileOptions::default()).await;
-    let client = cluster.member().connect().await.unwrap();
+    let client = cluster.builder().connect().await.unwrap();
     let gone = async || all(dir.path()).is_empty();
     client.put("k", value(1, 300)).await.unwrap();
     let first = written(&cluster, b"k").await;
@@ -251,7 +251,7 @@ async fn what_is_replaced_or_removed_leaves_no_file() {
 async fn batches_and_pieces_and_registered_memory_are_written_whole() {
     let dir = tempfile::tempdir().unwrap();
     let cluster = cluster(dir.path(), FileOptions::default()).await;
-    let client = cluster.member().connect().await.unwrap();
+    let client = cluster.builder().connect().await.unwrap();
     let once = ReplicateConfig::default();
     let [a, b, c] = [1, 2, 3].map(|n| value(n, 200_000));
     client.batch_put(&[("a", &a), ("b", &b)], &once).await.unwrap();

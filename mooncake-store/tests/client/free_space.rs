@@ -18,14 +18,14 @@ const BLOCKS: usize = 16;
 async fn full(kind: Kind, config: &ReplicateConfig) -> (Cluster, Client) {
     let options = MasterOptions { lease_ttl: LEASE, high_watermark: 1.0, ..MasterOptions::default() };
     let cluster = Cluster::start(kind, options).await;
-    let member = cluster.member().segment((BLOCK * BLOCKS) as u64).connect().await.unwrap();
+    let client = cluster.builder().segment((BLOCK * BLOCKS) as u64).connect().await.unwrap();
     for n in 0..BLOCKS {
-        member.put_with(format!("old {n}"), value(n as u64, BLOCK), config).await.unwrap();
+        client.put_with(format!("old {n}"), value(n as u64, BLOCK), config).await.unwrap();
     }
     for n in 0..BLOCKS {
-        assert!(member.exist(format!("old {n}")).await.unwrap());
+        assert!(client.exist(format!("old {n}")).await.unwrap());
     }
-    (cluster, member)
+    (cluster, client)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -33,31 +33,31 @@ async fn it_comes_when_leases_end_and_no_more_goes_than_is_needed() {
     for kind in [Kind::Embedded, Kind::Tcp, Kind::Shm] {
         let clock = SystemClock::new();
         let begun = clock.now();
-        let (cluster, member) = full(kind, &ReplicateConfig::default()).await;
-        assert_eq!(member.put("new", value(99, BLOCK)).await.unwrap(), PutOutcome::Stored);
+        let (cluster, client) = full(kind, &ReplicateConfig::default()).await;
+        assert_eq!(client.put("new", value(99, BLOCK)).await.unwrap(), PutOutcome::Stored);
         assert!(clock.now().since(begun) >= LEASE, "before a lease was over");
-        assert!(member.get("new").await.unwrap().unwrap() == value(99, BLOCK), "other bytes");
+        assert!(client.get("new").await.unwrap().unwrap() == value(99, BLOCK), "other bytes");
         assert_eq!(cluster.master.stats().evicted_keys, 1);
 
         // Some objects of a batch find free space at once, the others later; each is stored once.
         for n in 1..BLOCKS {
-            member.exist(format!("old {n}")).await.unwrap();
+            client.exist(format!("old {n}")).await.unwrap();
         }
-        member.remove("old 1", true).await.unwrap();
+        client.remove("old 1", true).await.unwrap();
         let items: Vec<_> = (0..4).map(|n| (format!("batch {n}"), value(200 + n, BLOCK))).collect();
-        let puts = member.batch_put(&items, &ReplicateConfig::default()).await.unwrap();
+        let puts = client.batch_put(&items, &ReplicateConfig::default()).await.unwrap();
         assert!(puts.iter().all(|put| matches!(put, Ok(PutOutcome::Stored))), "{puts:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reservation_waits_too() {
-    let (cluster, member) = full(Kind::Tcp, &ReplicateConfig::default()).await;
+    let (cluster, client) = full(Kind::Tcp, &ReplicateConfig::default()).await;
     let config = ReplicateConfig::default();
-    let mut reserved = member.reserve(&[("new", BLOCK as u64)], &config).await.unwrap();
+    let mut reserved = client.reserve(&[("new", BLOCK as u64)], &config).await.unwrap();
     let reserved = reserved.remove(0).unwrap();
     assert!(cluster.master.stats().no_room > 0, "there was room from the first");
-    assert!(member.give_back(&[&reserved]).await);
+    assert!(client.give_back(&[&reserved]).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -66,7 +66,7 @@ async fn patience_ends() {
     let (cluster, _member) = full(Kind::Tcp, &pinned).await;
     let refusals = async |patience: Duration| {
         let before = cluster.master.stats().no_room;
-        let other = cluster.member().segment(0).room_patience(patience).connect().await.unwrap();
+        let other = cluster.builder().segment(0).room_patience(patience).connect().await.unwrap();
         let error = other.put("new", value(1, BLOCK)).await.unwrap_err();
         assert_eq!(error.code(), ErrorCode::NoAvailableHandle, "{error}");
         cluster.master.stats().no_room - before
@@ -82,8 +82,8 @@ async fn patience_ends() {
 async fn nobody_waits_for_what_can_never_come() {
     for kind in [Kind::Embedded, Kind::Tcp] {
         let cluster = Cluster::start(kind, MasterOptions::default()).await;
-        let member = cluster.member().segment(1 << 20).connect().await.unwrap();
-        let error = member.put("large", value(1, 2 << 20)).await.unwrap_err();
+        let client = cluster.builder().segment(1 << 20).connect().await.unwrap();
+        let error = client.put("large", value(1, 2 << 20)).await.unwrap_err();
         assert_eq!(error.code(), ErrorCode::NoAvailableHandle);
         assert!(error.to_string().contains("large enough"), "{error}");
         assert_eq!(cluster.master.stats().no_room, 1, "it was asked for again");

@@ -15,7 +15,7 @@ async fn a_hammered_key_is_read_from_two_members() {
         let options = MasterOptions { hot: Some(HotOptions::default()), ..MasterOptions::default() };
         let cluster = Cluster::start(kind, options).await;
         let (a, b) = cluster.pair().await;
-        let reader = cluster.member().segment(0).connect().await.unwrap();
+        let reader = cluster.builder().segment(0).connect().await.unwrap();
         let config = ReplicateConfig { preferred_segment: a.hostname().into(), ..ReplicateConfig::default() };
         reader.put_with("hot", value(7, 300_000), &config).await.unwrap();
         eventually("there is a second replica", async || {

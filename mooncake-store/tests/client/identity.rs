@@ -84,7 +84,7 @@ async fn an_object_of_the_process_before_is_not_read_from_the_next_one() {
         let world = World::new(MasterOptions::default());
         let memory = memory();
         let before = first(&world, &memory).await;
-        let (reader, _) = world.member(0).await;
+        let (reader, _) = world.connect(0).await;
         let [object] = locate(&reader, ["k"]).await;
         if known {
             assert_eq!(read(&reader, &object).await.unwrap(), value(1, LEN));
@@ -110,7 +110,7 @@ async fn memory_that_waits_for_its_mount_is_not_used() {
     let world = World::new(MasterOptions::default());
     let memory = memory();
     let before = first(&world, &memory).await;
-    let (reader, _) = world.member(0).await;
+    let (reader, _) = world.connect(0).await;
     before.die().await;
     // The next process has registered and published its memory, and the master still names the
     // previous one.
@@ -137,7 +137,7 @@ async fn a_reservation_of_the_process_before_is_not_written_to_the_next_one() {
         let world = World::new(MasterOptions::default());
         let memory = memory();
         let before = first(&world, &memory).await;
-        let (writer, _) = world.member(0).await;
+        let (writer, _) = world.connect(0).await;
         if known {
             assert_eq!(writer.get("k").await.unwrap().unwrap(), value(1, LEN));
         }
@@ -164,7 +164,7 @@ async fn a_reservation_of_the_process_before_is_not_written_to_the_next_one() {
 
 /// Connects a process that reads memory without changing it.
 async fn look(world: &World, memory: &Arc<HostMemory>) -> (Client<Wire>, Region<Wire>) {
-    let (client, _) = world.member(0).await;
+    let (client, _) = world.connect(0).await;
     let region = client.engine().register(memory.clone() as Arc<dyn MemorySource>).await.unwrap();
     (client, region)
 }

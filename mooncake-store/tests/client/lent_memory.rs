@@ -35,8 +35,8 @@ async fn given_up<R>(world: &World, wire: &Wire, pool: &RegionPool<Wire>, read: 
 #[tokio::test]
 async fn a_dropped_read_keeps_the_memory_lent_to_it() {
     let world = World::new(MasterOptions::default());
-    let (a, _) = world.member(1 << 20).await;
-    let (b, wire) = world.member(0).await;
+    let (a, _) = world.connect(1 << 20).await;
+    let (b, wire) = world.connect(0).await;
     a.put("slow", value(1, LEN)).await.unwrap();
     let [slow] = locate(&b, ["slow"]).await;
     // SAFETY: new memory, whose slices all come from the pool.

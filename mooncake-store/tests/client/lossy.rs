@@ -98,7 +98,7 @@ impl Front {
         }
     }
 
-    async fn member(self: &Arc<Self>, segment: u64) -> Client {
+    async fn connect(self: &Arc<Self>, segment: u64) -> Client {
         let config = ClientConfig {
             ping_interval: Duration::from_millis(20),
             timeout: Duration::from_secs(20),
@@ -381,7 +381,7 @@ async fn a_master_that_does_not_number_is_asked_as_ever() {
 #[tokio::test]
 async fn a_put_survives_the_loss_of_an_answer() {
     let front = Front::new(false);
-    let client = front.member(1 << 20).await;
+    let client = front.connect(1 << 20).await;
     for (key, lost) in [("start", &["start"][..]), ("end", &["end"]), ("both", &["start", "end"])] {
         front.lose(lost);
         let outcome = client.put(key, value(1, 1000)).await.unwrap();
@@ -393,7 +393,7 @@ async fn a_put_survives_the_loss_of_an_answer() {
 #[tokio::test]
 async fn space_whose_grant_never_came_is_given_back() {
     let front = Front::new(false);
-    let client = front.member(1 << 20).await;
+    let client = front.connect(1 << 20).await;
     front.lose(&["start", "start"]);
     client.put("k", value(1, 1000)).await.unwrap_err();
     eventually("nothing is being written", async || front.master().stats().writing == 0).await;
@@ -405,7 +405,7 @@ async fn space_whose_grant_never_came_is_given_back() {
 #[tokio::test]
 async fn a_master_without_numbers_is_asked_for_space_once() {
     let front = Front::new(true);
-    let client = front.member(1 << 20).await;
+    let client = front.connect(1 << 20).await;
     front.lose(&["start"]);
     let error = client.put("k", value(1, 1000)).await.unwrap_err();
     assert_eq!(error.code(), ErrorCode::RpcFail);
@@ -417,7 +417,7 @@ async fn a_master_without_numbers_is_asked_for_space_once() {
 #[tokio::test]
 async fn what_was_not_written_is_not_committed() {
     let front = Front::new(false);
-    let owner = front.member(1 << 20).await;
+    let owner = front.connect(1 << 20).await;
     let reserved = owner.reserve(&[("k", 1000), ("l", 1000)], &Default::default()).await.unwrap();
     let [k, l] = reserved.try_into().map(|both: [Result<_>; 2]| both.map(Result::unwrap)).unwrap();
     let write = |object, offset| {
@@ -442,7 +442,7 @@ async fn what_was_not_written_is_not_committed() {
 #[tokio::test]
 async fn a_lease_that_is_over_when_it_comes_is_asked_for_anew() {
     let front = Front::new(false);
-    let owner = front.member(1 << 20).await;
+    let owner = front.connect(1 << 20).await;
     owner.put("k", value(1, 1000)).await.unwrap();
     for late in [1, 12] {
         *front.late.lock() = Duration::from_secs(late);
@@ -460,7 +460,7 @@ async fn a_lease_that_is_over_when_it_comes_is_asked_for_anew() {
 #[tokio::test]
 async fn a_batch_that_is_tried_again_keeps_its_groups() {
     let front = Front::new(false);
-    let client = front.member(1 << 20).await;
+    let client = front.connect(1 << 20).await;
     // The empty key is refused without the master, which gets two of three keys.
     let groups = ["a", "b", "c"].map(String::from).to_vec();
     let config = ReplicateConfig { group_ids: Some(groups), ..ReplicateConfig::default() };
@@ -480,7 +480,7 @@ async fn a_batch_that_is_tried_again_keeps_its_groups() {
 #[tokio::test]
 async fn a_mount_right_after_a_restart_brings_the_other_segments_along() {
     let front = Front::new(false);
-    let client = front.member(1 << 20).await;
+    let client = front.connect(1 << 20).await;
     front.restart();
     client.mount(2 << 20).await.unwrap();
     let mut sizes: Vec<u64> = front.master().stats().segments.iter().map(|s| s.segment.size).collect();
@@ -491,7 +491,7 @@ async fn a_mount_right_after_a_restart_brings_the_other_segments_along() {
 #[tokio::test]
 async fn a_segment_that_is_taken_back_meanwhile_is_not_mounted_again() {
     let front = Front::new(false);
-    let client = front.member(1 << 20).await;
+    let client = front.connect(1 << 20).await;
     let [segment] = client.segments()[..] else { panic!() };
     // The heartbeat has its list of segments, and its call hangs.
     front.gate.forget_permits(Semaphore::MAX_PERMITS);
@@ -521,7 +521,7 @@ async fn a_segment_that_is_taken_back_meanwhile_is_not_mounted_again() {
 #[tokio::test]
 async fn objects_outlive_masters_after_two_restarts_during_one_remount() {
     let front = Front::with_lists();
-    let owner = front.member(1 << 20).await;
+    let owner = front.connect(1 << 20).await;
     let passing = tokio::spawn({
         let front = front.clone();
         async move {

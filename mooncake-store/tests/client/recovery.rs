@@ -23,7 +23,7 @@ async fn master_at(port: u16) -> MasterServer {
 }
 
 /// Returns a client that uses the transports, with short intervals.
-fn member(master: SocketAddr, shared: bool) -> ClientBuilder {
+fn builder(master: SocketAddr, shared: bool) -> ClientBuilder {
     let config = ClientConfig {
         ping_interval: Duration::from_millis(100),
         timeout: Duration::from_secs(5),
@@ -56,7 +56,7 @@ async fn restarted(server: MasterServer) -> MasterServer {
 async fn objects_stay(shared: bool) {
     let server = master_at(0).await;
     let at = server.addresses().rpc;
-    let (a, b) = (member(at, shared).connect().await.unwrap(), member(at, shared).connect().await.unwrap());
+    let (a, b) = (builder(at, shared).connect().await.unwrap(), builder(at, shared).connect().await.unwrap());
     let both = ReplicateConfig { replicas: 2, ..ReplicateConfig::default() };
     let mut stored: HashMap<String, Bytes> = HashMap::new();
     for number in 0..60u64 {
@@ -137,8 +137,8 @@ async fn objects_in_shared_memory_outlive_the_master() {
 async fn an_object_whose_bytes_have_changed_is_not_served() {
     let server = master_at(0).await;
     let at = server.addresses().rpc;
-    let owner = member(at, false).connect().await.unwrap();
-    let stranger = member(at, false).segment(0).connect().await.unwrap();
+    let owner = builder(at, false).connect().await.unwrap();
+    let stranger = builder(at, false).segment(0).connect().await.unwrap();
     for key in ["good", "bad"] {
         owner.put(key, value(7, 5000)).await.unwrap();
     }
@@ -168,8 +168,8 @@ async fn late_writers_of_the_master_before_are_refused() {
     for shared in [false, true] {
         let server = master_at(0).await;
         let at = server.addresses().rpc;
-        let owner = member(at, shared).connect().await.unwrap();
-        let late = member(at, shared).segment(0).connect().await.unwrap();
+        let owner = builder(at, shared).connect().await.unwrap();
+        let late = builder(at, shared).segment(0).connect().await.unwrap();
         owner.put("k", value(1, 5000)).await.unwrap();
         all_last(&[&owner], 1).await;
         let list = late.replicas("k").await.unwrap().unwrap();
@@ -193,7 +193,7 @@ async fn no_wrong_byte_over_many_restarts() {
     let mut rng = Rng::seeded(20);
     let mut server = master_at(0).await;
     let at = server.addresses().rpc;
-    let clients = [member(at, false).connect().await.unwrap(), member(at, true).connect().await.unwrap()];
+    let clients = [builder(at, false).connect().await.unwrap(), builder(at, true).connect().await.unwrap()];
     let mut versions: HashMap<u64, Vec<u64>> = HashMap::new();
     let (mut hits, mut misses) = (0, 0);
     for round in 0..6u64 {

@@ -151,7 +151,7 @@ async fn memory_of_the_caller_rests_as_long_as_leases_of_the_earlier_master_hold
 async fn promises_of_the_master_before_are_void() {
     let server = MasterServer::start(master_config(0, options())).await.unwrap();
     let address = server.addresses().rpc;
-    let member = |segment| {
+    let connect = |segment| {
         Client::builder()
             .master(address.to_string())
             .copy_in_process(false)
@@ -159,7 +159,7 @@ async fn promises_of_the_master_before_are_void() {
             .timeout(Duration::from_secs(1))
             .connect()
     };
-    let (a, b) = (member(4 << 20).await.unwrap(), member(0).await.unwrap());
+    let (a, b) = (connect(4 << 20).await.unwrap(), connect(0).await.unwrap());
     let given = HostMemory::new(8 << 20).unwrap();
     let given = a.mount_memory(Arc::new(given)).await.unwrap();
     let ids = a.segments();
@@ -202,7 +202,7 @@ async fn promises_of_the_master_before_are_void() {
 async fn a_master_that_comes_back_gets_the_segments_again() {
     let server = MasterServer::start(master_config(0, options())).await.unwrap();
     let address = server.addresses().rpc;
-    let member = || {
+    let connect = || {
         Client::builder()
             .master(address.to_string())
             .copy_in_process(false)
@@ -210,7 +210,7 @@ async fn a_master_that_comes_back_gets_the_segments_again() {
             .timeout(Duration::from_secs(1))
             .connect()
     };
-    let (a, b) = (member().await.unwrap(), member().await.unwrap());
+    let (a, b) = (connect().await.unwrap(), connect().await.unwrap());
     a.put("before", "v").await.unwrap();
     server.stop().await;
     for client in [&a, &b] {

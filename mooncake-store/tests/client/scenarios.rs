@@ -190,8 +190,8 @@ async fn of_one_key_in_a_batch_one_is_stored(kind: Kind) {
 async fn registered_memory_is_used_as_it_is(kind: Kind) {
     let cluster = Cluster::start(kind, options()).await;
     // Without a local buffer, no value can pass through it.
-    let member = || cluster.member().local_buffer(0);
-    let (a, b) = (member().connect().await.unwrap(), member().connect().await.unwrap());
+    let builder = || cluster.builder().local_buffer(0);
+    let (a, b) = (builder().connect().await.unwrap(), builder().connect().await.unwrap());
     assert_eq!(a.put("k", "v").await.unwrap_err().code(), ErrorCode::InvalidParams);
     let shared = [("shared 0", value(8, 70_000)), ("shared 1", value(9, 10))];
     let put = a.batch_put_bytes(&shared, &ReplicateConfig::replicas(2)).await.unwrap();
@@ -285,7 +285,7 @@ async fn a_value_larger_than_all_memory(kind: Kind) {
 
 async fn no_segment_at_all(kind: Kind) {
     let cluster = Cluster::start(kind, options()).await;
-    let a = cluster.member().segment(0).room_patience(Duration::ZERO).connect().await.unwrap();
+    let a = cluster.builder().segment(0).room_patience(Duration::ZERO).connect().await.unwrap();
     let error = a.put("k", "v").await.unwrap_err();
     assert_eq!(error.code(), ErrorCode::NoAvailableHandle);
     assert_eq!(a.get("k").await.unwrap(), None);
@@ -303,8 +303,8 @@ async fn no_segment_at_all(kind: Kind) {
 async fn a_segment_goes_after_a_time(kind: Kind) {
     let cluster = Cluster::start(kind, options()).await;
     let (a, b) = (
-        cluster.member().segment(0).connect().await.unwrap(),
-        cluster.member().segment(0).connect().await.unwrap(),
+        cluster.builder().segment(0).connect().await.unwrap(),
+        cluster.builder().segment(0).connect().await.unwrap(),
     );
     let id = a.mount(1 << 20).await.unwrap();
     b.put("k", "v").await.unwrap();
@@ -371,7 +371,7 @@ async fn removing_leaves_nothing(kind: Kind) {
 async fn replicas_lie_apart_and_stand_in(kind: Kind) {
     let cluster = Cluster::start(kind, options()).await;
     let (a, b) = cluster.pair().await;
-    let c = cluster.member().segment(0).connect().await.unwrap();
+    let c = cluster.builder().segment(0).connect().await.unwrap();
     let items: Vec<_> = (0..10).map(|i| (format!("key {i}"), value(i, 100_000))).collect();
     for outcome in c.batch_put(&items, &ReplicateConfig::replicas(2)).await.unwrap() {
         assert_eq!(outcome.unwrap(), PutOutcome::Stored);

@@ -75,9 +75,9 @@ struct Session {
 impl Session {
     async fn new(seed: u64) -> Self {
         let world = World::new(MasterOptions::default());
-        let (owner, _) = world.member((OBJECTS * LEN) as u64).await;
-        let (reader, _) = world.member(0).await;
-        let (writer, wire) = world.member(0).await;
+        let (owner, _) = world.connect((OBJECTS * LEN) as u64).await;
+        let (reader, _) = world.connect(0).await;
+        let (writer, wire) = world.connect(0).await;
         Self {
             world,
             owner,
@@ -262,8 +262,8 @@ impl Session {
 
     async fn advance(&mut self) {
         self.world.clock.advance(Duration::from_millis(self.rng.below(2500)));
-        for member in [&self.owner, &self.reader, &self.writer] {
-            member.is_healthy().await;
+        for client in [&self.owner, &self.reader, &self.writer] {
+            client.is_healthy().await;
         }
         self.world.master.tick();
     }

@@ -55,8 +55,8 @@ async fn drop_a_write(world: &World, client: &Client<Wire>, wire: &Wire, object:
 #[tokio::test]
 async fn a_dropped_write_is_not_committed() {
     let world = World::new(MasterOptions::default());
-    let (_owner, _) = world.member(1 << 20).await;
-    let (writer, wire) = world.member(0).await;
+    let (_owner, _) = world.connect(1 << 20).await;
+    let (writer, wire) = world.connect(0).await;
     let object = reserve(&writer, "k").await;
     drop_a_write(&world, &writer, &wire, &object, 1).await;
     let refused = Err(ErrorCode::UnavailableInCurrentStatus);
@@ -82,8 +82,8 @@ async fn a_dropped_write_is_not_committed() {
 #[tokio::test]
 async fn a_write_that_was_never_sent_is_not_committed() {
     let world = World::new(MasterOptions::default());
-    let (_owner, _) = world.member(1 << 20).await;
-    let (writer, _) = world.member(0).await;
+    let (_owner, _) = world.connect(1 << 20).await;
+    let (writer, _) = world.connect(0).await;
     let object = reserve(&writer, "k").await;
     // A future that is never polled has written nothing, and does not affect its ranges.
     drop(writer.write_ranges(all(&writer, &object, 1)));
@@ -95,11 +95,11 @@ async fn a_write_that_was_never_sent_is_not_committed() {
 
 /// Returns whether the master allocates space for another object. The clock moves before that, by
 /// longer than revoked space stays reserved, and by less than an allocation lasts.
-async fn grants_another(world: &World, members: &[&Client<Wire>]) -> bool {
+async fn grants_another(world: &World, clients: &[&Client<Wire>]) -> bool {
     for _ in 0..2 {
         world.clock.advance(Duration::from_secs(6));
-        for member in members {
-            member.is_healthy().await;
+        for client in clients {
+            client.is_healthy().await;
         }
     }
     world.master.tick();
@@ -112,8 +112,8 @@ async fn grants_another(world: &World, members: &[&Client<Wire>]) -> bool {
 #[tokio::test]
 async fn space_of_a_write_that_timed_out_is_not_revoked() {
     let world = World::new(MasterOptions::default());
-    let (owner, _) = world.member(LEN as u64).await;
-    let (writer, wire) = world.member(0).await;
+    let (owner, _) = world.connect(LEN as u64).await;
+    let (writer, wire) = world.connect(0).await;
     let object = reserve(&writer, "k").await;
     wire.set(always(Fault::LandLate));
     let outcome = writer.write_ranges(all(&writer, &object, 1)).await.remove(0);
@@ -140,8 +140,8 @@ async fn space_of_a_write_that_timed_out_is_not_revoked() {
 #[tokio::test]
 async fn space_of_a_dropped_write_is_revoked_once_it_has_landed() {
     let world = World::new(MasterOptions::default());
-    let (_owner, _) = world.member(LEN as u64).await;
-    let (writer, wire) = world.member(0).await;
+    let (_owner, _) = world.connect(LEN as u64).await;
+    let (writer, wire) = world.connect(0).await;
     let object = reserve(&writer, "k").await;
     drop_a_write(&world, &writer, &wire, &object, 1).await;
     assert!(!writer.give_back(&[&object]).await, "its bytes are under way");
@@ -156,9 +156,9 @@ async fn space_of_a_dropped_write_is_revoked_once_it_has_landed() {
 #[tokio::test]
 async fn space_of_a_copy_is_not_revoked_while_one_of_its_writes_may_land() {
     let world = World::new(MasterOptions::default());
-    let (source, wire) = world.member(LEN as u64).await;
-    let (one, _) = world.member(LEN as u64).await;
-    let (two, _) = world.member(LEN as u64).await;
+    let (source, wire) = world.connect(LEN as u64).await;
+    let (one, _) = world.connect(LEN as u64).await;
+    let (two, _) = world.connect(LEN as u64).await;
     source.put_with("k", value(1, LEN), &at(&source)).await.unwrap();
     // The probes of the targets are late, too, until all transfers are released.
     wire.set(always(Fault::LandLate).next(Fault::Fail).next(Fault::LandLate));

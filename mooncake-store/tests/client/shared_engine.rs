@@ -40,7 +40,7 @@ async fn a_store_and_its_engine_are_one_member() {
     assert!(registered() > 1, "the store's segment is the engine's memory");
 
     // Other clients reach both by the name of the engine.
-    let other = cluster.member().segment(0).connect().await.unwrap();
+    let other = cluster.builder().segment(0).connect().await.unwrap();
     let bytes = value(1, 300_000);
     assert_eq!(other.put("key", bytes.clone()).await.unwrap(), PutOutcome::Stored);
     let place = &cluster.master.peek(b"key").unwrap()[0];

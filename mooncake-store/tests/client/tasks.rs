@@ -27,9 +27,8 @@ fn done() -> (TaskStatus, String) {
     (TaskStatus::Success, "Task completed successfully".into())
 }
 
-async fn put_in(client: &Client, member: &Client, key: &str, len: usize) -> Result<()> {
-    let config =
-        ReplicateConfig { preferred_segment: member.hostname().into(), ..ReplicateConfig::default() };
+async fn put_in(client: &Client, owner: &Client, key: &str, len: usize) -> Result<()> {
+    let config = ReplicateConfig { preferred_segment: owner.hostname().into(), ..ReplicateConfig::default() };
     client.put_with(key, value(7, len), &config).await.map(drop)
 }
 
@@ -38,7 +37,7 @@ async fn a_copy_outlives_the_first_member() {
     for kind in KINDS {
         let cluster = Cluster::start(kind, options()).await;
         let (a, b) = cluster.pair().await;
-        let c = cluster.member().segment(0).connect().await.unwrap();
+        let c = cluster.builder().segment(0).connect().await.unwrap();
         put_in(&c, &a, "k", 1_500_000).await.unwrap();
         let task = c.copy_task("k", &[b.hostname(), a.hostname()]).await.unwrap();
         assert_eq!(ended(&c, task).await, done(), "{kind:?}");

@@ -16,8 +16,8 @@ fn options() -> MasterOptions {
 async fn tenants_do_not_see_each_other() {
     for kind in [Kind::Embedded, Kind::Tcp] {
         let cluster = Cluster::start(kind, options()).await;
-        let a = cluster.member().tenant("a").connect().await.unwrap();
-        let b = cluster.member().tenant("b").connect().await.unwrap();
+        let a = cluster.builder().tenant("a").connect().await.unwrap();
+        let b = cluster.builder().tenant("b").connect().await.unwrap();
         a.put("k", value(1, 100_000)).await.unwrap();
         assert!(b.get("k").await.unwrap().is_none(), "{kind:?}");
         b.put("k", value(2, 200_000)).await.unwrap();
@@ -48,7 +48,7 @@ async fn tenants_do_not_see_each_other() {
         assert_eq!(a.get("m").await.unwrap().unwrap(), value(4, 150_000), "{kind:?}");
         assert!(!b.remove("m", true).await.unwrap());
 
-        let c = cluster.member().tenant("c").connect().await.unwrap();
+        let c = cluster.builder().tenant("c").connect().await.unwrap();
         assert_eq!(c.put("k", value(5, 10)).await.unwrap_err().code(), TenantNotRegistered, "{kind:?}");
         // A lookup of an unknown tenant finds nothing.
         assert!(!c.exist("k").await.unwrap());

@@ -22,7 +22,7 @@ trait Disks {
     /// Sends a heartbeat, and reports every requested write as done.
     fn write_all(&self, who: u64) -> usize;
     /// Returns the number of replicas in memory, and the owners of disks that have one.
-    fn lies(&self, key: &str) -> (usize, Vec<String>);
+    fn replicas_of(&self, key: &str) -> (usize, Vec<String>);
 }
 
 impl Disks for Rig {
@@ -53,7 +53,7 @@ impl Disks for Rig {
         items.len()
     }
 
-    fn lies(&self, key: &str) -> (usize, Vec<String>) {
+    fn replicas_of(&self, key: &str) -> (usize, Vec<String>) {
         let replicas = self.master.peek(key.as_bytes()).unwrap_or_default();
         let disk = |replica: &Replica| match &replica.location {
             ReplicaLocation::LocalDisk { client: owner, size, endpoint } => {
@@ -90,13 +90,13 @@ fn code<T: std::fmt::Debug>(result: mooncake_core::Result<T>) -> ErrorCode {
 fn an_object_written_to_disk_outlives_its_eviction() {
     let rig = eager();
     rig.put(9, "k", 400 * KIB).unwrap();
-    assert_eq!(rig.lies("k"), (1, vec![]));
+    assert_eq!(rig.replicas_of("k"), (1, vec![]));
     assert_eq!(rig.work(1), ["k"]);
     assert_eq!(rig.work(1), [""; 0], "it is told once");
     rig.report(1, "k", 400 * 1024);
-    assert_eq!(rig.lies("k"), (1, on(1)));
+    assert_eq!(rig.replicas_of("k"), (1, on(1)));
     rig.put(9, "other", 700 * KIB).unwrap();
-    assert_eq!(rig.lies("k"), (0, on(1)), "evicted from memory");
+    assert_eq!(rig.replicas_of("k"), (0, on(1)), "evicted from memory");
     assert!(rig.exists("k"));
     assert_eq!(rig.locate("k").unwrap().replicas[0].location.size(), 400 * KIB);
     assert_eq!(rig.start(9, "k", 10), Err(ObjectAlreadyExists));
@@ -189,20 +189,20 @@ fn a_report_about_a_value_that_was_replaced_does_not_count() {
     rig.upsert(9, "k", 100).unwrap();
     rig.end(9, "k").unwrap();
     rig.report(1, "k", 100);
-    assert_eq!(rig.lies("k"), (1, vec![]), "the old value was written");
+    assert_eq!(rig.replicas_of("k"), (1, vec![]), "the old value was written");
     assert_eq!(rig.work(1), ["k"], "the new one is asked for");
     rig.remove("k", true).unwrap();
     rig.put(9, "k", 100).unwrap();
     rig.report(1, "k", 100);
-    assert_eq!(rig.lies("k"), (1, vec![]), "of yet another value");
+    assert_eq!(rig.replicas_of("k"), (1, vec![]), "of yet another value");
     assert_eq!(rig.write_all(1), 1);
-    assert_eq!(rig.lies("k"), (1, on(1)));
+    assert_eq!(rig.replicas_of("k"), (1, on(1)));
     rig.upsert(9, "k", 200).unwrap();
-    assert_eq!(rig.lies("k"), (1, on(1)), "the old value is there until the new one is");
+    assert_eq!(rig.replicas_of("k"), (1, on(1)), "the old value is there until the new one is");
     rig.end(9, "k").unwrap();
-    assert_eq!(rig.lies("k"), (1, vec![]));
+    assert_eq!(rig.replicas_of("k"), (1, vec![]));
     rig.report(1, "k", 100);
-    assert_eq!(rig.lies("k"), (1, vec![]), "a report that comes twice is no new copy");
+    assert_eq!(rig.replicas_of("k"), (1, vec![]), "a report that comes twice is no new copy");
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn on_evict_writes_what_is_about_to_go_and_nothing_else() {
     assert_eq!(rig.work(1), ["a"]);
     rig.report(1, "a", 600 * 1024);
     rig.put(9, "b", 600 * KIB).unwrap();
-    assert_eq!((rig.lies("a"), rig.lies("b")), ((0, on(1)), (1, vec![])));
+    assert_eq!((rig.replicas_of("a"), rig.replicas_of("b")), ((0, on(1)), (1, vec![])));
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn an_owner_hears_of_copies_that_do_not_count() {
     assert_eq!(owner.work(), (of(&["late", "unasked"]), of(&[])));
     // The report is repeated, because its response was lost.
     rig.report(1, "kept", 100);
-    assert_eq!((rig.lies("kept"), owner.work().0), ((1, on(1)), vec![]));
+    assert_eq!((rig.replicas_of("kept"), owner.work().0), ((1, on(1)), vec![]));
     // A value that the disk could not write has no replica there.
     rig.put(9, "failed", 100).unwrap();
     owner.work();
@@ -350,7 +350,7 @@ fn what_an_owner_has_not_seen_to_is_said_again() {
     let rig = eager();
     let mut owner = Counting::new(&rig);
     rig.report(1, "found", 100);
-    assert_eq!(rig.lies("found"), (0, on(1)), "it may announce what it found");
+    assert_eq!(rig.replicas_of("found"), (0, on(1)), "it may announce what it found");
     for key in ["a", "b", "c", "d"] {
         rig.put(9, key, 100).unwrap();
     }
@@ -369,7 +369,7 @@ fn what_an_owner_has_not_seen_to_is_said_again() {
     rig.report(1, "c", 100);
     assert_eq!((owner.work(), owner.work()), Default::default());
     for key in ["a", "c", "d"] {
-        assert_eq!(rig.lies(key), (1, on(1)), "{key}");
+        assert_eq!(rig.replicas_of(key), (1, on(1)), "{key}");
     }
     // A response for an earlier request is not sent for this one.
     rig.master.remove_all_of("default", true);
@@ -381,7 +381,7 @@ fn what_an_owner_has_not_seen_to_is_said_again() {
     owner.done += 1;
     assert_eq!(owner.work(), (of(&[]), of(&["after"])));
     rig.report(1, "after", 100);
-    assert_eq!((rig.lies("after"), owner.work()), ((1, on(1)), Default::default()));
+    assert_eq!((rig.replicas_of("after"), owner.work()), ((1, on(1)), Default::default()));
 }
 
 #[test]
@@ -421,8 +421,12 @@ fn an_owner_that_dies_takes_its_copies_along_and_brings_them_back() {
     for key in ["k", "l", "never heard of"] {
         rig.report(1, key, 100);
     }
-    assert_eq!(rig.lies("k"), (0, on(1)));
-    assert_eq!(rig.lies("l"), (1, vec![]), "somebody has put it since: what is on that disk may be older");
+    assert_eq!(rig.replicas_of("k"), (0, on(1)));
+    assert_eq!(
+        rig.replicas_of("l"),
+        (1, vec![]),
+        "somebody has put it since: what is on that disk may be older"
+    );
     rig.work(1);
     rig.report(1, "unasked", 100);
     assert!(!rig.exists("unasked"), "after its first heartbeat, an owner has only what it was told to write");
@@ -447,15 +451,15 @@ fn an_owner_that_is_back_at_once_has_what_it_had() {
         ("elsewhere", 100, "disk2:2"),
     ] {
         rig.report_at(2, key, len, at);
-        assert_eq!(rig.lies(key), (1, on(1)), "{key}: nobody has missed the one before");
+        assert_eq!(rig.replicas_of(key), (1, on(1)), "{key}: nobody has missed the one before");
     }
     rig.master.remove("removed".as_bytes(), true).unwrap();
     rig.pass(6.0);
     assert!(rig.work(2).is_empty());
     rig.pass(5.0);
     let next = || vec!["disk1:2".to_owned()];
-    assert_eq!(rig.lies("both"), (0, next()));
-    assert_eq!(rig.lies("disk only"), (0, next()));
+    assert_eq!(rig.replicas_of("both"), (0, next()));
+    assert_eq!(rig.replicas_of("disk only"), (0, next()));
     for key in ["removed", "shorter", "elsewhere"] {
         assert!(!rig.exists(key), "{key}");
     }
@@ -490,18 +494,18 @@ fn a_disk_is_emptied_and_taken_back() {
     rig.write_all(1);
     rig.locate("leased").unwrap();
     assert_eq!(rig.master.remove_all(false), 1);
-    assert_eq!(rig.lies("leased"), (1, on(1)));
+    assert_eq!(rig.replicas_of("leased"), (1, on(1)));
     assert!(rig.master.must_clear_disk(client(1)).unwrap());
     assert!(!rig.master.must_clear_disk(client(1)).unwrap(), "once");
-    assert_eq!(rig.lies("leased"), (1, vec![]), "it was wiped with the rest");
+    assert_eq!(rig.replicas_of("leased"), (1, vec![]), "it was wiped with the rest");
     rig.put(9, "m", 100).unwrap();
     assert_eq!(rig.write_all(1), 1);
     rig.master.dropped_from_disk(client(1), b"m").unwrap();
-    assert_eq!(rig.lies("m"), (1, vec![]));
+    assert_eq!(rig.replicas_of("m"), (1, vec![]));
     rig.put(9, "n", 100).unwrap();
     rig.write_all(1);
     rig.master.unmount_disk(client(1)).unwrap();
-    assert_eq!(rig.lies("n"), (1, vec![]));
+    assert_eq!(rig.replicas_of("n"), (1, vec![]));
     assert_eq!(code(rig.master.unmount_disk(client(1))), SegmentNotFound);
     assert_eq!(code(Rig::new().master.mount_disk(client(1), true)), UnableOffload);
 }
@@ -529,7 +533,7 @@ fn remove_all_of_one_tenant_leaves_the_disks_of_others() {
     rig.master.offloaded(client(1), &items, &places).unwrap();
     assert_eq!(rig.master.remove_all_of("one", true), 1);
     assert!(!rig.master.must_clear_disk(client(1)).unwrap());
-    assert_eq!((rig.lies("one\0k").1.len(), rig.lies("two\0k").1.len()), (0, 1));
+    assert_eq!((rig.replicas_of("one\0k").1.len(), rig.replicas_of("two\0k").1.len()), (0, 1));
 }
 
 #[test]
@@ -557,9 +561,9 @@ fn what_is_read_often_comes_back() {
     start(1, 600 * KIB).unwrap();
     assert_eq!(code(rig.master.promoted(client(2), b"k")), ReplicaIsNotReady);
     assert_eq!(rig.end(1, "k"), Err(IllegalClient), "a put's end does not end it");
-    assert_eq!(rig.lies("k"), (0, on(1)), "not readable before its end");
+    assert_eq!(rig.replicas_of("k"), (0, on(1)), "not readable before its end");
     rig.master.promoted(client(1), b"k").unwrap();
-    assert_eq!(rig.lies("k"), (1, on(1)));
+    assert_eq!(rig.replicas_of("k"), (1, on(1)));
     assert_eq!(code(rig.master.promoted(client(1), b"k")), ReplicaIsNotReady);
     assert_eq!(code(rig.master.promotion_failed(client(1), b"none")), ObjectNotFound);
     rig.locate("k").unwrap();
@@ -650,7 +654,7 @@ fn a_promotion_that_fails_gives_its_space_back() {
     rig.master.promotion_start(client(1), b"k", 600 * KIB, &[]).unwrap();
     rig.master.promotion_failed(client(1), b"k").unwrap();
     rig.alive_for(11.0);
-    assert_eq!((rig.lies("k"), rig.used()), ((0, on(1)), 0));
+    assert_eq!((rig.replicas_of("k"), rig.used()), ((0, on(1)), 0));
     // An upsert during the promotion wins.
     rig.locate("k").unwrap();
     rig.master.to_promote(client(1)).unwrap();

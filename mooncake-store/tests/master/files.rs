@@ -21,7 +21,7 @@ trait Files {
     fn file(&self, who: u64, key: &str) -> Result<(), ErrorCode>;
     fn no_file(&self, who: u64, key: &str) -> Result<(), ErrorCode>;
     /// Returns the number of replicas in memory, and the path of the file.
-    fn lies(&self, key: &str) -> (usize, Option<String>);
+    fn replicas_of(&self, key: &str) -> (usize, Option<String>);
     fn stored(&self, key: &str);
     fn files(&self) -> (u64, u64);
 }
@@ -37,7 +37,7 @@ impl Files for Rig {
         self.master.put_revoke(writer, key.as_bytes(), ReplicaType::Disk).map_err(|e| e.code())
     }
 
-    fn lies(&self, key: &str) -> (usize, Option<String>) {
+    fn replicas_of(&self, key: &str) -> (usize, Option<String>) {
         let replicas = self.master.peek(key.as_bytes()).unwrap_or_default();
         assert!(replicas.iter().all(|replica| replica.status == ReplicaStatus::Complete));
         let file = replicas.iter().find_map(path);
@@ -74,10 +74,10 @@ fn a_put_is_granted_a_file_which_counts_when_its_own_end_was_told() {
     let file = path(&granted[1]).unwrap();
     assert!(file.starts_with("/mnt/x/lab/"), "{file}");
     rig.end(1, "k").unwrap();
-    assert_eq!(rig.lies("k"), (1, None), "nobody has said that it is there");
+    assert_eq!(rig.replicas_of("k"), (1, None), "nobody has said that it is there");
     assert_eq!(rig.file(2, "k"), Err(IllegalClient), "another's");
     rig.file(1, "k").unwrap();
-    assert_eq!(rig.lies("k"), (1, Some(file)));
+    assert_eq!(rig.replicas_of("k"), (1, Some(file)));
     assert_eq!(rig.file(1, "k"), Ok(()), "an answer may be lost");
     assert_eq!(rig.files(), (1, 100));
     assert_eq!(rig.locate("k").unwrap().replicas.len(), 2);
@@ -90,7 +90,7 @@ fn a_file_may_be_there_before_the_memory() {
     rig.file(1, "k").unwrap();
     assert_eq!(rig.locate("k"), Err(ReplicaIsNotReady), "a put is whole or not there");
     rig.end(1, "k").unwrap();
-    assert!(matches!(rig.lies("k"), (1, Some(_))));
+    assert!(matches!(rig.replicas_of("k"), (1, Some(_))));
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn a_put_that_fails_takes_its_file_along() {
     rig.start(1, "k", 100).unwrap();
     rig.file(1, "k").unwrap();
     rig.revoke(1, "k").unwrap();
-    assert_eq!((rig.lies("k"), rig.files()), ((0, None), (0, 0)));
+    assert_eq!((rig.replicas_of("k"), rig.files()), ((0, None), (0, 0)));
     // A file could not be written, before and after the end of the put.
     rig.start(1, "a", 100).unwrap();
     rig.no_file(1, "a").unwrap();
@@ -107,18 +107,18 @@ fn a_put_that_fails_takes_its_file_along() {
     assert_eq!(rig.file(1, "a"), Err(InvalidWrite));
     rig.put(1, "b", 100).unwrap();
     rig.no_file(1, "b").unwrap();
-    assert_eq!([rig.lies("a"), rig.lies("b")], [(1, None), (1, None)]);
+    assert_eq!([rig.replicas_of("a"), rig.replicas_of("b")], [(1, None), (1, None)]);
     rig.stored("c");
     assert_eq!(rig.no_file(2, "c"), Err(IllegalClient));
     rig.no_file(1, "c").unwrap();
-    assert_eq!((rig.lies("c"), rig.files()), ((1, None), (0, 0)));
+    assert_eq!((rig.replicas_of("c"), rig.files()), ((1, None), (0, 0)));
 }
 
 #[test]
 fn a_file_outlives_memory() {
     let rig = rig();
     (0..64).for_each(|n| rig.stored(&format!("k{n}")));
-    let left: Vec<_> = (0..64).map(|n| rig.lies(&format!("k{n}"))).collect();
+    let left: Vec<_> = (0..64).map(|n| rig.replicas_of(&format!("k{n}"))).collect();
     assert!(left.iter().all(|(_, file)| file.is_some()));
     assert!(left.iter().filter(|(memory, _)| *memory == 0).count() >= 48, "memory has room for 16");
     assert_eq!(rig.files(), (64, 64 * 64 * KIB));
@@ -127,7 +127,7 @@ fn a_file_outlives_memory() {
     assert!(rig.exists("k0") && rig.start(1, "k0", 5) == Err(ObjectAlreadyExists));
     // The same holds when the client is gone.
     rig.pass(60.0);
-    assert_eq!(rig.lies("k63").0, 0);
+    assert_eq!(rig.replicas_of("k63").0, 0);
     assert!(rig.exists("k63"));
     assert_eq!(rig.locate("k63").unwrap().replicas.len(), 1);
     assert_eq!(rig.master.keys().len(), 64);
@@ -142,7 +142,7 @@ fn memory_waits_for_a_file_but_not_for_ever() {
     assert_eq!(rig.start(1, "more", 64 * KIB), Err(NoAvailableHandle));
     rig.file(1, "k5").unwrap();
     rig.stored("more");
-    assert!(matches!(rig.lies("k5"), (0, Some(_))), "the one that has its file went");
+    assert!(matches!(rig.replicas_of("k5"), (0, Some(_))), "the one that has its file went");
     rig.alive_for(11.0);
     rig.stored("even more");
     let gone = (0..16).filter(|n| !rig.has(&format!("k{n}"))).count();
@@ -153,13 +153,13 @@ fn memory_waits_for_a_file_but_not_for_ever() {
 fn a_value_that_is_replaced_takes_its_file_along() {
     let rig = rig();
     rig.stored("k");
-    let (_, first) = rig.lies("k");
+    let (_, first) = rig.replicas_of("k");
     let granted = rig.upsert(1, "k", 64 * KIB).unwrap();
-    assert_eq!(rig.lies("k"), (1, first.clone()), "until the end");
+    assert_eq!(rig.replicas_of("k"), (1, first.clone()), "until the end");
     rig.end(1, "k").unwrap();
-    assert_eq!(rig.lies("k"), (1, None));
+    assert_eq!(rig.replicas_of("k"), (1, None));
     rig.file(1, "k").unwrap();
-    let (_, second) = rig.lies("k");
+    let (_, second) = rig.replicas_of("k");
     assert_eq!(second, granted.iter().find_map(path));
     assert_ne!(first, second, "a writer of the first that comes late hits nothing");
     assert_eq!(rig.files(), (1, 64 * KIB));
@@ -182,9 +182,9 @@ fn the_late_end_of_an_earlier_write_does_not_count() {
     rig.master.put_start(&put(2, WriteMode::Upsert)).unwrap();
     end(2, ReplicaType::Memory).unwrap();
     assert_eq!(end(1, ReplicaType::Disk), Err(IllegalClient));
-    assert_eq!(rig.lies("k"), (1, None));
+    assert_eq!(rig.replicas_of("k"), (1, None));
     end(2, ReplicaType::Disk).unwrap();
-    assert!(rig.lies("k").1.is_some());
+    assert!(rig.replicas_of("k").1.is_some());
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn a_file_that_is_gone_frees_the_key() {
     rig.stored("k");
     rig.stored("other");
     rig.pass(60.0);
-    assert!(matches!(rig.lies("k"), (0, Some(_))));
+    assert!(matches!(rig.replicas_of("k"), (0, Some(_))));
     rig.master.dropped_file(client(7), b"k").unwrap();
     assert!(!rig.has("k"));
     assert_eq!(rig.master.dropped_file(client(7), b"k").unwrap_err().code(), ObjectNotFound);

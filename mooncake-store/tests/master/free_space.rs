@@ -38,7 +38,7 @@ fn fill(rig: &Rig, blocks: u64, len: u64, every: u64, special: &ReplicateConfig)
 }
 
 /// Repeats a put, as a client does.
-fn insist(rig: &Rig, key: &str, len: u64, times: usize) -> bool {
+fn retry_put(rig: &Rig, key: &str, len: u64, times: usize) -> bool {
     (0..times).any(|_| {
         let put = rig.put(1, key, len);
         assert!(matches!(put, Ok(_) | Err(NoAvailableHandle)), "{put:?}");
@@ -81,11 +81,11 @@ fn a_put_that_can_never_fit_between_pins_is_refused() {
 fn nothing_goes_in_vain_however_often_it_is_asked() {
     let rig = Rig::without_watermark();
     fill(&rig, 256, 64 * KIB, 8, &pinned());
-    assert!(!insist(&rig, "wide", 8 * 64 * KIB, 50));
+    assert!(!retry_put(&rig, "wide", 8 * 64 * KIB, 50));
     assert_eq!(evicted(&rig), 0);
     rig.put(1, "one more", 64 * KIB).unwrap();
     assert_eq!(evicted(&rig), 1, "others are not kept waiting");
-    assert!(insist(&rig, "as wide as may be", 7 * 64 * KIB, 1));
+    assert!(retry_put(&rig, "as wide as may be", 7 * 64 * KIB, 1));
     assert!(evicted(&rig) <= 1 + 7);
 }
 
@@ -95,7 +95,7 @@ fn soft_pins_do_not_go_in_vain_either() {
     fill(&rig, 256, 64 * KIB, 2, &soft());
     rig.put_with(1, "in the middle", 64 * KIB, &pinned()).unwrap();
     let before = evicted(&rig);
-    assert!(!insist(&rig, "all", 256 * 64 * KIB, 20));
+    assert!(!retry_put(&rig, "all", 256 * 64 * KIB, 20));
     assert_eq!(evicted(&rig), before);
     rig.put(1, "two", 128 * KIB).unwrap();
     assert_eq!(evicted(&rig), before + 2, "one that is pinned, and one beside it");
@@ -108,10 +108,10 @@ fn what_is_read_is_waited_for_with_the_rest_left_alone() {
     for n in (0..64).step_by(4) {
         assert!(rig.exists(&n.to_string()));
     }
-    assert!(!insist(&rig, "wide", 8 * 64 * KIB, 10));
+    assert!(!retry_put(&rig, "wide", 8 * 64 * KIB, 10));
     assert_eq!(evicted(&rig), 0, "leases are on the way, for seconds");
     rig.alive_for(11.0);
-    assert!(insist(&rig, "wide", 8 * 64 * KIB, 1));
+    assert!(retry_put(&rig, "wide", 8 * 64 * KIB, 1));
     assert_eq!(evicted(&rig), 8);
 }
 
@@ -119,10 +119,10 @@ fn what_is_read_is_waited_for_with_the_rest_left_alone() {
 fn among_many_objects_a_put_in_vain_costs_its_own_size_once() {
     let rig = Rig::without_watermark();
     fill(&rig, MANY, 64, 8, &pinned());
-    assert!(!insist(&rig, "wide", 8 * 64, 10));
+    assert!(!retry_put(&rig, "wide", 8 * 64, 10));
     let vain = evicted(&rig);
     assert!(vain <= 8, "before anybody could look: {vain}");
-    assert!(insist(&rig, "as wide as may be", 7 * 64, 4), "the tick looks");
+    assert!(retry_put(&rig, "as wide as may be", 7 * 64, 4), "the tick looks");
     assert!(evicted(&rig) <= vain + 14);
 }
 

@@ -10,7 +10,7 @@ use mooncake_store::master::{Put, Writer};
 use mooncake_store::protocol::wire::{InventoryPage, StoredReplica};
 
 /// Returns the whole inventory in order.
-fn hear(rig: &Rig, who: u64, after: u64) -> InventoryPage {
+fn inventory(rig: &Rig, who: u64, after: u64) -> InventoryPage {
     let page = rig.master.inventory(client(who), after);
     assert!(page.whole);
     page
@@ -30,14 +30,14 @@ fn stored(page: &InventoryPage) -> Vec<StoredReplica> {
 /// Returns a segment with `keys` of 4 KiB of another master, as its owner records it.
 fn before(keys: &[&str]) -> (Segment, Vec<StoredReplica>) {
     let rig = Rig::new();
-    hear(&rig, 1, 0);
+    inventory(&rig, 1, 0);
     let segment = rig.mount(1, MIB);
     for key in keys {
         rig.put(1, key, 4 * KIB).unwrap();
     }
     // Masters of these tests draw the same numbers; real masters do not.
     let other = |stored| StoredReplica { epoch: 1, ..stored };
-    (segment, stored(&hear(&rig, 1, 0)).into_iter().map(other).collect())
+    (segment, stored(&inventory(&rig, 1, 0)).into_iter().map(other).collect())
 }
 
 fn extent(stored: &StoredReplica) -> Extent {
@@ -57,35 +57,35 @@ fn announce(rig: &Rig, who: u64, stored: &StoredReplica) -> Result<(), ErrorCode
 #[test]
 fn a_ledger_tells_what_came_and_went_once() {
     let rig = Rig::new();
-    assert!(hear(&rig, 1, 0).changes.is_empty());
+    assert!(inventory(&rig, 1, 0).changes.is_empty());
     rig.mount(1, MIB);
     for key in ["a", "b", "c"] {
         rig.put(1, key, 4 * KIB).unwrap();
     }
-    let first = hear(&rig, 1, 0);
+    let first = inventory(&rig, 1, 0);
     assert_eq!(stored(&first).len(), 3);
-    assert_eq!(hear(&rig, 1, 0), first, "an answer that was lost is given again");
+    assert_eq!(inventory(&rig, 1, 0), first, "an answer that was lost is given again");
     rig.master.remove(b"b", true).unwrap();
-    let second = hear(&rig, 1, first.next);
+    let second = inventory(&rig, 1, first.next);
     assert_eq!((second.changes.len(), second.changes[0].stored.is_none()), (1, true));
-    assert!(hear(&rig, 1, second.next).changes.is_empty());
-    let lost = hear(&rig, 1, first.next);
+    assert!(inventory(&rig, 1, second.next).changes.is_empty());
+    let lost = inventory(&rig, 1, first.next);
     assert!(lost.lost && lost.changes.is_empty(), "what was heard and forgotten cannot be told again");
     rig.put(1, "d", 4 * KIB).unwrap();
     rig.master.remove(b"d", true).unwrap();
-    assert!(hear(&rig, 1, lost.next).changes.is_empty(), "it came and went unheard");
+    assert!(inventory(&rig, 1, lost.next).changes.is_empty(), "it came and went unheard");
 }
 
 #[test]
 fn what_was_told_and_is_gone_before_it_is_acknowledged_is_told_to_be_gone() {
     let rig = Rig::new();
-    hear(&rig, 1, 0);
+    inventory(&rig, 1, 0);
     rig.mount(1, MIB);
     rig.put(1, "a", 4 * KIB).unwrap();
-    let told = hear(&rig, 1, 0);
+    let told = inventory(&rig, 1, 0);
     rig.master.remove(b"a", true).unwrap();
     rig.put(1, "b", 4 * KIB).unwrap();
-    let then = hear(&rig, 1, told.next);
+    let then = inventory(&rig, 1, told.next);
     assert!(!then.lost);
     assert_eq!(then.changes[0].replica, told.changes[0].replica);
     assert_eq!(then.changes[0].stored, None, "or its owner would sum up what lies there now");
@@ -126,7 +126,7 @@ fn what_is_written_meanwhile_counts_for_more() {
 }
 
 /// Announces the same key from two owners.
-fn told_twice(change: impl Fn(&mut StoredReplica)) -> (Rig, Vec<StoredReplica>) {
+fn announced_twice(change: impl Fn(&mut StoredReplica)) -> (Rig, Vec<StoredReplica>) {
     let (segment_1, mut kept) = before(&["a"]);
     let segment_2 = segment(2, MIB);
     let mut other = StoredReplica { segment: segment_2.id, ..kept[0].clone() };
@@ -140,24 +140,24 @@ fn told_twice(change: impl Fn(&mut StoredReplica)) -> (Rig, Vec<StoredReplica>) 
 
 #[test]
 fn of_two_owners_the_later_value_counts() {
-    let (rig, kept) = told_twice(|_| {});
+    let (rig, kept) = announced_twice(|_| {});
     announce(&rig, 1, &kept[0]).unwrap();
     announce(&rig, 2, &kept[1]).unwrap();
     assert_eq!(rig.master.locate(b"a").unwrap().replicas.len(), 2, "replicas of one write");
 
-    let (rig, kept) = told_twice(|other| other.number += 1);
+    let (rig, kept) = announced_twice(|other| other.number += 1);
     announce(&rig, 1, &kept[0]).unwrap();
     announce(&rig, 2, &kept[1]).unwrap();
     let there = rig.master.locate(b"a").unwrap().replicas;
     assert_eq!(there.len(), 1);
     assert_eq!(announce(&rig, 1, &kept[0]), Err(ErrorCode::InvalidParams));
 
-    let (rig, kept) = told_twice(|other| other.number -= 1);
+    let (rig, kept) = announced_twice(|other| other.number -= 1);
     announce(&rig, 1, &kept[0]).unwrap();
     assert_eq!(announce(&rig, 2, &kept[1]), Err(ErrorCode::ObjectAlreadyExists));
     assert!(rig.master.exists(b"a"));
 
-    let (rig, kept) = told_twice(|other| other.epoch ^= 1);
+    let (rig, kept) = announced_twice(|other| other.epoch ^= 1);
     announce(&rig, 1, &kept[0]).unwrap();
     assert_eq!(announce(&rig, 2, &kept[1]), Err(ErrorCode::ObjectAlreadyExists));
     assert!(!rig.master.exists(b"a"), "there is no telling which is the later one");
@@ -215,7 +215,7 @@ fn a_number_nobody_told_means_that_all_is_lost() {
 #[test]
 fn pins_groups_and_checksums_come_along() {
     let rig = Rig::without_watermark();
-    hear(&rig, 1, 0);
+    inventory(&rig, 1, 0);
     let segment = rig.mount(1, MIB);
     let pinned = ReplicateConfig { hard_pin: true, ..ReplicateConfig::default() };
     let softly = ReplicateConfig { soft_pin: SoftPin::Enable, ..ReplicateConfig::default() };
@@ -229,7 +229,7 @@ fn pins_groups_and_checksums_come_along() {
         rig.master.put_end(Writer::from(client(1)), key.as_bytes(), Some(7), ReplicaType::All).unwrap();
     }
     rig.put(1, "plain", 64 * KIB).unwrap();
-    let kept: Vec<_> = stored(&hear(&rig, 1, 0));
+    let kept: Vec<_> = stored(&inventory(&rig, 1, 0));
     assert_eq!(kept.len(), 5);
 
     let rig = Rig::without_watermark();

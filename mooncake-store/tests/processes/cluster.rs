@@ -35,11 +35,11 @@ pub(crate) fn master_shown(port: u16, metrics: u16, flags: &[&str]) -> Process {
 
 /// Starts this test program again for one of its ignored tests. Its standard input stays open until
 /// `leave`, or until the process ends.
-pub(crate) fn start(test: &str, port: u16, orders: &[(&str, String)]) -> Process {
+pub(crate) fn start(test: &str, port: u16, arguments: &[(&str, String)]) -> Process {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--ignored", "--nocapture"])
         .env("TEST_MASTER", format!("127.0.0.1:{port}"))
-        .envs(orders.iter().map(|(name, value)| (name, value)))
+        .envs(arguments.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -48,14 +48,14 @@ pub(crate) fn start(test: &str, port: u16, orders: &[(&str, String)]) -> Process
 }
 
 /// Returns the address of the master, if a test started this process.
-#[allow(clippy::disallowed_methods, reason = "its orders come from the environment")]
-pub(crate) fn told_master() -> Option<String> {
+#[allow(clippy::disallowed_methods, reason = "arguments come from the environment")]
+pub(crate) fn master_address() -> Option<String> {
     std::env::var("TEST_MASTER").ok()
 }
 
 /// Returns an argument of this process.
-#[allow(clippy::disallowed_methods, reason = "its orders come from the environment")]
-pub(crate) fn order<T: std::str::FromStr>(name: &str) -> Option<T> {
+#[allow(clippy::disallowed_methods, reason = "arguments come from the environment")]
+pub(crate) fn argument<T: std::str::FromStr>(name: &str) -> Option<T> {
     std::env::var(name).ok()?.parse().ok()
 }
 
@@ -87,8 +87,8 @@ pub(crate) async fn connect(master: &str, segment: u64) -> Client {
 /// Process of a client that offers memory and prints when it is ready.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the other processes of the tests in this binary"]
-async fn member() {
-    let Some(master) = told_master() else { return };
+async fn client() {
+    let Some(master) = master_address() else { return };
     let client = connect(&master, SEGMENT).await;
     println!("\nready {}", client.hostname());
     let _ = until_end_of_input().await;
@@ -96,10 +96,10 @@ async fn member() {
 }
 
 /// Starts a client process. Returns it with the name of its segment.
-pub(crate) fn start_member(port: u16) -> (Process, String) {
-    let mut member = start("cluster::member", port, &[]);
-    let name = member.said("ready ").next();
-    (member, name.expect("a member that comes up"))
+pub(crate) fn start_client(port: u16) -> (Process, String) {
+    let mut client = start("cluster::client", port, &[]);
+    let name = client.lines_after("ready ").next();
+    (client, name.expect("a client that starts"))
 }
 
 /// Starts a master, two clients in processes of their own, and a client in this process that offers
@@ -108,10 +108,10 @@ pub(crate) async fn cluster(flags: &[&str]) -> (u16, Process, Vec<(Process, Stri
     let port = free_port();
     let server = master(port, flags);
     let client = connect(&format!("127.0.0.1:{port}"), 0).await;
-    (port, server, (0..2).map(|_| start_member(port)).collect(), client)
+    (port, server, (0..2).map(|_| start_client(port)).collect(), client)
 }
 
-pub(crate) fn in_member(name: &str) -> ReplicateConfig {
+pub(crate) fn in_segment_of(name: &str) -> ReplicateConfig {
     ReplicateConfig { preferred_segment: name.into(), ..ReplicateConfig::default() }
 }
 

@@ -15,8 +15,8 @@ use mooncake_store::protocol::pack;
 use mooncake_store::protocol::wire::InventoryPage;
 use mooncake_store::server::MasterServer;
 
-use crate::cluster::{PATIENCE, builder, connect, eventually, master_shown, order};
-use crate::process::{Process, figure, free_port};
+use crate::cluster::{PATIENCE, argument, builder, connect, eventually, master_shown};
+use crate::process::{Process, free_port, metric};
 use crate::segment_files::{Owner, folder, hits, value};
 
 /// Size of the segment file in bytes.
@@ -45,7 +45,7 @@ fn master_in(folder: &Path) -> (u16, u16, Process) {
     (port, pages, master_shown(port, pages, &flags))
 }
 
-fn segment_orders() -> [(&'static str, String); 2] {
+fn segment_arguments() -> [(&'static str, String); 2] {
     [("TEST_SEGMENT", SEGMENT.to_string()), ("TEST_OBJECTS", OBJECTS.to_string())]
 }
 
@@ -53,7 +53,7 @@ fn segment_orders() -> [(&'static str, String); 2] {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "writes the corpus of a release"]
 async fn write() {
-    let Some(release) = order::<String>("MOONCAKE_CORPUS") else { return };
+    let Some(release) = argument::<String>("MOONCAKE_CORPUS") else { return };
     let to = corpus().join(release);
     std::fs::create_dir_all(&to).unwrap();
 
@@ -61,9 +61,9 @@ async fn write() {
     let file = SegmentFile::new(memory.path().join("segment"));
     let (port, pages, master) = master_in(snapshots.path());
     let reader = connect(&format!("127.0.0.1:{port}"), 0).await;
-    let owner = Owner::ready_with(port, &file.path, Some((0, OBJECTS)), &segment_orders());
+    let owner = Owner::ready_with(port, &file.path, Some((0, OBJECTS)), &segment_arguments());
     assert!(reader.remove(format!("key {REMOVED}"), true).await.unwrap());
-    let count = || figure(pages, "master_snapshot_success").unwrap_or(0);
+    let count = || metric(pages, "master_snapshot_success").unwrap_or(0);
     let before = count();
     eventually("two snapshots after the removal", PATIENCE, async || count() >= before + 2).await;
     owner.0.kill();
@@ -135,7 +135,7 @@ async fn segments_and_snapshots_of_every_release_are_served() {
 
         let (port, _, _master) = master_in(snapshots.path());
         let reader = connect(&format!("127.0.0.1:{port}"), 0).await;
-        let _owner = Owner::ready_with(port, &file.path, None, &segment_orders());
+        let _owner = Owner::ready_with(port, &file.path, None, &segment_arguments());
         eventually("all objects but the removed one are served", PATIENCE, async || {
             hits(&reader, 0..OBJECTS).await == OBJECTS - 1
         })

@@ -7,7 +7,7 @@ use mooncake_core::ErrorCode;
 use mooncake_store::client::{Client, OffloadConfig};
 
 use crate::cluster::{
-    PATIENCE, SEGMENT, builder, eventually, master, order, start, tagged, timed, told_master,
+    PATIENCE, SEGMENT, argument, builder, eventually, master, master_address, start, tagged, timed,
     until_end_of_input,
 };
 use crate::process::{Process, free_port};
@@ -20,8 +20,8 @@ const KEYS: u64 = 128;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the other processes of the tests in this binary"]
 async fn owner() {
-    let Some(master) = told_master() else { return };
-    let folder: PathBuf = order("TEST_FOLDER").unwrap();
+    let Some(master) = master_address() else { return };
+    let folder: PathBuf = argument("TEST_FOLDER").unwrap();
     let interval = Duration::from_millis(50);
     let disk =
         OffloadConfig { interval, capacity: 256 << 20, buffer: 32 << 20, ..OffloadConfig::new(folder) };
@@ -34,7 +34,7 @@ async fn owner() {
 /// Starts an owner. Returns it with the number of objects that it found.
 fn start_owner(port: u16, folder: &Path) -> (Process, u64) {
     let mut owner = start("disk::owner", port, &[("TEST_FOLDER", folder.to_str().unwrap().into())]);
-    let found = owner.said("ready ").next().expect("an owner that comes up");
+    let found = owner.lines_after("ready ").next().expect("an owner that comes up");
     (owner, found.parse().unwrap())
 }
 

@@ -54,11 +54,11 @@ async fn cluster() -> Option<(Server, Vec<Master>, [Client; 2])> {
     eventually("one leads", TAKEOVER + SLACK, async || masters.iter().any(Master::leads)).await;
     // The leader comes first.
     masters.sort_by_key(|master| !master.leads());
-    let members = [member(&server).await, member(&server).await];
+    let members = [connect(&server).await, connect(&server).await];
     Some((server, masters, members))
 }
 
-async fn member(server: &Server) -> Client {
+async fn connect(server: &Server) -> Client {
     let builder = crate::cluster::builder(&format!("etcd://{}", server.at()), SEGMENT).cluster_id("lab");
     builder.connect().await.unwrap()
 }
@@ -174,6 +174,6 @@ async fn a_leader_that_was_frozen_leads_no_more() {
     eventually("nobody leads", TAKEOVER + SLACK, async || !leader.leads()).await;
     etcd.restart(crate::servers::etcd);
     eventually("somebody leads", 2 * TAKEOVER, async || masters.iter().any(Master::leads)).await;
-    let client = member(&etcd).await;
+    let client = connect(&etcd).await;
     assert!(put(&client, 200).await);
 }

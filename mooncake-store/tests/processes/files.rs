@@ -7,7 +7,8 @@ use mooncake_core::ErrorCode;
 use mooncake_store::client::Client;
 
 use crate::cluster::{
-    LIMIT, PATIENCE, builder, eventually, master, order, start, start_member, tagged, timed, told_master,
+    LIMIT, PATIENCE, argument, builder, eventually, master, master_address, start, start_client, tagged,
+    timed,
 };
 use crate::process::{Process, free_port};
 
@@ -22,8 +23,8 @@ const ONCE: u64 = 6;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the other processes of the tests in this binary"]
 async fn writer() {
-    let Some(master) = told_master() else { return };
-    let round: u64 = order("TEST_NUMBER").unwrap();
+    let Some(master) = master_address() else { return };
+    let round: u64 = argument("TEST_NUMBER").unwrap();
     let client = builder(&master, 0).timeout(LIMIT * 10).connect().await.unwrap();
     for key in 0..ONCE {
         client.put(key.to_string(), tagged(key, 1, LEN)).await.unwrap();
@@ -80,11 +81,11 @@ async fn a_writer_that_is_killed_leaves_whole_files_and_values_outlive_memory() 
     let _master = master(port, &[&root, "--default_kv_lease_ttl=500", "--client_ttl=2"]);
     let client = builder(&format!("127.0.0.1:{port}"), 0).timeout(LIMIT).connect().await.unwrap();
     for round in 0..3 {
-        let (holder, _) = start_member(port);
-        let (other, _) = start_member(port);
+        let (holder, _) = start_client(port);
+        let (other, _) = start_client(port);
         let mut writing = start("files::writer", port, &[("TEST_NUMBER", round.to_string())]);
         // The kill comes at any point of a write.
-        assert!(writing.said("wrote ").nth(round as usize).is_some());
+        assert!(writing.lines_after("wrote ").nth(round as usize).is_some());
         writing.kill();
         for key in 0..KEYS {
             read(&client, key).await;

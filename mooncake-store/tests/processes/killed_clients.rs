@@ -13,7 +13,8 @@ use mooncake_store::transport_set::TransportSet;
 use mooncake_transport::SliceMut;
 
 use crate::cluster::{
-    PATIENCE, SEGMENT, SLACK, builder, builder_with, cluster, connect, eventually, in_member, master, timed,
+    PATIENCE, SEGMENT, SLACK, builder, builder_with, cluster, connect, eventually, in_segment_of, master,
+    timed,
 };
 use crate::process::free_port;
 
@@ -72,7 +73,7 @@ async fn puts(client: &Client, keys: std::ops::Range<u64>, config: &ReplicateCon
 async fn a_killed_member_is_only_misses() {
     let (_, _master, mut members, client) = cluster(&["--client_ttl=2"]).await;
     let (second, name) = members.pop().unwrap();
-    assert_eq!(puts(&client, 0..20, &in_member(&name)).await, 20);
+    assert_eq!(puts(&client, 0..20, &in_segment_of(&name)).await, 20);
     assert_eq!(puts(&client, 20..40, &ReplicateConfig::replicas(2)).await, 20);
     second.kill();
     assert_eq!(hits(&client, 0..20).await, 0);
@@ -94,7 +95,7 @@ async fn ranges_of_what_was_looked_up_at_a_killed_member() {
     let (_, _master, mut members, client) =
         cluster(&["--client_ttl=600", "--default_kv_lease_ttl=60000"]).await;
     let (first, name) = members.remove(0);
-    assert_eq!(puts(&client, 0..4, &in_member(&name)).await, 4);
+    assert_eq!(puts(&client, 0..4, &in_segment_of(&name)).await, 4);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("owner.sock");
     let config = LocalServerConfig { path: path.clone(), ..LocalServerConfig::default() };
@@ -152,7 +153,7 @@ fn bytes_of(slice: &SliceMut<TransportSet>) -> Vec<u8> {
 async fn a_frozen_member_keeps_nobody_waiting() {
     let (_, _master, members, client) = cluster(&["--client_ttl=2"]).await;
     let (frozen, name) = &members[1];
-    assert_eq!(puts(&client, 0..5, &in_member(name)).await, 5);
+    assert_eq!(puts(&client, 0..5, &in_segment_of(name)).await, 5);
     assert_eq!(puts(&client, 20..30, &ReplicateConfig::replicas(2)).await, 10);
     frozen.freeze();
     // Through shared memory the read may even succeed.
@@ -165,10 +166,10 @@ async fn a_frozen_member_keeps_nobody_waiting() {
     assert_eq!(puts(&client, 41..50, &ReplicateConfig::default()).await, 9);
     frozen.thaw();
     // The client learns that it has expired, and returns empty; no read ever shows other bytes.
-    eventually("it is a member again", Duration::from_secs(8), async || {
+    eventually("the client is back", Duration::from_secs(8), async || {
         hits(&client, 0..5).await;
         let i = Rng::from_os().next_u64();
-        let stored = put(&client, i, &in_member(name)).await;
+        let stored = put(&client, i, &in_segment_of(name)).await;
         stored && read(&client, i).await
     })
     .await;
@@ -216,7 +217,7 @@ async fn a_copy_to_a_frozen_member_does_not_keep_its_object() {
         let source = builder(&format!("127.0.0.1:{port}"), SEGMENT).share_memory(false);
         let source = source.connect().await.unwrap();
         let (frozen, name) = &members[1];
-        assert_eq!(puts(&client, 0..1, &in_member(source.hostname())).await, 1);
+        assert_eq!(puts(&client, 0..1, &in_segment_of(source.hostname())).await, 1);
         frozen.freeze();
         let task = client.copy_task("key 0", &[name]).await.unwrap();
         eventually("the task has failed", Duration::from_secs(15), async || {

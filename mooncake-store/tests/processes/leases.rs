@@ -19,7 +19,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 
-use crate::cluster::{PATIENCE, builder, eventually, master, order, start, told_master, until_end_of_input};
+use crate::cluster::{
+    PATIENCE, argument, builder, eventually, master, master_address, start, until_end_of_input,
+};
 use crate::process::{Process, free_port};
 
 const LEASE: &str = "--default_kv_lease_ttl=300";
@@ -108,13 +110,13 @@ impl Proxy {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the other processes of the tests in this binary"]
 async fn owner() {
-    let Some(master) = told_master() else { return };
-    let port: u16 = order("TEST_DATA_PORT").unwrap();
+    let Some(master) = master_address() else { return };
+    let port: u16 = argument("TEST_DATA_PORT").unwrap();
     let (bind, data_host) = (Some(Ipv4Addr::LOCALHOST.into()), "127.0.0.2".into());
     let tcp = TcpConfig { bind, data_host, ports: port..=port, ..TcpConfig::default() };
     let wires =
         TransportOptions { tcp: Some(tcp), shm: Some(ShmConfig::default()), ..TransportOptions::default() };
-    let client = builder(&master, order("TEST_SEGMENT").unwrap()).wires(wires).connect().await.unwrap();
+    let client = builder(&master, argument("TEST_SEGMENT").unwrap()).wires(wires).connect().await.unwrap();
     println!("\nready");
     let _ = until_end_of_input().await;
     client.close().await.unwrap();
@@ -141,10 +143,10 @@ impl Stage {
         let server = master(port, &[LEASE]);
         // The writer has shared memory of its own, which needs no port.
         let writer = builder(&format!("127.0.0.1:{port}"), 0).timeout(LONGEST).connect().await.unwrap();
-        let orders =
+        let arguments =
             [("TEST_DATA_PORT", data.to_string()), ("TEST_SEGMENT", (fill * len as u64).to_string())];
-        let mut owner = start("leases::owner", port, &orders);
-        assert!(owner.said("ready").next().is_some());
+        let mut owner = start("leases::owner", port, &arguments);
+        assert!(owner.lines_after("ready").next().is_some());
         Self {
             master: port,
             data,
@@ -399,8 +401,8 @@ async fn a_lease_that_runs_out_in_the_middle_of_a_read() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the other processes of the tests in this binary"]
 async fn reader() {
-    let Some(master) = told_master() else { return };
-    let len = order("TEST_LEN").unwrap();
+    let Some(master) = master_address() else { return };
+    let len = argument("TEST_LEN").unwrap();
     let client = builder(&master, 0).timeout(LONGEST).local_buffer(4 * len as u64).connect().await.unwrap();
     println!("\n> ready");
     let leave = until_end_of_input();
@@ -433,7 +435,7 @@ async fn a_reader_in_shared_memory_that_is_stopped_until_its_lease_is_over() {
     stage.put(0).await;
     let mut reader = start("leases::reader", stage.master, &[("TEST_LEN", stage.len.to_string())]);
     let (tell, said) = std::sync::mpsc::channel();
-    let lines = reader.said("> ");
+    let lines = reader.lines_after("> ");
     std::thread::spawn(move || lines.for_each(|line| drop(tell.send(line))));
     assert_eq!(said.recv().as_deref(), Ok("ready"));
     let (mut expired, mut rounds) = (0, 0);

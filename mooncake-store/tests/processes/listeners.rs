@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::process::{Process, figure, free_port};
+use crate::process::{Process, free_port, metric};
 use mooncake_store::local::{LocalClient, LocalConfig};
 use mooncake_store::protocol::frame;
 use mooncake_transport::admission::raise_descriptor_limit;
@@ -324,12 +324,12 @@ fn master(limit: &str, more: &[String]) -> (Process, Ports) {
 /// others.
 fn reported(port: u16, prefix: &str, listener: &str) -> (Option<u64>, Option<u64>) {
     let page = page(port, "/metrics").unwrap_or_default();
-    let figure = |name: &str, label: &str| {
+    let metric = |name: &str, label: &str| {
         let lines = page.lines().filter(|line| line.starts_with(&format!("{prefix}_{name}{{")));
         let mut lines = lines.filter(|line| line.contains(&format!("listener=\"{listener}\"")));
         lines.find(|line| line.contains(label))?.rsplit(' ').next()?.parse().ok()
     };
-    (figure("connections", ""), figure("connections_refused_total", "reason=\"evicted\""))
+    (metric("connections", ""), metric("connections_refused_total", "reason=\"evicted\""))
 }
 
 fn page(port: u16, path: &str) -> Option<String> {
@@ -543,5 +543,5 @@ fn half_a_request_over_http_is_closed_in_time() {
             assert!(began.elapsed() < 3 * SERVED, "it is still open");
         }
     }
-    assert!(figure(ports.admin, "master_connections_refused_total").is_some());
+    assert!(metric(ports.admin, "master_connections_refused_total").is_some());
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use mooncake_store::client::Client;
 use tokio::task::{JoinHandle, spawn_blocking};
 
-use crate::cluster::{connect, eventually, master_shown, order};
-use crate::process::{Process, figure, free_port};
+use crate::cluster::{argument, connect, eventually, master_shown};
+use crate::process::{Process, free_port, metric};
 use crate::worker::{Counts, Work, Worker};
 
 /// An allocation expires soon enough for the test to see its space return, and long after its
@@ -63,7 +63,7 @@ impl Stage {
         let gone = async || {
             let _ = self.steady.remove_all(true).await;
             let figures = ["key_count", "puts_in_progress", "allocated_bytes", "active_clients"]
-                .map(|name| figure(self.metrics, &format!("master_{name}")));
+                .map(|name| metric(self.metrics, &format!("master_{name}")));
             figures == [Some(0), Some(0), Some(0), Some(1)]
         };
         eventually("nothing is left of keys, writes, space and clients", SETTLED, gone).await;
@@ -106,7 +106,7 @@ const LONG: u64 = 30;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(clippy::disallowed_methods, reason = "it runs for a given time")]
 async fn clients_come_and_go_under_load() {
-    let span = order("TEST_SECONDS").unwrap_or(SECONDS);
+    let span = argument("TEST_SECONDS").unwrap_or(SECONDS);
     let stage = Stage::set(16 << 20).await;
     let port = stage.port;
     let ours: Vec<_> = (1..=2).map(|number| stage.work(number, KEYS)).collect();

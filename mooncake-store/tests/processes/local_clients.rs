@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::process::{Process, figure, free_port};
+use crate::process::{Process, free_port, metric};
 use mooncake_core::ErrorKind;
 use mooncake_core::clock::Rng;
 use mooncake_store::local::{LocalClient, LocalConfig};
@@ -44,9 +44,9 @@ impl Host {
         Self { master, http, socket, owner, _master: Process(process), _folder: folder }
     }
 
-    fn start_guest(&self, what: &str) -> Process {
+    fn start_client(&self, what: &str) -> Process {
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "local_clients::guest", "--ignored", "--nocapture"])
+            .args(["--exact", "local_clients::shared_client", "--ignored", "--nocapture"])
             .env("TEST_OWNER", &self.socket)
             .env("TEST_WHAT", what)
             .stdin(Stdio::piped())
@@ -61,16 +61,16 @@ impl Host {
     }
 
     /// Returns a metric of the owner.
-    fn figure(&self, name: &str) -> Option<u64> {
-        figure(self.http, &format!("mooncake_client_local_{name}"))
+    fn metric(&self, name: &str) -> Option<u64> {
+        metric(self.http, &format!("mooncake_client_local_{name}"))
     }
 
     /// Waits until a metric of the owner has this value.
-    #[allow(clippy::disallowed_methods, reason = "a figure that never comes must not hang the tests")]
+    #[allow(clippy::disallowed_methods, reason = "a metric that never arrives must not hang the tests")]
     fn until(&self, name: &str, value: u64) {
         let began = Instant::now();
         loop {
-            let seen = self.figure(name);
+            let seen = self.metric(name);
             if seen == Some(value) {
                 return;
             }
@@ -112,8 +112,8 @@ fn value_of(key: &str, len: usize) -> Vec<u8> {
 /// Process of a shared client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the other processes of the tests in this file"]
-#[allow(clippy::disallowed_methods, reason = "its orders come from the environment")]
-async fn guest() {
+#[allow(clippy::disallowed_methods, reason = "arguments come from the environment")]
+async fn shared_client() {
     let (Ok(owner), Ok(what)) = (std::env::var("TEST_OWNER"), std::env::var("TEST_WHAT")) else { return };
     let client = connect(LocalConfig { buffer: 4 << 20, ..LocalConfig::at(owner) }).await;
     println!("\njoined");
@@ -165,11 +165,11 @@ async fn mixed(client: &LocalClient) {
 async fn eight_processes_share_one_member() {
     let host = Host::new(&[]);
     let watcher = connect(host.config()).await;
-    let mut guests: Vec<Process> = (0..8).map(|_| host.start_guest("mixed")).collect();
-    for guest in &mut guests {
-        assert!(guest.said("fine").next().is_some(), "a light client that saw wrong bytes");
+    let mut processes: Vec<Process> = (0..8).map(|_| host.start_client("mixed")).collect();
+    for process in &mut processes {
+        assert!(process.lines_after("fine").next().is_some(), "a shared client with wrong bytes");
     }
-    drop(guests);
+    drop(processes);
     host.until("clients", 1);
     drop(watcher);
     for name in ["clients", "memories", "shared_bytes", "connections", "requests"] {
@@ -183,16 +183,16 @@ async fn a_killed_process_leaves_nothing_and_harms_nobody() {
     let other = connect(host.config()).await;
     other.put("shared", value_of("shared", 3 << 20)).await.unwrap();
     for round in 0..6 {
-        let mut guest = host.start_guest(["put", "get"][round % 2]);
+        let mut process = host.start_client(["put", "get"][round % 2]);
         // The kill comes in the middle of a call, because calls follow each other without a pause.
-        let mut done = guest.said("done");
+        let mut done = process.lines_after("done");
         assert!(done.by_ref().take(3).count() == 3);
-        guest.kill();
+        process.kill();
         assert!(other.get("shared").await.unwrap().unwrap() == value_of("shared", 3 << 20));
         host.until("clients", 1);
     }
     // Each client wrote values as long as its shared memory, all of which is free again.
-    assert_eq!(host.figure("memories"), Some(1));
+    assert_eq!(host.metric("memories"), Some(1));
     let key = "after";
     other.put(key, value_of(key, 32 << 20)).await.unwrap();
     assert!(other.get(key).await.unwrap().unwrap() == value_of(key, 32 << 20));
@@ -202,15 +202,15 @@ async fn a_killed_process_leaves_nothing_and_harms_nobody() {
 async fn a_frozen_process_is_forgotten_and_finds_back() {
     let host = Host::new(&["--client_ttl=2"]);
     let other = connect(host.config()).await;
-    let mut guest = host.start_guest("steady");
-    let mut done = guest.said("done");
+    let mut process = host.start_client("steady");
+    let mut done = process.lines_after("done");
     done.next().unwrap();
     host.until("clients", 2);
-    guest.freeze();
+    process.freeze();
     host.until("clients", 1);
-    assert_eq!(host.figure("memories"), Some(1), "its memory is let go of");
+    assert_eq!(host.metric("memories"), Some(1), "its memory is let go of");
     other.put("shared", "value").await.unwrap();
-    guest.thaw();
+    process.thaw();
     host.until("clients", 2);
     // The first lines are from before the stop, the next ones from after it.
     for _ in 0..3 {

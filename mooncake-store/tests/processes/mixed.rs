@@ -12,8 +12,8 @@ use bytes::Bytes;
 use mooncake_store::client::{Client, PutOutcome};
 use tempfile::TempDir;
 
-use crate::cluster::{PATIENCE, connect, eventually, order, tagged, version_of};
-use crate::process::{Process, figure, free_port};
+use crate::cluster::{PATIENCE, argument, connect, eventually, tagged, version_of};
+use crate::process::{Process, free_port, metric};
 
 const OBJECTS: u64 = 100;
 const LEN: usize = 10_000;
@@ -28,7 +28,7 @@ impl Programs {
     }
 
     fn last() -> Self {
-        Self(order("MOONCAKE_LAST_RELEASE").expect("cargo xtask mixed sets MOONCAKE_LAST_RELEASE"))
+        Self(argument("MOONCAKE_LAST_RELEASE").expect("cargo xtask mixed sets MOONCAKE_LAST_RELEASE"))
     }
 
     fn command(&self, name: &str) -> Command {
@@ -44,7 +44,7 @@ impl Programs {
     }
 
     /// Starts a process that offers 16 MB of memory.
-    fn member(&self, port: u16, folder: &Path, name: &str) -> Process {
+    fn client(&self, port: u16, folder: &Path, name: &str) -> Process {
         let mut command = self.command("mooncake_client");
         command
             .args(["--metadata_server=P2PHANDSHAKE", "--host=127.0.0.1", "--global_segment_size=16MB"])
@@ -70,7 +70,7 @@ struct Cluster {
     port: u16,
     pages: u16,
     _folder: TempDir,
-    _members: [Process; 2],
+    _clients: [Process; 2],
     client: Client,
 }
 
@@ -81,18 +81,18 @@ fn key(i: u64) -> String {
 impl Cluster {
     async fn start(port: u16, pages: u16) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let members = [
-            Programs::current().member(port, folder.path(), "current"),
-            Programs::last().member(port, folder.path(), "last"),
+        let clients = [
+            Programs::current().client(port, folder.path(), "current"),
+            Programs::last().client(port, folder.path(), "last"),
         ];
         let client = connect(&format!("127.0.0.1:{port}"), 0).await;
-        let cluster = Self { port, pages, _folder: folder, _members: members, client };
-        eventually("both members are mounted", PATIENCE, async || cluster.segments() == 2).await;
+        let cluster = Self { port, pages, _folder: folder, _clients: clients, client };
+        eventually("both clients are mounted", PATIENCE, async || cluster.segments() == 2).await;
         cluster
     }
 
     fn segments(&self) -> u64 {
-        figure(self.pages, "master_active_clients").unwrap_or(0)
+        metric(self.pages, "master_active_clients").unwrap_or(0)
     }
 
     async fn put(&self, version: u64) {
@@ -116,9 +116,9 @@ impl Cluster {
 
     /// Waits for some heartbeats, until every client has the inventory of the earlier puts.
     async fn taken_stock(&self) {
-        let pings = || figure(self.pages, "master_ping_requests_total").unwrap_or(0);
+        let pings = || metric(self.pages, "master_ping_requests_total").unwrap_or(0);
         let before = pings();
-        eventually("heartbeats of all members", PATIENCE, async || pings() >= before + 12).await;
+        eventually("heartbeats of all clients", PATIENCE, async || pings() >= before + 12).await;
     }
 
     /// Checks that programs of either version read the objects of the other.

@@ -10,8 +10,8 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::cluster::{
-    PATIENCE, connect, eventually, in_member, master, order, start, start_member, tagged, told_master,
-    until_end_of_input, version_of,
+    PATIENCE, argument, connect, eventually, in_segment_of, master, master_address, start, start_client,
+    tagged, until_end_of_input, version_of,
 };
 use crate::process::{Process, free_port};
 
@@ -23,8 +23,8 @@ const HEALED: Duration = Duration::from_secs(5);
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 #[ignore = "the other processes of the tests in this binary"]
 async fn relay() {
-    let Some(master) = told_master() else { return };
-    let port: u16 = order("TEST_RELAY_PORT").unwrap();
+    let Some(master) = master_address() else { return };
+    let port: u16 = argument("TEST_RELAY_PORT").unwrap();
     let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
     println!("\nready");
     let end = until_end_of_input();
@@ -46,7 +46,7 @@ async fn relay() {
 fn start_relay(master: u16) -> (Process, u16) {
     let port = free_port();
     let mut relay = start("partition::relay", master, &[("TEST_RELAY_PORT", port.to_string())]);
-    assert!(relay.said("ready").next().is_some());
+    assert!(relay.lines_after("ready").next().is_some());
     (relay, port)
 }
 
@@ -64,7 +64,7 @@ impl Objects {
     async fn put(client: Client, members: &[String]) -> Self {
         let mut expected = BTreeMap::new();
         for key in 0..OBJECTS {
-            let member = in_member(&members[key as usize % members.len()]);
+            let member = in_segment_of(&members[key as usize % members.len()]);
             let value = tagged(key, 1, 1000 + 977 * key as usize);
             let outcome = client.put_with(key.to_string(), value, &member).await.unwrap();
             assert_eq!(outcome, PutOutcome::Stored);
@@ -142,13 +142,13 @@ async fn cluster() -> (u16, Process, (Process, String), Client) {
     let port = free_port();
     let server = master(port, &[&format!("--client_ttl={}", TTL.as_secs())]);
     let client = connect(&format!("127.0.0.1:{port}"), 0).await;
-    (port, server, start_member(port), client)
+    (port, server, start_client(port), client)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_owner_that_was_stopped_serves_its_objects_again() {
     let (port, _server, _other, client) = cluster().await;
-    let (owner, name) = start_member(port);
+    let (owner, name) = start_client(port);
     let mut objects = Objects::put(client, &[name]).await;
     cut(&mut objects, &[&owner], 2 * TTL).await;
     objects.client.close().await.unwrap();
@@ -157,7 +157,7 @@ async fn an_owner_that_was_stopped_serves_its_objects_again() {
 async fn partition(span: Duration) {
     let (port, _server, _other, client) = cluster().await;
     let (relay, at) = start_relay(port);
-    let members: Vec<_> = (0..3).map(|_| start_member(at)).collect();
+    let members: Vec<_> = (0..3).map(|_| start_client(at)).collect();
     let names: Vec<_> = members.iter().map(|(_, name)| name.clone()).collect();
     let mut objects = Objects::put(client, &names).await;
     cut(&mut objects, &[&relay], span).await;

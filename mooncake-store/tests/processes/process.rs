@@ -41,7 +41,7 @@ impl Process {
     }
 
     /// Returns the lines that begin with `word`, without it, as they come. Call it once.
-    pub(crate) fn said(&mut self, word: &'static str) -> impl Iterator<Item = String> + use<> {
+    pub(crate) fn lines_after(&mut self, word: &'static str) -> impl Iterator<Item = String> + use<> {
         let lines = BufReader::new(self.0.stdout.take().unwrap()).lines();
         lines.map_while(Result::ok).filter_map(move |line| line.strip_prefix(word).map(str::to_owned))
     }
@@ -57,7 +57,7 @@ impl Drop for Process {
 pub(crate) use mooncake_core::testkit::free_port;
 
 /// Returns a metric of a process with metrics at this port.
-pub(crate) fn figure(port: u16, name: &str) -> Option<u64> {
+pub(crate) fn metric(port: u16, name: &str) -> Option<u64> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").ok()?;
     let mut text = String::new();

@@ -12,7 +12,7 @@ use mooncake_store::client::{Client, PutOutcome};
 use mooncake_store::transport_set::TransportOptions;
 
 use crate::cluster::{
-    PATIENCE, builder, eventually, in_member, master, order, start, tagged, told_master, version_of,
+    PATIENCE, argument, builder, eventually, in_segment_of, master, master_address, start, tagged, version_of,
 };
 use crate::process::{Process, free_port};
 
@@ -20,11 +20,11 @@ use crate::process::{Process, free_port};
 const LIMIT: Duration = Duration::from_secs(20);
 const SEGMENT: u64 = 16 << 20;
 
-/// Process of a client, which executes orders line by line.
+/// Process of a client, which executes arguments line by line.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the other processes of the tests in this file"]
 async fn the_other_process() {
-    let (Some(master), Some(device)) = (told_master(), order::<String>("TEST_DEVICE")) else { return };
+    let (Some(master), Some(device)) = (master_address(), argument::<String>("TEST_DEVICE")) else { return };
     let rdma = RdmaConfig { devices: vec![device], timeout: 17, attempts: 1, ..RdmaConfig::default() };
     let wires = TransportOptions { rdma: Some(rdma), ..TransportOptions::default() };
     let builder = builder(&master, SEGMENT).wires(wires).share_memory(false).timeout(LIMIT);
@@ -67,14 +67,14 @@ fn value(number: u64, version: u64) -> Bytes {
     tagged(number, version, [1, 4096, 65_537, (1 << 20) + 3][number as usize % 4])
 }
 
-/// Executes an order: operation, first key and end of the keys, version of the values, preferred
+/// Executes an argument: operation, first key and end of the keys, version of the values, preferred
 /// segment.
 async fn obey(client: &Client, line: &str) -> String {
     let words: Vec<&str> = line.split(' ').collect();
     let &[what, from, to, version, place] = words.as_slice() else { panic!("{line:?}") };
     let (from, to, version): (u64, u64, u64) =
         (from.parse().unwrap(), to.parse().unwrap(), version.parse().unwrap());
-    let config = if place == "both" { ReplicateConfig::replicas(2) } else { in_member(place) };
+    let config = if place == "both" { ReplicateConfig::replicas(2) } else { in_segment_of(place) };
     let keys: Vec<String> = (from..to).map(key).collect();
     let items = || (from..to).map(|i| (key(i), value(i, version))).collect::<Vec<_>>();
     let mut counts = Counts::default();
@@ -139,8 +139,8 @@ struct Member {
 impl Member {
     fn start(port: u16, device: &str) -> Self {
         let mut process = start("rdma::the_other_process", port, &[("TEST_DEVICE", device.to_owned())]);
-        let mut said = Box::new(process.said("> "));
-        let name = said.next().expect("a member that comes up");
+        let mut said = Box::new(process.lines_after("> "));
+        let name = said.next().expect("a client that starts");
         Self { process, name, said }
     }
 

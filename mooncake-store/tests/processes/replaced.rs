@@ -7,7 +7,7 @@ use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_store::client::{Client, Located, RangeRead};
 use tokio::task::spawn_blocking;
 
-use crate::cluster::{PATIENCE, builder, eventually, master, start, start_member, tagged, version_of};
+use crate::cluster::{PATIENCE, builder, eventually, master, start, start_client, tagged, version_of};
 use crate::process::{Process, free_port};
 use crate::worker::Worker;
 
@@ -20,9 +20,9 @@ async fn stage(values: u64, lease: &str) -> (u16, [Process; 2], Client, Client) 
     let server = master(port, &[lease, "--eviction_high_watermark_ratio=1"]);
     let at = format!("127.0.0.1:{port}");
     let room = (values * (LEN as u64 + 16)).next_multiple_of(4096).to_string();
-    let orders = [("TEST_DATA_PORT", free_port().to_string()), ("TEST_SEGMENT", room)];
-    let mut owner = start("leases::owner", port, &orders);
-    assert!(owner.said("ready").next().is_some());
+    let arguments = [("TEST_DATA_PORT", free_port().to_string()), ("TEST_SEGMENT", room)];
+    let mut owner = start("leases::owner", port, &arguments);
+    assert!(owner.lines_after("ready").next().is_some());
     let timeout = Duration::from_secs(24);
     // The writer must fail at once without free space.
     let client =
@@ -159,7 +159,7 @@ async fn what_is_kept_is_read_without_its_owner_and_never_for_another_value() {
     let flags = ["--default_kv_lease_ttl=2000"];
     let server = master(port, &flags);
     let writer = builder(&at, 0).connect().await.unwrap();
-    let (owner, _) = spawn_blocking(move || start_member(port)).await.unwrap();
+    let (owner, _) = spawn_blocking(move || start_client(port)).await.unwrap();
     let reader = builder(&at, 0).share_memory(false).hot_cache(4 << 20).connect().await.unwrap();
     let hits = || reader.hot_cache().unwrap().hits;
     let read =

@@ -10,8 +10,8 @@ use mooncake_store::client::{Client, ClientConfig, PutOutcome, SegmentFile};
 use tempfile::TempDir;
 
 use crate::cluster::{
-    PATIENCE, SEGMENT, builder_with, connect, eventually, in_member, master, order, start, told_master,
-    until_end_of_input,
+    PATIENCE, SEGMENT, argument, builder_with, connect, eventually, in_segment_of, master, master_address,
+    start, until_end_of_input,
 };
 use crate::process::{Process, free_port};
 
@@ -33,10 +33,10 @@ async fn put(client: &Client, i: u64, config: &ReplicateConfig) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the other processes of the tests in this binary"]
 async fn owner() {
-    let (Some(master), Some(file)) = (told_master(), order::<String>("TEST_FILE")) else { return };
-    let segment = order("TEST_SEGMENT").unwrap_or(SEGMENT);
+    let (Some(master), Some(file)) = (master_address(), argument::<String>("TEST_FILE")) else { return };
+    let segment = argument("TEST_SEGMENT").unwrap_or(SEGMENT);
     let beside = SegmentFile::new(file);
-    let index = order("TEST_INDEX").unwrap_or(beside.index);
+    let index = argument("TEST_INDEX").unwrap_or(beside.index);
     let file = Some(SegmentFile { path: beside.path, index });
     let config = ClientConfig { segment_file: file, ..ClientConfig::default() };
     let client = match builder_with(config, &master, segment).connect().await {
@@ -44,10 +44,10 @@ async fn owner() {
         Err(error) => return println!("\nsaid {error}"),
     };
     println!("\nsaid ready {}", client.hostname());
-    if let Some(first) = order::<u64>("TEST_FIRST") {
-        let here = in_member(client.hostname());
-        let lasting: usize = order("TEST_LASTING").unwrap();
-        for i in first..first + order("TEST_OBJECTS").unwrap_or(OBJECTS) {
+    if let Some(first) = argument::<u64>("TEST_FIRST") {
+        let here = in_segment_of(client.hostname());
+        let lasting: usize = argument("TEST_LASTING").unwrap();
+        for i in first..first + argument("TEST_OBJECTS").unwrap_or(OBJECTS) {
             put(&client, i, &here).await;
         }
         eventually("all would outlive it", PATIENCE, async || client.lasting_objects().await == lasting)
@@ -61,14 +61,14 @@ async fn owner() {
 pub(crate) struct Owner(pub(crate) Process, Box<dyn Iterator<Item = String>>);
 
 impl Owner {
-    fn start(port: u16, file: &Path, orders: &[(&str, String)]) -> Self {
+    fn start(port: u16, file: &Path, arguments: &[(&str, String)]) -> Self {
         let file = [("TEST_FILE", file.display().to_string())];
-        let mut process = start("segment_files::owner", port, &[&file, orders].concat());
-        let said = Box::new(process.said("said "));
+        let mut process = start("segment_files::owner", port, &[&file, arguments].concat());
+        let said = Box::new(process.lines_after("said "));
         Self(process, said)
     }
 
-    fn said(&mut self) -> String {
+    fn next_line(&mut self) -> String {
         self.1.next().unwrap_or_default()
     }
 
@@ -82,17 +82,18 @@ impl Owner {
         port: u16,
         file: &Path,
         first: Option<(u64, u64)>,
-        orders: &[(&str, String)],
+        arguments: &[(&str, String)],
     ) -> Self {
-        let first_orders = first.map(|(first, lasting)| {
+        let first_arguments = first.map(|(first, lasting)| {
             [("TEST_FIRST", first.to_string()), ("TEST_LASTING", lasting.to_string())]
         });
-        let orders: Vec<_> = orders.iter().cloned().chain(first_orders.into_iter().flatten()).collect();
-        let mut owner = Self::start(port, file, &orders);
-        let said = owner.said();
+        let arguments: Vec<_> =
+            arguments.iter().cloned().chain(first_arguments.into_iter().flatten()).collect();
+        let mut owner = Self::start(port, file, &arguments);
+        let said = owner.next_line();
         assert!(said.starts_with("ready "), "{said}");
         if first.is_some() {
-            assert_eq!(owner.said(), "lasting");
+            assert_eq!(owner.next_line(), "lasting");
         }
         owner
     }
@@ -127,7 +128,7 @@ pub(crate) async fn hits(client: &Client, keys: std::ops::Range<u64>) -> u64 {
     hits
 }
 
-#[allow(clippy::disallowed_methods, reason = "the figure is one of real time")]
+#[allow(clippy::disallowed_methods, reason = "the measurement is of real time")]
 async fn served(objects: u64, mut there: impl AsyncFnMut() -> u64) {
     let begun = Instant::now();
     eventually("they are there again", PATIENCE, async || there().await == objects).await;
@@ -153,7 +154,7 @@ async fn the_next_process_serves_what_a_killed_one_left() {
     // Changes meanwhile count.
     assert!(reader.remove("key 7", true).await.unwrap());
     assert!(reader.remove("key 9", true).await.unwrap());
-    let here = in_member(reader.hostname());
+    let here = in_segment_of(reader.hostname());
     let put = reader.put_with("key 9", "another", &here).await;
     assert_eq!(put.unwrap(), PutOutcome::Stored);
     damage(&file, &value(11));
@@ -210,22 +211,22 @@ async fn a_file_that_is_not_to_be_had_is_refused_by_name() {
     let (port, _master, reader, folder) = stage(&[]).await;
     let file = folder.path().join("segment");
     let mut owner = Owner::ready(port, &file, Some((0, OBJECTS)));
-    let second = Owner::start(port, &file, &[]).said();
+    let second = Owner::start(port, &file, &[]).next_line();
     assert!(second.contains("holds it; stop that process") && second.contains("segment"), "{second}");
     assert_eq!(hits(&reader, 0..OBJECTS).await, OBJECTS, "the first is none the worse");
     assert!(owner.0.0.try_wait().unwrap().is_none());
     let foreign = folder.path().join("letter");
     std::fs::write(&foreign, "dear all").unwrap();
-    let refused = Owner::start(port, &foreign, &[]).said();
+    let refused = Owner::start(port, &foreign, &[]).next_line();
     assert!(refused.contains("remove it, or give another") && refused.contains("letter"), "{refused}");
     assert_eq!(std::fs::read(&foreign).unwrap(), b"dear all");
     let nowhere = folder.path().join("no such folder/segment");
-    let refused = Owner::start(port, &nowhere, &[]).said();
+    let refused = Owner::start(port, &nowhere, &[]).next_line();
     assert!(refused.contains("no such folder"), "{refused}");
     // Another size makes another segment.
     owner.0.kill();
-    let orders = [("TEST_SEGMENT", (2 * SEGMENT).to_string())];
-    assert!(Owner::start(port, &file, &orders).said().starts_with("ready "));
+    let arguments = [("TEST_SEGMENT", (2 * SEGMENT).to_string())];
+    assert!(Owner::start(port, &file, &arguments).next_line().starts_with("ready "));
     assert_eq!(hits(&reader, 0..OBJECTS).await, 0);
 }
 
@@ -286,10 +287,10 @@ fn a_file_of_huge_pages_outlives_its_process() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "what the test above runs where there are huge pages"]
 async fn in_huge_pages() {
-    let Some(huge) = order::<String>("TEST_FOLDER") else { return };
+    let Some(huge) = argument::<String>("TEST_FOLDER") else { return };
     let (port, _master, reader, folder) = stage(&["--client_ttl=60"]).await;
     let file = Path::new(&huge).join("segment");
-    let refused = Owner::start(port, &file, &[]).said();
+    let refused = Owner::start(port, &file, &[]).next_line();
     assert!(
         refused.contains("MOONCAKE_STORE_SEGMENT_INDEX") && refused.contains("segment.objects"),
         "{refused}"
@@ -299,21 +300,21 @@ async fn in_huge_pages() {
     let index = ("TEST_INDEX", folder.path().join("index").display().to_string());
     // The size needs one page more than there are.
     let larger = [index.clone(), ("TEST_SEGMENT", (SEGMENT + 1).to_string())];
-    let refused = Owner::start(port, &file, &larger).said();
+    let refused = Owner::start(port, &file, &larger).next_line();
     let pages = format!("{} huge pages of 2048 KiB, {} are free", (SEGMENT >> 21) + 1, SEGMENT >> 21);
     assert!(refused.contains(&pages) && refused.contains("segment"), "{refused}");
 
     // The size needs all pages, though not all of their bytes.
-    let orders = [index, ("TEST_SEGMENT", (SEGMENT - 4096).to_string())];
-    let owner = Owner::ready_with(port, &file, Some((0, OBJECTS)), &orders);
+    let arguments = [index, ("TEST_SEGMENT", (SEGMENT - 4096).to_string())];
+    let owner = Owner::ready_with(port, &file, Some((0, OBJECTS)), &arguments);
     assert_eq!(std::fs::metadata(&file).unwrap().len(), SEGMENT);
     assert_eq!(hits(&reader, 0..OBJECTS).await, OBJECTS);
     owner.0.kill();
     assert!(reader.remove("key 7", true).await.unwrap());
-    let owner = Owner::ready_with(port, &file, None, &orders);
+    let owner = Owner::ready_with(port, &file, None, &arguments);
     served(OBJECTS - 1, async || hits(&reader, 0..7).await + hits(&reader, 8..OBJECTS).await).await;
     assert_eq!(reader.get("key 7").await.unwrap(), None, "what was removed stays removed");
     owner.close();
-    let _owner = Owner::ready_with(port, &file, None, &orders);
+    let _owner = Owner::ready_with(port, &file, None, &arguments);
     served(OBJECTS - 1, async || hits(&reader, 0..7).await + hits(&reader, 8..OBJECTS).await).await;
 }

@@ -10,9 +10,9 @@ use mooncake_store::protocol::wire::TaskInfo;
 use tempfile::TempDir;
 
 use crate::cluster::{
-    PATIENCE, SEGMENT, builder, eventually, in_member, master_shown, start_member, tagged, version_of,
+    PATIENCE, SEGMENT, builder, eventually, in_segment_of, master_shown, start_client, tagged, version_of,
 };
-use crate::process::{Process, figure, free_port};
+use crate::process::{Process, free_port, metric};
 
 /// Number of objects of each of two tenants.
 const OBJECTS: u64 = 60;
@@ -65,7 +65,7 @@ impl Master {
 
     /// Waits for a snapshot that begins after this call.
     async fn snapshot(&self) {
-        let count = || figure(self.pages, "master_snapshot_success").unwrap_or(0);
+        let count = || metric(self.pages, "master_snapshot_success").unwrap_or(0);
         // The next snapshot may be in progress.
         let before = count();
         eventually("two snapshots", PATIENCE, async || count() >= before + 2).await;
@@ -90,19 +90,19 @@ fn key(number: u64) -> String {
 
 /// Returns the configuration of an object: every third has a hard pin, every third a soft pin, and
 /// each is in one of three groups.
-fn kept(number: u64, member: &str) -> ReplicateConfig {
+fn configuration(number: u64, member: &str) -> ReplicateConfig {
     ReplicateConfig {
         hard_pin: number.is_multiple_of(3),
         soft_pin: if number % 3 == 1 { SoftPin::Enable } else { SoftPin::Preserve },
         group_ids: Some(vec![format!("group {}", number % 3)]),
-        ..in_member(member)
+        ..in_segment_of(member)
     }
 }
 
 async fn put(client: &Client, numbers: std::ops::Range<u64>, version: u64, member: &str) {
     for number in numbers {
         let value = tagged(number, version, 5000);
-        let stored = client.put_with(key(number), value, &kept(number, member)).await;
+        let stored = client.put_with(key(number), value, &configuration(number, member)).await;
         assert_eq!(stored.unwrap(), PutOutcome::Stored, "key {number}");
     }
 }
@@ -120,7 +120,7 @@ async fn hits(client: &Client, numbers: std::ops::Range<u64>, version: u64) -> u
 }
 
 /// Returns a task without its times, which depend on clocks.
-fn gist(task: TaskInfo) -> (Uuid, String, String) {
+fn without_times(task: TaskInfo) -> (Uuid, String, String) {
     (task.id, format!("{:?} {:?} {:?}", task.kind, task.status, task.client), task.message)
 }
 
@@ -158,9 +158,9 @@ async fn all_back(clients: &[Client; 2], numbers: std::ops::Range<u64>) {
 }
 
 /// Returns the numbers of tenants and of pins in the HTTP endpoints.
-fn told(master: &Master) -> [Option<u64>; 3] {
+fn counts(master: &Master) -> [Option<u64>; 3] {
     ["master_key_count", "master_soft_pin_key_count", "mooncake_tenant_quota_charged_bytes"]
-        .map(|name| figure(master.pages, name))
+        .map(|name| metric(master.pages, name))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -168,15 +168,15 @@ async fn a_killed_master_gives_the_same_answers() {
     let mut master = Master::start();
     let (members, clients) = filled(&master).await;
     // The client of this task is gone, so no client fetches it.
-    let (gone, name) = start_member(master.port);
-    let there = clients[0].put_with("there", Bytes::from_static(b"there"), &in_member(&name)).await;
+    let (gone, name) = start_client(master.port);
+    let there = clients[0].put_with("there", Bytes::from_static(b"there"), &in_segment_of(&name)).await;
     assert_eq!(there.unwrap(), PutOutcome::Stored);
     gone.freeze();
     let task = clients[0].copy_task("there", &[members[0].hostname()]).await.unwrap();
-    let asked = gist(clients[0].task(task).await.unwrap());
+    let asked = without_times(clients[0].task(task).await.unwrap());
     clients[0].remove("there", true).await.unwrap();
     master.snapshot().await;
-    let before = told(&master);
+    let before = counts(&master);
     let group = clients[0].remove(key(0), false).await;
     assert!(group.is_ok(), "{group:?}");
     // These objects come after the snapshot; their owners have received them and announce them.
@@ -188,9 +188,9 @@ async fn a_killed_master_gives_the_same_answers() {
     master.run(&[]);
     all_back(&clients, 1..OBJECTS).await;
     eventually("what came later", PATIENCE, async || hits(&clients[0], 1000..1010, 1).await == 10).await;
-    assert_eq!(gist(clients[1].task(task).await.unwrap()), asked, "a task goes on waiting");
+    assert_eq!(without_times(clients[1].task(task).await.unwrap()), asked, "a task goes on waiting");
     assert_eq!(hits(&clients[0], 0..1, 1).await, 0, "removed is removed");
-    let now = told(&master);
+    let now = counts(&master);
     assert_eq!(now[0], before[0].map(|keys| keys - 1 + 10));
     assert!(now[1] >= before[1] && now[1] > Some(0), "soft pins: {before:?} and {now:?}");
     // Hard pins, groups and quotas hold: tenant blue has 8 MB, of which 60 objects take 300 KB.
@@ -265,7 +265,7 @@ async fn the_next_leader_begins_with_a_snapshot() {
     let at = format!("etcd://{}", server.at());
     let member = |segment| builder(&at, segment).cluster_id("lab").connect();
     let members = [member(SEGMENT).await.unwrap(), member(SEGMENT).await.unwrap()];
-    let count = |pages: u16| figure(pages, "master_snapshot_success").unwrap_or(0);
+    let count = |pages: u16| metric(pages, "master_snapshot_success").unwrap_or(0);
     eventually("one of them leads", PATIENCE, async || masters.iter().any(|(_, pages)| count(*pages) > 0))
         .await;
     masters.sort_by_key(|(_, pages)| count(*pages) == 0);
@@ -328,7 +328,7 @@ mod own {
     async fn a_killed_master_finds_all_in_its_directory() {
         let Some((mut master, metadata)) = Master::start_with_a_directory() else { return };
         let (pages, metadata) = (([127, 0, 0, 1], master.pages).into(), ([127, 0, 0, 1], metadata).into());
-        let up = async || figure(master.pages, "master_key_count").is_some();
+        let up = async || metric(master.pages, "master_key_count").is_some();
         eventually("the master's pages", PATIENCE, up).await;
         let quotas = "/api/v1/tenant_quotas";
         for (tenant, bytes) in [("default", 16 << 20), ("blue", 8 << 20)] {
@@ -339,22 +339,22 @@ mod own {
         let entry = "/metadata?key=mooncake/ram/somebody";
         assert_eq!(http(metadata, "PUT", entry, r#"{"name":"somebody"}"#).await.0, 200);
         let (members, clients) = filled(&master).await;
-        let (gone, name) = start_member(master.port);
-        let there = clients[0].put_with("there", Bytes::from_static(b"there"), &in_member(&name)).await;
+        let (gone, name) = start_client(master.port);
+        let there = clients[0].put_with("there", Bytes::from_static(b"there"), &in_segment_of(&name)).await;
         assert_eq!(there.unwrap(), PutOutcome::Stored);
         gone.freeze();
         let task = clients[0].copy_task("there", &[members[0].hostname()]).await.unwrap();
-        let asked = gist(clients[0].task(task).await.unwrap());
+        let asked = without_times(clients[0].task(task).await.unwrap());
         clients[0].remove("there", true).await.unwrap();
         master.snapshot().await;
-        let before = told(&master);
+        let before = counts(&master);
         master.kill();
         gone.kill();
 
         master.run(&[]);
         all_back(&clients, 0..OBJECTS).await;
-        assert_eq!(gist(clients[1].task(task).await.unwrap()), asked, "a task goes on waiting");
-        let now = told(&master);
+        assert_eq!(without_times(clients[1].task(task).await.unwrap()), asked, "a task goes on waiting");
+        let now = counts(&master);
         assert!(now[0] == before[0] && now[1] >= before[1] && now[1] > Some(0), "{before:?} and {now:?}");
         let (_, said) = http(pages, "GET", quotas, "").await;
         assert!(said.contains("\"blue\"") && said.contains("8388608") && said.contains("16777216"), "{said}");
@@ -368,6 +368,6 @@ mod own {
             master.run(&[]);
         }
         all_back(&clients, 0..OBJECTS).await;
-        assert_eq!(gist(clients[1].task(task).await.unwrap()), asked);
+        assert_eq!(without_times(clients[1].task(task).await.unwrap()), asked);
     }
 }

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 struct Cluster {
     master: MasterServer,
-    member: Client,
+    client: Client,
 }
 
 impl Cluster {
@@ -31,14 +31,14 @@ impl Cluster {
             ..MasterConfig::default()
         };
         let master = MasterServer::start(config).await.unwrap();
-        let member = Client::builder()
+        let client = Client::builder()
             .master(master.addresses().rpc.to_string())
             .advertise(std::net::Ipv4Addr::LOCALHOST.into())
             .segment(8 << 20)
             .connect()
             .await
             .unwrap();
-        Self { master, member }
+        Self { master, client }
     }
 
     fn rpc(&self) -> String {
@@ -56,7 +56,7 @@ impl Cluster {
     }
 
     async fn stop(self) {
-        self.member.close().await.unwrap();
+        self.client.close().await.unwrap();
         self.master.stop().await;
     }
 }
@@ -146,7 +146,7 @@ async fn objects_come_and_go() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn figures() {
     let cluster = Cluster::start(MasterOptions::default()).await;
-    cluster.member.put("k", [1; 1000]).await.unwrap();
+    cluster.client.put("k", [1; 1000]).await.unwrap();
     let status = cluster.tool(&["--json", "status"], b"").json();
     assert_eq!((&status["keys"], &status["clients"]), (&1.into(), &1.into()), "{status}");
     assert_eq!(status["capacity_bytes"], 8 << 20);
@@ -212,7 +212,7 @@ async fn what_is_wrong_is_explained() {
     let swapped = tool(&["--master", &cluster.admin(), "--admin", &cluster.admin(), "doctor"], b"");
     assert!(swapped.text().contains("give the RPC port"), "{}", swapped.text());
 
-    cluster.member.close().await.unwrap();
+    cluster.client.close().await.unwrap();
     let empty = cluster.tool(&["doctor"], b"");
     assert_eq!(empty.status, 1);
     assert!(empty.text().contains("none is mounted"), "{}", empty.text());
@@ -324,14 +324,14 @@ async fn doctor_names_an_address_that_means_another_machine_to_everybody_else() 
         ..MasterConfig::default()
     };
     let master = MasterServer::start(config).await.unwrap();
-    let member = Client::builder()
+    let client = Client::builder()
         .master(master.addresses().rpc.to_string())
         .advertise(std::net::Ipv4Addr::LOCALHOST.into())
         .segment(8 << 20)
         .connect()
         .await
         .unwrap();
-    let cluster = Cluster { master, member };
+    let cluster = Cluster { master, client };
     let said = cluster.tool(&["--json", "doctor"], b"");
     assert_eq!(said.status, 1);
     let [grade, found, fix] = finding(&said.json(), "advertised address");
@@ -405,7 +405,7 @@ fn doctor_names_a_low_limit_of_locked_memory() {
 /// Stores objects of users that fill most of the cluster.
 async fn fill(cluster: &Cluster) -> String {
     for n in 0..24 {
-        cluster.member.put(format!("user/{n:02}"), vec![n as u8; 128 << 10]).await.unwrap();
+        cluster.client.put(format!("user/{n:02}"), vec![n as u8; 128 << 10]).await.unwrap();
     }
     cluster.tool(&["ls"], b"").text()
 }
@@ -447,7 +447,7 @@ async fn rm_of_all_asks_and_tells_what_is_left() {
     let lease_ttl = Duration::from_secs(600);
     let cluster = Cluster::start(MasterOptions { lease_ttl, ..MasterOptions::default() }).await;
     for key in ["a", "b", "leased"] {
-        cluster.member.put(key, vec![1; 1000]).await.unwrap();
+        cluster.client.put(key, vec![1; 1000]).await.unwrap();
     }
     assert_eq!(cluster.tool(&["get", "leased"], b"").status, 0);
     cluster.tool(&["rm", "--all"], b"").fails(&["cannot ask", "all 3 objects", "--yes"]);
@@ -483,7 +483,7 @@ fn a_pattern_is_compiled_before_anything_is_asked() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tenant_without_tenants_is_named() {
     let cluster = Cluster::start(MasterOptions::default()).await;
-    cluster.member.put("k", [1; 10]).await.unwrap();
+    cluster.client.put("k", [1; 10]).await.unwrap();
     let listed = cluster.tool(&["--tenant", "foo", "ls"], b"");
     assert_eq!((listed.status, &*listed.text()), (0, "k\n"));
     assert!(listed.errors.contains("no tenants") && listed.errors.contains("foo"), "{}", listed.errors);
@@ -496,7 +496,7 @@ async fn a_tenant_without_tenants_is_named() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn top_and_status_name_what_is_there() {
     let cluster = Cluster::start(MasterOptions::default()).await;
-    cluster.member.put("k", [1; 1000]).await.unwrap();
+    cluster.client.put("k", [1; 1000]).await.unwrap();
     let top = cluster.tool(&["--json", "top", "--once"], b"").json();
     assert_eq!(
         (&top["keys"], &top["clients"], &top["capacity_bytes"]),
@@ -517,8 +517,8 @@ async fn top_and_status_name_what_is_there() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn terminals_get_no_binary_values() {
     let cluster = Cluster::start(MasterOptions::default()).await;
-    cluster.member.put("binary", [0x1b, b'[', b'2', b'J', 0xff, 0]).await.unwrap();
-    cluster.member.put("text", "k\u{e4}se\n").await.unwrap();
+    cluster.client.put("binary", [0x1b, b'[', b'2', b'J', 0xff, 0]).await.unwrap();
+    cluster.client.put("text", "k\u{e4}se\n").await.unwrap();
     let (address, admin) = (cluster.rpc(), cluster.admin());
     let words = ["--master", &address, "--admin", &admin, "get"];
     let (status, said) = on_terminal(&[&words[..], &["binary"]].concat(), "");

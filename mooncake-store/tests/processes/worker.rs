@@ -9,7 +9,7 @@ use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Error, ErrorCode, ErrorKind};
 use mooncake_store::client::{Client, PutOutcome};
 
-use crate::cluster::{builder, order, start, tagged, told_master, until_end_of_input};
+use crate::cluster::{argument, builder, master_address, start, tagged, until_end_of_input};
 use crate::process::Process;
 
 /// Length of the longest value, and of the shortest.
@@ -69,16 +69,16 @@ impl Worker {
     /// Starts a worker that offers `segment` bytes and uses the first `keys` keys. Returns when the
     /// worker is at work.
     pub(crate) fn start(port: u16, number: u64, keys: u64, segment: u64, writes: bool) -> Self {
-        let orders = [
+        let arguments = [
             ("TEST_NUMBER", number.to_string()),
             ("TEST_KEYS", keys.to_string()),
             ("TEST_SEGMENT", segment.to_string()),
             ("TEST_WRITES", writes.to_string()),
         ];
-        let mut process = start("worker::worker", port, &orders);
+        let mut process = start("worker::worker", port, &arguments);
         let (tell, said) = std::sync::mpsc::channel();
         // A thread reads the output at once, so that the worker never waits for its parent.
-        let lines = process.said("> ");
+        let lines = process.lines_after("> ");
         std::thread::spawn(move || lines.for_each(|line| drop(tell.send(line))));
         assert_eq!(said.recv().as_deref(), Ok("at work"), "a worker that comes up");
         Self { process, said }
@@ -103,10 +103,10 @@ impl Worker {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the other processes of the tests in this binary"]
 async fn worker() {
-    let Some(master) = told_master() else { return };
-    let (number, segment): (u64, _) = (order("TEST_NUMBER").unwrap(), order("TEST_SEGMENT").unwrap());
+    let Some(master) = master_address() else { return };
+    let (number, segment): (u64, _) = (argument("TEST_NUMBER").unwrap(), argument("TEST_SEGMENT").unwrap());
     let mut builder = builder(&master, segment);
-    let writes = order("TEST_WRITES").unwrap();
+    let writes = argument("TEST_WRITES").unwrap();
     if writes && number % 2 == 1 {
         // A cached value must not be older than the values that other clients read.
         builder = builder.share_memory(false).hot_cache(4 << 20);
@@ -114,7 +114,7 @@ async fn worker() {
     let client = builder.connect().await.unwrap();
     println!("\n> at work");
     let leave = until_end_of_input();
-    let mut work = Work::new(client.clone(), number, order("TEST_KEYS").unwrap(), writes);
+    let mut work = Work::new(client.clone(), number, argument("TEST_KEYS").unwrap(), writes);
     while !leave.is_finished() {
         if let Err(wrong) = work.step().await {
             println!("> {wrong}");

@@ -35,13 +35,13 @@ async fn memory_stays_taken_while_the_owner_may_write_to_it() {
     let master: Arc<Master> = Arc::new(Master::new(MasterOptions::default()).unwrap());
     // The clock of the owner is stopped, so that only the shared client times out.
     let net = LoopbackNet::with_clock(Arc::new(ManualClock::new()));
-    let member = async |segment| {
+    let connect = async |segment| {
         let wire = Arc::new(Faulty::new(Arc::new(net.node()), 1, Faults::none()));
         let builder = Client::builder().master(master.clone()).segment(segment).transport(wire.clone());
         (builder.connect().await.unwrap(), wire)
     };
-    let (holder, _) = member(1 << 20).await;
-    let (owner, wire) = member(0).await;
+    let (holder, _) = connect(1 << 20).await;
+    let (owner, wire) = connect(0).await;
     holder.put("slow", bytes(LEN, 1)).await.unwrap();
     let path = folder.path().join("owner.sock");
     let config = LocalServerConfig { path: path.clone(), ..LocalServerConfig::default() };
@@ -51,16 +51,16 @@ async fn memory_stays_taken_while_the_owner_may_write_to_it() {
         timeout: Duration::from_millis(200),
         ..LocalConfig::at(path.to_str().unwrap())
     };
-    let guest = LocalClient::connect(config).await.unwrap();
-    let slow = guest.locate(&["slow"]).await.unwrap().remove(0).unwrap().unwrap();
-    let region = guest.alloc_registered::<Loopback>(LEN).await.unwrap();
+    let shared = LocalClient::connect(config).await.unwrap();
+    let slow = shared.locate(&["slow"]).await.unwrap().remove(0).unwrap().unwrap();
+    let region = shared.alloc_registered::<Loopback>(LEN).await.unwrap();
     // SAFETY: new memory, whose slices all come from the pool.
     let pool = unsafe { RegionPool::new(region) };
     wire.set(Faults::none().with(Fault::Delay, 1000));
 
     // After a timeout the response is an error, and the memory is not returned.
     let reads = vec![LocalRange { object: slow.clone(), offset: 0, into: lend(&pool) }];
-    let (outcome, into) = guest.read_ranges(reads).await.remove(0);
+    let (outcome, into) = shared.read_ranges(reads).await.remove(0);
     assert_eq!((outcome.unwrap_err().kind(), into.is_none()), (ErrorKind::Timeout, true));
     let free = |n| {
         assert_eq!(pool.used(), LEN as u64, "the owner may still write there");
@@ -71,7 +71,7 @@ async fn memory_stays_taken_while_the_owner_may_write_to_it() {
     until(|| pool.used() == 0).await;
 
     // The same holds when the future is dropped.
-    let read = Box::pin(guest.batch_get_into(vec![("slow", lend(&pool))]));
+    let read = Box::pin(shared.batch_get_into(vec![("slow", lend(&pool))]));
     let Either::Right((_, read)) = select(read, Box::pin(until(|| wire.held() == 1))).await else {
         panic!("the read ended by itself")
     };

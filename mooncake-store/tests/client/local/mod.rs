@@ -42,7 +42,7 @@ impl Host {
         LocalConfig { buffer: 4 << 20, ..LocalConfig::at(self.server.path().to_str().unwrap()) }
     }
 
-    async fn guest(&self) -> LocalClient {
+    async fn connect(&self) -> LocalClient {
         LocalClient::connect(self.config()).await.unwrap()
     }
 

@@ -44,14 +44,14 @@ impl Held {
 
 async fn run(steps: Vec<Step>) {
     let host = Host::new().await;
-    let guest = host.guest().await;
+    let shared = host.connect().await;
     let mut held: Vec<Held> = Vec::new();
     let mut stored: HashMap<u8, (u8, usize)> = HashMap::new();
     let mut fill = 0u8;
     for step in steps {
         match step {
             Step::Alloc(len) => {
-                let mut buffer = guest.alloc(len).await.unwrap();
+                let mut buffer = shared.alloc(len).await.unwrap();
                 assert_eq!(buffer.len(), len);
                 fill = fill.wrapping_add(1);
                 buffer.fill(fill);
@@ -60,19 +60,19 @@ async fn run(steps: Vec<Step>) {
             Step::Put(which) if !held.is_empty() => {
                 let Held { buffer, fill } = held.swap_remove(which % held.len());
                 let len = buffer.len();
-                guest.remove([fill], true).await.unwrap();
-                guest.put_buf([fill], buffer, &Default::default()).await.unwrap();
+                shared.remove([fill], true).await.unwrap();
+                shared.put_buf([fill], buffer, &Default::default()).await.unwrap();
                 stored.insert(fill, (fill, len));
             }
             Step::Get(key) => {
                 let key = key % fill.max(1) + 1;
-                let value = guest.batch_get_buf(&[[key]]).await.unwrap().remove(0).unwrap();
+                let value = shared.batch_get_buf(&[[key]]).await.unwrap().remove(0).unwrap();
                 assert_eq!(value.as_ref().map(|value| value.len()), stored.get(&key).map(|(_, len)| *len));
                 held.extend(value.map(|buffer| Held { buffer, fill: key }));
             }
             Step::GetMany(keys) => {
                 let keys: Vec<[u8; 1]> = keys.into_iter().map(|key| [key % fill.max(1) + 1]).collect();
-                for (value, [key]) in guest.batch_get_buf(&keys).await.unwrap().into_iter().zip(keys) {
+                for (value, [key]) in shared.batch_get_buf(&keys).await.unwrap().into_iter().zip(keys) {
                     let value = value.unwrap();
                     assert_eq!(
                         value.as_ref().map(|value| value.len()),
@@ -96,12 +96,12 @@ async fn run(steps: Vec<Step>) {
         spans.sort_unstable();
         assert!(spans.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0), "two share a byte");
         // Values beyond the buffer have memory of their own, so the buffer holds at most its size.
-        assert!(guest.buffer_used() <= 4 << 20);
+        assert!(shared.buffer_used() <= 4 << 20);
     }
     drop(held);
-    assert_eq!(guest.buffer_used(), 0);
+    assert_eq!(shared.buffer_used(), 0);
     host.until(|stats| stats.memories == 1 && stats.calls == 0).await;
-    drop(guest);
+    drop(shared);
     host.until(|stats| *stats == LocalStats::default()).await;
 }
 

@@ -38,7 +38,7 @@ async fn one_owner_to_a_path() {
     let config = LocalServerConfig { path: host.server.path().into(), ..Default::default() };
     let refused = LocalServer::start(host.client.clone(), config).unwrap_err();
     assert!(refused.message().contains("another process"), "{refused}");
-    host.guest().await;
+    host.connect().await;
     // A socket that a killed owner left is replaced.
     let left = host.folder.path().join("left.sock");
     drop(std::os::unix::net::UnixListener::bind(&left).unwrap());
@@ -103,7 +103,7 @@ async fn versions_are_named_on_both_sides() {
 #[tokio::test]
 async fn nonsense_on_the_control_connection_ends_it_alone() {
     let host = Host::new().await;
-    let guest = host.guest().await;
+    let shared = host.connect().await;
     for first in [[0; 64], [0xff; 64], Record::Ping.encode(), Record::DONE.encode()] {
         let socket = stranger(host.server.path()).await;
         assert!(matches!(ask(&socket, first).await, Record::Done { code, .. } if code != 0));
@@ -134,14 +134,14 @@ async fn nonsense_on_the_control_connection_ends_it_alone() {
         Record::Done { code: 0, .. }
     ));
     assert_eq!(host.server.stats().memories, 1, "that of the other one");
-    assert!(guest.get("k").await.unwrap().is_none());
+    assert!(shared.get("k").await.unwrap().is_none());
 }
 
 #[tokio::test]
 async fn nonsense_in_calls_is_answered() {
     let host = Host::new().await;
     let control = stranger(host.server.path()).await;
-    let Record::Welcome { guest, .. } = ask(&control, Record::Hello.encode()).await else {
+    let Record::Welcome { guest: shared, .. } = ask(&control, Record::Hello.encode()).await else {
         panic!("not welcome")
     };
     let unknown = Record::Join { guest: mooncake_core::ids::Uuid::new(1, 1) };
@@ -150,7 +150,7 @@ async fn nonsense_in_calls_is_answered() {
     );
     let join = || async {
         let socket = stranger(host.server.path()).await;
-        ask(&socket, Record::Join { guest }.encode()).await.done().unwrap();
+        ask(&socket, Record::Join { guest: shared }.encode()).await.done().unwrap();
         socket.into_stream()
     };
     let mut stream = join().await;
