@@ -15,6 +15,7 @@ use mooncake_transport::{Access, Completion, Op, Protocol, SegmentDesc, Transpor
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
+use crate::driver::Driver;
 use crate::frame::Framing;
 use crate::hello::{INSTANCE_KEY, Instance};
 use crate::pool::{self, Pool, Transfer};
@@ -126,7 +127,7 @@ impl TcpTransport {
             address.clone(),
             self.config.clone(),
             self.clock.clone(),
-            self.runtime.clone(),
+            (self.runtime.clone(), Driver::spawn),
             Rng::from_os(),
         ));
         pools.insert(address, pool.clone());
