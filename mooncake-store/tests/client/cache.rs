@@ -23,8 +23,8 @@ fn stats(client: &Client) -> HotCacheStats {
     client.hot_cache().unwrap()
 }
 
-/// Reads until the outcome is another than an expired lease: a busy machine may take longer than the
-/// shortest leases of these tests.
+/// Repeats a read whose lease expired: a busy machine may take longer than the shortest leases of
+/// these tests.
 async fn within_lease<T>(read: impl AsyncFn() -> Result<T>) -> T {
     for _ in 0..1000 {
         match read().await {
