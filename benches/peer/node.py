@@ -1,7 +1,8 @@
 """Node of Mooncake C++ that executes commands.
 
-Reads one JSON command a line on standard input and answers one JSON line each, so that a test or a bench in
-another language can drive real clients of that system: ["put", key, "hex"], ["get", key], ...
+Reads one JSON command per line on standard input and writes one JSON response per line, so that a
+test or a bench in another language can drive real clients of Mooncake C++: ["put", key, "hex"],
+["get", key], ...
 """
 
 import ctypes
@@ -151,7 +152,7 @@ def main():
             answer = {"ok": COMMANDS[name](*arguments)}
         except Exception as error:  # the driver decides what an exception means
             answer = {"error": f"{type(error).__name__}: {error}"}
-        # The store library logs to standard output too; the mark distinguishes a response from a log line.
+        # The library logs to standard output, too; the mark distinguishes a response from a log.
         print("\x01" + json.dumps(answer), flush=True)
 
 

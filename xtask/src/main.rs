@@ -3,13 +3,14 @@
 
 mod arrows;
 mod aside;
+mod bench;
 mod debian;
 mod edges;
-mod engines;
 mod features;
 mod fuzz;
 mod gpu;
 mod header;
+mod interop;
 mod mixed;
 mod network;
 mod peer;
@@ -91,9 +92,9 @@ fn main() -> ExitCode {
             Ok(seconds) => fuzz::run(seconds),
             Err(_) => Err(format!("`{seconds}` is not a number of seconds")),
         },
-        ["bench", rest @ ..] => peer::bench(rest),
+        ["bench", rest @ ..] => bench::run(rest),
         ["network"] => network::test(),
-        ["interop"] => peer::interop(),
+        ["interop"] => interop::run(),
         ["rdma-test", rest @ ..] => rdma::test(rest, false),
         ["gpu-test", rest @ ..] => return gpu::test(rest),
         ["ci"] => ci(),
@@ -159,8 +160,8 @@ fn examples() -> Result {
 }
 
 fn docs() -> Result {
-    cargo(&["test", "--quiet", "-p", "mooncake-store", "--all-features", "--test", "documents"])
-        .args(&["--", "--ignored", "--exact", "write"])
+    cargo(&["test", "--quiet", "-p", "mooncake-store", "--all-features", "--test", "operations"])
+        .args(&["--", "--ignored", "--exact", "documents::write"])
         .run()
 }
 
@@ -202,7 +203,7 @@ fn ci() -> Result {
     rdma::test(&[], true)?;
     network::test()?;
     step("interop");
-    peer::interop()?;
+    interop::run()?;
     mixed::test()?;
     features.finish()?;
     fuzz.finish()
