@@ -1,4 +1,4 @@
-//! `BufferPool`: scratch memory for the calls that name memory by address, lent out and given back.
+//! `BufferPool`: leases of registered scratch memory, for calls that name memory by address.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn refuse<T>(text: &str) -> PyResult<T> {
     Err(PyRuntimeError::new_err(text.to_owned()))
 }
 
-/// What the leases of one pool share.
+/// State that all leases of a pool share.
 struct Shared {
     session: Arc<Session>,
     max_bytes: u64,
@@ -44,7 +44,8 @@ impl Shared {
             && self.max_regions.is_none_or(|max| state.regions < max)
     }
 
-    /// Room for that many bytes, taken; waits for it for as long as is said, or until a signal's handler raises.
+    /// Reserves `len` bytes. Waits for space for as long as `patience` allows, or until a signal
+    /// handler raises.
     fn take_or_hear(&self, py: Python<'_>, len: u64, patience: Option<Option<Duration>>) -> PyResult<()> {
         let Some(mut left) = patience else {
             return if self.take(len, Duration::ZERO)? { Ok(()) } else { refuse("buffer pool is exhausted") };
@@ -62,7 +63,7 @@ impl Shared {
         }
     }
 
-    /// Room for that many bytes, taken; whether there was any within the limit.
+    /// Reserves `len` bytes and returns whether there was enough space within the time limit.
     fn take(&self, len: u64, limit: Duration) -> PyResult<bool> {
         let mut state = self.state.lock();
         let over = |state: &mut State| !state.closed && !self.has_room(state, len);
@@ -89,7 +90,7 @@ impl Shared {
     }
 }
 
-/// Memory of a pool that is lent out; given back when the last view of it is gone, too.
+/// Leased memory of a pool. It returns to the pool with the lease and the last view of it.
 struct Lent {
     lease: Option<Lease>,
     len: u64,
@@ -99,13 +100,13 @@ struct Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        // Before others are told that there is room.
+        // The memory is freed before waiting threads are notified.
         drop(self.lease.take());
         self.pool.give_back(self.len);
     }
 }
 
-/// Lends registered memory: the store's local buffer first, memory of its own when that is full.
+/// Pool of registered memory: the store's local buffer first, then newly allocated memory.
 #[pyclass(frozen, weakref, module = "mooncake.store", name = "BufferPool")]
 pub(crate) struct BufferPool {
     shared: Arc<Shared>,
@@ -139,7 +140,7 @@ fn patience(timeout: Option<f64>) -> PyResult<Option<Duration>> {
     match timeout {
         None => Ok(None),
         Some(seconds) if seconds < 0.0 || seconds.is_nan() => refuse("timeout must be non-negative"),
-        // What does not fit is as good as for ever.
+        // A timeout that does not fit counts as unlimited.
         Some(seconds) => Ok(Duration::try_from_secs_f64(seconds).ok().filter(|d| d.as_secs() < 1 << 32)),
     }
 }
@@ -149,7 +150,7 @@ impl BufferPool {
     #[new]
     #[pyo3(signature = (store, max_bytes=Uint(0), min_size_class=Uint(65536), max_size_class=None, alignment=Uint(8388608),
         block_on_exhaustion=true, default_timeout=None, max_regions=None, prewarm_size=None, prewarm_count=Uint(0)))]
-    #[allow(clippy::too_many_arguments, reason = "the existing interface")]
+    #[allow(clippy::too_many_arguments, reason = "interface of Mooncake C++")]
     fn new(
         py: Python<'_>,
         store: &Bound<'_, PyAny>,
@@ -189,7 +190,8 @@ impl BufferPool {
         Ok(Self { shared: Arc::new(shared), block: block_on_exhaustion, timeout: default_timeout })
     }
 
-    /// Lends memory. When all is lent out it waits, at most `timeout` seconds, or raises `RuntimeError` at once without `block`.
+    /// Leases memory. If the pool is exhausted, this waits for at most `timeout` seconds. Without
+    /// `block` it raises `RuntimeError` at once.
     #[pyo3(signature = (size, block=None, timeout=None))]
     fn acquire(
         &self,
@@ -224,7 +226,7 @@ impl BufferPool {
         }
     }
 
-    /// The same as `acquire`, for `with`.
+    /// Leases memory like `acquire`, for use in a `with` statement.
     #[pyo3(signature = (size, block=None, timeout=None))]
     fn buffer(
         &self,
@@ -236,12 +238,12 @@ impl BufferPool {
         self.acquire(py, size, block, timeout)
     }
 
-    /// Does nothing: there is nothing to warm.
+    /// Does nothing: this pool needs no warm-up.
     fn prewarm(&self, size: Uint, count: Uint) {
         let _ = (size, count);
     }
 
-    /// Ends the pool; `RuntimeError` while memory is lent out. May be repeated.
+    /// Closes the pool. Raises `RuntimeError` while a lease is active. Can be called again.
     fn close(&self) -> PyResult<()> {
         let mut state = self.shared.state.lock();
         if state.regions > 0 {
@@ -269,7 +271,7 @@ impl BufferPool {
     }
 }
 
-/// Memory lent by a pool.
+/// Leased memory of a `BufferPool`.
 #[pyclass(frozen, weakref, module = "mooncake.store", name = "BufferLease")]
 pub(crate) struct BufferLease {
     size: usize,
@@ -277,27 +279,27 @@ pub(crate) struct BufferLease {
 }
 
 impl BufferLease {
-    fn lent(&self) -> Option<Arc<Lent>> {
+    fn object_slice(&self) -> Option<Arc<Lent>> {
         self.lent.lock().clone()
     }
 }
 
 #[pymethods]
 impl BufferLease {
-    /// Address for the calls that name memory by address; `RuntimeError` after release.
+    /// Address, for calls that name memory by address. Raises `RuntimeError` after release.
     #[getter]
     fn ptr(&self) -> PyResult<u64> {
         let lent = self.lent().ok_or_else(|| PyRuntimeError::new_err("buffer lease is closed"))?;
         Ok(lent.lease.as_ref().map_or(0, Lease::address))
     }
 
-    /// Length that was asked for, in bytes.
+    /// Requested length in bytes.
     #[getter]
     fn size(&self) -> usize {
         self.size
     }
 
-    /// A new writable view of the memory; `BufferError` after release.
+    /// New writable view of the memory. Raises `BufferError` after release.
     #[getter]
     fn buffer<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyMemoryView>> {
         let lent = self.lent().ok_or_else(|| PyBufferError::new_err("buffer lease is closed"))?;
@@ -305,7 +307,8 @@ impl BufferLease {
         PyMemoryView::from(view.bind(py).as_any())
     }
 
-    /// Gives the memory back; `RuntimeError` while a view of it is alive. May be repeated.
+    /// Returns the memory to the pool. Raises `RuntimeError` while a view of it exists. Can be
+    /// called again.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         let mut lent = self.lent.lock();
         if lent.as_ref().is_some_and(|lent| lent.views.load(Ordering::Acquire) > 0) {
@@ -338,7 +341,7 @@ impl BufferLease {
     }
 }
 
-/// What a view of a lease keeps.
+/// Owner of a lease's memory on behalf of a view.
 #[pyclass(frozen, weakref, module = "mooncake.store", name = "BufferLeaseView")]
 pub(crate) struct BufferLeaseView {
     lent: Arc<Lent>,
@@ -356,7 +359,8 @@ impl BufferLeaseView {
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
         let address = this.lent.lease.as_ref().map_or(0, Lease::address);
-        // SAFETY: the interpreter's own view; the memory lives as long as this object, which the view keeps.
+        // SAFETY: the interpreter owns the view. The memory lives as long as this object, which the
+        // view keeps alive.
         unsafe { fill(view, flags, slf.clone().into_any(), address, this.size, None)? };
         this.lent.views.fetch_add(1, Ordering::AcqRel);
         Ok(())

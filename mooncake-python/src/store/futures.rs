@@ -1,4 +1,5 @@
-//! The calls that asyncio awaits. Each is the one of its name without waiting, and settles the future it is given; dropping it half-way is safe.
+//! Calls for asyncio. Each does the same as the call of its name without waiting, and resolves the
+//! future it is given. It may be cancelled at any time.
 
 use std::sync::Arc;
 
@@ -45,7 +46,7 @@ fn nothing(outcome: Result<()>) -> Result<u64> {
     outcome.map(|()| 0)
 }
 
-/// A value out of memory that was lent for it, empty when it is not there.
+/// Copies a value out of its lease. Empty if the key does not exist.
 fn value<'py>(
     py: Python<'py>,
     errors: &Errors,
@@ -83,7 +84,7 @@ impl Store {
         let operation = if upsert { Operation::Upsert } else { Operation::Put };
         let errors = self.errors.clone();
         let work =
-            async move { one(session.write_lent(operation, vec![(key, spans)], &keep, &config).await?) };
+            async move { one(session.write_objects(operation, vec![(key, spans)], &keep, &config).await?) };
         awaitable(future, work, move |py, outcome| number(py, &errors, nothing(outcome)))
     }
 
@@ -162,7 +163,8 @@ impl Store {
         awaitable(future, work, move |py, outcome| number(py, &errors, nothing(outcome)))
     }
 
-    /// With `landed` the future is settled when nothing is written to the memory any more.
+    /// Reads values like `batch_get_into`. With `landed`, the future resolves only when nothing
+    /// writes to the memory any more.
     #[pyo3(signature = (future, keys, buffer_ptrs, sizes, landed=false))]
     fn _async_batch_get_into(
         &self,

@@ -1,4 +1,4 @@
-//! Parts of values, read straight to where they are wanted.
+//! Reads of parts of values, directly into memory of the program.
 
 use std::collections::HashMap;
 
@@ -8,13 +8,14 @@ use pyo3::prelude::*;
 
 use super::{NOT_SET_UP, Session, Store};
 use crate::args::{Uint, texts_of_each};
-use crate::member::{Located, RangeRead};
+use crate::client::{Located, RangeRead};
+use crate::error::missing_result;
 use crate::runtime::wait;
 
 /// Numbers by buffer, key and fragment.
 type Nested = Vec<Vec<Vec<Uint>>>;
 
-/// What a call of `get_into_ranges` asks for.
+/// Arguments of a `get_into_ranges` call.
 struct Wanted {
     buffers: Vec<Uint>,
     keys: Vec<Vec<String>>,
@@ -24,7 +25,8 @@ struct Wanted {
 }
 
 impl Wanted {
-    /// The answer's shape, that of buffers, keys and places, with this in every place. Where a list is missing there is one.
+    /// Builds a result in the shape of buffers, keys and fragments from `each`. A missing list
+    /// counts as one of length 1.
     fn everywhere<T>(&self, mut each: impl FnMut(usize, usize, usize) -> T) -> Vec<Vec<Vec<T>>> {
         let mut of_key = |b: usize, k: usize| {
             let fragments = self.to.get(b).and_then(|keys| keys.get(k)).map_or(1, Vec::len);
@@ -37,9 +39,9 @@ impl Wanted {
         (0..self.buffers.len()).map(&mut of_buffer).collect()
     }
 
-    /// Calls `each` with every fragment whose lists are as long as they must be; the others are refused.
+    /// Calls `each` with every fragment whose lists have matching lengths. The others are rejected.
     fn plan(&self, mut each: impl FnMut(&Fragment<'_>) -> Result<usize>) -> Vec<Vec<Vec<Result<usize>>>> {
-        let shape = || Error::invalid("the lists do not have the same shape");
+        let shape = || Error::invalid("cannot read ranges: the lists differ in shape");
         let lists = [self.keys.len(), self.to.len(), self.from.len(), self.sizes.len()];
         let outer = lists.iter().all(|len| *len == self.buffers.len());
         self.everywhere(|b, k, f| {
@@ -73,12 +75,13 @@ struct Fragment<'a> {
 }
 
 impl Session {
-    /// The fragment's read, or why there is none.
+    /// Returns the read of a fragment, or `None` if the fragment is empty.
     fn fragment(&self, fragment: &Fragment<'_>, object: &Located) -> Result<Option<RangeRead>> {
         let Fragment { buffer, to, from, size, .. } = *fragment;
-        let beyond = || Error::invalid(format!("{} bytes at {to} do not lie in the buffer", size.0));
+        let beyond = || Error::invalid(format!("range exceeds the buffer. len={} offset={to}", size.0));
         if from.checked_add(size.0).is_none_or(|end| end > object.size()) {
-            let text = format!("{} bytes from {from} do not lie in an object of {}", size.0, object.size());
+            let text =
+                format!("range exceeds the object. len={} offset={from} object={}", size.0, object.size());
             return Err(Error::invalid(text));
         }
         let end = to.checked_add(size.0).ok_or_else(beyond)?;
@@ -118,7 +121,7 @@ impl Session {
         let mut settle = |planned: Result<usize>| {
             let len = planned? as u64;
             if places.next().unwrap_or(false) {
-                outcomes.next().unwrap_or_else(|| Err(Error::internal("an answer without a range")))?;
+                outcomes.next().unwrap_or_else(missing_result)?;
             }
             Ok(len)
         };
@@ -131,8 +134,8 @@ impl Session {
 
 #[pymethods]
 impl Store {
-    /// Reads ranges of values into registered memory. Lists by buffer, key and fragment; the answer has their shape:
-    /// bytes read, or a negative code.
+    /// Reads ranges of values into registered memory. The lists are by buffer, key and fragment,
+    /// and so is the result: bytes read, or a negative code.
     fn get_into_ranges(
         &self,
         py: Python<'_>,

@@ -1,4 +1,5 @@
-//! Whom a store's calls go through: a member of the cluster in this process, or the one of a `mooncake_client` on this host.
+//! Client behind a Python store: a full client of the cluster in this process, or an IPC client of
+//! the `mooncake_client` process on this host.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -7,62 +8,63 @@ use mooncake_core::ids::{ObjectKey, Uuid};
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, Location, MemorySource};
 use mooncake_core::replica::{ReplicaList, ReplicateConfig};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_engine::TransportSet;
 use mooncake_engine::on_stream::after_default_stream;
 use mooncake_store::client::{self, Begun, Client, Operation};
 use mooncake_store::local::{LocalClient, LocalRange, LocatedLocal};
 use mooncake_store::protocol::wire::TaskInfo;
 use mooncake_transport::{Region, Slice, SliceMut, Transport};
 
-use crate::memory::Wire;
 use crate::runtime::runtime;
 
-/// One of the two.
-pub(crate) enum Member {
-    /// A member of its own.
-    Own(Client),
-    /// That of a `mooncake_client`.
-    Shared(LocalClient),
+/// Client of a store, full or IPC.
+pub(crate) enum StoreClient {
+    /// Full client, which joined the cluster in this process.
+    Full(Client),
+    /// IPC client, which forwards its calls to a `mooncake_client` process.
+    Ipc(LocalClient),
 }
 
-/// An object that was located.
+/// Object whose replicas were looked up.
 #[derive(Clone)]
 pub(crate) enum Located {
-    Own(client::Located),
-    Shared(LocatedLocal),
+    Full(client::Located),
+    Ipc(LocatedLocal),
 }
 
-/// A part of an object to read.
+/// Part of an object to read.
 pub(crate) struct RangeRead {
     pub(crate) object: Located,
     pub(crate) offset: u64,
-    pub(crate) into: SliceMut<Wire>,
+    pub(crate) into: SliceMut<TransportSet>,
 }
 
-/// How a read ended, and its memory, unless `mooncake_client` may still be writing to it.
-pub(crate) type Ended<R> = (Result<R>, Option<SliceMut<Wire>>);
+/// Outcome of a read and its memory. The memory is `None` while `mooncake_client` may still write
+/// to it.
+pub(crate) type Ended<R> = (Result<R>, Option<SliceMut<TransportSet>>);
 
 impl Located {
     pub(crate) fn size(&self) -> u64 {
         match self {
-            Self::Own(object) => object.size(),
-            Self::Shared(object) => object.size(),
+            Self::Full(object) => object.size(),
+            Self::Ipc(object) => object.size(),
         }
     }
 }
 
-/// Calls that both have, under the same name.
+/// Defines methods that both clients have under the same name.
 macro_rules! both {
     ($($name:ident($($argument:ident: $type:ty),*) -> $answer:ty;)*) => {$(
         pub(crate) async fn $name(&self, $($argument: $type),*) -> $answer {
             match self {
-                Self::Own(client) => client.$name($($argument),*).await,
-                Self::Shared(client) => client.$name($($argument),*).await,
+                Self::Full(client) => client.$name($($argument),*).await,
+                Self::Ipc(client) => client.$name($($argument),*).await,
             }
         }
     )*};
 }
 
-impl Member {
+impl StoreClient {
     both! {
         exist(key: String) -> Result<bool>;
         batch_exist(keys: &[String]) -> Result<Vec<Result<bool>>>;
@@ -76,117 +78,119 @@ impl Member {
         move_task(key: String, source: &str, target: &str) -> Result<Uuid>;
         task(task: Uuid) -> Result<TaskInfo>;
         is_healthy() -> bool;
-        batch_put_pieces(items: &[(String, Vec<Slice<Wire>>)], config: &ReplicateConfig) -> Result<Vec<Result<client::PutOutcome>>>;
-        batch_upsert_pieces(items: &[(String, Vec<Slice<Wire>>)], config: &ReplicateConfig) -> Result<Vec<Result<()>>>;
+        batch_put_pieces(items: &[(String, Vec<Slice<TransportSet>>)], config: &ReplicateConfig) -> Result<Vec<Result<client::PutOutcome>>>;
+        batch_upsert_pieces(items: &[(String, Vec<Slice<TransportSet>>)], config: &ReplicateConfig) -> Result<Vec<Result<()>>>;
     }
 
-    /// Begins a call as Python has it. Those of a light client are counted by `mooncake_client`, as it makes them.
+    /// Begins to measure a call as Python sees it. The calls of an IPC client are counted by
+    /// `mooncake_client`, which makes them.
     pub(crate) fn begin(&self, operation: Operation) -> Option<Begun> {
         match self {
-            Self::Own(client) => Some(client.begin(operation)),
-            Self::Shared(_) => None,
+            Self::Full(client) => Some(client.begin(operation)),
+            Self::Ipc(_) => None,
         }
     }
 
-    /// Makes calls that are counted as that one.
+    /// Runs `calls` and counts them as the operation that `begun` measures.
     pub(crate) async fn counted<F: Future>(&self, begun: Option<Begun>, calls: F) -> F::Output {
         match (self, begun) {
-            (Self::Own(client), Some(begun)) => client.counted(begun, calls).await,
+            (Self::Full(client), Some(begun)) => client.counted(begun, calls).await,
             _ => calls.await,
         }
     }
 
-    /// The member of its own, for what only such a one can do.
-    pub(crate) fn own(&self) -> Result<&Client> {
+    /// Returns the full client, for calls that an IPC client does not have.
+    pub(crate) fn full(&self) -> Result<&Client> {
         match self {
-            Self::Own(client) => Ok(client),
-            Self::Shared(_) => Err(Error::invalid(
-                "a store of setup_dummy has no member of its own; this is for mooncake_client, or a store of setup()",
+            Self::Full(client) => Ok(client),
+            Self::Ipc(_) => Err(Error::invalid(
+                "cannot make this call: a store of setup_dummy() has no full client; use mooncake_client or setup()",
             )),
         }
     }
 
-    /// The light client, if it is one.
-    pub(crate) fn shared(&self) -> Option<&LocalClient> {
+    /// Returns the IPC client, if this is one.
+    pub(crate) fn ipc(&self) -> Option<&LocalClient> {
         match self {
-            Self::Own(_) => None,
-            Self::Shared(client) => Some(client),
+            Self::Full(_) => None,
+            Self::Ipc(client) => Some(client),
         }
     }
 
-    /// Its name in the cluster; a light client has none.
+    /// Returns the name in the cluster, which is empty for an IPC client.
     pub(crate) fn hostname(&self) -> &str {
         match self {
-            Self::Own(client) => client.hostname(),
-            Self::Shared(_) => "",
+            Self::Full(client) => client.hostname(),
+            Self::Ipc(_) => "",
         }
     }
 
-    /// Whether the wire moves registered memory only.
+    /// Returns whether the transport moves registered memory only.
     pub(crate) fn needs_registration(&self) -> bool {
         match self {
-            Self::Own(client) => client.engine().transport().capabilities().needs_registration,
-            Self::Shared(_) => false,
+            Self::Full(client) => client.engine().transport().capabilities().needs_registration,
+            Self::Ipc(_) => false,
         }
     }
 
-    /// Has what is moved now come after what the default stream of a device has been given; see the function of that name.
+    /// Orders the following transfers behind the work that the default stream of the device has
+    /// been given. See [`after_default_stream`].
     pub(crate) fn after_default_stream(&self, location: Location) -> Result<()> {
         if !location.is_device() {
             return Ok(());
         }
         let wires = match self {
-            Self::Own(client) => Some(&**client.engine().transport()),
-            // A light client copies by itself.
-            Self::Shared(_) => None,
+            Self::Full(client) => Some(&**client.engine().transport()),
+            // An IPC client copies by itself.
+            Self::Ipc(_) => None,
         };
-        // What the stream waits for may need this very thread.
+        // The work that the stream waits for may need this very thread.
         tokio::task::block_in_place(|| after_default_stream(wires, location))
     }
 
-    /// Bytes of its local buffer.
+    /// Returns the size of the local buffer in bytes.
     pub(crate) fn local_buffer(&self) -> u64 {
         match self {
-            Self::Own(client) => client.config().local_buffer,
-            Self::Shared(client) => client.config().buffer,
+            Self::Full(client) => client.config().local_buffer,
+            Self::Ipc(client) => client.config().buffer,
         }
     }
 
-    /// New memory that calls need not copy from.
+    /// Allocates memory that calls can use without a copy.
     pub(crate) fn memory(&self, len: usize) -> Result<HostMemory> {
         match self {
-            Self::Own(client) => HostMemory::with(len, &client.config().memory),
-            Self::Shared(client) => {
+            Self::Full(client) => HostMemory::with(len, &client.config().memory),
+            Self::Ipc(client) => {
                 let shared = Some("mooncake_shm".to_owned());
                 HostMemory::with(len, &HostMemoryOptions { shared, ..client.config().memory.clone() })
             }
         }
     }
 
-    /// Registers memory. A `mooncake_client` has to be told, which is waited for here.
-    pub(crate) fn register(&self, memory: Arc<dyn MemorySource>) -> Result<Region<Wire>> {
+    /// Registers memory. For an IPC client, this waits until `mooncake_client` has mapped it.
+    pub(crate) fn register(&self, memory: Arc<dyn MemorySource>) -> Result<Region<TransportSet>> {
         let client = match self {
-            Self::Own(client) => return client.register(memory),
-            Self::Shared(client) => client.clone(),
+            Self::Full(client) => return client.register(memory),
+            Self::Ipc(client) => client.clone(),
         };
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         runtime()?.spawn(async move {
-            // Nobody waits only when the caller's thread is gone.
+            // The receiver is gone only if the caller's thread is.
             let _ = tell.send(client.register(memory).await);
         });
-        let lost = |_| Error::internal("nobody registers memory any more");
+        let lost = |_| Error::internal("cannot register memory: the task that registers it has stopped");
         tokio::task::block_in_place(|| told.recv()).map_err(lost)?
     }
 
     pub(crate) async fn locate<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Result<Option<Located>>>> {
         Ok(match self {
-            Self::Own(client) => {
+            Self::Full(client) => {
                 let found = client.locate(keys).await?;
-                found.into_iter().map(|one| one.map(|object| object.map(Located::Own))).collect()
+                found.into_iter().map(|one| one.map(|object| object.map(Located::Full))).collect()
             }
-            Self::Shared(client) => {
+            Self::Ipc(client) => {
                 let found = client.locate(keys).await?;
-                found.into_iter().map(|one| one.map(|object| object.map(Located::Shared))).collect()
+                found.into_iter().map(|one| one.map(|object| object.map(Located::Ipc))).collect()
             }
         })
     }
@@ -197,74 +201,77 @@ impl Member {
     }
 
     async fn read_as_they_end(&self, reads: Vec<RangeRead>) -> Vec<Ended<()>> {
-        let stale = || Error::new(ErrorCode::LeaseExpired, "the object was located before this setup");
-        // What was located by another store cannot be read with this one.
+        let stale = || {
+            Error::new(
+                ErrorCode::LeaseExpired,
+                "cannot read object: it was located before this setup; locate it again",
+            )
+        };
+        // An object that another store located cannot be read with this one.
         let fits = |object: &Located| {
-            matches!((self, object), (Self::Own(_), Located::Own(_)) | (Self::Shared(_), Located::Shared(_)))
+            matches!((self, object), (Self::Full(_), Located::Full(_)) | (Self::Ipc(_), Located::Ipc(_)))
         };
         if reads.iter().any(|read| !fits(&read.object)) {
             return reads.into_iter().map(|read| (Err(stale()), Some(read.into))).collect();
         }
         match self {
-            Self::Own(client) => {
+            Self::Full(client) => {
                 let own = |read: RangeRead| match read.object {
-                    Located::Own(object) => {
+                    Located::Full(object) => {
                         Some(client::RangeRead { object, offset: read.offset, into: read.into })
                     }
-                    Located::Shared(_) => None,
+                    Located::Ipc(_) => None,
                 };
                 let reads = reads.into_iter().filter_map(own).collect();
                 client.read_ranges(reads).await.into_iter().map(|(end, into)| (end, Some(into))).collect()
             }
-            Self::Shared(client) => {
+            Self::Ipc(client) => {
                 let shared = |read: RangeRead| match read.object {
-                    Located::Shared(object) => {
-                        Some(LocalRange { object, offset: read.offset, into: read.into })
-                    }
-                    Located::Own(_) => None,
+                    Located::Ipc(object) => Some(LocalRange { object, offset: read.offset, into: read.into }),
+                    Located::Full(_) => None,
                 };
                 client.read_ranges(reads.into_iter().filter_map(shared).collect()).await
             }
         }
     }
 
-    /// Lengths of values, read to the front of memory.
+    /// Reads values to the start of each memory and returns their lengths.
     pub(crate) async fn batch_get_into(
         &self,
-        items: Vec<(String, SliceMut<Wire>)>,
+        items: Vec<(String, SliceMut<TransportSet>)>,
     ) -> Result<Vec<Result<usize>>> {
         let missing = || Error::from(ErrorCode::ObjectNotFound);
         Ok(match self {
-            Self::Own(client) => {
+            Self::Full(client) => {
                 let (asked, outcomes) = client.batch_read_into(items).await;
                 asked?;
                 outcomes.into_iter().map(|(end, _)| end.map_err(one_number)).collect()
             }
-            Self::Shared(client) => {
+            Self::Ipc(client) => {
                 let outcomes = client.batch_get_into(items).await.into_iter();
                 outcomes.map(|(end, _)| end?.ok_or_else(missing)).collect()
             }
         })
     }
 
-    /// Copies that this member wrote; a light client has written none itself.
+    /// Removes the replicas that this client wrote. An IPC client has written none itself.
     pub(crate) async fn clear_replicas(&self, keys: &[String], segment: &str) -> Result<Vec<ObjectKey>> {
         match self {
-            Self::Own(client) => client.clear_replicas(keys, segment).await,
-            Self::Shared(_) => Ok(Vec::new()),
+            Self::Full(client) => client.clear_replicas(keys, segment).await,
+            Self::Ipc(_) => Ok(Vec::new()),
         }
     }
 
     pub(crate) async fn close(&self) -> Result<()> {
         match self {
-            Self::Own(client) => client.close().await,
-            // It ends with its last handle.
-            Self::Shared(_) => Ok(()),
+            Self::Full(client) => client.close().await,
+            // An IPC client closes with its last handle.
+            Self::Ipc(_) => Ok(()),
         }
     }
 }
 
-/// What keeps bytes from coming has one number here, as in the existing package; its message says what it was.
+/// Maps every failed read of bytes to one code, as in Mooncake C++. The message names the cause.
 fn one_number(error: Error) -> Error {
     let is_it = matches!(error.code(), ErrorCode::ObjectNotFound | ErrorCode::TransferFail);
     match error.kind() {
