@@ -206,9 +206,10 @@ impl ReplicateConfig {
         let names = |names: &[String]| format!("[{}]", names.join(", "));
         let data_type: String = self.data_type(py)?.getattr("name")?.extract()?;
         Ok(format!(
-            "ReplicateConfig: {{ replica_num: {}, nof_replica_num: {}, dfs_replica_num: {}, soft_pin_action: {}, \
-             soft_pin_ttl_ms: {}, with_hard_pin: {}, preferred_segments: {}, preferred_nof_segments: {}, \
-             preferred_segment: {}, prefer_alloc_in_same_node: {}, group_ids: {}, data_type: {data_type} }}",
+            "ReplicateConfig: {{ replica_num: {}, nof_replica_num: {}, dfs_replica_num: {}, \
+             soft_pin_action: {}, soft_pin_ttl_ms: {}, with_hard_pin: {}, preferred_segments: {}, \
+             preferred_nof_segments: {}, preferred_segment: {}, prefer_alloc_in_same_node: {}, \
+             group_ids: {}, data_type: {data_type} }}",
             c.replicas,
             c.nof_replicas,
             c.dfs_replicas,

@@ -24,7 +24,7 @@ thread_local! {
 }
 
 enum State {
-    /// Nothing has been delivered yet.
+    /// Initial state, before the first delivery.
     Idle,
     Runs {
         queue: Sender<Delivery>,

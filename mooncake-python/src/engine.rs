@@ -170,8 +170,7 @@ impl InnerTransferEngine {
         unsafe { self.engine.register_raw_many(pieces) }.await
     }
 
-    /// Unregisters several ranges. Those that are registered are unregistered even if others are
-    /// not.
+    /// Unregisters several ranges. Registered ranges are unregistered even if others are unknown.
     async fn unregister(&self, addresses: &[u64]) -> Result<()> {
         match self.engine.unregister_raw(addresses).await {
             Err(error) if addresses.len() > 1 && error.engine_code() == EngineCode::AddressNotRegistered => {

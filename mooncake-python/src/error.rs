@@ -54,8 +54,9 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
 /// Returns the exception that every call raises in the child of a fork.
 pub(crate) fn forked(py: Python<'_>) -> PyErr {
     let raised = ForkedError::new_err(
-        "this process was forked after mooncake was used in it, and its connections belong to the parent. Start workers with the \
-         `spawn` method, or use mooncake only after the fork",
+        "cannot use mooncake: this process was forked after mooncake was used in it, and its \
+         connections belong to the parent; start workers with the `spawn` method, or use mooncake \
+         only after the fork",
     );
     let _ = raised.value(py).setattr("code", ErrorCode::NotSupported.number());
     raised

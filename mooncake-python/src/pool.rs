@@ -279,7 +279,7 @@ pub(crate) struct BufferLease {
 }
 
 impl BufferLease {
-    fn object_slice(&self) -> Option<Arc<Lent>> {
+    fn lent(&self) -> Option<Arc<Lent>> {
         self.lent.lock().clone()
     }
 }

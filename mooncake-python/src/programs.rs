@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use pyo3::prelude::*;
 
 /// Runs `mooncake_client` with these command line arguments, of which the first is the program's
-/// name. Returns its exit status after it was told to stop.
+/// name. Returns its exit status once it stops.
 #[pyfunction]
 pub(crate) fn run_client(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     py.detach(|| mooncake_store::local::process::run(arguments))
@@ -26,7 +26,7 @@ pub(crate) fn run_tool(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
 }
 
 /// Runs a master with these command line arguments, of which the first is the program's name.
-/// Returns its exit status after it was told to stop.
+/// Returns its exit status once it stops.
 #[pyfunction]
 pub(crate) fn run_master(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     py.detach(|| mooncake_store::server::process::run(arguments))

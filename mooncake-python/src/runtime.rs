@@ -17,7 +17,7 @@ use crate::error::forked;
 use crate::signals;
 
 static RUNTIME: OnceLock<Runtime> = OnceLock::new();
-/// Whether this process is the child of a fork. Threads and connections stayed with the parent.
+/// Mark of the child of a fork. Threads and connections stayed with the parent.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// Returns the runtime, which is started on first use.

@@ -216,7 +216,7 @@ def test_rest_keeps_what_it_offers_when_the_new_memory_fails(rest, tmp_path):
         link.symlink_to("/etc/hostname")
         status, refused = mode(shared[0], 2 << 20)
         assert (status, refused["mode"], refused["segment_ids"]) == (500, "prefill", [])
-        assert "-102" in refused["cause"] and f"is lost: '{link}'" in refused["cause"]
+        assert "-102" in refused["cause"] and f"previous file again: '{link}'" in refused["cause"]
         assert mode(shared[1], 1 << 20)[0] == 200
     finally:
         for file in shared:

@@ -38,7 +38,7 @@ def test_a_dictionary_has_two_places_and_goes_alone(master, key):
     nothing = dict.fromkeys(("protocol", "rdma_devices", "tenant_id", "local_buffer_size"))
     assert store.setup(settings(master.address, **nothing)) == 0, "None is as if it was not there"
     for wrong in ({"tenant_id": "other"}, {"enable_ssd_offload": True}, {"config": settings(master.address)}):
-        with pytest.raises(TypeError, match="a dict goes alone"):
+        with pytest.raises(TypeError, match="a dict must be the only argument"):
             store.setup(settings(master.address), **wrong)
     with pytest.raises(TypeError, match="local_hostname"):
         store.setup()

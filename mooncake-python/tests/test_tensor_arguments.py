@@ -201,7 +201,7 @@ def test_keys_of_bytes_are_words(store, key, serialized):
     with pytest.raises(ValueError) as plain:
         store.put(NO_UTF8, b"x")
     for call in one_key_calls(store, NO_UTF8, *serialized):
-        with pytest.raises(ValueError, match="bytes that are no UTF-8") as found:
+        with pytest.raises(ValueError, match="invalid UTF-8 in bytes") as found:
             call()
         assert found.type is plain.type
     for made in (bytes, bytearray):

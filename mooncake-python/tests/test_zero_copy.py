@@ -470,7 +470,7 @@ def test_bytes_of_a_file_are_offered_once(make_store, master, key):
     try:
         first = store.mount_segment(path, 2 << 20)
         assert first["ret"] == 0
-        assert store.mount_segment(path, 2 << 20)["ret"] < 0 and "offered already" in store.last_error().message
+        assert store.mount_segment(path, 2 << 20)["ret"] < 0 and "already offered" in store.last_error().message
         assert store.mount_segment(path, 2 << 20, 1 << 20)["ret"] < 0
         second = store.mount_segment(path, 2 << 20, 2 << 20)
         assert second["ret"] == 0

@@ -210,7 +210,7 @@ def _cut(body: _Body, start: int, end: int) -> list[memoryview]:
 def _check_destination(name: str, destination: Any, dtype: Any, shape: tuple[int, ...]) -> None:
     if not isinstance(destination, np.ndarray):
         raise TypeError(f"{name}: the destination must be an ndarray, not {type(destination).__name__}")
-    # Its elements are pointers, which stored bytes must never become.
+    # Elements of such an array are pointers, which stored bytes must never become.
     if destination.dtype.hasobject:
         raise ValueError(f"{name}: the destination must not hold objects. dtype={destination.dtype}")
     if destination.dtype != dtype or destination.shape != shape:

@@ -1,4 +1,6 @@
-"""Columns of dictionaries and lists that hold arrays, tensors or bytes: taken apart into columns of their own."""
+"""Columns of dictionaries and lists that contain arrays, tensors or bytes. They are split into one
+column for each path.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,13 @@ from mooncake._columns import (
 )
 
 TREE = "structured_recursive"
-# What is worth taking dictionaries apart for: the others are as well kept in one piece.
+# Codecs whose values justify splitting dictionaries. Other dictionaries are stored as a whole.
 _HEAVY = ("ragged_tensor", "bytes_ragged", "media_bytes", "media_list_ragged")
 
 
 @dataclass
 class Leaf:
-    """Values of one place in all rows."""
+    """Values of one path in all rows."""
 
     path: str
     values: list[Any]
@@ -37,7 +39,7 @@ class Leaf:
 
 @dataclass
 class Node:
-    """A place that holds dictionaries or lists, and what is below it."""
+    """Path whose values are dictionaries or lists, and its children."""
 
     path: str
     node_type: str
@@ -48,7 +50,7 @@ class Node:
 
 
 def _names(values: Sequence[Any]) -> list[str] | None:
-    """Keys of dictionaries, if all are such."""
+    """Returns the keys of dictionaries, or `None` if some values are not dictionaries."""
     there = [value for value in values if value is not None and value is not MISSING]
     if not there or not all(isinstance(value, dict) for value in there):
         return None
@@ -57,7 +59,9 @@ def _names(values: Sequence[Any]) -> list[str] | None:
 
 
 def _longest(values: Sequence[Any]) -> int | None:
-    """Length of the longest of short lists of more structure, if all are such."""
+    """Returns the length of the longest of short nested lists, or `None` if some values are not
+    such lists.
+    """
     there = [value for value in values if value is not None and value is not MISSING]
     if not there or not all(isinstance(value, list | tuple) for value in there):
         return None
@@ -71,9 +75,11 @@ def _escaped(key: str) -> str:
 
 
 def infer_structure(path: str, values: list[Any], leaves: list[Leaf], nodes: list[Node], *, _depth: int = 0) -> None:
-    """Takes values apart: places that hold more go to `nodes`, the others with their values to `leaves`."""
+    """Splits values: paths of dictionaries and lists go to `nodes`, all others with their values to
+    `leaves`.
+    """
     if _depth > MAX_DEPTH:
-        raise ValueError(f"{path}: deeper than {MAX_DEPTH}")
+        raise ValueError(f"{path}: nested deeper than {MAX_DEPTH} levels")
     missing = [value is MISSING for value in values]
     names = _names(values)
     if names is not None:
@@ -98,7 +104,7 @@ def infer_structure(path: str, values: list[Any], leaves: list[Leaf], nodes: lis
 
 
 class Trees(Codec):
-    """What `infer_structure` took apart."""
+    """Columns that `infer_structure` has split."""
 
     def encode_tree(self, path: str, leaves: Sequence[Leaf], nodes: Sequence[Node], rows: int) -> Column:
         payload: dict[str, Any] = {}
@@ -115,7 +121,7 @@ class Trees(Codec):
             of_nodes.append(described)
         for number, leaf in enumerate(leaves):
             if leaf.codec is None:
-                raise ValueError(f"{leaf.path}: no codec keeps these values")
+                raise ValueError(f"{leaf.path}: no codec supports these values")
             values = [None if value is MISSING else value for value in leaf.values]
             parts, metadata = LEAVES[leaf.codec].encode(values, FieldSchema(leaf.codec))
             parts["missing"] = np.array([value is MISSING for value in leaf.values], np.bool_)
@@ -141,7 +147,7 @@ class Trees(Codec):
             missing = parts.pop("missing").tolist()
             values = LEAVES[leaf["codec"]].decode(parts, rows, leaf.get("metadata") or {})
             columns[leaf["path"]] = [MISSING if gone else value for gone, value in zip(missing, values)]
-        # A place comes before those below it.
+        # A path comes before its children.
         for node in reversed(metadata.get("nodes", [])):
             columns[node["path"]] = self._rebuilt(node, payload, columns, rows)
         return columns[metadata["root_path"]]
@@ -198,7 +204,7 @@ CODECS: dict[str, Codec] = {**LEAVES, TREE: _TREES}
 
 
 def codec_of(name: str) -> Codec:
-    """The codec of that name. `ValueError` when there is none."""
+    """Returns the codec of that name. Raises `ValueError` if there is none."""
     codec = CODECS.get(name)
     if codec is None:
         raise ValueError(f"unknown structured non-tensor codec: {name!r}")
@@ -206,7 +212,7 @@ def codec_of(name: str) -> Codec:
 
 
 def encode(path: str, values: list[Any], schema: FieldSchema | None) -> Column:
-    """A column as it is to be stored: as the schema says, or in the way that keeps it as it is."""
+    """Encodes a column as the schema specifies, or with the codec that preserves its values."""
     rows = len(values)
     if schema is not None and not schema.nullable and any(value is None for value in values):
         raise ValueError(f"FieldSchema for {path!r} is not nullable")
@@ -233,12 +239,12 @@ def encode(path: str, values: list[Any], schema: FieldSchema | None) -> Column:
             refused.append(f"{TREE}: {error}")
     names = [choose(values)]
     if schema is not None:
-        # Asked for, what has a like in msgpack or JSON becomes that.
+        # With a schema, values may be converted to types that msgpack or JSON have.
         names += ["msgpack_ragged", "json_ragged"]
     for name in dict.fromkeys(name for name in names if name is not None):
         try:
             return Column(name, rows, *LEAVES[name].encode(values, FieldSchema(name)))
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             refused.append(f"{name}: {error}")
-    why = "; ".join(refused) or "rows of different kinds"
-    raise ValueError(f"no codec keeps the values of {path!r} ({why}); name one with a FieldSchema")
+    why = "; ".join(refused) or "rows have different types"
+    raise ValueError(f"no codec preserves the values of {path!r} ({why}); select one with a FieldSchema")

@@ -34,7 +34,7 @@ def also_named(**names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
 
 
 class _Number(Enum):
-    """Enumeration whose members convert to their numbers, but equal only themselves."""
+    """Enumeration whose values convert to their numbers, but equal only themselves."""
 
     def __int__(self) -> int:
         return int(self.value)

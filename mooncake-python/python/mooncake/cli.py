@@ -10,15 +10,15 @@ from mooncake import _mooncake
 
 
 def master() -> int:
-    """Runs `mooncake_master`, the master of a cluster, until it is told to stop."""
+    """Runs `mooncake_master`, the master of a cluster, until a signal stops it."""
     # The server installs its own signal handlers.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _mooncake.run_master([os.fspath(part) for part in sys.argv])
 
 
 def client() -> int:
-    """Runs `mooncake_client`, a client shared by the processes of this host, until it is told to
-    stop.
+    """Runs `mooncake_client`, a client shared by the processes of this host, until a signal
+    stops it.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _mooncake.run_client([os.fspath(part) for part in sys.argv])

@@ -283,19 +283,18 @@ struct Setup {
     /// Range of ports to choose from if the hostname has none.
     first_port: u16,
     last_port: u16,
-    /// Whether values are stored and verified with checksums.
+    /// Use of checksums, which are stored with values and verified by reads.
     checksum: bool,
-    /// Whether clients on this host may share memory.
+    /// Permission to share memory with other clients on this host.
     share_memory: bool,
-    /// Whether calls are counted, seconds between two summaries in the log, and a label of the
-    /// metrics.
+    /// Metrics of calls, seconds between two summaries in the log, and a label of the metrics.
     metrics: bool,
     metrics_interval: u32,
     cluster_id: String,
     /// Port of the HTTP server for health and metrics, if there is to be one.
     http_port: Option<u16>,
-    /// Whether transfers inside this process are plain copies, and whether replicas on faster
-    /// transports are read first.
+    /// Plain copies for transfers inside this process, and preference for replicas on faster
+    /// transports.
     copy_in_process: bool,
     score_replicas: bool,
     /// NUMA node of the segment's memory.
@@ -307,7 +306,7 @@ struct Setup {
     hot_bytes: u64,
     hot_longest: u64,
     hot_admission: u32,
-    /// Whether the segment may be larger than the physical memory.
+    /// Permission for a segment that is larger than the physical memory.
     allow_overcommit: bool,
     /// Directory of the disk tier, if there is one. Empty for the directory that the environment
     /// names.

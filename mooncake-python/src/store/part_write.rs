@@ -6,7 +6,7 @@ use tokio::sync::RwLock;
 /// Allocated object that is written in parts.
 pub(super) struct PartWrite {
     pub(super) space: Reservation,
-    /// Whether the session is open. Each write of a part holds the lock shared. The end of the
-    /// session takes it exclusively, and no write follows.
+    /// State of the session: true while it is open. Each write of a part holds the lock shared.
+    /// The end of the session takes it exclusively, and no write follows.
     pub(super) open: RwLock<bool>,
 }

@@ -225,8 +225,8 @@ impl Store {
         Ok(answer)
     }
 
-    /// Removes replicas of objects that this store wrote and nobody reads: those in a segment, or
-    /// all. Returns the affected keys.
+    /// Removes replicas of objects that this store wrote and that have no lease: those in a
+    /// segment, or all. Returns the affected keys.
     #[pyo3(signature = (keys, segment_name=String::new()))]
     fn batch_replica_clear(
         &self,

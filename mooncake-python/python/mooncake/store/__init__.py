@@ -46,7 +46,7 @@ RegisteredBufferPool = BufferPool
 RegisteredBufferLease = BufferLease
 RegisteredBufferLeaseView = BufferLeaseView
 
-# Members of the enumerations are also names of this module. Where two have the same name, the
+# Values of the enumerations are also names of this module. Where two have the same name, the
 # task's counts.
 for _enumeration in (ObjectDataType, ReplicaStatus, TaskType, TaskStatus):
     globals().update(_enumeration.__members__)
