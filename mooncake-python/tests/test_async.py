@@ -1,4 +1,4 @@
-"""Calls that are awaited, at the edges: the end of the interpreter, subclasses, weak references."""
+"""Edge cases of awaited calls: end of the interpreter, subclasses, weak references."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mooncake.async_store import MooncakeDistributedStoreAsync
 from mooncake.buffer_pool import RegisteredBufferPool
 from mooncake.store import MooncakeHostMemAllocator, ParallelAxis, ReadTarget, ReplicateConfig, TensorParallelism
 
-# An event loop on a thread that nobody joins, in the middle of awaited calls when the interpreter ends.
+# Program that ends during awaited calls of an event loop on a thread that is never joined.
 ENDS = """
 import asyncio, sys, threading, time
 from mooncake.async_store import MooncakeDistributedStoreAsync

@@ -150,7 +150,7 @@ def test_handles(store, key):
     assert view.tobytes() == value
     array_view = np.array(handle, copy=False)
     assert array_view.dtype == np.int8 and array_view.tobytes() == value
-    # Its memory is registered: it can be put from.
+    # The memory of the value is registered, so it can be the source of a put.
     assert store.put_from(key + "2", handle.ptr(), handle.size()) == 0
     assert store.get(key + "2") == value
     del handle, view
@@ -415,7 +415,7 @@ def test_forks_are_refused_and_exits_are_tidy(master, store, key):
 
     done = subprocess.run([sys.executable, "-c", CHILD, master.address, key], capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr.decode()
-    # It took its memory back, so what lay there is gone at once.
+    # The first store freed its memory, so its objects are lost at once.
     assert store.get(key) == b"" or store.remove(key, True) == 0
 
 

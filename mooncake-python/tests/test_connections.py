@@ -1,4 +1,6 @@
-"""Connections of the HTTP servers that hold back: a caller that asks properly is served, and a stop ends."""
+"""Slow connections of the HTTP servers: they delay neither complete requests nor the stop of a
+server.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ def test_a_caller_is_served_while_others_hold_back(kind):
         connections, port = await started()
         others = [await (held(port, kind) if kind in KINDS else ask(port)) for _ in range(PLACES)]
         _, writer = await ask(port)
-        # The first of them made room.
+        # The first idle connection was closed for the new one.
         assert await asyncio.wait_for(others[0][0].read(), SOON_S) == b""
         others.append(await held(port, "half a header"))
         others.append(await held(port, "half a body"))
@@ -90,12 +92,12 @@ def metadata_app():
 
 
 def rest_app():
-    # The page that is asked for needs no store.
+    # The requested page needs no store.
     return MooncakeStoreService(None, object()).app, "rest", "GET /openapi.json"
 
 
 async def request(port, line, body=b""):
-    """Status and body of a request on a connection of its own."""
+    """Returns status and body of a request on a new connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"{line} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
     answer = await asyncio.wait_for(reader.read(), SOON_S)
@@ -105,7 +107,7 @@ async def request(port, line, body=b""):
 
 
 def figure(page, name):
-    """A value of a page of metrics."""
+    """Returns the value of a metric."""
     lines = [line for line in page.splitlines() if line.startswith(name + " ")]
     assert len(lines) == 1, (name, page)
     return int(lines[0].split()[-1])
@@ -117,7 +119,8 @@ def test_every_server_serves_and_counts_while_others_hold_back(server, kind):
     async def main():
         app, name, line = server()
         prefix = {"metadata": "master", "rest": "mooncake_client"}[name]
-        # The application reports the connections of its own servers; here another one is in front of it.
+        # The application reports connections of its own servers. Here another server is in front of
+        # it.
         connections = Connections(app, places=PLACES, name=name)
 
         async def here(_):
@@ -223,7 +226,7 @@ def test_the_longest_wait_gives_its_descriptor_up():
                 os.close(number)
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert connections.refused["descriptors"] >= 1
-        # It is accepted once there are descriptors.
+        # The connection is accepted once there are descriptors.
         reader, writer = await asyncio.open_connection(sock=caller)
         writer.write(b"PUT /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
         assert (await asyncio.wait_for(reader.readline(), SOON_S)).startswith(b"HTTP/1.1 200")
@@ -247,7 +250,7 @@ def test_a_child_of_a_fork_keeps_neither_port_nor_callers():
                 signal.pause()
         try:
             assert os.read(ready, 1) == b"!"
-            # The parent still serves.
+            # The parent process still serves requests.
             (await ask(port))[1].close()
             await connections.stop()
             assert await asyncio.wait_for(reader.read(), SOON_S) == b""

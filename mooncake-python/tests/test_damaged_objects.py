@@ -1,4 +1,4 @@
-"""Structured objects that are not what was written, puts that fail midway, and reads of many small rows."""
+"""Structured objects that were altered, puts that fail midway, and reads of many small rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def backing(request):
 
 
 def stored(backing, change, **members):
-    """A reference to an object whose metadata and manifest `change` had in hand."""
+    """Stores an object whose metadata and manifest `change` has altered. Returns its reference."""
     transfer = MooncakeBundleTransfer(backing)
     ref = transfer.put_structured_object(StructuredObjectPayload(buffers=members))
     meta = ref.manifest["meta"]
@@ -190,7 +190,7 @@ def test_destinations_of_objects(backing):
 
 
 class Counting(MooncakeDistributedStore):
-    """Counts the reads of the native part, and their bytes."""
+    """Store that counts the reads of the native half, and their bytes."""
 
     reads = 0
     bytes = 0
@@ -221,7 +221,7 @@ def test_small_rows_are_read_together(counting):
             got = read(transfer, stage, **{"batch.a": (rows.start, rows.stop, rows.step)})["batch.a"]
             assert np.array_equal(got, array[rows])
         assert np.array_equal(transfer.get(ref, type="dict", rows=list(rows))["a"], array[rows])
-        # Twice each of the 25 chunks, and the metadata.
+        # Two reads of each of the 25 chunks, and those of the metadata.
         assert counting.reads <= 60 and counting.bytes <= 2 * array.nbytes
 
 
@@ -287,7 +287,7 @@ def test_an_object_that_does_not_fit(make_store, own_master):
 
 
 class Asked(Fake):
-    """Says that something has gone."""
+    """Store that reports a missing object."""
 
     asked = 0
     gone = ""

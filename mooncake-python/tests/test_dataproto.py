@@ -1,4 +1,4 @@
-"""Batches of samples: sections, columns of every kind, parts of them, stages, handles."""
+"""Batches of samples: sections, columns of every kind, partial reads, stages, handles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mooncake.structured_object_store import (
 
 
 class Watched(Fake):
-    """Says which keys were read."""
+    """Store that records which keys were read."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ def transfer(backing):
 
 
 def same(one, other):
-    """Equal in value, kind and type of numbers."""
+    """Returns whether two values are equal in value, type and element type."""
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         if type(one) is not type(other) or one.dtype != other.dtype or one.shape != other.shape:
             return False

@@ -1,4 +1,4 @@
-"""The transfer engine between two engines of one process and of two processes."""
+"""Transfer engine, between two engines of one process and of two processes."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_topology(monkeypatch, tmp_path):
     file = tmp_path / "topology.json"
     file.write_text('{"cpu:0": [["mlx5_0"], []]}')
     monkeypatch.setenv("MC_CUSTOM_TOPO_JSON", str(file))
-    # Text that the existing package would print.
+    # Mooncake C++ prints this text.
     assert engine.get_local_topology() == '{\n\t"cpu:0" : \n\t[\n\t\t[\n\t\t\t"mlx5_0"\n\t\t],\n\t\t[]\n\t]\n}\n'
 
 
@@ -156,7 +156,7 @@ def test_a_store_shares_the_engines_memory_and_ports(pair, make_store, key):
     store = make_store(engine=engine.get_engine())
     assert len(listening() - before) <= 1, "no ports beside the one that keeps its name"
     here = ReplicateConfig()
-    # The cluster has other members, such as the shared `mooncake_client`.
+    # The cluster has other clients, such as the shared `mooncake_client`.
     here.preferred_segment = store.get_hostname()
     assert store.put_from(key, mine.ctypes.data, 4096, here) == 0
     assert name_of(engine) in str(store.get_replica_desc(key)), "others reach the store by the engine"
@@ -170,7 +170,7 @@ def test_a_store_shares_the_engines_memory_and_ports(pair, make_store, key):
 
 
 def listening():
-    """Sockets of this process that listen."""
+    """Returns the listening sockets of this process."""
     mine = {os.readlink(link) for link in pathlib.Path("/proc/self/fd").iterdir() if link.is_symlink()}
     found = set()
     for table in ("tcp", "tcp6"):

@@ -1,4 +1,4 @@
-"""What the package does with memory of GPUs, on a double of libcuda, in processes that have it as their driver."""
+"""GPU memory in the package, with a fake libcuda as the driver of separate processes."""
 
 import ctypes
 import os

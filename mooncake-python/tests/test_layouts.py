@@ -1,4 +1,6 @@
-"""Shards that do not belong together, layouts that lie, and arguments that are none: no mixture, no hang, an answer."""
+"""Shards that do not belong together, inconsistent layouts, and invalid arguments: no mixture, no
+hang, always a result.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ torch = pytest.importorskip("torch")
 
 from layouts import axis, layout, target, tp  # noqa: E402
 from mooncake._layout import Axis, Header, Manifest, SHARD  # noqa: E402
-from mooncake.store import ParallelAxis, TensorParallelism, _deserialize_tensor, _serialize_tensor  # noqa: E402
+from mooncake.store import (  # noqa: E402
+    ParallelAxis,
+    TensorParallelism,
+    _deserialize_tensor,
+    _serialize_tensor,
+)
 
 MOST = 2**31 - 1
 
@@ -49,7 +56,7 @@ def test_shards_of_two_layouts_are_not_mixed(store, key):
     assert torch.equal(full(store, key), WHOLE)
     assert store.upsert_tensor_with_parallelism(key, WHOLE[:, :2].contiguous(), tp(0, 2, 1)) == 0
     assert full(store, key) is None and full(store, key, 1) is None
-    # One that is whole, and two in each other's place.
+    # A whole tensor in place of a shard, and two swapped shards.
     for spoilt in ({0: WHOLE[:4]}, {0: WHOLE[4:], 1: WHOLE[:4]}):
         put_shards(store, key, WHOLE, 2, upsert=True)
         assert torch.equal(full(store, key), WHOLE)
@@ -87,7 +94,7 @@ def test_layouts_that_lie_end_at_the_first_shard_that_is_missing(store, key, kin
     else:
         assert store.put_tensor_with_parallelism(key, torch.empty(0, 4), tp(0, MOST)) == 0
     assert full(store, key) is None
-    # Of another shape than the shards have.
+    # A tensor of another shape than the shards.
     put_shards(store, key + "-2", WHOLE, 2)
     assert store.upsert(f"{key}-2__parallelism_manifest", Manifest(0, 0, 2, (0, 4)).pack()) == 0
     assert full(store, key + "-2") is None
@@ -225,7 +232,8 @@ def test_files_that_are_none(store, key, tmp_path, monkeypatch):
     assert torch.equal(store.get_tensor(f"{key}.st"), WHOLE)
 
 
-# Short strips that lie near each other are read at once, others one by one; a million of the former took a request each, 4.6 s.
+# Nearby short strips are read at once, others one by one. With a request for each of a million
+# short strips, this took 4.6 s.
 @pytest.mark.parametrize(("rows", "columns"), [(9, 40_000), (1000, 4), (9, 8), (40, 3000), (8, 3000), (12, 9000)])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_strips_of_every_width(store, key, rows, columns, ranks):

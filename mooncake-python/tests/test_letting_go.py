@@ -1,4 +1,6 @@
-"""Calls that copy let other threads run: with threads that are never switched by the clock, another one gets to run only then."""
+"""Calls that copy release the GIL. With thread switches by time disabled, another thread runs only
+then.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def never_switched():
 
 
 def lets_go(call) -> bool:
-    """Whether a thread that waits for the call to begin runs before it ends, in one of many calls."""
+    """Returns whether a waiting thread runs before the call ends, in at least one of many calls."""
     for _ in range(50):
         gate, seen = threading.Lock(), []
         gate.acquire()

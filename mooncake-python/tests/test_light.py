@@ -1,4 +1,6 @@
-"""Stores of `setup_dummy`: every call that the existing package's have, against our own `mooncake_client`."""
+"""Stores of `setup_dummy`: every call that those of Mooncake C++ have, against `mooncake_client` of
+this package.
+"""
 
 from __future__ import annotations
 
@@ -193,13 +195,15 @@ def test_nobody_there(tmp_path: Path) -> None:
 
 
 def test_by_port_and_in_many_processes(own_master: Callable[..., Master], tmp_path: Path, key: str) -> None:
-    """As a serving system starts them: one owner named by its port, several processes; one is killed in the middle of its work."""
+    """A `mooncake_client` at a port, and several processes, as a serving system starts them. One
+    process is killed during its work.
+    """
     from conftest import free_port
 
     port = free_port()
     owner = Owner(tmp_path, own_master(), [f"--port={port}"])
     owner_path = f"/tmp/mooncake_client_{port}.sock"
-    # By its port alone.
+    # The address is a port without a socket path.
     flags = [f"--master_server_address={owner.master.address}", "--metadata_server=P2PHANDSHAKE", "--host=127.0.0.1"]
     from conftest import command
 

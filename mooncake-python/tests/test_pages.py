@@ -1,4 +1,4 @@
-"""A store's own pages: health, and what it has done."""
+"""HTTP server of a store: health and metrics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_what_a_store_does_is_counted(
     port = free_port()
     store = make_store(enable_client_http_server=True, client_http_port=port)
     assert page(port, "/health") == (200, '{"status":"healthy","code":0}')
-    # Another one goes on without pages.
+    # Another store works without the server.
     other = make_store(enable_client_http_server=True, client_http_port=port)
     assert other.put(f"{key}-other", b"12345") == 0
     assert store.put(key, b"x" * 1000) == 0 and store.get(key) == b"x" * 1000 and store.get("none") == b""

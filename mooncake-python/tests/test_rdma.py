@@ -1,4 +1,5 @@
-"""RDMA asked for on a machine that has none: who wants it is told, and nobody gets something else without a word."""
+"""RDMA on a machine without devices: a request for it is reported, and nothing falls back silently.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def test_a_store_does_not_join(master, device):
     assert result == -1
     text = why(store)
     assert "RDMA" in text and ("libibverbs" in text or "mlx5_0" in text or "there is none" in text), text
-    # The object is as good as new.
+    # The object can be set up again.
     assert store.setup("127.0.0.1", "P2PHANDSHAKE", 16 * MIB, 16 * MIB, "tcp", "", master.address) == 0
     assert store.put("rdma-test", os.urandom(64)) == 0
     assert store.remove("rdma-test", True) == 0

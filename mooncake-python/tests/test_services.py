@@ -1,4 +1,4 @@
-"""The REST server, the metadata server, asyncio, and settings."""
+"""REST server, metadata server, asyncio, and settings."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_rest(rest, store, key):
     big = os.urandom(5 << 20)
     assert store.put(key + "/big", big) == 0
     assert ask("GET", f"{rest}/api/get/{key}/big") == (200, big)
-    # On a busy machine the lease of half a second may be over before the next request.
+    # On a busy machine, the lease of half a second may expire before the next request.
     for _ in range(50):
         assert ask("PUT", f"{rest}/api/put", {"key": key, "value": "x"})[0] == 200
         assert ask("GET", f"{rest}/api/get/{key}")[0] == 200
@@ -125,7 +125,7 @@ def test_rest_segments(rest, tmp_path):
     finally:
         shared.unlink()
     assert ask("POST", f"{rest}/api/unmount_local_disk", {"grace_period_seconds": 4000})[0] == 400
-    # There is no disk segment, and as with the existing package that is fine.
+    # The store has no disk segment. As in Mooncake C++, this is not an error.
     assert ask("POST", f"{rest}/api/unmount_local_disk", {})[0] == 200
 
 
@@ -260,7 +260,7 @@ def test_rest_readers_that_go_away(make_store, key, caplog):
             head, _, body = (await reader.end).partition(b"\r\n\r\n")
             assert f"Content-Length: {len(big)}".encode() in head
             assert method == "GET" or body == b""
-        # It ends when both have been answered.
+        # The cleanup completes when both requests have been answered.
         await runner.cleanup()
 
     asyncio.run(work())
@@ -337,7 +337,7 @@ def test_what_is_awaited_can_be_cancelled(own_master, make_store):
         assert await store.async_setup("127.0.0.1", "P2PHANDSHAKE", 64 << 20, 16 << 20, "tcp", "", mine.address) == 0
         mine.freeze()
         try:
-            # A thousand that wait, and not a thread for any of them.
+            # A thousand calls wait without a thread for any of them.
             threads = threading.active_count()
             waiting = [asyncio.ensure_future(store.async_get(f"k{i}")) for i in range(1000)]
             with pytest.raises(TimeoutError):

@@ -1,4 +1,4 @@
-"""How stores are set up, and how they end: what is given, what is given twice, and what a wrong word comes to."""
+"""Setup and close of stores: valid settings, duplicate settings, and misspelt ones."""
 
 from __future__ import annotations
 

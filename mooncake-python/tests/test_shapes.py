@@ -1,4 +1,4 @@
-"""Arguments that the existing package takes besides what its documents say, and classes made from its own."""
+"""Undocumented kinds of arguments that Mooncake C++ accepts, and subclasses of its classes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def test_words_of_other_calls(master: Any, key: str) -> None:
         store.setup("127.0.0.1", "P2PHANDSHAKE", 1 << 24, 1 << 20, "tcp", none, master.address)
     with pytest.raises(TypeError, match="local_hostname must be a str or a dict"):
         store.setup(none)
-    assert store.setup(raw, b"P2PHANDSHAKE", 1 << 24, 1 << 20, b"tcp", b"", master.address.encode()) == 0  # type: ignore[arg-type]
+    words: list[Any] = [raw, b"P2PHANDSHAKE", 1 << 24, 1 << 20, b"tcp", b"", master.address.encode()]
+    assert store.setup(*words) == 0
     config = ReplicateConfig()
     config.group_ids = [key.encode(), key]  # type: ignore[list-item]
     assert config.group_ids == [key, key]

@@ -1,4 +1,4 @@
-"""Segments that the processes of one host share: each rank is a process."""
+"""Segments that the processes of one host share. Each rank is a process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ spawn = multiprocessing.get_context("spawn")
 
 
 def part(pipe: Any, size: int) -> None:
-    """Rank 1: reads what rank 0 has written, and writes."""
+    """Rank 1: reads the bytes that rank 0 has written, and writes."""
     segment, blob = SharedSegment.create("s", size, 2, 1)
     pipe.send(blob)
     try:
@@ -124,7 +124,7 @@ def test_tensors_of_one_rank():
     segment = create_shared_segment("kv", blocks(torch), 1, 0)
     keys, values = segment.tensors("keys"), segment.tensors("values")
     assert [len(keys), len(values)] == [2, 3] and keys[0].shape == (1025, 4) and values[2].dtype == torch.bfloat16
-    # Keys and values of one number lie together, each on pages of its own.
+    # Keys and values of one number lie next to each other, each on separate pages.
     at = [tensor.data_ptr() - segment.base_addr() for tensor in (keys[0], values[0], keys[1], values[2])]
     assert at == [0, 8192, 12288, 32768] and segment.total_size() == 3 * 12288
     keys[1][1024, 3] = 7

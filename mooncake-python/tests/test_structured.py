@@ -1,4 +1,4 @@
-"""Objects of several members."""
+"""Structured objects: writes, reads of parts, and removal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mooncake.structured_object_store import (
 
 
 class Fake:
-    """A store that can do the least."""
+    """Store with the minimum of methods."""
 
     def __init__(self):
         self.values = {}
@@ -136,7 +136,7 @@ def test_what_cannot_be():
     for wrong in ({"put_mode": "x"}, {"copy_mode": "x"}, {"max_inflight_put": 0}):
         with pytest.raises(ValueError):
             BundleTransferPolicy(**wrong)
-    # A store that is not set up is refused when it is used.
+    # The first use of a store that is not set up fails.
     with pytest.raises(RuntimeError, match="put failed"):
         MooncakeBundleTransfer(MooncakeDistributedStore()).put_bundle(b"m", {"x": b"1"})
 

@@ -1,4 +1,4 @@
-"""What is given to the calls about tensors: taken as the existing package takes it, or refused as a mistake, never half of each."""
+"""Arguments of the tensor calls: accepted as in Mooncake C++, or rejected as a whole."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from mooncake.store import (  # noqa: E402
 )
 
 WHOLE = torch.arange(32, dtype=torch.float32).reshape(8, 4)
-# In another order in memory.
+# Transposed in memory.
 TURNED = WHOLE.t()
-# Longer than what is read together with its header.
+# Longer than the part that is read together with the header.
 LARGE = torch.arange(100_000, dtype=torch.float32).reshape(1000, 100)
 NO_UTF8 = b"\xff"
 
@@ -34,7 +34,7 @@ def writer(rank: int = 0) -> SimpleNamespace:
 
 @pytest.fixture
 def serialized(store):
-    """Address and length of a serialized tensor in registered memory."""
+    """Returns address and length of a serialized tensor in registered memory."""
     head, _, size, _ = _serialize_tensor(WHOLE)
     memory = torch.frombuffer(bytearray(head + struct.pack("<32f", *range(32))), dtype=torch.uint8)
     assert memory.nbytes == len(head) + size
@@ -63,7 +63,7 @@ def test_shards_of_parameters(store, key):
 
 @pytest.fixture(params=["device", "default", "fake"])
 def elsewhere(request):
-    """Within what makes torch's new tensors ones without bytes."""
+    """Runs a test in a mode in which torch's new tensors have no bytes."""
     if request.param == "default":
         torch.set_default_device("meta")
         yield
@@ -76,7 +76,7 @@ def elsewhere(request):
 
 @pytest.fixture
 def written(store, key):
-    """Tensors that were there before."""
+    """Returns tensors that were created before."""
     for name, tensor in (("", WHOLE), ("-large", LARGE), ("-empty", torch.empty(0, 4))):
         assert store.put_tensor(key + name, tensor) == 0
     assert store.put_tensor_with_tp(f"{key}-tp", LARGE, 0, 2, 0) == 0
@@ -110,7 +110,7 @@ def test_what_plays_a_tensor_is_none(store, key):
     with fake_tensor.FakeTensorMode():
         fakes = [torch.empty(4, 4), torch.empty(0, 4)]
     with warnings.catch_warnings():
-        # Both kinds of tensor are new to torch, which says so.
+        # Both kinds of tensor are experimental in torch, which warns about them.
         warnings.simplefilter("ignore")
         masked = torch.masked.masked_tensor(WHOLE, WHOLE > 3)
     batched = []
@@ -131,7 +131,9 @@ def test_what_plays_a_tensor_is_none(store, key):
 
 
 def list_calls(store, pointer, size):
-    """Every call that takes a list of keys, given two of whatever else it takes, and too few."""
+    """Yields every call that takes a list of keys, with two items in every other list, and with too
+    few.
+    """
     config, unlike = ReplicateConfig(), ReplicateConfig()
     unlike.preferred_segments = ["a", "b"]
     two, pointers, sizes = [WHOLE, WHOLE], [pointer] * 2, [size] * 2
@@ -237,7 +239,7 @@ def test_numbers_of_tensor_parallelism(store, key, serialized, wrong):
 def test_what_counts_as_a_number_is_one(store, key):
     np = pytest.importorskip("numpy")
     assert store.put_tensor_with_tp(key, WHOLE, np.int64(0), np.int32(2), torch.tensor(0)) == 0
-    # Not under `_tp_True`.
+    # The key does not end in `_tp_True`.
     assert torch.equal(store.get_tensor_with_tp(key, True, 2), WHOLE[4:])
     one = axis("tp", True, 2, split_dim=False)
     assert (one.rank, one.split_dim) == (1, 0) and type(one.rank) is type(one.split_dim) is int
@@ -296,7 +298,7 @@ def test_a_configuration_is_one(store, key, serialized, wrong):
         lambda: store.upsert_pub_tensor(key, WHOLE, wrong),
         lambda: store.batch_pub_tensor([], [], wrong),
         lambda: store.pub_tensor_with_tp(key, WHOLE, wrong, 0, 2, 0),
-        # Where it was forgotten.
+        # The configuration is missing here.
         lambda: store.pub_tensor_with_tp(key, WHOLE, 0, 2, 0),
         *(
             lambda name=name, of=of: getattr(store, f"{name}_tensor_with_parallelism{of[0]}")(key, *of[1], *of[2], wrong)
@@ -345,7 +347,8 @@ def test_files_of_tensors(store, key, tmp_path, monkeypatch):
     for name in ("garbage", "empty", "short", "nothing.st", "missing", ".", ""):
         assert store.load_tensor_from_safetensor(f"{key}-no", name) is None, name
     assert store.is_exist(f"{key}-no") == 0
-    # The tensor of that name, else the first; and without a name the file's.
+    # The file's tensor of that name, else its first one. Without a key, the name of the file is the
+    # key.
     assert torch.equal(store.load_tensor_from_safetensor(f"{key}-b", "multi.st"), WHOLE + 1)
     assert torch.equal(store.get_tensor(f"{key}-b"), WHOLE + 1)
     first = store.load_tensor_from_safetensor(f"{key}-other", "multi.st")

@@ -1,4 +1,4 @@
-"""Tensors: bytes on the store, shards, and what is read back."""
+"""Tensors: stored bytes, shards, and reads."""
 
 from __future__ import annotations
 

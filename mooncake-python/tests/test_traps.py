@@ -1,4 +1,4 @@
-"""Mistakes at setup that are refused at once, and what a store says about itself."""
+"""Settings that are rejected at once, and the errors that a store reports."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_command_line_is_installed(master):
     done = subprocess.run(
         [command("mooncake"), "--master", master.address, "put", "key of the tool"], input=b"v", capture_output=True, timeout=60
     )
-    # Not enough memory is an answer of the cluster, too.
+    # The cluster may also report a lack of memory.
     assert done.returncode == 0 or b"no room" in done.stderr, done.stderr
     assert b"Usage: mooncake" in subprocess.run([sys.executable, "-c", TOOL], capture_output=True, timeout=60, env=os.environ).stdout
 

@@ -1,4 +1,4 @@
-"""What is written about types is true: mypy on the package, stubtest on the native part."""
+"""Type annotations: mypy on the package, stubtest on the native half."""
 
 from __future__ import annotations
 

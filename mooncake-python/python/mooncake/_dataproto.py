@@ -20,7 +20,7 @@ SECTIONS = ("batch", "non_tensor_batch", "meta_info")
 
 @dataclass(frozen=True)
 class StructuredFieldLocation:
-    """Location of a field: its stage, its member, and its section."""
+    """Location of a field: its stage, its name in the bundle, and its section."""
 
     stage: str
     member: str
