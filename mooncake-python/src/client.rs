@@ -41,7 +41,7 @@ pub(crate) struct RangeRead {
 
 /// Outcome of a read and its memory. The memory is `None` while `mooncake_client` may still write
 /// to it.
-pub(crate) type Ended<R> = (Result<R>, Option<SliceMut<TransportSet>>);
+pub(crate) type ReadOutcome<R> = (Result<R>, Option<SliceMut<TransportSet>>);
 
 impl Located {
     pub(crate) fn size(&self) -> u64 {
@@ -54,8 +54,8 @@ impl Located {
 
 /// Defines methods that both clients have under the same name.
 macro_rules! both {
-    ($($name:ident($($argument:ident: $type:ty),*) -> $answer:ty;)*) => {$(
-        pub(crate) async fn $name(&self, $($argument: $type),*) -> $answer {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
+        pub(crate) async fn $name(&self, $($argument: $type),*) -> $result {
             match self {
                 Self::Full(client) => client.$name($($argument),*).await,
                 Self::Ipc(client) => client.$name($($argument),*).await,
@@ -139,13 +139,13 @@ impl StoreClient {
         if !location.is_device() {
             return Ok(());
         }
-        let wires = match self {
+        let transports = match self {
             Self::Full(client) => Some(&**client.engine().transport()),
             // An IPC client copies by itself.
             Self::Ipc(_) => None,
         };
         // The work that the stream waits for may need this very thread.
-        tokio::task::block_in_place(|| after_default_stream(wires, location))
+        tokio::task::block_in_place(|| after_default_stream(transports, location))
     }
 
     /// Returns the size of the local buffer in bytes.
@@ -195,12 +195,12 @@ impl StoreClient {
         })
     }
 
-    pub(crate) async fn read_ranges(&self, reads: Vec<RangeRead>) -> Vec<Ended<()>> {
-        let ended = self.read_as_they_end(reads).await.into_iter();
-        ended.map(|(end, into)| (end.map_err(one_number), into)).collect()
+    pub(crate) async fn read_ranges(&self, reads: Vec<RangeRead>) -> Vec<ReadOutcome<()>> {
+        let ended = self.read_each(reads).await.into_iter();
+        ended.map(|(end, into)| (end.map_err(unify_code), into)).collect()
     }
 
-    async fn read_as_they_end(&self, reads: Vec<RangeRead>) -> Vec<Ended<()>> {
+    async fn read_each(&self, reads: Vec<RangeRead>) -> Vec<ReadOutcome<()>> {
         let stale = || {
             Error::new(
                 ErrorCode::LeaseExpired,
@@ -245,7 +245,7 @@ impl StoreClient {
             Self::Full(client) => {
                 let (asked, outcomes) = client.batch_read_into(items).await;
                 asked?;
-                outcomes.into_iter().map(|(end, _)| end.map_err(one_number)).collect()
+                outcomes.into_iter().map(|(end, _)| end.map_err(unify_code)).collect()
             }
             Self::Ipc(client) => {
                 let outcomes = client.batch_get_into(items).await.into_iter();
@@ -272,7 +272,7 @@ impl StoreClient {
 }
 
 /// Maps every failed read of bytes to one code, as in Mooncake C++. The message names the cause.
-fn one_number(error: Error) -> Error {
+fn unify_code(error: Error) -> Error {
     let is_it = matches!(error.code(), ErrorCode::ObjectNotFound | ErrorCode::TransferFail);
     match error.kind() {
         ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::NotFound if !is_it => {

@@ -249,7 +249,11 @@ pub(crate) type Config<'py> = Option<PyRef<'py, ReplicateConfig>>;
 
 /// Checks the configuration for a call with that many keys. Only some calls support placement on
 /// the writer's own host.
-pub(crate) fn of_call(config: &Config<'_>, keys: usize, same_node: bool) -> Result<replica::ReplicateConfig> {
+pub(crate) fn for_call(
+    config: &Config<'_>,
+    keys: usize,
+    same_node: bool,
+) -> Result<replica::ReplicateConfig> {
     let Some(config) = config else { return Ok(replica::ReplicateConfig::default()) };
     let config = &config.inner;
     if config.same_node && !same_node {

@@ -28,11 +28,11 @@ use crate::exit;
 use crate::runtime::{not_forked, wait};
 
 /// Time that a target has to answer a probe.
-const PROBE: Duration = Duration::from_secs(3);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Result of `send_probe` if the target does not answer.
 const UNREACHABLE: i64 = -102;
 /// Maximum number of finished batches whose outcome can still be queried.
-const KEPT: usize = 4096;
+const MAX_FINISHED: usize = 4096;
 /// Time that a stream waits for a transfer beyond the deadline of the transfer.
 const GRACE: Duration = Duration::from_secs(1);
 
@@ -43,7 +43,7 @@ pub(crate) struct InnerTransferEngine {
     /// Metadata address that `initialize` was given.
     metadata: String,
     /// Outcomes of finished batches that were queried, oldest first.
-    over: Mutex<VecDeque<(u64, Outcome)>>,
+    finished: Mutex<VecDeque<(u64, Outcome)>>,
 }
 
 #[pymethods]
@@ -58,14 +58,14 @@ impl InnerTransferEngine {
 enum Outcome {
     Done,
     Failed,
-    Late,
+    TimedOut,
 }
 
 impl Outcome {
-    fn of(result: Result<()>) -> Self {
+    fn from_result(result: Result<()>) -> Self {
         match result {
             Ok(()) => Outcome::Done,
-            Err(error) if error.kind() == ErrorKind::Timeout => Outcome::Late,
+            Err(error) if error.kind() == ErrorKind::Timeout => Outcome::TimedOut,
             Err(_) => Outcome::Failed,
         }
     }
@@ -74,13 +74,13 @@ impl Outcome {
         match self {
             Outcome::Done => 1,
             Outcome::Failed => -1,
-            Outcome::Late => -2,
+            Outcome::TimedOut => -2,
         }
     }
 }
 
 /// Transfers to or from one target, with the names and addresses that Python gave.
-struct Work {
+struct TransferCall {
     target: String,
     opcode: Opcode,
     notify: Option<Notification>,
@@ -88,7 +88,7 @@ struct Work {
     pieces: Vec<(u64, u64, usize)>,
 }
 
-impl Work {
+impl TransferCall {
     fn new(
         target: String,
         buffers: &[Uint],
@@ -184,34 +184,34 @@ impl InnerTransferEngine {
         }
     }
 
-    async fn open(&self, work: &Work) -> Result<Target<TransportSet>> {
-        let deadline = self.engine.clock().now().after(self.engine.patience(work.bytes()));
-        self.engine.open_by(&work.target, deadline).await
+    async fn open(&self, call: &TransferCall) -> Result<Target<TransportSet>> {
+        let deadline = self.engine.clock().now().after(self.engine.patience(call.bytes()));
+        self.engine.open_by(&call.target, deadline).await
     }
 
-    async fn run(&self, work: Work) -> Result<()> {
-        let target = self.open(&work).await?;
-        self.engine.after_default_streams(&work.requests(&target))?;
-        let outcome = match &work.notify {
-            Some(notification) if work.pieces.is_empty() => {
-                self.engine.notify(&work.target, notification).await
+    async fn run(&self, call: TransferCall) -> Result<()> {
+        let target = self.open(&call).await?;
+        self.engine.after_default_streams(&call.requests(&target))?;
+        let outcome = match &call.notify {
+            Some(notification) if call.pieces.is_empty() => {
+                self.engine.notify(&call.target, notification).await
             }
-            _ => self.engine.transfer(&work.requests(&target), work.notify, None).await,
+            _ => self.engine.transfer(&call.requests(&target), call.notify, None).await,
         };
         outcome.map_err(|error| {
             // The target may have restarted with other memory or at another port: look it up again
             // next time.
-            self.engine.forget(&work.target);
-            error.context(format!("target {}", work.target))
+            self.engine.forget(&call.target);
+            error.context(format!("target {}", call.target))
         })
     }
 
-    async fn submit(&self, work: Work) -> Result<u64> {
-        let target = self.open(&work).await?;
-        let requests = work.requests(&target);
+    async fn submit(&self, call: TransferCall) -> Result<u64> {
+        let target = self.open(&call).await?;
+        let requests = call.requests(&target);
         self.engine.after_default_streams(&requests)?;
         let id = self.engine.allocate_batch(requests.len());
-        if let Err(error) = self.engine.submit_batch(id, &requests, work.notify, None) {
+        if let Err(error) = self.engine.submit_batch(id, &requests, call.notify, None) {
             self.engine.free_batch(id)?;
             return Err(error);
         }
@@ -219,11 +219,11 @@ impl InnerTransferEngine {
     }
 
     #[allow(unsafe_code)]
-    fn begin_on_stream(&self, work: &Work, target: &Target<TransportSet>, stream: u64) -> Result<()> {
-        let (engine, requests) = (self.engine.clone(), work.requests(target));
+    fn begin_on_stream(&self, call: &TransferCall, target: &Target<TransportSet>, stream: u64) -> Result<()> {
+        let (engine, requests) = (self.engine.clone(), call.requests(target));
         let transfer = async move { engine.transfer(&requests, None, None).await };
         // The deadline of the transfer comes first, if it has one.
-        let limit = self.engine.patience(work.bytes()).saturating_add(GRACE);
+        let limit = self.engine.patience(call.bytes()).saturating_add(GRACE);
         // SAFETY: the program names a stream of its own and keeps it, as for every library that
         // takes one.
         unsafe { self.engine.after_stream(stream, limit, transfer) }
@@ -232,24 +232,24 @@ impl InnerTransferEngine {
     /// Returns the outcome of a batch, or `None` while it runs. A finished batch is freed, and only
     /// its outcome is kept.
     async fn poll(&self, id: u64) -> Option<Outcome> {
-        let known = |over: &VecDeque<(u64, Outcome)>| {
-            over.iter().find(|(known, _)| *known == id).map(|(_, how)| *how)
+        let known = |finished: &VecDeque<(u64, Outcome)>| {
+            finished.iter().find(|(known, _)| *known == id).map(|(_, how)| *how)
         };
         match self.engine.batch_is_over(id) {
             Ok(false) => return None,
-            Err(_) => return Some(known(&self.over.lock()).unwrap_or(Outcome::Failed)),
+            Err(_) => return Some(known(&self.finished.lock()).unwrap_or(Outcome::Failed)),
             Ok(true) => {}
         }
-        let outcome = Outcome::of(self.engine.finish_batch(id).await);
-        let mut over = self.over.lock();
+        let outcome = Outcome::from_result(self.engine.finish_batch(id).await);
+        let mut finished = self.finished.lock();
         // Another thread may have freed the batch first.
         if self.engine.free_batch(id).is_ok() {
-            if over.len() == KEPT {
-                over.pop_front();
+            if finished.len() == MAX_FINISHED {
+                finished.pop_front();
             }
-            over.push_back((id, outcome));
+            finished.push_back((id, outcome));
         }
-        Some(known(&over).unwrap_or(outcome))
+        Some(known(&finished).unwrap_or(outcome))
     }
 
     async fn finish(&self, id: u64) -> Outcome {
@@ -274,14 +274,14 @@ impl EngineCalls {
     }
 
     fn failed(&self, error: &Error) -> i64 {
-        self.errors.note(error);
+        self.errors.record(error);
         -1
     }
 
     fn code(&self, outcome: Result<()>) -> i64 {
         outcome.map_or_else(
             |error| {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 error.engine_code().number().into()
             },
             |()| 0,
@@ -320,10 +320,11 @@ impl EngineCalls {
         match started {
             Ok(engine) => {
                 if let Some(error) = engine.instead() {
-                    self.errors.note(error);
+                    self.errors.record(error);
                 }
                 exit::watch(engine.regions());
-                let inner = InnerTransferEngine { engine, metadata: metadata_server, over: Mutex::default() };
+                let inner =
+                    InnerTransferEngine { engine, metadata: metadata_server, finished: Mutex::default() };
                 *self.inner.write() = Some(Py::new(py, inner)?);
                 Ok(0)
             }
@@ -371,7 +372,7 @@ impl EngineCalls {
         let Some(inner) = self.inner(py)? else { return Ok(0) };
         let allocated = wait(py, inner.get().engine.allocate_managed(length.0));
         Ok(allocated.unwrap_or_else(|error| {
-            self.errors.note(&error);
+            self.errors.record(&error);
             0
         }))
     }
@@ -395,7 +396,7 @@ impl EngineCalls {
         Ok(match found {
             Ok(target) => target.descriptor().buffers.first().map_or(0, |buffer| buffer.addr),
             Err(error) => {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 0
             }
         })
@@ -414,8 +415,8 @@ impl EngineCalls {
         notify: Option<(String, String)>,
     ) -> PyResult<i64> {
         let Some(inner) = self.inner(py)? else { return Ok(-1) };
-        let outcome = Work::new(target, &buffers, &peers, &lengths, write, notify)
-            .and_then(|work| wait(py, inner.get().run(work)));
+        let outcome = TransferCall::new(target, &buffers, &peers, &lengths, write, notify)
+            .and_then(|call| wait(py, inner.get().run(call)));
         Ok(outcome.map_or_else(|error| self.failed(&error), |()| 0))
     }
 
@@ -429,10 +430,10 @@ impl EngineCalls {
         write: bool,
     ) -> PyResult<u64> {
         let Some(inner) = self.inner(py)? else { return Ok(0) };
-        let submitted = Work::new(target, &buffers, &peers, &lengths, write, None)
-            .and_then(|work| wait(py, inner.get().submit(work)));
+        let submitted = TransferCall::new(target, &buffers, &peers, &lengths, write, None)
+            .and_then(|call| wait(py, inner.get().submit(call)));
         Ok(submitted.unwrap_or_else(|error| {
-            self.errors.note(&error);
+            self.errors.record(&error);
             0
         }))
     }
@@ -453,14 +454,16 @@ impl EngineCalls {
     ) -> PyResult<()> {
         let begun = match self.inner(py)? {
             None => Err(Error::invalid("cannot start transfer: the engine is not initialized")),
-            Some(inner) => Work::new(target, &buffers, &peers, &lengths, write, None).and_then(|work| {
-                let inner = inner.get();
-                let target = wait(py, inner.open(&work))?;
-                py.detach(|| inner.begin_on_stream(&work, &target, stream.0))
-            }),
+            Some(inner) => {
+                TransferCall::new(target, &buffers, &peers, &lengths, write, None).and_then(|call| {
+                    let inner = inner.get();
+                    let target = wait(py, inner.open(&call))?;
+                    py.detach(|| inner.begin_on_stream(&call, &target, stream.0))
+                })
+            }
         };
         begun.map_err(|error| {
-            self.errors.note(&error);
+            self.errors.record(&error);
             exception(py, &error)
         })
     }
@@ -564,12 +567,12 @@ impl EngineCalls {
         #[pyo3(from_py_with = text)] peer_server_name: String,
     ) -> PyResult<i64> {
         let Some(inner) = self.inner(py)? else { return Ok(-1) };
-        let answered = wait(py, inner.get().engine.probe(&peer_server_name, PROBE));
-        Ok(match answered {
+        let probed = wait(py, inner.get().engine.probe(&peer_server_name, PROBE_TIMEOUT));
+        Ok(match probed {
             Ok(true) => 0,
             Ok(false) => UNREACHABLE,
             Err(error) => {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 UNREACHABLE
             }
         })

@@ -140,7 +140,7 @@ pub(crate) struct Errors(Mutex<Option<LastError>>);
 
 impl Errors {
     /// Records an error and returns its number.
-    pub(crate) fn note(&self, error: &Error) -> i32 {
+    pub(crate) fn record(&self, error: &Error) -> i32 {
         tracing::debug!("{error}");
         *self.0.lock() = Some(error.into());
         error.code().number()
@@ -148,7 +148,7 @@ impl Errors {
 
     /// Returns 0, or records the error and returns its number.
     pub(crate) fn code<T>(&self, outcome: mooncake_core::Result<T>) -> i32 {
-        outcome.map_or_else(|error| self.note(&error), |_| 0)
+        outcome.map_or_else(|error| self.record(&error), |_| 0)
     }
 
     /// Clears the last error.

@@ -66,21 +66,21 @@ impl Arena {
     }
 
     /// Allocates from the local buffer, if it has enough free space.
-    fn try_local(&self, len: usize) -> Option<Lease> {
+    fn lend_local(&self, len: usize) -> Option<Lease> {
         let part = self.local.as_ref()?.lend(len, ALIGN).ok()?;
-        Some(Lease { home: Home::Local(part) })
+        Some(Lease { backing: Backing::Local(part) })
     }
 
     /// Allocates and registers new memory.
-    fn overflow(&self, client: &StoreClient, len: usize) -> Result<Lease> {
+    fn allocate_region(&self, client: &StoreClient, len: usize) -> Result<Lease> {
         let (region, gone) = new_region(client, len)?;
         self.regions.add_ours(region.clone(), gone);
-        Ok(Lease { home: Home::Overflow(region, self.regions.clone()) })
+        Ok(Lease { backing: Backing::Overflow(region, self.regions.clone()) })
     }
 
     /// Allocates from the local buffer, else new memory.
     pub(crate) fn take(&self, client: &StoreClient, len: usize) -> Result<Lease> {
-        self.try_local(len).map_or_else(|| self.overflow(client, len), Ok)
+        self.lend_local(len).map_or_else(|| self.allocate_region(client, len), Ok)
     }
 }
 
@@ -93,10 +93,10 @@ fn new_region(client: &StoreClient, len: usize) -> Result<(Region<TransportSet>,
 
 /// Leased memory. It is freed once it is dropped and no transfer uses it any more.
 pub(crate) struct Lease {
-    home: Home,
+    backing: Backing,
 }
 
-enum Home {
+enum Backing {
     /// Part of the local buffer. A slice of it keeps its space allocated, too.
     Local(Region<TransportSet>),
     /// Separate memory, listed in these regions.
@@ -108,29 +108,29 @@ enum Home {
 impl Lease {
     /// Wraps a value that an IPC client read, without a copy.
     pub(crate) fn shared(value: LocalBuf) -> Self {
-        Self { home: Home::Shared(value) }
+        Self { backing: Backing::Shared(value) }
     }
 
     fn region(&self) -> Option<&Region<TransportSet>> {
-        match &self.home {
-            Home::Local(region) | Home::Overflow(region, _) => Some(region),
-            Home::Shared(_) => None,
+        match &self.backing {
+            Backing::Local(region) | Backing::Overflow(region, _) => Some(region),
+            Backing::Shared(_) => None,
         }
     }
 
     /// Returns the first address.
     pub(crate) fn address(&self) -> u64 {
-        match &self.home {
-            Home::Local(region) | Home::Overflow(region, _) => region.addr(),
-            Home::Shared(value) => value.address(),
+        match &self.backing {
+            Backing::Local(region) | Backing::Overflow(region, _) => region.addr(),
+            Backing::Shared(value) => value.address(),
         }
     }
 
     /// Returns the length in bytes.
     pub(crate) fn len(&self) -> usize {
-        match &self.home {
-            Home::Local(region) | Home::Overflow(region, _) => region.len(),
-            Home::Shared(value) => value.len(),
+        match &self.backing {
+            Backing::Local(region) | Backing::Overflow(region, _) => region.len(),
+            Backing::Shared(value) => value.len(),
         }
     }
 
@@ -149,8 +149,8 @@ impl Lease {
 impl Lease {
     /// Copies the first bytes out.
     pub(crate) fn copy_to(&self, to: &mut [u8]) -> Result<()> {
-        match &self.home {
-            Home::Shared(value) => {
+        match &self.backing {
+            Backing::Shared(value) => {
                 let bytes = value
                     .get(..to.len())
                     .ok_or_else(|| Error::invalid("internal error: lease is shorter than the read"))?;
@@ -164,7 +164,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if let Home::Overflow(region, regions) = &self.home {
+        if let Backing::Overflow(region, regions) = &self.backing {
             // A closed store has already removed the region from the list.
             regions.forget(region.addr());
         }

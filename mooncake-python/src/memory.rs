@@ -12,14 +12,14 @@ use crate::args::Keep;
 use crate::client::StoreClient;
 
 /// Memory of Python objects, which it keeps alive.
-struct Foreign {
+struct ObjectMemory {
     span: MemorySpan,
     _keep: Arc<Keep>,
 }
 
 // SAFETY: the objects in `_keep` keep their memory.
 #[allow(unsafe_code)]
-unsafe impl MemorySource for Foreign {
+unsafe impl MemorySource for ObjectMemory {
     fn span(&self) -> MemorySpan {
         self.span
     }
@@ -33,23 +33,23 @@ pub(crate) fn object_slice(
 ) -> Result<Slice<TransportSet>> {
     if client.needs_registration() {
         // Such a transport moves registered memory only, and registering costs more than a copy.
-        return copied(client, span);
+        return copied_slice(client, span);
     }
-    whole(span, keep)?.slice(0..span.len)
+    object_region(span, keep)?.slice(0..span.len)
 }
 
 /// Returns an exclusive slice over memory of a new Python object that has no other user.
 #[allow(unsafe_code)]
 pub(crate) fn object_slice_mut(span: MemorySpan, keep: &Arc<Keep>) -> Result<SliceMut<TransportSet>> {
-    whole(span, keep)?.exclusive().map_err(|_| Error::internal("a new region has another user"))
+    object_region(span, keep)?.exclusive().map_err(|_| Error::internal("a new region has another user"))
 }
 
-fn whole(span: MemorySpan, keep: &Arc<Keep>) -> Result<Region<TransportSet>> {
-    Region::unregistered(Arc::new(Foreign { span, _keep: keep.clone() }))
+fn object_region(span: MemorySpan, keep: &Arc<Keep>) -> Result<Region<TransportSet>> {
+    Region::unregistered(Arc::new(ObjectMemory { span, _keep: keep.clone() }))
 }
 
 #[allow(unsafe_code)]
-fn copied(client: &StoreClient, span: MemorySpan) -> Result<Slice<TransportSet>> {
+fn copied_slice(client: &StoreClient, span: MemorySpan) -> Result<Slice<TransportSet>> {
     let region = client.register(Arc::new(client.memory(span.len)?))?;
     // SAFETY: both ranges are that long, and new memory overlaps no other.
     unsafe { copy_memory(span.located(), region.span()) }?;

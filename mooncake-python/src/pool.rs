@@ -18,7 +18,7 @@ use crate::runtime::not_forked;
 use crate::signals;
 use crate::store::{Session, Store};
 
-fn refuse<T>(text: &str) -> PyResult<T> {
+fn pool_error<T>(text: &str) -> PyResult<T> {
     Err(PyRuntimeError::new_err(text.to_owned()))
 }
 
@@ -27,61 +27,65 @@ struct Shared {
     session: Arc<Session>,
     max_bytes: u64,
     max_regions: Option<u64>,
-    state: Mutex<State>,
+    state: Mutex<Usage>,
     returned: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct Usage {
     bytes: u64,
     regions: u64,
     closed: bool,
 }
 
 impl Shared {
-    fn has_room(&self, state: &State, len: u64) -> bool {
+    fn has_space(&self, state: &Usage, len: u64) -> bool {
         state.bytes.saturating_add(len) <= self.max_bytes
             && self.max_regions.is_none_or(|max| state.regions < max)
     }
 
-    /// Reserves `len` bytes. Waits for space for as long as `patience` allows, or until a signal
+    /// Reserves `len` bytes. Waits for space for as long as `limit` allows, or until a signal
     /// handler raises.
-    fn take_or_hear(&self, py: Python<'_>, len: u64, patience: Option<Option<Duration>>) -> PyResult<()> {
-        let Some(mut left) = patience else {
-            return if self.take(len, Duration::ZERO)? { Ok(()) } else { refuse("buffer pool is exhausted") };
+    fn reserve_or_wait(&self, py: Python<'_>, len: u64, limit: Option<Option<Duration>>) -> PyResult<()> {
+        let Some(mut left) = limit else {
+            return if self.reserve(len, Duration::ZERO)? {
+                Ok(())
+            } else {
+                pool_error("buffer pool is exhausted")
+            };
         };
         loop {
-            let part = left.unwrap_or(signals::EVERY).min(signals::EVERY);
-            if py.detach(|| self.take(len, part))? {
+            let part = left.unwrap_or(signals::CHECK_INTERVAL).min(signals::CHECK_INTERVAL);
+            if py.detach(|| self.reserve(len, part))? {
                 return Ok(());
             }
             left = left.map(|left| left.saturating_sub(part));
             if left.is_some_and(|left| left.is_zero()) {
-                return refuse("timed out waiting for buffer");
+                return pool_error("timed out waiting for buffer");
             }
             py.check_signals()?;
         }
     }
 
     /// Reserves `len` bytes and returns whether there was enough space within the time limit.
-    fn take(&self, len: u64, limit: Duration) -> PyResult<bool> {
+    fn reserve(&self, len: u64, limit: Duration) -> PyResult<bool> {
         let mut state = self.state.lock();
-        let over = |state: &mut State| !state.closed && !self.has_room(state, len);
+        let over = |state: &mut Usage| !state.closed && !self.has_space(state, len);
         if over(&mut state) {
             self.returned.wait_while_for(&mut state, over, limit);
         }
         if state.closed {
-            return refuse("buffer pool is closed");
+            return pool_error("buffer pool is closed");
         }
-        let room = self.has_room(&state, len);
-        if room {
+        let fits = self.has_space(&state, len);
+        if fits {
             state.bytes += len;
             state.regions += 1;
         }
-        Ok(room)
+        Ok(fits)
     }
 
-    fn give_back(&self, len: u64) {
+    fn release_bytes(&self, len: u64) {
         let mut state = self.state.lock();
         state.bytes -= len;
         state.regions -= 1;
@@ -91,18 +95,18 @@ impl Shared {
 }
 
 /// Leased memory of a pool. It returns to the pool with the lease and the last view of it.
-struct Lent {
+struct LeasedMemory {
     lease: Option<Lease>,
     len: u64,
     pool: Arc<Shared>,
     views: AtomicUsize,
 }
 
-impl Drop for Lent {
+impl Drop for LeasedMemory {
     fn drop(&mut self) {
         // The memory is freed before waiting threads are notified.
         drop(self.lease.take());
-        self.pool.give_back(self.len);
+        self.pool.release_bytes(self.len);
     }
 }
 
@@ -116,19 +120,19 @@ pub(crate) struct BufferPool {
 
 fn session_of(store: &Bound<'_, PyAny>) -> PyResult<Arc<Session>> {
     if store.is_none() {
-        return refuse("MooncakeDistributedStore is not initialized");
+        return pool_error("MooncakeDistributedStore is not initialized");
     }
     let native = match store.cast::<Store>() {
         Ok(native) => native.clone(),
         Err(_) => {
             const WRONG: &str = "BufferPool store parameter must be a PyClient or store wrapper that implements _get_pyclient_capsule()";
-            let Ok(capsule) = store.call_method0("_get_pyclient_capsule") else { return refuse(WRONG) };
+            let Ok(capsule) = store.call_method0("_get_pyclient_capsule") else { return pool_error(WRONG) };
             if capsule.is_none() {
-                return refuse("MooncakeDistributedStore is not initialized");
+                return pool_error("MooncakeDistributedStore is not initialized");
             }
             match capsule.cast_into::<Store>() {
                 Ok(native) => native,
-                Err(_) => return refuse(WRONG),
+                Err(_) => return pool_error(WRONG),
             }
         }
     };
@@ -136,10 +140,10 @@ fn session_of(store: &Bound<'_, PyAny>) -> PyResult<Arc<Session>> {
     session.ok_or_else(|| PyRuntimeError::new_err("MooncakeDistributedStore is not initialized"))
 }
 
-fn patience(timeout: Option<f64>) -> PyResult<Option<Duration>> {
+fn timeout_of(timeout: Option<f64>) -> PyResult<Option<Duration>> {
     match timeout {
         None => Ok(None),
-        Some(seconds) if seconds < 0.0 || seconds.is_nan() => refuse("timeout must be non-negative"),
+        Some(seconds) if seconds < 0.0 || seconds.is_nan() => pool_error("timeout must be non-negative"),
         // A timeout that does not fit counts as unlimited.
         Some(seconds) => Ok(Duration::try_from_secs_f64(seconds).ok().filter(|d| d.as_secs() < 1 << 32)),
     }
@@ -168,16 +172,16 @@ impl BufferPool {
         let _ = (max_size_class, prewarm_size, prewarm_count);
         let session = session_of(store)?;
         if min_size_class.0 == 0 || alignment.0 == 0 {
-            return refuse("min_size_class and alignment must be positive");
+            return pool_error("min_size_class and alignment must be positive");
         }
         if !alignment.0.is_power_of_two() || alignment.len() < size_of::<usize>() {
-            return refuse("alignment must be a power of two and at least sizeof(void*)");
+            return pool_error("alignment must be a power of two and at least sizeof(void*)");
         }
-        patience(default_timeout)?;
+        timeout_of(default_timeout)?;
         let local = py.detach(|| session.arena().map(|arena| arena.capacity()));
         let local = local.map_err(|error| crate::error::exception(py, &error))?;
         if local == 0 {
-            return refuse("BufferPool requires a store configured with a local buffer");
+            return pool_error("BufferPool requires a store configured with a local buffer");
         }
         let max_bytes = if max_bytes.0 == 0 { local.saturating_mul(2) } else { max_bytes.0.max(local) };
         let shared = Shared {
@@ -201,27 +205,32 @@ impl BufferPool {
         timeout: Option<f64>,
     ) -> PyResult<BufferLease> {
         not_forked()?;
-        let patience = patience(timeout.or(self.timeout))?;
+        let limit = timeout_of(timeout.or(self.timeout))?;
         let shared = &self.shared;
         let len = size.0.max(1);
         if len > shared.max_bytes {
-            return refuse("requested buffer size exceeds pool capacity");
+            return pool_error("requested buffer size exceeds pool capacity");
         }
         let block = block.as_ref().map_or(Ok(self.block), truth)?;
-        let patience = block.then_some(patience);
-        shared.take_or_hear(py, len, patience)?;
+        let limit = block.then_some(limit);
+        shared.reserve_or_wait(py, len, limit)?;
         let taken = py.detach(|| {
             let arena = shared.session.arena()?;
             arena.take(&shared.session.client, Uint(len).len())
         });
         match taken {
             Ok(lease) => {
-                let lent = Lent { lease: Some(lease), len, pool: shared.clone(), views: AtomicUsize::new(0) };
+                let lent = LeasedMemory {
+                    lease: Some(lease),
+                    len,
+                    pool: shared.clone(),
+                    views: AtomicUsize::new(0),
+                };
                 Ok(BufferLease { size: Uint(size.0).len(), lent: Mutex::new(Some(Arc::new(lent))) })
             }
             Err(error) => {
-                shared.give_back(len);
-                refuse(&format!("overflow buffer registration failed: {error}"))
+                shared.release_bytes(len);
+                pool_error(&format!("overflow buffer registration failed: {error}"))
             }
         }
     }
@@ -247,7 +256,7 @@ impl BufferPool {
     fn close(&self) -> PyResult<()> {
         let mut state = self.shared.state.lock();
         if state.regions > 0 {
-            return refuse("cannot close buffer pool with active leases");
+            return pool_error("cannot close buffer pool with active leases");
         }
         state.closed = true;
         drop(state);
@@ -275,11 +284,11 @@ impl BufferPool {
 #[pyclass(frozen, weakref, module = "mooncake.store", name = "BufferLease")]
 pub(crate) struct BufferLease {
     size: usize,
-    lent: Mutex<Option<Arc<Lent>>>,
+    lent: Mutex<Option<Arc<LeasedMemory>>>,
 }
 
 impl BufferLease {
-    fn lent(&self) -> Option<Arc<Lent>> {
+    fn lent(&self) -> Option<Arc<LeasedMemory>> {
         self.lent.lock().clone()
     }
 }
@@ -312,7 +321,7 @@ impl BufferLease {
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         let mut lent = self.lent.lock();
         if lent.as_ref().is_some_and(|lent| lent.views.load(Ordering::Acquire) > 0) {
-            return refuse("cannot release buffer while exported views exist");
+            return pool_error("cannot release buffer while exported views exist");
         }
         let taken = lent.take();
         drop(lent);
@@ -344,7 +353,7 @@ impl BufferLease {
 /// Owner of a lease's memory on behalf of a view.
 #[pyclass(frozen, weakref, module = "mooncake.store", name = "BufferLeaseView")]
 pub(crate) struct BufferLeaseView {
-    lent: Arc<Lent>,
+    lent: Arc<LeasedMemory>,
     size: usize,
 }
 

@@ -45,7 +45,7 @@ pub(crate) fn wait<R: Send>(py: Python<'_>, work: impl Future<Output = Result<R>
         let Some(pinned) = work.as_mut().as_pin_mut() else {
             return Err(Error::internal("future polled after completion"));
         };
-        let ended = if signals::run_here() {
+        let ended = if signals::is_signal_thread() {
             let ended = signals::drive(runtime, pinned);
             let _inside = runtime.enter();
             // Cancelled work may hand cleanup to the runtime.
@@ -64,9 +64,9 @@ pub(crate) fn wait<R: Send>(py: Python<'_>, work: impl Future<Output = Result<R>
 
 /// Turns a panic into an error with its message.
 pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Error {
-    let said = panic.downcast_ref::<&str>().copied().map(str::to_owned);
-    let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-    Error::internal(format!("bug in mooncake, please report it: {said}"))
+    let message = panic.downcast_ref::<&str>().copied().map(str::to_owned);
+    let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+    Error::internal(format!("bug in mooncake, please report it: {message}"))
 }
 
 /// Returns an error in the child of a fork, where every lock and connection is a copy of the

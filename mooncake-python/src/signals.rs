@@ -19,7 +19,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 
 /// Maximum delay of a signal handler.
-pub(crate) const EVERY: Duration = Duration::from_millis(100);
+pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Exception of a signal handler, until the interpreter takes it.
 static RAISED: Mutex<Option<PyErr>> = Mutex::new(None);
@@ -47,7 +47,7 @@ thread_local! {
 }
 
 /// Returns whether Python runs signal handlers on this thread: the first of the process.
-pub(crate) fn run_here() -> bool {
+pub(crate) fn is_signal_thread() -> bool {
     IS_FIRST.with(|known| {
         known.get().unwrap_or_else(|| {
             // SAFETY: both calls only return numbers.
@@ -66,10 +66,10 @@ pub(crate) fn drive<F>(runtime: &Runtime, mut work: Pin<&mut F>) -> Option<F::Ou
 where
     F: Future<Output: Send> + Send,
 {
-    if let Some(ended) = poll_here(runtime, work.as_mut()) {
+    if let Some(ended) = poll_inline(runtime, work.as_mut()) {
         return Some(ended);
     }
-    match beside(runtime, work.as_mut()) {
+    match drive_on_thread(runtime, work.as_mut()) {
         Ok(ended) => ended,
         Err(error) => {
             tracing::debug!("signal handlers are delayed until the call returns: {error}");
@@ -78,8 +78,8 @@ where
     }
 }
 
-/// Polls on this thread for up to [`EVERY`], so that no signal handler is delayed longer.
-fn poll_here<F: Future>(runtime: &Runtime, mut work: Pin<&mut F>) -> Option<F::Output> {
+/// Polls on this thread for up to [`CHECK_INTERVAL`], so that no signal handler is delayed longer.
+fn poll_inline<F: Future>(runtime: &Runtime, mut work: Pin<&mut F>) -> Option<F::Output> {
     let _inside = runtime.enter();
     let parked = PARKED.with(Arc::clone);
     let waker = Waker::from(parked.clone());
@@ -90,7 +90,7 @@ fn poll_here<F: Future>(runtime: &Runtime, mut work: Pin<&mut F>) -> Option<F::O
     let clock = SystemClock::new();
     let since = clock.now();
     loop {
-        let left = EVERY.saturating_sub(clock.now().since(since));
+        let left = CHECK_INTERVAL.saturating_sub(clock.now().since(since));
         // An exception of a handler ends all calls up to the interpreter's next instruction.
         if left.is_zero() || RAISED.lock().is_some() {
             return None;
@@ -105,7 +105,7 @@ fn poll_here<F: Future>(runtime: &Runtime, mut work: Pin<&mut F>) -> Option<F::O
 
 /// Runs the work on another thread while signal handlers run on this one. A handler may wait for
 /// resources that the work holds.
-fn beside<F>(runtime: &Runtime, work: Pin<&mut F>) -> io::Result<Option<F::Output>>
+fn drive_on_thread<F>(runtime: &Runtime, work: Pin<&mut F>) -> io::Result<Option<F::Output>>
 where
     F: Future<Output: Send> + Send,
 {
@@ -124,12 +124,12 @@ where
                 }
             })?;
         while !done.load(Ordering::Acquire) {
-            let raised = RAISED.lock().is_some() || Python::try_attach(handled) == Some(false);
+            let raised = RAISED.lock().is_some() || Python::try_attach(run_handlers) == Some(false);
             if raised {
                 given_up.notify_one();
                 break;
             }
-            thread::park_timeout(EVERY);
+            thread::park_timeout(CHECK_INTERVAL);
         }
         // Panics of the work are caught inside.
         Ok(other.join().ok().flatten())
@@ -138,7 +138,7 @@ where
 
 /// Runs the handlers of signals that have arrived. If one raises, returns false, and the
 /// interpreter raises its exception at the next opportunity.
-fn handled(py: Python<'_>) -> bool {
+fn run_handlers(py: Python<'_>) -> bool {
     let Err(error) = py.check_signals() else { return true };
     *RAISED.lock() = Some(error);
     // SAFETY: `raise` needs nothing but the interpreter.

@@ -21,7 +21,7 @@ TRIAL = Path(__file__).with_name("cancelled.py")
 
 
 @pytest.mark.parametrize("way", ["asyncio", "signal", "shared"])
-def test_no_read_gets_bytes_of_one_that_was_given_up(way: str) -> None:
+def test_no_read_gets_bytes_of_a_cancelled_one(way: str) -> None:
     words = [sys.executable, str(TRIAL), "--reads", "120", "--ways", way]
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
     print(done.stdout)

@@ -119,20 +119,20 @@ def mend(environment: Environment) -> None:
     environment.works()
 
 
-def test_ours_alone(environment):
+def test_this_package_alone(environment):
     environment.install("ours")
     environment.works()
     done = subprocess.run([environment.bin / "mooncake", "--version"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0 and mooncake.__version__ in done.stdout, done.stderr
 
 
-def test_theirs_alone(environment):
+def test_mooncake_cpp_alone(environment):
     environment.install("theirs")
     status, said = environment.run("import mooncake; print(mooncake.MARK)")
     assert status == 0 and said.strip() == "Mooncake C++", said
 
 
-def test_theirs_then_ours(environment):
+def test_mooncake_cpp_then_this_package(environment):
     environment.install("theirs")
     environment.install("ours")
     for module in ("mooncake", *MODULES):
@@ -140,7 +140,7 @@ def test_theirs_then_ours(environment):
     mend(environment)
 
 
-def test_ours_then_theirs(environment):
+def test_this_package_then_mooncake_cpp(environment):
     environment.install("ours")
     environment.install("theirs")
     # `__init__` is that of Mooncake C++ here. Code of this package runs only once a module is
@@ -155,7 +155,7 @@ def test_ours_then_theirs(environment):
 
 
 @pytest.mark.parametrize("order", [("theirs", "ours"), ("ours", "theirs")])
-def test_theirs_is_removed(environment, order):
+def test_mooncake_cpp_is_removed(environment, order):
     for which in order:
         environment.install(which)
     environment.remove("theirs")
@@ -166,7 +166,7 @@ def test_theirs_is_removed(environment, order):
 
 
 @pytest.mark.parametrize("order", [("theirs", "ours"), ("ours", "theirs")])
-def test_ours_is_removed(environment, order):
+def test_this_package_is_removed(environment, order):
     for which in order:
         environment.install(which)
     environment.remove("ours")

@@ -115,7 +115,7 @@ def test_columns_of_every_kind(transfer, rows):
     transfer.cleanup_dataproto(ref)
 
 
-def test_only_what_is_asked_for_is_read():
+def test_only_selected_fields_are_read():
     store = Watched()
     transfer = MooncakeBundleTransfer(store, default_chunk_bytes=64)
     long = column(*[bytes([row]) * 64 for row in range(16)])
@@ -221,7 +221,7 @@ def test_codecs_by_name(transfer, codec, values, metadata):
         transfer.put({"non_tensor_batch": {"f": values}}, field_schemas={"f": FieldSchema(codec, False, metadata)})
 
 
-def test_what_cannot_be_stored(transfer):
+def test_unsupported_values(transfer):
     def refused(values, schema=None, section="non_tensor_batch", error=ValueError):
         with pytest.raises(error) as caught:
             transfer.put({section: {"f": values}}, field_schemas={"f": schema} if schema else None)
@@ -298,7 +298,7 @@ def test_stages(backing, transfer, again):
         assert backing.values == {}
 
 
-def test_all_of_a_batch_is_in_one_group(store, key):
+def test_a_batch_is_stored_in_one_group(store, key):
     from mooncake.store import ReplicateConfig
 
     transfer = MooncakeBundleTransfer(store, key)
@@ -319,7 +319,7 @@ def test_all_of_a_batch_is_in_one_group(store, key):
         transfer.put({"batch": {"x": np.arange(3)}}, config=config)
 
 
-def test_handles_that_lie(transfer):
+def test_invalid_handles(transfer):
     handle = export_ref(transfer.put(data()))
     for change in (
         {"type": "other"},

@@ -179,7 +179,7 @@ def test_ranges(store):
     assert bytes(buffers[0])[:4] == bytes([1, 2, 3, 4]) and bytes(buffers[1])[4:10] == bytes(range(100, 106))
 
 
-def test_lent_buffers(store):
+def test_leased_buffers(store):
     store.put("my_key", b"z" * 1000)
     pool = BufferPool(store)
     with pool.buffer(MIB) as lease:
@@ -198,7 +198,7 @@ def test_lent_buffers(store):
     assert RegisteredBufferPool is BufferPool
 
 
-def test_how_objects_are_kept(store):
+def test_replication_settings(store):
     config = ReplicateConfig()
     assert (config.replica_num, config.with_soft_pin, config.with_hard_pin) == (1, False, False)
     assert (config.preferred_segment, config.group_ids) == ("", None)

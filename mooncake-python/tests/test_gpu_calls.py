@@ -73,7 +73,7 @@ size = (3 << 20) + 11
 at = gpu(2 * size)
 assert store.register_buffer(at, 2 * size) == 0
 assert _mooncake.device_of(at) == 0 and _mooncake.device_of(at + 2 * size - 1) == 0
-assert store.register_buffer(at + 2 * size - 1, 100) < 0, "beyond what is allocated"
+assert store.register_buffer(at + 2 * size - 1, 100) < 0, "beyond the allocation"
 one, two = data(1, size), data(2, size)
 put(at, one)
 assert store.put_from("one", at, size) == 0
@@ -200,7 +200,7 @@ def test_engines_move_memory_of_gpus(double: Path) -> None:
     run(double, ENGINES)
 
 
-def test_without_a_gpu_it_says_so() -> None:
+def test_a_missing_gpu_is_reported() -> None:
     from mooncake import _mooncake, engine
     from mooncake.store import MooncakeDistributedStore
 

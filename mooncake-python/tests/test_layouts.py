@@ -35,7 +35,7 @@ def put_shards(store, key, whole, size, upsert=False):
 WHOLE = torch.arange(32, dtype=torch.float32).reshape(8, 4)
 
 
-def test_what_is_assigned_is_a_copy(store, key):
+def test_assigned_layouts_are_copied(store, key):
     one, of = ParallelAxis(), TensorParallelism()
     one.kind, one.size, one.split_dim = "tp", 4, 0
     layouts = []
@@ -70,7 +70,7 @@ def test_shards_of_two_layouts_are_not_mixed(store, key):
         assert store.get_tensor_with_parallelism(key, target("shard", tp(0, 4))) is None
 
 
-def test_shards_that_were_kept_are_not_mixed_with_newer_ones(store, key):
+def test_old_shards_are_not_mixed_with_newer_ones(store, key):
     assert store.put_tensor_with_tp(key, WHOLE[:4], 0, 2, 0) == 0
     put_shards(store, key, WHOLE + 100, 4)
     got = full(store, key)
@@ -80,7 +80,7 @@ def test_shards_that_were_kept_are_not_mixed_with_newer_ones(store, key):
 
 
 @pytest.mark.parametrize("kind", ["manifest", "writer", "header", "empty"])
-def test_layouts_that_lie_end_at_the_first_shard_that_is_missing(store, key, kind):
+def test_inconsistent_layouts_end_at_the_first_missing_shard(store, key, kind):
     lie = Manifest(0, 0, MOST, (MOST, 4))
     if kind == "manifest":
         put_shards(store, key, WHOLE, 2)
@@ -149,7 +149,7 @@ def test_axes_of_a_reserved_kind_are_read(store, key):
     assert torch.equal(store.get_tensor(key), WHOLE)
 
 
-def test_a_shard_that_is_stored_again_stays_one(store, key):
+def test_a_shard_that_is_stored_again_stays_a_shard(store, key):
     put_shards(store, key, WHOLE, 2)
     size = 304 + WHOLE.nbytes // 2
     memory = torch.empty(size, dtype=torch.uint8)
@@ -171,7 +171,7 @@ def test_parameters_are_tensors(store, key):
         _serialize_tensor(torch._efficientzerotensor(4))
 
 
-def test_a_default_device_is_for_others(store, key):
+def test_the_default_device_is_ignored(store, key):
     large = torch.arange(200_000, dtype=torch.int64)
     assert store.put_tensor(key, large) == 0
     put_shards(store, key + "-shards", WHOLE, 2)
@@ -180,7 +180,7 @@ def test_a_default_device_is_for_others(store, key):
     assert got.device.type == "cpu" and torch.equal(got, large) and torch.equal(shards, WHOLE)
 
 
-def test_a_word_is_no_list_of_keys(store):
+def test_a_string_is_not_a_list_of_keys(store):
     pair = [torch.ones(1), torch.ones(1)]
     for call in (
         lambda: store.batch_put_tensor("xy", pair),
@@ -195,7 +195,7 @@ def test_a_word_is_no_list_of_keys(store):
     assert store.batch_is_exist(["x", "y", "x_tp_0"]) == [0, 0, 0]
 
 
-def test_numbers_of_layouts_are_numbers(store, key):
+def test_layouts_reject_invalid_numbers(store, key):
     one = ParallelAxis()
     for name, value in (("rank", 1.5), ("size", 2**40), ("expert_id", "e"), ("stage_id", 1.5), ("rank", None), ("kind", 1)):
         with pytest.raises(TypeError):
@@ -213,7 +213,7 @@ def test_numbers_of_layouts_are_numbers(store, key):
         store.get_tensor_with_tp(key, "0", 2)
 
 
-def test_files_that_are_none(store, key, tmp_path, monkeypatch):
+def test_invalid_safetensors_files(store, key, tmp_path, monkeypatch):
     pytest.importorskip("safetensors")
     monkeypatch.chdir(tmp_path)
     assert store.put_tensor(key, WHOLE) == 0 and store.put_tensor("a/b", WHOLE) in (0, -705)

@@ -39,7 +39,7 @@ def lets_go(call) -> bool:
     return False
 
 
-def test_one_that_does_not_is_found_out(never_switched):
+def test_a_call_that_holds_the_gil_is_detected(never_switched):
     long = bytearray(SIZE)
     assert not lets_go(lambda: bytes(long))
 
@@ -65,7 +65,7 @@ def test_values_and_memory(never_switched, make_store, key):
         assert lets_go(call)
 
 
-def test_a_light_client(never_switched, light, key):
+def test_an_ipc_client(never_switched, light, key):
     value = bytes(SIZE // 2)
     assert light.put(key, value) == 0
     assert lets_go(lambda: light.get(key)) and lets_go(lambda: light.upsert(key, value))

@@ -63,7 +63,7 @@ def test_tensors_of_a_store(store, key, file):
     assert torch.equal(store.get_tensor(key), tensor)
 
 
-def test_what_cannot_be_read_is_no_memory(store, file):
+def test_unreadable_memory_is_rejected(store, file):
     pages = Pages(file, NOTHING)
     assert store.register_buffer(pages.address, SIZE) == -600
     engine = TransferEngine()
@@ -138,7 +138,7 @@ os._exit(3)
 
 
 @pytest.mark.parametrize("how", ["gone", "protected"])
-def test_memory_that_went_while_it_was_registered(how):
+def test_memory_that_was_unmapped_while_registered(how):
     owner = subprocess.Popen(
         [sys.executable, "-c", FREED, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

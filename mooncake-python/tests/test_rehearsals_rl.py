@@ -85,7 +85,7 @@ def roll_out(master: str, rank: int, trainer: Connection) -> None:
     transfer = MooncakeBundleTransfer(store, key_prefix="rollout")
     schemas, config = {"prompts": FieldSchema("utf8_ragged")}, ReplicateConfig()
     while (step := trainer.recv()) is not None:
-        assert (weights == step % 256).all(), "weights that are said to be there"
+        assert (weights == step % 256).all(), "weights that were announced"
         ref, end = None, time.monotonic() + PATIENCE
         while ref is None:
             assert time.monotonic() < end, store.last_error()
@@ -120,7 +120,7 @@ class Trainer:
         targets, lengths = [self.target, self.target + WEIGHTS // 2], [WEIGHTS // 2] * 2
         batch = self.engine.batch_transfer_async_write(self.session, sources, targets, lengths)
         assert batch > 0 and self.engine.get_batch_transfer_status([batch]) == 0
-        assert self.engine.get_batch_transfer_status([batch]) == 0, "a batch that is over"
+        assert self.engine.get_batch_transfer_status([batch]) == 0, "a batch that has ended"
         self.process.send(self.steps)
         return self.process.recv()
 

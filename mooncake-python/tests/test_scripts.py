@@ -30,7 +30,7 @@ def topology(tmp_path, monkeypatch, capsys):
     return dump, file
 
 
-def test_what_is_found_unless_a_file_is_asked_for(topology):
+def test_discovery_unless_a_file_is_selected(topology):
     dump, file = topology
     assert "of_the_file" not in dump() and "[te/discover]" in dump()
     assert "of_the_file" not in dump("--backend", "te")

@@ -41,7 +41,7 @@ def started(size: int = SIZE) -> tuple[Any, Any, bytes]:
 def test_what_one_process_writes_another_reads():
     process, pipe, theirs = started()
     segment, blob = SharedSegment.create("s", SIZE, 2, 0)
-    assert len(blob) == len(theirs), "collectives want one length"
+    assert len(blob) == len(theirs), "collectives need one length"
     assert not segment.ready()
     with pytest.raises(RuntimeError, match="not complete"):
         segment.base_addr()
@@ -56,7 +56,7 @@ def test_what_one_process_writes_another_reads():
     assert process.exitcode == 0
 
 
-def test_ranks_that_declare_other_things_are_told_so():
+def test_different_declarations_of_ranks_are_an_error():
     process, pipe, theirs = started(SIZE + 1)
     segment, blob = SharedSegment.create("s", SIZE, 2, 0)
     with pytest.raises(RuntimeError, match=r"ranks \[1\] and 0 declare 's' differently"):
@@ -77,7 +77,7 @@ def own(pipe: Any) -> None:
     del segment
 
 
-def test_an_owner_that_is_gone_is_an_error_and_leaves_nothing():
+def test_an_owner_that_has_ended_is_an_error_and_leaves_nothing():
     pipe, far = spawn.Pipe()
     process = spawn.Process(target=own, args=(far,), daemon=True)
     process.start()
@@ -88,7 +88,7 @@ def test_an_owner_that_is_gone_is_an_error_and_leaves_nothing():
     first.buffer()[:2] = b"me"
     os.kill(process.pid, signal.SIGKILL)
     process.join(60)
-    assert first.buffer()[:2] == b"me", "mapped is mapped"
+    assert first.buffer()[:2] == b"me", "the mapping stays valid"
     late, blob = SharedSegment.create("s", SIZE, 2, 1)
     with pytest.raises(RuntimeError, match="cannot open the owner's memory|its owner has ended"):
         late.complete([theirs, blob])
@@ -99,12 +99,12 @@ def test_an_owner_that_is_gone_is_an_error_and_leaves_nothing():
     "arguments",
     [("s", 0, 1, 0), ("", 1, 1, 0), ("s", 1, 1, 1), ("s", 1, 1, -1), ("s", 1, 2, 0, 2), ("s", 1 << 62, 1, 0), ("s", -1, 1, 0)],
 )
-def test_what_makes_no_sense_is_refused(arguments):
+def test_invalid_arguments_are_rejected(arguments):
     with pytest.raises(RuntimeError):
         SharedSegment.create(*arguments)
 
 
-def test_what_is_not_supported_is_said():
+def test_unsupported_settings_are_reported():
     assert shared_segment_supported() and not shared_segment_supported(mmap=False)
     assert not shared_segment_supported(host_register=True)
     with pytest.raises(SharedSegmentError, match="mmap=True"):

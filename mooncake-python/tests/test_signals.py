@@ -149,7 +149,7 @@ def test_a_handler_may_wait_for_what_the_call_holds(own_master: Any, make_store:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_unregistering_can_be_given_up_and_taken_up_again(own_master: Any, make_store: Any) -> None:
+def test_unregistering_can_be_interrupted_and_repeated(own_master: Any, make_store: Any) -> None:
     master = own_master()
     store = make_store(master)
     memory = (ctypes.c_ubyte * 4096)()
@@ -162,7 +162,7 @@ def test_unregistering_can_be_given_up_and_taken_up_again(own_master: Any, make_
     with pytest.raises(KeyboardInterrupt), sent(signal.SIGINT, 0.5):
         store.unregister_buffer(at)
     assert time.monotonic() - begun < SOON
-    assert store.put_from("other", at, 10) == -600, "it is on its way out"
+    assert store.put_from("other", at, 10) == -600, "the region is being unregistered"
     threading.Timer(0.5, master.thaw).start()
     assert store.unregister_buffer(at) == 0, "waits for the put"
     put.join(1)

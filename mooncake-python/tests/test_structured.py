@@ -118,7 +118,7 @@ def test_bundles_and_objects(backing):
     assert set(transfer.get_object(transfer.put_object({"a": b"1", "b": np.zeros(2)}))) == {"a", "b"}
 
 
-def test_what_cannot_be():
+def test_unsupported_members():
     transfer = MooncakeBundleTransfer(Fake())
     with pytest.raises(TypeError, match="requires buffers"):
         StructuredObjectPayload({})
@@ -149,7 +149,7 @@ def test_a_put_that_fails_leaves_nothing():
     assert fake.values == {}
 
 
-def test_manifests_that_lie():
+def test_inconsistent_manifests():
     fake = Fake()
     transfer = MooncakeBundleTransfer(fake)
     ref = transfer.put_bundle(b"m", {"a": b"123"})

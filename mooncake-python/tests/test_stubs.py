@@ -186,7 +186,7 @@ KINDS = [f"{when}-{what}" for when in ("before", "during", "after") for what in 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_call_answers(own_master, kind):
+def test_every_call_returns(own_master, kind):
     # A separate master, because random mounts and removals would disturb other tests.
     master = own_master("--default_kv_lease_ttl=50") if kind in ("during-store", "after-store") else None
     with tempfile.NamedTemporaryFile() as journal:

@@ -86,7 +86,7 @@ def written(store, key):
     assert store.unregister_buffer(memory.data_ptr()) == 0
 
 
-def test_tensors_have_bytes_whatever_new_ones_have(store, key, written, elsewhere):
+def test_tensors_have_bytes_in_every_mode(store, key, written, elsewhere):
     got = {
         name: (store.get_tensor(key + name), store.get_tensor_with_parallelism(key + name))
         for name in ("", "-large", "-empty")
@@ -105,7 +105,7 @@ def test_tensors_have_bytes_whatever_new_ones_have(store, key, written, elsewher
         assert torch.equal(store.get_tensor_with_tp(f"{key}-new", 1, 2), TURNED[2:])
 
 
-def test_what_plays_a_tensor_is_none(store, key):
+def test_fake_tensors_are_rejected(store, key):
     fake_tensor = pytest.importorskip("torch._subclasses.fake_tensor")
     with fake_tensor.FakeTensorMode():
         fakes = [torch.empty(4, 4), torch.empty(0, 4)]
@@ -156,7 +156,7 @@ def list_calls(store, pointer, size):
 
 
 @pytest.mark.parametrize("keys", ["xy", b"xy", bytearray(b"xy"), {"x": 1, "y": 2}, {"x", "y"}, 5, None, ["x", 5], ["x", None]])
-def test_a_list_of_keys_is_one(store, serialized, keys):
+def test_keys_must_be_a_list(store, serialized, keys):
     for name, *each in list_calls(store, *serialized):
         for arguments in each:
             with pytest.raises(TypeError):
@@ -193,13 +193,13 @@ def one_key_calls(store, key, pointer, size):
 
 
 @pytest.mark.parametrize("wrong", [5, None, 1.5, memoryview(b"k"), ["k"]])
-def test_a_key_is_a_word(store, serialized, wrong):
+def test_a_key_must_be_a_string(store, serialized, wrong):
     for call in one_key_calls(store, wrong, *serialized):
         with pytest.raises(TypeError):
             call()
 
 
-def test_keys_of_bytes_are_words(store, key, serialized):
+def test_keys_may_be_bytes_in_tensor_calls(store, key, serialized):
     with pytest.raises(ValueError) as plain:
         store.put(NO_UTF8, b"x")
     for call in one_key_calls(store, NO_UTF8, *serialized):
@@ -236,7 +236,7 @@ def test_numbers_of_tensor_parallelism(store, key, serialized, wrong):
     assert store.batch_is_exist([key, f"{key}_tp_0"]) == [0, 0]
 
 
-def test_what_counts_as_a_number_is_one(store, key):
+def test_accepted_kinds_of_numbers(store, key):
     np = pytest.importorskip("numpy")
     assert store.put_tensor_with_tp(key, WHOLE, np.int64(0), np.int32(2), torch.tensor(0)) == 0
     # The key does not end in `_tp_True`.
@@ -274,7 +274,7 @@ def test_layouts_refuse_mistakes_when_they_are_set():
     assert (one.kind, target.mode) == ("tp", "full")
 
 
-def test_layouts_of_others_are_not_half_used(store, key):
+def test_foreign_layouts_are_rejected_as_a_whole(store, key):
     good = {"kind": "tp", "rank": 0, "size": 2, "split_dim": 0, "expert_id": None, "stage_id": None}
     for wrong in ({"rank": 1.5}, {"size": 1 << 40}, {"rank": "0"}, {"kind": 5}, {"kind": NO_UTF8}, {"expert_id": 1.0}):
         given = SimpleNamespace(axes=[SimpleNamespace(**(good | wrong))])
@@ -291,7 +291,7 @@ def test_layouts_of_others_are_not_half_used(store, key):
 
 
 @pytest.mark.parametrize("wrong", [{}, 0, "x", [], True])
-def test_a_configuration_is_one(store, key, serialized, wrong):
+def test_a_configuration_must_be_a_replicate_config(store, key, serialized, wrong):
     match = "incompatible function arguments: config must be a ReplicateConfig"
     for call in (
         lambda: store.pub_tensor(key, WHOLE, wrong),

@@ -90,7 +90,7 @@ def test_multi_buffers(store, registered, key):
     wrong = store.batch_get_into_multi_buffers([keys[0], "missing"], [[dst], [dst]], [[5], [5]])
     assert wrong == [-600, -704]
     config.replica_num = 2
-    assert store.batch_put_from_multi_buffers([key], [[src]], [[5]], config) == [-600], "on one node is one copy"
+    assert store.batch_put_from_multi_buffers([key], [[src]], [[5]], config) == [-600], "one replica on the same node"
 
 
 def test_ranges(store, registered, key):
@@ -192,7 +192,7 @@ def test_sessions(own_master, make_store, key):
     assert a.batch_put_session_start(keys, [8192, 100]) == [0, 0]
     assert a.batch_put_session_start([keys[0]], [1]) == [-600]
     several = [keys[0], key + "3", "", key + "3", key + "4"]
-    assert a.batch_put_session_start(several, [1, 1, 1, 1, 0]) == [-600, 0, -600, -705, -600], "each for itself"
+    assert a.batch_put_session_start(several, [1, 1, 1, 1, 0]) == [-600, 0, -600, -705, -600], "each independently"
     assert a.batch_put_session_revoke([key + "3"]) == [0]
     assert b.is_exist(keys[0]) == 0
     written = a.batch_put_from_multi_buffer_ranges(
@@ -226,7 +226,7 @@ def test_sessions(own_master, make_store, key):
             assert one.unregister_buffer(memory.ctypes.data) == 0
 
 
-def test_parts_of_what_a_member_had_that_is_gone(own_master, make_store, key, monkeypatch):
+def test_parts_of_objects_of_a_client_that_has_left(own_master, make_store, key, monkeypatch):
     """Reads parts of objects whose client has left: from a later replica if the checksum matches,
     else -800.
     """
@@ -320,10 +320,10 @@ def test_segments(own_master, make_store, tmp_path):
     with pytest.raises(TypeError):
         store.unmount_segment("no list")
     assert store.unmount_segment(["1-2"]) == -1
-    assert store.unmount_local_disk_segment() == 0, "there is none"
+    assert store.unmount_local_disk_segment() == 0, "it does not exist"
 
 
-def test_a_segment_that_goes_after_a_time(own_master, make_store):
+def test_a_segment_is_unmounted_after_its_grace_period(own_master, make_store):
     master = own_master("--default_kv_lease_ttl=100")
     store, reader = make_store(master, global_segment_size=0), make_store(master, global_segment_size=0)
     answer = store.allocate_and_mount_segment(16 << 20)

@@ -259,7 +259,7 @@ class Bundles:
             raise ValueError("the layout in the metadata must be a string")
         bodies, fields = {}, {}
         for name, value in payload.buffers.items():
-            bodies[_segment(name, "a member's name")], fields[name] = _body(value, name)
+            bodies[_segment(name, "member name")], fields[name] = _body(value, name)
         metadata[_FIELDS] = fields
         return self._put(_json(metadata), bodies, partition, chunk_bytes, policy, max_inflight_put, config)
 
@@ -275,7 +275,7 @@ class Bundles:
     ) -> RemoteBundleRef:
         """Writes named values with raw bytes as their metadata."""
         described = bytes(_bytes_view(meta, "meta"))
-        bodies = {_segment(name, "a member's name"): _body(value, name)[0] for name, value in buffers.items()}
+        bodies = {_segment(name, "member name"): _body(value, name)[0] for name, value in buffers.items()}
         return self._put(described, bodies, partition, chunk_bytes, policy, max_inflight_put, config)
 
     def put_object(
@@ -402,9 +402,9 @@ class Bundles:
         """
         if not hasattr(self._store, "batch_is_exist"):
             return
-        for key, there in zip(keys, self._store.batch_is_exist(keys)):
-            if there != 1:
-                raise RuntimeError(f"put failed for {key}: {there if there < 0 else _NO_AVAILABLE_HANDLE}")
+        for key, exists in zip(keys, self._store.batch_is_exist(keys)):
+            if exists != 1:
+                raise RuntimeError(f"put failed for {key}: {exists if exists < 0 else _NO_AVAILABLE_HANDLE}")
 
     # Removing.
 

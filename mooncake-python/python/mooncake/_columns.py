@@ -136,8 +136,8 @@ class Numbers(Codec):
     """Column with a number in each row."""
 
     def encode(self, values: list[Any], schema: FieldSchema) -> tuple[dict[str, Any], dict[str, Any]]:
-        there = [value for value in values if value is not None]
-        dtype = dtype_of(schema) or (np.result_type(*there) if there else np.dtype(np.float64))
+        present = [value for value in values if value is not None]
+        dtype = dtype_of(schema) or (np.result_type(*present) if present else np.dtype(np.float64))
         if dtype.kind not in "biufc":
             raise ValueError(f"rows must be numbers, not {dtype}")
         data = np.array([0 if value is None else value for value in values], dtype)
@@ -164,14 +164,14 @@ class Ragged(Codec):
     @staticmethod
     def rows_of(values: list[Any], dtype: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         made = [None if value is None else np.asarray(value) for value in values]
-        there = [array for array in made if array is not None]
+        present = [array for array in made if array is not None]
         # An empty list has no element type.
         typed = [a for a, value in zip(made, values) if a is not None and (a.size or isinstance(value, np.ndarray))]
         dtype = dtype or (np.result_type(*typed) if typed else np.dtype(np.int64))
-        if dtype.hasobject or any(array.dtype.hasobject for array in there):
+        if dtype.hasobject or any(array.dtype.hasobject for array in present):
             raise ValueError("rows must be arrays of numbers")
         arrays = [np.zeros(0, dtype) if array is None else np.asarray(array, dtype, order="C") for array in made]
-        most = max((array.ndim for array in there), default=0)
+        most = max((array.ndim for array in present), default=0)
         shapes = np.zeros((len(values), max(most, 1)), np.int64)
         for row, array in enumerate(made):
             if array is not None:
@@ -494,15 +494,15 @@ LEAVES: dict[str, Codec] = {
 
 def choose(values: Sequence[Any]) -> str | None:
     """Returns the codec that preserves these values, or `None` if there is none."""
-    there = [value for value in values if not _is_none(value)]
+    present = [value for value in values if not _is_none(value)]
 
     def every(test: Callable[[Any], bool]) -> bool:
-        return all(test(value) for value in there)
+        return all(test(value) for value in present)
 
-    if not there:
+    if not present:
         return "json_ragged"
     if every(_tensor):
-        return "ragged_tensor" if len({value.dtype for value in there}) == 1 else None
+        return "ragged_tensor" if len({value.dtype for value in present}) == 1 else None
     if every(lambda v: isinstance(v, list | tuple) and all(_bytes_like(one) or _picture(one) for one in v)):
         return "media_list_ragged"
     if every(lambda v: isinstance(v, list | tuple | np.ndarray)):
@@ -511,7 +511,7 @@ def choose(values: Sequence[Any]) -> str | None:
         except (ValueError, OverflowError):
             # Rows that are not rectangular arrays have more structure.
             numbers = False
-        if numbers or any(isinstance(value, np.ndarray) for value in there):
+        if numbers or any(isinstance(value, np.ndarray) for value in present):
             return "typed_ragged" if numbers else None
     for codec, kind in (
         ("ndarray", (bool, int, float, np.number)),
@@ -520,7 +520,7 @@ def choose(values: Sequence[Any]) -> str | None:
         ("msgpack_ragged", (dict, list, tuple)),
     ):
         if every(lambda v: isinstance(v, kind)):  # noqa: B023
-            return codec if codec != "ndarray" or np.result_type(*there).kind in "biufc" else None
+            return codec if codec != "ndarray" or np.result_type(*present).kind in "biufc" else None
     if every(_picture):
         return "media_bytes"
     # Mixed strings and numbers.

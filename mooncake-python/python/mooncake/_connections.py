@@ -18,7 +18,7 @@ from aiohttp import web
 _LOG = logging.getLogger(__name__)
 # Maximum number of connections, and the divisor of the descriptor limit that gives their share of
 # it.
-_PLACES = 1024
+_MAX_CONNECTIONS = 1024
 _SHARE = 4
 # Seconds from the first byte of a request to the end of its header, and for its body.
 _HEADER_S = 10.0
@@ -133,14 +133,14 @@ class Connections:
     def __init__(
         self,
         app: web.Application,
-        places: int = _PLACES,
+        max_connections: int = _MAX_CONNECTIONS,
         header_s: float = _HEADER_S,
         body_s: float = _BODY_S,
         idle_s: float = _IDLE_S,
         name: str = "http",
     ) -> None:
         self.name = name
-        self.places = places
+        self.max_connections = max_connections
         self.header_s = header_s
         self._body_s = body_s
         self.idle_s = idle_s
@@ -154,7 +154,7 @@ class Connections:
         """Starts to listen and returns the port. Raises `OSError` if the port is unavailable."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:
-            self.places = min(self.places, max(soft // _SHARE, 1))
+            self.max_connections = min(self.max_connections, max(soft // _SHARE, 1))
         await self.runner.setup()
         handlers = self.runner.server
         assert handlers is not None
@@ -211,10 +211,10 @@ class Connections:
         """Admits a connection. At the limit, the connection that has waited longest is closed.
         Returns false if all are busy.
         """
-        if len(self.open) >= self.places:
+        if len(self.open) >= self.max_connections:
             if not self._evict():
                 self.refused["full"] += 1
-                _LOG.warning("connection refused: all %s connections are busy", self.places)
+                _LOG.warning("connection refused: all %s connections are busy", self.max_connections)
                 return False
             self.refused["evicted"] += 1
         self.open[handler] = connection

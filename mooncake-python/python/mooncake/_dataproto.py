@@ -232,22 +232,22 @@ def envelope_of_dict(data: Any, schemas: Mapping[str, FieldSchema]) -> Envelope:
     """
     if not isinstance(data, Mapping):
         raise TypeError("flat dict payload must be a mapping")
-    said = {name: section for name in data if (section := section_of(name, schemas.get(name))) is not None}
-    for name in said:
-        if said[name] != "meta_info" and not hasattr(data[name], "__len__"):
+    declared = {name: section for name in data if (section := section_of(name, schemas.get(name))) is not None}
+    for name in declared:
+        if declared[name] != "meta_info" and not hasattr(data[name], "__len__"):
             raise ValueError(f"flat dict row-aligned field {name!r} must be sized")
-    told = [name for name, section in said.items() if section != "meta_info"]
-    free = [name for name in data if name not in said]
-    rows = _one_size(data, told, "fields")
-    if not told:
+    row_aligned = [name for name, section in declared.items() if section != "meta_info"]
+    free = [name for name in data if name not in declared]
+    rows = _one_size(data, row_aligned, "fields")
+    if not row_aligned:
         rows = _one_size(data, [name for name in free if _dense(data[name])], "dense fields")
         rows = rows or _one_size(data, [name for name in free if _listed(data[name])], "fields")
     made = Envelope()
     for name, value in data.items():
-        section = said.get(name)
+        section = declared.get(name)
         if section is None and rows and _dense(value) and len(value) == rows:
             section = "batch"
-        elif section is None and not told and _listed(value) and len(value) == rows:
+        elif section is None and not row_aligned and _listed(value) and len(value) == rows:
             section = "non_tensor_batch"
         if section == "non_tensor_batch":
             value = column(name, value, schemas.get(name))
@@ -274,9 +274,9 @@ def check_sections(envelope: Envelope, schemas: Mapping[str, FieldSchema]) -> No
     """Raises `ValueError` if a field is not in the section that its schema names."""
     for name, schema in schemas.items():
         section = section_of(name, schema)
-        there = [one for one in SECTIONS if name in getattr(envelope, one)]
-        if section is not None and there and section not in there:
-            raise ValueError(f"FieldSchema for {name!r} declares section {section!r}, but data contains it in {there}")
+        present = [one for one in SECTIONS if name in getattr(envelope, one)]
+        if section is not None and present and section not in present:
+            raise ValueError(f"FieldSchema for {name!r} declares section {section!r}, but data contains it in {present}")
 
 
 def flat(envelope: Envelope) -> dict[str, Any]:

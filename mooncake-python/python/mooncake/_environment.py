@@ -94,8 +94,8 @@ def rpc_timeouts() -> tuple[int | None, int | None]:
     """Returns the timeouts of a call and of setup in milliseconds, where set: `MC_RPC_TIMEOUT_MS`,
     `MC_RPC_CONNECT_TIMEOUT_MS`.
     """
-    said = (int(_number(name, 0)) for name in ("MC_RPC_TIMEOUT_MS", "MC_RPC_CONNECT_TIMEOUT_MS"))
-    call, join = (min(ms, 1 << 31) if ms > 0 else None for ms in said)
+    timeouts = (int(_number(name, 0)) for name in ("MC_RPC_TIMEOUT_MS", "MC_RPC_CONNECT_TIMEOUT_MS"))
+    call, join = (min(ms, 1 << 31) if ms > 0 else None for ms in timeouts)
     return call, join
 
 

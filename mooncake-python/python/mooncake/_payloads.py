@@ -75,15 +75,15 @@ def check_manifest(manifest: Mapping[str, Any], key: str, prefix: str) -> None:
         raise ValueError(f"manifest at {key!r} belongs to another object")
     _mapping(manifest.get("buffers"), f"buffers of the manifest at {key!r}")
     others = _words(manifest.get("buffer_object_ids", []), "buffer_object_ids")
-    places = (f"{base}/", *(f"{prefix}/{other}/" for other in others))
+    prefixes = (f"{base}/", *(f"{prefix}/{other}/" for other in others))
     for one in payloads(manifest):
-        _check_payload(one, places)
-    outside = [one for one in _words(manifest.get("cleanup_keys", []), "cleanup_keys") if not one.startswith(places)]
+        _check_payload(one, prefixes)
+    outside = [one for one in _words(manifest.get("cleanup_keys", []), "cleanup_keys") if not one.startswith(prefixes)]
     if outside:
         raise ValueError(f"bundle manifest cleanup_keys {outside} are outside the bundle namespace")
 
 
-def _check_payload(payload: Any, places: tuple[str, ...]) -> None:
+def _check_payload(payload: Any, prefixes: tuple[str, ...]) -> None:
     payload = _mapping(payload, "payload of a bundle manifest")
     key, size, chunks = (payload.get(name) for name in ("key", "bytes", "chunks"))
     if not isinstance(key, str) or not _is_count(size) or not isinstance(chunks, list):
@@ -93,7 +93,7 @@ def _check_payload(payload: Any, places: tuple[str, ...]) -> None:
         chunk = _mapping(given, f"chunk of {key!r}")
         if not isinstance(chunk.get("key"), str) or not _is_count(chunk.get("bytes")):
             raise ValueError(f"chunk of {key!r} needs a key and bytes")
-        if not chunk["key"].startswith(places):
+        if not chunk["key"].startswith(prefixes):
             raise ValueError(f"bundle payload {chunk['key']!r} is outside the bundle namespace")
         sizes += chunk["bytes"]
     if sizes != size:
@@ -119,17 +119,17 @@ def array_kind(name: str, described: Mapping[str, Any], size: int) -> tuple[Any,
     return dtype, tuple(shape)
 
 
-def numbers_of(name: str, said: Any) -> Any:
+def numbers_of(name: str, dtype_name: Any) -> Any:
     """Returns the element type of an array by its name. A type with objects is rejected, because
     stored bytes would become pointers.
     """
     try:
-        dtype = np.dtype(said) if isinstance(said, str) else None
+        dtype = np.dtype(dtype_name) if isinstance(dtype_name, str) else None
     except (TypeError, ValueError, SyntaxError, OverflowError, MemoryError, RecursionError):
         dtype = None
     # numpy makes arrays of "|S1" from "|S0".
     if dtype is None or dtype.hasobject or dtype.subdtype is not None or (dtype.kind in "SU" and not dtype.itemsize):
-        raise ValueError(f"{name}: unsupported dtype {said!r}")
+        raise ValueError(f"{name}: unsupported dtype {dtype_name!r}")
     return dtype
 
 
@@ -256,9 +256,9 @@ class Reader:
         cover = np.repeat(np.arange(len(heads)), np.diff(heads, append=len(starts)))
         pieces = np.concatenate(([0], np.flatnonzero(np.diff(at // _PIECE)) + 1, [len(heads)]))
         for first, last in zip(pieces[:-1].tolist(), pieces[1:].tolist()):
-            places = at[first:last] - at[first]
-            staged = np.empty(int(places[-1] + sizes[last - 1]), np.uint8)
-            self._fetch(zip(begins[first:last].tolist(), places.tolist(), sizes[first:last].tolist()), staged)
+            offsets = at[first:last] - at[first]
+            staged = np.empty(int(offsets[-1] + sizes[last - 1]), np.uint8)
+            self._fetch(zip(begins[first:last].tolist(), offsets.tolist(), sizes[first:last].tolist()), staged)
             begin, end = np.searchsorted(cover, [first, last])
             runs = slice(begin, end)
             of = cover[runs]

@@ -67,11 +67,11 @@ class SharedSegment:
     def _blob(self) -> bytes:
         same = {key: value for key, value in self._declared.items() if key != "rank"}
         sum = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
-        said: dict[str, object] = {"sum": sum}
+        content: dict[str, object] = {"sum": sum}
         if self._fd is not None:
             about = os.fstat(self._fd)
-            said.update(path=f"/proc/{os.getpid()}/fd/{self._fd}", dev=about.st_dev, ino=about.st_ino)
-        return json.dumps(said).encode().ljust(BLOB)
+            content.update(path=f"/proc/{os.getpid()}/fd/{self._fd}", dev=about.st_dev, ino=about.st_ino)
+        return json.dumps(content).encode().ljust(BLOB)
 
     def complete(self, blobs: Sequence[bytes | str]) -> None:
         """Maps the memory. `blobs` are those of all ranks, by rank.
@@ -82,19 +82,19 @@ class SharedSegment:
         if len(blobs) != declared["world_size"]:
             raise RuntimeError(f"cannot complete segment: blobs={len(blobs)} world_size={declared['world_size']}")
         try:
-            said = [json.loads(blob) for blob in blobs]
-            sums = [one["sum"] for one in said]
-            ours, owner = sums[int(str(declared["rank"]))], said[int(str(declared["owner"]))]
-            path, place = str(owner["path"]), (owner["dev"], owner["ino"])
+            contents = [json.loads(blob) for blob in blobs]
+            sums = [one["sum"] for one in contents]
+            ours, owner = sums[int(str(declared["rank"]))], contents[int(str(declared["owner"]))]
+            path, file_id = str(owner["path"]), (owner["dev"], owner["ino"])
         except (ValueError, TypeError, KeyError) as error:
             raise RuntimeError(f"cannot complete segment: invalid blob: {error}") from error
         others = [rank for rank, sum in enumerate(sums) if sum != ours]
         if others:
             raise RuntimeError(f"cannot complete segment: ranks {others} and {declared['rank']} declare {declared['name']!r} differently")
         if self._pages is None:
-            self._pages = self._map(path, place)
+            self._pages = self._map(path, file_id)
 
-    def _map(self, path: str, place: tuple[object, object]) -> pages.mmap:
+    def _map(self, path: str, file_id: tuple[object, object]) -> pages.mmap:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC) if self._fd is None else os.dup(self._fd)
         except OSError as error:
@@ -104,7 +104,7 @@ class SharedSegment:
             # The number may belong to another file by now. Access to a file that can shrink could
             # end the process.
             sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
-            if (about.st_dev, about.st_ino) != place or about.st_size != self.size() or not sealed:
+            if (about.st_dev, about.st_ino) != file_id or about.st_size != self.size() or not sealed:
                 raise RuntimeError("cannot map segment: its owner has ended")
             return pages.mmap(fd, self.size())
         except OSError as error:

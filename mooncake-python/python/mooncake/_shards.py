@@ -175,14 +175,14 @@ def _part(key: str, tensor: _Tensor, header: Header, dim: int, begin: int, end: 
     """Returns the write of indices `begin` to `end` of one dimension, with their own header."""
     whole = tensor.header
     if header.data_bytes == 0:
-        return _bare(key, header.pack())
+        return _raw_write(key, header.pack())
     strips = Strips.part(whole.local_shape, whole.element_size, dim, begin, end)
     rows = strips.rows if strips.width else 0
     memory = (tensor.address, whole.data_bytes)
     return _Write(key, header.pack(), memory, strips.start, strips.stride, rows, strips.width)
 
 
-def _bare(key: str, data: bytes) -> _Write:
+def _raw_write(key: str, data: bytes) -> _Write:
     return _Write(key, data, (0, 0), 0, 0, 0, 0)
 
 
@@ -226,7 +226,7 @@ def _partition(key: str, tensor: _Tensor, writer: Any) -> list[_Write]:
     shard = _shard(writer_key(key, rank, size, dim), tensor, (tp,), tp)
     header = tensor.header
     manifest = Manifest(header.dtype, dim, size, header.local_shape)
-    return [shard, _bare(writer_manifest_key(key), manifest.pack())]
+    return [shard, _raw_write(writer_manifest_key(key), manifest.pack())]
 
 
 def _parallel(
@@ -262,7 +262,7 @@ def _parallel(
         whole = header.local_shape
         write = _shard(shard_key(key, axes), tensor, axes, tp)
     manifest = Manifest(header.dtype, dim, tp.size, whole)
-    return [write, _bare(parallelism_manifest_key(key), manifest.pack())]
+    return [write, _raw_write(parallelism_manifest_key(key), manifest.pack())]
 
 
 @_of_real_bytes

@@ -56,7 +56,7 @@ _INVALID_PARAMS = -600
 # Objects up to this length are read in full with their headers.
 _SMALL = 256 << 10
 # Maximum number of shards that are looked up at a time.
-_ASKED = 64
+_LOOKUPS = 64
 
 
 class TensorCalls(_mooncake.Store):
@@ -88,14 +88,14 @@ class TensorCalls(_mooncake.Store):
             config = copy.copy(config)
             config.group_ids = groups
         codes = iter(self._write_strips(upsert, writes, config, owners) if writes else [])
-        answer = []
+        results = []
         for entry in entries:
             if isinstance(entry, int):
-                answer.append(entry)
+                results.append(entry)
                 continue
             own = [next(codes) for _ in entry]
-            answer.append(next((code for code in own if code != 0), 0))
-        return answer
+            results.append(next((code for code in own if code != 0), 0))
+        return results
 
     def _invalid(self, why: str) -> int:
         return self._note(_INVALID_PARAMS, why)
@@ -591,7 +591,7 @@ class TensorCalls(_mooncake.Store):
         if not len(keys) == len(buffer_ptrs) == len(sizes):
             return [None] * len(keys)
         plans = self._plans(keys, targets)
-        answer: list[Any] = [None] * len(keys)
+        results: list[Any] = [None] * len(keys)
         of = [
             i for i, plan in enumerate(plans) if plan is not None and HEADER_SIZE + plan.header.data_bytes <= sizes[i]
         ]
@@ -601,8 +601,8 @@ class TensorCalls(_mooncake.Store):
             # The header is written last, so that the memory contains a valid tensor only if all of
             # it is there.
             if code == 0 and plan is not None and self._poke(buffer_ptrs[i], plan.header.pack()):
-                answer[i] = _views(buffer_ptrs[i] + HEADER_SIZE, plan.header)
-        return answer
+                results[i] = _views(buffer_ptrs[i] + HEADER_SIZE, plan.header)
+        return results
 
     def _plans(self, keys: list[str], targets: Any) -> list[Plan | None]:
         keys = _words(keys)
@@ -725,7 +725,7 @@ class TensorCalls(_mooncake.Store):
         ranks = range(begin // each, -(-end // each)) if each else range(shards)
         sources = []
         # The number of shards is untrusted, so a few are looked up at a time.
-        for some in (ranks[at : at + _ASKED] for at in range(0, len(ranks), _ASKED)):
+        for some in (ranks[at : at + _LOOKUPS] for at in range(0, len(ranks), _LOOKUPS)):
             stored = [of_rank(rank) for rank in some]
             for rank, (_, of), found in zip(some, stored, self._objects([key for key, _ in stored])):
                 if found is None:

@@ -51,10 +51,10 @@ class Node:
 
 def _names(values: Sequence[Any]) -> list[str] | None:
     """Returns the keys of dictionaries, or `None` if some values are not dictionaries."""
-    there = [value for value in values if value is not None and value is not MISSING]
-    if not there or not all(isinstance(value, dict) for value in there):
+    present = [value for value in values if value is not None and value is not MISSING]
+    if not present or not all(isinstance(value, dict) for value in present):
         return None
-    keys = {key for value in there for key in value}
+    keys = {key for value in present for key in value}
     return sorted(keys) if all(isinstance(key, str) for key in keys) and len(keys) <= MAX_KEYS else None
 
 
@@ -62,11 +62,11 @@ def _longest(values: Sequence[Any]) -> int | None:
     """Returns the length of the longest of short nested lists, or `None` if some values are not
     such lists.
     """
-    there = [value for value in values if value is not None and value is not MISSING]
-    if not there or not all(isinstance(value, list | tuple) for value in there):
+    present = [value for value in values if value is not None and value is not MISSING]
+    if not present or not all(isinstance(value, list | tuple) for value in present):
         return None
-    longest = max(len(value) for value in there)
-    deeper = all(one is None or isinstance(one, dict | list | tuple) for value in there for one in value)
+    longest = max(len(value) for value in present)
+    deeper = all(one is None or isinstance(one, dict | list | tuple) for value in present for one in value)
     return longest if deeper and longest <= MAX_LIST else None
 
 
@@ -83,8 +83,8 @@ def infer_structure(path: str, values: list[Any], leaves: list[Leaf], nodes: lis
     missing = [value is MISSING for value in values]
     names = _names(values)
     if names is not None:
-        there = [isinstance(value, dict) for value in values]
-        nodes.append(Node(path, "dict", list(names), None, there, missing))
+        present = [isinstance(value, dict) for value in values]
+        nodes.append(Node(path, "dict", list(names), None, present, missing))
         for name in names:
             below = [value.get(name, MISSING) if isinstance(value, dict) else None for value in values]
             infer_structure(f"{path}.{_escaped(name)}", below, leaves, nodes, _depth=_depth + 1)
@@ -93,12 +93,12 @@ def infer_structure(path: str, values: list[Any], leaves: list[Leaf], nodes: lis
     if longest is None:
         leaves.append(Leaf(path, values, choose(values)))
         return
-    there = [isinstance(value, list | tuple) for value in values]
-    lengths = [len(value) if is_list else 0 for value, is_list in zip(values, there)]
-    nodes.append(Node(path, "list", list(range(longest)), lengths, there, missing))
+    present = [isinstance(value, list | tuple) for value in values]
+    lengths = [len(value) if is_list else 0 for value, is_list in zip(values, present)]
+    nodes.append(Node(path, "list", list(range(longest)), lengths, present, missing))
     for i in range(longest):
         below = [
-            (value[i] if i < len(value) else MISSING) if is_list else None for value, is_list in zip(values, there)
+            (value[i] if i < len(value) else MISSING) if is_list else None for value, is_list in zip(values, present)
         ]
         infer_structure(f"{path}[{i}]", below, leaves, nodes, _depth=_depth + 1)
 
@@ -162,11 +162,11 @@ class Trees(Codec):
 
         children, is_dict = node["children"], node["node_type"] == "dict"
         paths = [f"{node['path']}.{_escaped(str(c))}" if is_dict else f"{node['path']}[{int(c)}]" for c in children]
-        missing, there = column("missing", False), column("row_mask", True)
+        missing, present = column("missing", False), column("row_mask", True)
         lengths = column("lengths", len(children))
         made: list[Any] = []
         for row in range(rows):
-            if missing[row] or not there[row]:
+            if missing[row] or not present[row]:
                 made.append(MISSING if missing[row] else None)
                 continue
             below = {child: columns[path][row] for child, path in zip(children, paths)}

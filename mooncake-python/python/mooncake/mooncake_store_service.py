@@ -49,7 +49,7 @@ class BadRequest(Exception):
     """Invalid request. The text is the reason."""
 
 
-def _answered(handler: Callable[[Any, web.Request], Awaitable[web.StreamResponse]]) -> Any:
+def _with_errors(handler: Callable[[Any, web.Request], Awaitable[web.StreamResponse]]) -> Any:
     """Converts exceptions of a handler to responses."""
 
     @functools.wraps(handler)
@@ -170,7 +170,7 @@ class MooncakeStoreService:
                 return False
             await asyncio.sleep(1)
 
-    @_answered
+    @_with_errors
     async def put(self, request: web.Request) -> web.Response:
         """Stores a text value under a key."""
         body = await _body(request)
@@ -181,7 +181,7 @@ class MooncakeStoreService:
             return _error("PUT operation failed", 500, cause=str(self.store.last_error()))
         return _json({"status": "success"})
 
-    @_answered
+    @_with_errors
     async def get(self, request: web.Request) -> web.StreamResponse:
         """Returns the value of a key."""
         handle = await self._call(self.store.get_buffer, request.match_info["key"])
@@ -211,7 +211,7 @@ class MooncakeStoreService:
             _LOG.debug("%s %s: client disconnected", request.method, request.path)
         return response
 
-    @_answered
+    @_with_errors
     async def exist(self, request: web.Request) -> web.Response:
         """Returns whether a key exists."""
         exists = await self._call(self.store.is_exist, request.match_info["key"])
@@ -219,7 +219,7 @@ class MooncakeStoreService:
             return _error("Exist check failed", 500)
         return _json({"exists": exists == 1})
 
-    @_answered
+    @_with_errors
     async def remove(self, request: web.Request) -> web.Response:
         """Removes a key."""
         code = await self._call(self.store.remove, request.match_info["key"])
@@ -228,7 +228,7 @@ class MooncakeStoreService:
         status = {_NOT_FOUND: 404, _HAS_LEASE: 409}.get(code, 500)
         return _error("Remove operation failed", status, cause=str(self.store.last_error()))
 
-    @_answered
+    @_with_errors
     async def remove_all(self, request: web.Request) -> web.Response:
         """Removes every key that has no lease."""
         del request
@@ -237,20 +237,20 @@ class MooncakeStoreService:
             return _error("Remove all operation failed", 500)
         return _json({"status": f"success removed {removed} keys"})
 
-    @_answered
+    @_with_errors
     async def mount(self, request: web.Request) -> web.Response:
         """Mounts a segment in new memory."""
         body = await _body(request)
         size = _whole(body, "size", least=1)
         protocol, location = _text(body, "protocol", self.config.protocol), _text(body, "location", "")
-        answer = await self._call(self.store.allocate_and_mount_segment, size, protocol, location)
-        if answer["ret"] != 0:
+        result = await self._call(self.store.allocate_and_mount_segment, size, protocol, location)
+        if result["ret"] != 0:
             return _error("Mount operation failed", 500, cause=str(self.store.last_error()))
         return _json(
             {
                 "status": "success",
-                "segment_ids": answer["segment_ids"],
-                "allocated_size": answer["allocated_size"],
+                "segment_ids": result["segment_ids"],
+                "allocated_size": result["allocated_size"],
             }
         )
 
@@ -264,9 +264,9 @@ class MooncakeStoreService:
         )
 
         def mount(file: str) -> _Mounted:
-            answer = self.store.mount_segment(file, *where)
-            if answer["ret"] == 0:
-                return _Mounted(answer["segment_ids"])
+            result = self.store.mount_segment(file, *where)
+            if result["ret"] == 0:
+                return _Mounted(result["segment_ids"])
             # The error is read at once, before another failure of this store replaces it.
             error = self.store.last_error()
             return _Mounted([], str(error), error is not None and error.code == _EXISTS)
@@ -278,7 +278,7 @@ class MooncakeStoreService:
             return _Mounted([], str(error))
         return mounted
 
-    @_answered
+    @_with_errors
     async def mount_shm(self, request: web.Request) -> web.Response:
         """Mounts a segment in shared memory."""
         body = await _body(request)
@@ -291,7 +291,7 @@ class MooncakeStoreService:
         """Unmounts segments and returns those that cannot be unmounted."""
         return [one for one in ids if await self._call(self.store.unmount_segment, [one], grace) != 0]
 
-    @_answered
+    @_with_errors
     async def unmount(self, request: web.Request) -> web.Response:
         """Unmounts segments."""
         body = await _body(request)
@@ -305,7 +305,7 @@ class MooncakeStoreService:
             return _error("Unmount operation failed", 500, failed_segment_ids=failed)
         return _json({"status": "success"})
 
-    @_answered
+    @_with_errors
     async def unmount_local_disk(self, request: web.Request) -> web.Response:
         """Unmounts this client's disk segment."""
         body = await _body(request)
@@ -314,7 +314,7 @@ class MooncakeStoreService:
             return _error("Unmount operation failed", 500, cause=str(self.store.last_error()))
         return _json({"status": "success"})
 
-    @_answered
+    @_with_errors
     async def reconfigure(self, request: web.Request) -> web.Response:
         """Replaces the mounted file by another one (`decode`), or unmounts it (`prefill`)."""
         body = await _body(request)
@@ -329,7 +329,7 @@ class MooncakeStoreService:
                 return _json({"status": "success", "mode": "prefill"})
             if not _text(body, "path", ""):
                 raise BadRequest("Missing path")
-            if self._mode_ids and _place(body) == _place(self._mode_body):
+            if self._mode_ids and _location(body) == _location(self._mode_body):
                 return _json({"status": "success", "mode": "decode", "segment_ids": self._mode_ids})
             mounted = await self._replace(body)
             if mounted.cause:
@@ -363,7 +363,7 @@ class MooncakeStoreService:
         except _folders.NotAllowed as error:
             return _Mounted([], str(error))
 
-    @_answered
+    @_with_errors
     async def health(self, request: web.Request) -> web.Response:
         """Returns whether the store's master responds."""
         del request
@@ -403,7 +403,7 @@ class MooncakeStoreService:
         return 0
 
 
-def _place(body: dict[str, Any]) -> tuple[Any, Any, Any]:
+def _location(body: dict[str, Any]) -> tuple[Any, Any, Any]:
     return body.get("path"), body.get("size"), body.get("offset", 0)
 
 

@@ -108,12 +108,12 @@ def create_shared_segment(
         )
     except RuntimeError as error:
         failure = str(error)
-    said = _gathered((failure, made[1] if made else b""), world_size, group)
-    _check([one for one, _ in said])
+    gathered = _gathered((failure, made[1] if made else b""), world_size, group)
+    _check([one for one, _ in gathered])
     if made is None:
         raise SharedSegmentError("cannot create segment: a rank did not participate")
     try:
-        made[0].complete([blob for _, blob in said])
+        made[0].complete([blob for _, blob in gathered])
     except RuntimeError as error:
         failure = str(error)
     _check(_gathered(failure, world_size, group))
@@ -157,6 +157,6 @@ def _gathered(value: Any, world_size: int, group: Any) -> list[Any]:
 
 
 def _check(failures: list[str]) -> None:
-    said = [f"rank {rank}: {failure}" for rank, failure in enumerate(failures) if failure]
-    if said:
-        raise SharedSegmentError("; ".join(said))
+    failed = [f"rank {rank}: {failure}" for rank, failure in enumerate(failures) if failure]
+    if failed:
+        raise SharedSegmentError("; ".join(failed))

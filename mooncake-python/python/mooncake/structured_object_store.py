@@ -404,8 +404,8 @@ class MooncakeBundleTransfer(Bundles):
         opened = {stage: self._open(one) for stage, one in ref.stage_refs.items()}
         fields: dict[str, dict[str, Any]] = {}
         for name, at in ref.field_index.items():
-            said, encoded = opened[at.stage].fields, ref.encoded_non_tensor.get(name)
-            spec = dict(said.get(at.member, {"encoding": "bytes"}))
+            described, encoded = opened[at.stage].fields, ref.encoded_non_tensor.get(name)
+            spec = dict(described.get(at.member, {"encoding": "bytes"}))
             if encoded is not None:
                 parts = dict(encoded["payload_members"])
                 spec = {
@@ -413,7 +413,7 @@ class MooncakeBundleTransfer(Bundles):
                     "codec": encoded["codec"],
                     "metadata": encoded.get("metadata"),
                     "payload_members": parts,
-                    "payload_specs": {part: dict(said.get(of, {"encoding": "bytes"})) for part, of in parts.items()},
+                    "payload_specs": {part: dict(described.get(of, {"encoding": "bytes"})) for part, of in parts.items()},
                 }
             fields[name] = {"section": at.section, "stage": at.stage, "member": at.member, "spec": spec}
         return {
@@ -462,8 +462,8 @@ def _encoded(member: str, values: Any, schema: FieldSchema | None) -> Column:
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         if schema is None:
             raise
-        said = f"failed to encode field {member!r} with FieldSchema codec {schema.codec!r}: {error}"
-        raise (ValueError if isinstance(error, AttributeError) else type(error))(said) from error
+        message = f"failed to encode field {member!r} with FieldSchema codec {schema.codec!r}: {error}"
+        raise (ValueError if isinstance(error, AttributeError) else type(error))(message) from error
 
 
 __all__ = [

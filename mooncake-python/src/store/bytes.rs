@@ -60,7 +60,7 @@ impl Session {
     }
 
     /// Looks up objects. Absent ones and failed lookups are `None`.
-    async fn find(&self, keys: &[String]) -> Result<Vec<Option<Located>>> {
+    async fn locate_present(&self, keys: &[String]) -> Result<Vec<Option<Located>>> {
         let found = self.client.locate(keys).await?;
         Ok(found.into_iter().map(|one| one.ok().flatten()).collect())
     }
@@ -79,7 +79,7 @@ impl Session {
                 .collect());
         }
         let begun = self.client.begin(operation);
-        let located = self.find(keys).await?;
+        let located = self.locate_present(keys).await?;
         let arena = self.arena()?;
         let (mut leases, mut reads): (Vec<Option<Lease>>, Vec<RangeRead>) = Default::default();
         for object in located {
@@ -118,7 +118,7 @@ impl Store {
         let mut keep = Keep::default();
         let items = values(&mut keep)?;
         let keep = Arc::new(keep);
-        let config = match config::of_call(config, items.len(), false) {
+        let config = match config::for_call(config, items.len(), false) {
             Ok(config) => config,
             Err(error) => return Ok(Some(Err(error))),
         };
@@ -134,7 +134,7 @@ impl Store {
         config: &Config<'_>,
     ) -> PyResult<i64> {
         let outcome = self.write(py, operation, |keep| Ok(vec![(key, spans(keep)?)]), config)?;
-        Ok(outcome.map_or(NOT_SET_UP, |outcome| self.code(outcome.and_then(one))))
+        Ok(outcome.map_or(NOT_SET_UP, |outcome| self.code(outcome.and_then(single_outcome))))
     }
 
     /// Writes all items and returns the code of the first failure. If a key or a value is empty,
@@ -222,10 +222,10 @@ impl Store {
             return handles.map(|handle| handle.map(copy).transpose()).collect::<PyResult<_>>().map(Some);
         }
         let begun = session.client.begin(operation);
-        let located = match wait(py, session.find(keys)) {
+        let located = match wait(py, session.locate_present(keys)) {
             Ok(located) => located,
             Err(error) => {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 return Ok(None);
             }
         };
@@ -256,13 +256,13 @@ impl Store {
         let outcomes = match outcome {
             Ok(outcomes) => outcomes,
             Err(error) => {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 return Ok(None);
             }
         };
         for ((at, ..), outcome) in wanted.iter().zip(outcomes) {
             if let Err(error) = outcome {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 values[*at] = None;
             }
         }
@@ -278,13 +278,13 @@ impl Store {
         keys: &[String],
     ) -> Vec<Option<BufferHandle>> {
         let leases = wait(py, session.read_leases(operation, keys)).unwrap_or_else(|error| {
-            self.errors.note(&error);
+            self.errors.record(&error);
             keys.iter().map(|_| None).collect()
         });
         let handle = |lease: Option<Result<Lease>>| match lease? {
             Ok(lease) => Some(BufferHandle::new(lease)),
             Err(error) => {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 None
             }
         };
@@ -292,7 +292,7 @@ impl Store {
     }
 }
 
-pub(super) fn one(mut outcomes: Vec<Result<()>>) -> Result<()> {
+pub(super) fn single_outcome(mut outcomes: Vec<Result<()>>) -> Result<()> {
     outcomes.pop().unwrap_or_else(missing_result)
 }
 

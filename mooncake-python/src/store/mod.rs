@@ -150,7 +150,7 @@ impl Session {
     }
 
     /// Returns how many bytes are registered from an address on.
-    fn room(&self, address: u64) -> Result<usize> {
+    fn registered_len(&self, address: u64) -> Result<usize> {
         let ours = self.regions.room(address);
         match (&self.engine, ours) {
             (Some(engine), Err(_)) => engine.room(address),
@@ -190,7 +190,7 @@ impl Store {
         let session = self.current()?;
         if session.is_none() {
             self.errors
-                .note(&Error::invalid("store is not set up: call setup() first; close() ends the setup"));
+                .record(&Error::invalid("store is not set up: call setup() first; close() ends the setup"));
         }
         Ok(session)
     }
@@ -202,7 +202,7 @@ impl Store {
     }
 
     /// Replaces the session and closes the previous one.
-    fn set(&self, py: Python<'_>, session: Arc<Session>) {
+    fn replace_session(&self, py: Python<'_>, session: Arc<Session>) {
         {
             let mut open = OPEN.lock();
             open.retain(|session| session.strong_count() > 0);
@@ -215,13 +215,13 @@ impl Store {
     }
 
     /// Closes the session, if there is one. The master detects a client that could not unmount.
-    fn end(&self, py: Python<'_>) {
+    fn end_session(&self, py: Python<'_>) {
         let session = self.session.write().take();
         if let Some(session) = session
             && let Err(error) = wait(py, async move { session.close().await })
         {
             tracing::warn!("store closed without notifying the master: {error}");
-            self.errors.note(&error);
+            self.errors.record(&error);
         }
     }
 
@@ -234,7 +234,7 @@ impl Store {
     fn count(&self, outcome: Result<u64>) -> i64 {
         match outcome {
             Ok(count) => i64::try_from(count).unwrap_or(i64::MAX),
-            Err(error) => i64::from(self.errors.note(&error)),
+            Err(error) => i64::from(self.errors.record(&error)),
         }
     }
 
@@ -243,7 +243,7 @@ impl Store {
     fn counts(&self, n: usize, outcome: Result<Vec<Result<u64>>>) -> Vec<i64> {
         match outcome {
             Ok(outcomes) => outcomes.into_iter().map(|outcome| self.count(outcome)).collect(),
-            Err(error) => vec![i64::from(self.errors.note(&error)); n],
+            Err(error) => vec![i64::from(self.errors.record(&error)); n],
         }
     }
 
@@ -395,7 +395,7 @@ impl Store {
         let http_port = config.http_port;
         if config.offload_path.is_some() {
             // A disk tier has one owner at a time, which may be the previous session.
-            self.end(py);
+            self.end_session(py);
         }
         let session = wait(py, async move {
             let is_shared = shared.is_some();
@@ -408,12 +408,12 @@ impl Store {
         let session = match session {
             Ok(session) => session,
             Err(error) => {
-                let number = self.errors.note(&error);
+                let number = self.errors.record(&error);
                 return Ok(if error.kind() == ErrorKind::Invalid { i64::from(number) } else { -1 });
             }
         };
         // This closes the HTTP server of the previous session.
-        self.set(py, session.clone());
+        self.replace_session(py, session.clone());
         self.errors.clear();
         if let Some(port) = http_port {
             // Mooncake C++ goes on without the server as well.
@@ -438,11 +438,11 @@ impl Store {
         let joined = wait(py, LocalClient::connect(config));
         Ok(match joined {
             Ok(client) => {
-                self.set(py, Session::new(StoreClient::Ipc(client), None));
+                self.replace_session(py, Session::new(StoreClient::Ipc(client), None));
                 0
             }
             Err(error) => {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 -1
             }
         })
@@ -452,7 +452,7 @@ impl Store {
     /// the master cannot be notified. Can be called again.
     fn close(&self, py: Python<'_>) -> PyResult<i64> {
         not_forked()?;
-        self.end(py);
+        self.end_session(py);
         Ok(0)
     }
 
@@ -489,7 +489,7 @@ impl Store {
 
     /// Records an error that the Python half has found, and returns its code.
     fn _note(&self, code: i32, message: String) -> i32 {
-        self.errors.note(&Error::new(ErrorCode::from_number(code), message))
+        self.errors.record(&Error::new(ErrorCode::from_number(code), message))
     }
 }
 

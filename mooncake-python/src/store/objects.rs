@@ -8,7 +8,7 @@ use crate::args::{text, texts, truth};
 use crate::runtime::wait;
 
 /// Turns the removal of an absent key into its own error code.
-pub(super) fn removed(outcome: Result<bool>) -> Result<()> {
+pub(super) fn absent_as_error(outcome: Result<bool>) -> Result<()> {
     match outcome {
         Ok(true) => Ok(()),
         Ok(false) => Err(Error::from(ErrorCode::ObjectNotFound)),
@@ -54,7 +54,7 @@ impl Store {
         #[pyo3(from_py_with = truth)] force: bool,
     ) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
-        Ok(self.code(removed(wait(py, session.client.remove(key, force)))))
+        Ok(self.code(absent_as_error(wait(py, session.client.remove(key, force)))))
     }
 
     /// Runs `remove` for many keys.
@@ -67,7 +67,7 @@ impl Store {
     ) -> PyResult<Vec<i64>> {
         let Some(session) = self.session()? else { return Ok(vec![NOT_SET_UP; keys.len()]) };
         let outcomes = wait(py, session.client.batch_remove(&keys, force));
-        let outcomes = outcomes.map(|all| all.into_iter().map(removed).collect());
+        let outcomes = outcomes.map(|all| all.into_iter().map(absent_as_error).collect());
         Ok(self.codes(keys.len(), outcomes))
     }
 

@@ -16,7 +16,7 @@ use crate::runtime::wait;
 type Nested = Vec<Vec<Vec<Uint>>>;
 
 /// Arguments of a `get_into_ranges` call.
-struct Wanted {
+struct RangeCall {
     buffers: Vec<Uint>,
     keys: Vec<Vec<String>>,
     to: Nested,
@@ -24,10 +24,10 @@ struct Wanted {
     sizes: Nested,
 }
 
-impl Wanted {
+impl RangeCall {
     /// Builds a result in the shape of buffers, keys and fragments from `each`. A missing list
     /// counts as one of length 1.
-    fn everywhere<T>(&self, mut each: impl FnMut(usize, usize, usize) -> T) -> Vec<Vec<Vec<T>>> {
+    fn with_shape<T>(&self, mut each: impl FnMut(usize, usize, usize) -> T) -> Vec<Vec<Vec<T>>> {
         let mut of_key = |b: usize, k: usize| {
             let fragments = self.to.get(b).and_then(|keys| keys.get(k)).map_or(1, Vec::len);
             (0..fragments).map(|f| each(b, k, f)).collect()
@@ -44,7 +44,7 @@ impl Wanted {
         let shape = || Error::invalid("cannot read ranges: the lists differ in shape");
         let lists = [self.keys.len(), self.to.len(), self.from.len(), self.sizes.len()];
         let outer = lists.iter().all(|len| *len == self.buffers.len());
-        self.everywhere(|b, k, f| {
+        self.with_shape(|b, k, f| {
             let same = outer
                 && [self.to[b].len(), self.from[b].len(), self.sizes[b].len()]
                     .iter()
@@ -85,7 +85,7 @@ impl Session {
             return Err(Error::invalid(text));
         }
         let end = to.checked_add(size.0).ok_or_else(beyond)?;
-        if end > self.room(buffer)? as u64 {
+        if end > self.registered_len(buffer)? as u64 {
             return Err(beyond());
         }
         if size.0 == 0 {
@@ -95,8 +95,8 @@ impl Session {
         Ok(Some(RangeRead { object: object.clone(), offset: from, into }))
     }
 
-    async fn read_fragments(&self, wanted: &Wanted) -> Result<Vec<Vec<Vec<Result<u64>>>>> {
-        let mut keys: Vec<&str> = wanted.keys.iter().flatten().map(String::as_str).collect();
+    async fn read_fragments(&self, call: &RangeCall) -> Result<Vec<Vec<Vec<Result<u64>>>>> {
+        let mut keys: Vec<&str> = call.keys.iter().flatten().map(String::as_str).collect();
         keys.sort_unstable();
         keys.dedup();
         let begun = self.client.begin(Operation::GetIntoRanges);
@@ -104,7 +104,7 @@ impl Session {
         let located: HashMap<&str, Result<Option<Located>>> = keys.into_iter().zip(located).collect();
         let mut reads = Vec::new();
         let mut places = Vec::new();
-        let plan = wanted.plan(|fragment| {
+        let plan = call.plan(|fragment| {
             let object = match located.get(fragment.key) {
                 Some(Ok(Some(object))) => object,
                 Some(Err(error)) => return Err(Error::new(error.code(), error.message().to_owned())),
@@ -145,22 +145,22 @@ impl Store {
         all_src_offsets: Nested,
         all_sizes: Nested,
     ) -> PyResult<Vec<Vec<Vec<i64>>>> {
-        let wanted = Wanted {
+        let call = RangeCall {
             buffers: buffer_ptrs,
             keys: all_keys,
             to: all_dst_offsets,
             from: all_src_offsets,
             sizes: all_sizes,
         };
-        let everywhere = |number: i64| wanted.everywhere(|_, _, _| number);
+        let everywhere = |number: i64| call.with_shape(|_, _, _| number);
         let Some(session) = self.session()? else { return Ok(everywhere(NOT_SET_UP)) };
-        Ok(match wait(py, session.read_fragments(&wanted)) {
+        Ok(match wait(py, session.read_fragments(&call)) {
             Ok(read) => {
                 let of_key = |key: Vec<Result<u64>>| key.into_iter().map(|one| self.count(one)).collect();
                 let of_buffer = |buffer: Vec<Vec<Result<u64>>>| buffer.into_iter().map(of_key).collect();
                 read.into_iter().map(of_buffer).collect()
             }
-            Err(error) => everywhere(i64::from(self.errors.note(&error))),
+            Err(error) => everywhere(i64::from(self.errors.record(&error))),
         })
     }
 }

@@ -197,7 +197,7 @@ impl Store {
             {
                 Ok(found) => found.flatten().map(|list| descriptors(list.replicas)).unwrap_or_default(),
                 Err(error) => {
-                    self.errors.note(&error);
+                    self.errors.record(&error);
                     Vec::new()
                 }
             },
@@ -210,19 +210,19 @@ impl Store {
         py: Python<'py>,
         #[pyo3(from_py_with = texts)] keys: Vec<String>,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let answer = PyDict::new(py);
-        let Some(session) = self.session()? else { return Ok(answer) };
+        let result = PyDict::new(py);
+        let Some(session) = self.session()? else { return Ok(result) };
         match wait(py, session.client.batch_replicas(&keys)) {
             Ok(found) => {
                 for (key, list) in keys.iter().zip(found) {
                     if let Ok(Some(list)) = list {
-                        answer.set_item(key, descriptors(list.replicas))?;
+                        result.set_item(key, descriptors(list.replicas))?;
                     }
                 }
             }
-            Err(error) => drop(self.errors.note(&error)),
+            Err(error) => drop(self.errors.record(&error)),
         }
-        Ok(answer)
+        Ok(result)
     }
 
     /// Removes replicas of objects that this store wrote and that have no lease: those in a
@@ -240,7 +240,7 @@ impl Store {
                 cleared.iter().map(|key| String::from_utf8_lossy(key.as_bytes()).into_owned()).collect()
             }
             Err(error) => {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 Vec::new()
             }
         })
@@ -278,13 +278,13 @@ impl Store {
         let id = Uuid::new(task_id[0].0, task_id[1].0);
         Ok(match wait(py, session.client.task(id)) {
             Ok(task) => (Some(QueryTaskResponse { task }), 0),
-            Err(error) => (None, i64::from(self.errors.note(&error))),
+            Err(error) => (None, i64::from(self.errors.record(&error))),
         })
     }
 }
 
 impl Store {
     fn created(&self, task: Result<Uuid>) -> ((u64, u64), i64) {
-        task.map_or_else(|error: Error| ((0, 0), i64::from(self.errors.note(&error))), |id| (halves(id), 0))
+        task.map_or_else(|error: Error| ((0, 0), i64::from(self.errors.record(&error))), |id| (halves(id), 0))
     }
 }

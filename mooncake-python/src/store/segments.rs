@@ -42,7 +42,7 @@ impl Session {
     }
 
     async fn mount_file(&self, path: String, size: u64, offset: u64, protocol: &str) -> Result<SegmentId> {
-        self.look_at(protocol)?;
+        self.warn_about_protocol(protocol)?;
         let len =
             usize::try_from(size).map_err(|_| Error::invalid("segment is larger than the address space"))?;
         let opened = tokio::task::spawn_blocking(move || {
@@ -59,7 +59,7 @@ impl Session {
 
     /// Warns if `protocol` is not the store's. Mooncake C++ accepts any protocol, and the default
     /// of the argument is not the store's own.
-    fn look_at(&self, protocol: &str) -> Result<()> {
+    fn warn_about_protocol(&self, protocol: &str) -> Result<()> {
         let ours = &self.client.full()?.config().protocol;
         if ![ours, "", "tcp"].contains(&protocol) {
             tracing::warn!("segment is mounted with the store's protocol {ours} instead of {protocol}");
@@ -91,31 +91,31 @@ impl Session {
     }
 }
 
-fn mounted_at<'py>(py: Python<'py>, ids: &[SegmentId]) -> PyResult<Bound<'py, PyDict>> {
-    let answer = PyDict::new(py);
-    answer.set_item("ret", 0)?;
-    answer.set_item("segment_ids", ids.iter().map(|id| id.0.to_string()).collect::<Vec<_>>())?;
-    Ok(answer)
+fn mount_result<'py>(py: Python<'py>, ids: &[SegmentId]) -> PyResult<Bound<'py, PyDict>> {
+    let result = PyDict::new(py);
+    result.set_item("ret", 0)?;
+    result.set_item("segment_ids", ids.iter().map(|id| id.0.to_string()).collect::<Vec<_>>())?;
+    Ok(result)
 }
 
 impl Store {
-    fn mounted<'py>(&self, py: Python<'py>, mounted: Result<SegmentId>) -> PyResult<Bound<'py, PyDict>> {
+    fn report_mount<'py>(&self, py: Python<'py>, mounted: Result<SegmentId>) -> PyResult<Bound<'py, PyDict>> {
         match mounted {
-            Ok(id) => mounted_at(py, &[id]),
+            Ok(id) => mount_result(py, &[id]),
             Err(error) => {
-                self.errors.note(&error);
-                let answer = mounted_at(py, &[])?;
-                answer.set_item("ret", -1)?;
-                Ok(answer)
+                self.errors.record(&error);
+                let result = mount_result(py, &[])?;
+                result.set_item("ret", -1)?;
+                Ok(result)
             }
         }
     }
 
-    fn unmounted(&self, outcome: Result<()>) -> i64 {
+    fn report_unmount(&self, outcome: Result<()>) -> i64 {
         match outcome {
             Ok(()) => 0,
             Err(error) => {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 -1
             }
         }
@@ -138,11 +138,11 @@ impl Store {
     ) -> PyResult<Bound<'py, PyDict>> {
         let _ = location;
         let mounted = match self.session()? {
-            Some(_) if size.0 == 0 => return mounted_at(py, &[]),
+            Some(_) if size.0 == 0 => return mount_result(py, &[]),
             Some(session) => wait(py, session.mount_file(path, size.0, offset.0, protocol)),
             None => Err(Error::invalid("store is not set up")),
         };
-        self.mounted(py, mounted)
+        self.report_mount(py, mounted)
     }
 
     /// Mounts new memory as a segment, a multiple of 16 MiB. The result has its size as
@@ -161,14 +161,14 @@ impl Store {
             (None, _) => Err(Error::invalid("store is not set up")),
             (_, None) => Err(Error::invalid(format!("cannot mount segment: invalid size. size={}", size.0))),
             (Some(session), Some(bytes)) => wait(py, async {
-                session.look_at(protocol)?;
+                session.warn_about_protocol(protocol)?;
                 session.client.full()?.mount(bytes).await
             }),
         };
         let allocated = if mounted.is_ok() { rounded.unwrap_or(0) } else { 0 };
-        let answer = self.mounted(py, mounted)?;
-        answer.set_item("allocated_size", allocated)?;
-        Ok(answer)
+        let result = self.report_mount(py, mounted)?;
+        result.set_item("allocated_size", allocated)?;
+        Ok(result)
     }
 
     /// Unmounts segments, after a grace period if one is given. The call does not wait for the
@@ -181,7 +181,7 @@ impl Store {
         grace_period_seconds: Uint,
     ) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(-1) };
-        Ok(self.unmounted(wait(py, session.unmount(segment_ids, grace_period_seconds))))
+        Ok(self.report_unmount(wait(py, session.unmount(segment_ids, grace_period_seconds))))
     }
 
     /// Unmounts segments of `allocate_and_mount_segment` and frees their memory.
@@ -205,7 +205,7 @@ impl Store {
             session.client.full()?.close_disk().await;
             Ok(())
         });
-        Ok(self.unmounted(closed))
+        Ok(self.report_unmount(closed))
     }
 
     /// Allocates memory that `mooncake_client` can map (see `register_buffer`), until close.
@@ -214,7 +214,7 @@ impl Store {
         let Some(session) = self.session()? else { return Ok(0) };
         let allocated = py.detach(|| session.allocate(size.len()));
         Ok(allocated.unwrap_or_else(|error| {
-            self.errors.note(&error);
+            self.errors.record(&error);
             0
         }))
     }

@@ -41,7 +41,7 @@ impl Session {
             let object = self.reads.lock().get(key).cloned();
             let plan = object.ok_or_else(|| no_session(key)).and_then(|object| {
                 parts
-                    .of(i)?
+                    .of_key(i)?
                     .map(|(pointer, size, offset)| {
                         Ok(RangeRead { object: object.clone(), offset, into: self.sink(pointer, size)? })
                     })
@@ -57,7 +57,7 @@ impl Session {
         let begun = self.client.begin(Operation::BatchGetIntoMultiBufferRanges);
         let read = self.client.counted(begun, self.client.read_ranges(reads)).await;
         let outcomes = read.into_iter().map(|(outcome, _)| outcome);
-        Ok(sums(plans, outcomes.zip(lens)))
+        Ok(sum_parts(plans, outcomes.zip(lens)))
     }
 
     async fn start_writes(
@@ -110,7 +110,7 @@ impl Session {
             let object = objects[i].as_deref().filter(|_| open[i].is_some()).map(|object| &object.space);
             let plan = object.ok_or_else(|| no_session(key)).and_then(|object| {
                 parts
-                    .of(i)?
+                    .of_key(i)?
                     .map(|(pointer, size, offset)| {
                         Ok(RangeWrite { object, offset, from: self.source(pointer, size)? })
                     })
@@ -124,7 +124,7 @@ impl Session {
         }
         let lens: Vec<u64> = ranges.iter().map(|range| range.from.len() as u64).collect();
         let outcomes = self.client.full()?.write_ranges(ranges).await;
-        Ok(sums(plans, outcomes.into_iter().zip(lens)))
+        Ok(sum_parts(plans, outcomes.into_iter().zip(lens)))
     }
 
     /// Removes the open writes of these keys from the table and waits until no part of them is
@@ -170,7 +170,10 @@ impl Session {
 
 /// Returns one outcome for each plan of so many parts: the sum of their bytes, or the first
 /// failure.
-fn sums(plans: Vec<Result<usize>>, outcomes: impl Iterator<Item = (Result<()>, u64)>) -> Vec<Result<u64>> {
+fn sum_parts(
+    plans: Vec<Result<usize>>,
+    outcomes: impl Iterator<Item = (Result<()>, u64)>,
+) -> Vec<Result<u64>> {
     let mut outcomes = outcomes;
     let sum = |plan: Result<usize>| {
         let parts: Vec<(Result<()>, u64)> = outcomes.by_ref().take(plan?).collect();
@@ -188,7 +191,7 @@ struct Parts {
 
 impl Parts {
     /// Returns address, length and offset of each part of one key that is not empty.
-    fn of(&self, key: usize) -> Result<impl Iterator<Item = (u64, usize, u64)>> {
+    fn of_key(&self, key: usize) -> Result<impl Iterator<Item = (u64, usize, u64)>> {
         let (pointers, sizes, offsets) = (&self.pointers[key], &self.sizes[key], &self.offsets[key]);
         if pointers.len() != sizes.len() || sizes.len() != offsets.len() {
             return Err(Error::invalid("addresses, sizes and offsets of a key differ in number"));
@@ -239,7 +242,7 @@ impl Store {
     fn batch_get_session_end(&self, #[pyo3(from_py_with = texts)] keys: Vec<String>) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(-1) };
         if let Err(error) = session.client.full() {
-            return Ok(i64::from(self.errors.note(&error)));
+            return Ok(i64::from(self.errors.record(&error)));
         }
         let mut reads = session.reads.lock();
         for key in &keys {
@@ -261,7 +264,7 @@ impl Store {
         let Some(session) = self.session()? else { return Ok(Vec::new()) };
         let n = keys.len();
         let checked = self.same_length(&[n, sizes.len()]);
-        let config = match checked.and_then(|()| config::of_call(&config, n, true)) {
+        let config = match checked.and_then(|()| config::for_call(&config, n, true)) {
             Ok(config) => config,
             Err(error) => return Ok(self.codes(n, Err(error))),
         };

@@ -23,9 +23,9 @@ use crate::runtime::wait;
 
 /// Length below which many strips go through one buffer. One request costs more than copying such
 /// strips, or than reading as many bytes between them.
-const SHORT: usize = 16 << 10;
+const SHORT_STRIP: usize = 16 << 10;
 /// Number of strips above which there are many.
-const MANY: usize = 8;
+const MANY_STRIPS: usize = 8;
 
 /// Object found by `_heads`, for reads of its parts.
 #[pyclass(frozen, module = "mooncake._mooncake", name = "Located")]
@@ -65,26 +65,26 @@ impl Strips {
     }
 
     /// Returns whether the strips are contiguous.
-    fn is_one(&self) -> bool {
+    fn is_contiguous(&self) -> bool {
         self.stride == self.width
     }
 
     /// Joins contiguous strips into one.
     fn joined(self) -> Self {
-        if self.is_one() {
+        if self.is_contiguous() {
             return Self { rows: 1, width: self.width * self.rows, stride: self.width * self.rows, ..self };
         }
         self
     }
 
-    fn is_fine(&self) -> bool {
-        self.rows > MANY as u64 && self.width < SHORT as u64
+    fn has_many_short(&self) -> bool {
+        self.rows > MANY_STRIPS as u64 && self.width < SHORT_STRIP as u64
     }
 
     /// Returns whether reading the gaps between the strips is cheaper than one request for each
     /// strip.
-    fn are_near(&self) -> bool {
-        self.is_fine() && self.stride.saturating_sub(self.width) < SHORT as u64
+    fn is_dense(&self) -> bool {
+        self.has_many_short() && self.stride.saturating_sub(self.width) < SHORT_STRIP as u64
     }
 }
 
@@ -188,7 +188,7 @@ impl Session {
         let strips = strips.joined();
         let whole = self.piece(owner, memory.0, memory.1)?;
         let width = Uint(strips.width).len();
-        if !strips.is_fine() {
+        if !strips.has_many_short() {
             return strips
                 .starts()
                 .map(|start| {
@@ -224,8 +224,8 @@ impl Session {
                 if from_end > object.size() || to_end > plan.len {
                     return Err(Error::invalid("part of a tensor exceeds the tensor"));
                 }
-                let by_way_of_ours = matches!(owner, Owner::Kept(_)) && self.client.needs_registration();
-                if by_way_of_ours || (from.are_near() && !(from.is_one() && to.is_one())) {
+                let through_lease = matches!(owner, Owner::Kept(_)) && self.client.needs_registration();
+                if through_lease || (from.is_dense() && !(from.is_contiguous() && to.is_contiguous())) {
                     // Reads the whole range, and then copies the strips out of it.
                     let lease = self.arena()?.take(&self.client, Uint(from_end - from.start).len())?;
                     reads.push(RangeRead {
@@ -237,8 +237,11 @@ impl Session {
                     after.push((job, Some((Strips { start: 0, ..*from }, *to))));
                     return Ok(());
                 }
-                let (from, to) =
-                    if from.is_one() && to.is_one() { (from.joined(), to.joined()) } else { (*from, *to) };
+                let (from, to) = if from.is_contiguous() && to.is_contiguous() {
+                    (from.joined(), to.joined())
+                } else {
+                    (*from, *to)
+                };
                 for (at, start) in from.starts().zip(to.starts()) {
                     let address = plan.address.saturating_add(start);
                     let into = self.target(owner, address, from.width)?;
@@ -252,7 +255,7 @@ impl Session {
         let read = self.client.read_ranges(reads).await;
         for (((outcome, from), (job, copy)), lease) in read.into_iter().zip(after).zip(leases) {
             let done = outcome.and_then(|()| match (copy, from) {
-                (Some((strips, to)), Some(from)) => self.spread(owner, &plans[job], from, strips, to),
+                (Some((strips, to)), Some(from)) => self.copy_strips(owner, &plans[job], from, strips, to),
                 (Some(_), None) => Err(Error::internal("read returned no memory")),
                 (None, _) => Ok(()),
             });
@@ -264,7 +267,7 @@ impl Session {
         outcomes
     }
 
-    fn spread(
+    fn copy_strips(
         &self,
         owner: &Owner,
         plan: &Plan,
@@ -341,7 +344,7 @@ impl Store {
         let (located, outcomes, leases) = match wait(py, read) {
             Ok(read) => read,
             Err(error) => {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 return Ok(keys.iter().map(|_| None).collect());
             }
         };
@@ -350,7 +353,7 @@ impl Store {
             let Some(object) = object else { return Ok(None) };
             let Some((outcome, slice)) = outcomes.next() else { return Ok(None) };
             if let Err(error) = outcome {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 return Ok(None);
             }
             let Some(slice) = slice else { return Ok(None) };
@@ -393,7 +396,7 @@ impl Store {
     ) -> PyResult<Vec<i64>> {
         let n = writes.len();
         let Some(session) = self.session()? else { return Ok(vec![NOT_SET_UP; n]) };
-        let config = match config::of_call(&config, n, false) {
+        let config = match config::for_call(&config, n, false) {
             Ok(config) => config,
             Err(error) => return Ok(self.codes(n, Err(error))),
         };
@@ -438,7 +441,7 @@ impl Store {
         let slice = match session.source(address.0, len.len()) {
             Ok(slice) => slice,
             Err(error) => {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 return Ok(None);
             }
         };
@@ -452,7 +455,7 @@ impl Store {
         Ok(match written {
             Ok(()) => true,
             Err(error) => {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 false
             }
         })

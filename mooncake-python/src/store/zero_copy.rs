@@ -184,9 +184,9 @@ impl Store {
         let n = keys.len();
         let Some(session) = self.session()? else { return Ok(vec![NOT_SET_UP; n]) };
         let checked = self.same_length(&[n, pointers.len(), sizes.len()]);
-        let config = match checked.and_then(|()| config::of_call(config.0, n, config.1)) {
+        let config = match checked.and_then(|()| config::for_call(config.0, n, config.1)) {
             Ok(config) => config,
-            Err(error) => return Ok(vec![i64::from(self.errors.note(&error)); n]),
+            Err(error) => return Ok(vec![i64::from(self.errors.record(&error)); n]),
         };
         // This may wait for a GPU.
         let values = py.detach(|| pointers.iter().zip(sizes).map(|(p, s)| session.pieces(p, s)).collect());
@@ -228,7 +228,7 @@ impl Store {
     }
 }
 
-fn singles(values: &[Uint]) -> Vec<Vec<Uint>> {
+fn one_each(values: &[Uint]) -> Vec<Vec<Uint>> {
     values.iter().map(|&value| vec![value]).collect()
 }
 
@@ -248,7 +248,7 @@ impl Store {
         });
         if session.client.ipc().is_some() {
             // As in Mooncake C++, every failure has the same code here.
-            let refused = registered.map_err(|error| self.errors.note(&error)).is_err();
+            let refused = registered.map_err(|error| self.errors.record(&error)).is_err();
             return Ok(if refused { -1 } else { 0 });
         }
         Ok(self.code(registered))
@@ -322,8 +322,8 @@ impl Store {
             py,
             Operation::BatchPutFrom,
             keys,
-            &singles(&buffer_ptrs),
-            &singles(&sizes),
+            &one_each(&buffer_ptrs),
+            &one_each(&sizes),
             (&config, false),
         )
     }
@@ -342,8 +342,8 @@ impl Store {
             py,
             Operation::BatchUpsertFrom,
             keys,
-            &singles(&buffer_ptrs),
-            &singles(&sizes),
+            &one_each(&buffer_ptrs),
+            &one_each(&sizes),
             (&config, false),
         )
     }

@@ -111,7 +111,7 @@ class MooncakeDistributedStore(TensorCalls):
         names, and numbers may be text.
         """
         if config is not None or isinstance(local_hostname, dict):
-            return self._setup_dict(_alone(locals()))
+            return self._setup_dict(_only_dict(locals()))
         local_hostname, metadata_server, protocol, rdma_devices, master_server_addr, ssd_offload_path, tenant_id = _words(
             local_hostname=local_hostname,
             metadata_server=metadata_server,
@@ -233,7 +233,7 @@ class MooncakeDistributedStore(TensorCalls):
         return self.setup("localhost:12345", "127.0.0.1:2379", mount_segment_size, 1024 * _MIB, protocol, device_name)
 
 
-def _alone(arguments: dict[str, Any]) -> dict[str, Any]:
+def _only_dict(arguments: dict[str, Any]) -> dict[str, Any]:
     """Returns the dictionary among the arguments of `setup`. Raises `TypeError` if there is another
     argument.
     """
