@@ -1,4 +1,5 @@
-//! Parts of files that stores offer to the cluster: each byte once on this host, as two objects would share it else.
+//! Segments in parts of files. A lock keeps two stores on this host from offering the same byte,
+//! which two objects would share.
 
 use std::fs::File;
 use std::io;
@@ -7,18 +8,18 @@ use std::os::fd::AsRawFd;
 use mooncake_core::memory::{HostMemory, MemorySource, MemorySpan};
 use mooncake_core::{Error, ErrorCode, Result};
 
-/// A mapped part of a file, of which nobody else on this host offers a byte.
-pub(super) struct Offered {
+/// Mapped and locked part of a file.
+pub(super) struct FileSegment {
     memory: HostMemory,
-    /// Holds the lock. Not inherited by programs, and gone with the process.
+    /// Holder of the lock, which is not inherited by child processes and ends with this process.
     _locked: File,
 }
 
-impl Offered {
-    /// Maps so many bytes from `offset` on, of a file opened for this.
+impl FileSegment {
+    /// Maps `len` bytes from `offset` on. The file must have been opened for this segment only.
     ///
-    /// # Errors
-    /// `SEGMENT_ALREADY_EXISTS` when some of them are offered, by this process or another, and what keeps a file from being mapped.
+    /// # Errors Returns `SEGMENT_ALREADY_EXISTS` if this process or another one offers some of the
+    /// bytes, or the error that prevents the mapping.
     pub(super) fn new(file: File, offset: u64, len: usize) -> Result<Self> {
         let memory = HostMemory::map_file(&file, offset, len)?;
         if let Err(error) = lock(&file, offset, len) {
@@ -26,22 +27,25 @@ impl Offered {
                 return Err(Error::new(
                     ErrorCode::SegmentAlreadyExists,
                     format!(
-                        "of bytes {offset} to {} of this file some are offered already",
+                        "cannot mount file segment: some bytes are already offered. offset={offset} end={}",
                         offset + len as u64
                     ),
                 ));
             }
-            tracing::warn!("nobody is kept from offering the same bytes of this file: {error}");
+            tracing::warn!(
+                "cannot lock the file of a segment; other processes can offer the same bytes: {error}"
+            );
         }
         Ok(Self { memory, _locked: file })
     }
 }
 
-/// Locks these bytes for this opening of the file: it is in the way of all others, in this process too.
+/// Locks these bytes for this open file description. The lock excludes all others, also in this
+/// process.
 #[allow(unsafe_code)]
 fn lock(file: &File, offset: u64, len: usize) -> io::Result<()> {
     let beyond = |_| io::Error::from(io::ErrorKind::InvalidInput);
-    // SAFETY: plain numbers, of which zeroes are allowed.
+    // SAFETY: plain integers, for which zero is valid.
     let mut range: libc::flock = unsafe { std::mem::zeroed() };
     range.l_type = libc::F_WRLCK as _;
     range.l_whence = libc::SEEK_SET as _;
@@ -54,9 +58,9 @@ fn lock(file: &File, offset: u64, len: usize) -> io::Result<()> {
     }
 }
 
-// SAFETY: the memory inside keeps the promise.
+// SAFETY: the memory inside upholds the contract.
 #[allow(unsafe_code)]
-unsafe impl MemorySource for Offered {
+unsafe impl MemorySource for FileSegment {
     fn span(&self) -> MemorySpan {
         self.memory.span()
     }
